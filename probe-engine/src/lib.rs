@@ -1,0 +1,14 @@
+//! What a trap means and how to get past the probed instruction.
+//!
+//! Bytes, addresses and registers go in, decisions come out. The engine names no KVM, file, thread or clock: a
+//! hit can be replayed in a unit test from a byte array. Whatever it reads of the guest is hostile: bounds are
+//! checked, and nothing is allocated on the guest's word.
+#![forbid(unsafe_code)]
+
+pub mod addr;
+pub mod insn;
+pub mod linux;
+pub mod memory;
+pub mod paging;
+pub mod probe;
+pub mod regs;

@@ -1,0 +1,183 @@
+//! The guest's page tables, walked in software (Intel SDM volume 3, 4.5: 4-level and 5-level paging).
+
+use crate::addr::{Gpa, Gva};
+use crate::memory::PhysMemory;
+
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const LARGE: u64 = 1 << 7;
+/// Bits 51:12 of an entry: the frame or the next table.
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+
+/// What the translated access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// A load, or an instruction fetch.
+    Read,
+    /// A store by supervisor code with CR0.WP set.
+    Write,
+}
+
+/// One set of page tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressSpace {
+    /// The top table (CR3 without its PCID and control bits).
+    root: Gpa,
+    /// 4, or 5 with CR4.LA57.
+    levels: u32,
+}
+
+/// A translation that the guest's page tables do not allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("page fault at {at} (error code {code:#x})")]
+pub struct PageFault {
+    /// The address that CR2 would hold.
+    pub at: Gva,
+    /// The error code of the exception: bit 0 protection, bit 1 write (SDM volume 3, 4.7).
+    pub code: u32,
+}
+
+impl PageFault {
+    /// The fault of a supervisor access to a page that is not mapped.
+    #[must_use]
+    pub fn not_present(at: Gva, access: Access) -> Self {
+        Self { at, code: if access == Access::Write { 2 } else { 0 } }
+    }
+
+    fn protection(at: Gva) -> Self {
+        Self { at, code: 3 }
+    }
+}
+
+impl AddressSpace {
+    /// The address space of these control registers. Bits 11:0 of CR3 (PCID) are not part of the address.
+    #[must_use]
+    pub fn new(cr3: u64, cr4: u64) -> Self {
+        const LA57: u64 = 1 << 12;
+        Self { root: Gpa(cr3 & FRAME), levels: if cr4 & LA57 != 0 { 5 } else { 4 } }
+    }
+
+    /// The guest-physical address behind `at`.
+    ///
+    /// # Errors
+    /// The [`PageFault`] that supervisor code would meet: not mapped, not canonical (which the CPU reports as
+    /// #GP, and for which no page exists either), or not writable for a store.
+    pub fn translate<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &M,
+        at: Gva,
+        access: Access,
+    ) -> Result<Gpa, PageFault> {
+        let fault = PageFault::not_present(at, access);
+        let unused = 64 - (12 + 9 * self.levels);
+        if (((at.0 << unused) as i64) >> unused) as u64 != at.0 {
+            return Err(fault);
+        }
+        let mut table = self.root;
+        let mut writable = true;
+        for level in (0..self.levels).rev() {
+            let shift = 12 + 9 * level;
+            let mut raw = [0; 8];
+            memory.read(table.add(((at.0 >> shift) & 0x1ff) * 8), &mut raw).map_err(|_| fault)?;
+            let entry = u64::from_le_bytes(raw);
+            if entry & PRESENT == 0 {
+                return Err(fault);
+            }
+            writable &= entry & WRITABLE != 0;
+            let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
+            if is_leaf {
+                if access == Access::Write && !writable {
+                    return Err(PageFault::protection(at));
+                }
+                let inside = (1u64 << shift) - 1;
+                return Ok(Gpa((entry & FRAME & !inside) | (at.0 & inside)));
+            }
+            table = Gpa(entry & FRAME);
+        }
+        Err(fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{NoMemory, VirtMemory};
+    use std::cell::RefCell;
+
+    struct Ram(RefCell<Vec<u8>>);
+
+    impl PhysMemory for Ram {
+        fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
+            let ram = self.0.borrow();
+            let at_usize = at.0 as usize;
+            buf.copy_from_slice(ram.get(at_usize..at_usize + buf.len()).ok_or(NoMemory(at))?);
+            Ok(())
+        }
+        fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
+            let mut ram = self.0.borrow_mut();
+            let at_usize = at.0 as usize;
+            ram.get_mut(at_usize..at_usize + bytes.len()).ok_or(NoMemory(at))?.copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    impl Ram {
+        fn set(&self, table: u64, index: u64, entry: u64) {
+            self.write(Gpa(table + index * 8), &entry.to_le_bytes()).unwrap();
+        }
+    }
+
+    /// Two 4 KiB pages at 0xffff_8000_0000_0000 (the second read-only) and a 2 MiB page above them.
+    fn ram(levels: u32) -> (Ram, AddressSpace) {
+        let ram = Ram(RefCell::new(vec![0; 0x60_0000]));
+        let top = if levels == 5 { 511 } else { 256 };
+        if levels == 5 {
+            ram.set(0x6000, 511, 0x1000 | 3);
+        }
+        let first = if levels == 5 { 256 } else { top };
+        ram.set(0x1000, first, 0x2000 | 3);
+        ram.set(0x2000, 0, 0x3000 | 3);
+        ram.set(0x3000, 0, 0x4000 | 3);
+        ram.set(0x3000, 1, 0x20_0000 | 0x83);
+        ram.set(0x4000, 0, 0x8000 | 3);
+        ram.set(0x4000, 1, 0x9000 | 1);
+        let space = match levels {
+            5 => AddressSpace::new(0x6000 | 0x805, 1 << 12),
+            _ => AddressSpace::new(0x1000 | 0x805, 0),
+        };
+        (ram, space)
+    }
+
+    #[test]
+    fn both_depths_translate_and_ignore_the_pcid() {
+        for (levels, base) in [(4, 0xffff_8000_0000_0000), (5, 0xffff_8000_0000_0000u64)] {
+            let (ram, space) = ram(levels);
+            let at = |offset| space.translate(&ram, Gva(base + offset), Access::Read);
+            assert_eq!(at(0x123), Ok(Gpa(0x8123)), "{levels} levels");
+            assert_eq!(at(0x20_0456), Ok(Gpa(0x20_0456)), "{levels} levels");
+            assert_eq!(at(0x2000).map_err(|f| f.code), Err(0));
+        }
+    }
+
+    #[test]
+    fn a_store_to_a_read_only_page_is_a_protection_fault_and_changes_nothing() {
+        let (ram, space) = ram(4);
+        let memory = VirtMemory { phys: &ram, space };
+        let crossing = Gva(0xffff_8000_0000_0ffc);
+        assert_eq!(
+            memory.write(crossing, &[1; 8]),
+            Err(PageFault { at: Gva(0xffff_8000_0000_1000), code: 3 })
+        );
+        let mut untouched = [9; 4];
+        memory.read(crossing, &mut untouched).unwrap();
+        assert_eq!(untouched, [0; 4]);
+    }
+
+    #[test]
+    fn not_canonical_and_tables_outside_memory_fault() {
+        let (ram, space) = ram(4);
+        assert!(space.translate(&ram, Gva(0x8000_0000_0000), Access::Read).is_err());
+        let outside = AddressSpace::new(0x7fff_ffff_f000, 0);
+        assert!(outside.translate(&ram, Gva(0), Access::Read).is_err());
+    }
+}
