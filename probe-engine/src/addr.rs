@@ -16,6 +16,7 @@ macro_rules! address {
         impl $name {
             /// The address `bytes` further on, wrapping as the CPU's own address arithmetic does.
             #[must_use]
+            #[allow(clippy::should_implement_trait, reason = "an operator would hide that it wraps")]
             pub fn add(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
             }

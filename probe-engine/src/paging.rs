@@ -44,6 +44,13 @@ impl PageFault {
         Self { at, code: if access == Access::Write { 2 } else { 0 } }
     }
 
+    /// Whether an address of this form exists at all, with four levels: the CPU answers an access to one that
+    /// does not with #GP and not with #PF.
+    #[must_use]
+    pub fn is_canonical(&self) -> bool {
+        is_canonical(self.at, 4)
+    }
+
     fn protection(at: Gva) -> Self {
         Self { at, code: 3 }
     }
@@ -69,8 +76,7 @@ impl AddressSpace {
         access: Access,
     ) -> Result<Gpa, PageFault> {
         let fault = PageFault::not_present(at, access);
-        let unused = 64 - (12 + 9 * self.levels);
-        if (((at.0 << unused) as i64) >> unused) as u64 != at.0 {
+        if !is_canonical(at, self.levels) {
             return Err(fault);
         }
         let mut table = self.root;
@@ -96,6 +102,12 @@ impl AddressSpace {
         }
         Err(fault)
     }
+}
+
+/// Whether the bits above what `levels` of tables translate all equal the highest translated one.
+fn is_canonical(at: Gva, levels: u32) -> bool {
+    let unused = 64 - (12 + 9 * levels);
+    (((at.0 << unused) as i64) >> unused) as u64 == at.0
 }
 
 #[cfg(test)]

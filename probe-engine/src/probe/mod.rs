@@ -1,1 +1,5 @@
-//! x
+//! Probes: what a user asks for, the table of armed sites, and what a hit means.
+
+pub mod hit;
+pub mod spec;
+pub mod table;

@@ -1,0 +1,17 @@
+//! One hit: from "an int3 was executed" to "the guest goes on behind the probed instruction".
+
+use super::table::Site;
+
+/// The one-byte breakpoint instruction.
+pub const INT3: u8 = 0xcc;
+
+/// Whose breakpoint it is.
+#[derive(Debug)]
+pub enum Verdict<'a> {
+    /// One of our sites.
+    Ours(&'a Site),
+    /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
+    Stale,
+    /// The guest's own: it gets its exception, once.
+    Foreign,
+}

@@ -1,0 +1,71 @@
+//! What each vCPU's CPUID instruction answers: the host's features, and the guest's own topology.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+
+/// CPUID.1:ECX bit 31: without it a guest on an emulated host never looks for kvmclock.
+const HYPERVISOR: u32 = 1 << 31;
+const TSC_DEADLINE: u32 = 1 << 24;
+const HTT: u32 = 1 << 28;
+
+/// The host's `supported` leaves as vCPU `id` of `cpus` sees them: one socket of single-threaded cores
+/// (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E).
+pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8) -> CpuId {
+    let mut cpuid = supported.clone();
+    let cores = u32::from(cpus);
+    let shift = cores.next_power_of_two().trailing_zeros();
+    for leaf in cpuid.as_mut_slice() {
+        match leaf.function {
+            0x1 => {
+                leaf.ecx |= HYPERVISOR | TSC_DEADLINE;
+                leaf.ebx = (leaf.ebx & 0xffff) | cores << 16 | u32::from(id) << 24;
+                leaf.edx = if cpus > 1 { leaf.edx | HTT } else { leaf.edx & !HTT };
+            }
+            // Cache topology: cores of the package in bits 31:26; each cache is one core's own.
+            0x4 if leaf.eax & 0x1f != 0 => {
+                leaf.eax = (leaf.eax & 0x3fff) | ((1 << shift) - 1) << 26;
+            }
+            0xb | 0x1f => extended_topology(leaf, shift, cores, id),
+            0x8000_0008 => leaf.ecx = shift << 12 | (cores - 1),
+            0x8000_001e => {
+                leaf.eax = u32::from(id);
+                leaf.ebx = u32::from(id);
+                leaf.ecx = 0;
+            }
+            _ => {}
+        }
+    }
+    cpuid
+}
+
+/// Leaf 0xb: level 0 is the thread of a core, level 1 the core of the package.
+fn extended_topology(leaf: &mut kvm_cpuid_entry2, shift: u32, cores: u32, id: u8) {
+    const THREAD: u32 = 1 << 8;
+    const CORE: u32 = 2 << 8;
+    (leaf.eax, leaf.ebx, leaf.ecx) = match leaf.index {
+        0 => (0, 1, THREAD),
+        1 => (shift, cores, CORE | 1),
+        n => (0, 0, n),
+    };
+    leaf.edx = u32::from(id);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_vcpus_are_three_cores_of_one_package() {
+        let leaf = |function, index| kvm_cpuid_entry2 { function, index, eax: 0x21, ..Default::default() };
+        let supported =
+            CpuId::from_entries(&[leaf(1, 0), leaf(4, 0), leaf(0xb, 0), leaf(0xb, 1), leaf(0x8000_0008, 0)])
+                .unwrap();
+        let guest = for_vcpu(&supported, 2, 3);
+        let get = |i: usize| guest.as_slice()[i];
+        assert_eq!(get(0).ebx >> 16, 0x0203);
+        assert_ne!(get(0).ecx & HYPERVISOR, 0);
+        assert_eq!(get(1).eax >> 26, 3);
+        assert_eq!((get(2).eax, get(2).ebx, get(2).edx), (0, 1, 2));
+        assert_eq!((get(3).eax, get(3).ebx, get(3).edx), (2, 3, 2));
+        assert_eq!(get(4).ecx, 0x2002);
+    }
+}

@@ -1,0 +1,44 @@
+//! Where things lie in the guest's physical memory before its kernel runs.
+//!
+//! The kernel takes what is below 1 MiB over once it has copied what it needs (Documentation/arch/x86/boot.rst).
+
+use probe_engine::addr::Gpa;
+
+/// The global descriptor table of the 64-bit boot protocol.
+pub const GDT: Gpa = Gpa(0x500);
+/// `struct boot_params`, one page.
+pub const ZERO_PAGE: Gpa = Gpa(0x7000);
+/// The stack that the kernel's first instructions may use grows down from here.
+pub const BOOT_STACK: Gpa = Gpa(0x8ff0);
+/// Page tables that map the first 4 GiB one to one: PML4, PDPT, four page directories.
+pub const PAGE_TABLES: Gpa = Gpa(0x9000);
+/// The kernel command line.
+pub const CMDLINE: Gpa = Gpa(0x2_0000);
+/// Longest command line, with its final NUL (the kernel's own COMMAND_LINE_SIZE).
+pub const CMDLINE_MAX: usize = 2048;
+/// End of the conventional memory; what follows up to [`HIGH_RAM`] is reserved in the memory map.
+pub const LOW_RAM_END: Gpa = Gpa(0x9_fc00);
+/// ACPI tables, inside the range in which an operating system looks for the RSDP.
+pub const ACPI: Gpa = Gpa(0xe_0000);
+/// RAM that the kernel may use freely starts here.
+pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
+
+/// Registers of the interrupt controllers (fixed by the PC platform and by KVM).
+pub const IOAPIC: u32 = 0xfec0_0000;
+/// See [`IOAPIC`].
+pub const LAPIC: u32 = 0xfee0_0000;
+/// Three pages that Intel's KVM wants for real-mode emulation, and one more below for its identity map.
+pub const KVM_TSS: u64 = 0xfffb_d000;
+/// See [`KVM_TSS`].
+pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// First serial port and its interrupt line.
+pub const COM1: u16 = 0x3f8;
+/// See [`COM1`].
+pub const COM1_IRQ: u32 = 4;
+/// ACPI PM1a event block (status, enable: two bytes each) and control block (two bytes).
+pub const PM1A_EVENT: u16 = 0x600;
+/// See [`PM1A_EVENT`].
+pub const PM1A_CONTROL: u16 = 0x604;
+/// The ACPI interrupt line.
+pub const SCI_IRQ: u16 = 9;

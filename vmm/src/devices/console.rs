@@ -1,0 +1,167 @@
+//! The serial console: what the guest prints goes to a writer, what the user types goes to the guest.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use vm_superio::{Serial, Trigger, serial::NoEvents};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A 16550 at COM1.
+pub struct Console {
+    state: Mutex<State>,
+}
+
+struct State {
+    uart: Serial<Interrupt, NoEvents, LineWriter>,
+    /// What was typed and has not fitted into the UART's FIFO yet.
+    typed: VecDeque<u8>,
+}
+
+/// An eventfd that KVM turns into the UART's interrupt.
+struct Interrupt(EventFd);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// How much may be typed ahead of a guest that does not read.
+const TYPED_MAX: usize = 64 << 10;
+
+impl Console {
+    /// A console that prints to `out` and raises its interrupt through `interrupt`. With `interactive`, each
+    /// byte is passed on at once, otherwise whole lines.
+    #[must_use]
+    pub fn new(interrupt: EventFd, out: Box<dyn Write + Send>, interactive: bool) -> Self {
+        let out = LineWriter { out, line: Vec::new(), interactive };
+        Self {
+            state: Mutex::new(State { uart: Serial::new(Interrupt(interrupt), out), typed: VecDeque::new() }),
+        }
+    }
+
+    /// The guest writes `value` to register `offset`. Output that cannot be written is lost: a guest is not
+    /// stopped because nobody reads its console.
+    pub fn write(&self, offset: u8, value: u8) {
+        let _ = self.lock().uart.write(offset, value);
+    }
+
+    /// The guest reads register `offset`.
+    pub fn read(&self, offset: u8) -> u8 {
+        let mut state = self.lock();
+        let value = state.uart.read(offset);
+        state.refill();
+        value
+    }
+
+    /// The user types `bytes`.
+    pub fn type_in(&self, bytes: &[u8]) {
+        let mut state = self.lock();
+        let room = TYPED_MAX.saturating_sub(state.typed.len());
+        state.typed.extend(bytes.iter().take(room));
+        state.refill();
+    }
+
+    /// Passes on a line that has no end yet.
+    pub fn flush(&self) {
+        let _ = self.lock().uart.writer_mut().send();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Moves typed bytes into the FIFO as far as they fit.
+    fn refill(&mut self) {
+        let room = self.uart.fifo_capacity().min(self.typed.len());
+        if room == 0 {
+            return;
+        }
+        let bytes: Vec<u8> = self.typed.drain(..room).collect();
+        // In loop-back mode, which a driver uses only while it looks for the UART, input is refused.
+        let _ = self.uart.enqueue_raw_bytes(&bytes);
+    }
+}
+
+/// The UART flushes after each byte; this keeps bytes back until a line is whole.
+struct LineWriter {
+    out: Box<dyn Write + Send>,
+    line: Vec<u8>,
+    interactive: bool,
+}
+
+/// A line that grows longer than this is passed on in parts.
+const LINE_MAX: usize = 4096;
+
+impl LineWriter {
+    fn send(&mut self) -> io::Result<()> {
+        let sent = self.out.write_all(&self.line).and_then(|()| self.out.flush());
+        self.line.clear();
+        sent
+    }
+}
+
+impl Write for LineWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        if self.interactive || bytes.contains(&b'\n') || self.line.len() >= LINE_MAX {
+            self.send()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[derive(Clone, Default)]
+    struct Screen(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn console(interactive: bool) -> (Console, Screen) {
+        let screen = Screen::default();
+        let interrupt = EventFd::new(0).unwrap();
+        (Console::new(interrupt, Box::new(screen.clone()), interactive), screen)
+    }
+
+    #[test]
+    fn lines_are_passed_on_whole_and_the_rest_on_flush() {
+        let (console, screen) = console(false);
+        b"one\ntwo".iter().for_each(|b| console.write(0, *b));
+        assert_eq!(*screen.0.lock().unwrap(), b"one\n");
+        console.flush();
+        assert_eq!(*screen.0.lock().unwrap(), b"one\ntwo");
+    }
+
+    #[test]
+    fn more_than_the_fifo_holds_can_be_typed() {
+        let (console, _) = console(true);
+        let typed: Vec<u8> = (0..=255).collect();
+        console.type_in(&typed);
+        let data_ready = |c: &Console| c.read(5) & 1 != 0;
+        let mut seen = Vec::new();
+        while data_ready(&console) {
+            seen.push(console.read(0));
+        }
+        assert_eq!(seen, typed);
+    }
+}

@@ -1,0 +1,397 @@
+//! What the two ends of the control port say to each other.
+//!
+//! A frame is a kind (u8), the length of what follows (u32, little endian, at most [`MAX_PAYLOAD`]), and that
+//! many bytes. Structured messages are JSON; streams are bytes.
+//!
+//! ```text
+//! outside                       inside
+//! Hello                  ->
+//!                        <-     Ready
+//! Run(job)               ->
+//! Stdin StdinEnd         ->
+//! Signal WindowSize      ->     Stdout Stderr Output StdinTaken
+//!                        <-     Exit, or Failed
+//! ```
+//!
+//! **Nothing is buffered without bound.** What comes out is held back by the port itself: a reader outside that
+//! does not read stops the writers inside. What goes in is counted: at most [`STDIN_WINDOW`] `Stdin` frames may
+//! wait for their `StdinTaken`, so that a command that does not read its input never blocks a signal.
+
+use super::terminal::WindowSize;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
+use thiserror::Error;
+
+/// The longest payload of a frame, in bytes.
+pub(super) const MAX_PAYLOAD: usize = 1 << 20;
+/// How many `Stdin` frames may be under way.
+pub(super) const STDIN_WINDOW: usize = 16;
+/// The most bytes in one `Stdin` frame.
+pub(super) const STDIN_CHUNK: usize = 4096;
+
+const HEADER: usize = 5;
+
+/// Why a frame could not be sent or understood.
+#[derive(Debug, Error)]
+pub enum ProtocolError {
+    /// The other end closed the port between two frames.
+    #[error("the control port was closed")]
+    Closed,
+    /// The other end closed the port inside a frame.
+    #[error("the control port was closed in the middle of a message")]
+    Truncated,
+    /// A frame longer than any we send.
+    #[error("a message of {0} bytes is longer than the protocol allows; both ends must be the same program")]
+    TooLong(usize),
+    /// A kind that this end does not know.
+    #[error("a message of the unknown kind {0}; both ends must be the same program")]
+    UnknownKind(u8),
+    /// A payload that does not fit its kind.
+    #[error("a message of kind {0} with a wrong payload; both ends must be the same program")]
+    Malformed(u8),
+    /// Reading or writing failed.
+    #[error("the control port failed")]
+    Io(#[from] io::Error),
+}
+
+/// One command to run inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) program: Program,
+    pub(super) args: Vec<Arg>,
+    pub(super) env: Vec<(String, String)>,
+    /// The input files, in the order that [`Arg::File`] counts.
+    pub(super) files: Vec<DiskFile>,
+    /// How many pipes [`Arg::Output`] may name.
+    pub(super) outputs: usize,
+    /// The terminal the command gets, if any.
+    pub(super) terminal: Option<super::terminal::Terminal>,
+    /// Wall-clock time outside, in seconds since 1970.
+    pub(super) time: u64,
+}
+
+/// What is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Program {
+    /// This same binary.
+    ThisBinary,
+    /// The input file of that number.
+    File(usize),
+}
+
+/// One argument. Files and outputs are named by number, because their paths inside are the agent's to choose.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Arg {
+    /// Passed as it is.
+    Text(String),
+    /// The path of an input file.
+    File(usize),
+    /// The path of an output pipe.
+    Output(usize),
+}
+
+/// An input file: a stretch of the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DiskFile {
+    /// Its last path component.
+    pub(super) name: String,
+    /// Permission bits.
+    pub(super) mode: u32,
+    /// Where it begins, in bytes.
+    pub(super) offset: u64,
+    /// Its length in bytes.
+    pub(super) length: u64,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exit {
+    /// It returned this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+/// A message from outside.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ToAgent<'a> {
+    Hello,
+    Run(Box<Job>),
+    Stdin(&'a [u8]),
+    StdinEnd,
+    Signal(i32),
+    WindowSize(WindowSize),
+}
+
+/// A message from inside.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FromAgent<'a> {
+    Ready,
+    Stdout(&'a [u8]),
+    Stderr(&'a [u8]),
+    Output(u32, &'a [u8]),
+    StdinTaken,
+    Exit(Exit),
+    Failed(&'a str),
+}
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const RUN: u8 = 2;
+    pub(super) const STDIN: u8 = 3;
+    pub(super) const STDIN_END: u8 = 4;
+    pub(super) const SIGNAL: u8 = 5;
+    pub(super) const WINDOW_SIZE: u8 = 6;
+    pub(super) const READY: u8 = 65;
+    pub(super) const STDOUT: u8 = 66;
+    pub(super) const STDERR: u8 = 67;
+    pub(super) const OUTPUT: u8 = 68;
+    pub(super) const STDIN_TAKEN: u8 = 69;
+    pub(super) const EXIT: u8 = 70;
+    pub(super) const FAILED: u8 = 71;
+}
+
+impl<'a> ToAgent<'a> {
+    /// The whole frame.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
+        match self {
+            Self::Hello => frame(kind::HELLO, &[]),
+            Self::Run(job) => frame(kind::RUN, &[&json(job.as_ref())?]),
+            Self::Stdin(bytes) => frame(kind::STDIN, &[bytes]),
+            Self::StdinEnd => frame(kind::STDIN_END, &[]),
+            Self::Signal(number) => frame(kind::SIGNAL, &[&number.to_le_bytes()]),
+            Self::WindowSize(size) => frame(kind::WINDOW_SIZE, &[&json(size)?]),
+        }
+    }
+
+    /// What `frame` says.
+    pub(super) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
+        Ok(match frame.kind {
+            kind::HELLO => Self::Hello,
+            kind::RUN => Self::Run(frame.json()?),
+            kind::STDIN => Self::Stdin(frame.payload),
+            kind::STDIN_END => Self::StdinEnd,
+            kind::SIGNAL => Self::Signal(i32::from_le_bytes(frame.array()?)),
+            kind::WINDOW_SIZE => Self::WindowSize(frame.json()?),
+            other => return Err(ProtocolError::UnknownKind(other)),
+        })
+    }
+}
+
+impl<'a> FromAgent<'a> {
+    /// The whole frame.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
+        match self {
+            Self::Ready => frame(kind::READY, &[]),
+            Self::Stdout(bytes) => frame(kind::STDOUT, &[bytes]),
+            Self::Stderr(bytes) => frame(kind::STDERR, &[bytes]),
+            Self::Output(index, bytes) => frame(kind::OUTPUT, &[&index.to_le_bytes(), bytes]),
+            Self::StdinTaken => frame(kind::STDIN_TAKEN, &[]),
+            Self::Exit(exit) => frame(kind::EXIT, &[&json(exit)?]),
+            Self::Failed(why) => frame(kind::FAILED, &[why.as_bytes()]),
+        }
+    }
+
+    /// What `frame` says.
+    pub(super) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
+        let malformed = ProtocolError::Malformed(frame.kind);
+        Ok(match frame.kind {
+            kind::READY => Self::Ready,
+            kind::STDOUT => Self::Stdout(frame.payload),
+            kind::STDERR => Self::Stderr(frame.payload),
+            kind::OUTPUT => {
+                let (index, bytes) = frame.payload.split_first_chunk().ok_or(malformed)?;
+                Self::Output(u32::from_le_bytes(*index), bytes)
+            }
+            kind::STDIN_TAKEN => Self::StdinTaken,
+            kind::EXIT => Self::Exit(frame.json()?),
+            kind::FAILED => Self::Failed(std::str::from_utf8(frame.payload).map_err(|_| malformed)?),
+            other => return Err(ProtocolError::UnknownKind(other)),
+        })
+    }
+}
+
+/// A frame as it came in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Frame<'a> {
+    kind: u8,
+    payload: &'a [u8],
+}
+
+impl Frame<'_> {
+    fn json<T: for<'de> Deserialize<'de>>(&self) -> Result<T, ProtocolError> {
+        serde_json::from_slice(self.payload).map_err(|_| ProtocolError::Malformed(self.kind))
+    }
+
+    fn array<const N: usize>(&self) -> Result<[u8; N], ProtocolError> {
+        self.payload.try_into().map_err(|_| ProtocolError::Malformed(self.kind))
+    }
+}
+
+/// Reads frames one after the other into one buffer.
+pub(super) struct FrameReader<R> {
+    port: R,
+    payload: Vec<u8>,
+}
+
+impl<R: Read> FrameReader<R> {
+    pub(super) fn new(port: R) -> Self {
+        Self { port, payload: Vec::new() }
+    }
+
+    /// The next frame; waits for it.
+    pub(super) fn next(&mut self) -> Result<Frame<'_>, ProtocolError> {
+        let (mut kind, mut length) = ([0], [0; HEADER - 1]);
+        self.port.read_exact(&mut kind).map_err(|e| at_end(e, ProtocolError::Closed))?;
+        self.port.read_exact(&mut length).map_err(|e| at_end(e, ProtocolError::Truncated))?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_PAYLOAD {
+            return Err(ProtocolError::TooLong(length));
+        }
+        self.payload.resize(length, 0);
+        self.port.read_exact(&mut self.payload).map_err(|e| at_end(e, ProtocolError::Truncated))?;
+        let [kind] = kind;
+        Ok(Frame { kind, payload: &self.payload })
+    }
+}
+
+/// The sending side of the port, shared by the threads that have something to say.
+pub(super) struct Outbox<W>(Mutex<W>);
+
+impl<W: Write> Outbox<W> {
+    pub(super) fn new(port: W) -> Self {
+        Self(Mutex::new(port))
+    }
+
+    /// Sends one encoded frame; waits until the port has taken it.
+    pub(super) fn send(&self, frame: &[u8]) -> Result<(), ProtocolError> {
+        Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(frame)?)
+    }
+}
+
+fn at_end(error: io::Error, end: ProtocolError) -> ProtocolError {
+    if error.kind() == io::ErrorKind::UnexpectedEof { end } else { ProtocolError::Io(error) }
+}
+
+fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ProtocolError> {
+    serde_json::to_vec(value).map_err(|e| ProtocolError::Io(e.into()))
+}
+
+fn frame(kind: u8, parts: &[&[u8]]) -> Result<Vec<u8>, ProtocolError> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let header = u32::try_from(length).ok().filter(|_| length <= MAX_PAYLOAD);
+    let header = header.ok_or(ProtocolError::TooLong(length))?;
+    let mut bytes = Vec::with_capacity(HEADER + length);
+    bytes.push(kind);
+    bytes.extend_from_slice(&header.to_le_bytes());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::terminal::Terminal;
+    use super::*;
+
+    fn job() -> Job {
+        Job {
+            program: Program::ThisBinary,
+            args: vec![Arg::Text("run".into()), Arg::File(0), Arg::Output(1)],
+            env: vec![("TERM".into(), "xterm".into())],
+            files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
+            outputs: 2,
+            terminal: Some(Terminal { size: WindowSize { rows: 24, columns: 80 }, stdout: true, stderr: false }),
+            time: 1_790_000_000,
+        }
+    }
+
+    fn inward() -> Vec<ToAgent<'static>> {
+        let size = WindowSize { rows: 1, columns: 2 };
+        vec![
+            ToAgent::Hello,
+            ToAgent::Run(Box::new(job())),
+            ToAgent::Stdin(b"typed"),
+            ToAgent::StdinEnd,
+            ToAgent::Signal(15),
+            ToAgent::WindowSize(size),
+        ]
+    }
+
+    fn outward() -> Vec<FromAgent<'static>> {
+        vec![
+            FromAgent::Ready,
+            FromAgent::Stdout(b""),
+            FromAgent::Stderr(b"e"),
+            FromAgent::Output(3, b"hit"),
+            FromAgent::StdinTaken,
+            FromAgent::Exit(Exit::Signal(9)),
+            FromAgent::Failed("no such file"),
+        ]
+    }
+
+    fn decode_all(bytes: &[u8]) -> (usize, ProtocolError) {
+        let mut reader = FrameReader::new(bytes);
+        for good in 0.. {
+            let message = reader.next().and_then(|f| match ToAgent::decode(f) {
+                Err(ProtocolError::UnknownKind(_)) => FromAgent::decode(f).map(|_| ()),
+                other => other.map(|_| ()),
+            });
+            if let Err(error) = message {
+                return (good, error);
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        for message in inward() {
+            let bytes = message.encode().unwrap();
+            assert_eq!(ToAgent::decode(FrameReader::new(&*bytes).next().unwrap()).unwrap(), message);
+        }
+        for message in outward() {
+            let bytes = message.encode().unwrap();
+            assert_eq!(FromAgent::decode(FrameReader::new(&*bytes).next().unwrap()).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn a_payload_over_the_limit_is_refused_at_both_ends() {
+        let long = vec![0; MAX_PAYLOAD + 1];
+        assert!(matches!(ToAgent::Stdin(&long).encode(), Err(ProtocolError::TooLong(_))));
+        let header = [&[kind::STDIN][..], &u32::MAX.to_le_bytes()].concat();
+        assert!(matches!(decode_all(&header), (0, ProtocolError::TooLong(_))));
+    }
+
+    #[test]
+    fn a_cut_stream_is_an_error_wherever_it_is_cut() {
+        let all: Vec<Vec<u8>> =
+            inward().iter().map(|m| m.encode()).chain(outward().iter().map(|m| m.encode())).map(Result::unwrap).collect();
+        let stream = all.concat();
+        assert!(matches!(decode_all(&stream), (13, ProtocolError::Closed)));
+        for cut in 0..stream.len() {
+            let (good, error) = decode_all(&stream[..cut]);
+            let whole: usize = all[..good].iter().map(Vec::len).sum();
+            assert_eq!(matches!(error, ProtocolError::Closed), whole == cut, "cut at {cut}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn corrupted_streams_end_in_an_error() {
+        let stream: Vec<u8> = inward().iter().flat_map(|m| m.encode().unwrap()).collect();
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..20_000 {
+            let mut bytes = stream.clone();
+            for _ in 0..3 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let at = random as usize % bytes.len();
+                bytes[at] = (random >> 32) as u8;
+            }
+            let (good, _) = decode_all(&bytes);
+            assert!(good <= bytes.len() / HEADER);
+        }
+    }
+}

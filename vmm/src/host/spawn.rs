@@ -1,0 +1,50 @@
+//! The two things a child must do between `fork` and `exec`.
+#![allow(unsafe_code, reason = "`pre_exec` is unsafe: what runs there must be async-signal-safe")]
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{Signal, getpid, getppid, ioctl_tiocsctty, set_parent_process_death_signal, setsid};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+/// Starts `command` with `inherit` open in it under the same numbers. The kernel kills it when the **thread** that
+/// called this ends, however it ends.
+///
+/// # Errors
+/// That of the system call that failed.
+pub(super) fn bound_to_us(mut command: Command, inherit: Vec<OwnedFd>) -> io::Result<Child> {
+    let parent = getpid();
+    let prepare = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(parent) {
+            // We were gone before the kernel was asked.
+            return Err(Errno::SRCH.into());
+        }
+        for fd in &inherit {
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes only system calls, on descriptors that it owns; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn()
+}
+
+/// Starts `command` as the leader of a session of its own, with `terminal`, if there is one, as its controlling
+/// terminal. Its process group has its process id.
+///
+/// # Errors
+/// That of the system call that failed.
+pub(super) fn in_own_session(mut command: Command, terminal: Option<OwnedFd>) -> io::Result<Child> {
+    let prepare = move || {
+        setsid()?;
+        if let Some(terminal) = &terminal {
+            ioctl_tiocsctty(terminal.as_fd())?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes only system calls, on a descriptor that it owns; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn()
+}

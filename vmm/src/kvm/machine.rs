@@ -1,0 +1,115 @@
+//! The virtual machine: memory slots, interrupt controllers, timer.
+#![allow(unsafe_code, reason = "a memory slot hands host memory to the guest by address")]
+
+use super::Hypervisor;
+use super::vcpu::KvmVcpu;
+use crate::boot::{self, layout};
+use crate::memory::GuestRam;
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
+use std::sync::Arc;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::errno;
+use vmm_sys_util::eventfd::EventFd;
+
+/// A virtual machine with its memory.
+pub struct Machine {
+    vm: VmFd,
+    ram: Arc<GuestRam>,
+}
+
+/// KVM refused a step of the construction.
+#[derive(Debug, thiserror::Error)]
+#[error("KVM refused to {step}")]
+pub struct MachineError {
+    step: &'static str,
+    #[source]
+    source: errno::Error,
+}
+
+/// Names the step for the error.
+pub(super) fn step<T>(step: &'static str, result: Result<T, errno::Error>) -> Result<T, MachineError> {
+    result.map_err(|source| MachineError { step, source })
+}
+
+impl Machine {
+    /// A machine without vCPUs. The order is KVM's: addresses that Intel hosts need, then the interrupt
+    /// controllers (before any vCPU), then memory.
+    ///
+    /// # Errors
+    /// [`MachineError`] names what failed.
+    pub fn new(hypervisor: &Hypervisor, ram: Arc<GuestRam>) -> Result<Self, MachineError> {
+        let vm = step("create a virtual machine", hypervisor.kvm().create_vm())?;
+        step("place its TSS", vm.set_tss_address(layout::KVM_TSS as usize))?;
+        step("place its identity map", vm.set_identity_map_address(layout::KVM_IDENTITY_MAP))?;
+        step("create the interrupt controllers", vm.create_irq_chip())?;
+        let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        step("create the timer", vm.create_pit2(pit))?;
+        let machine = Self { vm, ram };
+        machine.add_memory()?;
+        Ok(machine)
+    }
+
+    fn add_memory(&self) -> Result<(), MachineError> {
+        for (slot, region) in (0..).zip(self.ram.backing().iter()) {
+            let host = region.as_ptr() as u64;
+            let slot = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: region.start_addr().0,
+                memory_size: region.len(),
+                userspace_addr: host,
+            };
+            // SAFETY: the region is a mapping of exactly this size that `self.ram` owns; the machine holds
+            // `ram` for as long as the VM exists, and no slot overlaps another.
+            step("give the guest its memory", unsafe { self.vm.set_user_memory_region(slot) })?;
+        }
+        Ok(())
+    }
+
+    /// Creates vCPU `id` of `cpus`. The first one starts at `boot`, the others wait for the guest.
+    ///
+    /// # Errors
+    /// [`MachineError`] names what failed.
+    pub fn add_vcpu(
+        &self,
+        hypervisor: &Hypervisor,
+        id: u8,
+        cpus: u8,
+        boot: &boot::BootState,
+    ) -> Result<KvmVcpu, MachineError> {
+        let fd = step("create a vCPU", self.vm.create_vcpu(u64::from(id)))?;
+        let supported = step(
+            "list the CPU's features",
+            hypervisor.kvm().get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES),
+        )?;
+        step("set a vCPU's features", fd.set_cpuid2(&boot::cpuid::for_vcpu(&supported, id, cpus)))?;
+        if let Ok(msrs) = boot::registers::msrs() {
+            step("set a vCPU's MSRs", fd.set_msrs(&msrs))?;
+        }
+        let mut lapic = step("read a local APIC", fd.get_lapic())?;
+        boot::registers::wire_lapic(&mut lapic);
+        step("set a local APIC", fd.set_lapic(&lapic))?;
+        if id == 0 {
+            let mut sregs = step("read a vCPU's registers", fd.get_sregs())?;
+            boot::registers::set_sregs(&mut sregs);
+            step("set a vCPU's system registers", fd.set_sregs(&sregs))?;
+            step("set a vCPU's registers", fd.set_regs(&boot::registers::regs(boot)))?;
+        }
+        Ok(KvmVcpu::new(fd))
+    }
+
+    /// Lets `event` raise interrupt line `irq`.
+    ///
+    /// # Errors
+    /// [`MachineError`] when KVM refuses.
+    pub fn connect_interrupt(&self, event: &EventFd, irq: u32) -> Result<(), MachineError> {
+        step("connect an interrupt", self.vm.register_irqfd(event, irq))
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+}

@@ -1,0 +1,91 @@
+//! The only doors to KVM: the device and what it must be able to do, the machine, its vCPUs.
+
+mod exit;
+mod fault;
+mod guest_debug;
+mod machine;
+mod vcpu;
+
+pub use exit::{DebugExit, Exit};
+pub use fault::Exception;
+pub use guest_debug::{Breakpoints, DebugException};
+pub use machine::{Machine, MachineError};
+pub use vcpu::KvmVcpu;
+
+use kvm_ioctls::{Cap, Kvm};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// An open KVM device that can do what we need.
+pub struct Hypervisor {
+    kvm: Kvm,
+}
+
+/// KVM cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HypervisorError {
+    /// No such file.
+    #[error("{0} does not exist: this machine has no KVM, or its module is not loaded (try --host emulated)")]
+    Missing(PathBuf),
+    /// No right to open it.
+    #[error(
+        "{0} may not be opened by this user: join the group that owns it (usually `kvm`), or use --host emulated"
+    )]
+    Denied(PathBuf),
+    /// Some other failure of open(2), or not a KVM device.
+    #[error("{path} cannot be used as a KVM device")]
+    Open {
+        /// The device.
+        path: PathBuf,
+        /// What open(2) or the version check said.
+        #[source]
+        source: vmm_sys_util::errno::Error,
+    },
+    /// A KVM that lacks a feature that everything here stands on.
+    #[error("this KVM lacks {0}: a newer host kernel is needed (or --host emulated)")]
+    Lacks(&'static str),
+}
+
+/// What every run stands on. `KVM_CAP_SET_GUEST_DEBUG2` has no name in the crate.
+const NEEDED: [(Cap, &str); 8] = [
+    (Cap::Irqchip, "an in-kernel interrupt controller (KVM_CAP_IRQCHIP)"),
+    (Cap::Pit2, "an in-kernel timer (KVM_CAP_PIT2)"),
+    (Cap::UserMemory, "user memory slots (KVM_CAP_USER_MEMORY)"),
+    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    (Cap::Irqfd, "interrupts by eventfd (KVM_CAP_IRQFD)"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::DebugHwBps, "hardware breakpoints for guest debugging (KVM_CAP_SET_GUEST_DEBUG)"),
+    (Cap::SyncRegs, "registers shared with KVM_RUN (KVM_CAP_SYNC_REGS)"),
+];
+
+impl Hypervisor {
+    /// Opens the KVM device at `path` (normally `/dev/kvm`) and checks its capabilities, once for all.
+    ///
+    /// # Errors
+    /// [`HypervisorError`], a sentence for the user.
+    pub fn open(path: &Path) -> Result<Self, HypervisorError> {
+        let c_path = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| HypervisorError::Missing(path.to_owned()))?;
+        let kvm = Kvm::new_with_path(&c_path).map_err(|source| match source.errno() {
+            libc::ENOENT | libc::ENXIO | libc::ENODEV => HypervisorError::Missing(path.to_owned()),
+            libc::EACCES | libc::EPERM => HypervisorError::Denied(path.to_owned()),
+            _ => HypervisorError::Open { path: path.to_owned(), source },
+        })?;
+        if kvm.get_api_version() != kvm_bindings::KVM_API_VERSION as i32 {
+            return Err(HypervisorError::Open {
+                path: path.to_owned(),
+                source: vmm_sys_util::errno::Error::new(libc::ENOTTY),
+            });
+        }
+        let lacks = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap));
+        match lacks {
+            Some((_, name)) => Err(HypervisorError::Lacks(name)),
+            None => Ok(Self { kvm }),
+        }
+    }
+
+    pub(crate) fn kvm(&self) -> &Kvm {
+        &self.kvm
+    }
+}

@@ -1,0 +1,161 @@
+//! One vCPU's descriptor: run it, and see its registers without a further system call.
+
+use super::exit::{DebugExit, Exit};
+use crate::devices::Devices;
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use probe_engine::addr::Gva;
+use probe_engine::insn::emulate::Segments;
+use probe_engine::paging::AddressSpace;
+use probe_engine::regs::Regs;
+
+/// A vCPU. Used by its own thread alone.
+pub struct KvmVcpu {
+    fd: VcpuFd,
+}
+
+impl KvmVcpu {
+    /// Takes the descriptor over and asks KVM to leave general and system registers in the shared page at each
+    /// exit (KVM_CAP_SYNC_REGS), so that a hit needs no KVM_GET_REGS.
+    pub(super) fn new(mut fd: VcpuFd) -> Self {
+        fd.set_sync_valid_reg(SyncReg::Register);
+        fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        Self { fd }
+    }
+
+    pub(super) fn fd(&self) -> &VcpuFd {
+        &self.fd
+    }
+
+    /// Runs the guest until something is for us. Device accesses are carried out on the way.
+    pub fn run(&mut self, devices: &Devices) -> Exit {
+        match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => devices.write(port, data).map_or(Exit::Handled, Exit::Power),
+            Ok(VcpuExit::IoIn(port, data)) => {
+                devices.read(port, data);
+                Exit::Handled
+            }
+            // No device is memory-mapped: loads read as all ones, stores vanish, as on a PC's empty bus.
+            Ok(VcpuExit::MmioRead(_, data)) => {
+                data.fill(0xff);
+                Exit::Handled
+            }
+            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Hlt) => Exit::Handled,
+            Ok(VcpuExit::Debug(debug)) => {
+                Exit::Debug(DebugExit { exception: debug.exception, dr6: debug.dr6 })
+            }
+            Ok(VcpuExit::Intr) => Exit::Interrupted,
+            Ok(VcpuExit::Shutdown) => Exit::Shutdown,
+            Ok(VcpuExit::InternalError) => {
+                Exit::Failed("KVM could not emulate the guest's instruction (internal error)".to_owned())
+            }
+            Ok(VcpuExit::FailEntry(reason, _)) => {
+                Exit::Failed(format!("the CPU refused to enter the guest (reason {reason:#x})"))
+            }
+            Ok(other) => Exit::Failed(format!("KVM gave back an exit that was not expected: {other:?}")),
+            Err(error) => match error.errno() {
+                libc::EINTR => Exit::Interrupted,
+                libc::EAGAIN => Exit::NotStarted,
+                _ => Exit::Failed(format!("KVM_RUN failed: {error}")),
+            },
+        }
+    }
+
+    /// Lets KVM finish the port or MMIO access of the last exit, without running the guest: until then its
+    /// registers are those of before.
+    pub fn complete_access(&mut self) {
+        self.fd.set_kvm_immediate_exit(1);
+        // With `immediate_exit` KVM_RUN always answers EINTR after it has completed the access.
+        let _ = self.fd.run();
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
+    /// The registers at the last exit.
+    pub fn regs(&mut self) -> Regs {
+        from_kvm(&self.fd.sync_regs_mut().regs)
+    }
+
+    /// The registers with which the guest goes on.
+    pub fn set_regs(&mut self, regs: &Regs) {
+        self.fd.sync_regs_mut().regs = to_kvm(regs);
+        self.fd.set_sync_dirty_reg(SyncReg::Register);
+    }
+
+    /// The address space at the last exit.
+    pub fn address_space(&mut self) -> AddressSpace {
+        let sregs = self.sregs();
+        AddressSpace::new(sregs.cr3, sregs.cr4)
+    }
+
+    /// The segment bases at the last exit.
+    pub fn segments(&mut self) -> Segments {
+        let sregs = self.sregs();
+        Segments { fs_base: sregs.fs.base, gs_base: sregs.gs.base }
+    }
+
+    /// Where the interrupt descriptor table is.
+    pub fn idt(&mut self) -> Gva {
+        Gva(self.sregs().idt.base)
+    }
+
+    /// Whether the last exit found the CPU in user mode.
+    pub fn in_user_mode(&mut self) -> bool {
+        self.sregs().cs.dpl == 3
+    }
+
+    fn sregs(&mut self) -> &kvm_sregs {
+        &self.fd.sync_regs_mut().sregs
+    }
+
+    /// Tells the guest's watchdogs that time has passed while it did not run. Fails, without harm, where the
+    /// guest has no kvmclock yet.
+    pub fn excuse_pause(&self) {
+        let _ = self.fd.kvmclock_ctrl();
+    }
+}
+
+fn from_kvm(k: &kvm_regs) -> Regs {
+    Regs {
+        rax: k.rax,
+        rbx: k.rbx,
+        rcx: k.rcx,
+        rdx: k.rdx,
+        rsi: k.rsi,
+        rdi: k.rdi,
+        rsp: k.rsp,
+        rbp: k.rbp,
+        r8: k.r8,
+        r9: k.r9,
+        r10: k.r10,
+        r11: k.r11,
+        r12: k.r12,
+        r13: k.r13,
+        r14: k.r14,
+        r15: k.r15,
+        rip: k.rip,
+        rflags: k.rflags,
+    }
+}
+
+pub(super) fn to_kvm(r: &Regs) -> kvm_regs {
+    kvm_regs {
+        rax: r.rax,
+        rbx: r.rbx,
+        rcx: r.rcx,
+        rdx: r.rdx,
+        rsi: r.rsi,
+        rdi: r.rdi,
+        rsp: r.rsp,
+        rbp: r.rbp,
+        r8: r.r8,
+        r9: r.r9,
+        r10: r.r10,
+        r11: r.r11,
+        r12: r.r12,
+        r13: r.r13,
+        r14: r.r14,
+        r15: r.r15,
+        rip: r.rip,
+        rflags: r.rflags,
+    }
+}

@@ -1,0 +1,342 @@
+//! Stopping the world: guest text and the table of sites change only while every vCPU is parked.
+//!
+//! The control thread raises `attention` and signals each running vCPU until it has stopped; a vCPU looks at
+//! `attention` before each KVM_RUN. A signal that arrives between the look and KVM_RUN is lost, so the control
+//! thread signals again until all have answered. A vCPU can also stop by itself with a [`Request`] and is held
+//! until the control thread has answered it. Nothing here is touched by a hit, except one load of `attention`.
+
+use crate::kvm::Breakpoints;
+use probe_engine::addr::Gva;
+use probe_engine::paging::AddressSpace;
+use probe_engine::probe::table::{Internal, ProbeSet};
+use probe_engine::regs::Regs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// What the vCPUs go by between two stops.
+#[derive(Debug, Clone, Default)]
+pub struct Orders {
+    /// The armed sites.
+    pub sites: ProbeSet,
+    /// The hardware breakpoints of every vCPU.
+    pub breakpoints: Breakpoints,
+    /// The guest's entry for vector 3, when one of the breakpoints stands on it because #BP is not intercepted.
+    pub int3_handler: Option<Gva>,
+}
+
+/// A vCPU stopped by itself and waits for the control thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Who.
+    pub vcpu: usize,
+    /// At what.
+    pub cause: Cause,
+    /// Its general registers there.
+    pub regs: Regs,
+    /// Its address space there.
+    pub space: AddressSpace,
+    /// Where its interrupt descriptor table is.
+    pub idt: Gva,
+}
+
+/// What a vCPU stopped at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A hardware breakpoint of ours.
+    Breakpoint(Gva),
+    /// An internal site.
+    Internal(Internal),
+}
+
+/// What a vCPU does after it stood still.
+pub enum Next {
+    /// Goes on by these orders.
+    Run(Arc<Orders>),
+    /// Ends its thread.
+    End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Running,
+    Parked,
+    /// Waits for the answer to its request.
+    Held,
+    Ended,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    Parking,
+    Ending,
+}
+
+struct State {
+    phase: Phase,
+    orders: Arc<Orders>,
+    vcpus: Vec<Standing>,
+    requests: Vec<Request>,
+}
+
+/// Where the control thread and the vCPU threads meet.
+pub struct World {
+    attention: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Wakes the control thread when a request waits for it.
+    wake_control: EventFd,
+}
+
+impl World {
+    /// A world of `cpus` running vCPUs.
+    #[must_use]
+    pub fn new(cpus: usize, orders: Orders, wake_control: EventFd) -> Self {
+        let state = State {
+            phase: Phase::Running,
+            orders: Arc::new(orders),
+            vcpus: vec![Standing::Running; cpus],
+            requests: Vec::new(),
+        };
+        Self {
+            attention: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            wake_control,
+        }
+    }
+
+    /// The orders of the moment.
+    #[must_use]
+    pub fn orders(&self) -> Arc<Orders> {
+        self.lock().orders.clone()
+    }
+
+    // What vCPU threads call.
+
+    /// Whether the vCPU has to [`rest`](Self::rest) before it may run on.
+    pub fn wants_attention(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+
+    /// Parks vCPU `id` until the stop is over.
+    pub fn rest(&self, id: usize) -> Next {
+        self.stand(self.lock(), id, Standing::Parked)
+    }
+
+    /// Holds the vCPU of `request` until the control thread has answered.
+    pub fn hold(&self, request: Request) -> Next {
+        let mut state = self.lock();
+        state.requests.push(request);
+        // The control thread reads the queue after the wake-up, so a full counter loses nothing.
+        let _ = self.wake_control.write(1);
+        self.stand(state, request.vcpu, Standing::Held)
+    }
+
+    /// Counts vCPU `id` as parked for at most `time`, because it waits for something other than a stop.
+    pub fn pause(&self, id: usize, time: Duration) -> Next {
+        let mut state = self.lock();
+        if let Some(standing) = state.vcpus.get_mut(id) {
+            *standing = Standing::Parked;
+        }
+        self.changed.notify_all();
+        let (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
+        self.stand(state, id, Standing::Parked)
+    }
+
+    /// Says that the thread of vCPU `id` is about to end.
+    pub fn ended(&self, id: usize) {
+        if let Some(standing) = self.lock().vcpus.get_mut(id) {
+            *standing = Standing::Ended;
+        }
+        self.changed.notify_all();
+    }
+
+    fn stand(&self, mut state: MutexGuard<'_, State>, id: usize, how: Standing) -> Next {
+        if let Some(standing) = state.vcpus.get_mut(id) {
+            *standing = how;
+        }
+        self.changed.notify_all();
+        loop {
+            let standing = state.vcpus.get(id).copied();
+            match state.phase {
+                Phase::Ending => return Next::End,
+                Phase::Running if standing != Some(Standing::Held) => {
+                    if let Some(standing) = state.vcpus.get_mut(id) {
+                        *standing = Standing::Running;
+                    }
+                    return Next::Run(state.orders.clone());
+                }
+                Phase::Running | Phase::Parking => {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    // What the control thread calls.
+
+    /// The requests since the last call.
+    pub fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.lock().requests)
+    }
+
+    /// Stops every vCPU. `kick(id)` interrupts that vCPU's KVM_RUN; it is repeated until the vCPU has answered.
+    pub fn park(&self, kick: impl Fn(usize)) -> Parked<'_> {
+        let state = self.gather(Phase::Parking, &kick, |s| s == Standing::Running);
+        drop(state);
+        Parked { world: self }
+    }
+
+    /// Makes every vCPU thread end, and returns when all have.
+    pub fn end(&self, kick: impl Fn(usize)) {
+        drop(self.gather(Phase::Ending, &kick, |s| s != Standing::Ended));
+    }
+
+    /// Enters `phase` and kicks every vCPU that is `outstanding` until none is.
+    fn gather(
+        &self,
+        phase: Phase,
+        kick: &impl Fn(usize),
+        outstanding: impl Fn(Standing) -> bool,
+    ) -> MutexGuard<'_, State> {
+        /// How long a kicked vCPU may take before it is kicked again.
+        const AGAIN: Duration = Duration::from_millis(1);
+        let mut state = self.lock();
+        state.phase = phase;
+        self.attention.store(true, Ordering::Release);
+        self.changed.notify_all();
+        loop {
+            let waiting: Vec<usize> =
+                (0..).zip(&state.vcpus).filter(|(_, s)| outstanding(**s)).map(|(id, _)| id).collect();
+            if waiting.is_empty() {
+                return state;
+            }
+            waiting.into_iter().for_each(kick);
+            (state, _) = self.changed.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Proof that no vCPU runs. The world goes on when it is dropped.
+pub struct Parked<'a> {
+    world: &'a World,
+}
+
+impl Parked<'_> {
+    /// Gives all vCPUs new orders.
+    pub fn set_orders(&self, orders: Orders) {
+        self.world.lock().orders = Arc::new(orders);
+    }
+
+    /// Lets the held vCPU `id` go on when the stop is over.
+    pub fn release(&self, id: usize) {
+        if let Some(standing) = self.world.lock().vcpus.get_mut(id) {
+            *standing = Standing::Parked;
+        }
+    }
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        let mut state = self.world.lock();
+        if state.phase == Phase::Parking {
+            state.phase = Phase::Running;
+            self.world.attention.store(false, Ordering::Release);
+        }
+        self.world.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    fn world(cpus: usize) -> World {
+        World::new(cpus, Orders::default(), EventFd::new(0).unwrap())
+    }
+
+    /// A vCPU that counts as long as it runs.
+    fn run(world: &World, id: usize, count: &AtomicUsize) {
+        loop {
+            if world.wants_attention() {
+                match world.rest(id) {
+                    Next::Run(_) => {}
+                    Next::End => return world.ended(id),
+                }
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn nothing_runs_while_parked_and_everything_runs_after() {
+        let world = world(3);
+        let counts = [const { AtomicUsize::new(0) }; 3];
+        let read = || counts.each_ref().map(|c| c.load(Ordering::Relaxed));
+        thread::scope(|scope| {
+            for (id, count) in counts.iter().enumerate() {
+                let world = &world;
+                scope.spawn(move || run(world, id, count));
+            }
+            for _ in 0..20 {
+                let parked = world.park(|_| {});
+                let before = read();
+                thread::sleep(Duration::from_millis(1));
+                assert_eq!(before, read());
+                drop(parked);
+                while read().iter().zip(before).any(|(now, before)| *now == before) {
+                    thread::yield_now();
+                }
+            }
+            world.end(|_| {});
+        });
+    }
+
+    #[test]
+    fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
+        let world = world(1);
+        let request = Request {
+            vcpu: 0,
+            cause: Cause::Internal(Internal::Panic),
+            regs: Regs::default(),
+            space: AddressSpace::new(0, 0),
+            idt: Gva(0),
+        };
+        thread::scope(|scope| {
+            let held = scope.spawn(|| match world.hold(request) {
+                Next::Run(orders) => orders.int3_handler,
+                Next::End => None,
+            });
+            drop(world.park(|_| {}));
+            assert!(!held.is_finished(), "a stop alone does not release it");
+            let parked = world.park(|_| {});
+            assert_eq!(world.take_requests().len(), 1);
+            parked.set_orders(Orders { int3_handler: Some(Gva(7)), ..Orders::default() });
+            parked.release(0);
+            drop(parked);
+            assert_eq!(held.join().unwrap(), Some(Gva(7)));
+        });
+    }
+
+    #[test]
+    fn ending_reaches_held_and_parked_vcpus() {
+        let world = world(1);
+        thread::scope(|scope| {
+            scope.spawn(|| match world.pause(0, Duration::from_secs(1)) {
+                Next::Run(_) => run(&world, 0, &AtomicUsize::new(0)),
+                Next::End => world.ended(0),
+            });
+            world.end(|_| {});
+        });
+    }
+}
