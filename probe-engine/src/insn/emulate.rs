@@ -1,0 +1,297 @@
+//! Doing on the host what an instruction would have done in the guest.
+//!
+//! Everything about the instruction is settled when the [`Emulation`] is made: operands are register indices,
+//! immediates and absolute addresses. Executing it neither decodes nor allocates.
+//!
+//! Memory is reached through the page tables of the moment, as supervisor code, and must be plain RAM. A load or
+//! store within one page is one access to guest-physical memory, so that an aligned one can be made as atomic
+//! as the CPU's. Accessed and dirty bits are not set: stacks and kernel data have them long since. An
+//! instruction with an exception-table entry expects its faults; that is the caller's to refuse or to inject.
+
+use super::flags::{Binary, Outcome, STATUS, holds};
+use super::lower::Action;
+use super::operand::{Address, Place, Segment, Source, Width};
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
+use crate::paging::{Access, PageFault};
+use crate::regs::Regs;
+use crate::regs::rflags::{CF, RF};
+use iced_x86::Instruction;
+
+/// The segment bases that 64-bit mode still adds (MSRs `IA32_FS_BASE` and `IA32_GS_BASE`): Linux keeps its
+/// per-CPU variables at `gs:`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Segments {
+    /// Base of FS, a guest-virtual address.
+    pub fs_base: u64,
+    /// Base of GS, a guest-virtual address.
+    pub gs_base: u64,
+}
+
+/// What the guest's own CPU would have met at the instruction, or what the host cannot do for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EmulationFault {
+    /// The guest's page tables do not allow the access: #PF, or for an address that is not canonical #GP (#SS
+    /// on the stack).
+    #[error(transparent)]
+    Page(#[from] PageFault),
+    /// A branch to an address that is not canonical: #GP(0).
+    #[error("branch to {0}, which is not canonical")]
+    BranchTarget(Gva),
+    /// The guest may access the address, but what is there is no RAM: a device, which the host cannot stand in
+    /// for.
+    #[error("no RAM behind {0}")]
+    NotRam(Gva),
+}
+
+/// One instruction, ready to be carried out on a vCPU that stopped in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Emulation {
+    next: Gva,
+    action: Action,
+}
+
+impl Emulation {
+    /// How to carry out `instruction`, decoded at the address it runs at; `None` when the host does not
+    /// emulate it.
+    pub(super) fn new(instruction: &Instruction) -> Option<Self> {
+        Some(Self { next: Gva(instruction.next_ip()), action: Action::of(instruction)? })
+    }
+
+    /// Carries the instruction out: afterwards `regs` and memory are as the guest's CPU would have left them,
+    /// RFLAGS.RF clear. With RFLAGS.TF set the CPU would raise #DB now; that is left to the caller.
+    ///
+    /// # Errors
+    /// [`EmulationFault`]; neither registers nor memory have changed then, unless the store crosses from RAM into
+    /// a page that is none.
+    pub fn execute<M: PhysMemory + ?Sized>(
+        &self,
+        regs: &mut Regs,
+        memory: &VirtMemory<'_, M>,
+        segments: &Segments,
+    ) -> Result<(), EmulationFault> {
+        let mut cpu = Cpu { regs: *regs, memory, segments };
+        cpu.regs.rip = self.next.0;
+        cpu.regs.rflags &= !RF;
+        cpu.run(&self.action)?;
+        *regs = cpu.regs;
+        Ok(())
+    }
+}
+
+/// A vCPU in the middle of an instruction: registers change in a copy, and memory last.
+struct Cpu<'a, M: PhysMemory + ?Sized> {
+    regs: Regs,
+    memory: &'a VirtMemory<'a, M>,
+    segments: &'a Segments,
+}
+
+impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
+    fn run(&mut self, action: &Action) -> Result<(), EmulationFault> {
+        match *action {
+            Action::Nothing => {}
+            Action::Push(from) => {
+                let value = self.read(&from)?;
+                self.push(value)?;
+            }
+            Action::Pop(to) => {
+                let value = self.pop()?;
+                *to.slot(&mut self.regs) = value;
+            }
+            Action::Leave => {
+                self.regs.rsp = self.regs.rbp;
+                self.regs.rbp = self.pop()?;
+            }
+            Action::Move { to, from } => {
+                let value = self.read(&from)?;
+                self.write(&to, value)?;
+            }
+            Action::Extend { to, from, signed } => {
+                let value = self.get(&from)?;
+                let value = if signed { from.width().sign_extend(value) } else { value };
+                to.set(&mut self.regs, value);
+            }
+            Action::LoadAddress { to, address } => {
+                let value = address.effective(&self.regs);
+                to.set(&mut self.regs, value);
+            }
+            Action::Binary { operation, to, from } => {
+                let right = self.read(&from)?;
+                self.modify(&to, STATUS, |left, width| operation.apply(left, right & width.mask(), width))?;
+            }
+            Action::Compare { operation, left, right } => {
+                let width = left.width();
+                let right = self.read(&right)? & width.mask();
+                let outcome = operation.apply(self.get(&left)?, right, width);
+                self.set_flags(STATUS, outcome.flags);
+            }
+            // These two leave the carry alone.
+            Action::Increment(to) => {
+                self.modify(&to, STATUS & !CF, |value, width| Binary::Add.apply(value, 1, width))?;
+            }
+            Action::Decrement(to) => {
+                self.modify(&to, STATUS & !CF, |value, width| Binary::Sub.apply(value, 1, width))?;
+            }
+            Action::Negate(to) => {
+                self.modify(&to, STATUS, |value, width| Binary::Sub.apply(0, value, width))?;
+            }
+            Action::Invert(to) => {
+                self.modify(&to, 0, |value, width| Outcome { value: !value & width.mask(), flags: 0 })?;
+            }
+            Action::Shift { to, count: 0, .. } => {
+                self.modify(&to, 0, |value, _| Outcome { value, flags: 0 })?;
+            }
+            Action::Shift { operation, to, count } => {
+                self.modify(&to, STATUS, |value, width| operation.apply(value, count, width))?;
+            }
+            Action::Exchange(one, other) => {
+                let (first, second) = (one.get(&self.regs), other.get(&self.regs));
+                one.set(&mut self.regs, second);
+                other.set(&mut self.regs, first);
+            }
+            Action::SwapBytes(to) => {
+                let swapped = to.get(&self.regs).swap_bytes() >> (64 - to.width.bits());
+                to.set(&mut self.regs, swapped);
+            }
+            Action::SpreadSign { to, from } => {
+                let is_negative = from.get(&self.regs) & from.width.sign() != 0;
+                to.set(&mut self.regs, if is_negative { u64::MAX } else { 0 });
+            }
+            Action::MoveIf { condition, to, from } => {
+                // The source is read, and 32 bits clear the upper half, whether or not the condition holds.
+                let moved = self.get(&from)?;
+                let kept = to.get(&self.regs);
+                let value = if holds(condition, self.regs.rflags) { moved } else { kept };
+                to.set(&mut self.regs, value);
+            }
+            Action::SetIf { condition, to } => {
+                self.write(&to, u64::from(holds(condition, self.regs.rflags)))?;
+            }
+            Action::Jump(target) => {
+                let target = self.read(&target)?;
+                self.jump(target)?;
+            }
+            Action::JumpIf { condition, target } => {
+                if holds(condition, self.regs.rflags) {
+                    self.jump(target)?;
+                }
+            }
+            Action::Call(target) => {
+                let target = self.read(&target)?;
+                let back = self.regs.rip;
+                self.jump(target)?;
+                self.push(back)?;
+            }
+            Action::Return { release } => {
+                let target = self.pop()?;
+                self.jump(target)?;
+                self.regs.rsp = self.regs.rsp.wrapping_add(release);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, source: &Source) -> Result<u64, EmulationFault> {
+        match source {
+            Source::Immediate(value) => Ok(*value),
+            Source::Place(place) => self.get(place),
+        }
+    }
+
+    fn get(&self, place: &Place) -> Result<u64, EmulationFault> {
+        match place {
+            Place::Register(part) => Ok(part.get(&self.regs)),
+            Place::Memory(address, width) => self.load(self.linear(address), *width),
+        }
+    }
+
+    fn write(&mut self, place: &Place, value: u64) -> Result<(), EmulationFault> {
+        match place {
+            Place::Register(part) => {
+                part.set(&mut self.regs, value);
+                Ok(())
+            }
+            Place::Memory(address, width) => self.store(self.linear(address), value, *width),
+        }
+    }
+
+    /// Replaces what is in `place` by what `change` makes of it, and the flags in `mask` likewise.
+    fn modify(
+        &mut self,
+        place: &Place,
+        mask: u64,
+        change: impl FnOnce(u64, Width) -> Outcome,
+    ) -> Result<(), EmulationFault> {
+        let value = self.get(place).map_err(as_of_a_store)?;
+        let outcome = change(value, place.width());
+        self.write(place, outcome.value)?;
+        self.set_flags(mask, outcome.flags);
+        Ok(())
+    }
+
+    fn set_flags(&mut self, mask: u64, flags: u64) {
+        self.regs.rflags = (self.regs.rflags & !mask) | (flags & mask);
+    }
+
+    fn push(&mut self, value: u64) -> Result<(), EmulationFault> {
+        self.regs.rsp = self.regs.rsp.wrapping_sub(8);
+        self.store(Gva(self.regs.rsp), value, Width::Qword)
+    }
+
+    fn pop(&mut self) -> Result<u64, EmulationFault> {
+        let value = self.load(Gva(self.regs.rsp), Width::Qword)?;
+        self.regs.rsp = self.regs.rsp.wrapping_add(8);
+        Ok(value)
+    }
+
+    fn jump(&mut self, target: u64) -> Result<(), EmulationFault> {
+        let at = Gva(target);
+        let sign_extended = ((target << 16) as i64 >> 16) as u64;
+        // With 57-bit addresses more is canonical: then it is code only if it is mapped.
+        if sign_extended != target && self.memory.space.translate(self.memory.phys, at, Access::Read).is_err()
+        {
+            return Err(EmulationFault::BranchTarget(at));
+        }
+        self.regs.rip = target;
+        Ok(())
+    }
+
+    fn linear(&self, address: &Address) -> Gva {
+        let base = match address.segment {
+            Segment::Flat => 0,
+            Segment::Fs => self.segments.fs_base,
+            Segment::Gs => self.segments.gs_base,
+        };
+        Gva(base.wrapping_add(address.effective(&self.regs)))
+    }
+
+    fn load(&self, at: Gva, width: Width) -> Result<u64, EmulationFault> {
+        let mut bytes = [0; 8];
+        let (used, _) = bytes.split_at_mut(width.bytes());
+        self.memory.read(at, used).map_err(|fault| self.explain(fault, Access::Read))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn store(&self, at: Gva, value: u64, width: Width) -> Result<(), EmulationFault> {
+        let bytes = value.to_le_bytes();
+        let (used, _) = bytes.split_at(width.bytes());
+        self.memory.write(at, used).map_err(|fault| self.explain(fault, Access::Write))
+    }
+
+    /// Tells a fault of the guest's page tables from a page that they allow and that is no RAM.
+    fn explain(&self, fault: PageFault, access: Access) -> EmulationFault {
+        match self.memory.space.translate(self.memory.phys, fault.at, access) {
+            Ok(_) => EmulationFault::NotRam(fault.at),
+            Err(_) => EmulationFault::Page(fault),
+        }
+    }
+}
+
+/// A read-modify-write faults as a store even where the load fails (SDM volume 3, 4.7).
+fn as_of_a_store(fault: EmulationFault) -> EmulationFault {
+    const WRITE: u32 = 1 << 1;
+    match fault {
+        EmulationFault::Page(fault) => EmulationFault::Page(PageFault { code: fault.code | WRITE, ..fault }),
+        other => other,
+    }
+}

@@ -1,0 +1,176 @@
+//! From a decoded instruction to what the host does in its place.
+
+use super::flags::{Binary, Shift};
+use super::operand::{Address, Gpr, Part, Place, Source, Width};
+use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind};
+
+/// What the host does in place of an instruction, besides moving RIP past it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Nothing,
+    Push(Source),
+    Pop(Gpr),
+    /// `mov rsp, rbp; pop rbp`.
+    Leave,
+    Move {
+        to: Place,
+        from: Source,
+    },
+    Extend {
+        to: Part,
+        from: Place,
+        signed: bool,
+    },
+    LoadAddress {
+        to: Part,
+        address: Address,
+    },
+    Binary {
+        operation: Binary,
+        to: Place,
+        from: Source,
+    },
+    /// A binary operation of which only the flags are kept.
+    Compare {
+        operation: Binary,
+        left: Place,
+        right: Source,
+    },
+    Increment(Place),
+    Decrement(Place),
+    Negate(Place),
+    Invert(Place),
+    Shift {
+        operation: Shift,
+        to: Place,
+        /// Masked to the width as the CPU does; 0 leaves the flags alone.
+        count: u32,
+    },
+    Exchange(Part, Part),
+    SwapBytes(Part),
+    /// Fills `to` with the sign of `from` (cwd, cdq, cqo).
+    SpreadSign {
+        to: Part,
+        from: Part,
+    },
+    MoveIf {
+        condition: ConditionCode,
+        to: Part,
+        from: Place,
+    },
+    SetIf {
+        condition: ConditionCode,
+        to: Place,
+    },
+    Jump(Source),
+    JumpIf {
+        condition: ConditionCode,
+        target: u64,
+    },
+    Call(Source),
+    Return {
+        /// Bytes of arguments that the callee drops.
+        release: u64,
+    },
+}
+
+impl Action {
+    /// What to do in place of `instruction`; `None` when the host does not emulate it.
+    pub(super) fn of(instruction: &Instruction) -> Option<Self> {
+        // The host's load and store are not atomic versus other vCPUs.
+        if instruction.has_lock_prefix() {
+            return None;
+        }
+        let place = |index| Place::of(instruction, index);
+        let source = |index| Source::of(instruction, index);
+        let part = |index| Part::of(instruction, index);
+        let binary = |operation| Some(Self::Binary { operation, to: place(0)?, from: source(1)? });
+        let compare = |operation| Some(Self::Compare { operation, left: place(0)?, right: source(1)? });
+        let extend_rax = |to, from| {
+            let from = Place::Register(Part::low(Gpr::Rax, from));
+            Some(Self::Extend { to: Part::low(Gpr::Rax, to), from, signed: true })
+        };
+        let spread_rax = |width| {
+            Some(Self::SpreadSign { to: Part::low(Gpr::Rdx, width), from: Part::low(Gpr::Rax, width) })
+        };
+        match instruction.mnemonic() {
+            Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Endbr32 => Some(Self::Nothing),
+            Mnemonic::Mov => Some(Self::Move { to: place(0)?, from: source(1)? }),
+            Mnemonic::Movzx => Some(Self::Extend { to: part(0)?, from: place(1)?, signed: false }),
+            Mnemonic::Movsx | Mnemonic::Movsxd => {
+                Some(Self::Extend { to: part(0)?, from: place(1)?, signed: true })
+            }
+            Mnemonic::Lea => Some(Self::LoadAddress { to: part(0)?, address: Address::of(instruction)? }),
+            Mnemonic::Add => binary(Binary::Add),
+            Mnemonic::Sub => binary(Binary::Sub),
+            Mnemonic::And => binary(Binary::And),
+            Mnemonic::Or => binary(Binary::Or),
+            Mnemonic::Xor => binary(Binary::Xor),
+            Mnemonic::Cmp => compare(Binary::Sub),
+            Mnemonic::Test => compare(Binary::And),
+            Mnemonic::Inc => place(0).map(Self::Increment),
+            Mnemonic::Dec => place(0).map(Self::Decrement),
+            Mnemonic::Neg => place(0).map(Self::Negate),
+            Mnemonic::Not => place(0).map(Self::Invert),
+            Mnemonic::Shl | Mnemonic::Sal => shift(instruction, Shift::Left),
+            Mnemonic::Shr => shift(instruction, Shift::LogicalRight),
+            Mnemonic::Sar => shift(instruction, Shift::ArithmeticRight),
+            // With memory it locks the bus, prefix or not.
+            Mnemonic::Xchg => Some(Self::Exchange(part(0)?, part(1)?)),
+            Mnemonic::Bswap => part(0).filter(|part| part.width != Width::Word).map(Self::SwapBytes),
+            Mnemonic::Cbw => extend_rax(Width::Word, Width::Byte),
+            Mnemonic::Cwde => extend_rax(Width::Dword, Width::Word),
+            Mnemonic::Cdqe => extend_rax(Width::Qword, Width::Dword),
+            Mnemonic::Cwd => spread_rax(Width::Word),
+            Mnemonic::Cdq => spread_rax(Width::Dword),
+            Mnemonic::Cqo => spread_rax(Width::Qword),
+            _ => stack_or_branch(instruction).or_else(|| conditional(instruction)),
+        }
+    }
+}
+
+/// Those with a stack slot or a target of 64 bits. The operand-size prefix makes others, which kernels do not use.
+fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
+    match instruction.code() {
+        Code::Push_r64 | Code::Push_rm64 | Code::Pushq_imm8 | Code::Pushq_imm32 => {
+            Source::of(instruction, 0).map(Action::Push)
+        }
+        Code::Pop_r64 | Code::Pop_rm64 => Part::of(instruction, 0).map(|to| Action::Pop(to.register)),
+        Code::Leaveq => Some(Action::Leave),
+        Code::Call_rel32_64 | Code::Call_rm64 => Source::of(instruction, 0).map(Action::Call),
+        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 | Code::Jmp_rm64 => {
+            Source::of(instruction, 0).map(Action::Jump)
+        }
+        Code::Retnq => Some(Action::Return { release: 0 }),
+        Code::Retnq_imm16 => Some(Action::Return { release: instruction.try_immediate(0).ok()? }),
+        _ => None,
+    }
+}
+
+fn conditional(instruction: &Instruction) -> Option<Action> {
+    let condition = instruction.condition_code();
+    if condition == ConditionCode::None {
+        return None;
+    }
+    if instruction.op0_kind() == OpKind::NearBranch64 {
+        // `loope` and `loopne` have conditions too, and count in rcx besides.
+        let target = instruction.near_branch64();
+        return instruction.is_jcc_short_or_near().then_some(Action::JumpIf { condition, target });
+    }
+    match instruction.op_count() {
+        1 => Some(Action::SetIf { condition, to: Place::of(instruction, 0)? }),
+        2 => Some(Action::MoveIf {
+            condition,
+            to: Part::of(instruction, 0)?,
+            from: Place::of(instruction, 1)?,
+        }),
+        _ => None,
+    }
+}
+
+fn shift(instruction: &Instruction, operation: Shift) -> Option<Action> {
+    let to = Place::of(instruction, 0)?;
+    let mask = if to.width() == Width::Qword { 0x3f } else { 0x1f };
+    let count = instruction.try_immediate(1).ok()? as u32 & mask;
+    Some(Action::Shift { operation, to, count })
+}
