@@ -1,0 +1,191 @@
+//! All that a kernel's file says, in one place: image, symbols, text that must be left alone, and how its boot can
+//! be followed.
+
+use super::bzimage::{BzImage, BzImageError, KernelJumps};
+use super::kallsyms::{self, KallsymsError};
+use super::patched::PatchedText;
+use super::symbols::SymbolTable;
+use super::symtab::{self, SymtabError};
+use super::system_map::{self, SystemMapError};
+use super::unpack::{UnpackError, unpack};
+use super::vmlinux::{Vmlinux, VmlinuxError};
+use crate::addr::{Gpa, Gva};
+use std::ops::Range;
+
+/// A kernel file that was understood. All addresses are link-time addresses.
+#[derive(Debug)]
+pub struct Kernel {
+    image: Vmlinux,
+    symbols: SymbolTable,
+    patched: PatchedText,
+    is_compressed: bool,
+    jumps: Option<KernelJumps>,
+    relative_base: RelativeBase,
+}
+
+/// The one relocated pointer by which the slide of KASLR is found.
+#[derive(Debug, Clone, Copy)]
+struct RelativeBase {
+    at: Gva,
+    value: Gva,
+}
+
+/// A kernel file that was not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Neither format.
+    #[error("not a kernel: neither a bzImage nor an ELF file")]
+    Format,
+    /// A damaged bzImage.
+    #[error(transparent)]
+    BzImage(#[from] BzImageError),
+    /// A payload that cannot be unpacked.
+    #[error("the bzImage cannot be unpacked")]
+    Unpack(#[from] UnpackError),
+    /// A damaged kernel image.
+    #[error(transparent)]
+    Vmlinux(#[from] VmlinuxError),
+    /// No symbols inside, and none given.
+    #[error("the kernel's symbols cannot be read from it: give them with --system-map")]
+    Symbols(#[from] KallsymsError),
+    /// A damaged symbol table of an ELF file.
+    #[error("the kernel's symbols cannot be read from it: give them with --system-map")]
+    Symtab(#[from] SymtabError),
+    /// An unusable System.map.
+    #[error("the System.map is of no use")]
+    SystemMap(#[from] SystemMapError),
+    /// A System.map of another kernel.
+    #[error("the System.map is of another kernel: it has _text at {map}, the kernel at {image}")]
+    OtherKernel {
+        /// `_text` of the System.map.
+        map: Gva,
+        /// Start of the kernel's text.
+        image: Gva,
+    },
+}
+
+impl Kernel {
+    /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from `system_map` when given, from
+    /// the image's own kallsyms otherwise, or from its symbol table when it has one and no kallsyms.
+    ///
+    /// # Errors
+    /// [`KernelError`], a sentence for the user, causes behind it.
+    pub fn read(file: &[u8], system_map: Option<&str>) -> Result<Self, KernelError> {
+        let is_compressed = !file.starts_with(b"\x7fELF");
+        let (image, jumps) = if is_compressed {
+            let boot = BzImage::parse(file)?;
+            (Vmlinux::parse(unpack(boot.payload())?)?, boot.kernel_jumps().ok())
+        } else {
+            (Vmlinux::parse(file.to_vec())?, None)
+        };
+        let (symbols, relative_base) = read_symbols(&image, system_map)?;
+        let patched = PatchedText::from_image(&image, &symbols);
+        Ok(Self { image, symbols, patched, is_compressed, jumps, relative_base })
+    }
+
+    /// Its symbols.
+    #[must_use]
+    pub fn symbols(&self) -> &SymbolTable {
+        &self.symbols
+    }
+
+    /// The only symbol of this name.
+    #[must_use]
+    pub fn symbol(&self, name: &str) -> Option<Gva> {
+        self.symbols.address_of(name)
+    }
+
+    /// The function around `at`.
+    #[must_use]
+    pub fn function(&self, at: Gva) -> Option<Range<Gva>> {
+        self.symbols.function_at(at).map(|function| function.range())
+    }
+
+    /// Its image.
+    #[must_use]
+    pub fn image(&self) -> &Vmlinux {
+        &self.image
+    }
+
+    /// The text that must be left alone.
+    #[must_use]
+    pub fn patched(&self) -> &PatchedText {
+        &self.patched
+    }
+
+    /// Whether `at` is code that the kernel frees when it has booted.
+    #[must_use]
+    pub fn is_init_text(&self, at: Gva) -> bool {
+        self.image.is_init_text(at)
+    }
+
+    /// Whether the file is a bzImage, whose kernel is unpacked, and under KASLR moved, by its decompressor.
+    #[must_use]
+    pub fn is_compressed(&self) -> bool {
+        self.is_compressed
+    }
+
+    /// The jumps by which the decompressor of a bzImage can be followed; `None` when it has another shape.
+    #[must_use]
+    pub fn jumps(&self) -> Option<KernelJumps> {
+        self.jumps
+    }
+
+    /// Where the kernel's text starts, virtually and physically.
+    #[must_use]
+    pub fn text(&self) -> (Gva, Gpa) {
+        let start = self.image.text_start();
+        let segment = self.image.segments().iter().find(|s| s.range.contains(&start));
+        (start, segment.map_or(Gpa(0), |s| s.phys))
+    }
+
+    /// The physical address of its entry point.
+    #[must_use]
+    pub fn entry(&self) -> Gpa {
+        self.image.entry()
+    }
+
+    /// Where the image holds the pointer that KASLR relocates by its slide, and that pointer's link-time value.
+    #[must_use]
+    pub fn relative_base(&self) -> (Gva, Gva) {
+        (self.relative_base.at, self.relative_base.value)
+    }
+}
+
+fn read_symbols(
+    image: &Vmlinux,
+    system_map: Option<&str>,
+) -> Result<(SymbolTable, RelativeBase), KernelError> {
+    let kallsyms = kallsyms::decode(image);
+    let Some(text) = system_map else {
+        return match kallsyms {
+            Ok(found) => {
+                let base = RelativeBase { at: found.relative_base_at, value: found.relative_base };
+                Ok((found.symbols, base))
+            }
+            Err(error) => {
+                let symbols = symtab::read(image).map_err(|_| KernelError::Symbols(error))?;
+                let base = base_by_name(image, &symbols).ok_or(KernelError::Symbols(error))?;
+                Ok((symbols, base))
+            }
+        };
+    };
+    let symbols = system_map::parse(text)?;
+    let start = image.text_start();
+    match symbols.address_of("_text") {
+        Some(map) if map != start => return Err(KernelError::OtherKernel { map, image: start }),
+        _ => {}
+    }
+    let base = match kallsyms {
+        Ok(found) => RelativeBase { at: found.relative_base_at, value: found.relative_base },
+        Err(error) => base_by_name(image, &symbols).ok_or(KernelError::Symbols(error))?,
+    };
+    Ok((symbols, base))
+}
+
+/// The relocated pointer by its symbol, where the tables around it were not understood.
+fn base_by_name(image: &Vmlinux, symbols: &SymbolTable) -> Option<RelativeBase> {
+    let at = symbols.address_of("kallsyms_relative_base")?;
+    let value = image.bytes_at(at, 8)?.try_into().ok().map(u64::from_le_bytes)?;
+    Some(RelativeBase { at, value: Gva(value) })
+}

@@ -1,0 +1,298 @@
+//! A kernel's symbols: by name, by address, by pattern.
+//!
+//! Names lie one behind the other in one string, as the kernel's own tables keep them: 150,000 symbols are two
+//! allocations, not 150,000.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::glob::Glob;
+use super::nearest;
+use crate::addr::Gva;
+
+/// Most bytes that all names may take together; Debian's kernels use 5 MB.
+const MOST_NAME_BYTES: usize = 256 << 20;
+/// Longest name, in bytes (KSYM_NAME_LEN, include/linux/kallsyms.h).
+pub(crate) const LONGEST_NAME: usize = 512;
+
+/// A symbol, at its link-time address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// Its address; an offset into the per-CPU area for per-CPU variables.
+    pub at: Gva,
+    /// What it is, as `nm` says it: `t` and `T` text (upper case: global), `d` data, `b` zeroed data, `r`
+    /// read-only data, `w`, `v` weak, `a` absolute.
+    pub kind: char,
+    /// Its name. Several symbols may share one.
+    pub name: &'a str,
+}
+
+impl Symbol<'_> {
+    /// Whether it is code: a function, an entry point, or a mark in `.text`.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        matches!(self.kind, 't' | 'T' | 'w' | 'W')
+    }
+}
+
+/// A function: a text symbol and where the next symbol begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function<'a> {
+    /// The first of the symbols at its address.
+    pub symbol: Symbol<'a>,
+    /// The address of the next symbol that lies higher. Padding before that one is included, unless a `__pfx_`
+    /// symbol marks it.
+    pub end: Gva,
+}
+
+impl Function<'_> {
+    /// The addresses of its code.
+    #[must_use]
+    pub fn range(&self) -> Range<Gva> {
+        self.symbol.at..self.end
+    }
+}
+
+/// An address as a user reads it: `do_sys_openat2`, `do_sys_openat2+0x10`, or the number when no symbol is near.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The address.
+    pub at: Gva,
+    /// The function around it.
+    pub function: Option<Function<'a>>,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = self
+            .function
+            .and_then(|function| Some((function.symbol.name, self.at.offset_from(function.symbol.at)?)));
+        match found {
+            Some((name, 0)) => f.write_str(name),
+            Some((name, offset)) => write!(f, "{name}+{offset:#x}"),
+            None => write!(f, "{}", self.at),
+        }
+    }
+}
+
+/// The symbols do not fit into a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum TableFull {
+    /// A name of more than 512 bytes.
+    #[error("a symbol's name is longer than {LONGEST_NAME} bytes")]
+    LongName,
+    /// Far more symbols than any kernel has.
+    #[error("the names of all symbols take more than {MOST_NAME_BYTES} bytes")]
+    TooMany,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    at: Gva,
+    name: u32,
+    name_len: u16,
+    kind: u8,
+}
+
+/// Collects the symbols of a [`SymbolTable`] in any order.
+#[derive(Debug, Default)]
+pub struct SymbolTableBuilder {
+    names: String,
+    entries: Vec<Entry>,
+}
+
+impl SymbolTableBuilder {
+    /// Adds a symbol. `kind` is the letter of `nm`.
+    ///
+    /// # Errors
+    /// [`TableFull`] when the name, or all names together, are longer than a kernel's can be.
+    pub fn push(&mut self, at: Gva, kind: u8, name: &str) -> Result<(), TableFull> {
+        if name.len() > LONGEST_NAME {
+            return Err(TableFull::LongName);
+        }
+        if self.names.len() + name.len() > MOST_NAME_BYTES {
+            return Err(TableFull::TooMany);
+        }
+        self.entries.push(Entry { at, name: self.names.len() as u32, name_len: name.len() as u16, kind });
+        self.names.push_str(name);
+        Ok(())
+    }
+
+    /// Sorts what was added. Symbols at one address stay in the order in which they came.
+    #[must_use]
+    pub fn finish(self) -> SymbolTable {
+        let Self { names, mut entries } = self;
+        entries.sort_by_key(|entry| entry.at);
+        let mut by_name: Vec<u32> = (0..entries.len() as u32).collect();
+        let mut table = SymbolTable { names, entries, by_name: Vec::new() };
+        by_name.sort_by_key(|index| table.symbol(*index).map(|symbol| symbol.name));
+        table.by_name = by_name;
+        table
+    }
+}
+
+/// All symbols of a kernel, at link-time addresses.
+#[derive(Clone)]
+pub struct SymbolTable {
+    names: String,
+    /// By address.
+    entries: Vec<Entry>,
+    /// Indices into `entries`, by name and then by address.
+    by_name: Vec<u32>,
+}
+
+impl fmt::Debug for SymbolTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SymbolTable").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl SymbolTable {
+    /// How many symbols there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// All symbols by address.
+    pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
+        self.entries.iter().map(|entry| self.view(entry))
+    }
+
+    /// The text symbols by address, aliases included.
+    pub fn text(&self) -> impl Iterator<Item = Symbol<'_>> {
+        self.iter().filter(Symbol::is_text)
+    }
+
+    /// Every symbol of that name, by address: static functions of several files often share one.
+    pub fn lookup(&self, name: &str) -> impl Iterator<Item = Symbol<'_>> {
+        let start = self.by_name.partition_point(|index| self.symbol(*index).is_some_and(|s| s.name < name));
+        let from = self.by_name.get(start..).unwrap_or_default().iter().map_while(|i| self.symbol(*i));
+        from.take_while(move |symbol| symbol.name == name)
+    }
+
+    /// The address of the only symbol of that name; `None` when there is none, or several.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<Gva> {
+        let mut found = self.lookup(name);
+        found.next().filter(|_| found.next().is_none()).map(|symbol| symbol.at)
+    }
+
+    /// The function around an address, as the kernel's own `kallsyms_lookup` names it: among several symbols at
+    /// one address the first. `None` outside text, and behind the last symbol, whose end nothing tells.
+    #[must_use]
+    pub fn function_at(&self, at: Gva) -> Option<Function<'_>> {
+        let after = self.entries.partition_point(|entry| entry.at <= at);
+        let end = self.entries.get(after)?.at;
+        let start = self.entries.get(after.checked_sub(1)?)?.at;
+        let first = self.entries.partition_point(|entry| entry.at < start);
+        let mut aliases = self.entries.get(first..after)?.iter().map(|entry| self.view(entry));
+        Some(Function { symbol: aliases.find(Symbol::is_text)?, end })
+    }
+
+    /// An address as a user reads it.
+    #[must_use]
+    pub fn place(&self, at: Gva) -> Place<'_> {
+        Place { at, function: self.function_at(at) }
+    }
+
+    /// The text symbols whose names match, by address.
+    pub fn matching(&self, glob: &Glob) -> impl Iterator<Item = Symbol<'_>> {
+        self.text().filter(|symbol| glob.matches(symbol.name))
+    }
+
+    /// Up to `count` names of text symbols that a user may have meant by `name`, the likeliest first.
+    #[must_use]
+    pub fn nearest(&self, name: &str, count: usize) -> Vec<&str> {
+        nearest::nearest(self.text().map(|symbol| symbol.name), name, count)
+    }
+
+    fn symbol(&self, index: u32) -> Option<Symbol<'_>> {
+        self.entries.get(index as usize).map(|entry| self.view(entry))
+    }
+
+    fn view(&self, entry: &Entry) -> Symbol<'_> {
+        let start = entry.name as usize;
+        let name = self.names.get(start..start + usize::from(entry.name_len)).unwrap_or_default();
+        Symbol { at: entry.at, kind: entry.kind.into(), name }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(symbols: &[(u64, u8, &str)]) -> SymbolTable {
+        let mut builder = SymbolTableBuilder::default();
+        for (at, kind, name) in symbols {
+            builder.push(Gva(*at), *kind, name).unwrap();
+        }
+        builder.finish()
+    }
+
+    fn small() -> SymbolTable {
+        table(&[
+            (0x1030, b't', "show"),
+            (0x1000, b'T', "_text"),
+            (0x1000, b'T', "startup_64"),
+            (0x1010, b't', "__pfx_vfs_read"),
+            (0x1020, b'T', "vfs_read"),
+            (0x1020, b'W', "vfs_read_alias"),
+            (0x1040, b't', "show"),
+            (0x1050, b'D', "jiffies"),
+            (0x1060, b'T', "last"),
+        ])
+    }
+
+    #[test]
+    fn names_lead_to_every_address() {
+        let table = small();
+        let at = |name| table.lookup(name).map(|symbol| symbol.at.0).collect::<Vec<_>>();
+        assert_eq!(at("show"), [0x1030, 0x1040]);
+        assert_eq!(at("vfs_read"), [0x1020]);
+        assert_eq!(at("vfs_rea"), []);
+        assert_eq!(at("zzz"), []);
+        assert_eq!(table.address_of("vfs_read"), Some(Gva(0x1020)));
+        assert_eq!(table.address_of("show"), None);
+    }
+
+    #[test]
+    fn addresses_lead_to_the_first_alias_and_its_end() {
+        let table = small();
+        let place = |at| table.place(Gva(at)).to_string();
+        assert_eq!(place(0x1020), "vfs_read");
+        assert_eq!(place(0x102f), "vfs_read+0xf");
+        assert_eq!(place(0x1010), "__pfx_vfs_read");
+        assert_eq!(place(0x1008), "_text+0x8");
+        assert_eq!(place(0x1055), "0x1055");
+        assert_eq!(place(0xfff), "0xfff");
+        assert_eq!(place(0x1060), "0x1060");
+        assert_eq!(table.function_at(Gva(0x1024)).unwrap().range(), Gva(0x1020)..Gva(0x1030));
+    }
+
+    #[test]
+    fn patterns_see_text_only() {
+        let table = small();
+        let matching = |pattern| {
+            let glob = Glob::new(pattern).unwrap();
+            table.matching(&glob).map(|symbol| symbol.name.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(matching("vfs_*"), ["vfs_read", "vfs_read_alias"]);
+        assert_eq!(matching("jif*"), [""; 0]);
+        assert_eq!(table.nearest("vfs_raed", 1), ["vfs_read"]);
+    }
+
+    #[test]
+    fn an_empty_table_answers() {
+        let table = table(&[]);
+        assert!(table.is_empty());
+        assert_eq!(table.function_at(Gva(0)), None);
+        assert_eq!(table.lookup("a").count(), 0);
+    }
+}

@@ -1,0 +1,289 @@
+//! The kernel's own ELF file, as unpacked from a boot image.
+//!
+//! It is an ordinary static ELF-64 file (arch/x86/kernel/vmlinux.lds.S) without a symbol table. Its program headers
+//! give each part a virtual and a physical link-time address, and its entry point is a physical address.
+
+use std::fmt;
+use std::ops::Range;
+
+use object::Endianness;
+use object::elf::{ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+
+use crate::addr::{Gpa, Gva};
+
+/// Sections of code that the kernel frees once it has booted (`__init_begin` to `__init_end`). `.exit.text` is
+/// among them: what is built in never exits.
+const INIT_TEXT: [&str; 4] = [".init.text", ".exit.text", ".altinstr_replacement", ".altinstr_aux"];
+/// Longest section name that is kept, in bytes.
+const LONGEST_NAME: usize = 64;
+
+/// A file that is not a kernel image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum VmlinuxError {
+    /// The ELF structures do not hold.
+    #[error("not a kernel image: {0}")]
+    Elf(#[from] object::read::Error),
+    /// An ELF file for something else.
+    #[error("not a kernel image: an ELF file, but not for x86-64")]
+    OtherMachine,
+    /// A part lies outside the file or the address space.
+    #[error("damaged kernel image: the part for {0} is not inside the file")]
+    Outside(Gva),
+    /// Nothing to run.
+    #[error("not a kernel image: it has no .text section in an executable segment")]
+    NoText,
+}
+
+/// A part of the image that is loaded (PT_LOAD).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// Link-time virtual addresses, memory that is zero at first included.
+    pub range: Range<Gva>,
+    /// Link-time physical address of its start.
+    pub phys: Gpa,
+    /// Whether it may be executed.
+    pub executable: bool,
+    file: Range<usize>,
+}
+
+/// A section that occupies memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section<'a> {
+    /// Its name, the leading dot included.
+    pub name: &'a str,
+    /// Link-time virtual addresses.
+    pub range: Range<Gva>,
+    /// Whether it holds code.
+    pub executable: bool,
+    /// Its contents; empty for sections that are zero at first, such as `.bss`.
+    pub bytes: &'a [u8],
+}
+
+#[derive(Debug, Clone)]
+struct SectionEntry {
+    name: String,
+    range: Range<Gva>,
+    executable: bool,
+    file: Range<usize>,
+}
+
+/// A kernel image and what its headers say.
+#[derive(Clone)]
+pub struct Vmlinux {
+    file: Vec<u8>,
+    entry: Gpa,
+    text_start: Gva,
+    segments: Vec<Segment>,
+    sections: Vec<SectionEntry>,
+}
+
+impl fmt::Debug for Vmlinux {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Vmlinux");
+        debug.field("text_start", &self.text_start).field("segments", &self.segments).finish_non_exhaustive()
+    }
+}
+
+impl Vmlinux {
+    /// Reads the headers of an unpacked kernel and keeps its bytes.
+    ///
+    /// # Errors
+    /// [`VmlinuxError`] when the file is no x86-64 kernel, or its headers point out of it.
+    pub fn parse(file: Vec<u8>) -> Result<Self, VmlinuxError> {
+        let data = file.as_slice();
+        let header = FileHeader64::<Endianness>::parse(data)?;
+        if header.e_ident().data != ELFDATA2LSB {
+            return Err(VmlinuxError::OtherMachine);
+        }
+        let endian = header.endian()?;
+        if header.e_machine(endian) != EM_X86_64 {
+            return Err(VmlinuxError::OtherMachine);
+        }
+        let mut segments = Vec::new();
+        for segment in header.program_headers(endian, data)? {
+            if segment.p_type(endian) != PT_LOAD {
+                continue;
+            }
+            let start = Gva(segment.p_vaddr(endian));
+            segments.push(Segment {
+                range: memory_range(start, segment.p_memsz(endian))?,
+                phys: Gpa(segment.p_paddr(endian)),
+                executable: segment.p_flags(endian) & PF_X != 0,
+                file: file_range(data, start, Some(segment.file_range(endian)))?,
+            });
+        }
+        let table = header.sections(endian, data)?;
+        let mut sections = Vec::new();
+        for section in table.iter() {
+            let flags = section.sh_flags(endian);
+            let name = table.section_name(endian, section)?;
+            let Ok(name) = str::from_utf8(name) else { continue };
+            if flags & u64::from(SHF_ALLOC) == 0 || name.len() > LONGEST_NAME {
+                continue;
+            }
+            let start = Gva(section.sh_addr(endian));
+            sections.push(SectionEntry {
+                name: name.to_owned(),
+                range: memory_range(start, section.sh_size(endian))?,
+                executable: flags & u64::from(SHF_EXECINSTR) != 0,
+                file: file_range(data, start, section.file_range(endian))?,
+            });
+        }
+        let has_text = sections.iter().any(|section| section.name == ".text" && section.executable);
+        let text_start =
+            segments.iter().find(|segment| segment.executable).map(|segment| segment.range.start);
+        let (true, Some(text_start)) = (has_text, text_start) else { return Err(VmlinuxError::NoText) };
+        let entry = Gpa(header.e_entry(endian));
+        Ok(Self { entry, text_start, segments, sections, file })
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn file(&self) -> &[u8] {
+        &self.file
+    }
+
+    /// The link-time physical address at which the kernel is entered.
+    #[must_use]
+    pub fn entry(&self) -> Gpa {
+        self.entry
+    }
+
+    /// The link-time address of `_text`, where the first executable segment begins.
+    #[must_use]
+    pub fn text_start(&self) -> Gva {
+        self.text_start
+    }
+
+    /// The loaded parts, in the file's order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// A segment's bytes in the file; memory behind them is zero.
+    #[must_use]
+    pub fn segment_bytes(&self, segment: &Segment) -> &[u8] {
+        self.file.get(segment.file.clone()).unwrap_or_default()
+    }
+
+    /// The sections that occupy memory, in the file's order.
+    pub fn sections(&self) -> impl Iterator<Item = Section<'_>> {
+        self.sections.iter().map(|entry| Section {
+            name: &entry.name,
+            range: entry.range.clone(),
+            executable: entry.executable,
+            bytes: self.file.get(entry.file.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// The section of that name, the first if there are several.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<Section<'_>> {
+        self.sections().find(|section| section.name == name)
+    }
+
+    /// `len` bytes at a link-time address; `None` where the file has no such bytes.
+    #[must_use]
+    pub fn bytes_at(&self, at: Gva, len: usize) -> Option<&[u8]> {
+        self.bytes_from(at)?.get(..len)
+    }
+
+    /// The bytes from a link-time address to the end of its segment; `None` where the file has none.
+    #[must_use]
+    pub fn bytes_from(&self, at: Gva) -> Option<&[u8]> {
+        self.segments.iter().find_map(|segment| {
+            let offset = usize::try_from(at.offset_from(segment.range.start)?).ok()?;
+            self.segment_bytes(segment).get(offset..).filter(|bytes| !bytes.is_empty())
+        })
+    }
+
+    /// Whether code lies at a link-time address, init code included.
+    #[must_use]
+    pub fn is_text(&self, at: Gva) -> bool {
+        self.sections.iter().any(|section| section.executable && at.is_in(&section.range))
+    }
+
+    /// Whether code lies at a link-time address that is freed after boot.
+    #[must_use]
+    pub fn is_init_text(&self, at: Gva) -> bool {
+        let init = |section: &&SectionEntry| INIT_TEXT.contains(&section.name.as_str());
+        self.sections.iter().filter(init).any(|section| section.executable && at.is_in(&section.range))
+    }
+}
+
+fn memory_range(start: Gva, len: u64) -> Result<Range<Gva>, VmlinuxError> {
+    start.0.checked_add(len).map(|end| start..Gva(end)).ok_or(VmlinuxError::Outside(start))
+}
+
+/// Offset and length in the file, checked against it.
+fn file_range(file: &[u8], start: Gva, range: Option<(u64, u64)>) -> Result<Range<usize>, VmlinuxError> {
+    let Some((offset, len)) = range else { return Ok(0..0) };
+    let end = offset.checked_add(len).filter(|end| *end <= file.len() as u64);
+    let end = end.ok_or(VmlinuxError::Outside(start))?;
+    Ok(offset as usize..end as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::testing::{Part, elf};
+    use proptest::prelude::*;
+
+    const TEXT: u64 = 0xffff_ffff_8100_0000;
+
+    fn image() -> Vec<u8> {
+        elf(&[
+            Part::text(".text", TEXT, vec![0x90; 64]),
+            Part::data(".rodata", TEXT + 0x1000, b"words".to_vec()),
+            Part::text(".init.text", TEXT + 0x2000, vec![0xc3; 16]),
+        ])
+    }
+
+    #[test]
+    fn parts_are_found_by_name_and_by_address() {
+        let image = Vmlinux::parse(image()).unwrap();
+        assert_eq!(image.text_start(), Gva(TEXT));
+        assert_eq!(image.entry(), Gpa(0x100_0000));
+        assert_eq!(image.segments()[1].phys, Gpa(0x100_1000));
+        assert_eq!(image.section(".rodata").unwrap().bytes, b"words");
+        assert_eq!(image.section(".rodata").unwrap().range, Gva(TEXT + 0x1000)..Gva(TEXT + 0x1005));
+        assert_eq!(image.bytes_at(Gva(TEXT + 0x1001), 3), Some(&b"ord"[..]));
+        assert_eq!(image.bytes_at(Gva(TEXT + 0x1001), 5), None);
+        assert_eq!(image.bytes_at(Gva(0), 0), None);
+        assert!(image.is_text(Gva(TEXT + 63)) && !image.is_text(Gva(TEXT + 64)));
+        assert!(image.is_init_text(Gva(TEXT + 0x2000)) && !image.is_init_text(Gva(TEXT)));
+        assert!(!image.is_text(Gva(TEXT + 0x1000)));
+    }
+
+    #[test]
+    fn other_files_are_refused_in_words() {
+        let say = |file| Vmlinux::parse(file).unwrap_err().to_string();
+        assert_eq!(say(b"#!/bin/sh".to_vec()), "not a kernel image: Invalid ELF header size or alignment");
+        let mut arm = image();
+        arm[18] = 183;
+        assert_eq!(say(arm), "not a kernel image: an ELF file, but not for x86-64");
+        let no_text = elf(&[Part::data(".rodata", TEXT, vec![1])]);
+        assert_eq!(say(no_text), "not a kernel image: it has no .text section in an executable segment");
+        let mut cut = image();
+        cut.truncate(cut.len() - 70);
+        assert!(Vmlinux::parse(cut).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_corruption_panics(at in any::<prop::sample::Index>(), bytes in proptest::collection::vec(any::<u8>(), 1..16)) {
+            let mut file = image();
+            let at = at.index(file.len());
+            for (byte, new) in file.iter_mut().skip(at).zip(&bytes) {
+                *byte = *new;
+            }
+            if let Ok(image) = Vmlinux::parse(file) {
+                for section in image.sections() {
+                    let _ = image.bytes_at(section.range.start, section.bytes.len());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The readers of `linux/` on real kernels: `VMM_TEST_KERNELS` lists boot images, separated by colons.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail like tests")]
+
+use std::time::Instant;
+
+use probe_engine::linux::bzimage::BzImage;
+use probe_engine::linux::kallsyms::{self, Kallsyms};
+use probe_engine::linux::unpack::unpack;
+use probe_engine::linux::vmlinux::Vmlinux;
+
+/// Calls `check` with each kernel's name and boot image.
+fn each_kernel(check: impl Fn(&str, &BzImage<'_>)) {
+    let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
+        eprintln!("skipped: VMM_TEST_KERNELS names no kernels");
+        return;
+    };
+    for path in list.split(':') {
+        let file = std::fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let image = BzImage::parse(&file).unwrap_or_else(|error| panic!("{path}: {error}"));
+        check(path.rsplit('/').next().unwrap_or(path), &image);
+    }
+}
+
+/// Unpacks and decodes a kernel, and prints what each step takes.
+fn open(name: &str, image: &BzImage<'_>) -> (Vmlinux, Kallsyms) {
+    let start = Instant::now();
+    let unpacked = unpack(image.payload()).unwrap();
+    let unpacking = start.elapsed();
+    let len = unpacked.len();
+    let vmlinux = Vmlinux::parse(unpacked).unwrap();
+    let start = Instant::now();
+    let kallsyms = kallsyms::decode(&vmlinux).unwrap();
+    let symbols = kallsyms.symbols.len();
+    eprintln!("{name}: {len} bytes in {unpacking:?}, {symbols} symbols in {:?}", start.elapsed());
+    (vmlinux, kallsyms)
+}
+
+#[test]
+fn the_decompressors_jumps_are_found() {
+    each_kernel(|name, image| {
+        let jumps = image.kernel_jumps().unwrap();
+        eprintln!("{name}: {jumps:x?}");
+        let code = |at: u64| image.protected().get(at as usize..at as usize + 2);
+        assert_eq!(code(jumps.relocation_jump), Some(&[0xff, 0xe0][..]));
+        assert_eq!(code(jumps.entry_jump), Some(&[0xff, 0xe0][..]));
+        assert!((0x200..0x400).contains(&jumps.relocation_jump));
+        assert!(jumps.relocated < jumps.entry_jump);
+    });
+}
+
+#[test]
+fn symbols_are_complete_and_where_code_is() {
+    each_kernel(|name, image| {
+        let (vmlinux, kallsyms) = open(name, image);
+        let symbols = &kallsyms.symbols;
+        assert!(symbols.len() > 80_000);
+        assert_eq!(symbols.address_of("_text"), Some(kallsyms.relative_base));
+        let stored = vmlinux.bytes_at(kallsyms.relative_base_at, 8).unwrap();
+        assert_eq!(stored, kallsyms.relative_base.0.to_le_bytes());
+        for function in ["do_sys_openat2", "asm_exc_int3", "rest_init", "vfs_read"] {
+            let at = symbols.address_of(function).unwrap();
+            assert!(vmlinux.is_text(at) && !vmlinux.is_init_text(at), "{function}");
+            assert_eq!(symbols.place(at.add(1)).to_string(), format!("{function}+0x1"));
+        }
+        assert!(vmlinux.is_init_text(symbols.address_of("start_kernel").unwrap()));
+        let start = Instant::now();
+        let near = symbols.nearest("do_sys_opnat2", 3);
+        eprintln!("{name}: nearest in {:?}: {near:?}", start.elapsed());
+        assert_eq!(near.first(), Some(&"do_sys_openat2"));
+    });
+}
