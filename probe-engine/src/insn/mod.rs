@@ -10,3 +10,6 @@ mod flags;
 mod lower;
 mod operand;
 pub mod plan;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Tables of what the CPU oracle cannot or need not ask: exact flags by hand, faults, and what changes with them.
+
+use super::emulate::{Emulation, EmulationFault, Segments};
+use super::plan::{Plan, plan};
+use crate::addr::{Gpa, Gva};
+use crate::memory::{NoMemory, PhysMemory, VirtMemory};
+use crate::paging::{AddressSpace, PageFault};
+use crate::regs::Regs;
+use crate::regs::rflags::{AF, CF, IF, OF, PF, RF, SF, TF, ZF};
+use std::cell::RefCell;
+
+const AT: Gva = Gva(0xffff_ffff_8100_0000);
+/// Three pages: RAM, RAM that is read-only, and a device. Around them nothing is mapped.
+const PAGE: u64 = 0xffff_c900_0000_0000;
+const READ_ONLY: u64 = PAGE + 0x1000;
+const DEVICE: u64 = PAGE + 0x2000;
+const END: u64 = PAGE + 0x3000;
+
+/// Guest memory that notes how each store arrived.
+struct Ram {
+    bytes: RefCell<Vec<u8>>,
+    stores: RefCell<Vec<(Gpa, usize)>>,
+}
+
+impl PhysMemory for Ram {
+    fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
+        let ram = self.bytes.borrow();
+        let start = at.0 as usize;
+        buf.copy_from_slice(ram.get(start..start + buf.len()).ok_or(NoMemory(at))?);
+        Ok(())
+    }
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
+        let start = at.0 as usize;
+        self.bytes
+            .borrow_mut()
+            .get_mut(start..start + bytes.len())
+            .ok_or(NoMemory(at))?
+            .copy_from_slice(bytes);
+        self.stores.borrow_mut().push((at, bytes.len()));
+        Ok(())
+    }
+}
+
+impl Ram {
+    fn new() -> Self {
+        let mut bytes = vec![0; 0x7000];
+        let mut entry = |table: usize, index: u64, value: u64| {
+            let at = table + index as usize * 8;
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        entry(0x1000, PAGE >> 39 & 0x1ff, 0x2003);
+        entry(0x2000, PAGE >> 30 & 0x1ff, 0x3003);
+        entry(0x3000, PAGE >> 21 & 0x1ff, 0x4003);
+        entry(0x4000, 0, 0x5003);
+        entry(0x4000, 1, 0x6001);
+        entry(0x4000, 2, 0xfee0_0003);
+        Self { bytes: RefCell::new(bytes), stores: RefCell::default() }
+    }
+
+    fn memory(&self) -> VirtMemory<'_, Self> {
+        VirtMemory { phys: self, space: AddressSpace::new(0x1000, 0) }
+    }
+
+    fn get(&self, at: u64) -> u64 {
+        self.memory().read_u64(Gva(at)).unwrap()
+    }
+
+    fn set(&self, at: u64, value: u64) {
+        self.memory().write(Gva(at), &value.to_le_bytes()).unwrap();
+        self.stores.borrow_mut().clear();
+    }
+}
+
+fn emulation(bytes: &[u8]) -> Emulation {
+    match plan(bytes, AT, None) {
+        Ok(Plan::Emulate(emulation)) => emulation,
+        Err(refusal) => panic!("{bytes:02x?}: {refusal}"),
+    }
+}
+
+fn execute(bytes: &[u8], regs: &mut Regs, ram: &Ram) -> Result<(), EmulationFault> {
+    let segments = Segments { fs_base: PAGE + 0x100, gs_base: PAGE + 0x200 };
+    emulation(bytes).execute(regs, &ram.memory(), &segments)
+}
+
+/// Runs `bytes` without memory and gives back what became of `regs`.
+fn after(bytes: &[u8], regs: Regs) -> Regs {
+    let mut regs = Regs { rip: AT.0, ..regs };
+    execute(bytes, &mut regs, &Ram::new()).unwrap();
+    regs
+}
+
+#[test]
+fn arithmetic_flags() {
+    const ADD: [u8; 2] = [0x00, 0xd8]; // add al, bl
+    const SUB: [u8; 2] = [0x28, 0xd8];
+    const CMP: [u8; 2] = [0x38, 0xd8];
+    const AND: [u8; 2] = [0x20, 0xd8];
+    const INC: [u8; 2] = [0xfe, 0xc0];
+    const DEC: [u8; 2] = [0xfe, 0xc8];
+    const NEG: [u8; 2] = [0xf6, 0xd8];
+    const NOT: [u8; 2] = [0xf6, 0xd0];
+    // instruction, al, bl, flags before, al after, flags after
+    let cases: [([u8; 2], u64, u64, u64, u64, u64); 17] = [
+        (ADD, 0x01, 0x01, CF, 0x02, 0),
+        (ADD, 0x0f, 0x01, 0, 0x10, AF),
+        (ADD, 0xff, 0x01, 0, 0x00, CF | AF | ZF | PF),
+        (ADD, 0x7f, 0x01, 0, 0x80, AF | SF | OF),
+        (ADD, 0x80, 0x80, 0, 0x00, CF | ZF | PF | OF),
+        (SUB, 0x00, 0x01, 0, 0xff, CF | AF | SF | PF),
+        (SUB, 0x80, 0x01, 0, 0x7f, AF | OF),
+        (SUB, 0x10, 0x10, CF, 0x00, ZF | PF),
+        (CMP, 0x10, 0x11, 0, 0x10, CF | AF | SF | PF),
+        (AND, 0xf0, 0x0f, CF | OF | AF, 0x00, ZF | PF),
+        (INC, 0xff, 0, CF, 0x00, CF | AF | ZF | PF),
+        (INC, 0x7f, 0, 0, 0x80, AF | SF | OF),
+        (DEC, 0x00, 0, 0, 0xff, AF | SF | PF),
+        (DEC, 0x80, 0, CF, 0x7f, CF | AF | OF),
+        (NEG, 0x00, 0, CF, 0x00, ZF | PF),
+        (NEG, 0x80, 0, 0, 0x80, CF | SF | OF),
+        (NOT, 0xff, 0, CF | OF, 0x00, CF | OF),
+    ];
+    for (bytes, al, bl, before, value, flags) in cases {
+        let upper = 0x1122_3344_5566_7700;
+        let regs = Regs { rax: upper | al, rbx: bl, rflags: before | IF, ..Regs::default() };
+        let regs = after(&bytes, regs);
+        assert_eq!((regs.rax, regs.rflags), (upper | value, flags | IF), "{bytes:02x?} {al:#x} {bl:#x}");
+    }
+}
+
+#[test]
+fn widths_and_high_bytes() {
+    const RAX: u64 = 0x1122_3344_5566_7788;
+    const RBX: u64 = 0xffff_ffff_ffff_9abc;
+    let cases: [(&[u8], u64); 14] = [
+        (&[0x89, 0xd8], 0xffff_9abc),                 // mov eax, ebx
+        (&[0x66, 0x89, 0xd8], 0x1122_3344_5566_9abc), // mov ax, bx
+        (&[0x88, 0xd8], 0x1122_3344_5566_77bc),       // mov al, bl
+        (&[0x88, 0xdc], 0x1122_3344_5566_bc88),       // mov ah, bl
+        (&[0x88, 0xf8], 0x1122_3344_5566_779a),       // mov al, bh
+        (&[0x86, 0xe0], 0x1122_3344_5566_8877),       // xchg al, ah
+        (&[0x48, 0xc7, 0xc0, 0, 0, 0, 0x80], 0xffff_ffff_8000_0000),
+        (&[0xb8, 0, 0, 0, 0x80], 0x8000_0000),
+        (&[0x48, 0x0f, 0xbe, 0xc3], 0xffff_ffff_ffff_ffbc), // movsx rax, bl
+        (&[0x0f, 0xb6, 0xc7], 0x9a),                        // movzx eax, bh
+        (&[0x48, 0x63, 0xc3], 0xffff_ffff_ffff_9abc),       // movsxd rax, ebx
+        (&[0x0f, 0x44, 0xc3], 0x5566_7788),                 // cmove eax, ebx, not taken
+        (&[0x67, 0x48, 0x8d, 0x43, 0x01], 0xffff_9abd),     // lea rax, [ebx+1]
+        (&[0x48, 0x8d, 0x05, 0x10, 0, 0, 0], AT.0 + 0x17),  // lea rax, [rip+0x10]
+    ];
+    for (bytes, rax) in cases {
+        let regs = after(bytes, Regs { rax: RAX, rbx: RBX, ..Regs::default() });
+        assert_eq!(regs.rax, rax, "{bytes:02x?}");
+        assert_eq!(regs.rip, AT.0 + bytes.len() as u64, "{bytes:02x?}");
+    }
+}
+
+#[test]
+fn segment_bases_are_added_to_loads_and_not_to_lea() {
+    let ram = Ram::new();
+    ram.set(PAGE + 0x108, 0xf5);
+    ram.set(PAGE + 0x208, 0x65);
+    let cases: [(&[u8], u64); 3] = [
+        (&[0x64, 0x48, 0x8b, 0x43, 0x08], 0xf5),
+        (&[0x65, 0x48, 0x8b, 0x43, 0x08], 0x65),
+        (&[0x65, 0x48, 0x8d, 0x43, 0x08], 0x08),
+    ];
+    for (bytes, rax) in cases {
+        let mut regs = Regs::default();
+        execute(bytes, &mut regs, &ram).unwrap();
+        assert_eq!(regs.rax, rax, "{bytes:02x?}");
+    }
+}
+
+#[test]
+fn the_stack_keeps_its_order() {
+    let ram = Ram::new();
+    let rsp = PAGE + 0x800;
+    let mut regs = Regs { rsp, ..Regs::default() };
+    execute(&[0x54], &mut regs, &ram).unwrap(); // push rsp
+    assert_eq!((regs.rsp, ram.get(rsp - 8)), (rsp - 8, rsp));
+    execute(&[0x5c], &mut regs, &ram).unwrap(); // pop rsp
+    assert_eq!(regs.rsp, rsp);
+    execute(&[0xe8, 0xfb, 0, 0, 0], &mut regs, &ram).unwrap(); // call +0xfb
+    assert_eq!((regs.rip, regs.rsp, ram.get(rsp - 8)), (AT.0 + 0x100, rsp - 8, AT.0 + 5));
+    execute(&[0xc2, 0x10, 0], &mut regs, &ram).unwrap(); // ret 16
+    assert_eq!((regs.rip, regs.rsp), (AT.0 + 5, rsp + 16));
+}
+
+#[test]
+fn an_aligned_store_is_one_write() {
+    let ram = Ram::new();
+    let mut regs = Regs { rsp: PAGE + 0x808, rax: 1, ..Regs::default() };
+    execute(&[0x50], &mut regs, &ram).unwrap();
+    execute(&[0x48, 0x01, 0x04, 0x24], &mut regs, &ram).unwrap(); // add [rsp], rax
+    assert_eq!(*ram.stores.borrow(), [(Gpa(0x5800), 8), (Gpa(0x5800), 8)]);
+    assert_eq!(ram.get(PAGE + 0x800), 2);
+}
+
+#[test]
+fn faults_change_nothing_and_say_what_the_cpu_would() {
+    let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code });
+    const PUSH: &[u8] = &[0x50];
+    const POP: &[u8] = &[0x58];
+    const CALL: &[u8] = &[0xe8, 0, 0, 0, 0];
+    const RET: &[u8] = &[0xc3];
+    const PUSH_MEMORY: &[u8] = &[0xff, 0x33]; // push [rbx]
+    const ADD_TO_MEMORY: &[u8] = &[0x48, 0x01, 0x03]; // add [rbx], rax
+    const COMPARE: &[u8] = &[0x48, 0x39, 0x03]; // cmp [rbx], rax
+    const STORE: &[u8] = &[0x48, 0x89, 0x03]; // mov [rbx], rax
+    const CONDITIONAL: &[u8] = &[0x48, 0x0f, 0x44, 0x03]; // cmove rax, [rbx], not taken
+    let good = PAGE + 0x800;
+    let cases = [
+        (PUSH, PAGE, 0, page(PAGE - 8, 2)),
+        (PUSH, READ_ONLY + 8, 0, page(READ_ONLY, 3)),
+        (PUSH, READ_ONLY + 4, 0, page(READ_ONLY, 3)),
+        (PUSH, DEVICE + 8, 0, EmulationFault::NotRam(Gva(DEVICE))),
+        (POP, END, 0, page(END, 0)),
+        (POP, DEVICE, 0, EmulationFault::NotRam(Gva(DEVICE))),
+        (CALL, PAGE, 0, page(PAGE - 8, 2)),
+        (RET, END - 4, 0, EmulationFault::NotRam(Gva(END - 4))),
+        (PUSH_MEMORY, good, END, page(END, 0)),
+        (PUSH_MEMORY, PAGE, good, page(PAGE - 8, 2)),
+        (ADD_TO_MEMORY, good, END, page(END, 2)),
+        (ADD_TO_MEMORY, good, READ_ONLY, page(READ_ONLY, 3)),
+        (COMPARE, good, END, page(END, 0)),
+        (STORE, good, END, page(END, 2)),
+        (STORE, good, DEVICE, EmulationFault::NotRam(Gva(DEVICE))),
+        (CONDITIONAL, good, END, page(END, 0)),
+    ];
+    for (bytes, rsp, rbx, expected) in cases {
+        let ram = Ram::new();
+        let before = Regs { rax: 7, rbx, rsp, rip: AT.0, rflags: CF | RF, ..Regs::default() };
+        let bytes_before = ram.bytes.borrow().clone();
+        let mut regs = before;
+        assert_eq!(execute(bytes, &mut regs, &ram), Err(expected), "{bytes:02x?}");
+        assert_eq!(regs, before, "{bytes:02x?}");
+        assert!(*ram.bytes.borrow() == bytes_before, "{bytes:02x?}");
+    }
+}
+
+#[test]
+fn a_branch_to_no_canonical_address_faults_before_it_pushes() {
+    const NOWHERE: u64 = 0x0000_8000_0000_0000;
+    let fault = Err(EmulationFault::BranchTarget(Gva(NOWHERE)));
+    let ram = Ram::new();
+    ram.set(PAGE, NOWHERE);
+    let before = Regs { rax: NOWHERE, rsp: PAGE + 0x800, rip: AT.0, ..Regs::default() };
+    for (bytes, rsp) in [(&[0xff, 0xd0], PAGE + 0x800), (&[0xff, 0xe0], PAGE + 0x800), (&[0xf3, 0xc3], PAGE)]
+    {
+        let mut regs = Regs { rsp, ..before };
+        assert_eq!(execute(bytes, &mut regs, &ram), fault, "{bytes:02x?}");
+        assert_eq!(regs, Regs { rsp, ..before });
+        assert!(ram.stores.borrow().is_empty());
+    }
+}
+
+#[test]
+fn resume_is_cleared_and_the_other_system_flags_stay() {
+    let regs = after(&[0x90], Regs { rflags: RF | TF | IF | CF, ..Regs::default() });
+    assert_eq!(regs.rflags, TF | IF | CF);
+}
