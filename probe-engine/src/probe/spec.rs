@@ -1,1 +1,289 @@
-//! What a user asks to be probed.
+//! Where a user wants a probe: `vfs_read`, `vfs_read+0x10`, `0xffffffff81000000` or `vfs_*`.
+
+use crate::addr::Gva;
+use crate::linux::glob::{Glob, GlobError};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a user asked to be probed, as text and as understood. Nothing is looked up yet: whether the symbol
+/// exists, or the address holds code, is known only with a kernel at hand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeSpec {
+    written: String,
+    location: Location,
+}
+
+/// The three ways to say where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// A place in one function.
+    Symbol {
+        /// The symbol's name.
+        name: String,
+        /// Bytes from the symbol; 0 is the function's entry.
+        offset: u64,
+    },
+    /// A guest-virtual address.
+    Address(Gva),
+    /// The entries of all functions whose names match.
+    Glob(Glob),
+}
+
+/// Why a text is no [`ProbeSpec`], and what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Nothing at all.
+    #[error(
+        "empty: write a symbol (vfs_read), symbol+offset, an address (0xffffffff81000000) or a pattern (vfs_*)"
+    )]
+    Empty,
+    /// `vfs_read@0xffffffff81000000`, or an "offset" that is an address.
+    #[error("`{0}` has both a symbol and an address: write one of them")]
+    SymbolAndAddress(String),
+    /// `0xffffffff81000000+4`.
+    #[error("an address takes no offset: add `{0}` to it yourself")]
+    AddressOffset(String),
+    /// `0x`, `0xfoo`, or more than 64 bits.
+    #[error("`{0}` is no address: write 0x and up to 16 hexadecimal digits")]
+    BadAddress(String),
+    /// `1234`, which could be meant in either base.
+    #[error("`{0}` is neither a symbol nor an address: write addresses in hexadecimal, after 0x")]
+    BareNumber(String),
+    /// `vfs_*+4`.
+    #[error("a pattern takes no offset: leave out `{0}`, or name one function")]
+    PatternOffset(String),
+    /// A pattern that does not end.
+    #[error("`{written}` cannot be used as a pattern")]
+    Pattern {
+        /// The pattern.
+        written: String,
+        /// What is wrong with it.
+        source: GlobError,
+    },
+    /// `+4`.
+    #[error("`{0}` has no symbol: write one before the `+`")]
+    NoSymbol(String),
+    /// `vfs_read+`.
+    #[error("`{0}` lacks its offset: leave out the `+`, or write bytes behind it")]
+    NoOffset(String),
+    /// `vfs_read-4`.
+    #[error("`{0}` lies before its symbol: name the function that holds the address, and count from there")]
+    NegativeOffset(String),
+    /// `vfs_read+x`.
+    #[error("`{0}` is no offset: write bytes in decimal, or in hexadecimal after 0x")]
+    BadOffset(String),
+    /// More than 64 bits.
+    #[error("the offset `{0}` is larger than any function: write bytes from the start of the symbol")]
+    OffsetTooLarge(String),
+    /// A character that no symbol of a kernel has.
+    #[error(
+        "`{written}` has {character:?} in it, which no kernel symbol has: use letters, digits, `_`, `.` and `$`"
+    )]
+    BadCharacter {
+        /// The text.
+        written: String,
+        /// The first such character.
+        character: char,
+    },
+}
+
+impl ProbeSpec {
+    /// Where the probe is wanted.
+    #[must_use]
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+}
+
+/// What the user wrote.
+impl fmt::Display for ProbeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+impl FromStr for ProbeSpec {
+    type Err = SpecError;
+
+    fn from_str(written: &str) -> Result<Self, SpecError> {
+        if written.is_empty() {
+            return Err(SpecError::Empty);
+        }
+        if names_both(written) {
+            return Err(SpecError::SymbolAndAddress(written.to_owned()));
+        }
+        let location = if is_hexadecimal(written) {
+            address(written)?
+        } else if Glob::is_pattern(written) {
+            pattern(written)?
+        } else {
+            symbol(written)?
+        };
+        Ok(Self { written: written.to_owned(), location })
+    }
+}
+
+fn address(written: &str) -> Result<Location, SpecError> {
+    if let Some(sign) = written.find(['+', '-']) {
+        let (_, offset) = written.split_at(sign);
+        return Err(SpecError::AddressOffset(offset.to_owned()));
+    }
+    match number(written) {
+        Ok(value) => Ok(Location::Address(Gva(value))),
+        Err(_) => Err(SpecError::BadAddress(written.to_owned())),
+    }
+}
+
+fn pattern(written: &str) -> Result<Location, SpecError> {
+    if let Some(plus) = written.find('+') {
+        let (_, offset) = written.split_at(plus);
+        return Err(SpecError::PatternOffset(offset.to_owned()));
+    }
+    let is_known = |c: char| is_of_symbol(c) || "*?[]!-\\".contains(c);
+    check_characters(written, written, is_known)?;
+    match Glob::new(written) {
+        Ok(glob) => Ok(Location::Glob(glob)),
+        Err(source) => Err(SpecError::Pattern { written: written.to_owned(), source }),
+    }
+}
+
+fn symbol(written: &str) -> Result<Location, SpecError> {
+    let (name, offset) = match written.split_once('+') {
+        Some((name, offset)) => (name, Some(offset)),
+        None => (written, None),
+    };
+    if name.is_empty() {
+        return Err(SpecError::NoSymbol(written.to_owned()));
+    }
+    let is_negative = |offset: &str| offset.strip_prefix('-').is_some_and(|rest| number(rest).is_ok());
+    let minus = name.find('-').map(|minus| name.split_at(minus).1);
+    if offset.or(minus).is_some_and(is_negative) {
+        return Err(SpecError::NegativeOffset(written.to_owned()));
+    }
+    check_characters(written, name, is_of_symbol)?;
+    if name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(SpecError::BareNumber(written.to_owned()));
+    }
+    let offset = match offset {
+        None => 0,
+        Some("") => return Err(SpecError::NoOffset(written.to_owned())),
+        Some(text) => match number(text) {
+            Ok(value) if value >> 63 != 0 => return Err(SpecError::SymbolAndAddress(written.to_owned())),
+            Ok(value) => value,
+            Err(NumberError::TooLarge) => return Err(SpecError::OffsetTooLarge(text.to_owned())),
+            Err(NumberError::NoNumber) => return Err(SpecError::BadOffset(text.to_owned())),
+        },
+    };
+    Ok(Location::Symbol { name: name.to_owned(), offset })
+}
+
+/// Whether a symbol and an address stand side by side, with something between them that is in neither.
+fn names_both(written: &str) -> bool {
+    let parts: Vec<&str> = written.split([' ', ',', ':', '@', '=']).filter(|part| !part.is_empty()).collect();
+    parts.iter().any(|part| is_hexadecimal(part)) && !parts.iter().all(|part| is_hexadecimal(part))
+}
+
+fn check_characters(written: &str, part: &str, is_known: impl Fn(char) -> bool) -> Result<(), SpecError> {
+    match part.chars().find(|c| !is_known(*c)) {
+        Some(character) => Err(SpecError::BadCharacter { written: written.to_owned(), character }),
+        None => Ok(()),
+    }
+}
+
+fn is_of_symbol(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$')
+}
+
+fn is_hexadecimal(text: &str) -> bool {
+    text.starts_with("0x") || text.starts_with("0X")
+}
+
+enum NumberError {
+    NoNumber,
+    TooLarge,
+}
+
+/// A decimal number, or a hexadecimal one after `0x`.
+fn number(text: &str) -> Result<u64, NumberError> {
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
+        return Err(NumberError::NoNumber);
+    }
+    u64::from_str_radix(digits, radix).map_err(|_| NumberError::TooLarge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbol(name: &str, offset: u64) -> Location {
+        Location::Symbol { name: name.to_owned(), offset }
+    }
+
+    #[test]
+    fn understood_and_given_back_as_written() {
+        let cases = [
+            ("vfs_read", symbol("vfs_read", 0)),
+            ("vfs_read+0", symbol("vfs_read", 0)),
+            ("vfs_read+16", symbol("vfs_read", 16)),
+            ("vfs_read+0x10", symbol("vfs_read", 16)),
+            ("vfs_read+0X1f", symbol("vfs_read", 31)),
+            ("do_sys_openat2.constprop.0", symbol("do_sys_openat2.constprop.0", 0)),
+            ("_RNvNtCs1_4core3fmt$u20", symbol("_RNvNtCs1_4core3fmt$u20", 0)),
+            ("f+0x7fffffffffffffff", symbol("f", i64::MAX as u64)),
+            ("0xffffffff81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
+            ("0XFFFFFFFF81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
+            ("vfs_*", Location::Glob(Glob::new("vfs_*").unwrap())),
+            ("vfs_rea?", Location::Glob(Glob::new("vfs_rea?").unwrap())),
+            ("[a-z]*_read", Location::Glob(Glob::new("[a-z]*_read").unwrap())),
+            ("*", Location::Glob(Glob::new("*").unwrap())),
+        ];
+        for (written, expected) in cases {
+            let spec: ProbeSpec = written.parse().unwrap_or_else(|e| panic!("{written}: {e}"));
+            assert_eq!(*spec.location(), expected, "{written}");
+            assert_eq!(spec.to_string(), written);
+        }
+    }
+
+    #[test]
+    fn every_mistake_has_its_own_sentence() {
+        let text = str::to_owned;
+        let character = |written, character| SpecError::BadCharacter { written: text(written), character };
+        let cases = [
+            ("", SpecError::Empty),
+            ("vfs_read@0xffffffff81000000", SpecError::SymbolAndAddress(text("vfs_read@0xffffffff81000000"))),
+            ("0xffffffff81000000 vfs_read", SpecError::SymbolAndAddress(text("0xffffffff81000000 vfs_read"))),
+            ("vfs_read+0xffffffff81000000", SpecError::SymbolAndAddress(text("vfs_read+0xffffffff81000000"))),
+            ("0xffffffff81000000+4", SpecError::AddressOffset(text("+4"))),
+            ("0x", SpecError::BadAddress(text("0x"))),
+            ("0xvfs", SpecError::BadAddress(text("0xvfs"))),
+            ("0x1ffffffff81000000", SpecError::BadAddress(text("0x1ffffffff81000000"))),
+            ("1234", SpecError::BareNumber(text("1234"))),
+            ("vfs_*+4", SpecError::PatternOffset(text("+4"))),
+            ("vfs_[a", SpecError::Pattern { written: text("vfs_[a"), source: GlobError::OpenClass }),
+            ("+4", SpecError::NoSymbol(text("+4"))),
+            ("+", SpecError::NoSymbol(text("+"))),
+            ("vfs_read+", SpecError::NoOffset(text("vfs_read+"))),
+            ("vfs_read-4", SpecError::NegativeOffset(text("vfs_read-4"))),
+            ("vfs_read-0x4", SpecError::NegativeOffset(text("vfs_read-0x4"))),
+            ("vfs_read+-4", SpecError::NegativeOffset(text("vfs_read+-4"))),
+            ("vfs_read+ten", SpecError::BadOffset(text("ten"))),
+            ("vfs_read+0x", SpecError::BadOffset(text("0x"))),
+            ("vfs_read+4+4", SpecError::BadOffset(text("4+4"))),
+            ("f+18446744073709551616", SpecError::OffsetTooLarge(text("18446744073709551616"))),
+            ("vfs-read", character("vfs-read", '-')),
+            ("vfs read", character("vfs read", ' ')),
+            ("vfs_read()", character("vfs_read()", '(')),
+            ("vfs_re\u{e4}d", character("vfs_re\u{e4}d", '\u{e4}')),
+            ("vfs_* ", character("vfs_* ", ' ')),
+        ];
+        for (written, expected) in cases {
+            let error = written.parse::<ProbeSpec>().unwrap_err();
+            assert_eq!(error, expected, "{written:?}");
+            assert!(!error.to_string().contains('\n'), "{written:?}");
+        }
+    }
+}
