@@ -50,8 +50,24 @@ impl Gpr {
 
     /// All 64 bits.
     pub(super) fn get(self, regs: &Regs) -> u64 {
-        // The copy saves a second table of sixteen arms, and is optimised away.
-        *self.slot(&mut { *regs })
+        match self {
+            Self::Rax => regs.rax,
+            Self::Rcx => regs.rcx,
+            Self::Rdx => regs.rdx,
+            Self::Rbx => regs.rbx,
+            Self::Rsp => regs.rsp,
+            Self::Rbp => regs.rbp,
+            Self::Rsi => regs.rsi,
+            Self::Rdi => regs.rdi,
+            Self::R8 => regs.r8,
+            Self::R9 => regs.r9,
+            Self::R10 => regs.r10,
+            Self::R11 => regs.r11,
+            Self::R12 => regs.r12,
+            Self::R13 => regs.r13,
+            Self::R14 => regs.r14,
+            Self::R15 => regs.r15,
+        }
     }
 
     /// The place of all 64 bits.
