@@ -30,9 +30,10 @@ mod snapshot;
 mod spawn;
 mod terminal;
 
-pub use emulated::{EmulatedHost, Exit, HostCommand, RunError, StartError, Streams};
+pub use disk::DiskError;
+pub use emulated::{EmulatedHost, HostCommand, RunError, StartError, Streams};
 pub use machine::MachineError;
-pub use protocol::ProtocolError;
+pub use protocol::{Exit, ProtocolError};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};
-pub use terminal::{RawMode, Terminal};
+pub use terminal::{RawMode, Terminal, WindowSize};

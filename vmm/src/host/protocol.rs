@@ -23,6 +23,8 @@ use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
+/// The control port's name inside.
+pub(super) const PORT_NAME: &str = "vmm.control";
 /// The longest payload of a frame, in bytes.
 pub(super) const MAX_PAYLOAD: usize = 1 << 20;
 /// How many `Stdin` frames may be under way.
@@ -301,7 +303,11 @@ mod tests {
             env: vec![("TERM".into(), "xterm".into())],
             files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
             outputs: 2,
-            terminal: Some(Terminal { size: WindowSize { rows: 24, columns: 80 }, stdout: true, stderr: false }),
+            terminal: Some(Terminal {
+                size: WindowSize { rows: 24, columns: 80 },
+                stdout: true,
+                stderr: false,
+            }),
             time: 1_790_000_000,
         }
     }
@@ -366,8 +372,12 @@ mod tests {
 
     #[test]
     fn a_cut_stream_is_an_error_wherever_it_is_cut() {
-        let all: Vec<Vec<u8>> =
-            inward().iter().map(|m| m.encode()).chain(outward().iter().map(|m| m.encode())).map(Result::unwrap).collect();
+        let all: Vec<Vec<u8>> = inward()
+            .iter()
+            .map(|m| m.encode())
+            .chain(outward().iter().map(|m| m.encode()))
+            .map(Result::unwrap)
+            .collect();
         let stream = all.concat();
         assert!(matches!(decode_all(&stream), (13, ProtocolError::Closed)));
         for cut in 0..stream.len() {

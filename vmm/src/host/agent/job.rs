@@ -1,0 +1,260 @@
+//! Runs one command: its files, its pipes or terminal, its signals.
+
+use super::super::protocol::{
+    Arg, DiskFile, Exit, FrameReader, FromAgent, Job, Outbox, Program, ProtocolError, STDIN_WINDOW, ToAgent,
+};
+use super::super::spawn;
+use super::super::terminal::{Terminal, WindowSize};
+use super::AgentError;
+use super::port::Port;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, PipeWriter, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+
+const DISK: &str = "/dev/vda";
+const FILES: &str = "/run/files";
+/// One write to the port carries this much; its driver cuts what is longer.
+const CHUNK: usize = 32 << 10;
+
+type Frames = FrameReader<BufReader<Port>>;
+
+/// Runs `job` until it has ended and all it printed has been sent.
+pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Result<Exit, AgentError> {
+    set_clock(job.time);
+    let files = job.files.iter().enumerate().map(|(index, file)| unpack(index, file));
+    let files = files.collect::<Result<Vec<_>, _>>()?;
+    let mut pumps = Pumps { outbox: Arc::clone(outbox), threads: Vec::new() };
+    let outputs = (0..job.outputs).map(|index| pumps.output(index)).collect::<io::Result<Vec<_>>>();
+    let outputs = outputs.map_err(AgentError::file("make a pipe for", "an output"))?;
+
+    let program = match job.program {
+        Program::ThisBinary => Some(PathBuf::from("/proc/self/exe")),
+        Program::File(index) => files.get(index).cloned(),
+    };
+    let program = program.unwrap_or_default();
+    let mut command = Command::new(&program);
+    command.env_clear().envs(job.env.iter().map(|(name, value)| (name, value)));
+    if job.program == Program::ThisBinary {
+        std::os::unix::process::CommandExt::arg0(&mut command, "vmm");
+    }
+    for arg in &job.args {
+        match arg {
+            Arg::Text(text) => command.arg(text),
+            Arg::File(index) => command.args(files.get(*index)),
+            Arg::Output(index) => {
+                command.args(outputs.get(*index).map(|pipe| format!("/dev/fd/{}", pipe.as_raw_fd())))
+            }
+        };
+    }
+    let streams =
+        pumps.streams(&mut command, job.terminal).map_err(AgentError::file("make streams for", &program))?;
+    let child = spawn::in_own_session(command, streams.controlling);
+    let mut child = child.map_err(AgentError::file("start", &program))?;
+    drop(outputs);
+
+    let group = Pid::from_child(&child);
+    let input = streams.input.or_else(|| child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe))));
+    thread::spawn({
+        let (outbox, terminal) = (Arc::clone(outbox), streams.terminal);
+        move || obey(frames, group, terminal, input, outbox)
+    });
+    let status = child.wait().map_err(AgentError::file("wait for", &program))?;
+    // Whatever it left behind would keep its streams open.
+    let _ = kill_process_group(group, Signal::KILL);
+    pumps.finish();
+    Ok(exit_of(status))
+}
+
+/// Follows the clock outside; a wrong clock is no reason not to run.
+fn set_clock(seconds: u64) {
+    if let Ok(seconds) = i64::try_from(seconds) {
+        let _ = clock_settime(ClockId::Realtime, Timespec { tv_sec: seconds, tv_nsec: 0 });
+    }
+}
+
+/// Copies an input file from the disk into a folder of its own, so that it keeps its name.
+fn unpack(index: usize, file: &DiskFile) -> Result<PathBuf, AgentError> {
+    let folder = Path::new(FILES).join(index.to_string());
+    fs::create_dir_all(&folder).map_err(AgentError::file("create", &folder))?;
+    let path = folder.join(&file.name);
+    let mut disk = File::open(DISK).map_err(AgentError::file("open", DISK))?;
+    disk.seek(SeekFrom::Start(file.offset)).map_err(AgentError::file("read", DISK))?;
+    let copy = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
+    let copied = copy.and_then(|mut copy| io::copy(&mut disk.take(file.length), &mut copy));
+    match copied {
+        Ok(length) if length == file.length => Ok(path),
+        Ok(_) => Err(AgentError::file("read", path)(io::ErrorKind::UnexpectedEof.into())),
+        Err(source) => Err(AgentError::file("unpack", path)(source)),
+    }
+}
+
+fn exit_of(status: ExitStatus) -> Exit {
+    status.code().map_or_else(|| Exit::Signal(status.signal().unwrap_or(0)), Exit::Code)
+}
+
+/// The threads that carry output, one a stream.
+struct Pumps {
+    outbox: Arc<Outbox<Port>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What is left of a command's streams for us to use.
+struct OurEnds {
+    /// Where input goes, unless that is the child's own pipe.
+    input: Option<File>,
+    /// The terminal's master, for its size.
+    terminal: Option<OwnedFd>,
+    /// The terminal that will be the command's own.
+    controlling: Option<OwnedFd>,
+}
+
+impl Pumps {
+    /// A pipe for output number `index`; the command inherits its end.
+    fn output(&mut self, index: usize) -> io::Result<PipeWriter> {
+        let (reader, writer) = io::pipe()?;
+        fcntl_setfd(&writer, FdFlags::empty())?;
+        let index = u32::try_from(index).map_err(io::Error::other)?;
+        self.carry(reader, move |bytes| FromAgent::Output(index, bytes).encode());
+        Ok(writer)
+    }
+
+    /// Connects the three standard streams.
+    fn streams(&mut self, command: &mut Command, terminal: Option<Terminal>) -> io::Result<OurEnds> {
+        let (on_terminal, ends) = match terminal {
+            Some(terminal) => self.terminal(command, terminal)?,
+            None => {
+                command.stdin(Stdio::piped());
+                ((false, false), OurEnds { input: None, terminal: None, controlling: None })
+            }
+        };
+        if !on_terminal.0 {
+            let (reader, writer) = io::pipe()?;
+            command.stdout(writer);
+            self.carry(reader, |bytes| FromAgent::Stdout(bytes).encode());
+        }
+        if !on_terminal.1 {
+            let (reader, writer) = io::pipe()?;
+            command.stderr(writer);
+            self.carry(reader, |bytes| FromAgent::Stderr(bytes).encode());
+        }
+        Ok(ends)
+    }
+
+    /// Connects standard input, and the outputs that are to be on it, to a new terminal.
+    fn terminal(&mut self, command: &mut Command, terminal: Terminal) -> io::Result<((bool, bool), OurEnds)> {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        unlockpt(&master)?;
+        let peer =
+            ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        resize(&master, terminal.size)?;
+        command.stdin(peer.try_clone()?);
+        if terminal.stdout {
+            command.stdout(peer.try_clone()?);
+        }
+        if terminal.stderr {
+            command.stderr(peer.try_clone()?);
+        }
+        let printed = File::from(master.try_clone()?);
+        match (terminal.stdout, terminal.stderr) {
+            (false, true) => self.carry(printed, |bytes| FromAgent::Stderr(bytes).encode()),
+            // What is echoed belongs on the terminal, which outside is where standard output goes.
+            _ => self.carry(printed, |bytes| FromAgent::Stdout(bytes).encode()),
+        }
+        let input = Some(File::from(master.try_clone()?));
+        let ends = OurEnds { input, terminal: Some(master), controlling: Some(peer) };
+        Ok(((terminal.stdout, terminal.stderr), ends))
+    }
+
+    /// Sends what comes out of `source`, as messages that `wrap` makes, until its end.
+    fn carry<F>(&mut self, mut source: impl Read + Send + 'static, wrap: F)
+    where
+        F: Fn(&[u8]) -> Result<Vec<u8>, ProtocolError> + Send + 'static,
+    {
+        let outbox = Arc::clone(&self.outbox);
+        self.threads.push(thread::spawn(move || {
+            let mut buffer = vec![0; CHUNK];
+            // A terminal's end is an error: nobody has it open any more.
+            while let Ok(length) = source.read(&mut buffer) {
+                let bytes = buffer.get(..length).unwrap_or_default();
+                if bytes.is_empty() || wrap(bytes).and_then(|frame| outbox.send(&frame)).is_err() {
+                    break;
+                }
+            }
+        }));
+    }
+
+    /// Waits until all has been sent.
+    fn finish(self) {
+        for thread in self.threads {
+            // A thread that panicked has said so on the console.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn resize(terminal: &OwnedFd, size: WindowSize) -> io::Result<()> {
+    let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(tcsetwinsize(terminal, size)?)
+}
+
+/// Does what comes in while the command runs. Ends with the machine.
+fn obey(
+    mut frames: Frames,
+    group: Pid,
+    terminal: Option<OwnedFd>,
+    input: Option<File>,
+    outbox: Arc<Outbox<Port>>,
+) {
+    let (queue, typed) = sync_channel(STDIN_WINDOW);
+    let mut queue: Option<SyncSender<Vec<u8>>> = Some(queue);
+    thread::spawn(move || feed(input, &typed, &outbox));
+    while let Ok(message) = frames.next().and_then(ToAgent::decode) {
+        match message {
+            // The window has room for all that may be under way.
+            ToAgent::Stdin(bytes) => {
+                let queued = queue.as_ref().map(|queue| queue.try_send(bytes.to_vec()));
+                if queued.is_some_and(|queued| queued.is_err()) {
+                    break;
+                }
+            }
+            ToAgent::StdinEnd => queue = None,
+            ToAgent::Signal(number) => {
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    // It may have ended already.
+                    let _ = kill_process_group(group, signal);
+                }
+            }
+            ToAgent::WindowSize(size) => {
+                // The kernel tells the command; a terminal that is closed needs no size.
+                let _ = terminal.as_ref().map(|terminal| resize(terminal, size));
+            }
+            ToAgent::Hello | ToAgent::Run(_) => break,
+        }
+    }
+}
+
+/// Writes input to the command, at the pace at which it reads.
+fn feed(mut input: Option<File>, typed: &Receiver<Vec<u8>>, outbox: &Outbox<Port>) {
+    for bytes in typed {
+        if input.as_mut().is_some_and(|input| input.write_all(&bytes).is_err()) {
+            // The command closed its input: the rest goes nowhere.
+            input = None;
+        }
+        let taken = FromAgent::StdinTaken.encode().and_then(|frame| outbox.send(&frame));
+        if taken.is_err() {
+            return;
+        }
+    }
+}

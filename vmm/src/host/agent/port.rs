@@ -1,0 +1,69 @@
+//! The control port inside: a virtio serial port, found by its name.
+
+use super::super::protocol::PORT_NAME;
+use super::AgentError;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PORTS: &str = "/sys/class/virtio-ports";
+/// A port is announced a moment after its device.
+const PATIENCE: Duration = Duration::from_secs(20);
+const RETRY: Duration = Duration::from_millis(20);
+
+/// The open port. Its end of file is no end: it says that nobody is connected outside, as between a snapshot and
+/// its restoration, and reading goes on.
+pub(super) struct Port(File);
+
+impl Port {
+    /// Waits for the port and opens it.
+    pub(super) fn open() -> Result<Self, AgentError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(path) = find() {
+                let file = OpenOptions::new().read(true).write(true).open(&path);
+                return file.map(Self).map_err(AgentError::file("open", path));
+            }
+            if Instant::now() > deadline {
+                let missing = io::Error::from(io::ErrorKind::NotFound);
+                return Err(AgentError::file("find the control port in", PORTS)(missing));
+            }
+            thread::sleep(RETRY);
+        }
+    }
+
+    pub(super) fn try_clone(&self) -> Result<Self, AgentError> {
+        self.0.try_clone().map(Self).map_err(AgentError::file("share", PORTS))
+    }
+}
+
+fn find() -> Option<PathBuf> {
+    let mut ports = fs::read_dir(PORTS).ok()?.flatten();
+    let named = |port: &fs::DirEntry| {
+        fs::read_to_string(port.path().join("name")).is_ok_and(|name| name.trim_end() == PORT_NAME)
+    };
+    ports.find(named).map(|port| Path::new("/dev").join(port.file_name()))
+}
+
+impl Read for Port {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buffer)? {
+                0 if !buffer.is_empty() => thread::sleep(RETRY),
+                length => return Ok(length),
+            }
+        }
+    }
+}
+
+impl Write for Port {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

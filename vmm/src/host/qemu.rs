@@ -1,0 +1,200 @@
+//! Which QEMU is here, and what it is told.
+
+use super::protocol::PORT_NAME;
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io, thread};
+use thiserror::Error;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+/// Older releases emulate an SVM processor on which KVM has no usable debug registers.
+const OLDEST: u32 = 10;
+/// Each CPU inside is a thread of QEMU.
+const CPUS_MAX: usize = 8;
+const MEMORY_MIN_MIB: u64 = 2048;
+/// What the kernel inside needs beside the guest and its files.
+const HEADROOM_MIB: u64 = 512;
+const MIB: u64 = 1 << 20;
+
+/// Why QEMU cannot be used.
+#[derive(Debug, Error)]
+pub enum QemuError {
+    /// It is not in `PATH`.
+    #[error("the emulated host needs {PROGRAM}, which is not installed: {HOW}")]
+    Missing,
+    /// It emulates too little.
+    #[error("the emulated host needs QEMU {OLDEST} or later, and {} is {found}: {HOW}", path.display())]
+    TooOld {
+        /// The program.
+        path: PathBuf,
+        /// Its version.
+        found: String,
+    },
+    /// It does not say which version it is.
+    #[error("{} --version failed: {HOW}", path.display())]
+    Version {
+        /// The program.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+}
+
+const HOW: &str = "install the package qemu-system-x86 (Debian trixie or later; on bookworm from the suite \
+                   bookworm-backports: apt-get install -t bookworm-backports qemu-system-x86)";
+
+/// A QEMU that can be the emulated host.
+#[derive(Debug, Clone)]
+pub struct Qemu {
+    /// The program.
+    pub path: PathBuf,
+    /// Its version as it prints it, with the package's.
+    pub version: String,
+}
+
+impl Qemu {
+    /// Finds QEMU in `PATH` and asks its version.
+    ///
+    /// # Errors
+    /// When there is none, or one that is too old. The message names the package to install.
+    pub fn find() -> Result<Self, QemuError> {
+        Self::find_in(&env::var_os("PATH").unwrap_or_default())
+    }
+
+    fn find_in(path: &OsString) -> Result<Self, QemuError> {
+        let mut candidates = env::split_paths(path).map(|folder| folder.join(PROGRAM));
+        let path = candidates.find(|candidate| candidate.is_file()).ok_or(QemuError::Missing)?;
+        let answer = Command::new(&path).arg("--version").output();
+        let answer = answer.map_err(|source| QemuError::Version { path: path.clone(), source })?;
+        let text = String::from_utf8_lossy(&answer.stdout);
+        let version = text.lines().next().unwrap_or_default();
+        let version = version.strip_prefix("QEMU emulator version ").unwrap_or(version).to_owned();
+        if major(&version) < OLDEST {
+            return Err(QemuError::TooOld { path, found: version });
+        }
+        Ok(Self { path, version })
+    }
+}
+
+/// The number before the first dot; zero if there is none.
+fn major(version: &str) -> u32 {
+    version.split('.').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// What the emulated host consists of, and where its snapshot is kept.
+pub struct HostImage<'a> {
+    /// Its kernel, a bzImage.
+    pub kernel: &'a Path,
+    /// Changes whenever the initramfs would; cheap to make, see [`fingerprint`].
+    pub initramfs_key: &'a str,
+    /// Builds the initramfs (a cpio archive, compressed or not); called only when the host must boot.
+    pub initramfs: &'a dyn Fn() -> Result<Vec<u8>, Box<dyn Error + Send + Sync>>,
+    /// The program's cache folder; the snapshots are in `host/` in it.
+    pub cache_dir: &'a Path,
+    /// Tells the user one line: that a snapshot is made, or why there is none.
+    pub notice: &'a dyn Fn(&str),
+}
+
+/// What tells one state of the file at `path` from another: path, size and modification time.
+///
+/// # Errors
+/// When there is no such file.
+pub fn fingerprint(path: &Path) -> io::Result<String> {
+    let file = fs::metadata(path)?;
+    Ok(format!("{}:{}:{}.{}:{}", path.display(), file.len(), file.mtime(), file.mtime_nsec(), file.ino()))
+}
+
+/// How much memory, in MiB, the host needs for a guest of `guest_mib` and `files` bytes of input. A power of two,
+/// at least 2 GiB, so that few sizes need a snapshot.
+#[must_use]
+pub fn memory_for(guest_mib: u64, files: u64) -> u64 {
+    // An input file is held once by the host and once more by the program that reads it.
+    let needed = guest_mib + 2 * files.div_ceil(MIB) + HEADROOM_MIB;
+    needed.max(MEMORY_MIN_MIB).next_power_of_two()
+}
+
+/// How big a host is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostSize {
+    pub(super) cpus: usize,
+    pub(super) memory_mib: u64,
+}
+
+impl HostSize {
+    /// As many CPUs as are there, and `memory_mib`.
+    pub(super) fn new(memory_mib: u64) -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from).min(CPUS_MAX);
+        Self { cpus, memory_mib }
+    }
+}
+
+/// The kernel's command line: quiet, nothing that slows an emulator down, and an end instead of a hang on a panic.
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable nowatchdog \
+                                   random.trust_cpu=on 8250.nr_uarts=1";
+
+/// The arguments that do not depend on the run: machine, processor, kernel and devices.
+pub(super) fn machine_args(kernel: &Path, size: &HostSize) -> Vec<OsString> {
+    let (cpus, memory) = (size.cpus.to_string(), size.memory_mib.to_string());
+    let port = format!("virtserialport,chardev=control,name={PORT_NAME}");
+    let fixed = [
+        ["-machine", "q35"],
+        ["-accel", "tcg,thread=multi"],
+        ["-cpu", "max"],
+        ["-smp", &cpus],
+        ["-m", &memory],
+        ["-display", "none"],
+        ["-device", "virtio-serial-pci"],
+        ["-device", &port],
+        ["-device", "virtio-blk-pci,drive=files"],
+        ["-serial", "chardev:log"],
+        ["-append", KERNEL_COMMAND_LINE],
+    ];
+    let mut args: Vec<OsString> = ["-no-user-config", "-nodefaults", "-no-reboot"].map(OsString::from).into();
+    args.extend(fixed.iter().flatten().map(OsString::from));
+    args.extend(["-kernel".into(), kernel.into()]);
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn fake(name: &str, prints: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("vmm-qemu-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join(PROGRAM);
+        fs::write(&program, format!("#!/bin/sh\necho '{prints}'\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_missing_qemu_names_the_package() {
+        let error = Qemu::find_in(&"/nonexistent".into()).unwrap_err();
+        assert!(error.to_string().contains("qemu-system-x86 (Debian trixie"), "{error}");
+    }
+
+    #[test]
+    fn an_old_qemu_is_refused_and_a_new_one_taken() {
+        let old = fake("old", "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)");
+        let new = fake("new", "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)");
+        let error = Qemu::find_in(&old.clone().into()).unwrap_err().to_string();
+        let found = Qemu::find_in(&new.clone().into());
+        for folder in [old, new] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+        assert!(error.contains("is 7.2.22") && error.contains("bookworm-backports"), "{error}");
+        assert_eq!(found.unwrap().version, "10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)");
+    }
+
+    #[test]
+    fn memory_grows_in_powers_of_two() {
+        assert_eq!(memory_for(512, 15 * MIB), 2048);
+        assert_eq!(memory_for(1600, 0), 4096);
+        assert_eq!(memory_for(1024, 400 * MIB), 4096);
+    }
+}
