@@ -1,2 +1,33 @@
-//! x
-fn main() {}
+//! `vmm`: kprobes from outside the guest.
+
+mod args;
+mod doctor;
+mod host;
+mod output;
+mod run;
+mod symbols;
+mod target;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// The user asked for something that cannot be done; nothing was run.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // As the first process of an emulated host, this program has another life.
+    if std::process::id() == 1 {
+        return vmm::host::agent::main();
+    }
+    let done = match Cli::parse().command {
+        Command::Run(run) => run::main(&run),
+        Command::Symbols(symbols) => symbols::main(&symbols),
+        Command::Doctor(doctor) => doctor::main(&doctor),
+        Command::Host(host) => host::main(&host),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("vmm: {error:#}");
+        ExitCode::from(EXIT_USAGE)
+    })
+}

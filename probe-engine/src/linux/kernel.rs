@@ -1,15 +1,16 @@
 //! All that a kernel's file says, in one place: image, symbols, text that must be left alone, and how its boot can
 //! be followed.
 
-use super::bzimage::{BzImage, BzImageError, KernelJumps};
+use super::bzimage::{BzImage, BzImageError};
 use super::kallsyms::{self, KallsymsError};
+use super::landmarks::Boot;
 use super::patched::PatchedText;
 use super::symbols::SymbolTable;
 use super::symtab::{self, SymtabError};
 use super::system_map::{self, SystemMapError};
 use super::unpack::{UnpackError, unpack};
 use super::vmlinux::{Vmlinux, VmlinuxError};
-use crate::addr::{Gpa, Gva};
+use crate::addr::Gva;
 use std::ops::Range;
 
 /// A kernel file that was understood. All addresses are link-time addresses.
@@ -18,8 +19,7 @@ pub struct Kernel {
     image: Vmlinux,
     symbols: SymbolTable,
     patched: PatchedText,
-    is_compressed: bool,
-    jumps: Option<KernelJumps>,
+    boot: Boot,
     relative_base: RelativeBase,
 }
 
@@ -33,9 +33,6 @@ struct RelativeBase {
 /// A kernel file that was not understood.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// Neither format.
-    #[error("not a kernel: neither a bzImage nor an ELF file")]
-    Format,
     /// A damaged bzImage.
     #[error(transparent)]
     BzImage(#[from] BzImageError),
@@ -71,16 +68,16 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`], a sentence for the user, causes behind it.
     pub fn read(file: &[u8], system_map: Option<&str>) -> Result<Self, KernelError> {
-        let is_compressed = !file.starts_with(b"\x7fELF");
-        let (image, jumps) = if is_compressed {
-            let boot = BzImage::parse(file)?;
-            (Vmlinux::parse(unpack(boot.payload())?)?, boot.kernel_jumps().ok())
+        let (image, boot) = if file.starts_with(b"\x7fELF") {
+            (Vmlinux::parse(file.to_vec())?, Boot::Direct)
         } else {
-            (Vmlinux::parse(file.to_vec())?, None)
+            let boot = BzImage::parse(file)?;
+            let jumps = boot.kernel_jumps().map_or(Boot::Unknown, Boot::Decompressor);
+            (Vmlinux::parse(unpack(boot.payload())?)?, jumps)
         };
         let (symbols, relative_base) = read_symbols(&image, system_map)?;
         let patched = PatchedText::from_image(&image, &symbols);
-        Ok(Self { image, symbols, patched, is_compressed, jumps, relative_base })
+        Ok(Self { image, symbols, patched, boot, relative_base })
     }
 
     /// Its symbols.
@@ -113,36 +110,10 @@ impl Kernel {
         &self.patched
     }
 
-    /// Whether `at` is code that the kernel frees when it has booted.
+    /// What runs before it.
     #[must_use]
-    pub fn is_init_text(&self, at: Gva) -> bool {
-        self.image.is_init_text(at)
-    }
-
-    /// Whether the file is a bzImage, whose kernel is unpacked, and under KASLR moved, by its decompressor.
-    #[must_use]
-    pub fn is_compressed(&self) -> bool {
-        self.is_compressed
-    }
-
-    /// The jumps by which the decompressor of a bzImage can be followed; `None` when it has another shape.
-    #[must_use]
-    pub fn jumps(&self) -> Option<KernelJumps> {
-        self.jumps
-    }
-
-    /// Where the kernel's text starts, virtually and physically.
-    #[must_use]
-    pub fn text(&self) -> (Gva, Gpa) {
-        let start = self.image.text_start();
-        let segment = self.image.segments().iter().find(|s| s.range.contains(&start));
-        (start, segment.map_or(Gpa(0), |s| s.phys))
-    }
-
-    /// The physical address of its entry point.
-    #[must_use]
-    pub fn entry(&self) -> Gpa {
-        self.image.entry()
+    pub fn boot(&self) -> Boot {
+        self.boot
     }
 
     /// Where the image holds the pointer that KASLR relocates by its slide, and that pointer's link-time value.

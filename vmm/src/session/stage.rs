@@ -3,7 +3,7 @@
 //! Under KASLR nobody outside knows where the kernel will be. The decompressor copies itself away and jumps there
 //! (first stop: RAX says where), unpacks the kernel and jumps to it (second stop: RAX is its physical address,
 //! and the relocated `relative_base` in its kallsyms is its virtual one). Two stops follow in the kernel itself:
-//! at [`EARLY`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
+//! at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
 //! [`LATE`], when alternatives are applied and the boot processor is about to become the idle task.
 
 use crate::kvm::Breakpoints;
@@ -11,13 +11,8 @@ use crate::memory::GuestRam;
 use crate::world::Request;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::bzimage::KernelJumps;
-use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::landmarks::{Boot, Landmarks};
 use probe_engine::memory::PhysMemory;
-
-/// Sites that are final once ftrace has made its nops are armed here.
-pub(super) const EARLY: &str = "arch_cpu_finalize_init";
-/// Everything else is armed here.
-pub(super) const LATE: &str = "rest_init";
 
 /// Where the running kernel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +51,7 @@ pub(super) enum Stage {
     /// The kernel's own milestones.
     Kernel(KernelMap),
     /// Nothing any more.
-    Running(KernelMap),
+    Running,
 }
 
 /// What a stop at a stage's breakpoint means.
@@ -65,18 +60,18 @@ pub(super) enum Reached {
     Decompressor,
     /// The kernel starts; it is known where it is.
     Kernel,
-    /// [`EARLY`].
+    /// [`Landmarks::early`].
     Early(KernelMap),
-    /// [`LATE`].
+    /// [`Landmarks::late`].
     Late(KernelMap),
 }
 
 /// The way to the kernel was lost.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// Only a symbol table without this name can cause it.
-    #[error("the kernel has no symbol {0}, by which its boot is followed")]
-    NoSymbol(&'static str),
+    /// A symbol table without `rest_init`.
+    #[error("the kernel has no function rest_init, by which its boot is followed")]
+    NoMilestone,
     /// The decompressor of this bzImage is not built like those that are known.
     #[error("the decompressor of this bzImage has no jump that could be followed: its kernel cannot be probed")]
     NoJumps,
@@ -87,28 +82,24 @@ pub enum StageError {
 
 impl Stage {
     /// The first stage: of a bzImage loaded at `load`, or of an ELF kernel, which runs where it was linked.
-    pub(super) fn first(kernel: &Kernel, load: Gpa) -> Result<Self, StageError> {
-        match kernel.jumps() {
-            Some(jumps) => Ok(Self::Decompressor { load, jumps }),
-            None if kernel.is_compressed() => Err(StageError::NoJumps),
-            None => Ok(Self::Kernel(KernelMap::new((kernel.text_base(), kernel.text_load()), 0))),
+    pub(super) fn first(kernel: &Landmarks, load: Gpa) -> Result<Self, StageError> {
+        match kernel.boot {
+            Boot::Decompressor(jumps) => Ok(Self::Decompressor { load, jumps }),
+            Boot::Direct => Ok(Self::Kernel(KernelMap::new((kernel.text, kernel.text_load), 0))),
+            Boot::Unknown => Err(StageError::NoJumps),
         }
     }
 
     /// The hardware breakpoints that this stage needs.
-    pub(super) fn breakpoints(&self, kernel: &Kernel) -> Result<Vec<Gva>, StageError> {
-        let milestone = |map: &KernelMap, name| {
-            kernel.symbol(name).map(|link| map.gva(link)).ok_or(StageError::NoSymbol(name))
-        };
+    pub(super) fn breakpoints(&self, kernel: &Landmarks) -> Result<Vec<Gva>, StageError> {
         Ok(match self {
-            Self::Decompressor { load, jumps } => vec![Gva(load.0).add(jumps.relocation)],
+            Self::Decompressor { load, jumps } => vec![Gva(load.0).add(jumps.relocation_jump)],
             Self::Handover { jump } => vec![*jump],
             Self::Kernel(map) => {
-                let late = milestone(map, LATE)?;
-                // Kernels before 6.1.39 have no such function; all sites are then armed late.
-                milestone(map, EARLY).into_iter().chain([late]).collect()
+                let late = kernel.late.ok_or(StageError::NoMilestone)?;
+                kernel.early.into_iter().chain([late]).map(|link| map.gva(link)).collect()
             }
-            Self::Running(_) => Vec::new(),
+            Self::Running => Vec::new(),
         })
     }
 
@@ -116,22 +107,22 @@ impl Stage {
     pub(super) fn reach(
         &mut self,
         request: &Request,
-        at: Gva,
-        kernel: &Kernel,
+        kernel: &Landmarks,
         ram: &GuestRam,
     ) -> Result<Option<Reached>, StageError> {
-        let is = |map: &KernelMap, name| kernel.symbol(name).is_some_and(|link| map.gva(link) == at);
+        let at = Gva(request.regs.rip);
+        let is = |map: &KernelMap, milestone: Option<Gva>| milestone.is_some_and(|link| map.gva(link) == at);
         let (next, reached) = match *self {
             Self::Decompressor { jumps, .. } => {
-                let copy = Gva(request.regs.rax).offset(-i64::from(jumps.target));
-                (Self::Handover { jump: copy.add(jumps.handover) }, Reached::Decompressor)
+                let jump = Gva(jumps.entry_jump_at(request.regs.rax).0);
+                (Self::Handover { jump }, Reached::Decompressor)
             }
             Self::Handover { .. } => {
                 (Self::Kernel(locate(kernel, Gpa(request.regs.rax), ram)?), Reached::Kernel)
             }
-            Self::Kernel(map) if is(&map, LATE) => (Self::Running(map), Reached::Late(map)),
-            Self::Kernel(map) if is(&map, EARLY) => (Self::Kernel(map), Reached::Early(map)),
-            Self::Kernel(_) | Self::Running(_) => return Ok(None),
+            Self::Kernel(map) if is(&map, kernel.late) => (Self::Running, Reached::Late(map)),
+            Self::Kernel(map) if is(&map, kernel.early) => (Self::Kernel(map), Reached::Early(map)),
+            Self::Kernel(_) | Self::Running => return Ok(None),
         };
         *self = next;
         Ok(Some(reached))
@@ -139,18 +130,18 @@ impl Stage {
 
     /// Whether all sites are armed that can be.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self, Self::Running(_))
+        matches!(self, Self::Running)
     }
 }
 
 /// Finds the kernel whose entry point is at physical `entry`.
-fn locate(kernel: &Kernel, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, StageError> {
+fn locate(kernel: &Landmarks, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, StageError> {
     // The entry's place in the image is the same everywhere.
-    let text = (kernel.text_base(), kernel.text_load().add(entry.0.wrapping_sub(kernel.entry().0)));
-    let unmoved = KernelMap::new(text, 0);
-    let mut base = [0; 8];
-    ram.read(unmoved.gpa(kernel.relative_base_at()), &mut base).map_err(|_| StageError::Lost)?;
-    let slide = u64::from_le_bytes(base).wrapping_sub(kernel.relative_base().0);
+    let text = (kernel.text, kernel.text_load.add(entry.0.wrapping_sub(kernel.entry.0)));
+    let mut moved = [0; 8];
+    let pointer = KernelMap::new(text, 0).gpa(kernel.relocated_pointer);
+    ram.read(pointer, &mut moved).map_err(|_| StageError::Lost)?;
+    let slide = u64::from_le_bytes(moved).wrapping_sub(kernel.relocated_value.0);
     // The kernel's virtual window is 1 GiB, and it moves in steps of its alignment (2 MiB at least).
     if slide >= 1 << 30 || slide % (2 << 20) != 0 {
         return Err(StageError::Lost);

@@ -1,0 +1,209 @@
+//! What can be said on the command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use probe_engine::probe::spec::ProbeSpec;
+use std::path::PathBuf;
+
+/// Kprobes from outside the guest.
+///
+/// Boots an unmodified Linux kernel in a small virtual machine, plants breakpoints in its text from the host, and
+/// reports every hit with the guest's registers. The guest needs no agent, no configuration and no privileges.
+#[derive(Parser)]
+#[command(name = "vmm", version, propagate_version = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Symbols(Symbols),
+    Doctor(Doctor),
+    Host(Host),
+}
+
+/// Boot a kernel with probes in it
+///
+/// The guest's console goes to standard output, hits go to standard error or to a file, and a table of all probes
+/// follows when the guest has ended. When standard input is a terminal, it is the guest's: Ctrl-A x ends the run.
+///
+/// Exit codes: 0 the guest powered itself off or reset, or Ctrl-A x; 1 the guest died (panic, triple fault); 2 the
+/// run could not be started, and why was said; 128 + n ended by signal n.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm run --probe do_sys_openat2
+  vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
+  vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json")]
+pub(crate) struct Run {
+    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// The initramfs [default: the one built by `cargo xtask setup`]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// Where to probe; may be repeated
+    ///
+    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
+    /// (0xffffffff81000280), or a pattern that names functions (vfs_*).
+    #[arg(long = "probe", short = 'p', value_name = "SPEC")]
+    pub(crate) probes: Vec<ProbeSpec>,
+    /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1` otherwise
+    #[arg(long, value_name = "WORDS")]
+    pub(crate) cmdline: Option<String>,
+    /// The whole kernel command line
+    #[arg(long, value_name = "WORDS", conflicts_with = "cmdline")]
+    pub(crate) raw_cmdline: Option<String>,
+    /// Number of CPUs of the guest
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) cpus: u8,
+    /// Memory of the guest, as 512M or 2G (128M to 64G)
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    pub(crate) memory: Memory,
+    /// Write the hits to this file instead of standard error
+    #[arg(long, short = 'o', value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// How hits are written
+    ///
+    /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
+    /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings).
+    /// At the end comes one {"type":"probe"} a probe, with probe, address, hits, missed and state, and one
+    /// {"type":"end"} with end and waits (how often a CPU waited for a slow reader).
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) symbols: SymbolSource,
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// What was resolved outside the emulated host
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["probes", "system_map"])]
+    pub(crate) target: Option<PathBuf>,
+}
+
+/// Where the kernel's symbols come from
+#[derive(Args)]
+pub(crate) struct SymbolSource {
+    /// Take the kernel's symbols from this System.map instead of from the kernel itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) system_map: Option<PathBuf>,
+}
+
+/// Where the guest runs
+#[derive(Args)]
+pub(crate) struct Place {
+    /// Where to run the guest
+    #[arg(long, value_enum, default_value_t = HostKind::Auto)]
+    pub(crate) host: HostKind,
+    /// The KVM device
+    #[arg(long, value_name = "FILE", default_value = "/dev/kvm")]
+    pub(crate) kvm_device: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HostKind {
+    /// This machine's KVM when it can, the emulated host otherwise
+    Auto,
+    /// This machine's KVM
+    Kvm,
+    /// A Linux with KVM inside QEMU, which emulates the processor: slow, but it runs anywhere
+    Emulated,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// One line a hit, for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// List the functions of a kernel that can be probed
+///
+/// One a line: address as linked, name. Decided from the file; a few more may turn out not to be probeable once
+/// the kernel has patched itself, which `vmm run` then reports.
+#[derive(Args)]
+pub(crate) struct Symbols {
+    /// Only functions whose names match, as vfs_*
+    #[arg(value_name = "PATTERN")]
+    pub(crate) pattern: Option<String>,
+    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Also list what cannot be probed, with the reason
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) symbols: SymbolSource,
+}
+
+/// Say whether guests can be probed on this machine, and how
+///
+/// Exit codes: 0 its own KVM can; 1 it cannot, and `vmm run` uses the emulated host.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: Place,
+}
+
+/// Look after the emulated host
+#[derive(Args)]
+pub(crate) struct Host {
+    #[command(subcommand)]
+    pub(crate) command: HostCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum HostCommand {
+    /// Boot it once and keep a snapshot of it, so that runs start at once
+    Prepare,
+}
+
+/// An amount of guest memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Memory(pub(crate) u64);
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}M", self.0 >> 20)
+    }
+}
+
+fn parse_memory(text: &str) -> Result<Memory, String> {
+    const LEAST: u64 = 128 << 20;
+    const MOST: u64 = 64 << 30;
+    let (digits, shift) = match text.strip_suffix(['M', 'm']) {
+        Some(digits) => (digits, 20),
+        None => (text.strip_suffix(['G', 'g']).ok_or("write it as 512M or 2G")?, 30),
+    };
+    let count: u64 = digits.parse().map_err(|_| "write it as 512M or 2G")?;
+    let bytes = count.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    match bytes {
+        ..LEAST => Err("a guest needs at least 128M".to_owned()),
+        LEAST..=MOST => Ok(Memory(bytes)),
+        _ => Err("a guest gets at most 64G".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn memory_is_given_in_mib_or_gib() {
+        assert_eq!(parse_memory("128M"), Ok(Memory(128 << 20)));
+        assert_eq!(parse_memory("64G"), Ok(Memory(64 << 30)));
+        for wrong in ["", "M", "512", "127M", "65G", "18446744073709551615G", "1.5G", "-1G"] {
+            assert!(parse_memory(wrong).is_err(), "{wrong}");
+        }
+    }
+}

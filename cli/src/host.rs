@@ -1,0 +1,117 @@
+//! Where a guest runs: on this machine's KVM, or inside the emulated host.
+
+use crate::args::{Format, Host, HostCommand as HostVerb, HostKind, Place, Run};
+use crate::target::Target;
+use anyhow::{Context, Result, anyhow};
+use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
+use std::env;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use vmm::host::{EmulatedHost, Exit, HostCommand, HostImage, Streams, fingerprint, memory_for, prepare};
+use vmm::kvm::Hypervisor;
+use vmm::selftest;
+use vmm::trap::Delivery;
+
+/// Where the guest will run.
+pub(crate) enum Chosen {
+    /// On this KVM, where breakpoints come to us in this way.
+    Kvm(Hypervisor, Delivery),
+    /// In the emulated host.
+    Emulated,
+}
+
+/// Carries out what the user said about the host.
+pub(crate) fn choose(place: &Place) -> Result<Chosen> {
+    match place.host {
+        HostKind::Emulated => Ok(Chosen::Emulated),
+        HostKind::Kvm => own_kvm(&place.kvm_device),
+        HostKind::Auto => own_kvm(&place.kvm_device).or_else(|reason| {
+            eprintln!("vmm: using the emulated host: {reason:#}");
+            Ok(Chosen::Emulated)
+        }),
+    }
+}
+
+fn own_kvm(device: &Path) -> Result<Chosen> {
+    let hypervisor = Hypervisor::open(device)?;
+    let contract = selftest::run(&hypervisor)?;
+    contract.verdict()?;
+    let delivery = contract.delivery().ok_or_else(|| anyhow!("breakpoints cannot be caught"))?;
+    Ok(Chosen::Kvm(hypervisor, delivery))
+}
+
+/// `vmm host`.
+pub(crate) fn main(args: &Host) -> Result<ExitCode> {
+    match args.command {
+        HostVerb::Prepare => with_image(|image| Ok(prepare(image, memory_for(0, 0))?))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Describes the emulated host: Debian's kernel, and this very program in an initramfs.
+pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>) -> Result<T> {
+    let cache = Cache::open()?;
+    let kernel = cache.kernel(DEFAULT_KERNEL.name)?;
+    let program = env::current_exe().context("cannot find this program's own file")?;
+    let key = fingerprint(&program).context("cannot look at this program's own file")?;
+    let build = || -> Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
+        Ok(initramfs::host(fs::read(&program)?, read_modules(&kernel)?, [])?)
+    };
+    use_image(&HostImage {
+        kernel: &kernel.image,
+        initramfs_key: &key,
+        initramfs: &build,
+        cache_dir: cache.root(),
+        notice: &|line| eprintln!("vmm: {line}"),
+    })
+}
+
+/// The modules that KVM needs, in the order in which they load.
+fn read_modules(kernel: &FetchedKernel) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let name = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    kernel.modules.iter().map(|path| Ok((name(path), fs::read(path)?))).collect()
+}
+
+/// Runs the guest inside the emulated host, by this same program and with the same arguments.
+pub(crate) fn run_emulated(args: &Run, kernel: &Path, initrd: &Path, target: &Target) -> Result<ExitCode> {
+    let output = match &args.output {
+        Some(path) => {
+            Some(File::create(path).with_context(|| format!("cannot write {}", path.display()))?)
+        }
+        None => None,
+    };
+    let mut resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
+    resolved.write_all(&serde_json::to_vec(target)?).context("cannot write a temporary file")?;
+    let files = fs::metadata(kernel)?.len() + fs::metadata(initrd)?.len();
+    let memory = memory_for(args.memory.0 >> 20, files);
+    let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
+    let mut command = HostCommand::new()
+        .arg("run")
+        .arg("--host=kvm")
+        .arg(format!("--cpus={}", args.cpus))
+        .arg(format!("--memory={}", args.memory))
+        .arg("--kernel")
+        .file(kernel)
+        .arg("--initrd")
+        .file(initrd)
+        .arg("--target")
+        .file(resolved.path());
+    for (name, words) in [("cmdline", &args.cmdline), ("raw-cmdline", &args.raw_cmdline)] {
+        if let Some(words) = words {
+            command = command.arg(format!("--{name}={words}"));
+        }
+    }
+    if args.format == Format::Json {
+        command = command.arg("--format=json");
+    }
+    if let Some(file) = output {
+        command = command.arg("--output").output(file);
+    }
+    match host.run(command, Streams::of_this_process())? {
+        Exit::Code(code) => Ok(ExitCode::from(code as u8)),
+        Exit::Signal(signal) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
+    }
+}

@@ -1,0 +1,75 @@
+//! Signals: those that end a run, and the one that interrupts a vCPU's KVM_RUN.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::{pipe, unregister};
+use signal_hook::{SigId, flag};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use vmm_sys_util::errno;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+/// Makes the signal that [`kick`] sends do nothing but interrupt a system call.
+///
+/// # Errors
+/// What sigaction(2) said.
+pub(crate) fn make_kick_harmless() -> Result<(), errno::Error> {
+    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    register_signal_handler(SIGRTMIN(), nothing)
+}
+
+/// Interrupts `thread`'s system call. A thread that has ended already is left alone.
+pub(crate) fn kick(thread: &JoinHandle<()>) {
+    if !thread.is_finished() {
+        let _ = thread.kill(SIGRTMIN());
+    }
+}
+
+/// The signals that end a run, as something to wait for. When it is dropped, they act as before.
+pub(crate) struct Signals {
+    last: Arc<AtomicUsize>,
+    wake: UnixStream,
+    ids: Vec<SigId>,
+}
+
+impl Signals {
+    /// Catches SIGINT, SIGTERM and SIGHUP from now on.
+    ///
+    /// # Errors
+    /// When the host is out of descriptors.
+    pub(crate) fn catch() -> io::Result<Self> {
+        let (wake, ring) = UnixStream::pair()?;
+        let mut signals = Self { last: Arc::default(), wake, ids: Vec::new() };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // First the number, then the wake-up: handlers run in the order of registration.
+            signals.ids.push(flag::register_usize(signal, signals.last.clone(), signal as usize)?);
+            signals.ids.push(pipe::register(signal, ring.try_clone()?)?);
+        }
+        Ok(signals)
+    }
+
+    /// The signal that arrived last, if any did.
+    pub(crate) fn take(&self) -> Option<i32> {
+        match self.last.swap(0, Ordering::Relaxed) {
+            0 => None,
+            signal => i32::try_from(signal).ok(),
+        }
+    }
+}
+
+impl AsRawFd for Signals {
+    fn as_raw_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.ids.drain(..).for_each(|id| {
+            unregister(id);
+        });
+    }
+}
