@@ -1,10 +1,14 @@
 //! The readers of `linux/` on real kernels: `VMM_TEST_KERNELS` lists boot images, separated by colons.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail like tests")]
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
+use probe_engine::addr::Gva;
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::kallsyms::{self, Kallsyms};
+use probe_engine::linux::patched::{PatchedText, Why};
 use probe_engine::linux::unpack::unpack;
 use probe_engine::linux::vmlinux::Vmlinux;
 
@@ -67,5 +71,51 @@ fn symbols_are_complete_and_where_code_is() {
         let near = symbols.nearest("do_sys_opnat2", 3);
         eprintln!("{name}: nearest in {:?}: {near:?}", start.elapsed());
         assert_eq!(near.first(), Some(&"do_sys_openat2"));
+    });
+}
+
+/// The instruction that a probe on a function's entry stands on: what follows an `endbr64`.
+fn entry(vmlinux: &Vmlinux, function: Gva) -> Range<Gva> {
+    let code = vmlinux.bytes_from(function).unwrap();
+    let at = if code.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]) { function.add(4) } else { function };
+    let code = vmlinux.bytes_from(at).unwrap();
+    let len = iced_x86::Decoder::new(64, code, 0).decode().len();
+    at..at.add(len as u64)
+}
+
+#[test]
+fn few_functions_are_refused_at_their_entry() {
+    each_kernel(|name, image| {
+        let (vmlinux, kallsyms) = open(name, image);
+        let symbols = &kallsyms.symbols;
+        let start = Instant::now();
+        let patched = PatchedText::from_image(&vmlinux, symbols);
+        eprintln!("{name}: tables in {:?}, missing {:?}", start.elapsed(), patched.missing());
+        assert_eq!(patched.missing(), []);
+
+        let covers = |function| patched.covers(entry(&vmlinux, symbols.address_of(function).unwrap()));
+        for function in ["vfs_read", "do_sys_openat2", "rest_init", "schedule", "start_kernel", "panic"] {
+            assert_eq!(covers(function), None, "{function}");
+        }
+        assert_eq!(covers("asm_exc_int3"), Some(Why::Entry));
+        assert_eq!(covers("exc_int3"), Some(Why::Noinstr));
+        assert_eq!(covers("notify_die"), Some(Why::Blacklisted));
+
+        let mut refused: BTreeMap<Why, (usize, &str)> = BTreeMap::new();
+        let (mut functions, mut after_boot, mut last) = (0, 0, None);
+        for symbol in symbols.text().filter(|symbol| vmlinux.is_text(symbol.at)) {
+            let is_function = !symbol.name.starts_with("__pfx_") && !symbol.name.starts_with("__SCT__");
+            if !is_function || last.replace(symbol.at) == Some(symbol.at) {
+                continue;
+            }
+            functions += 1;
+            if let Some(why) = patched.covers(entry(&vmlinux, symbol.at)) {
+                refused.entry(why).or_insert((0, symbol.name)).0 += 1;
+                after_boot += usize::from(!why.is_final_after_boot());
+            }
+        }
+        eprintln!("{name}: of {functions} functions {after_boot} are refused after boot; in all {refused:?}");
+        assert!(functions > 40_000);
+        assert!(after_boot * 50 < functions);
     });
 }

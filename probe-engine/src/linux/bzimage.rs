@@ -81,7 +81,7 @@ pub struct BzImage<'a> {
 /// Hardware execution breakpoints on them find the kernel under KASLR: the first at
 /// `load address + relocation_jump`, whose RAX gives the second through [`KernelJumps::entry_jump_at`]. Memory is
 /// identity-mapped there, so that all of these are virtual and physical addresses at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KernelJumps {
     /// Offset of the `jmp *%rax` into the copy of the decompressor that got out of the output's way.
     pub relocation_jump: u64,

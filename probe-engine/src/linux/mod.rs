@@ -8,7 +8,11 @@
 pub mod bzimage;
 pub mod glob;
 pub mod kallsyms;
+pub mod kernel;
+pub mod landmarks;
 mod nearest;
+mod patch_tables;
+pub mod patched;
 mod read;
 pub mod symbols;
 pub mod symtab;

@@ -1,0 +1,174 @@
+//! Text that is not to be probed: code that must not trap, and instructions that the guest rewrites itself.
+//!
+//! The kernel lists all of them in tables of its own, for its own patching and its own kprobes. What is read here is
+//! what `arch/x86/kernel/alternative.c`, `jump_label.c`, `static_call.c` and `kernel/kprobes.c` read.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::patch_tables::Tables;
+use super::symbols::SymbolTable;
+use super::vmlinux::Vmlinux;
+use crate::addr::Gva;
+
+/// Why an instruction is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Why {
+    /// `__entry_text_start` to `__entry_text_end`.
+    Entry,
+    /// The `.noinstr.text` section.
+    Noinstr,
+    /// `_kprobe_blacklist` and `.kprobes.text`.
+    Blacklisted,
+    /// What the guest runs to handle an int3.
+    BreakpointPath,
+    /// The bytes before a function that `__pfx_` and `__cfi_` symbols name.
+    Padding,
+    /// The `.altinstr_replacement` section.
+    Replacement,
+    /// `__bug_table`.
+    Bug,
+    /// `__jump_table`.
+    JumpLabel,
+    /// `.static_call_sites` and the trampolines `__SCT__*`.
+    StaticCall,
+    /// `ftrace_call`, `ftrace_regs_call`. The sites at the start of functions are none of these.
+    FtraceCall,
+    /// `.smp_locks`.
+    LockPrefix,
+    /// `.altinstructions`.
+    Alternative,
+    /// `.parainstructions`, to 6.7.
+    Paravirt,
+    /// `.retpoline_sites`.
+    IndirectBranch,
+    /// `.return_sites`.
+    Return,
+    /// `.call_sites`, except the calls of `__fentry__`, which are ftrace's.
+    Call,
+    /// `.ibt_endbr_seal`.
+    Endbr,
+    /// `runtime_ptr_*` and `runtime_shift_*`, since 6.11.
+    RuntimeConstant,
+}
+
+impl Why {
+    /// Whether the guest rewrites it while it boots and never again (all of it is done before `rest_init`): then
+    /// the live bytes are as good as any other.
+    #[must_use]
+    pub fn is_final_after_boot(self) -> bool {
+        match self {
+            Self::Alternative
+            | Self::Paravirt
+            | Self::IndirectBranch
+            | Self::Return
+            | Self::Call
+            | Self::Endbr
+            | Self::RuntimeConstant => true,
+            Self::Entry
+            | Self::Noinstr
+            | Self::Blacklisted
+            | Self::BreakpointPath
+            | Self::Padding
+            | Self::Replacement
+            | Self::Bug
+            | Self::JumpLabel
+            | Self::StaticCall
+            | Self::FtraceCall
+            | Self::LockPrefix => false,
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Entry => "it is entry code, where the guest cannot take an exception",
+            Self::Noinstr => "it is code that the kernel marks as not to be instrumented (noinstr)",
+            Self::Blacklisted => "the kernel forbids probes in this function (NOKPROBE)",
+            Self::BreakpointPath => "the guest runs it to handle its own breakpoints",
+            Self::Padding => "it is padding before a function, not code",
+            Self::Replacement => "it is a template for patching, which never runs",
+            Self::Bug => "it is a BUG or WARN, which the guest finds by its address",
+            Self::JumpLabel => "the guest rewrites it at any time (jump label)",
+            Self::StaticCall => "the guest rewrites it at any time (static call)",
+            Self::FtraceCall => "the guest rewrites it at any time (ftrace trampoline)",
+            Self::LockPrefix => "the guest rewrites it when a second CPU comes up (lock prefix)",
+            Self::Alternative => "the guest rewrites it while it boots (alternative instruction)",
+            Self::Paravirt => "the guest rewrites it while it boots (paravirtual call)",
+            Self::IndirectBranch => "the guest rewrites it while it boots (indirect branch)",
+            Self::Return => "the guest rewrites it while it boots (return)",
+            Self::Call => "the guest rewrites it while it boots (call)",
+            Self::Endbr => "the guest rewrites it while it boots (endbr)",
+            Self::RuntimeConstant => "the guest rewrites it while it boots (run-time constant)",
+        })
+    }
+}
+
+/// All such text of a kernel, at link-time addresses.
+#[derive(Debug, Clone)]
+pub struct PatchedText {
+    /// At all times.
+    always: Vec<(Range<Gva>, Why)>,
+    /// Until the guest has booted.
+    booting: Vec<(Range<Gva>, Why)>,
+    fixups: Vec<Gva>,
+    missing: Vec<Why>,
+}
+
+impl PatchedText {
+    /// Reads the tables of a kernel image. `symbols` tell where those are that have no section of their own; with
+    /// symbols of functions only (no CONFIG_KALLSYMS_ALL) some cannot be found, see [`PatchedText::missing`].
+    #[must_use]
+    pub fn from_image(image: &Vmlinux, symbols: &SymbolTable) -> Self {
+        let tables = Tables::read(image, symbols);
+        let (booting, always) = tables.found.into_iter().partition(|(_, why)| why.is_final_after_boot());
+        let mut fixups = tables.fixups;
+        fixups.sort_unstable();
+        Self { always: disjoint(always), booting: disjoint(booting), fixups, missing: tables.missing }
+    }
+
+    /// Why the instruction with these bytes is left alone, if it is. A reason that holds at all times comes before
+    /// one that [`Why::is_final_after_boot`].
+    #[must_use]
+    pub fn covers(&self, bytes: Range<Gva>) -> Option<Why> {
+        overlap(&self.always, &bytes).or_else(|| overlap(&self.booting, &bytes))
+    }
+
+    /// Whether an instruction that begins in these bytes may fault and be resumed elsewhere (`__ex_table`). The
+    /// guest finds the place by the address of the fault, so that it must never run from a copy.
+    #[must_use]
+    pub fn has_fixup(&self, bytes: Range<Gva>) -> bool {
+        let first = self.fixups.partition_point(|at| *at < bytes.start);
+        self.fixups.get(first).is_some_and(|at| *at < bytes.end)
+    }
+
+    /// Tables that the kernel should have and that were not found or not understood. What they list is not
+    /// refused.
+    #[must_use]
+    pub fn missing(&self) -> &[Why] {
+        &self.missing
+    }
+}
+
+/// Sorts the ranges and cuts off what an earlier one covers, so that starts and ends both rise.
+fn disjoint(mut ranges: Vec<(Range<Gva>, Why)>) -> Vec<(Range<Gva>, Why)> {
+    ranges.sort_unstable_by_key(|(range, why)| (range.start, *why));
+    let mut covered = Gva(0);
+    ranges.retain_mut(|(range, _)| {
+        range.start = range.start.max(covered);
+        covered = covered.max(range.end);
+        range.start < range.end
+    });
+    ranges
+}
+
+/// The reason of the first range that shares a byte with `bytes`.
+fn overlap(ranges: &[(Range<Gva>, Why)], bytes: &Range<Gva>) -> Option<Why> {
+    let first = ranges.partition_point(|(range, _)| range.end <= bytes.start);
+    let (range, why) = ranges.get(first)?;
+    (range.start < bytes.end).then_some(*why)
+}
+
+#[cfg(test)]
+mod tests;
