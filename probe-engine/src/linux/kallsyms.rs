@@ -29,8 +29,9 @@ const NAMES_A_MARKER: usize = 256;
 const LONGEST_GROUP: usize = 64 << 10;
 /// How far before the tokens the markers are looked for: room for `seqs_of_names` of 5 million symbols.
 const MARKERS_REACH: usize = 16 << 20;
-/// How many places that look like a table's start are tried before the image is given up.
-const MOST_TRIES: usize = 64;
+/// How many places that look like a table are tried, for each of the tables. In a real kernel the first is right; in
+/// one made to waste our time, a try costs a walk through all names.
+const MOST_TRIES: usize = 8;
 
 /// The kernel's symbols, and where it keeps the address they are relative to.
 #[derive(Debug, Clone)]

@@ -21,6 +21,11 @@ const FORBIDDEN: [(&str, &str, Why); 3] = [
     ("__kprobes_text_start", "__kprobes_text_end", Why::Blacklisted),
 ];
 
+/// Largest table of run-time constants, in bytes; there is one for each constant, of 20 to 500 bytes.
+const LARGEST_CONSTANT_TABLE: usize = 64 << 10;
+/// Most entries that are kept of all tables together; 6.12 has some 300,000.
+const MOST_RANGES: usize = 8 << 20;
+
 /// What `asm_exc_int3` reaches for an int3 of the kernel (arch/x86/kernel/traps.c). The tables of 6.1 and 6.12 list
 /// all of it; the names are for kernels whose tables are not found.
 const BREAKPOINT_PATH: [&str; 12] = [
@@ -137,7 +142,7 @@ impl<'a> Tables<'a> {
 
     /// Notes `len` bytes of text, by default one instruction.
     fn push(&mut self, at: Gva, len: Option<u64>, why: Why) {
-        if !self.is_text(at) {
+        if !self.is_text(at) || self.found.len() >= MOST_RANGES {
             return;
         }
         let len = len.unwrap_or_else(|| self.instruction(at).len().max(1) as u64);
@@ -177,7 +182,7 @@ impl<'a> Tables<'a> {
             self.missing.push(Why::Blacklisted);
             return;
         };
-        for at in table.entries(8).filter_map(|entry| u64_at(entry.bytes, 0)) {
+        for at in table.entries(8).filter_map(|entry| u64_at(entry.bytes, 0)).take(MOST_RANGES) {
             if let Some(function) = self.symbols.function_at(Gva(at)) {
                 self.found.push((function.range(), Why::Blacklisted));
             }
@@ -267,7 +272,8 @@ impl<'a> Tables<'a> {
             } else {
                 continue;
             };
-            let table = Table { at: section.range.start, bytes: section.bytes };
+            let bytes = section.bytes.get(..LARGEST_CONSTANT_TABLE).unwrap_or(section.bytes);
+            let table = Table { at: section.range.start, bytes };
             self.sites(&table, 4, Some(len), Why::RuntimeConstant);
         }
     }

@@ -12,6 +12,8 @@ use crate::addr::Gva;
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
 const MOST_NAME_BYTES: usize = 256 << 20;
+/// Most symbols; Debian's kernels have 155,000.
+const MOST_SYMBOLS: usize = 4 << 20;
 /// Longest name, in bytes (KSYM_NAME_LEN, include/linux/kallsyms.h).
 pub(crate) const LONGEST_NAME: usize = 512;
 
@@ -82,7 +84,9 @@ pub enum TableFull {
     #[error("a symbol's name is longer than {LONGEST_NAME} bytes")]
     LongName,
     /// Far more symbols than any kernel has.
-    #[error("the names of all symbols take more than {MOST_NAME_BYTES} bytes")]
+    #[error(
+        "there are more than {MOST_SYMBOLS} symbols, or their names take more than {MOST_NAME_BYTES} bytes"
+    )]
     TooMany,
 }
 
@@ -110,7 +114,7 @@ impl SymbolTableBuilder {
         if name.len() > LONGEST_NAME {
             return Err(TableFull::LongName);
         }
-        if self.names.len() + name.len() > MOST_NAME_BYTES {
+        if self.entries.len() == MOST_SYMBOLS || self.names.len() + name.len() > MOST_NAME_BYTES {
             return Err(TableFull::TooMany);
         }
         self.entries.push(Entry { at, name: self.names.len() as u32, name_len: name.len() as u16, kind });

@@ -107,11 +107,7 @@ pub fn unpack(payload: &[u8]) -> Result<Vec<u8>, UnpackError> {
         Compression::Gzip => bounded(flate2::read::GzDecoder::new(payload), says),
         Compression::Xz => bounded(lzma_rust2::XzReader::new_mem_limit(packed, false, XZ_MEMORY_KIB), says),
         Compression::Lz4 => bounded(lz4_flex::frame::FrameDecoder::new(packed), says),
-        Compression::Zstd => {
-            ruzstd::decoding::StreamingDecoder::new_with_max_window_size(packed, ZSTD_WINDOW)
-                .map_err(io::Error::other)
-                .and_then(|decoder| bounded(decoder, says))
-        }
+        Compression::Zstd => zstd(packed, says),
     }
     .map_err(|source| UnpackError::Damaged { format, source })?;
     if unpacked.len() as u64 != u64::from(says) {
@@ -125,6 +121,18 @@ fn bounded(decoder: impl Read, says: u32) -> io::Result<Vec<u8>> {
     let mut unpacked = Vec::with_capacity(says as usize);
     decoder.take(u64::from(says) + 1).read_to_end(&mut unpacked)?;
     Ok(unpacked)
+}
+
+/// Unpacks zstd, whose checksum its decoder computes and leaves to be compared.
+fn zstd(packed: &[u8], says: u32) -> io::Result<Vec<u8>> {
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new_with_max_window_size(packed, ZSTD_WINDOW)
+        .map_err(io::Error::other)?;
+    let unpacked = bounded(&mut decoder, says)?;
+    let frame = decoder.into_frame_decoder();
+    match (frame.get_checksum_from_data(), frame.get_calculated_checksum()) {
+        (Some(stored), Some(own)) if stored != own => Err(io::Error::other("checksum mismatch")),
+        _ => Ok(unpacked),
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +198,21 @@ mod tests {
             }
             let payload = with_tail(payload[..payload.len() - 4].to_vec(), usize::MAX);
             assert!(matches!(unpack(&payload), Err(UnpackError::TooLarge(u32::MAX))));
+        }
+    }
+
+    #[test]
+    fn no_flipped_bit_goes_unnoticed_where_there_is_a_checksum() {
+        for (format, payload) in payloads().into_iter().filter(|(format, _)| *format != Compression::Lz4) {
+            for at in (0..payload.len()).step_by(5) {
+                let mut flipped = payload.clone();
+                flipped[at] ^= 0x10;
+                let unpacked = unpack(&flipped);
+                assert!(
+                    unpacked.is_err() || unpacked.is_ok_and(|bytes| bytes == kernel()),
+                    "{format} at {at}"
+                );
+            }
         }
     }
 

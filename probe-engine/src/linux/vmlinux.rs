@@ -15,6 +15,8 @@ use crate::addr::{Gpa, Gva};
 /// Sections of code that the kernel frees once it has booted (`__init_begin` to `__init_end`). `.exit.text` is
 /// among them: what is built in never exits.
 const INIT_TEXT: [&str; 4] = [".init.text", ".exit.text", ".altinstr_replacement", ".altinstr_aux"];
+/// Most sections that are kept; Debian's kernels have 45.
+const MOST_SECTIONS: usize = 512;
 /// Longest section name that is kept, in bytes.
 const LONGEST_NAME: usize = 64;
 
@@ -30,6 +32,9 @@ pub enum VmlinuxError {
     /// A part lies outside the file or the address space.
     #[error("damaged kernel image: the part for {0} is not inside the file")]
     Outside(Gva),
+    /// Far more sections than any kernel has.
+    #[error("damaged kernel image: it has more than {MOST_SECTIONS} sections")]
+    ManySections,
     /// Nothing to run.
     #[error("not a kernel image: it has no .text section in an executable segment")]
     NoText,
@@ -121,6 +126,9 @@ impl Vmlinux {
             let Ok(name) = str::from_utf8(name) else { continue };
             if flags & u64::from(SHF_ALLOC) == 0 || name.len() > LONGEST_NAME {
                 continue;
+            }
+            if sections.len() == MOST_SECTIONS {
+                return Err(VmlinuxError::ManySections);
             }
             let start = Gva(section.sh_addr(endian));
             sections.push(SectionEntry {
