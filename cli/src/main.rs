@@ -18,7 +18,8 @@ const EXIT_USAGE: u8 = 2;
 fn main() -> ExitCode {
     // As the first process of an emulated host, this program has another life.
     if std::process::id() == 1 {
-        return vmm::host::agent::main();
+        vmm::host::agent::main();
+        return ExitCode::SUCCESS;
     }
     let done = match Cli::parse().command {
         Command::Run(run) => run::main(&run),

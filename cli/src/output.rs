@@ -77,21 +77,16 @@ impl<'a> Writer<'a> {
                     rip: hit.rip.to_string(),
                     args: hit.args.map(|arg| format!("{arg:#x}")),
                 };
-                self.json(&line)
+                json(&mut self.out, &line)
             }
         }
-    }
-
-    fn json(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, line)?;
-        self.out.write_all(b"\n")
     }
 
     /// Writes the summary: a table on standard error, and as JSON to where the hits went.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
         if self.format == Format::Json {
             for probe in &report.probes {
-                self.json(&JsonProbe {
+                json(&mut self.out, &JsonProbe {
                     r#type: "probe",
                     probe: &probe.name,
                     address: probe.address.to_string(),
@@ -100,7 +95,7 @@ impl<'a> Writer<'a> {
                     state: state_name(&probe.state),
                 })?;
             }
-            self.json(&JsonEnd { r#type: "end", end: end_name(&report.end), waits: report.waits })?;
+            json(&mut self.out, &JsonEnd { r#type: "end", end: end_name(&report.end), waits: report.waits })?;
         }
         self.out.flush()?;
         if !report.probes.is_empty() {
@@ -125,6 +120,11 @@ impl Sink for Writer<'_> {
             eprintln!("vmm: {armed} of {} probes armed", states.len());
         }
     }
+}
+
+fn json(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
 }
 
 /// The table that ends a run: probe, address, hits, missed, and the state when it is out of the ordinary.

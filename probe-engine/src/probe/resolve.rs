@@ -221,11 +221,17 @@ pub fn check(link: Gva, kernel: &Kernel) -> Result<Range<Gva>, Unprobeable> {
     let at = if link == function.start { skip_endbr(text, link) } else { link };
     let start = instruction_at(text, function.start, at)?;
     let end = at.add(start.instruction.len() as u64);
-    if let Some(why) = kernel.patched().covers(at..end) {
+    if let Some(why) = kernel.patched().covers(at..end).filter(|why| !is_settled_late(*why)) {
         return Err(Unprobeable::LeftAlone(why));
     }
     let offset = at.offset_from(function.start).unwrap_or(0) as usize;
     let bytes = text.get(offset..).unwrap_or_default();
     plan(bytes, at, start.previous.as_ref())?;
     Ok(function)
+}
+
+/// Whether a site that the guest rewrites may still be probed: it does so once, before sites like it are armed
+/// from the live text. Alternatives are not among them: what is one instruction in the file may be several then.
+fn is_settled_late(why: Why) -> bool {
+    why.is_final_after_boot() && !matches!(why, Why::Alternative | Why::Paravirt)
 }
