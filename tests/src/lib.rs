@@ -1,1 +1,13 @@
-//! x
+//! What the integration tests share. Tests run natively, inside the emulated host and inside Bochs.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::missing_panics_doc,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+pub mod code;
+pub mod host;
+pub mod rig;

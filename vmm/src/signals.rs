@@ -16,13 +16,13 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 ///
 /// # Errors
 /// What sigaction(2) said.
-pub(crate) fn make_kick_harmless() -> Result<(), errno::Error> {
+pub fn make_kick_harmless() -> Result<(), errno::Error> {
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     register_signal_handler(SIGRTMIN(), nothing)
 }
 
 /// Interrupts `thread`'s system call. A thread that has ended already is left alone.
-pub(crate) fn kick(thread: &JoinHandle<()>) {
+pub fn kick(thread: &JoinHandle<()>) {
     if !thread.is_finished() {
         let _ = thread.kill(SIGRTMIN());
     }

@@ -2,8 +2,9 @@
 
 use super::{BootState, layout};
 use crate::memory::GuestRam;
-use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
+use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_segment, kvm_sregs};
 use probe_engine::memory::{NoMemory, PhysMemory};
+use probe_engine::regs::Regs;
 
 /// Selectors that the 64-bit boot protocol prescribes.
 const BOOT_CS: u16 = 0x10;
@@ -32,8 +33,8 @@ pub(super) fn write_tables(ram: &GuestRam) -> Result<(), NoMemory> {
 }
 
 /// General registers at the kernel's entry: RSI points to the zero page.
-pub(crate) fn regs(boot: &BootState) -> kvm_regs {
-    kvm_regs {
+pub(crate) fn regs(boot: &BootState) -> Regs {
+    Regs {
         rip: boot.entry.0,
         rsi: layout::ZERO_PAGE.0,
         rsp: layout::BOOT_STACK.0,

@@ -7,6 +7,7 @@ use crate::boot::layout;
 use console::Console;
 pub use power::PowerEvent;
 use power::PowerManagement;
+pub(crate) use power::SLP_EN;
 
 /// Everything that answers on an I/O port. Shared by all vCPU threads.
 pub struct Devices {

@@ -21,7 +21,7 @@ pub(super) struct PowerManagement {
 
 /// PM1 control bit 0: the interrupt goes to the operating system, not to SMM.
 const SCI_EN: u16 = 1;
-const SLP_EN: u16 = 1 << 13;
+pub(crate) const SLP_EN: u16 = 1 << 13;
 const I8042_DATA: u16 = 0x60;
 const I8042_COMMAND: u16 = 0x64;
 const I8042_RESET: u8 = 0xfe;

@@ -78,6 +78,24 @@ impl Machine {
         cpus: u8,
         boot: &boot::BootState,
     ) -> Result<KvmVcpu, MachineError> {
+        let vcpu = self.add_waiting_vcpu(hypervisor, id, cpus)?;
+        if id == 0 {
+            let restart = vcpu.restart(&boot::registers::regs(boot), boot::registers::set_sregs);
+            step("set a vCPU's registers", restart)?;
+        }
+        Ok(vcpu)
+    }
+
+    /// Creates vCPU `id` of `cpus`, which waits to be [started](KvmVcpu::restart).
+    ///
+    /// # Errors
+    /// [`MachineError`] names what failed.
+    pub fn add_waiting_vcpu(
+        &self,
+        hypervisor: &Hypervisor,
+        id: u8,
+        cpus: u8,
+    ) -> Result<KvmVcpu, MachineError> {
         let fd = step("create a vCPU", self.vm.create_vcpu(u64::from(id)))?;
         let supported = step(
             "list the CPU's features",
@@ -90,12 +108,6 @@ impl Machine {
         let mut lapic = step("read a local APIC", fd.get_lapic())?;
         boot::registers::wire_lapic(&mut lapic);
         step("set a local APIC", fd.set_lapic(&lapic))?;
-        if id == 0 {
-            let mut sregs = step("read a vCPU's registers", fd.get_sregs())?;
-            boot::registers::set_sregs(&mut sregs);
-            step("set a vCPU's system registers", fd.set_sregs(&sregs))?;
-            step("set a vCPU's registers", fd.set_regs(&boot::registers::regs(boot)))?;
-        }
         Ok(KvmVcpu::new(fd))
     }
 

@@ -2,12 +2,13 @@
 
 use super::exit::{DebugExit, Exit};
 use crate::devices::Devices;
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use vmm_sys_util::errno;
 
 /// A vCPU. Used by its own thread alone.
 pub struct KvmVcpu {
@@ -23,8 +24,22 @@ impl KvmVcpu {
         Self { fd }
     }
 
-    pub(super) fn fd(&self) -> &VcpuFd {
+    pub(crate) fn fd(&self) -> &VcpuFd {
         &self.fd
+    }
+
+    /// Starts the vCPU anew at `regs` with the system registers that `change` makes of its present ones: it runs
+    /// whether or not the guest started it, and no exception is under way.
+    ///
+    /// # Errors
+    /// What the system calls said.
+    pub fn restart(&self, regs: &Regs, change: impl FnOnce(&mut kvm_sregs)) -> Result<(), errno::Error> {
+        let mut sregs = self.fd.get_sregs()?;
+        change(&mut sregs);
+        self.fd.set_sregs(&sregs)?;
+        self.fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE })?;
+        self.fd.set_vcpu_events(&kvm_vcpu_events::default())?;
+        self.fd.set_regs(&to_kvm(regs))
     }
 
     /// Runs the guest until something is for us. Device accesses are carried out on the way.
@@ -62,12 +77,21 @@ impl KvmVcpu {
     }
 
     /// Lets KVM finish the port or MMIO access of the last exit, without running the guest: until then its
-    /// registers are those of before.
-    pub fn complete_access(&mut self) {
+    /// registers are those of before. One instruction can access devices several times (a load across two
+    /// pages, a read-modify-write); all of that is carried out.
+    ///
+    /// Returns [`Exit::Interrupted`] or [`Exit::NotStarted`] when that was all, and otherwise an exit that the
+    /// instruction's end has brought.
+    pub fn complete_access(&mut self, devices: &Devices) -> Exit {
         self.fd.set_kvm_immediate_exit(1);
-        // With `immediate_exit` KVM_RUN always answers EINTR after it has completed the access.
-        let _ = self.fd.run();
+        let exit = loop {
+            match self.run(devices) {
+                Exit::Handled => {}
+                exit => break exit,
+            }
+        };
         self.fd.set_kvm_immediate_exit(0);
+        exit
     }
 
     /// The registers at the last exit.
