@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -112,7 +112,12 @@ impl Machine {
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(10));
         }
-        MachineError::Died(self.last_words())
+        match self.child.try_wait() {
+            Ok(Some(status)) if status.signal().is_some() => {
+                MachineError::Died(format!("QEMU ended by {status}"))
+            }
+            _ => MachineError::Died(self.last_words()),
+        }
     }
 
     /// The line of the log that says most.

@@ -17,21 +17,25 @@
 //!
 //! Who does what: `qemu` finds and describes QEMU, `machine` is one running QEMU, `qmp` speaks to its monitor,
 //! `protocol` is what the two ends say to each other, `disk` packs the input files, `emulated` is the outer end
-//! of a run and [`agent`] the inner one.
+//! of a run with its `pump` and `signals`, and [`agent`] the inner one.
 
 pub mod agent;
+mod command;
 mod disk;
 mod emulated;
 mod machine;
 mod protocol;
+mod pump;
 mod qemu;
 mod qmp;
+mod signals;
 mod snapshot;
 mod spawn;
 mod terminal;
 
+pub use command::{HostCommand, Streams};
 pub use disk::DiskError;
-pub use emulated::{EmulatedHost, HostCommand, RunError, StartError, Streams};
+pub use emulated::{EmulatedHost, RunError, StartError};
 pub use machine::MachineError;
 pub use protocol::{Exit, ProtocolError};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};

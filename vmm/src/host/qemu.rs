@@ -138,9 +138,12 @@ const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off 
 /// The arguments that do not depend on the run: machine, processor, kernel and devices.
 pub(super) fn machine_args(kernel: &Path, size: &HostSize) -> Vec<OsString> {
     let (cpus, memory) = (size.cpus.to_string(), size.memory_mib.to_string());
+    let backend = format!("memory-backend-ram,id=memory,reserve=off,size={memory}M");
     let port = format!("virtserialport,chardev=control,name={PORT_NAME}");
     let fixed = [
-        ["-machine", "q35"],
+        // Not reserved: what the guest does not touch need not be there.
+        ["-object", &backend],
+        ["-machine", "q35,memory-backend=memory"],
         ["-accel", "tcg,thread=multi"],
         ["-cpu", "max"],
         ["-smp", &cpus],

@@ -21,6 +21,9 @@ use thiserror::Error;
 /// A boot takes 4 s here; this is for a loaded machine.
 pub(super) const BOOT_PATIENCE: Duration = Duration::from_secs(180);
 
+/// A bigger host has none: the kernel describes each page in memory, so that 64 GiB make a snapshot of 1.3 GB.
+const MEMORY_MAX_MIB: u64 = 16 << 10;
+
 /// Why there is no snapshot.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
@@ -52,6 +55,16 @@ pub enum SnapshotError {
     /// QEMU could not write it.
     #[error("cannot keep the emulated host: {0}")]
     Save(String),
+    /// It would be too big.
+    #[error("an emulated host of {0} MiB is too big to keep; up to {MEMORY_MAX_MIB} MiB are kept")]
+    TooBig(u64),
+}
+
+impl SnapshotError {
+    /// Whether the host can still be booted.
+    pub(super) fn leaves_a_boot(&self) -> bool {
+        matches!(self, Self::Cache { .. } | Self::Save(_) | Self::TooBig(_))
+    }
 }
 
 /// Makes the snapshot of a host with `memory_mib`, unless it is there: `setup` calls this, so that the first run is
@@ -95,6 +108,9 @@ impl Place {
 
     /// Opens the snapshot; makes it first if it is not there.
     pub(super) fn open_or_make(&self, qemu: &Qemu, image: &HostImage<'_>) -> Result<File, SnapshotError> {
+        if self.size.memory_mib > MEMORY_MAX_MIB {
+            return Err(SnapshotError::TooBig(self.size.memory_mib));
+        }
         if let Ok(state) = File::open(self.path()) {
             return Ok(state);
         }

@@ -63,7 +63,7 @@ impl RawMode {
         let before = tcgetattr(&terminal)?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(&terminal, OptionalActions::Drain, &raw)?;
+        tcsetattr(&terminal, OptionalActions::Now, &raw)?;
         Ok(Self { terminal, before })
     }
 }
@@ -71,6 +71,6 @@ impl RawMode {
 impl Drop for RawMode {
     fn drop(&mut self) {
         // The terminal may be gone by now; then there is nothing to bring back.
-        let _ = tcsetattr(&self.terminal, OptionalActions::Drain, &self.before);
+        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
     }
 }

@@ -8,6 +8,7 @@
 //! ```
 //! CODE is the exit code, `signal-N`, `timeout`, or `not-started`. S has milliseconds.
 
+use super::super::emulated::chain;
 use super::super::spawn;
 use super::AgentError;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -41,7 +42,7 @@ pub(super) fn run(path: &Path) -> Result<(), AgentError> {
         let began = Instant::now();
         let exit = start(item).map_or_else(
             |error| {
-                println!("vmm-batch: {}", super::super::emulated::chain(&error));
+                println!("vmm-batch: {}", chain(&error));
                 "not-started".to_owned()
             },
             |child| wait(child, Duration::from_secs(item.timeout)),

@@ -11,7 +11,6 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use rustix::time::{ClockId, Timespec, clock_settime};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, PipeWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -32,7 +31,6 @@ type Frames = FrameReader<BufReader<Port>>;
 
 /// Runs `job` until it has ended and all it printed has been sent.
 pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Result<Exit, AgentError> {
-    set_clock(job.time);
     let files = job.files.iter().enumerate().map(|(index, file)| unpack(index, file));
     let files = files.collect::<Result<Vec<_>, _>>()?;
     let mut pumps = Pumps { outbox: Arc::clone(outbox), threads: Vec::new() };
@@ -75,13 +73,6 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
     let _ = kill_process_group(group, Signal::KILL);
     pumps.finish();
     Ok(exit_of(status))
-}
-
-/// Follows the clock outside; a wrong clock is no reason not to run.
-fn set_clock(seconds: u64) {
-    if let Ok(seconds) = i64::try_from(seconds) {
-        let _ = clock_settime(ClockId::Realtime, Timespec { tv_sec: seconds, tv_nsec: 0 });
-    }
 }
 
 /// Copies an input file from the disk into a folder of its own, so that it keeps its name.

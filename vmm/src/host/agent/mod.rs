@@ -10,10 +10,12 @@ mod job;
 mod port;
 mod setup;
 
+use super::emulated::chain;
 use super::protocol::{FrameReader, FromAgent, Outbox, ProtocolError, ToAgent};
 use port::Port;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why the agent gave up.
@@ -47,7 +49,7 @@ pub fn main() {
     });
     if let Err(error) = result {
         // The console: whoever started the machine has its last lines.
-        eprintln!("vmm agent: {}", super::emulated::chain(&error));
+        eprintln!("vmm agent: {}", chain(&error));
     }
     setup::power_off();
 }
@@ -65,10 +67,11 @@ fn serve() -> Result<(), AgentError> {
             _ => return Err(AgentError::OutOfTurn),
         }
     };
-    let outbox = std::sync::Arc::new(outbox);
+    setup::set_clock(job.time);
+    let outbox = Arc::new(outbox);
     let last = match job::run(&job, frames, &outbox) {
         Ok(exit) => FromAgent::Exit(exit).encode()?,
-        Err(error) => FromAgent::Failed(&super::emulated::chain(&error)).encode()?,
+        Err(error) => FromAgent::Failed(&chain(&error)).encode()?,
     };
     Ok(outbox.send(&last)?)
 }

@@ -1,0 +1,105 @@
+//! What is run inside, and where its streams begin and end outside.
+
+use super::protocol::{Arg, Program};
+use super::terminal::Terminal;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+/// What to run inside: this same program, unless [`HostCommand::of_file`] says otherwise.
+///
+/// Arguments are given one by one, because the paths of files and outputs inside are not those outside.
+pub struct HostCommand<'a> {
+    pub(super) program: Program,
+    pub(super) args: Vec<Arg>,
+    pub(super) env: Vec<(String, String)>,
+    pub(super) files: Vec<PathBuf>,
+    pub(super) outputs: Vec<Box<dyn Write + 'a>>,
+}
+
+impl Default for HostCommand<'_> {
+    fn default() -> Self {
+        Self { program: Program::ThisBinary, args: vec![], env: vec![], files: vec![], outputs: vec![] }
+    }
+}
+
+impl<'a> HostCommand<'a> {
+    /// This same program, without arguments.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The executable at `path` (outside), which must be static.
+    #[must_use]
+    pub fn of_file(path: &Path) -> Self {
+        Self { program: Program::File(0), files: vec![path.into()], ..Self::default() }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, text: impl Into<String>) -> Self {
+        self.args.push(Arg::Text(text.into()));
+        self
+    }
+
+    /// Adds an argument that is a file of ours: it is copied in, and the argument is its path there.
+    #[must_use]
+    pub fn file(mut self, path: &Path) -> Self {
+        self.args.push(Arg::File(self.files.len()));
+        self.files.push(path.into());
+        self
+    }
+
+    /// Adds an argument that is a file to write: what is written to it inside arrives in `sink` as it happens.
+    #[must_use]
+    pub fn output(mut self, sink: impl Write + 'a) -> Self {
+        self.args.push(Arg::Output(self.outputs.len()));
+        self.outputs.push(Box::new(sink));
+        self
+    }
+
+    /// Sets an environment variable. There are no others.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+}
+
+/// Where a command's streams begin and end.
+pub struct Streams<'a> {
+    /// Standard input; none is an empty one.
+    pub stdin: Option<BorrowedFd<'a>>,
+    /// Standard output.
+    pub stdout: Box<dyn Write + 'a>,
+    /// Standard error.
+    pub stderr: Box<dyn Write + 'a>,
+    /// `stdin` is a terminal: the command gets one too, and ours is in raw mode until the run ends.
+    pub terminal: Option<Terminal>,
+    /// Pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGWINCH on.
+    pub signals: bool,
+}
+
+impl Streams<'static> {
+    /// Those of this process.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        Self {
+            stdin: Some(rustix::stdio::stdin()),
+            stdout: Box::new(io::stdout()),
+            stderr: Box::new(io::stderr()),
+            terminal: Terminal::of_this_process(),
+            signals: true,
+        }
+    }
+}
+
+impl<'a> Streams<'a> {
+    /// Into buffers, for a test.
+    #[must_use]
+    pub fn captured(stdout: &'a mut Vec<u8>, stderr: &'a mut Vec<u8>) -> Self {
+        let (stdout, stderr) = (Box::new(stdout), Box::new(stderr));
+        Self { stdin: None, stdout, stderr, terminal: None, signals: false }
+    }
+}
