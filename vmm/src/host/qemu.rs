@@ -69,7 +69,11 @@ impl Qemu {
         let path = candidates.find(|candidate| candidate.is_file()).ok_or(QemuError::Missing)?;
         let answer = Command::new(&path).arg("--version").output();
         let answer = answer.map_err(|source| QemuError::Version { path: path.clone(), source })?;
-        let text = String::from_utf8_lossy(&answer.stdout);
+        Self::judge(path, &String::from_utf8_lossy(&answer.stdout))
+    }
+
+    /// Takes or refuses the QEMU at `path` that says `text` about its version.
+    fn judge(path: PathBuf, text: &str) -> Result<Self, QemuError> {
         let version = text.lines().next().unwrap_or_default();
         let version = version.strip_prefix("QEMU emulator version ").unwrap_or(version).to_owned();
         if major(&version) < OLDEST {
@@ -164,16 +168,6 @@ pub(super) fn machine_args(kernel: &Path, size: &HostSize) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn fake(name: &str, prints: &str) -> PathBuf {
-        let folder = env::temp_dir().join(format!("vmm-qemu-{}-{name}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let program = folder.join(PROGRAM);
-        fs::write(&program, format!("#!/bin/sh\necho '{prints}'\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        folder
-    }
 
     #[test]
     fn a_missing_qemu_names_the_package() {
@@ -183,15 +177,14 @@ mod tests {
 
     #[test]
     fn an_old_qemu_is_refused_and_a_new_one_taken() {
-        let old = fake("old", "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)");
-        let new = fake("new", "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)");
-        let error = Qemu::find_in(&old.clone().into()).unwrap_err().to_string();
-        let found = Qemu::find_in(&new.clone().into());
-        for folder in [old, new] {
-            fs::remove_dir_all(folder).unwrap();
-        }
+        let judge = |text| Qemu::judge(PROGRAM.into(), text);
+        let old = judge("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright ...\n");
+        let error = old.unwrap_err().to_string();
         assert!(error.contains("is 7.2.22") && error.contains("bookworm-backports"), "{error}");
-        assert_eq!(found.unwrap().version, "10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)");
+        let new =
+            judge("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)\nCopyright ...\n").unwrap();
+        assert_eq!(new.version, "10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)");
+        assert!(judge("").is_err());
     }
 
     #[test]

@@ -34,6 +34,12 @@ impl Port {
         }
     }
 
+    /// A port that is something else, for a test.
+    #[cfg(test)]
+    pub(super) fn of(file: File) -> Self {
+        Self(file)
+    }
+
     pub(super) fn try_clone(&self) -> Result<Self, AgentError> {
         self.0.try_clone().map(Self).map_err(AgentError::file("share", PORTS))
     }
