@@ -160,6 +160,18 @@ pub(crate) struct Host {
 pub(crate) enum HostCommand {
     /// Boot it once and keep a snapshot of it, so that runs start at once
     Prepare,
+    /// Run a static program inside it, as its superuser
+    Exec {
+        /// Set an environment variable for it; may be repeated
+        #[arg(long, value_name = "NAME=VALUE")]
+        env: Vec<String>,
+        /// The program, a file of this machine
+        #[arg(value_name = "FILE")]
+        program: PathBuf,
+        /// Its arguments
+        #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
 }
 
 /// An amount of guest memory, in bytes.
@@ -180,7 +192,7 @@ fn parse_memory(text: &str) -> Result<Memory, String> {
         None => (text.strip_suffix(['G', 'g']).ok_or("write it as 512M or 2G")?, 30),
     };
     let count: u64 = digits.parse().map_err(|_| "write it as 512M or 2G")?;
-    let bytes = count.checked_mul(1 << shift).unwrap_or(u64::MAX);
+    let bytes = count.saturating_mul(1 << shift);
     match bytes {
         ..LEAST => Err("a guest needs at least 128M".to_owned()),
         LEAST..=MOST => Ok(Memory(bytes)),

@@ -1,10 +1,86 @@
-//! `vmm doctor`: what this machine's KVM can do.
+//! `vmm doctor`: what this machine's KVM can do for a guest with probes.
 
 use crate::args::{Doctor, HostKind};
+use crate::host;
 use anyhow::Result;
+use serde::Serialize;
 use std::process::ExitCode;
+use vmm::host::{HostCommand, Qemu};
+use vmm::kvm::Hypervisor;
+use vmm::selftest::{self, Contract};
+use vmm::trap::Delivery;
+
+/// This machine's KVM cannot run guests with probes.
+const EXIT_UNFIT: u8 = 1;
+
+/// Everything that was found out, as `--json` prints it.
+#[derive(Serialize)]
+struct Diagnosis {
+    /// The KVM device.
+    device: String,
+    /// Whether guests run on it.
+    fit: bool,
+    /// Why not.
+    reason: Option<String>,
+    /// How breakpoints come to us on it.
+    delivery: Option<Delivery>,
+    /// What each check found, if the device could be opened.
+    contract: Option<Contract>,
+    /// The version of QEMU for the emulated host, or why there is none.
+    emulated_host: String,
+}
 
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
-    let _ = (args, HostKind::Auto);
-    Ok(ExitCode::SUCCESS)
+    if args.place.host == HostKind::Emulated {
+        let command = HostCommand::new().arg("doctor").arg("--host=kvm");
+        let command = if args.json { command.arg("--json") } else { command };
+        return host::run_inside(command);
+    }
+    let diagnosis = examine(args);
+    if args.json {
+        println!("{}", serde_json::to_string(&diagnosis)?);
+    } else {
+        print(&diagnosis);
+    }
+    Ok(if diagnosis.fit { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNFIT) })
+}
+
+fn examine(args: &Doctor) -> Diagnosis {
+    let tested = Hypervisor::open(&args.place.kvm_device)
+        .map_err(anyhow::Error::from)
+        .and_then(|hypervisor| Ok(selftest::run(&hypervisor)?));
+    let verdict = match &tested {
+        Ok(contract) => contract.verdict().map_err(|unfit| unfit.to_string()),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    let contract = tested.ok();
+    Diagnosis {
+        device: args.place.kvm_device.display().to_string(),
+        fit: verdict.is_ok(),
+        reason: verdict.err(),
+        delivery: contract.as_ref().and_then(Contract::delivery),
+        contract,
+        emulated_host: match Qemu::find() {
+            Ok(qemu) => format!("QEMU {}", qemu.version),
+            Err(error) => error.to_string(),
+        },
+    }
+}
+
+fn print(diagnosis: &Diagnosis) {
+    println!("KVM at {}:", diagnosis.device);
+    for row in diagnosis.contract.iter().flat_map(Contract::rows) {
+        let mark = match (row.ok, row.needed) {
+            (true, _) => "ok",
+            (false, true) => "NO",
+            (false, false) => "no",
+        };
+        println!("  {mark:3} {:24} {}", row.name, row.result);
+        println!("      {:24} {}", "", row.meaning);
+    }
+    match &diagnosis.reason {
+        None => println!("Guests run on this machine's KVM."),
+        Some(reason) => println!("Guests do not run on this machine's KVM: {reason}."),
+    }
+    println!("Emulated host: {}", diagnosis.emulated_host);
 }

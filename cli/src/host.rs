@@ -45,10 +45,22 @@ fn own_kvm(device: &Path) -> Result<Chosen> {
 
 /// `vmm host`.
 pub(crate) fn main(args: &Host) -> Result<ExitCode> {
-    match args.command {
-        HostVerb::Prepare => with_image(|image| Ok(prepare(image, memory_for(0, 0))?))?,
+    match &args.command {
+        HostVerb::Prepare => {
+            with_image(|image| Ok(prepare(image, memory_for(0, 0))?))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        HostVerb::Exec { program, words, env } => {
+            let mut command = HostCommand::of_file(program);
+            for word in words {
+                command = command.arg(word);
+            }
+            for (name, value) in env.iter().filter_map(|pair| pair.split_once('=')) {
+                command = command.env(name, value);
+            }
+            run_inside(command)
+        }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Describes the emulated host: Debian's kernel, and this very program in an initramfs.
@@ -110,6 +122,16 @@ pub(crate) fn run_emulated(args: &Run, kernel: &Path, initrd: &Path, target: &Ta
     if let Some(file) = output {
         command = command.arg("--output").output(file);
     }
+    finish(host, command)
+}
+
+/// Runs `command` inside the emulated host, with our terminal, streams and signals.
+pub(crate) fn run_inside(command: HostCommand<'_>) -> Result<ExitCode> {
+    let host = with_image(|image| Ok(EmulatedHost::start(image, memory_for(0, 0))?))?;
+    finish(host, command)
+}
+
+fn finish(host: EmulatedHost, command: HostCommand<'_>) -> Result<ExitCode> {
     match host.run(command, Streams::of_this_process())? {
         Exit::Code(code) => Ok(ExitCode::from(code as u8)),
         Exit::Signal(signal) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),

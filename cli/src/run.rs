@@ -9,8 +9,10 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use vmm::boot::{self, Payload};
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
+use vmm::memory::GuestRam;
 use vmm::session::{self, Config, Death, Outcome, Report, Terminal};
 use vmm::trap::Delivery;
 
@@ -30,7 +32,12 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         Chosen::Kvm(hypervisor, delivery) => {
             run_here(args, &image, &initrd, target, &hypervisor, delivery)
         }
-        Chosen::Emulated => host::run_emulated(args, &kernel_path, &initrd_path, &target),
+        Chosen::Emulated => {
+            // A guest that cannot be put together is not worth a host.
+            let payload = Payload { kernel: &image, initrd: Some(&initrd), cmdline: &cmdline(args) };
+            boot::load(&GuestRam::new(args.memory.0)?, &payload, args.cpus)?;
+            host::run_emulated(args, &kernel_path, &initrd_path, &target)
+        }
     }
 }
 

@@ -1,1 +1,14 @@
-//! x
+//! Which kernels are probed, where they come from, and the initramfs images that run on them.
+//!
+//! Nothing of this is kept in git: [`manifest`] names Debian packages, [`fetch`] gets them through the machine's own
+//! apt into the [`cache`], and [`initramfs`] builds the images from programs that are there.
+
+pub mod archive;
+pub mod cache;
+pub mod fetch;
+pub mod initramfs;
+pub mod manifest;
+mod modules;
+
+pub use cache::{Cache, FetchedKernel, NotFetched};
+pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel};

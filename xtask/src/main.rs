@@ -1,2 +1,25 @@
-//! x
-fn main() {}
+//! What developers run: `cargo xtask setup`, and what builds on it.
+
+mod setup;
+
+use clap::{Parser, Subcommand};
+
+/// Prepares this machine, and shows, tests and measures the product on it.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Installs Debian packages, fetches the guest kernels, and builds what runs: quick when all is there
+    Setup,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().task {
+        Task::Setup => setup::run(),
+    }
+}

@@ -1,0 +1,115 @@
+//! `cargo xtask setup`: from a bare Debian machine with Rust to one where everything runs.
+//!
+//! Every step looks first whether there is anything to do, so that the whole takes a second when there is not.
+
+mod apt;
+mod packages;
+mod sources;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use guest_kernels::cache::CacheWriter;
+use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, fetch, initramfs};
+
+use apt::Apt;
+
+/// The shell and its tools for the guest: one static program, from the package `busybox-static`.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// Brings the machine to where everything can run, and says what it does.
+///
+/// # Errors
+/// When a step fails; what the steps before it did stays, and running it again goes on from there.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let log = Log { start: Instant::now() };
+    let mut apt = Apt::new(&log);
+    packages::install(&log, &mut apt)?;
+    let cache = Cache::open()?;
+    {
+        let cache = cache.lock()?;
+        fetch_kernels(&log, &mut apt, &cache)?;
+        build_initramfs(&log, &cache)?;
+    }
+    build_vmm(&log)?;
+    // The emulated host is prepared from here on: it needs the cache, unlocked, and the `vmm` program.
+    log.say(format_args!("ready, in {}", cache.root().display()));
+    Ok(())
+}
+
+/// Lines about progress, with the seconds since the start.
+struct Log {
+    start: Instant,
+}
+
+impl Log {
+    fn say(&self, line: impl std::fmt::Display) {
+        println!("setup: [{:5.1} s] {line}", self.start.elapsed().as_secs_f32());
+    }
+}
+
+/// Fetches every kernel of the manifest. Without the default one nothing runs; others may be unknown to the machine's
+/// Debian release.
+fn fetch_kernels(log: &Log, apt: &mut Apt<'_>, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
+    for kernel in KERNELS {
+        let fetched = match fetch::fetch(cache, kernel) {
+            // The lists may be older than what the archive holds today.
+            Err(_) => apt.update().and_then(|()| Ok(fetch::fetch(cache, kernel)?)),
+            fetched => fetched.map_err(Into::into),
+        };
+        match fetched {
+            Ok(fetched) => log.say(fetched),
+            Err(error) if *kernel != DEFAULT_KERNEL => {
+                log.say(format_args!("kernel {}: left out: {error:#}", kernel.name));
+            }
+            Err(error) => return Err(error).with_context(|| format!("kernel {} is needed", kernel.name)),
+        }
+    }
+    Ok(())
+}
+
+/// Builds the guest's first program and its initramfs.
+fn build_initramfs(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
+    let workload = build("workload", "workload")?;
+    let applets =
+        Command::new(BUSYBOX).arg("--list").output().with_context(|| format!("cannot run {BUSYBOX}"))?;
+    ensure!(applets.status.success(), "{BUSYBOX} --list failed");
+    let applets: Vec<String> = String::from_utf8(applets.stdout)?.lines().map(str::to_owned).collect();
+    let image = initramfs::guest(read(&workload)?, read(Path::new(BUSYBOX))?, &applets)?;
+    let size = image.len() / 1024;
+    if cache.put_initramfs(&image).context("cannot write the guest initramfs")? {
+        log.say(format_args!("guest initramfs: built, {size} KiB"));
+    } else {
+        log.say("guest initramfs: unchanged");
+    }
+    Ok(())
+}
+
+/// Builds the product.
+fn build_vmm(log: &Log) -> anyhow::Result<()> {
+    let vmm = build("cli", "vmm")?;
+    log.say(format_args!("vmm: {}", vmm.display()));
+    Ok(())
+}
+
+/// Builds a package of the workspace in release; returns the path of one of its programs.
+fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--package", package])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "building {package} failed");
+    // This program is in `debug/` next to `release/`, wherever the target directory is.
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let target = own.ancestors().nth(2).context("this program was not built by cargo")?;
+    Ok(target.join("release").join(program))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
