@@ -24,8 +24,8 @@ use std::thread::{self, JoinHandle};
 
 const DISK: &str = "/dev/vda";
 const FILES: &str = "/run/files";
-/// One write to the port carries this much; its driver cuts what is longer.
-const CHUNK: usize = 32 << 10;
+/// The port's driver cuts a write after 32 KiB: a frame with this much in it, and its header, is one write.
+const CHUNK: usize = (32 << 10) - 16;
 
 type Frames = FrameReader<BufReader<Port>>;
 
