@@ -76,9 +76,12 @@ pub(crate) struct Run {
     pub(crate) symbols: SymbolSource,
     #[command(flatten)]
     pub(crate) place: Place,
-    /// What was resolved outside the emulated host
+    /// What was resolved elsewhere, where it takes less time than on an emulated processor
     #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["probes", "system_map"])]
     pub(crate) target: Option<PathBuf>,
+    /// Write what was resolved to this file, for `--target`, and run nothing
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "target")]
+    pub(crate) write_target: Option<PathBuf>,
 }
 
 /// Where the kernel's symbols come from

@@ -7,7 +7,7 @@ use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
 use std::env;
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use vmm::host::{EmulatedHost, Exit, HostCommand, HostImage, Streams, fingerprint, memory_for, prepare};
@@ -68,7 +68,8 @@ pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>)
     let cache = Cache::open()?;
     let kernel = cache.kernel(DEFAULT_KERNEL.name)?;
     let program = env::current_exe().context("cannot find this program's own file")?;
-    let key = fingerprint(&program).context("cannot look at this program's own file")?;
+    let program_key = fingerprint(&program).context("cannot look at this program's own file")?;
+    let key = format!("{program_key} {}", kernel.record.modules.join(" "));
     let build = || -> Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
         Ok(initramfs::host(fs::read(&program)?, read_modules(&kernel)?, [])?)
     };
@@ -95,8 +96,8 @@ pub(crate) fn run_emulated(args: &Run, kernel: &Path, initrd: &Path, target: &Ta
         }
         None => None,
     };
-    let mut resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
-    resolved.write_all(&serde_json::to_vec(target)?).context("cannot write a temporary file")?;
+    let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
+    target.write(resolved.path())?;
     let files = fs::metadata(kernel)?.len() + fs::metadata(initrd)?.len();
     let memory = memory_for(args.memory.0 >> 20, files);
     let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;

@@ -28,6 +28,10 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let image = target::read(&kernel_path)?;
     let initrd = target::read(&initrd_path)?;
     let target = target::target(args, &kernel_path, &image)?;
+    if let Some(path) = &args.write_target {
+        target.write(path)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     match host::choose(&args.place)? {
         Chosen::Kvm(hypervisor, delivery) => {
             run_here(args, &image, &initrd, target, &hypervisor, delivery)

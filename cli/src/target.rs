@@ -17,6 +17,14 @@ pub(crate) struct Target {
     pub(crate) probes: Vec<Probe>,
 }
 
+impl Target {
+    /// Writes it where [`target`] reads it again.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self).context("the resolved target cannot be written down")?;
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
 /// The kernel that was asked for, or the default.
 pub(crate) fn kernel_path(asked: Option<&Path>) -> Result<PathBuf> {
     match asked {
@@ -77,5 +85,42 @@ fn report_refused(spec: &str, refused: &[Refused]) {
     }
     if refused.len() > SHOWN {
         eprintln!("vmm:   ... `vmm symbols --all '{spec}'` lists them all");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+    use probe_engine::addr::{Gpa, Gva};
+    use probe_engine::linux::landmarks::Boot;
+
+    #[test]
+    fn what_was_written_is_what_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("target.json");
+        let kernel = Landmarks {
+            text: Gva(0xffff_ffff_8100_0000),
+            text_load: Gpa(0x100_0000),
+            entry: Gpa(0x100_0070),
+            relocated_pointer: Gva(0xffff_ffff_8200_0000),
+            relocated_value: Gva(0xffff_ffff_8100_0000),
+            boot: Boot::Unknown,
+            early: None,
+            late: Some(Gva(0xffff_ffff_8100_2000)),
+            panic: None,
+            free_init: None,
+            init_text: vec![Gva(0xffff_ffff_8300_0000)..Gva(0xffff_ffff_8310_0000)],
+        };
+        let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
+        let probe = Probe { name: "rest_init".to_owned(), link: function.start, function };
+        let written = Target { kernel, probes: vec![probe] };
+        written.write(&file).unwrap();
+        let words = ["vmm", "run", "--target", file.to_str().unwrap()];
+        let Command::Run(run) = Cli::parse_from(words).command else { panic!("another command") };
+        let read = target(&run, Path::new("a kernel that is not looked at"), &[]).unwrap();
+        assert_eq!(read.kernel, written.kernel);
+        assert_eq!(read.probes, written.probes);
     }
 }
