@@ -91,9 +91,7 @@ fn read_modules(kernel: &FetchedKernel) -> io::Result<Vec<(String, Vec<u8>)>> {
 /// Runs the guest inside the emulated host, by this same program and with the same arguments.
 pub(crate) fn run_emulated(args: &Run, kernel: &Path, initrd: &Path, target: &Target) -> Result<ExitCode> {
     let output = match &args.output {
-        Some(path) => {
-            Some(File::create(path).with_context(|| format!("cannot write {}", path.display()))?)
-        }
+        Some(path) => Some(File::create(path).with_context(|| format!("cannot write {}", path.display()))?),
         None => None,
     };
     let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;

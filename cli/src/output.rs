@@ -86,14 +86,17 @@ impl<'a> Writer<'a> {
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
         if self.format == Format::Json {
             for probe in &report.probes {
-                json(&mut self.out, &JsonProbe {
-                    r#type: "probe",
-                    probe: &probe.name,
-                    address: probe.address.to_string(),
-                    hits: probe.hits,
-                    missed: probe.missed,
-                    state: state_name(&probe.state),
-                })?;
+                json(
+                    &mut self.out,
+                    &JsonProbe {
+                        r#type: "probe",
+                        probe: &probe.name,
+                        address: probe.address.to_string(),
+                        hits: probe.hits,
+                        missed: probe.missed,
+                        state: state_name(&probe.state),
+                    },
+                )?;
             }
             json(&mut self.out, &JsonEnd { r#type: "end", end: end_name(&report.end), waits: report.waits })?;
         }
@@ -155,7 +158,9 @@ fn state_name(state: &State) -> String {
         State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
         State::Refused(reason) => format!("[REFUSED] {reason}"),
         State::Gone(_) => "[GONE]".to_owned(),
-        State::Overwritten(_) => "[OVERWRITTEN] the guest changed its text here; later hits are lost".to_owned(),
+        State::Overwritten(_) => {
+            "[OVERWRITTEN] the guest changed its text here; later hits are lost".to_owned()
+        }
     }
 }
 

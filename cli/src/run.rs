@@ -33,9 +33,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     match host::choose(&args.place)? {
-        Chosen::Kvm(hypervisor, delivery) => {
-            run_here(args, &image, &initrd, target, &hypervisor, delivery)
-        }
+        Chosen::Kvm(hypervisor, delivery) => run_here(args, &image, &initrd, target, &hypervisor, delivery),
         Chosen::Emulated => {
             // A guest that cannot be put together is not worth a host.
             let payload = Payload { kernel: &image, initrd: Some(&initrd), cmdline: &cmdline(args) };

@@ -133,8 +133,11 @@ pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel) -> Result<Fetched, FetchE
             let new = unpack(&staging, candidate, &deb)?;
             cache.put_kernel(kernel.name, &staging)?;
             match old {
-                Some(old) => fetched(Outcome::Moved { from: old.version, to: new }),
-                None => fetched(Outcome::New(new)),
+                Some(old) if old.version != new.version => {
+                    fetched(Outcome::Moved { from: old.version, to: new })
+                }
+                // None, or one without all that is wanted of a package today.
+                _ => fetched(Outcome::New(new)),
             }
         }
         (Err(reason), Some(record)) => fetched(Outcome::Kept { record, reason }),
@@ -145,11 +148,13 @@ pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel) -> Result<Fetched, FetchE
 /// The image that apt offers for a series.
 fn candidate(kernel: &Kernel) -> Result<Candidate, FetchError> {
     for meta in kernel.packages {
-        let Ok(text) = show(meta) else { continue };
-        let Some(package) = image_of(&text).filter(|package| kernel.owns(package)) else { continue };
-        let text = show(package)?;
-        if let Some(version) = field(&text, "Version") {
-            return Ok(Candidate { package: package.to_owned(), version: version.to_owned() });
+        let text = match show(meta) {
+            // A package that this release does not have.
+            Err(FetchError::Failed { .. }) => continue,
+            known => known?,
+        };
+        if let Some(image) = image_of(&text).filter(|image| kernel.owns(&image.package)) {
+            return Ok(image);
         }
     }
     Err(FetchError::NoImage { series: kernel.name, packages: kernel.packages })
@@ -160,12 +165,15 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// The image package that a meta package depends on, from what `apt-cache show` prints of it.
-fn image_of(text: &str) -> Option<&str> {
-    field(text, "Depends")?
-        .split(',')
-        .filter_map(|dependency| dependency.split_whitespace().next())
-        .find(|package| package.starts_with("linux-image-"))
+/// The image that a meta package depends on, from what `apt-cache show` prints of it: Debian names the exact version,
+/// as in `linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2)`.
+fn image_of(text: &str) -> Option<Candidate> {
+    field(text, "Depends")?.split(',').find_map(|dependency| {
+        let (package, version) = dependency.trim().strip_suffix(')')?.split_once(" (= ")?;
+        package
+            .starts_with("linux-image-")
+            .then(|| Candidate { package: package.to_owned(), version: version.to_owned() })
+    })
 }
 
 /// Puts what is used of a package into [`Staging::new_kernel`].
@@ -200,9 +208,11 @@ fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record,
 }
 
 impl Candidate {
-    /// Whether this is what a record is of.
+    /// Whether this is what a record is of, with every module that is wanted today.
     fn is(&self, record: &Record) -> bool {
-        self.package == record.package && self.version == record.version
+        self.package == record.package
+            && self.version == record.version
+            && HOST_MODULES.iter().all(|name| record.modules.contains(&format!("{name}.ko")))
     }
 
     fn lacks(&self, what: &'static str) -> FetchError {
@@ -265,8 +275,9 @@ mod tests {
 
     #[test]
     fn a_meta_package_leads_to_its_image() {
-        assert_eq!(image_of(META), Some("linux-image-6.12.117+deb12-cloud-amd64"));
-        assert_eq!(field(META, "Version"), Some("6.12.117-1~deb12u1"));
+        let image = image_of(META).unwrap();
+        assert_eq!(image.package, "linux-image-6.12.117+deb12-cloud-amd64");
+        assert_eq!(image.version, "6.12.117-1~deb12u1");
         assert_eq!(image_of("Package: x\nVersion: 1\n"), None);
     }
 }

@@ -43,8 +43,8 @@ pub fn guest(workload: Vec<u8>, busybox: Vec<u8>, applets: &[String]) -> io::Res
 
 /// The emulated host's initramfs: a static program as `/init`, modules, and whatever else it is given.
 ///
-/// Modules are name and contents in the order in which they load; the image has them as `/modules/00-NAME`,
-/// `/modules/01-NAME` and so on, so that their names sort in that order.
+/// Modules are name and contents in the order in which they load, which `/modules/load-order` then names, one a
+/// line.
 ///
 /// # Errors
 /// When a file is too large for the format.
@@ -54,9 +54,12 @@ pub fn host(
     extra: impl IntoIterator<Item = ExtraFile>,
 ) -> io::Result<Vec<u8>> {
     let mut archive = base().file("init", 0o755, init).directory("modules");
-    for (position, (name, bytes)) in modules.into_iter().enumerate() {
-        archive = archive.file(&format!("modules/{position:02}-{name}"), 0o644, bytes);
+    let mut order = String::new();
+    for (name, bytes) in modules {
+        archive = archive.file(&format!("modules/{name}"), 0o644, bytes);
+        order += &format!("{name}\n");
     }
+    archive = archive.file("modules/load-order", 0o644, order.into_bytes());
     for ExtraFile { path, mode, bytes } in extra {
         archive = archive.file(&path, mode, bytes);
     }

@@ -13,15 +13,16 @@ pub struct Kernel {
 /// Every kernel that is fetched and tested; adding one is adding an entry.
 pub const KERNELS: &[Kernel] = &[
     DEFAULT_KERNEL,
-    Kernel { name: "6.1", packages: &["linux-image-6.1-cloud-amd64", "linux-image-cloud-amd64"] },
+    Kernel { name: "6.1", packages: &["linux-image-cloud-amd64", "linux-image-6.1-cloud-amd64"] },
 ];
 
 /// The guest kernel when none is named, and the kernel of the emulated host.
 pub const DEFAULT_KERNEL: Kernel =
     Kernel { name: "6.12", packages: &["linux-image-6.12-cloud-amd64", "linux-image-cloud-amd64"] };
 
-/// Modules that make a KVM host of a kernel; what they depend on is found in the modules themselves.
-pub(crate) const HOST_MODULES: &[&str] = &["kvm-amd", "kvm-intel"];
+/// Modules that make a KVM host of a kernel, with a disk for the files that are handed in; what they depend on is
+/// found in the modules themselves.
+pub(crate) const HOST_MODULES: &[&str] = &["kvm-amd", "kvm-intel", "virtio_blk"];
 
 impl Kernel {
     /// Whether a package is an image of this series: `linux-image-6.12.117+deb12-cloud-amd64` is one of `6.12`.

@@ -10,4 +10,5 @@
 
 pub mod code;
 pub mod host;
+pub mod product;
 pub mod rig;

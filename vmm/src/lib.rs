@@ -1,12 +1,16 @@
 //! A small KVM virtual machine monitor that probes an unmodified Linux guest from outside.
 
 pub mod boot;
-mod clock;
+pub mod clock;
 pub mod devices;
 pub mod events;
+pub mod host;
 pub mod kvm;
 pub mod memory;
-mod text;
-mod trap;
-mod vcpu;
-mod world;
+pub mod selftest;
+pub mod session;
+pub mod signals;
+pub mod text;
+pub mod trap;
+pub mod vcpu;
+pub mod world;

@@ -1,6 +1,8 @@
 //! What developers run: `cargo xtask setup`, and what builds on it.
 
+mod demo;
 mod setup;
+mod test;
 
 use clap::{Parser, Subcommand};
 
@@ -16,10 +18,16 @@ struct Arguments {
 enum Task {
     /// Installs Debian packages, fetches the guest kernels, and builds what runs: quick when all is there
     Setup,
+    /// Sets up, then probes a real kernel and checks what was seen: ends by itself
+    Demo,
+    /// Sets up, then runs every test
+    Test(test::Options),
 }
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
-        Task::Setup => setup::run(),
+        Task::Setup => setup::run().map(drop),
+        Task::Demo => demo::run(),
+        Task::Test(options) => test::run(&options),
     }
 }

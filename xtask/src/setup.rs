@@ -7,6 +7,7 @@ mod packages;
 mod sources;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -24,7 +25,7 @@ const BUSYBOX: &str = "/bin/busybox";
 ///
 /// # Errors
 /// When a step fails; what the steps before it did stays, and running it again goes on from there.
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<Ready> {
     let log = Log { start: Instant::now() };
     let mut apt = Apt::new(&log);
     packages::install(&log, &mut apt)?;
@@ -34,10 +35,16 @@ pub(crate) fn run() -> anyhow::Result<()> {
         fetch_kernels(&log, &mut apt, &cache)?;
         build_initramfs(&log, &cache)?;
     }
-    build_vmm(&log)?;
-    // The emulated host is prepared from here on: it needs the cache, unlocked, and the `vmm` program.
+    let vmm = build_vmm(&log)?;
+    prepare_host(&log, &vmm)?;
     log.say(format_args!("ready, in {}", cache.root().display()));
-    Ok(())
+    Ok(Ready { vmm })
+}
+
+/// What a set-up machine has.
+pub(crate) struct Ready {
+    /// The product, built in release.
+    pub(crate) vmm: PathBuf,
 }
 
 /// Lines about progress, with the seconds since the start.
@@ -47,7 +54,9 @@ struct Log {
 
 impl Log {
     fn say(&self, line: impl std::fmt::Display) {
-        println!("setup: [{:5.1} s] {line}", self.start.elapsed().as_secs_f32());
+        let seconds = self.start.elapsed().as_secs_f32();
+        // Whoever reads this may have seen enough; the work goes on.
+        let _ = writeln!(std::io::stdout(), "setup: [{seconds:5.1} s] {line}");
     }
 }
 
@@ -89,14 +98,27 @@ fn build_initramfs(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
 }
 
 /// Builds the product.
-fn build_vmm(log: &Log) -> anyhow::Result<()> {
+fn build_vmm(log: &Log) -> anyhow::Result<PathBuf> {
     let vmm = build("cli", "vmm")?;
     log.say(format_args!("vmm: {}", vmm.display()));
+    Ok(vmm)
+}
+
+/// Boots the emulated host once and keeps its snapshot, where guests will need it.
+fn prepare_host(log: &Log, vmm: &Path) -> anyhow::Result<()> {
+    let doctor = Command::new(vmm).arg("doctor").output().context("cannot run vmm")?;
+    if doctor.status.success() {
+        log.say("emulated host: not needed, this machine's own KVM runs guests");
+        return Ok(());
+    }
+    let prepared = Command::new(vmm).args(["host", "prepare"]).status().context("cannot run vmm")?;
+    ensure!(prepared.success(), "the emulated host cannot be prepared");
+    log.say("emulated host: a snapshot is ready");
     Ok(())
 }
 
 /// Builds a package of the workspace in release; returns the path of one of its programs.
-fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", package])

@@ -1,0 +1,220 @@
+//! Unmodified Debian kernels with probes in them, run as a user runs them: on this machine's KVM where that can,
+//! in the emulated host otherwise.
+
+use probe_engine::linux::kernel::Kernel;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use tests::product::{binary, command, kernels, run};
+
+/// Words that choose `kernel`.
+fn kernel_words(kernel: &Path) -> [&str; 2] {
+    ["--kernel", kernel.to_str().unwrap()]
+}
+
+/// The main job: hits of `do_sys_openat2` are as many as the workload's calls, whatever the kernel, the number of
+/// CPUs, and wherever KASLR has put it.
+fn counts_opens(kernel_name: &str, cpus: &str, cmdline: &str) {
+    let Some(binary) = binary() else { return };
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let mut words = kernel_words(kernel).to_vec();
+    let cmdline = format!("workload=open:50,walk:5,fork:3 {cmdline}");
+    words.extend(["--cpus", cpus, "--probe=do_sys_openat2", "--probe=rest_init", "--probe=kernel_init"]);
+    words.extend(["--probe=vfs_caches_init", "--cmdline", &cmdline]);
+    let run = run(&binary, &words);
+    run.assert_success();
+    assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
+    assert!(run.workload("done", "openat") >= 55);
+    assert_eq!(run.hits("rest_init"), 1, "a probe early in boot");
+    assert_eq!(run.hits("kernel_init"), 1);
+    assert_eq!(run.hits("vfs_caches_init"), 1, "a probe in init text");
+    assert_eq!(run.probe("vfs_caches_init")["state"], "[GONE]");
+    assert_eq!(run.probe("do_sys_openat2")["state"], "armed");
+    run.assert_clean_log();
+}
+
+macro_rules! counts_opens {
+    ($($name:ident: $kernel:literal, $cpus:literal, $cmdline:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            counts_opens($kernel, $cpus, $cmdline);
+        })*
+    };
+}
+
+counts_opens! {
+    opens_6_12_1_cpu_kaslr: "6.12", "1", "";
+    opens_6_12_2_cpus_kaslr: "6.12", "2", "";
+    opens_6_12_1_cpu_nokaslr: "6.12", "1", "nokaslr";
+    opens_6_12_2_cpus_nokaslr: "6.12", "2", "nokaslr";
+    opens_6_1_1_cpu_kaslr: "6.1", "1", "";
+    opens_6_1_2_cpus_kaslr: "6.1", "2", "";
+    opens_6_1_1_cpu_nokaslr: "6.1", "1", "nokaslr";
+    opens_6_1_2_cpus_nokaslr: "6.1", "2", "nokaslr";
+}
+
+/// A pattern arms every match that can be probed, and the guest does not notice.
+fn arms_a_pattern(kernel_name: &str) {
+    let Some(binary) = binary() else { return };
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let mut words = kernel_words(kernel).to_vec();
+    words.extend(["--cpus=2", "--probe=vfs_*"]);
+    words.extend(["--cmdline", "workload=open:20,fork:5,pipe:50,walk:10,signal:20,pinned:100 loglevel=5"]);
+    let run = run(&binary, &words);
+    run.assert_success();
+    run.assert_clean_log();
+    for (step, key) in [("open", "calls"), ("pipe", "read"), ("walk", "mkdir"), ("signal", "handled")] {
+        assert!(run.workload(step, key) > 0);
+    }
+    let probes: Vec<_> = run.output.iter().filter(|o| o["type"] == "probe").collect();
+    assert!(probes.len() > 60, "{} probes", probes.len());
+    for probe in &probes {
+        assert!(probe["state"] == "armed" || probe["state"] == "[GONE]", "{probe}");
+        assert_eq!(probe["missed"], 0, "{probe}");
+    }
+    assert!(run.hits("vfs_read") >= run.workload("pipe", "read"));
+    // The kernel makes directories of its own while it boots, and removes none.
+    assert!(run.hits("vfs_mkdir") > run.workload("walk", "mkdir"));
+    assert_eq!(run.hits("vfs_rmdir"), run.workload("walk", "rmdir"));
+}
+
+#[test]
+fn pattern_6_12() {
+    arms_a_pattern("6.12");
+}
+
+#[test]
+fn pattern_6_1() {
+    arms_a_pattern("6.1");
+}
+
+#[test]
+fn two_cpus_hammering_one_probe_lose_no_hit() {
+    let Some(binary) = binary() else { return };
+    let words = ["--cpus=2", "--probe=__x64_sys_getppid", "--cmdline=workload=pinned:100000"];
+    let run = run(&binary, &words);
+    run.assert_success();
+    assert_eq!(run.workload("pinned", "cpus"), 2);
+    assert_eq!(run.workload("pinned", "calls"), 200_000);
+    assert_eq!(run.hits("__x64_sys_getppid"), run.workload("done", "getppid"));
+    for cpu in 0..2 {
+        let hits = run.output.iter().filter(|o| o["type"] == "hit" && o["vcpu"] == cpu).count();
+        assert!(hits >= 100_000, "cpu{cpu}: {hits}");
+    }
+}
+
+#[test]
+fn several_probes_share_a_site_and_offsets_are_passed_by_emulation() {
+    let Some(binary) = binary() else { return };
+    // At +0 there is ftrace's nop, at +5 the first instruction of the function's own.
+    let words = [
+        "--probe=do_sys_openat2",
+        "--probe=do_sys_openat2",
+        "--probe=do_sys_openat2+0x5",
+        "--cmdline=workload=open:30",
+    ];
+    let run = run(&binary, &words);
+    run.assert_success();
+    let probes = run.output.iter().filter(|o| o["type"] == "probe");
+    let hits: Vec<u64> = probes.map(|o| o["hits"].as_u64().unwrap()).collect();
+    assert_eq!(hits, [run.workload("done", "openat"); 3]);
+}
+
+#[test]
+fn a_large_guest_uses_the_memory_above_four_gib() {
+    let Some(binary) = binary() else { return };
+    let run =
+        run(&binary, &["--memory=5G", "--probe=do_sys_openat2", "--cmdline=workload=open:5 loglevel=7"]);
+    run.assert_success();
+    assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
+    assert!(run.console.contains("[mem 0x0000000100000000-0x000000017fffffff] usable"), "{}", run.console);
+}
+
+#[test]
+fn four_cpus_start() {
+    let Some(binary) = binary() else { return };
+    let run = run(&binary, &["--cpus=4", "--probe=__x64_sys_getppid", "--cmdline=workload=pinned:500"]);
+    run.assert_success();
+    assert_eq!(run.workload("pinned", "cpus"), 4);
+    assert_eq!(run.hits("__x64_sys_getppid"), 2000);
+}
+
+#[test]
+fn an_elf_kernel_boots_and_a_system_map_gives_the_symbols() {
+    let Some(binary) = binary() else { return };
+    let (_, image) = &kernels()[0];
+    let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let vmlinux = temporary.path().join("vmlinux");
+    fs::write(&vmlinux, kernel.image().file()).unwrap();
+    let map = temporary.path().join("System.map");
+    let mut text = String::new();
+    for symbol in kernel.symbols().iter() {
+        writeln!(text, "{:016x} {} {}", symbol.at.0, symbol.kind, symbol.name).unwrap();
+    }
+    fs::write(&map, text).unwrap();
+    let mut words = kernel_words(&vmlinux).to_vec();
+    words.extend(["--system-map", map.to_str().unwrap()]);
+    words.extend(["--probe=do_sys_openat2", "--probe=vfs_caches_init", "--cmdline=workload=open:5"]);
+    let run = run(&binary, &words);
+    run.assert_success();
+    assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
+    assert_eq!(run.hits("vfs_caches_init"), 1);
+    let linked = kernel.symbol("do_sys_openat2").unwrap();
+    let at = run.probe("do_sys_openat2")["address"].as_str().unwrap().to_owned();
+    let at = u64::from_str_radix(at.trim_start_matches("0x"), 16).unwrap();
+    assert!((linked.0..=linked.0 + 4).contains(&at), "an ELF kernel runs where it was linked: {at:#x}");
+}
+
+#[test]
+fn a_guest_that_panics_has_died() {
+    let Some(binary) = binary() else { return };
+    let run = run(&binary, &["--probe=do_sys_openat2", "--cmdline=workload=open:3,panic"]);
+    assert_eq!(run.code, 1, "{}", run.said);
+    assert!(run.said.contains("the guest panicked: sysrq triggered crash"), "{}", run.said);
+    assert!(run.said.contains("rip "), "the last registers: {}", run.said);
+    assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"), "hits before it are kept");
+}
+
+#[test]
+fn a_triple_fault_has_its_own_words() {
+    let Some(binary) = binary() else { return };
+    let run = run(&binary, &["--cmdline=workload=reboot reboot=t"]);
+    assert_eq!(run.code, 1, "{}", run.said);
+    assert!(run.said.contains("triple fault"), "{}", run.said);
+}
+
+#[test]
+fn a_reset_is_a_clean_end() {
+    let Some(binary) = binary() else { return };
+    let run = run(&binary, &["--cmdline=workload=open:1,reboot"]);
+    run.assert_success();
+    assert_eq!(run.output.last().unwrap()["end"], "reset");
+}
+
+#[test]
+fn a_signal_ends_the_run_and_what_was_seen_is_kept() {
+    let Some(binary) = binary() else { return };
+    let temporary = tempfile::tempdir().unwrap();
+    let words = ["run", "--probe=do_sys_openat2", "--cmdline=workload=open:7,idle:600"];
+    let mut child = command(&binary, temporary.path(), &words)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut console = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(console.any(|line| line.unwrap().contains("workload: open calls=7")), "it never came to idle");
+    let id = i32::try_from(child.id()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(id).unwrap(), rustix::process::Signal::TERM)
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(143), "{said}");
+    let hits = said.lines().filter(|line| line.contains("] cpu0 do_sys_openat2 rip=")).count();
+    assert!(hits >= 7, "{said}");
+    let row = said.lines().find(|line| line.starts_with("do_sys_openat2 ")).unwrap_or_default();
+    assert_eq!(row.split_whitespace().nth(2), Some(hits.to_string().as_str()), "{said}");
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
+}

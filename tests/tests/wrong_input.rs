@@ -1,0 +1,109 @@
+//! Each mistake of a user gets one clear sentence and exit code 2, before any guest runs, and leaves nothing behind.
+
+use std::fs;
+use std::path::Path;
+use tests::product::{binary, command, kernels};
+
+/// What is said, and what must be in the answer.
+struct Case {
+    words: &'static [&'static str],
+    says: &'static [&'static str],
+}
+
+const fn case(words: &'static [&'static str], says: &'static [&'static str]) -> Case {
+    Case { words, says }
+}
+
+/// `KERNEL`, `TRUNCATED`, `TEXT`, `BIG` and `NONE` stand for files.
+const CASES: &[Case] = &[
+    case(
+        &["--probe", "do_sys_opena2"],
+        &["the kernel has no function `do_sys_opena2`", "did you mean", "do_sys_openat2"],
+    ),
+    case(&["--probe", "qqqqqqqqq_*"], &["no function matches `qqqqqqqqq_*`"]),
+    case(
+        &["--probe", "do_sys_openat2+0x1"],
+        &["`do_sys_openat2+0x1` cannot be probed", "lies inside the", "-byte instruction at"],
+    ),
+    case(&["--probe", "do_sys_openat2+0x10000"], &["the offset 0x10000 is behind it"]),
+    case(&["--probe", "0x1000"], &["cannot be probed", "not in the kernel's text"]),
+    case(&["--probe", "asm_exc_int3"], &["`asm_exc_int3` cannot be probed", "entry code"]),
+    case(&["--probe", "vfs_*+4"], &["a pattern takes no offset"]),
+    case(&["--probe", "vfs_read-4"], &["lies before its symbol"]),
+    case(&["--probe", "1234"], &["write addresses in hexadecimal"]),
+    case(&["--probe", "jiffies"], &["the kernel has no function `jiffies`"]),
+    case(&["--kernel", "TRUNCATED"], &["cannot use the kernel", "truncated"]),
+    case(&["--kernel", "TEXT"], &["cannot use the kernel", "not a bzImage"]),
+    case(&["--kernel", "NONE"], &["cannot read", "No such file"]),
+    case(&["--initrd", "NONE"], &["cannot read", "No such file"]),
+    case(&["--initrd", "BIG", "--memory", "128M"], &["the initrd", "does not fit", "--memory"]),
+    case(&["--memory", "64M"], &["a guest needs at least 128M"]),
+    case(&["--memory", "65G"], &["a guest gets at most 64G"]),
+    case(&["--memory", "lots"], &["write it as 512M or 2G"]),
+    case(&["--cpus", "0"], &["0 is not in 1..=16"]),
+    case(&["--cpus", "17"], &["17 is not in 1..=16"]),
+    case(&["--cmdline", "a", "--raw-cmdline", "b"], &["cannot be used with"]),
+    case(&["--host", "kvm", "--host", "emulated"], &["cannot be used multiple times"]),
+    case(&["--format", "xml"], &["invalid value 'xml'", "text, json"]),
+    case(&["--output", "/nonexistent/hits"], &["cannot write /nonexistent/hits", "No such file"]),
+    case(&["--system-map", "TEXT"], &["System.map", "line 1"]),
+    case(&["--host", "kvm", "--kvm-device", "NONE"], &["does not exist", "--host emulated"]),
+    case(&["--host", "kvm", "--kvm-device", "TEXT"], &["cannot be used as a KVM device"]),
+    case(&["--nonsense"], &["unexpected argument '--nonsense'"]),
+];
+
+fn write_files(folder: &Path) {
+    let kernel = fs::read(&kernels()[0].1).unwrap();
+    fs::write(folder.join("TRUNCATED"), &kernel[..kernel.len() / 2]).unwrap();
+    fs::write(folder.join("TEXT"), "this is no kernel\n").unwrap();
+    fs::File::create(folder.join("BIG")).unwrap().set_len(256 << 20).unwrap();
+}
+
+#[test]
+fn every_mistake_is_one_sentence_and_exit_code_2() {
+    let Some(binary) = binary() else { return };
+    let files = tempfile::tempdir().unwrap();
+    write_files(files.path());
+    let mut wrong = Vec::new();
+    for Case { words, says } in CASES {
+        let temporary = tempfile::tempdir().unwrap();
+        let is_file = |word: &str| ["TRUNCATED", "TEXT", "BIG", "NONE"].contains(&word);
+        let path = |word: &str| match is_file(word) {
+            true => files.path().join(word).to_str().unwrap().to_owned(),
+            false => word.to_owned(),
+        };
+        let all: Vec<String> = ["run".to_owned()].into_iter().chain(words.iter().map(|w| path(w))).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let output = command(&binary, temporary.path(), &all).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut complain = |what: &str| wrong.push(format!("{words:?}: {what}\n    {said}"));
+        if output.status.code() != Some(2) {
+            complain(&format!("exit code {:?}", output.status.code()));
+        }
+        for part in says.iter().filter(|part| !said.contains(**part)) {
+            complain(&format!("does not say {part:?}"));
+        }
+        if !output.stdout.is_empty() {
+            complain("writes to standard output");
+        }
+        if fs::read_dir(temporary.path()).unwrap().count() != 0 {
+            complain("leaves temporary files");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn without_qemu_the_error_names_the_package_and_the_suite() {
+    let Some(binary) = binary() else { return };
+    let temporary = tempfile::tempdir().unwrap();
+    let output = command(&binary, temporary.path(), &["run", "--host=emulated"])
+        .env("PATH", temporary.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("qemu-system-x86"), "{said}");
+    assert!(said.contains("bookworm-backports"), "{said}");
+}

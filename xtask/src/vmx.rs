@@ -1,0 +1,184 @@
+//! `cargo xtask test --vmx`: breakpoints that KVM intercepts, on Intel's virtualization, inside Bochs.
+//!
+//! Neither the machine's own KVM nor the emulated host need have them, so everything else may pass without that
+//! half of the trap path. One boot of the machine serves all checks.
+
+use crate::bochs::{self, Contents, Entry, Outcome};
+use crate::test::contract_program;
+use anyhow::{Context as _, bail, ensure};
+use guest_kernels::{Cache, DEFAULT_KERNEL};
+use guest_kernels::initramfs::ExtraFile;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// How often the guest opens a file, beside what its start takes.
+const WORKLOAD: &str = "workload=open:20";
+/// A function that the workload enters, and one that the kernel enters once while it boots.
+const PROBES: [&str; 2] = [OPEN, ONCE];
+const OPEN: &str = "do_sys_openat2";
+const ONCE: &str = "rest_init";
+
+/// What a check found.
+type Check = (String, anyhow::Result<()>);
+
+/// Runs all checks.
+///
+/// # Errors
+/// When one fails; what it printed has been shown.
+pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
+    let (kernel, initramfs) = (Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image, Cache::open()?.initramfs()?);
+    let files = vec![
+        bochs::file("bin/contract", 0o755, &contract_program()?)?,
+        bochs::file("guest/vmlinuz", 0o644, &kernel)?,
+        bochs::file("guest/initramfs", 0o644, &initramfs)?,
+        target(vmm, &kernel, &initramfs)?,
+    ];
+    let entries = vec![
+        Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
+        Entry::new("contract", &["env", "VMM_CONTRACT_REQUIRED=1", "/bin/contract", "--test-threads=1"]),
+        Entry::new("linux", &[
+            "vmm",
+            "run",
+            "--host=kvm",
+            "--kernel=/guest/vmlinuz",
+            "--initrd=/guest/initramfs",
+            "--target=/guest/target.json",
+            "--memory=256M",
+            "--output=/dev/null",
+            "--cmdline",
+            WORKLOAD,
+        ]),
+    ];
+    let outcomes = bochs::run(Contents { vmm, files, entries })?;
+    let mut failed = 0;
+    let mut passed = 0;
+    for outcome in &outcomes {
+        let checks = match outcome.name.as_str() {
+            "doctor" => vec![("breakpoints_are_intercepted".to_owned(), intercepted(outcome))],
+            "contract" => contract(outcome),
+            _ => linux(outcome),
+        };
+        let bad = checks.iter().filter(|(_, result)| result.is_err()).count();
+        for (name, result) in checks.iter() {
+            match result {
+                Ok(()) => println!("test vmx::{}::{name} ... ok", outcome.name),
+                Err(error) => println!("test vmx::{}::{name} ... FAILED: {error:#}", outcome.name),
+            }
+        }
+        if bad > 0 {
+            println!("---- vmx::{} printed ----\n{}\n----", outcome.name, outcome.output.join("\n"));
+        }
+        failed += bad;
+        passed += checks.len() - bad;
+    }
+    println!("vmx: {passed} passed; {failed} failed");
+    ensure!(failed == 0, "{failed} checks on VMX failed");
+    Ok(())
+}
+
+/// What is to be probed, found out here: there it would take a minute.
+fn target(vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFile> {
+    let file = tempfile::NamedTempFile::new().context("no temporary file")?;
+    let mut resolve = Command::new(vmm);
+    resolve.arg("run").arg("--kernel").arg(kernel).arg("--initrd").arg(initramfs);
+    resolve.args(PROBES.map(|probe| format!("--probe={probe}")));
+    let status = resolve.arg("--write-target").arg(file.path()).status().context("cannot run vmm")?;
+    ensure!(status.success(), "vmm did not resolve the probes");
+    bochs::file("guest/target.json", 0o644, file.path())
+}
+
+fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {
+    ensure!(outcome.exit == "0", "it ended with {}", outcome.exit);
+    Ok(())
+}
+
+fn intercepted(outcome: &Outcome) -> anyhow::Result<()> {
+    ended_well(outcome)?;
+    let report = outcome.output.iter().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    let delivery = report.context("no report")?["delivery"].clone();
+    ensure!(delivery == "intercepted", "they are {delivery}");
+    Ok(())
+}
+
+/// A check for each test of the program, and one for its end.
+fn contract(outcome: &Outcome) -> Vec<Check> {
+    let tests = outcome.output.iter().filter_map(|line| {
+        let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+        Some((name.to_owned(), if result == "ok" { Ok(()) } else { Err(anyhow::anyhow!("{result}")) }))
+    });
+    let mut checks: Vec<Check> = tests.collect();
+    let some = if checks.is_empty() { Err(anyhow::anyhow!("no test was run")) } else { Ok(()) };
+    checks.push(("all".to_owned(), ended_well(outcome).and(some)));
+    checks
+}
+
+fn linux(outcome: &Outcome) -> Vec<Check> {
+    let opens = || {
+        let calls = number(outcome, "workload: done ", |word| word.strip_prefix("openat="));
+        let calls = calls.context("the workload did not say how often it opened a file")?;
+        ensure!(calls >= 20, "the workload opened {calls} files");
+        counted(outcome, OPEN, calls)
+    };
+    vec![
+        ("ends_in_order".to_owned(), ended_well(outcome)),
+        ("each_open_is_a_hit".to_owned(), opens()),
+        ("a_function_of_the_boot_is_hit_once".to_owned(), counted(outcome, ONCE, 1)),
+    ]
+}
+
+/// That the table at the end counts `calls` hits of `probe` and no missed one.
+fn counted(outcome: &Outcome, probe: &str, calls: u64) -> anyhow::Result<()> {
+    let row = outcome.output.iter().find(|line| line.split(' ').next() == Some(probe));
+    let row: Vec<&str> = row.context("it is not in the table")?.split_whitespace().collect();
+    match row.as_slice() {
+        [_, _, hits, "0", ..] if hits.parse() == Ok(calls) => Ok(()),
+        [_, _, hits, missed, ..] => bail!("{calls} calls, {hits} hits, {missed} missed"),
+        _ => bail!("its row has no counts"),
+    }
+}
+
+/// The number in the line that begins with `start`, in the word that `pick` recognises.
+fn number<'a>(outcome: &'a Outcome, start: &str, pick: impl Fn(&'a str) -> Option<&'a str>) -> Option<u64> {
+    let line = outcome.output.iter().find_map(|line| line.strip_prefix(start))?;
+    line.split(' ').find_map(pick)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(exit: &str, output: &str) -> Outcome {
+        Outcome { exit: exit.to_owned(), output: output.lines().map(str::to_owned).collect(), ..Outcome::default() }
+    }
+
+    #[test]
+    fn the_table_must_agree_with_the_workload() {
+        let text = "workload: done openat=22 getppid=0\n\
+                    probe           address                   hits  missed\n\
+                    do_sys_openat2  0xffffffffba842060          22       0\n\
+                    rest_init       0xffffffffbb096980           1       0\n";
+        assert!(linux(&outcome("0", text)).iter().all(|(_, result)| result.is_ok()));
+        for (right, wrong) in [("openat=22", "openat=23"), ("           1 ", "           2 "), ("22       0", "22       1")] {
+            let checks = linux(&outcome("0", &text.replace(right, wrong)));
+            assert_eq!(checks.iter().filter(|(_, result)| result.is_err()).count(), 1, "{wrong}");
+        }
+        assert!(linux(&outcome("1", text))[0].1.is_err());
+    }
+
+    #[test]
+    fn tests_that_fail_or_were_not_run_are_seen() {
+        let failed = |exit, text| contract(&outcome(exit, text)).iter().filter(|(_, r)| r.is_err()).count();
+        assert_eq!(failed("0", "test hits::a ... ok\ntest hits::b ... ok"), 0);
+        assert_eq!(failed("101", "test hits::a ... ok\ntest hits::b ... FAILED"), 2);
+        assert_eq!(failed("0", ""), 1);
+        assert_eq!(failed("timeout", "test hits::a ... ok"), 1);
+    }
+
+    #[test]
+    fn only_intercepted_breakpoints_will_do() {
+        assert!(intercepted(&outcome("0", "noise\n{\"delivery\":\"intercepted\"}")).is_ok());
+        assert!(intercepted(&outcome("0", "{\"delivery\":\"reflected\"}")).is_err());
+        assert!(intercepted(&outcome("0", "")).is_err());
+    }
+}
