@@ -11,6 +11,10 @@ pub const HANDLER: Gva = Gva(0x1_8000);
 pub const COUNT: Gva = Gva(0x2_0000);
 /// The return address that it last saw, u64.
 pub const LAST_RIP: Gva = Gva(0x2_0008);
+/// Where [`unexpected`] goes.
+pub const UNEXPECTED: Gva = Gva(0x1_a000);
+/// What it leaves: the vector, then six words of the exception's frame.
+pub const REPORT: Gva = Gva(0x2_0100);
 /// Room for data.
 pub const DATA: Gva = Gva(0x2_1000);
 
@@ -67,3 +71,28 @@ pub fn repeat(body: usize) -> [u8; 4] {
     let back = -(body as i64 + 4);
     [0xff, 0xcf, 0x75, i8::try_from(back).expect("a short loop") as u8]
 }
+
+/// One entry of [`ENTRY`] bytes for each exception vector: notes the vector and the frame, and resets the machine.
+pub fn unexpected() -> Vec<u8> {
+    const POP_RAX: u8 = 0x58;
+    /// `mov al, 0xfe; out 0x64, al`
+    const RESET: [u8; 4] = [0xb0, 0xfe, 0xe6, 0x64];
+    let mut code = Vec::new();
+    for vector in 0..VECTORS {
+        let to_common = u32::from(VECTORS - vector) * ENTRY as u32 - 7;
+        code.extend([0x6a, vector, 0xe9]); // push vector; jmp
+        code.extend(to_common.to_le_bytes());
+        code.push(0x90);
+    }
+    for word in 0..7 {
+        code.push(POP_RAX);
+        code.extend(store(REPORT.add(word * 8), 0));
+    }
+    code.extend(RESET);
+    code
+}
+
+/// How many exception vectors there are.
+pub const VECTORS: u8 = 32;
+/// Bytes of an entry of [`unexpected`].
+pub const ENTRY: u64 = 8;

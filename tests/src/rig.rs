@@ -1,6 +1,6 @@
 //! A micro guest on the real trap path: vCPU threads, world, ring, text patches.
 
-use crate::code::{HANDLER, counting_handler};
+use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
 use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::plan::plan;
@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm::clock::Clock;
-use vmm::devices::{Devices, console::Console};
+use vmm::devices::{Devices, PowerEvent, console::Console};
 use vmm::events::{self, Hit, Reader};
 use vmm::kvm::Breakpoints;
 use vmm::memory::GuestRam;
@@ -80,10 +80,14 @@ impl Sites {
 }
 
 impl Rig {
-    /// An empty guest whose handler for vector 3 counts.
+    /// An empty guest whose handler for vector 3 counts. Any other exception is unexpected, and a failure.
     pub fn new(fit: &'static Fit) -> Self {
         let guest = MicroGuest::new(&fit.hypervisor).unwrap();
         let rig = Self { fit, guest, sites: Sites::default(), console: Box::new(io::sink()) };
+        rig.write(UNEXPECTED, &unexpected());
+        for vector in 0..VECTORS {
+            rig.gate(vector, UNEXPECTED.add(u64::from(vector) * ENTRY), Stack::Own);
+        }
         rig.write(HANDLER, &counting_handler());
         rig.gate(3, HANDLER, Stack::Current);
         rig
@@ -125,15 +129,14 @@ impl Rig {
         let world = Arc::new(World::new(starts.len(), orders, eventfd()));
         let (recorders, reader) = events::rings(starts.len(), PROBES);
         let (ends, ended) = mpsc::channel();
-        let clock = Clock::start();
         signals::make_kick_harmless().unwrap();
-        let mut threads = Vec::new();
+        let mut vcpus = Vec::new();
         for ((id, start), recorder) in (0..).zip(starts).zip(recorders) {
             let kvm = self.guest.add_vcpu(&self.fit.hypervisor, id, cpus).unwrap();
             if let Some(start) = start {
                 micro::start(&kvm, start.rip, start.rsp, start.mode).unwrap();
             }
-            let vcpu = Vcpu {
+            vcpus.push(Vcpu {
                 id: usize::from(id),
                 kvm,
                 devices: devices.clone(),
@@ -141,9 +144,10 @@ impl Rig {
                 world: world.clone(),
                 recorder,
                 ends: ends.clone(),
-            };
-            threads.push(std::thread::spawn(move || vcpu.main()));
+            });
         }
+        let clock = Clock::start(vcpus[0].kvm.tsc_khz());
+        let threads = vcpus.into_iter().map(|vcpu| std::thread::spawn(move || vcpu.main())).collect();
         let Self { guest, sites, .. } = self;
         Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new() }
     }
@@ -220,13 +224,21 @@ impl Running {
         let mut off = 0;
         while off < vcpus {
             match self.end_within(Duration::from_millis(1)) {
-                Some(End::Power(_)) => off += 1,
+                Some(End::Power(PowerEvent::Off)) => off += 1,
+                Some(End::Power(PowerEvent::Reset)) => self.unexpected(),
                 Some(other) => panic!("the guest ended with {other:?}"),
                 None => assert!(Instant::now() < deadline, "the guest hangs"),
             }
             meanwhile(self);
             self.drain();
         }
+    }
+
+    /// The guest has met an exception that it did not ask for.
+    fn unexpected(&self) -> ! {
+        let word = |n: u64| self.guest.read_u64(REPORT.add(n * 8)).unwrap();
+        let frame: Vec<String> = (1..7).map(|n| format!("{:#x}", word(n))).collect();
+        panic!("exception {} in the guest, frame {}", word(0), frame.join(" "));
     }
 
     /// Ends the guest. What it leaves: its memory, and the hits.

@@ -4,6 +4,7 @@
 //! and a hit may make only one.
 #![allow(unsafe_code, reason = "rdtsc is an intrinsic")]
 
+use std::num::NonZeroU32;
 use std::time::Instant;
 
 /// Reads the host's time-stamp counter, in ticks of an unknown constant rate.
@@ -18,27 +19,35 @@ pub fn ticks() -> u64 {
 pub struct Clock {
     started: Instant,
     first: u64,
+    /// See [`Clock::start`].
+    khz: Option<NonZeroU32>,
 }
 
 impl Clock {
-    /// Starts counting now.
+    /// Starts counting now. `khz` is the rate of the counter, when the host's kernel knows it
+    /// ([`KvmVcpu::tsc_khz`](crate::kvm::KvmVcpu::tsc_khz)). With it, the time of a tick does not depend on when
+    /// it is asked for; otherwise the rate is measured, and gets more exact as the run goes on.
     #[must_use]
-    pub fn start() -> Self {
-        Self { started: Instant::now(), first: ticks() }
+    pub fn start(khz: Option<NonZeroU32>) -> Self {
+        Self { started: Instant::now(), first: ticks(), khz }
     }
 
-    /// The rate so far, which gets more exact as the run goes on.
+    /// The rate of the counter.
     #[must_use]
     pub fn rate(&self) -> Rate {
-        Rate {
-            first: self.first,
-            ticks: ticks().saturating_sub(self.first).max(1),
-            nanos: u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        }
+        const NANOS_PER_MILLI: u64 = 1_000_000;
+        let (ticks, nanos) = match self.khz {
+            Some(khz) => (u64::from(khz.get()), NANOS_PER_MILLI),
+            None => (
+                ticks().saturating_sub(self.first).max(1),
+                u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            ),
+        };
+        Rate { first: self.first, ticks, nanos }
     }
 }
 
-/// The rate of the counter, measured over the run so far.
+/// The rate of the counter: so many `ticks` in so many `nanos`.
 #[derive(Clone, Copy)]
 pub struct Rate {
     first: u64,
@@ -52,5 +61,19 @@ impl Rate {
     pub fn nanos(&self, ticks: u64) -> u64 {
         let elapsed = u128::from(ticks.saturating_sub(self.first));
         u64::try_from(elapsed * u128::from(self.nanos) / u128::from(self.ticks)).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_rate_gives_a_tick_the_same_time_whenever_it_is_asked() {
+        let clock = Clock::start(NonZeroU32::new(2_000_000));
+        let tick = clock.first + 5_000_000;
+        assert_eq!(clock.rate().nanos(tick), 2_500_000);
+        assert_eq!(clock.rate().nanos(tick), 2_500_000);
+        assert_eq!(clock.rate().nanos(clock.first.wrapping_sub(1)), 0);
     }
 }

@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn hits_of_all_vcpus_come_out_in_order_of_time() {
-        let clock = Clock::start();
+        let clock = Clock::start(None);
         let (mut recorders, mut reader) = rings(2, 1);
         for n in 0..10 {
             recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), [0; 6]);
@@ -166,7 +166,7 @@ mod tests {
             recorded += 1;
         }
         assert_eq!(recorded, RING - 1);
-        let clock = Clock::start();
+        let clock = Clock::start(None);
         assert_eq!(reader.drain(clock.rate()).len(), recorded);
         assert!(recorders[0].has_room(2));
     }

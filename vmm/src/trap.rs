@@ -16,8 +16,8 @@ use probe_engine::regs::{Regs, rflags};
 pub enum Trap {
     /// An `int3` was executed in kernel mode.
     Breakpoint(Breakpoint),
-    /// An execution breakpoint of ours, before the instruction at this address.
-    Execution(Gva),
+    /// An execution breakpoint of ours; RIP is on the instruction that has not run yet.
+    Execution(Regs),
     /// An exception that can only be the guest's own.
     Guest(GuestException),
 }
@@ -32,7 +32,8 @@ pub struct Breakpoint {
 }
 
 /// How a #BP comes to us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Delivery {
     /// KVM exits before the guest sees the exception.
     Intercepted,
@@ -71,7 +72,7 @@ pub fn classify(
         return Trap::Guest(GuestException::Intercepted(DebugException::Debug { dr6: exit.dr6 }));
     }
     if handler != Some(rip) {
-        return Trap::Execution(rip);
+        return Trap::Execution(regs);
     }
     let memory = VirtMemory { phys: ram, space: vcpu.address_space() };
     match undo_frame(&regs, &memory) {
@@ -97,4 +98,17 @@ fn undo_frame(regs: &Regs, memory: &VirtMemory<'_, GuestRam>) -> Result<Option<R
         rsp: u64::from_le_bytes(rsp),
         ..*regs
     }))
+}
+
+/// The guest's entry for vector 3, from its interrupt descriptor table at `idt` (Intel SDM volume 3, 6.14.1: the
+/// offset is spread over bytes 0-1, 6-7 and 8-11 of a 16-byte gate).
+///
+/// # Errors
+/// The [`PageFault`] of a table that is not mapped.
+pub fn int3_handler(idt: Gva, memory: &VirtMemory<'_, GuestRam>) -> Result<Gva, PageFault> {
+    const GATE: u64 = 16;
+    let mut gate = [0; GATE as usize];
+    memory.read(idt.add(3 * GATE), &mut gate)?;
+    let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
+    Ok(Gva(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
 }

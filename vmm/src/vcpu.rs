@@ -67,7 +67,12 @@ impl Vcpu {
     }
 
     fn run(&mut self, orders: &mut Arc<Orders>) -> Flow {
-        match self.kvm.run(&self.devices) {
+        let exit = self.kvm.run(&self.devices);
+        self.exit(exit, orders)
+    }
+
+    fn exit(&mut self, exit: Exit, orders: &mut Arc<Orders>) -> Flow {
+        match exit {
             Exit::Handled | Exit::Interrupted | Exit::NotStarted => Flow::Run,
             Exit::Debug(exit) => self.debug_exit(exit, orders),
             Exit::Power(event) => self.over(End::Power(event)),
@@ -95,7 +100,10 @@ impl Vcpu {
 
     /// Stops with the world. A pending port access is completed first, or its registers would be stale.
     fn rest(&mut self, orders: &mut Arc<Orders>) -> Flow {
-        self.kvm.complete_access();
+        let exit = self.kvm.complete_access(&self.devices);
+        if let Flow::End = self.exit(exit, orders) {
+            return Flow::End;
+        }
         let next = self.world.rest(self.id);
         self.obey(next, orders)
     }
@@ -130,8 +138,8 @@ impl Vcpu {
         let handler = orders.int3_handler;
         match trap::classify(exit, &mut self.kvm, &self.ram, &orders.breakpoints, handler) {
             Trap::Breakpoint(breakpoint) => self.breakpoint(&breakpoint, orders),
-            Trap::Execution(at) => {
-                let flow = self.hold(Cause::Breakpoint(at), orders);
+            Trap::Execution(regs) => {
+                let flow = self.hold(Cause::Breakpoint, regs, orders);
                 // The breakpoint may still be there: RF lets its instruction pass.
                 self.resume_past_breakpoint();
                 flow
@@ -153,7 +161,7 @@ impl Vcpu {
                     return Flow::Run;
                 }
                 Verdict::Ours(site) => match (site.internal, &site.user) {
-                    (Some(internal), _) => self.hold(Cause::Internal(internal), orders),
+                    (Some(internal), _) => self.hold(Cause::Internal(internal), breakpoint.regs, orders),
                     (None, Some(user)) if !self.recorder.has_room(user.probes.len()) => {
                         self.wait_for_reader(orders)
                     }
@@ -242,14 +250,9 @@ impl Vcpu {
         self.obey(next, orders)
     }
 
-    fn hold(&mut self, cause: Cause, orders: &mut Arc<Orders>) -> Flow {
-        let request = Request {
-            vcpu: self.id,
-            cause,
-            regs: self.kvm.regs(),
-            space: self.kvm.address_space(),
-            idt: self.kvm.idt(),
-        };
+    fn hold(&mut self, cause: Cause, regs: Regs, orders: &mut Arc<Orders>) -> Flow {
+        let request =
+            Request { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
         let next = self.world.hold(request);
         self.obey(next, orders)
     }

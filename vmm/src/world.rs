@@ -33,7 +33,7 @@ pub struct Request {
     pub vcpu: usize,
     /// At what.
     pub cause: Cause,
-    /// Its general registers there.
+    /// Its general registers there; RIP is on the instruction that it stopped at.
     pub regs: Regs,
     /// Its address space there.
     pub space: AddressSpace,
@@ -45,7 +45,7 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A hardware breakpoint of ours.
-    Breakpoint(Gva),
+    Breakpoint,
     /// An internal site.
     Internal(Internal),
 }

@@ -1,5 +1,10 @@
 //! The contract between the trap path and a KVM, with micro guests: runs wherever a fit KVM is, which is natively,
 //! in the emulated host (breakpoints reflected) and in Bochs (breakpoints intercepted).
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "helpers of tests are test code: what goes wrong here is a failed test"
+)]
 
 mod faults;
 mod foreign;

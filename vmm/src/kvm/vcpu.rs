@@ -8,6 +8,7 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use std::num::NonZeroU32;
 use vmm_sys_util::errno;
 
 /// A vCPU. Used by its own thread alone.
@@ -129,6 +130,12 @@ impl KvmVcpu {
 
     fn sregs(&mut self) -> &kvm_sregs {
         &self.fd.sync_regs_mut().sregs
+    }
+
+    /// The rate of the host's time-stamp counter, in kHz, when its kernel relies on it (KVM_GET_TSC_KHZ).
+    #[must_use]
+    pub fn tsc_khz(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.fd.get_tsc_khz().ok()?)
     }
 
     /// Tells the guest's watchdogs that time has passed while it did not run. Fails, without harm, where the

@@ -126,7 +126,6 @@ pub fn run(hypervisor: &Hypervisor, config: Config<'_>, sink: &mut dyn Sink) -> 
     let (recorders, reader) = events::rings(usize::from(config.cpus), config.probes.len());
     let (ends, ended) = mpsc::channel();
 
-    let clock = Clock::start();
     let mut vcpus = Vec::new();
     for (id, recorder) in (0..config.cpus).zip(recorders) {
         vcpus.push(Vcpu {
@@ -139,6 +138,7 @@ pub fn run(hypervisor: &Hypervisor, config: Config<'_>, sink: &mut dyn Sink) -> 
             ends: ends.clone(),
         });
     }
+    let clock = Clock::start(vcpus.first().and_then(|vcpu| vcpu.kvm.tsc_khz()));
     let threads = Threads::start(vcpus, world.clone())?;
     let control = Control {
         arming: Arming::new(config.kernel.clone(), config.probes),
