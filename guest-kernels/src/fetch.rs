@@ -78,7 +78,7 @@ pub enum FetchError {
         message: String,
     },
     /// Apt knows no image of the series.
-    #[error("apt offers no {series} image by {packages:?}")]
+    #[error("apt offers no {series} kernel by the name of {}", packages.join(" or "))]
     NoImage {
         /// The series.
         series: &'static str,
