@@ -49,7 +49,7 @@ pub(crate) struct Run {
     /// (0xffffffff81000280), or a pattern that names functions (vfs_*).
     #[arg(long = "probe", short = 'p', value_name = "SPEC")]
     pub(crate) probes: Vec<ProbeSpec>,
-    /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1 pci=off` otherwise
+    /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1` otherwise
     #[arg(long, value_name = "WORDS")]
     pub(crate) cmdline: Option<String>,
     /// The whole kernel command line

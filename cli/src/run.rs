@@ -16,8 +16,8 @@ use vmm::memory::GuestRam;
 use vmm::session::{self, Config, Death, Outcome, Report, Terminal};
 use vmm::trap::Delivery;
 
-/// What every guest needs: its console, an end when it panics, and no search for a PCI bus that is not there.
-const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1 pci=off";
+/// What every guest needs: its console, and an end when it panics.
+const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 
 /// The guest died.
 const EXIT_DIED: u8 = 1;

@@ -95,7 +95,9 @@ pub enum ResolveError {
     #[error("no function matches `{0}`")]
     NoMatch(String),
     /// The pattern matches only what cannot be probed.
-    #[error("none of the {count} functions that match `{pattern}` can be probed; the first is `{name}`: {reason}")]
+    #[error(
+        "none of the {count} functions that match `{pattern}` can be probed; the first is `{name}`: {reason}"
+    )]
     AllRefused {
         /// The pattern.
         pattern: String,

@@ -1,0 +1,56 @@
+//! What the README shows is what happens.
+
+use std::fs;
+use tests::product::{binary, command};
+
+/// Lines of a `console` block: the command, and what it is said to print.
+struct Example {
+    command: String,
+    shown: Vec<String>,
+}
+
+fn examples(text: &str) -> Vec<Example> {
+    let mut found = Vec::new();
+    for block in text.split("```console\n").skip(1) {
+        let mut lines = block.split("```").next().unwrap_or_default().lines();
+        let command = lines.next().and_then(|line| line.strip_prefix("$ vmm ")).unwrap();
+        found.push(Example { command: command.to_owned(), shown: lines.map(str::to_owned).collect() });
+    }
+    found
+}
+
+/// A line without what differs from run to run: numbers, and all after `...`.
+fn shape(line: &str) -> String {
+    let line = line.split("...").next().unwrap_or_default();
+    let mut shape = String::new();
+    for word in line.split_whitespace() {
+        let is_number = |c: char| c.is_ascii_hexdigit() || "x.[]".contains(c);
+        let value = word.rsplit('=').next().unwrap_or_default();
+        let varies = value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
+        let kept = if varies { &word[..word.len() - value.len()] } else { word };
+        shape.push_str(kept);
+        shape.push(' ');
+    }
+    shape.trim().to_owned()
+}
+
+#[test]
+fn every_command_prints_what_is_shown() {
+    let Some(binary) = binary() else { return };
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let examples = examples(&readme);
+    assert!(examples.len() >= 2);
+    for Example { command: words, shown } in examples {
+        let words: Vec<&str> = words.split(' ').map(|word| word.trim_matches('\'')).collect();
+        let output = command(&binary, std::env::temp_dir().as_path(), &words).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let printed: Vec<String> = String::from_utf8_lossy(&text).lines().map(shape).collect();
+        assert_eq!(output.status.code(), Some(0), "{printed:#?}");
+        for line in shown.iter().map(|line| shape(line)) {
+            // On a machine whose own KVM serves, nothing is said about another host.
+            if !line.starts_with("vmm: using") {
+                assert!(printed.contains(&line), "`{line}` is not in\n{printed:#?}");
+            }
+        }
+    }
+}
