@@ -98,7 +98,8 @@ pub fn rings(cpus: usize, probes: usize) -> (Vec<Recorder>, Reader) {
     let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), batch: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
-            let (ring, consumer) = RingBuffer::new(RING);
+            // However many probes share a site, one hit of it fits.
+            let (ring, consumer) = RingBuffer::new(RING.max(probes));
             let counters = Arc::new(Counters {
                 hits: (0..probes).map(|_| AtomicU64::new(0)).collect(),
                 waits: AtomicU64::new(0),

@@ -16,6 +16,7 @@ use probe_engine::probe::table::UserProbes;
 use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::thread;
 use std::time::Duration;
 
 /// Why a vCPU ended the run.
@@ -55,15 +56,32 @@ enum Flow {
     End,
 }
 
+/// Tells the world that this thread ends, on every way out: nobody may wait for a thread that is gone.
+struct Leaving {
+    id: usize,
+    world: Arc<World>,
+    ends: Sender<End>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let words = format!("the thread of vCPU {} panicked, which is a defect of this program", self.id);
+            let _ = self.ends.send(End::Failed(words, Regs::default()));
+        }
+        self.world.ended(self.id);
+    }
+}
+
 impl Vcpu {
     /// The thread's whole life.
     pub fn main(mut self) {
+        let _leaving = Leaving { id: self.id, world: self.world.clone(), ends: self.ends.clone() };
         let mut orders = self.world.orders();
         let mut flow = self.apply(&orders);
         while let Flow::Run = flow {
             flow = if self.world.wants_attention() { self.rest(&mut orders) } else { self.run(&mut orders) };
         }
-        self.world.ended(self.id);
     }
 
     fn run(&mut self, orders: &mut Arc<Orders>) -> Flow {

@@ -55,7 +55,7 @@ const NEEDED: [(Cap, &str); 8] = [
     (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
     (Cap::Irqfd, "interrupts by eventfd (KVM_CAP_IRQFD)"),
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
-    (Cap::DebugHwBps, "hardware breakpoints for guest debugging (KVM_CAP_SET_GUEST_DEBUG)"),
+    (Cap::SetGuestDebug, "guest debugging (KVM_CAP_SET_GUEST_DEBUG)"),
     (Cap::SyncRegs, "registers shared with KVM_RUN (KVM_CAP_SYNC_REGS)"),
 ];
 

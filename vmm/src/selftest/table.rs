@@ -58,7 +58,8 @@ impl Contract {
     /// # Errors
     /// [`Unfit`], the reason. Where several things fail, that which explains the others.
     pub fn verdict(&self) -> Result<(), Unfit> {
-        let needs: [(&Finding, fn(String) -> Unfit); 7] = [
+        type Reason = fn(String) -> Unfit;
+        let needs: [(&Finding, Reason); 7] = [
             (&self.port_exit, Unfit::Runs),
             (&self.native_execution, Unfit::EmulatedExecution),
             (&self.execution_breakpoint, Unfit::NoExecutionBreakpoint),

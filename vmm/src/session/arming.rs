@@ -66,7 +66,13 @@ impl Arming {
 
     /// Arms what is final now: function entries that ftrace has turned into nops. All other text may still be
     /// changed by alternatives and their like.
-    pub(super) fn arm_early(&mut self, parked: &Parked<'_>, ram: &GuestRam, map: &KernelMap, set: &mut ProbeSet) {
+    pub(super) fn arm_early(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        map: &KernelMap,
+        set: &mut ProbeSet,
+    ) {
         for id in 0..self.probes.len() {
             let _ = self.arm(id, true, parked, ram, map, set);
         }
@@ -74,7 +80,13 @@ impl Arming {
     }
 
     /// Arms the rest; what cannot be armed now never will be.
-    pub(super) fn arm_late(&mut self, parked: &Parked<'_>, ram: &GuestRam, map: &KernelMap, set: &mut ProbeSet) {
+    pub(super) fn arm_late(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        map: &KernelMap,
+        set: &mut ProbeSet,
+    ) {
         for id in 0..self.probes.len() {
             if let Err(reason) = self.arm(id, false, parked, ram, map, set)
                 && let Some(state) = self.states.get_mut(id)
@@ -116,7 +128,12 @@ impl Arming {
     }
 
     /// The function around `probe` as it is in memory, and where the probe belongs in it (link-time address).
-    fn live_function(&self, probe: &Probe, ram: &GuestRam, map: &KernelMap) -> Result<(Gva, LiveText), String> {
+    fn live_function(
+        &self,
+        probe: &Probe,
+        ram: &GuestRam,
+        map: &KernelMap,
+    ) -> Result<(Gva, LiveText), String> {
         let text = self.live_text(&probe.function, ram, map).ok_or("the kernel's text cannot be read")?;
         let at = match probe.link == probe.function.start {
             true => skip_endbr(&text.bytes, probe.link),
@@ -142,7 +159,13 @@ impl Arming {
     }
 
     /// Puts a trap byte at `link`, once.
-    fn plant(&mut self, link: Gva, parked: &Parked<'_>, ram: &GuestRam, map: &KernelMap) -> Result<(), PatchError> {
+    fn plant(
+        &mut self,
+        link: Gva,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        map: &KernelMap,
+    ) -> Result<(), PatchError> {
         let (at, gpa) = (map.gva(link), map.gpa(link));
         if self.planted.contains_key(&at) {
             return Ok(());
@@ -176,7 +199,9 @@ impl Arming {
         }
         let link = skip_endbr(&entry, link);
         let at = map.gva(link);
-        if set.get(at).is_none_or(|site| site.internal.is_none()) && self.plant(link, parked, ram, map).is_ok() {
+        if set.get(at).is_none_or(|site| site.internal.is_none())
+            && self.plant(link, parked, ram, map).is_ok()
+        {
             set.site_mut(at).internal = Some(internal);
         }
     }
@@ -195,8 +220,12 @@ impl Arming {
 
     /// Retires every site in init text: the guest is about to free it, and fills it with 0xCC.
     pub(super) fn retire_init_text(&mut self, parked: &Parked<'_>, ram: &GuestRam, set: &mut ProbeSet) {
-        let doomed: Vec<Gva> =
-            self.planted.iter().filter(|(_, p)| self.kernel.is_init_text(p.link)).map(|(at, _)| *at).collect();
+        let doomed: Vec<Gva> = self
+            .planted
+            .iter()
+            .filter(|(_, p)| self.kernel.is_init_text(p.link))
+            .map(|(at, _)| *at)
+            .collect();
         for at in doomed {
             set.remove(at);
             let lifted = self.lift(at, parked, ram);

@@ -73,7 +73,9 @@ pub enum StageError {
     #[error("the kernel has no function rest_init, by which its boot is followed")]
     NoMilestone,
     /// The decompressor of this bzImage is not built like those that are known.
-    #[error("the decompressor of this bzImage has no jump that could be followed: its kernel cannot be probed")]
+    #[error(
+        "the decompressor of this bzImage has no jump that could be followed: its kernel cannot be probed"
+    )]
     NoJumps,
     /// RAX at the last jump, or `relative_base` behind it, is not what a kernel would have there.
     #[error("the decompressed kernel is not where its decompressor jumps to")]

@@ -13,6 +13,7 @@ use super::super::spawn;
 use super::AgentError;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -26,6 +27,9 @@ struct Item {
     name: String,
     /// The program, `vmm` being this one, and its arguments.
     argv: Vec<String>,
+    /// Added to its environment.
+    #[serde(default)]
+    env: BTreeMap<String, String>,
     /// In seconds.
     timeout: u64,
 }
@@ -57,7 +61,7 @@ fn start(item: &Item) -> Result<Child, AgentError> {
     let mut argv = item.argv.iter().map(String::as_str);
     let name = argv.next().unwrap_or_default();
     let mut command = Command::new(if name == "vmm" { "/proc/self/exe" } else { name });
-    command.arg0(name).args(argv).stdin(Stdio::null());
+    command.arg0(name).args(argv).envs(&item.env).stdin(Stdio::null());
     spawn::in_own_session(command, None).map_err(AgentError::file("start", name))
 }
 
