@@ -38,6 +38,13 @@ pub(super) struct Arming {
     planted: BTreeMap<Gva, Planted>,
 }
 
+/// The text of a guest that stands still, in a kernel whose place is known.
+pub(super) struct StoppedText<'a> {
+    pub(super) parked: &'a Parked<'a>,
+    pub(super) ram: &'a GuestRam,
+    pub(super) map: &'a KernelMap,
+}
+
 /// A trap byte and what it hides.
 struct Planted {
     gpa: Gpa,
@@ -66,36 +73,24 @@ impl Arming {
 
     /// Arms what is final now: function entries that ftrace has turned into nops. All other text may still be
     /// changed by alternatives and their like.
-    pub(super) fn arm_early(
-        &mut self,
-        parked: &Parked<'_>,
-        ram: &GuestRam,
-        map: &KernelMap,
-        set: &mut ProbeSet,
-    ) {
+    pub(super) fn arm_early(&mut self, text: &StoppedText<'_>, set: &mut ProbeSet) {
         for id in 0..self.probes.len() {
-            let _ = self.arm(id, true, parked, ram, map, set);
+            let _ = self.arm(id, true, text, set);
         }
-        self.plant_internal(Internal::Panic, parked, ram, map, set);
+        self.plant_internal(Internal::Panic, text, set);
     }
 
     /// Arms the rest; what cannot be armed now never will be.
-    pub(super) fn arm_late(
-        &mut self,
-        parked: &Parked<'_>,
-        ram: &GuestRam,
-        map: &KernelMap,
-        set: &mut ProbeSet,
-    ) {
+    pub(super) fn arm_late(&mut self, text: &StoppedText<'_>, set: &mut ProbeSet) {
         for id in 0..self.probes.len() {
-            if let Err(reason) = self.arm(id, false, parked, ram, map, set)
+            if let Err(reason) = self.arm(id, false, text, set)
                 && let Some(state) = self.states.get_mut(id)
             {
                 *state = State::Refused(reason);
             }
         }
-        self.plant_internal(Internal::Panic, parked, ram, map, set);
-        self.plant_internal(Internal::FreeInitText, parked, ram, map, set);
+        self.plant_internal(Internal::Panic, text, set);
+        self.plant_internal(Internal::FreeInitText, text, set);
     }
 
     /// Arms probe number `id` if it waits. With `only_nops`, everything else is left for later.
@@ -103,23 +98,21 @@ impl Arming {
         &mut self,
         id: usize,
         only_nops: bool,
-        parked: &Parked<'_>,
-        ram: &GuestRam,
-        map: &KernelMap,
+        text: &StoppedText<'_>,
         set: &mut ProbeSet,
     ) -> Result<(), String> {
         let (Some(probe), Some(State::Waiting)) = (self.probes.get(id), self.states.get(id)) else {
             return Ok(());
         };
-        let (link, text) = self.live_function(probe, ram, map)?;
-        let at = map.gva(link);
-        let bytes = text.from(at);
+        let (link, live) = self.live_function(probe, text)?;
+        let at = text.map.gva(link);
+        let bytes = live.from(at);
         if only_nops && !bytes.starts_with(&FTRACE_NOP) {
             return Ok(());
         }
-        let before = instruction_at(&text.bytes, text.start, at).map_err(|e| e.to_string())?.previous;
+        let before = instruction_at(&live.bytes, live.start, at).map_err(|e| e.to_string())?.previous;
         let plan = plan(bytes, at, before.as_ref()).map_err(|e| e.to_string())?;
-        self.plant(link, parked, ram, map).map_err(|e| e.to_string())?;
+        self.plant(link, text).map_err(|e| e.to_string())?;
         add_probe(set, at, plan, ProbeId(id as u32));
         if let Some(state) = self.states.get_mut(id) {
             *state = State::Armed(at);
@@ -128,28 +121,23 @@ impl Arming {
     }
 
     /// The function around `probe` as it is in memory, and where the probe belongs in it (link-time address).
-    fn live_function(
-        &self,
-        probe: &Probe,
-        ram: &GuestRam,
-        map: &KernelMap,
-    ) -> Result<(Gva, LiveText), String> {
-        let text = self.live_text(&probe.function, ram, map).ok_or("the kernel's text cannot be read")?;
+    fn live_function(&self, probe: &Probe, text: &StoppedText<'_>) -> Result<(Gva, LiveText), String> {
+        let live = self.live_text(&probe.function, text).ok_or("the kernel's text cannot be read")?;
         let at = match probe.link == probe.function.start {
-            true => skip_endbr(&text.bytes, probe.link),
+            true => skip_endbr(&live.bytes, probe.link),
             false => probe.link,
         };
-        Ok((at, text))
+        Ok((at, live))
     }
 
     /// What the guest believes its text to be: memory, with our trap bytes replaced by what they hide.
-    fn live_text(&self, link: &Range<Gva>, ram: &GuestRam, map: &KernelMap) -> Option<LiveText> {
+    fn live_text(&self, link: &Range<Gva>, text: &StoppedText<'_>) -> Option<LiveText> {
         /// No function is longer; a symbol table that says so is wrong.
         const LONGEST: u64 = 1 << 20;
         let length = link.end.offset_from(link.start)?.min(LONGEST) as usize;
-        let start = map.gva(link.start);
+        let start = text.map.gva(link.start);
         let mut bytes = vec![0; length];
-        ram.read(map.gpa(link.start), &mut bytes).ok()?;
+        text.ram.read(text.map.gpa(link.start), &mut bytes).ok()?;
         for (at, planted) in self.planted.range(start..start.add(length as u64)) {
             if let Some(byte) = bytes.get_mut(at.offset_from(start)? as usize) {
                 *byte = planted.original;
@@ -159,49 +147,34 @@ impl Arming {
     }
 
     /// Puts a trap byte at `link`, once.
-    fn plant(
-        &mut self,
-        link: Gva,
-        parked: &Parked<'_>,
-        ram: &GuestRam,
-        map: &KernelMap,
-    ) -> Result<(), PatchError> {
-        let (at, gpa) = (map.gva(link), map.gpa(link));
+    fn plant(&mut self, link: Gva, text: &StoppedText<'_>) -> Result<(), PatchError> {
+        let (at, gpa) = (text.map.gva(link), text.map.gpa(link));
         if self.planted.contains_key(&at) {
             return Ok(());
         }
         let mut original = [0];
-        ram.read(gpa, &mut original)?;
+        text.ram.read(gpa, &mut original)?;
         let [original] = original;
-        patch(parked, ram, &Patch { at: gpa, expect: original, write: INT3 })?;
+        patch(text.parked, text.ram, &Patch { at: gpa, expect: original, write: INT3 })?;
         self.planted.insert(at, Planted { gpa, link, original });
         Ok(())
     }
 
     /// Plants a trap of our own, once, and only where nothing can change the text any more: at `Panic` and
     /// `FreeInitText` these are the entries of functions.
-    fn plant_internal(
-        &mut self,
-        internal: Internal,
-        parked: &Parked<'_>,
-        ram: &GuestRam,
-        map: &KernelMap,
-        set: &mut ProbeSet,
-    ) {
+    fn plant_internal(&mut self, internal: Internal, text: &StoppedText<'_>, set: &mut ProbeSet) {
         let function = match internal {
             Internal::Panic => self.kernel.panic,
             Internal::FreeInitText => self.kernel.free_init,
         };
         let Some(link) = function else { return };
         let mut entry = [0; 8];
-        if ram.read(map.gpa(link), &mut entry).is_err() {
+        if text.ram.read(text.map.gpa(link), &mut entry).is_err() {
             return;
         }
         let link = skip_endbr(&entry, link);
-        let at = map.gva(link);
-        if set.get(at).is_none_or(|site| site.internal.is_none())
-            && self.plant(link, parked, ram, map).is_ok()
-        {
+        let at = text.map.gva(link);
+        if set.get(at).is_none_or(|site| site.internal.is_none()) && self.plant(link, text).is_ok() {
             set.site_mut(at).internal = Some(internal);
         }
     }

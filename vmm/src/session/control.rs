@@ -1,6 +1,6 @@
 //! The control thread: one event loop for requests of vCPUs, signals, what the user types, and the drain timer.
 
-use super::arming::Arming;
+use super::arming::{Arming, StoppedText};
 use super::keys::{Keys, Typed};
 use super::report::{Death, Outcome, ProbeReport, Report};
 use super::stage::{self, Reached, Stage};
@@ -240,11 +240,13 @@ impl Control<'_> {
                     Reached::Decompressor | Reached::Kernel => {}
                     Reached::Early(map) => {
                         orders.int3_handler = self.watched_handler(request);
-                        self.arming.arm_early(parked, &self.ram, &map, &mut orders.sites);
+                        let text = StoppedText { parked, ram: &self.ram, map: &map };
+                        self.arming.arm_early(&text, &mut orders.sites);
                     }
                     Reached::Late(map) => {
                         orders.int3_handler = self.watched_handler(request);
-                        self.arming.arm_late(parked, &self.ram, &map, &mut orders.sites);
+                        let text = StoppedText { parked, ram: &self.ram, map: &map };
+                        self.arming.arm_late(&text, &mut orders.sites);
                         self.sink.armed(self.arming.states());
                     }
                 }
