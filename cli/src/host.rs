@@ -1,6 +1,7 @@
 //! Where a guest runs: on this machine's KVM, or inside the emulated host.
 
 use crate::args::{Format, Host, HostCommand as HostVerb, HostKind, Place, Run};
+use crate::say::say;
 use crate::target::Target;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -29,7 +30,7 @@ pub(crate) fn choose(place: &Place) -> Result<Chosen> {
         HostKind::Emulated => Ok(Chosen::Emulated),
         HostKind::Kvm => own_kvm(&place.kvm_device),
         HostKind::Auto => own_kvm(&place.kvm_device).or_else(|reason| {
-            eprintln!("vmm: using the emulated host: {reason:#}");
+            say(format_args!("using the emulated host: {reason:#}"));
             Ok(Chosen::Emulated)
         }),
     }
@@ -78,7 +79,7 @@ pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>)
         initramfs_key: &key,
         initramfs: &build,
         cache_dir: cache.root(),
-        notice: &|line| eprintln!("vmm: {line}"),
+        notice: &|line| say(line),
     })
 }
 

@@ -5,11 +5,13 @@ mod doctor;
 mod host;
 mod output;
 mod run;
+mod say;
 mod symbols;
 mod target;
 
 use args::{Cli, Command};
 use clap::Parser;
+use say::say;
 use std::process::ExitCode;
 
 /// The user asked for something that cannot be done; nothing was run.
@@ -28,7 +30,7 @@ fn main() -> ExitCode {
         Command::Host(host) => host::main(&host),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("vmm: {error:#}");
+        say(format_args!("{error:#}"));
         ExitCode::from(EXIT_USAGE)
     })
 }

@@ -1,6 +1,7 @@
 //! How hits and the summary are written.
 
 use crate::args::Format;
+use crate::say::say;
 use probe_engine::probe::resolve::Probe;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -120,7 +121,7 @@ impl Sink for Writer<'_> {
     fn armed(&mut self, states: &[State]) {
         let armed = states.iter().filter(|state| matches!(state, State::Armed(_))).count();
         if !states.is_empty() {
-            eprintln!("vmm: {armed} of {} probes armed", states.len());
+            say(format_args!("{armed} of {} probes armed", states.len()));
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::Run;
 use crate::host::{self, Chosen};
 use crate::output::Writer;
+use crate::say::say;
 use crate::target::{self, Target};
 use anyhow::{Context, Result};
 use std::fs::File;
@@ -77,7 +78,7 @@ fn run_here(
     let report = report?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
-        eprintln!("vmm: hits could not be written and are counted as missed: {error}");
+        say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
     Ok(exit_code(&report))
 }
@@ -94,16 +95,16 @@ fn cmdline(args: &Run) -> String {
 /// Says how the guest ended when that was not in order, and gives the exit code.
 fn exit_code(report: &Report) -> ExitCode {
     if report.waits > 0 {
-        eprintln!("vmm: a CPU waited {} times because hits were not read fast enough", report.waits);
+        say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
     match &report.end {
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit => ExitCode::SUCCESS,
         Outcome::Signal(signal) => {
-            eprintln!("vmm: ended by signal {signal}");
+            say(format_args!("ended by signal {signal}"));
             ExitCode::from(128u8.wrapping_add(*signal as u8))
         }
         Outcome::Died(death) => {
-            eprintln!("vmm: {death}");
+            say(death);
             print_registers(death);
             ExitCode::from(EXIT_DIED)
         }
@@ -112,9 +113,9 @@ fn exit_code(report: &Report) -> ExitCode {
 
 fn print_registers(death: &Death) {
     let Some(r) = death.regs() else { return };
-    eprintln!("vmm: rip {:016x} rsp {:016x} rflags {:08x}", r.rip, r.rsp, r.rflags);
-    eprintln!("vmm: rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx);
-    eprintln!("vmm: rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}", r.rsi, r.rdi, r.rbp, r.r8);
-    eprintln!("vmm: r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}", r.r9, r.r10, r.r11, r.r12);
-    eprintln!("vmm: r13 {:016x} r14 {:016x} r15 {:016x}", r.r13, r.r14, r.r15);
+    say(format_args!("rip {:016x} rsp {:016x} rflags {:08x}", r.rip, r.rsp, r.rflags));
+    say(format_args!("rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx));
+    say(format_args!("rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}", r.rsi, r.rdi, r.rbp, r.r8));
+    say(format_args!("r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}", r.r9, r.r10, r.r11, r.r12));
+    say(format_args!("r13 {:016x} r14 {:016x} r15 {:016x}", r.r13, r.r14, r.r15));
 }

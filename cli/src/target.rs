@@ -1,6 +1,7 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{Run, SymbolSource};
+use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use probe_engine::linux::kernel::Kernel;
@@ -79,12 +80,12 @@ fn report_refused(spec: &str, refused: &[Refused]) {
     if refused.is_empty() {
         return;
     }
-    eprintln!("vmm: {spec}: {} matching functions cannot be probed", refused.len());
+    say(format_args!("{spec}: {} matching functions cannot be probed", refused.len()));
     for Refused { name, reason } in refused.iter().take(SHOWN) {
-        eprintln!("vmm:   {name}: {reason}");
+        say(format_args!("  {name}: {reason}"));
     }
     if refused.len() > SHOWN {
-        eprintln!("vmm:   ... `vmm symbols --all '{spec}'` lists them all");
+        say(format_args!("  ... `vmm symbols --all '{spec}'` lists them all"));
     }
 }
 

@@ -63,6 +63,8 @@ impl RawMode {
         let before = tcgetattr(&terminal)?;
         let mut raw = before.clone();
         raw.make_raw();
+        // Our own lines between the guest's need their carriage returns.
+        raw.output_modes = before.output_modes;
         tcsetattr(&terminal, OptionalActions::Now, &raw)?;
         Ok(Self { terminal, before })
     }
