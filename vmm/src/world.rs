@@ -142,7 +142,10 @@ impl World {
             *standing = Standing::Parked;
         }
         self.changed.notify_all();
-        let (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
+        // What began before the pause is not announced again.
+        if state.phase == Phase::Running {
+            (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
+        }
         self.stand(state, id, Standing::Parked)
     }
 
@@ -259,6 +262,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
+    use std::time::Instant;
 
     fn world(cpus: usize) -> World {
         World::new(cpus, Orders::default(), EventFd::new(0).unwrap())
@@ -325,6 +329,21 @@ mod tests {
             parked.release(0);
             drop(parked);
             assert_eq!(held.join().unwrap(), Some(Gva(7)));
+        });
+    }
+
+    #[test]
+    fn a_pause_does_not_outlast_an_end_that_came_first() {
+        let world = world(1);
+        thread::scope(|scope| {
+            scope.spawn(|| world.end(|_| {}));
+            while !world.wants_attention() {
+                thread::yield_now();
+            }
+            let before = Instant::now();
+            assert!(matches!(world.pause(0, Duration::from_secs(60)), Next::End));
+            assert!(before.elapsed() < Duration::from_secs(30));
+            world.ended(0);
         });
     }
 
