@@ -66,6 +66,8 @@ pub(super) fn set_clock(seconds: u64) {
 
 /// Ends the machine.
 pub(super) fn power_off() {
+    // The serial port is slower than the end of the machine, and what was printed last says how it went.
+    let _ = rustix::termios::tcdrain(std::io::stdout());
     rustix::fs::sync();
     if let Err(error) = reboot(RebootCommand::PowerOff) {
         // Process 1 returns now, the kernel panics, and the machine ends all the same.
