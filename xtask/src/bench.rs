@@ -31,8 +31,8 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     for line in outcome.output.iter().filter(|line| !line.starts_with('{')) {
         println!("bench: {line}");
     }
-    let median = |name: &str| rows.iter().find(|row| row["row"] == name)?["median"].as_f64();
-    let (exit, hit) = median(EXIT).zip(median(HIT)).context("the benchmark printed no figures")?;
+    let (exit, hit) =
+        median(&rows, EXIT).zip(median(&rows, HIT)).context("the benchmark printed no figures")?;
     println!("bench: a hit costs {:.3} exits (goal: {GOAL} at most)", hit / exit);
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
     if let Some(directory) = results.parent() {
@@ -42,4 +42,9 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", results.display()))?;
     println!("bench: written to {RESULTS}");
     Ok(())
+}
+
+fn median(rows: &[Value], name: &str) -> Option<f64> {
+    let row = rows.iter().find(|row| row.get("row").is_some_and(|row| row == name))?;
+    row.get("median")?.as_f64()
 }

@@ -19,6 +19,7 @@ use machine::Machine;
 use serde::Serialize;
 use serial::{Event, Serial};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +32,9 @@ pub(crate) struct Entry {
     /// Names it in what is shown.
     pub(crate) name: &'static str,
     /// The program, `vmm` being the product, and its arguments.
-    pub(crate) argv: Vec<String>,
+    argv: Vec<String>,
+    /// What is added to its environment.
+    env: BTreeMap<&'static str, &'static str>,
     /// In seconds as the machine's kernel counts them.
     timeout: u64,
 }
@@ -41,7 +44,14 @@ impl Entry {
     pub(crate) fn new(name: &'static str, argv: &[&str]) -> Self {
         /// Half an hour outside: what hangs is noticed there first.
         const TIMEOUT: u64 = 200;
-        Self { name, argv: argv.iter().map(|&word| word.to_owned()).collect(), timeout: TIMEOUT }
+        let argv = argv.iter().map(|&word| word.to_owned()).collect();
+        Self { name, argv, env: BTreeMap::new(), timeout: TIMEOUT }
+    }
+
+    /// Adds a variable to its environment.
+    pub(crate) fn env(mut self, name: &'static str, value: &'static str) -> Self {
+        self.env.insert(name, value);
+        self
     }
 }
 
@@ -77,7 +87,8 @@ pub(crate) fn run(contents: Contents<'_>) -> anyhow::Result<Vec<Outcome>> {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
     let expected = contents.entries.len();
-    let directory = tempfile::Builder::new().prefix("vmm-bochs-").tempdir().context("no temporary directory")?;
+    let directory =
+        tempfile::Builder::new().prefix("vmm-bochs-").tempdir().context("no temporary directory")?;
     disc::build(directory.path(), contents).context("cannot build the disc for Bochs")?;
     progress.say("booting the machine");
     let mut machine = Machine::start(directory.path())?;

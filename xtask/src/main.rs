@@ -1,8 +1,11 @@
 //! What developers run: `cargo xtask setup`, and what builds on it.
 
+mod bench;
+mod bochs;
 mod demo;
 mod setup;
 mod test;
+mod vmx;
 
 use clap::{Parser, Subcommand};
 
@@ -22,6 +25,8 @@ enum Task {
     Demo,
     /// Sets up, then runs every test
     Test(test::Options),
+    /// Sets up, then measures in exact instructions, inside Bochs
+    Bench,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -29,5 +34,6 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run().map(drop),
         Task::Demo => demo::run(),
         Task::Test(options) => test::run(&options),
+        Task::Bench => bench::run(&setup::run()?.vmm),
     }
 }

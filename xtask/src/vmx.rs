@@ -6,8 +6,8 @@
 use crate::bochs::{self, Contents, Entry, Outcome};
 use crate::test::contract_program;
 use anyhow::{Context as _, bail, ensure};
-use guest_kernels::{Cache, DEFAULT_KERNEL};
 use guest_kernels::initramfs::ExtraFile;
+use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -27,7 +27,8 @@ type Check = (String, anyhow::Result<()>);
 /// # Errors
 /// When one fails; what it printed has been shown.
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
-    let (kernel, initramfs) = (Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image, Cache::open()?.initramfs()?);
+    let (kernel, initramfs) =
+        (Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image, Cache::open()?.initramfs()?);
     let files = vec![
         bochs::file("bin/contract", 0o755, &contract_program()?)?,
         bochs::file("guest/vmlinuz", 0o644, &kernel)?,
@@ -36,19 +37,22 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     ];
     let entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
-        Entry::new("contract", &["env", "VMM_CONTRACT_REQUIRED=1", "/bin/contract", "--test-threads=1"]),
-        Entry::new("linux", &[
-            "vmm",
-            "run",
-            "--host=kvm",
-            "--kernel=/guest/vmlinuz",
-            "--initrd=/guest/initramfs",
-            "--target=/guest/target.json",
-            "--memory=256M",
-            "--output=/dev/null",
-            "--cmdline",
-            WORKLOAD,
-        ]),
+        Entry::new("contract", &["/bin/contract", "--test-threads=1"]).env("VMM_CONTRACT_REQUIRED", "1"),
+        Entry::new(
+            "linux",
+            &[
+                "vmm",
+                "run",
+                "--host=kvm",
+                "--kernel=/guest/vmlinuz",
+                "--initrd=/guest/initramfs",
+                "--target=/guest/target.json",
+                "--memory=256M",
+                "--output=/dev/null",
+                "--cmdline",
+                WORKLOAD,
+            ],
+        ),
     ];
     let outcomes = bochs::run(Contents { vmm, files, entries })?;
     let mut failed = 0;
@@ -96,7 +100,8 @@ fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {
 fn intercepted(outcome: &Outcome) -> anyhow::Result<()> {
     ended_well(outcome)?;
     let report = outcome.output.iter().find_map(|line| serde_json::from_str::<Value>(line).ok());
-    let delivery = report.context("no report")?["delivery"].clone();
+    let report = report.context("no report")?;
+    let delivery = report.get("delivery").context("no delivery in the report")?;
     ensure!(delivery == "intercepted", "they are {delivery}");
     Ok(())
 }
@@ -149,7 +154,11 @@ mod tests {
     use super::*;
 
     fn outcome(exit: &str, output: &str) -> Outcome {
-        Outcome { exit: exit.to_owned(), output: output.lines().map(str::to_owned).collect(), ..Outcome::default() }
+        Outcome {
+            exit: exit.to_owned(),
+            output: output.lines().map(str::to_owned).collect(),
+            ..Outcome::default()
+        }
     }
 
     #[test]
@@ -159,7 +168,9 @@ mod tests {
                     do_sys_openat2  0xffffffffba842060          22       0\n\
                     rest_init       0xffffffffbb096980           1       0\n";
         assert!(linux(&outcome("0", text)).iter().all(|(_, result)| result.is_ok()));
-        for (right, wrong) in [("openat=22", "openat=23"), ("           1 ", "           2 "), ("22       0", "22       1")] {
+        for (right, wrong) in
+            [("openat=22", "openat=23"), ("           1 ", "           2 "), ("22       0", "22       1")]
+        {
             let checks = linux(&outcome("0", &text.replace(right, wrong)));
             assert_eq!(checks.iter().filter(|(_, result)| result.is_err()).count(), 1, "{wrong}");
         }

@@ -112,7 +112,8 @@ impl Drop for Machine {
 
 /// Runs a program to its end; its output is shown only when it fails.
 pub(super) fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let output =
+        command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{} failed:\n{said}", command.get_program().display());
     Ok(())

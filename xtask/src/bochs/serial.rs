@@ -113,7 +113,10 @@ mod tests {
             };
             assert_eq!((a.as_str(), end_a.name.as_str(), end_a.exit.as_str()), ("a", "a", "0"));
             assert_eq!(end_a.output, ["one", "two "]);
-            assert_eq!((end_b.exit.as_str(), end_b.output.as_slice()), ("not-started", &["cannot start b".to_owned()][..]));
+            assert_eq!(
+                (end_b.exit.as_str(), end_b.output.as_slice()),
+                ("not-started", &["cannot start b".to_owned()][..])
+            );
             assert_eq!(serial.last_line(), "vmm-batch: done");
         }
     }
