@@ -3,10 +3,10 @@
 use probe_engine::addr::Gva;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tests::code::{CODE, DATA, code, ending, mov, repeat, stack};
 use tests::host::fit;
-use tests::rig::{Rig, Start};
+use tests::rig::{Rig, Running, Start};
 use vmm::selftest::micro::DEVICES;
 
 /// A stop that takes longer has waited for something that never comes by itself.
@@ -56,10 +56,21 @@ fn two_vcpus_lose_no_hit_while_a_site_comes_and_goes() {
     rig.arm(stays, &[0]);
     let mut running = rig.run(&[Start::at(CODE, stack(0)), Start::at(CODE, stack(1))]);
     let mut rounds = 0;
+    // The host may have one CPU: it is the guest's turn before the next change.
+    let a_few_passes = |running: &Running| {
+        let enough = (running.count(0) + 20).min(2 * PASSES);
+        let deadline = Instant::now() + SOON;
+        while running.count(0) < enough && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    };
     running.until_off(2, |running| {
         running.arm(changes, &[1]);
+        a_few_passes(running);
         running.stop();
+        a_few_passes(running);
         running.disarm(changes);
+        a_few_passes(running);
         rounds += 1;
     });
     let left = running.end();
