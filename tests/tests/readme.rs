@@ -26,7 +26,8 @@ fn shape(line: &str) -> String {
     for word in line.split_whitespace() {
         let is_number = |c: char| c.is_ascii_hexdigit() || "x.[]".contains(c);
         let value = word.rsplit('=').next().unwrap_or_default();
-        let varies = value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
+        let varies =
+            value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
         let kept = if varies { &word[..word.len() - value.len()] } else { word };
         shape.push_str(kept);
         shape.push(' ');

@@ -7,9 +7,26 @@ const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
 const HTT: u32 = 1 << 28;
 
+/// KVM's paravirtual features (Documentation/virt/kvm/x86/cpuid.rst), and the one by which a guest ends an interrupt
+/// without an exit.
+const KVM_FEATURES: u32 = 0x4000_0001;
+const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
+
+/// Whether the CPU under this program is QEMU's TCG.
+///
+/// TCG can deliver an interrupt a second time that KVM has injected, with interrupts disabled, which no kernel
+/// survives: VMRUN leaves the vector behind as a pending exception until the next exit or exception, and a request
+/// to leave the execution loop that comes meanwhile delivers it. A guest that ends its interrupts with an exit
+/// closes that window at once, so there it must not have the paravirtual way.
+pub(crate) fn on_emulated_cpu() -> bool {
+    const HYPERVISOR_LEAF: u32 = 0x4000_0000;
+    let leaf = std::arch::x86_64::__cpuid(HYPERVISOR_LEAF);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
+}
+
 /// The host's `supported` leaves as vCPU `id` of `cpus` sees them: one socket of single-threaded cores
 /// (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E).
-pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8) -> CpuId {
+pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8, on_emulated_cpu: bool) -> CpuId {
     let mut cpuid = supported.clone();
     let cores = u32::from(cpus);
     let shift = cores.next_power_of_two().trailing_zeros();
@@ -25,6 +42,7 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8) -> CpuId {
                 leaf.eax = (leaf.eax & 0x3fff) | ((1 << shift) - 1) << 26;
             }
             0xb | 0x1f => extended_topology(leaf, shift, cores, id),
+            KVM_FEATURES if on_emulated_cpu => leaf.eax &= !KVM_FEATURE_PV_EOI,
             0x8000_0008 => leaf.ecx = shift << 12 | (cores - 1),
             0x8000_001e => {
                 leaf.eax = u32::from(id);
@@ -59,7 +77,7 @@ mod tests {
         let supported =
             CpuId::from_entries(&[leaf(1, 0), leaf(4, 0), leaf(0xb, 0), leaf(0xb, 1), leaf(0x8000_0008, 0)])
                 .unwrap();
-        let guest = for_vcpu(&supported, 2, 3);
+        let guest = for_vcpu(&supported, 2, 3, false);
         let get = |i: usize| guest.as_slice()[i];
         assert_eq!(get(0).ebx >> 16, 0x0203);
         assert_ne!(get(0).ecx & HYPERVISOR, 0);
@@ -67,5 +85,13 @@ mod tests {
         assert_eq!((get(2).eax, get(2).ebx, get(2).edx), (0, 1, 2));
         assert_eq!((get(3).eax, get(3).ebx, get(3).edx), (2, 3, 2));
         assert_eq!(get(4).ecx, 0x2002);
+    }
+    #[test]
+    fn an_interrupt_ends_with_an_exit_on_an_emulated_cpu_only() {
+        let features = kvm_cpuid_entry2 { function: KVM_FEATURES, eax: u32::MAX, ..Default::default() };
+        let supported = CpuId::from_entries(&[features]).unwrap();
+        let eax = |emulated| for_vcpu(&supported, 0, 1, emulated).as_slice()[0].eax;
+        assert_eq!(eax(false), u32::MAX);
+        assert_eq!(eax(true), !KVM_FEATURE_PV_EOI);
     }
 }

@@ -101,7 +101,10 @@ impl Machine {
             "list the CPU's features",
             hypervisor.kvm().get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES),
         )?;
-        step("set a vCPU's features", fd.set_cpuid2(&boot::cpuid::for_vcpu(&supported, id, cpus)))?;
+        step(
+            "set a vCPU's features",
+            fd.set_cpuid2(&boot::cpuid::for_vcpu(&supported, id, cpus, boot::cpuid::on_emulated_cpu())),
+        )?;
         if let Ok(msrs) = boot::registers::msrs() {
             step("set a vCPU's MSRs", fd.set_msrs(&msrs))?;
         }
