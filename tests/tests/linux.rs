@@ -1,5 +1,11 @@
 //! Unmodified Debian kernels with probes in them, run as a user runs them: on this machine's KVM where that can,
 //! in the emulated host otherwise.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
 
 use probe_engine::linux::kernel::Kernel;
 use std::fmt::Write as _;

@@ -10,13 +10,13 @@ struct Example {
 }
 
 fn examples(text: &str) -> Vec<Example> {
-    let mut found = Vec::new();
-    for block in text.split("```console\n").skip(1) {
-        let mut lines = block.split("```").next().unwrap_or_default().lines();
-        let command = lines.next().and_then(|line| line.strip_prefix("$ vmm ")).unwrap();
-        found.push(Example { command: command.to_owned(), shown: lines.map(str::to_owned).collect() });
-    }
-    found
+    let blocks = text.split("```console\n").skip(1);
+    let example = |block: &str| {
+        let mut lines = block.split("```").next()?.lines();
+        let command = lines.next()?.strip_prefix("$ vmm ")?.to_owned();
+        Some(Example { command, shown: lines.map(str::to_owned).collect() })
+    };
+    blocks.filter_map(example).collect()
 }
 
 /// A line without what differs from run to run: numbers, and all after `...`.
@@ -40,6 +40,7 @@ fn every_command_prints_what_is_shown() {
     let Some(binary) = binary() else { return };
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
     let examples = examples(&readme);
+    assert_eq!(examples.len(), readme.matches("```console").count());
     assert!(examples.len() >= 2);
     for Example { command: words, shown } in examples {
         let words: Vec<&str> = words.split(' ').map(|word| word.trim_matches('\'')).collect();

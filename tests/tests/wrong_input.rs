@@ -1,4 +1,10 @@
 //! Each mistake of a user gets one clear sentence and exit code 2, before any guest runs, and leaves nothing behind.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
 
 use std::fs;
 use std::path::Path;
