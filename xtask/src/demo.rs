@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: the main job on a real kernel, and a look at whether it was done right.
 
-use crate::setup;
+use crate::{setup, workload};
 use anyhow::{Context as _, bail, ensure};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -29,7 +29,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let status = child.wait().context("cannot wait for vmm")?;
     ensure!(status.success(), "vmm ended with {status}");
 
-    let calls = number(&console, "workload: done ", |word| word.strip_prefix("openat="));
+    let calls = workload::done(&console, "openat");
     let hits = said
         .iter()
         .find(|line| line.starts_with(PROBE))
@@ -47,10 +47,4 @@ pub(crate) fn run() -> anyhow::Result<()> {
 fn show(stream: impl Read) -> Vec<String> {
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
     lines.inspect(|line| println!("{line}")).collect()
-}
-
-/// The number in the line that begins with `start`, in the word that `pick` recognises.
-fn number<'a>(lines: &'a [String], start: &str, pick: impl Fn(&'a str) -> Option<&'a str>) -> Option<u64> {
-    let line = lines.iter().find_map(|line| line.trim().strip_prefix(start))?;
-    line.split(' ').find_map(pick)?.parse().ok()
 }

@@ -6,6 +6,7 @@ mod demo;
 mod setup;
 mod test;
 mod vmx;
+mod workload;
 
 use clap::{Parser, Subcommand};
 

@@ -5,6 +5,7 @@
 
 use crate::bochs::{self, Contents, Entry, Outcome};
 use crate::test::contract_program;
+use crate::workload;
 use anyhow::{Context as _, bail, ensure};
 use guest_kernels::initramfs::ExtraFile;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
@@ -120,7 +121,7 @@ fn contract(outcome: &Outcome) -> Vec<Check> {
 
 fn linux(outcome: &Outcome) -> Vec<Check> {
     let opens = || {
-        let calls = number(outcome, "workload: done ", |word| word.strip_prefix("openat="));
+        let calls = workload::done(&outcome.output, "openat");
         let calls = calls.context("the workload did not say how often it opened a file")?;
         ensure!(calls >= 20, "the workload opened {calls} files");
         counted(outcome, OPEN, calls)
@@ -141,12 +142,6 @@ fn counted(outcome: &Outcome, probe: &str, calls: u64) -> anyhow::Result<()> {
         [_, _, hits, missed, ..] => bail!("{calls} calls, {hits} hits, {missed} missed"),
         _ => bail!("its row has no counts"),
     }
-}
-
-/// The number in the line that begins with `start`, in the word that `pick` recognises.
-fn number<'a>(outcome: &'a Outcome, start: &str, pick: impl Fn(&'a str) -> Option<&'a str>) -> Option<u64> {
-    let line = outcome.output.iter().find_map(|line| line.strip_prefix(start))?;
-    line.split(' ').find_map(pick)?.parse().ok()
 }
 
 #[cfg(test)]

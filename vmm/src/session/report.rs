@@ -62,8 +62,8 @@ pub enum Death {
     /// It reset itself before its boot was over, which kernels do when they panic early.
     #[error("the guest reset itself before its kernel had started; its console may say why")]
     EarlyReset,
-    /// A triple fault.
-    #[error("the guest's CPU met a triple fault")]
+    /// A triple fault. KVM on AMD resets the vCPU before it says so: the registers are then those of a reset.
+    #[error("the guest's CPU met a triple fault (on AMD, KVM has reset its registers since)")]
     TripleFault(Regs),
     /// KVM could not go on.
     #[error("the guest cannot run on: {words}")]
