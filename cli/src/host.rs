@@ -1,5 +1,6 @@
 //! Where a guest runs: on this machine's KVM, or inside the emulated host.
 
+use crate::EXIT_DIED;
 use crate::args::{Format, Host, HostCommand as HostVerb, HostKind, Place, Run};
 use crate::say::say;
 use crate::target::Target;
@@ -132,8 +133,13 @@ pub(crate) fn run_inside(command: HostCommand<'_>) -> Result<ExitCode> {
 }
 
 fn finish(host: EmulatedHost, command: HostCommand<'_>) -> Result<ExitCode> {
-    match host.run(command, Streams::of_this_process())? {
-        Exit::Code(code) => Ok(ExitCode::from(code as u8)),
-        Exit::Signal(signal) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
+    match host.run(command, Streams::of_this_process()) {
+        Ok(Exit::Code(code)) => Ok(ExitCode::from(code as u8)),
+        Ok(Exit::Signal(signal)) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
+        // What was begun has died, with its host.
+        Err(error) => {
+            say(format_args!("{:#}", anyhow::Error::from(error)));
+            Ok(ExitCode::from(EXIT_DIED))
+        }
     }
 }

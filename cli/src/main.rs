@@ -14,6 +14,8 @@ use clap::Parser;
 use say::say;
 use std::process::ExitCode;
 
+/// The guest, or what it ran in, died.
+const EXIT_DIED: u8 = 1;
 /// The user asked for something that cannot be done; nothing was run.
 const EXIT_USAGE: u8 = 2;
 

@@ -1,5 +1,6 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
+use crate::EXIT_DIED;
 use crate::args::Run;
 use crate::host::{self, Chosen};
 use crate::output::Writer;
@@ -19,9 +20,6 @@ use vmm::trap::Delivery;
 
 /// What every guest needs: its console, and an end when it panics.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
-
-/// The guest died.
-const EXIT_DIED: u8 = 1;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let kernel_path = target::kernel_path(args.kernel.as_deref())?;

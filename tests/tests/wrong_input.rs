@@ -113,3 +113,15 @@ fn without_qemu_the_error_names_the_package_and_the_suite() {
     assert!(said.contains("qemu-system-x86"), "{said}");
     assert!(said.contains("bookworm-backports"), "{said}");
 }
+
+#[test]
+fn an_error_that_nobody_can_read_is_still_an_exit_code() {
+    let Some(binary) = binary() else { return };
+    let temporary = tempfile::tempdir().unwrap();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command(&binary, temporary.path(), &["symbols", "no_such_function_here"])
+        .stderr(full)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(2));
+}
