@@ -15,9 +15,9 @@ const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
 /// Whether the CPU under this program is QEMU's TCG.
 ///
 /// TCG can deliver an interrupt a second time that KVM has injected, with interrupts disabled, which no kernel
-/// survives: VMRUN leaves the vector behind as a pending exception until the next exit or exception, and a request
-/// to leave the execution loop that comes meanwhile delivers it. A guest that ends its interrupts with an exit
-/// closes that window at once, so there it must not have the paravirtual way.
+/// survives. By all that the guests' oopses show, VMRUN leaves the vector behind as a pending exception until the
+/// next exit or exception, and a request to leave the execution loop that comes meanwhile delivers it. A guest that
+/// ends its interrupts with an exit closes that window soon, so there it must not have the paravirtual way.
 pub(crate) fn on_emulated_cpu() -> bool {
     const HYPERVISOR_LEAF: u32 = 0x4000_0000;
     let leaf = std::arch::x86_64::__cpuid(HYPERVISOR_LEAF);

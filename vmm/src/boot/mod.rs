@@ -10,6 +10,7 @@ use crate::memory::GuestRam;
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::{self, KernelLoader};
 use probe_engine::addr::Gpa;
+use probe_engine::linux::bzimage::ENTRY_64;
 use probe_engine::memory::PhysMemory;
 use std::io::Cursor;
 use vm_memory::{ByteValued, GuestAddress};
@@ -71,7 +72,6 @@ pub enum BootError {
     Tables(#[source] probe_engine::memory::NoMemory),
 }
 
-const BZIMAGE_64BIT_ENTRY: u64 = 0x200;
 /// `xloadflags` bit 0: the kernel has the 64-bit entry point at 0x200.
 const XLF_KERNEL_64: u16 = 1;
 
@@ -124,7 +124,7 @@ fn load_kernel(ram: &GuestRam, image: &[u8]) -> Result<LoadedKernel, BootError> 
         return Err(BootError::No64Bit);
     }
     let load = Gpa(load);
-    Ok(LoadedKernel { load, entry: load.add(BZIMAGE_64BIT_ENTRY), end: load.add(needed), header })
+    Ok(LoadedKernel { load, entry: load.add(ENTRY_64), end: load.add(needed), header })
 }
 
 fn load_vmlinux(ram: &GuestRam, image: &[u8]) -> Result<LoadedKernel, BootError> {

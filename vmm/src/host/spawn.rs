@@ -12,10 +12,12 @@ use std::process::{Child, Command};
 /// Starts `command` with `inherit` open in it under the same numbers, on one CPU of this machine alone. The kernel
 /// kills it when the **thread** that called this ends, however it ends.
 ///
-/// One CPU, because QEMU's threads race when they run side by side: a thread that raises an interrupt asks the
-/// emulated processor to leave its loop a moment later, and if that processor has meanwhile entered a guest with an
-/// injected interrupt, it delivers that interrupt twice, which no kernel survives. Threads that take turns hardly
-/// ever meet in that moment, and emulated processors that share one CPU were no slower when measured.
+/// One CPU, because QEMU's threads race when they run side by side. What was seen: guests that took one timer
+/// interrupt inside another, with interrupts disabled, and died; on one CPU, storms of hits did not bring it about.
+/// What QEMU's structure suggests: a thread that raises an interrupt asks the emulated processor to leave its loop a
+/// moment later, and if that processor has meanwhile entered a guest with an injected interrupt, it delivers that
+/// interrupt twice. Threads that take turns hardly ever meet in that moment. It costs a guest with several CPUs
+/// some of its speed.
 ///
 /// # Errors
 /// That of the system call that failed.
