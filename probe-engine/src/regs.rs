@@ -52,6 +52,16 @@ pub mod rflags {
     pub const DF: u64 = 1 << 10;
     /// Signed overflow.
     pub const OF: u64 = 1 << 11;
+    /// I/O privilege level, two bits.
+    pub const IOPL: u64 = 3 << 12;
+    /// Nested task.
+    pub const NT: u64 = 1 << 14;
     /// Resume: the next instruction raises no debug exception for an execution breakpoint on itself.
     pub const RF: u64 = 1 << 16;
+    /// Virtual-8086 mode, which 64-bit mode does not have.
+    pub const VM: u64 = 1 << 17;
+    /// Alignment check in user mode; in kernel mode, access to user pages that SMAP forbids.
+    pub const AC: u64 = 1 << 18;
+    /// A flag that can be changed: the CPU has CPUID.
+    pub const ID: u64 = 1 << 21;
 }

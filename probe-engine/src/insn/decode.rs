@@ -73,6 +73,12 @@ pub enum BoundaryError {
     },
 }
 
+/// The instructions of `text`, which lies at `start`, one behind the other. Bytes that are none, or end before it
+/// does, are one that [`Instruction::is_invalid`]; what follows it proves nothing.
+pub fn instructions(text: &[u8], start: Gva) -> impl Iterator<Item = Instruction> {
+    Decoder::with_ip(64, text, start.0, DecoderOptions::NONE).into_iter()
+}
+
 /// Walks the instructions of one symbol, whose `text` lies at `start`, up to `at`.
 ///
 /// The text must be the guest's own: bytes that a probe replaced have to be put back in the copy first.
@@ -87,22 +93,18 @@ pub fn instruction_at(text: &[u8], start: Gva, at: Gva) -> Result<Start, Boundar
     if target >= text.len() {
         return Err(outside);
     }
-    let mut decoder = Decoder::with_ip(64, text, start.0, DecoderOptions::NONE);
-    let mut instruction = Instruction::default();
     let mut previous = None;
-    while decoder.can_decode() {
-        let position = decoder.position();
-        let here = start.add(position as u64);
-        decoder.decode_out(&mut instruction);
+    for instruction in instructions(text, start) {
+        let here = Gva(instruction.ip());
+        let length = instruction.len();
         if instruction.is_invalid() {
             return Err(BoundaryError::Undecodable { at, undecodable: here });
         }
-        if position == target {
+        if here == at {
             return Ok(Start { instruction, previous });
         }
-        if decoder.position() > target {
-            let text = self::text(&instruction);
-            return Err(BoundaryError::Inside { at, start: here, length: instruction.len(), text });
+        if at.offset_from(here).is_some_and(|offset| offset < length as u64) {
+            return Err(BoundaryError::Inside { at, start: here, length, text: self::text(&instruction) });
         }
         previous = Some(instruction);
     }

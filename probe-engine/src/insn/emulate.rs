@@ -8,15 +8,27 @@
 //! as the CPU's. Accessed and dirty bits are not set: stacks and kernel data have them long since. An
 //! instruction with an exception-table entry expects its faults; that is the caller's to refuse or to inject.
 
-use super::flags::{Binary, Outcome, STATUS, holds};
+use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
-use super::operand::{Address, Place, Segment, Source, Width};
+use super::operand::{Address, Gpr, Part, Place, Segment, Source, Width};
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::{Access, PageFault};
 use crate::regs::Regs;
-use crate::regs::rflags::{CF, RF};
+use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use iced_x86::Instruction;
+
+/// Where `lahf` and `sahf` have the flags, and products of bytes their high half.
+const AH: Part = Part { register: Gpr::Rax, width: Width::Byte, high: true };
+
+/// The flags that they move.
+const IN_AH: u64 = SF | ZF | AF | PF | CF;
+
+/// Bit 1 of RFLAGS.
+const ALWAYS_SET: u64 = 1 << 1;
+
+/// The flags that `popfq` changes in kernel mode (SDM volume 2); it clears RF besides.
+const POPPED: u64 = CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | AC | ID;
 
 /// The segment bases that 64-bit mode still adds (MSRs `IA32_FS_BASE` and `IA32_GS_BASE`): Linux keeps its
 /// per-CPU variables at `gs:`.
@@ -31,10 +43,12 @@ pub struct Segments {
 /// What the guest's own CPU would have met at the instruction, or what the host cannot do for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EmulationFault {
-    /// The guest's page tables do not allow the access: #PF, or for an address that is not canonical #GP (#SS
-    /// on the stack).
+    /// The guest's page tables do not allow the access: #PF, or #GP(0) for an address that is not canonical.
     #[error(transparent)]
     Page(#[from] PageFault),
+    /// An access through RSP or RBP to an address that is not canonical: #SS(0).
+    #[error("stack access to {0}, which is not canonical")]
+    Stack(Gva),
     /// A branch to an address that is not canonical: #GP(0).
     #[error("branch to {0}, which is not canonical")]
     BranchTarget(Gva),
@@ -42,6 +56,16 @@ pub enum EmulationFault {
     /// for.
     #[error("no RAM behind {0}")]
     NotRam(Gva),
+}
+
+/// How the guest goes on behind an emulated instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passed {
+    /// As ever.
+    Plainly,
+    /// With interrupts held off for one more instruction, as `sti` leaves them: the vCPU's interrupt shadow has to
+    /// be set, or the guest's `sti; hlt` sleeps through an interrupt that comes between the two.
+    InShadow,
 }
 
 /// One instruction, ready to be carried out on a vCPU that stopped in front of it.
@@ -59,7 +83,7 @@ impl Emulation {
     }
 
     /// Carries the instruction out: afterwards `regs` and memory are as the guest's CPU would have left them,
-    /// RFLAGS.RF clear. With RFLAGS.TF set the CPU would raise #DB now; that is left to the caller.
+    /// RFLAGS.RF clear. With RFLAGS.TF set before, the CPU would raise #DB now; that is left to the caller.
     ///
     /// # Errors
     /// [`EmulationFault`]; neither registers nor memory have changed then, unless the store crosses from RAM into
@@ -69,13 +93,14 @@ impl Emulation {
         regs: &mut Regs,
         memory: &VirtMemory<'_, M>,
         segments: &Segments,
-    ) -> Result<(), EmulationFault> {
+    ) -> Result<Passed, EmulationFault> {
         let mut cpu = Cpu { regs: *regs, memory, segments };
         cpu.regs.rip = self.next.0;
         cpu.regs.rflags &= !RF;
         cpu.run(&self.action)?;
+        let opened = cpu.regs.rflags & !regs.rflags & IF != 0;
         *regs = cpu.regs;
-        Ok(())
+        Ok(if opened && self.action == Action::SetFlag(IF) { Passed::InShadow } else { Passed::Plainly })
     }
 }
 
@@ -90,6 +115,19 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn run(&mut self, action: &Action) -> Result<(), EmulationFault> {
         match *action {
             Action::Nothing => {}
+            Action::SetFlag(flag) => self.regs.rflags |= flag,
+            Action::ClearFlag(flag) => self.regs.rflags &= !flag,
+            Action::ComplementCarry => self.regs.rflags ^= CF,
+            Action::FlagsToAh => {
+                let flags = self.regs.rflags & IN_AH | ALWAYS_SET;
+                AH.set(&mut self.regs, flags);
+            }
+            Action::AhToFlags => self.set_flags(IN_AH, AH.get(&self.regs)),
+            Action::PushFlags => self.push(self.regs.rflags & !(RF | VM))?,
+            Action::PopFlags => {
+                let value = self.pop()?;
+                self.set_flags(POPPED, value);
+            }
             Action::Push(from) => {
                 let value = self.read(&from)?;
                 self.push(value)?;
@@ -116,33 +154,53 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
                 to.set(&mut self.regs, value);
             }
             Action::Binary { operation, to, from } => {
-                let right = self.read(&from)?;
-                self.modify(&to, STATUS, |left, width| operation.apply(left, right & width.mask(), width))?;
+                let (right, rflags) = (self.read(&from)?, self.regs.rflags);
+                self.modify(&to, |left, width| operation.apply(left, right & width.mask(), rflags, width))?;
             }
             Action::Compare { operation, left, right } => {
                 let width = left.width();
                 let right = self.read(&right)? & width.mask();
-                let outcome = operation.apply(self.get(&left)?, right, width);
-                self.set_flags(STATUS, outcome.flags);
+                let outcome = operation.apply(self.get(&left)?, right, self.regs.rflags, width);
+                self.set_flags(outcome.changed, outcome.flags);
             }
             // These two leave the carry alone.
-            Action::Increment(to) => {
-                self.modify(&to, STATUS & !CF, |value, width| Binary::Add.apply(value, 1, width))?;
-            }
-            Action::Decrement(to) => {
-                self.modify(&to, STATUS & !CF, |value, width| Binary::Sub.apply(value, 1, width))?;
-            }
-            Action::Negate(to) => {
-                self.modify(&to, STATUS, |value, width| Binary::Sub.apply(0, value, width))?;
-            }
-            Action::Invert(to) => {
-                self.modify(&to, 0, |value, width| Outcome { value: !value & width.mask(), flags: 0 })?;
-            }
-            Action::Shift { to, count: 0, .. } => {
-                self.modify(&to, 0, |value, _| Outcome { value, flags: 0 })?;
-            }
+            Action::Increment(to) => self.modify(&to, |value, width| {
+                let outcome = Binary::Add.apply(value, 1, 0, width);
+                Outcome { changed: outcome.changed & !CF, ..outcome }
+            })?,
+            Action::Decrement(to) => self.modify(&to, |value, width| {
+                let outcome = Binary::Sub.apply(value, 1, 0, width);
+                Outcome { changed: outcome.changed & !CF, ..outcome }
+            })?,
+            Action::Negate(to) => self.modify(&to, |value, width| Binary::Sub.apply(0, value, 0, width))?,
+            Action::Invert(to) => self.modify(&to, |value, width| unchanged(!value & width.mask()))?,
             Action::Shift { operation, to, count } => {
-                self.modify(&to, STATUS, |value, width| operation.apply(value, count, width))?;
+                let (count, rflags) = (self.read(&count)?, self.regs.rflags);
+                self.modify(&to, |value, width| operation.apply(value, count, rflags, width))?;
+            }
+            Action::Multiply { to, left, right } => {
+                let (outcome, _) = multiply(self.get(&left)?, self.read(&right)?, true, to.width);
+                to.set(&mut self.regs, outcome.value);
+                self.set_flags(outcome.changed, outcome.flags);
+            }
+            Action::MultiplyWide { by, is_signed } => {
+                let width = by.width();
+                let low = Part::low(Gpr::Rax, width);
+                let high = if width == Width::Byte { AH } else { Part::low(Gpr::Rdx, width) };
+                let (outcome, rest) = multiply(low.get(&self.regs), self.get(&by)?, is_signed, width);
+                low.set(&mut self.regs, outcome.value);
+                high.set(&mut self.regs, rest);
+                self.set_flags(outcome.changed, outcome.flags);
+            }
+            // It only reads.
+            Action::Bit { operation: Bit::Test, to, index } => {
+                let index = self.read(&index)?;
+                let outcome = Bit::Test.apply(self.get(&to)?, index, to.width());
+                self.set_flags(outcome.changed, outcome.flags);
+            }
+            Action::Bit { operation, to, index } => {
+                let index = self.read(&index)?;
+                self.modify(&to, |value, width| operation.apply(value, index, width))?;
             }
             Action::Exchange(one, other) => {
                 let (first, second) = (one.get(&self.regs), other.get(&self.regs));
@@ -176,6 +234,18 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
                     self.jump(target)?;
                 }
             }
+            Action::Loop { counter, condition, target } => {
+                let left = counter.get(&self.regs).wrapping_sub(1);
+                counter.set(&mut self.regs, left);
+                if counter.get(&self.regs) != 0 && holds(condition, self.regs.rflags) {
+                    self.jump(target)?;
+                }
+            }
+            Action::JumpIfZero { counter, target } => {
+                if counter.get(&self.regs) == 0 {
+                    self.jump(target)?;
+                }
+            }
             Action::Call(target) => {
                 let target = self.read(&target)?;
                 let back = self.regs.rip;
@@ -201,7 +271,7 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn get(&self, place: &Place) -> Result<u64, EmulationFault> {
         match place {
             Place::Register(part) => Ok(part.get(&self.regs)),
-            Place::Memory(address, width) => self.load(self.linear(address), *width),
+            Place::Memory(address, width) => self.load(address.segment, self.linear(address), *width),
         }
     }
 
@@ -211,21 +281,20 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
                 part.set(&mut self.regs, value);
                 Ok(())
             }
-            Place::Memory(address, width) => self.store(self.linear(address), value, *width),
+            Place::Memory(address, width) => self.store(address.segment, self.linear(address), value, *width),
         }
     }
 
-    /// Replaces what is in `place` by what `change` makes of it, and the flags in `mask` likewise.
+    /// Replaces what is in `place` by what `change` makes of it, and the flags likewise.
     fn modify(
         &mut self,
         place: &Place,
-        mask: u64,
         change: impl FnOnce(u64, Width) -> Outcome,
     ) -> Result<(), EmulationFault> {
         let value = self.get(place).map_err(as_of_a_store)?;
         let outcome = change(value, place.width());
         self.write(place, outcome.value)?;
-        self.set_flags(mask, outcome.flags);
+        self.set_flags(outcome.changed, outcome.flags);
         Ok(())
     }
 
@@ -235,11 +304,11 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
 
     fn push(&mut self, value: u64) -> Result<(), EmulationFault> {
         self.regs.rsp = self.regs.rsp.wrapping_sub(8);
-        self.store(Gva(self.regs.rsp), value, Width::Qword)
+        self.store(Segment::Stack, Gva(self.regs.rsp), value, Width::Qword)
     }
 
     fn pop(&mut self) -> Result<u64, EmulationFault> {
-        let value = self.load(Gva(self.regs.rsp), Width::Qword)?;
+        let value = self.load(Segment::Stack, Gva(self.regs.rsp), Width::Qword)?;
         self.regs.rsp = self.regs.rsp.wrapping_add(8);
         Ok(value)
     }
@@ -258,30 +327,31 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
 
     fn linear(&self, address: &Address) -> Gva {
         let base = match address.segment {
-            Segment::Flat => 0,
+            Segment::Flat | Segment::Stack => 0,
             Segment::Fs => self.segments.fs_base,
             Segment::Gs => self.segments.gs_base,
         };
         Gva(base.wrapping_add(address.effective(&self.regs)))
     }
 
-    fn load(&self, at: Gva, width: Width) -> Result<u64, EmulationFault> {
+    fn load(&self, segment: Segment, at: Gva, width: Width) -> Result<u64, EmulationFault> {
         let mut bytes = [0; 8];
         let (used, _) = bytes.split_at_mut(width.bytes());
-        self.memory.read(at, used).map_err(|fault| self.explain(fault, Access::Read))?;
+        self.memory.read(at, used).map_err(|fault| self.explain(segment, fault, Access::Read))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn store(&self, at: Gva, value: u64, width: Width) -> Result<(), EmulationFault> {
+    fn store(&self, segment: Segment, at: Gva, value: u64, width: Width) -> Result<(), EmulationFault> {
         let bytes = value.to_le_bytes();
         let (used, _) = bytes.split_at(width.bytes());
-        self.memory.write(at, used).map_err(|fault| self.explain(fault, Access::Write))
+        self.memory.write(at, used).map_err(|fault| self.explain(segment, fault, Access::Write))
     }
 
     /// Tells a fault of the guest's page tables from a page that they allow and that is no RAM.
-    fn explain(&self, fault: PageFault, access: Access) -> EmulationFault {
+    fn explain(&self, segment: Segment, fault: PageFault, access: Access) -> EmulationFault {
         match self.memory.space.translate(self.memory.phys, fault.at, access) {
             Ok(_) => EmulationFault::NotRam(fault.at),
+            Err(_) if segment == Segment::Stack && !fault.is_canonical() => EmulationFault::Stack(fault.at),
             Err(_) => EmulationFault::Page(fault),
         }
     }

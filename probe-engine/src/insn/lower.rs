@@ -1,13 +1,25 @@
 //! From a decoded instruction to what the host does in its place.
 
-use super::flags::{Binary, Shift};
+use super::flags::{Binary, Bit, Shift};
 use super::operand::{Address, Gpr, Part, Place, Source, Width};
+use crate::regs::rflags::{CF, DF, IF};
 use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind};
 
 /// What the host does in place of an instruction, besides moving RIP past it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,
+    /// `stc`, `std`, `sti`.
+    SetFlag(u64),
+    /// `clc`, `cld`, `cli`.
+    ClearFlag(u64),
+    ComplementCarry,
+    /// `lahf`.
+    FlagsToAh,
+    /// `sahf`.
+    AhToFlags,
+    PushFlags,
+    PopFlags,
     Push(Source),
     Pop(Gpr),
     /// `mov rsp, rbp; pop rbp`.
@@ -43,8 +55,23 @@ pub(super) enum Action {
     Shift {
         operation: Shift,
         to: Place,
-        /// Masked to the width as the CPU does; 0 leaves the flags alone.
-        count: u32,
+        count: Source,
+    },
+    /// A signed product, cut to the width of its operands.
+    Multiply {
+        to: Part,
+        left: Place,
+        right: Source,
+    },
+    /// A product with rax, of which the high half goes to rdx, or to ah.
+    MultiplyWide {
+        by: Place,
+        is_signed: bool,
+    },
+    Bit {
+        operation: Bit,
+        to: Place,
+        index: Source,
     },
     Exchange(Part, Part),
     SwapBytes(Part),
@@ -67,6 +94,17 @@ pub(super) enum Action {
         condition: ConditionCode,
         target: u64,
     },
+    /// `loop` and its conditional forms: counts down, and jumps while something is left and the condition holds.
+    Loop {
+        counter: Part,
+        condition: ConditionCode,
+        target: u64,
+    },
+    /// `jrcxz`, `jecxz`.
+    JumpIfZero {
+        counter: Part,
+        target: u64,
+    },
     Call(Source),
     Return {
         /// Bytes of arguments that the callee drops.
@@ -86,6 +124,10 @@ impl Action {
         let part = |index| Part::of(instruction, index);
         let binary = |operation| Some(Self::Binary { operation, to: place(0)?, from: source(1)? });
         let compare = |operation| Some(Self::Compare { operation, left: place(0)?, right: source(1)? });
+        let shift = |operation| Some(Self::Shift { operation, to: place(0)?, count: source(1)? });
+        let bit = |operation| {
+            is_in_operand(instruction).then_some(Self::Bit { operation, to: place(0)?, index: source(1)? })
+        };
         let extend_rax = |to, from| {
             let from = Place::Register(Part::low(Gpr::Rax, from));
             Some(Self::Extend { to: Part::low(Gpr::Rax, to), from, signed: true })
@@ -94,7 +136,16 @@ impl Action {
             Some(Self::SpreadSign { to: Part::low(Gpr::Rdx, width), from: Part::low(Gpr::Rax, width) })
         };
         match instruction.mnemonic() {
-            Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Endbr32 => Some(Self::Nothing),
+            Mnemonic::Nop | Mnemonic::Pause | Mnemonic::Endbr64 | Mnemonic::Endbr32 => Some(Self::Nothing),
+            Mnemonic::Stc => Some(Self::SetFlag(CF)),
+            Mnemonic::Std => Some(Self::SetFlag(DF)),
+            Mnemonic::Sti => Some(Self::SetFlag(IF)),
+            Mnemonic::Clc => Some(Self::ClearFlag(CF)),
+            Mnemonic::Cld => Some(Self::ClearFlag(DF)),
+            Mnemonic::Cli => Some(Self::ClearFlag(IF)),
+            Mnemonic::Cmc => Some(Self::ComplementCarry),
+            Mnemonic::Lahf => Some(Self::FlagsToAh),
+            Mnemonic::Sahf => Some(Self::AhToFlags),
             Mnemonic::Mov => Some(Self::Move { to: place(0)?, from: source(1)? }),
             Mnemonic::Movzx => Some(Self::Extend { to: part(0)?, from: place(1)?, signed: false }),
             Mnemonic::Movsx | Mnemonic::Movsxd => {
@@ -102,7 +153,9 @@ impl Action {
             }
             Mnemonic::Lea => Some(Self::LoadAddress { to: part(0)?, address: Address::of(instruction)? }),
             Mnemonic::Add => binary(Binary::Add),
+            Mnemonic::Adc => binary(Binary::AddWithCarry),
             Mnemonic::Sub => binary(Binary::Sub),
+            Mnemonic::Sbb => binary(Binary::SubWithBorrow),
             Mnemonic::And => binary(Binary::And),
             Mnemonic::Or => binary(Binary::Or),
             Mnemonic::Xor => binary(Binary::Xor),
@@ -112,9 +165,23 @@ impl Action {
             Mnemonic::Dec => place(0).map(Self::Decrement),
             Mnemonic::Neg => place(0).map(Self::Negate),
             Mnemonic::Not => place(0).map(Self::Invert),
-            Mnemonic::Shl | Mnemonic::Sal => shift(instruction, Shift::Left),
-            Mnemonic::Shr => shift(instruction, Shift::LogicalRight),
-            Mnemonic::Sar => shift(instruction, Shift::ArithmeticRight),
+            Mnemonic::Shl | Mnemonic::Sal => shift(Shift::Left),
+            Mnemonic::Shr => shift(Shift::LogicalRight),
+            Mnemonic::Sar => shift(Shift::ArithmeticRight),
+            Mnemonic::Rol => shift(Shift::RotateLeft),
+            Mnemonic::Ror => shift(Shift::RotateRight),
+            Mnemonic::Rcl => shift(Shift::RotateLeftThroughCarry),
+            Mnemonic::Rcr => shift(Shift::RotateRightThroughCarry),
+            Mnemonic::Imul => match instruction.op_count() {
+                2 => Some(Self::Multiply { to: part(0)?, left: place(0)?, right: source(1)? }),
+                3 => Some(Self::Multiply { to: part(0)?, left: place(1)?, right: source(2)? }),
+                _ => Some(Self::MultiplyWide { by: place(0)?, is_signed: true }),
+            },
+            Mnemonic::Mul => Some(Self::MultiplyWide { by: place(0)?, is_signed: false }),
+            Mnemonic::Bt => bit(Bit::Test),
+            Mnemonic::Bts => bit(Bit::Set),
+            Mnemonic::Btr => bit(Bit::Reset),
+            Mnemonic::Btc => bit(Bit::Complement),
             // With memory it locks the bus, prefix or not.
             Mnemonic::Xchg => Some(Self::Exchange(part(0)?, part(1)?)),
             Mnemonic::Bswap => part(0).filter(|part| part.width != Width::Word).map(Self::SwapBytes),
@@ -124,7 +191,9 @@ impl Action {
             Mnemonic::Cwd => spread_rax(Width::Word),
             Mnemonic::Cdq => spread_rax(Width::Dword),
             Mnemonic::Cqo => spread_rax(Width::Qword),
-            _ => stack_or_branch(instruction).or_else(|| conditional(instruction)),
+            _ => stack_or_branch(instruction)
+                .or_else(|| counting(instruction))
+                .or_else(|| conditional(instruction)),
         }
     }
 }
@@ -136,6 +205,8 @@ fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
             Source::of(instruction, 0).map(Action::Push)
         }
         Code::Pop_r64 | Code::Pop_rm64 => Part::of(instruction, 0).map(|to| Action::Pop(to.register)),
+        Code::Pushfq => Some(Action::PushFlags),
+        Code::Popfq => Some(Action::PopFlags),
         Code::Leaveq => Some(Action::Leave),
         Code::Call_rel32_64 | Code::Call_rm64 => Source::of(instruction, 0).map(Action::Call),
         Code::Jmp_rel8_64 | Code::Jmp_rel32_64 | Code::Jmp_rm64 => {
@@ -147,13 +218,30 @@ fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
     }
 }
 
+/// Branches that look at rcx, or at ecx with an address-size prefix.
+fn counting(instruction: &Instruction) -> Option<Action> {
+    let counter = match instruction.code() {
+        Code::Loop_rel8_64_RCX | Code::Loope_rel8_64_RCX | Code::Loopne_rel8_64_RCX | Code::Jrcxz_rel8_64 => {
+            Part::low(Gpr::Rcx, Width::Qword)
+        }
+        Code::Loop_rel8_64_ECX | Code::Loope_rel8_64_ECX | Code::Loopne_rel8_64_ECX | Code::Jecxz_rel8_64 => {
+            Part::low(Gpr::Rcx, Width::Dword)
+        }
+        _ => return None,
+    };
+    let target = instruction.near_branch64();
+    if matches!(instruction.mnemonic(), Mnemonic::Jrcxz | Mnemonic::Jecxz) {
+        return Some(Action::JumpIfZero { counter, target });
+    }
+    Some(Action::Loop { counter, condition: instruction.condition_code(), target })
+}
+
 fn conditional(instruction: &Instruction) -> Option<Action> {
     let condition = instruction.condition_code();
     if condition == ConditionCode::None {
         return None;
     }
     if instruction.op0_kind() == OpKind::NearBranch64 {
-        // `loope` and `loopne` have conditions too, and count in rcx besides.
         let target = instruction.near_branch64();
         return instruction.is_jcc_short_or_near().then_some(Action::JumpIf { condition, target });
     }
@@ -168,9 +256,7 @@ fn conditional(instruction: &Instruction) -> Option<Action> {
     }
 }
 
-fn shift(instruction: &Instruction, operation: Shift) -> Option<Action> {
-    let to = Place::of(instruction, 0)?;
-    let mask = if to.width() == Width::Qword { 0x3f } else { 0x1f };
-    let count = instruction.try_immediate(1).ok()? as u32 & mask;
-    Some(Action::Shift { operation, to, count })
+/// Whether a bit number counts within the operand: one in a register may lead to memory far behind it.
+fn is_in_operand(instruction: &Instruction) -> bool {
+    instruction.op0_kind() == OpKind::Register || instruction.op1_kind() != OpKind::Register
 }

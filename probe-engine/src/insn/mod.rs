@@ -1,9 +1,11 @@
-//! One instruction: where it starts, whether it may be probed, and what the host does in its place.
+//! One instruction: where it starts, whether it may be probed, and what is done in its place.
 //!
 //! A probe's `int3` stays in place while the guest gets past the probed instruction, so something else has to do
-//! the instruction's work. What that is gets decided once, when the probe is armed: [`plan::plan`] decodes,
-//! refuses with a reason, or returns a plan whose execution neither decodes nor allocates.
+//! the instruction's work: the host, or a copy of the instruction elsewhere. What that is gets decided once, when
+//! the probe is armed: [`plan::plan`] decodes, refuses with a reason, or returns a plan whose execution neither
+//! decodes nor allocates.
 
+pub mod copy;
 pub mod decode;
 pub mod emulate;
 mod flags;

@@ -182,10 +182,12 @@ impl Part {
     }
 }
 
-/// The segments that have a base in 64-bit mode.
+/// The segments that 64-bit mode tells apart: FS and GS have a base, and a bad address through SS has an exception of
+/// its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Segment {
     Flat,
+    Stack,
     Fs,
     Gs,
 }
@@ -209,6 +211,10 @@ impl Address {
         let segment = match instruction.memory_segment() {
             Register::FS => Segment::Fs,
             Register::GS => Segment::Gs,
+            // 64-bit mode ignores the other segments' prefixes: the base decides (SDM volume 1, 3.7.4).
+            _ if matches!(instruction.memory_base().full_register(), Register::RSP | Register::RBP) => {
+                Segment::Stack
+            }
             _ => Segment::Flat,
         };
         let displacement = instruction.memory_displacement64();

@@ -1,12 +1,12 @@
 //! Tables of what the CPU oracle cannot or need not ask: exact flags by hand, faults, and what changes with them.
 
-use super::emulate::{Emulation, EmulationFault, Segments};
+use super::emulate::{Emulation, EmulationFault, Passed, Segments};
 use super::plan::{Plan, plan};
 use crate::addr::{Gpa, Gva};
 use crate::memory::{NoMemory, PhysMemory, VirtMemory};
 use crate::paging::{AddressSpace, PageFault};
 use crate::regs::Regs;
-use crate::regs::rflags::{AF, CF, IF, OF, PF, RF, SF, TF, ZF};
+use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use std::cell::RefCell;
 
 const AT: Gva = Gva(0xffff_ffff_8100_0000);
@@ -72,13 +72,13 @@ impl Ram {
 }
 
 fn emulation(bytes: &[u8]) -> Emulation {
-    match plan(bytes, AT, None) {
+    match plan(bytes, AT, None, false) {
         Ok(Plan::Emulate(emulation)) => emulation,
-        Err(refusal) => panic!("{bytes:02x?}: {refusal}"),
+        other => panic!("{bytes:02x?}: {other:?}"),
     }
 }
 
-fn execute(bytes: &[u8], regs: &mut Regs, ram: &Ram) -> Result<(), EmulationFault> {
+fn execute(bytes: &[u8], regs: &mut Regs, ram: &Ram) -> Result<Passed, EmulationFault> {
     let segments = Segments { fs_base: PAGE + 0x100, gs_base: PAGE + 0x200 };
     emulation(bytes).execute(regs, &ram.memory(), &segments)
 }
@@ -197,6 +197,9 @@ fn an_aligned_store_is_one_write() {
     assert_eq!(ram.get(PAGE + 0x800), 2);
 }
 
+/// Not canonical.
+const NOWHERE: u64 = 0x0000_8000_0000_0000;
+
 #[test]
 fn faults_change_nothing_and_say_what_the_cpu_would() {
     let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code });
@@ -208,6 +211,16 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
     const ADD_TO_MEMORY: &[u8] = &[0x48, 0x01, 0x03]; // add [rbx], rax
     const COMPARE: &[u8] = &[0x48, 0x39, 0x03]; // cmp [rbx], rax
     const STORE: &[u8] = &[0x48, 0x89, 0x03]; // mov [rbx], rax
+    const PUSHFQ: &[u8] = &[0x9c];
+    const POPFQ: &[u8] = &[0x9d];
+    const ADC: &[u8] = &[0x48, 0x11, 0x03]; // adc [rbx], rax
+    const SHIFT: &[u8] = &[0x48, 0xd3, 0x23]; // shl [rbx], cl, where cl is 0
+    const MULTIPLY: &[u8] = &[0x48, 0xf7, 0x23]; // mul [rbx]
+    const TEST_BIT: &[u8] = &[0x48, 0x0f, 0xba, 0x23, 0]; // bt [rbx], 0
+    const SET_BIT: &[u8] = &[0x48, 0x0f, 0xba, 0x2b, 0]; // bts [rbx], 0
+    const LEAVE: &[u8] = &[0xc9]; // from rbp, which is 0 here
+    const STORE_TO_STACK: &[u8] = &[0x3e, 0x89, 0x04, 0x24]; // mov ds:[rsp], eax: the prefix means nothing
+    const STORE_OVER_STACK: &[u8] = &[0x65, 0x89, 0x04, 0x24]; // mov gs:[rsp], eax
     const CONDITIONAL: &[u8] = &[0x48, 0x0f, 0x44, 0x03]; // cmove rax, [rbx], not taken
     let good = PAGE + 0x800;
     let cases = [
@@ -227,6 +240,21 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
         (STORE, good, END, page(END, 2)),
         (STORE, good, DEVICE, EmulationFault::NotRam(Gva(DEVICE))),
         (CONDITIONAL, good, END, page(END, 0)),
+        (PUSHFQ, PAGE, 0, page(PAGE - 8, 2)),
+        (POPFQ, END, 0, page(END, 0)),
+        (ADC, good, READ_ONLY, page(READ_ONLY, 3)),
+        (SHIFT, good, READ_ONLY, page(READ_ONLY, 3)),
+        (MULTIPLY, good, END, page(END, 0)),
+        (TEST_BIT, good, END, page(END, 0)),
+        (SET_BIT, good, READ_ONLY, page(READ_ONLY, 3)),
+        (LEAVE, good, 0, page(0, 0)),
+        (STORE, good, NOWHERE, page(NOWHERE, 2)),
+        (STORE_OVER_STACK, NOWHERE.wrapping_sub(PAGE + 0x200), 0, page(NOWHERE, 2)),
+        (STORE_TO_STACK, NOWHERE, 0, EmulationFault::Stack(Gva(NOWHERE))),
+        (PUSH, NOWHERE + 8, 0, EmulationFault::Stack(Gva(NOWHERE))),
+        (CALL, NOWHERE + 8, 0, EmulationFault::Stack(Gva(NOWHERE))),
+        (POP, NOWHERE, 0, EmulationFault::Stack(Gva(NOWHERE))),
+        (RET, NOWHERE, 0, EmulationFault::Stack(Gva(NOWHERE))),
     ];
     for (bytes, rsp, rbx, expected) in cases {
         let ram = Ram::new();
@@ -241,7 +269,6 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
 
 #[test]
 fn a_branch_to_no_canonical_address_faults_before_it_pushes() {
-    const NOWHERE: u64 = 0x0000_8000_0000_0000;
     let fault = Err(EmulationFault::BranchTarget(Gva(NOWHERE)));
     let ram = Ram::new();
     ram.set(PAGE, NOWHERE);
@@ -259,4 +286,63 @@ fn a_branch_to_no_canonical_address_faults_before_it_pushes() {
 fn resume_is_cleared_and_the_other_system_flags_stay() {
     let regs = after(&[0x90], Regs { rflags: RF | TF | IF | CF, ..Regs::default() });
     assert_eq!(regs.rflags, TF | IF | CF);
+}
+
+#[test]
+fn interrupts_that_were_off_stay_off_for_one_more_instruction_after_sti() {
+    let cases: [(&[u8], u64, u64, Passed); 4] = [
+        (&[0xfb], 0, IF, Passed::InShadow),
+        (&[0xfb], IF, IF, Passed::Plainly),
+        (&[0xfa], IF, 0, Passed::Plainly),
+        (&[0xfa], 0, 0, Passed::Plainly),
+    ];
+    for (bytes, before, after, expected) in cases {
+        let mut regs = Regs { rip: AT.0, rflags: before | CF, ..Regs::default() };
+        let passed = execute(bytes, &mut regs, &Ram::new());
+        assert_eq!((passed, regs.rflags), (Ok(expected), after | CF), "{bytes:02x?} {before:#x}");
+    }
+}
+
+#[test]
+fn flags_on_the_stack_are_those_that_kernel_code_sees_and_may_change() {
+    let all = CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | AC | ID;
+    let ram = Ram::new();
+    let rsp = PAGE + 0x800;
+    let mut regs = Regs { rsp, rflags: all | RF | VM | 2, ..Regs::default() };
+    execute(&[0x9c], &mut regs, &ram).unwrap();
+    assert_eq!((regs.rsp, ram.get(rsp - 8)), (rsp - 8, all | 2));
+
+    // image, flags before, flags after
+    let cases = [
+        (u64::MAX, 2, all | 2),
+        (0, all | 2, 2),
+        (RF | VM | 1 << 19 | 1 << 20, 2, 2),
+        (0, RF | VM | 1 << 19 | 1 << 20 | 2, VM | 1 << 19 | 1 << 20 | 2),
+    ];
+    for (image, before, after) in cases {
+        ram.set(rsp, image);
+        let mut regs = Regs { rsp, rflags: before, ..Regs::default() };
+        // popfq opens no shadow.
+        assert_eq!(execute(&[0x9d], &mut regs, &ram), Ok(Passed::Plainly));
+        assert_eq!((regs.rsp, regs.rflags), (rsp + 8, after), "{image:#x} {before:#x}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_instruction_panics_in_any_state(
+        bytes in proptest::collection::vec(proptest::num::u8::ANY, 1..16),
+        rax: u64, rcx: u64, rdx: u64, rflags: u64,
+        rsp in PAGE - 16..END + 16,
+        rbx in PAGE - 16..END + 16,
+    ) {
+        if let Ok(Plan::Emulate(emulation)) = plan(&bytes, AT, None, true) {
+            let ram = Ram::new();
+            let segments = Segments { fs_base: rdx, gs_base: rbx };
+            let before = Regs { rax, rcx, rdx, rbx, rsp, rflags, rip: AT.0, ..Regs::default() };
+            let mut regs = before;
+            let passed = emulation.execute(&mut regs, &ram.memory(), &segments);
+            proptest::prop_assert!(passed.is_ok() || regs == before);
+        }
+    }
 }

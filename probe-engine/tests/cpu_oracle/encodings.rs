@@ -35,14 +35,14 @@ pub(crate) fn forms() -> Vec<Form> {
     let mut add = |opcode: &[u8], extension, immediate, operand, wide| {
         forms.push(Form { opcode: opcode.to_vec(), extension, immediate, operand, wide });
     };
-    // add, or, and, sub, xor, cmp: to and from the ModRM operand, bytes and wider.
-    for row in [0x00, 0x08, 0x20, 0x28, 0x30, 0x38] {
+    // add, or, adc, sbb, and, sub, xor, cmp: to and from the ModRM operand, bytes and wider.
+    for row in [0x00, 0x08, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38] {
         for direction in [0, 2] {
             add(&[row | direction], None, No, Either, false);
             add(&[row | direction | 1], None, No, Either, true);
         }
     }
-    for extension in [0, 1, 4, 5, 6, 7] {
+    for extension in 0..8 {
         add(&[0x80], Some(extension), Byte, Either, false);
         add(&[0x81], Some(extension), Z, Either, true);
         add(&[0x83], Some(extension), Byte, Either, true);
@@ -59,11 +59,29 @@ pub(crate) fn forms() -> Vec<Form> {
         add(&[0xfe], Some(extension), No, Either, false);
         add(&[0xff], Some(extension), No, Either, true);
     }
-    for extension in [4, 5, 6, 7] {
+    // Rotations and shifts, by a constant, by one and by cl.
+    for extension in 0..8 {
         add(&[0xc0], Some(extension), Byte, Either, false);
         add(&[0xc1], Some(extension), Byte, Either, true);
         add(&[0xd0], Some(extension), No, Either, false);
         add(&[0xd1], Some(extension), No, Either, true);
+        add(&[0xd2], Some(extension), No, Either, false);
+        add(&[0xd3], Some(extension), No, Either, true);
+    }
+    // mul, imul
+    for extension in [4, 5] {
+        add(&[0xf6], Some(extension), No, Either, false);
+        add(&[0xf7], Some(extension), No, Either, true);
+    }
+    add(&[0x0f, 0xaf], None, No, Either, true);
+    add(&[0x6b], None, Byte, Either, true);
+    add(&[0x69], None, Z, Either, true);
+    // bt, bts, btr, btc
+    for row in [0xa3, 0xab, 0xb3, 0xbb] {
+        add(&[0x0f, row], None, No, Register, true);
+    }
+    for extension in 4..8 {
+        add(&[0x0f, 0xba], Some(extension), Byte, Either, true);
     }
     // mov, lea, movzx, movsx, movsxd, xchg
     add(&[0x88], None, No, Either, false);
@@ -90,6 +108,29 @@ pub(crate) fn forms() -> Vec<Form> {
         add(&[0x0f, 0x90 | condition], None, No, Either, false);
     }
     forms
+}
+
+/// Those that are not emulated and run from a copy.
+pub(crate) fn copied_forms() -> Vec<Form> {
+    use Immediate::{Byte, None as No};
+    use Operand::{Either, Memory};
+    let form = |opcode: &[u8], operand, wide| Form {
+        opcode: opcode.to_vec(),
+        extension: None,
+        immediate: if opcode == [0x0f, 0xa4] { Byte } else { No },
+        operand,
+        wide,
+    };
+    vec![
+        form(&[0x86], Memory, false), // xchg
+        form(&[0x87], Memory, true),
+        form(&[0x0f, 0xc0], Either, false), // xadd
+        form(&[0x0f, 0xc1], Either, true),
+        form(&[0x0f, 0xb0], Either, false), // cmpxchg
+        form(&[0x0f, 0xb1], Either, true),
+        form(&[0x0f, 0xa4], Either, true), // shld
+        form(&[0x0f, 0xa5], Either, true),
+    ]
 }
 
 /// A random encoding of `form`. Memory without a base register is given its address outright.
@@ -194,6 +235,17 @@ pub(crate) fn others(rng: &mut Rng) -> Vec<Vec<u8>> {
         vec![0x68, 1, 2, 3, 4],
         vec![0x41, 0x87, 0xc0],
         vec![0x87, 0xc0],
+        // pause; clc, stc, cmc, cld, std; lahf, sahf; pushfq, popfq
+        vec![0xf3, 0x90],
+        vec![0xf8],
+        vec![0xf9],
+        vec![0xf5],
+        vec![0xfc],
+        vec![0xfd],
+        vec![0x9f],
+        vec![0x9e],
+        vec![0x9c],
+        vec![0x9d],
     ];
     for low in 0..8 {
         list.push(vec![0x50 | low]);
@@ -219,7 +271,7 @@ pub(crate) fn others(rng: &mut Rng) -> Vec<Vec<u8>> {
         list.push([&[0xff, 0x60 | low], operand, &[0x20]].concat());
     }
     // The accumulator forms.
-    for row in [0x00u8, 0x08, 0x20, 0x28, 0x30, 0x38] {
+    for row in [0x00u8, 0x08, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38] {
         list.push(vec![row | 4, rng.next() as u8]);
         list.push([&[row | 5][..], &rng.value().to_le_bytes()[..4]].concat());
         list.push([&[0x66, row | 5][..], &rng.value().to_le_bytes()[..2]].concat());
@@ -234,6 +286,11 @@ pub(crate) fn others(rng: &mut Rng) -> Vec<Vec<u8>> {
     list.push([&[0xe9][..], &near(5)].concat());
     list.push([&[0xe8][..], &near(5)].concat());
     list.push([&[0x2e, 0xe8][..], &near(6)].concat());
+    // loopne, loope, loop, jrcxz, and with ecx.
+    for opcode in 0xe0..=0xe3 {
+        list.push(vec![opcode, short(2)]);
+        list.push(vec![0x67, opcode, short(3)]);
+    }
     for condition in 0..16 {
         list.push(vec![0x70 | condition, short(2)]);
         list.push([&[0x0f, 0x80 | condition][..], &near(6)].concat());

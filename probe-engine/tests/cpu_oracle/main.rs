@@ -1,5 +1,6 @@
 //! Emulation against the CPU that runs the test: the same instruction, registers, flags and memory natively and
-//! through `Emulation::execute`, and everything that both leave behind compared.
+//! through `Emulation::execute`, and everything that both leave behind compared. What is not emulated is compared
+//! with its own copy.
 //!
 //! A piece of code in an executable mapping below 2 GiB loads all sixteen registers and the flags from absolute
 //! addresses, runs the instruction, and stores them back.
@@ -9,13 +10,14 @@ mod encodings;
 mod native;
 mod state;
 
-use encodings::{encode, forms, others};
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, RflagsBits};
-use native::{Native, SCRATCH, SITE, WINDOW};
+use encodings::{copied_forms, encode, forms, others};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, Register, RflagsBits};
+use native::{Native, SCRATCH, SITE, SLOT_BEFORE_SITE, WINDOW};
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::copy::Ending;
 use probe_engine::insn::decode::text;
 use probe_engine::insn::emulate::Segments;
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{Plan, Refusal, plan};
 use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::rflags;
@@ -59,7 +61,7 @@ fn compare(bytes: &[u8], rng: &mut Rng, native: &Native, ram: &Ram) -> u64 {
     let instruction = Decoder::with_ip(64, bytes, site, DecoderOptions::NONE).decode();
     let name = text(&instruction);
     assert_eq!(instruction.len(), bytes.len(), "{bytes:02x?} `{name}`");
-    let plan = plan(bytes, Gva(site), None);
+    let plan = plan(bytes, Gva(site), None, false);
     let Ok(Plan::Emulate(emulation)) = plan else { panic!("{bytes:02x?} `{name}`: {plan:?}") };
     let memory = VirtMemory { phys: ram, space: AddressSpace::new(0x1000, 0) };
     let segments = Segments { fs_base: 0, gs_base: native.at(SCRATCH) };
@@ -90,6 +92,46 @@ fn compare(bytes: &[u8], rng: &mut Rng, native: &Native, ram: &Ram) -> u64 {
         ram.read(Gpa(SCRATCH_PHYS), &mut our_window).unwrap();
         native.read(SCRATCH, &mut window);
         assert!(our_window == window, "{bytes:02x?} `{name}` left other memory, before {before:x?}");
+        compared += 1;
+    }
+    compared
+}
+
+/// Runs `bytes` in [`STATES`] states in place and from a copy, on the CPU both times, and says how many were
+/// compared.
+fn compare_copy(bytes: &[u8], rng: &mut Rng, native: &Native) -> u64 {
+    let site = native.at(SITE);
+    let instruction = Decoder::with_ip(64, bytes, site, DecoderOptions::NONE).decode();
+    let name = text(&instruction);
+    let plan = plan(bytes, Gva(site), None, false);
+    let copy = match plan {
+        Ok(Plan::OutOfLine(copy)) => copy,
+        Err(Refusal::Operand(_)) if instruction.memory_base() == Register::EIP => return 0,
+        other => panic!("{bytes:02x?} `{name}`: {other:?}"),
+    };
+    let slot = copy.place(Gva(native.at(SLOT_BEFORE_SITE)), Ending::Jump).unwrap();
+    let mut compared = 0;
+    for _ in 0..STATES {
+        let filling: Vec<u8> = (0..WINDOW / 8).flat_map(|_| rng.value().to_le_bytes()).collect();
+        native.write(SCRATCH, &filling);
+        let Some(before) = state(&instruction, rng, native) else { continue };
+        let mut window = vec![0; WINDOW];
+        native.read(SCRATCH, &mut window);
+        let run = |slot: Option<&[u8]>| {
+            native.assemble(bytes);
+            if let Some(slot) = slot {
+                native.write(SLOT_BEFORE_SITE, slot);
+                native.write(SITE, &vec![0xcc; bytes.len()]);
+            }
+            native.write(SCRATCH, &window);
+            let regs = native.run(&before);
+            let mut left = vec![0; WINDOW];
+            native.read(SCRATCH, &mut left);
+            (regs, left)
+        };
+        let (in_place, copied) = (run(None), run(Some(&slot)));
+        assert_eq!(copied.0, in_place.0, "{bytes:02x?} `{name}` before {before:x?}");
+        assert!(copied.1 == in_place.1, "{bytes:02x?} `{name}` left other memory, before {before:x?}");
         compared += 1;
     }
     compared
@@ -137,4 +179,23 @@ fn emulation_leaves_what_the_cpu_leaves() {
     let states: u64 = compared.values().sum();
     println!("{} encodings, {whole} of them in all {STATES} states, {states} states", compared.len());
     assert!(whole >= 1000, "only {whole} of {} encodings ran in all states", compared.len());
+}
+
+#[test]
+fn a_copy_leaves_what_the_original_leaves() {
+    let native = Native::new();
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let mut states = vec![];
+    for bytes in [&[0x66, 0x50][..], &[0x66, 0x58], &[0x0f, 0xa0], &[0x8c, 0xd8]] {
+        states.push(compare_copy(bytes, &mut rng, &native));
+    }
+    for form in copied_forms() {
+        for _ in 0..24 {
+            let bytes = encode(&form, &mut rng, &native);
+            states.push(compare_copy(&bytes, &mut rng, &native));
+        }
+    }
+    let whole = states.iter().filter(|states| **states == STATES).count();
+    println!("{} copies, {whole} of them in all {STATES} states", states.len());
+    assert!(whole >= 150, "only {whole} of {} copies ran in all states", states.len());
 }

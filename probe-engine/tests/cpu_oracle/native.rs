@@ -7,6 +7,8 @@ use probe_engine::regs::Regs;
 pub(crate) const CODE: usize = 0;
 /// Where the instruction itself lies, so that branches reach both landing pads with 8 bits.
 pub(crate) const SITE: usize = 0x200;
+/// Room for a copy, among the nops that lead to the instruction.
+pub(crate) const SLOT_BEFORE_SITE: usize = 0x1c0;
 pub(crate) const LANDED: usize = 0x230;
 pub(crate) const STATE: usize = 0x1000;
 pub(crate) const SCRATCH: usize = 0x2000;

@@ -1,7 +1,7 @@
 //! Random registers that keep an instruction inside the scratch window and its branches on the landing pad.
 
 use crate::native::{LANDED, Native, SCRATCH, SITE, from_array};
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use probe_engine::regs::{Regs, rflags};
 
 pub(crate) const FLAGS: u64 =
@@ -39,6 +39,10 @@ pub(crate) fn state(instruction: &Instruction, rng: &mut Rng, native: &Native) -
         array[number(Register::RSP)] = slot;
         array[number(Register::RBP)] = slot ^ 0x80;
     }
+    // Those that look at rcx have to find it, or its low half, at zero and next to it.
+    if instruction.is_jcx_short() || instruction.is_loop() || instruction.is_loopcc() {
+        array[number(Register::RCX)] = (rng.next() % 3) | ((rng.next() % 2) << 32);
+    }
     let target = native.at(SCRATCH) + 0x100 + rng.next() % 0x40;
     let memory = (0..instruction.op_count()).find(|index| instruction.op_kind(*index) == OpKind::Memory);
     let mut address = slot;
@@ -57,6 +61,10 @@ pub(crate) fn state(instruction: &Instruction, rng: &mut Rng, native: &Native) -
         }
         FlowControl::IndirectCall | FlowControl::IndirectBranch | FlowControl::Return => {
             native.write_u64((address - native.at(0)) as usize, landed);
+        }
+        // No single step, no alignment checks, and the I/O privilege level that a process has.
+        _ if instruction.code() == Code::Popfq => {
+            native.write_u64((slot - native.at(0)) as usize, rng.next() & (FLAGS | rflags::ID) | 0x202);
         }
         _ => {}
     }
