@@ -1,5 +1,7 @@
 //! The guest's page tables, walked in software (Intel SDM volume 3, 4.5: 4-level and 5-level paging).
 
+pub mod window;
+
 use crate::addr::{Gpa, Gva};
 use crate::memory::PhysMemory;
 
