@@ -1,6 +1,7 @@
 //! All that a kernel's file says, in one place: image, symbols, text that must be left alone, and how its boot can
 //! be followed.
 
+use super::btf::{Btf, BtfError};
 use super::bzimage::{BzImage, BzImageError};
 use super::kallsyms::{self, KallsymsError};
 use super::landmarks::Boot;
@@ -108,6 +109,14 @@ impl Kernel {
     #[must_use]
     pub fn patched(&self) -> &PatchedText {
         &self.patched
+    }
+
+    /// Its type information.
+    ///
+    /// # Errors
+    /// [`BtfError`] when it has none, or a damaged one.
+    pub fn btf(&self) -> Result<Btf<'_>, BtfError> {
+        Btf::parse(self.image.section(".BTF").ok_or(BtfError::Missing)?.bytes)
     }
 
     /// What runs before it.

@@ -4,8 +4,11 @@
 //! to wherever the guest runs. All addresses are link-time addresses.
 
 use super::bzimage::KernelJumps;
+use super::current::CurrentTask;
 use super::kernel::Kernel;
+use super::modules::ModuleLayout;
 use crate::addr::{Gpa, Gva};
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -14,6 +17,8 @@ use std::ops::Range;
 pub struct Landmarks {
     /// Where its text starts, virtually.
     pub text: Gva,
+    /// Where its text ends, virtually.
+    pub text_end: Gva,
     /// Where its text starts, physically.
     pub text_load: Gpa,
     /// Its entry point, physically.
@@ -34,6 +39,65 @@ pub struct Landmarks {
     pub free_init: Option<Gva>,
     /// Text that is freed after boot.
     pub init_text: Vec<Range<Gva>>,
+    /// Functions that tell what the guest does to its own text, its tasks and its faults.
+    pub hooks: Hooks,
+    /// How to read its modules; `None` without modules, or without type information.
+    pub modules: Option<ModuleLayout>,
+    /// How to tell which task runs.
+    pub current: Option<CurrentTask>,
+}
+
+/// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
+///
+/// None of them is inlined in 6.1 or 6.12, and all calls go to these. Those of ftrace have no nop of ftrace's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Hooks {
+    /// `do_init_module(module)`: its text and tables are final, its init has not run.
+    pub module_init: Option<Gva>,
+    /// `free_module(module)`: its exit, or its init in vain, has run, and its memory is about to be freed. A module
+    /// that never came to `do_init_module` may be freed without it.
+    pub module_free: Option<Gva>,
+    /// `ftrace_free_mem(module, start, end)`: this init text is about to be freed. The kernel's own has no module.
+    /// Not called for a module whose init fails: see `module_free`.
+    pub init_free: Option<Gva>,
+    /// `ftrace_arch_code_modify_prepare()`: ftrace is about to verify and to change its sites.
+    pub ftrace_begin: Option<Gva>,
+    /// In `ftrace_arch_code_modify_post_process()`, behind its call of `text_poke_finish`: the last changes, which
+    /// are still queued at the function's entry, are in the text, and `text_mutex` is still held.
+    pub ftrace_end: Option<Gva>,
+    /// `fixup_exception(regs)`: a fault of kernel code is about to be resumed elsewhere, or reported.
+    pub fault: Option<Gva>,
+    /// `page_fault_oops(regs)`: one is about to be reported that never passes `fixup_exception`, as a null
+    /// pointer's with SMAP.
+    pub page_fault_oops: Option<Gva>,
+    /// `__put_task_struct(task)`: a task of this address does not exist any more.
+    pub task_free: Option<Gva>,
+}
+
+impl Hooks {
+    fn of(kernel: &Kernel) -> Self {
+        Self {
+            module_init: kernel.symbol("do_init_module"),
+            module_free: kernel.symbol("free_module"),
+            init_free: kernel.symbol("ftrace_free_mem"),
+            ftrace_begin: kernel.symbol("ftrace_arch_code_modify_prepare"),
+            ftrace_end: behind_call(kernel, "ftrace_arch_code_modify_post_process", "text_poke_finish"),
+            fault: kernel.symbol("fixup_exception"),
+            page_fault_oops: kernel.symbol("page_fault_oops"),
+            task_free: kernel.symbol("__put_task_struct"),
+        }
+    }
+}
+
+/// The instruction behind the first call in `function`, if it calls `callee`.
+fn behind_call(kernel: &Kernel, function: &str, callee: &str) -> Option<Gva> {
+    let range = kernel.function(kernel.symbol(function)?)?;
+    let len = usize::try_from(range.end.offset_from(range.start)?).ok()?;
+    let code = kernel.image().bytes_at(range.start, len)?;
+    let mut instructions = Decoder::with_ip(64, code, range.start.0, DecoderOptions::NONE).into_iter();
+    let call = instructions.find(|instruction| instruction.flow_control() != FlowControl::Next)?;
+    let is_it = call.is_call_near() && Some(Gva(call.near_branch_target())) == kernel.symbol(callee);
+    is_it.then_some(Gva(call.next_ip()))
 }
 
 /// What runs before the kernel.
@@ -57,8 +121,11 @@ impl Landmarks {
         let (relocated_pointer, relocated_value) = kernel.relative_base();
         let init_text =
             image.sections().filter(|s| image.is_init_text(s.range.start)).map(|s| s.range).collect();
+        let btf = kernel.btf().ok();
+        let text_end = image.sections().filter(|s| image.is_text(s.range.start)).map(|s| s.range.end).max();
         Self {
             text,
+            text_end: text_end.unwrap_or(text),
             text_load: segment.map_or(Gpa(0), |segment| segment.phys),
             entry: image.entry(),
             relocated_pointer,
@@ -69,6 +136,9 @@ impl Landmarks {
             panic: kernel.symbol("panic"),
             free_init: kernel.symbol("free_initmem"),
             init_text,
+            hooks: Hooks::of(kernel),
+            modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
+            current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
         }
     }
 

@@ -1,15 +1,22 @@
 //! What a Linux kernel's files say about its text: the boot image, the symbols inside it, and the code that must
-//! be left alone.
+//! be left alone; and, with the help of its types, what its memory says while it runs.
 //!
 //! The way of a file: [`bzimage::BzImage`] finds the payload, [`unpack::unpack`] makes the ELF image of it,
 //! [`vmlinux::Vmlinux`] reads that, [`kallsyms::decode`] finds its symbols, [`patched::PatchedText`] says which
 //! of its text is not to be probed. All addresses are those of linking; KASLR adds one slide to all of them.
+//!
+//! [`btf::Btf`] knows the kernel's structures: by it [`modules`] and [`current`] read a running guest, whose addresses
+//! are run-time addresses.
 
+pub mod btf;
 pub mod bzimage;
+pub mod current;
 pub mod glob;
 pub mod kallsyms;
 pub mod kernel;
 pub mod landmarks;
+mod module_tables;
+pub mod modules;
 mod nearest;
 mod patch_tables;
 pub mod patched;
@@ -18,6 +25,6 @@ pub mod symbols;
 pub mod symtab;
 pub mod system_map;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod unpack;
 pub mod vmlinux;

@@ -43,6 +43,34 @@ const BREAKPOINT_PATH: [&str; 12] = [
     "irqentry_nmi_exit",
 ];
 
+/// What a CPU that is started runs before `load_current_idt` has given it the kernel's handlers
+/// (`secondary_startup_64` in arch/x86/kernel/head_64.S, `start_secondary` in arch/x86/kernel/smpboot.c): where KVM
+/// does not intercept #BP, a breakpoint there is a triple fault. The kernel's own kprobes do not refuse them.
+const STARTUP: [&str; 22] = [
+    "secondary_startup_64",
+    "secondary_startup_64_no_verify",
+    "common_startup_64",
+    "verify_cpu",
+    "__startup_secondary_64",
+    "sev_verify_cbit",
+    "early_setup_idt",
+    "set_bringup_idt_handler",
+    "set_bringup_idt_handler.constprop.0",
+    "startup_64_load_idt",
+    "start_secondary",
+    "cr4_init",
+    "native_write_cr4",
+    "cpu_init_secondary",
+    "cpu_init_exception_handling",
+    "native_write_gdt_entry",
+    "native_load_tr_desc",
+    "load_direct_gdt",
+    "load_fixmap_gdt",
+    "setup_ghcb",
+    "cc_platform_has",
+    "load_current_idt",
+];
+
 /// The calls inside ftrace's own trampolines that choose what it calls (arch/x86/kernel/ftrace_64.S).
 const FTRACE_CALLS: [&str; 2] = ["ftrace_call", "ftrace_regs_call"];
 
@@ -194,19 +222,22 @@ impl<'a> Tables<'a> {
         const TRAMPOLINE: u64 = 5;
         let symbols = self.symbols;
         for symbol in symbols.text() {
-            let is_padding = symbol.name.starts_with("__pfx_") || symbol.name.starts_with("__cfi_");
             if symbol.name.starts_with("__SCT__") {
                 self.push(symbol.at, Some(TRAMPOLINE), Why::StaticCall);
-            } else if is_padding && let Some(function) = symbols.function_at(symbol.at) {
+            } else if symbol.is_padding()
+                && let Some(function) = symbols.function_at(symbol.at)
+            {
                 self.found.push((function.range(), Why::Padding));
             }
         }
         for at in FTRACE_CALLS.into_iter().filter_map(|name| symbols.address_of(name)) {
             self.push(at, None, Why::FtraceCall);
         }
-        for name in BREAKPOINT_PATH {
+        let breakpoint_path = BREAKPOINT_PATH.map(|name| (name, Why::BreakpointPath));
+        let startup = STARTUP.map(|name| (name, Why::Startup));
+        for (name, why) in breakpoint_path.into_iter().chain(startup) {
             for function in symbols.lookup(name).filter_map(|symbol| symbols.function_at(symbol.at)) {
-                self.found.push((function.range(), Why::BreakpointPath));
+                self.found.push((function.range(), why));
             }
         }
     }

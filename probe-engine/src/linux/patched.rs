@@ -22,6 +22,8 @@ pub enum Why {
     Blacklisted,
     /// What the guest runs to handle an int3.
     BreakpointPath,
+    /// What a CPU runs when it is started, before it has the kernel's exception handlers.
+    Startup,
     /// The bytes before a function that `__pfx_` and `__cfi_` symbols name.
     Padding,
     /// The `.altinstr_replacement` section.
@@ -69,6 +71,7 @@ impl Why {
             | Self::Noinstr
             | Self::Blacklisted
             | Self::BreakpointPath
+            | Self::Startup
             | Self::Padding
             | Self::Replacement
             | Self::Bug
@@ -87,6 +90,7 @@ impl fmt::Display for Why {
             Self::Noinstr => "it is code that the kernel marks as not to be instrumented (noinstr)",
             Self::Blacklisted => "the kernel forbids probes in this function (NOKPROBE)",
             Self::BreakpointPath => "the guest runs it to handle its own breakpoints",
+            Self::Startup => "a CPU that is started runs it before it can take an exception",
             Self::Padding => "it is padding before a function, not code",
             Self::Replacement => "it is a template for patching, which never runs",
             Self::Bug => "it is a BUG or WARN, which the guest finds by its address",
@@ -105,7 +109,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// All such text of a kernel, at link-time addresses.
+/// All such text of a kernel, at link-time addresses, or of a module, at run-time addresses.
 #[derive(Debug, Clone)]
 pub struct PatchedText {
     /// At all times.
@@ -122,10 +126,14 @@ impl PatchedText {
     #[must_use]
     pub fn from_image(image: &Vmlinux, symbols: &SymbolTable) -> Self {
         let tables = Tables::read(image, symbols);
-        let (booting, always) = tables.found.into_iter().partition(|(_, why)| why.is_final_after_boot());
-        let mut fixups = tables.fixups;
+        Self::new(tables.found, tables.fixups, tables.missing)
+    }
+
+    /// What tables list, in any order.
+    pub(super) fn new(found: Vec<(Range<Gva>, Why)>, mut fixups: Vec<Gva>, missing: Vec<Why>) -> Self {
+        let (booting, always) = found.into_iter().partition(|(_, why)| why.is_final_after_boot());
         fixups.sort_unstable();
-        Self { always: disjoint(always), booting: disjoint(booting), fixups, missing: tables.missing }
+        Self { always: disjoint(always), booting: disjoint(booting), fixups, missing }
     }
 
     /// Why the instruction with these bytes is left alone, if it is. A reason that holds at all times comes before

@@ -35,6 +35,12 @@ impl Symbol<'_> {
     pub fn is_text(&self) -> bool {
         matches!(self.kind, 't' | 'T' | 'w' | 'W')
     }
+
+    /// Whether it names the padding before a function.
+    #[must_use]
+    pub fn is_padding(&self) -> bool {
+        self.name.starts_with("__pfx_") || self.name.starts_with("__cfi_")
+    }
 }
 
 /// A function: a text symbol and where the next symbol begins.
@@ -214,7 +220,22 @@ impl SymbolTable {
     /// Up to `count` names of text symbols that a user may have meant by `name`, the likeliest first.
     #[must_use]
     pub fn nearest(&self, name: &str, count: usize) -> Vec<&str> {
-        nearest::nearest(self.text().map(|symbol| symbol.name), name, count)
+        let functions = self.text().filter(|symbol| !symbol.is_padding());
+        nearest::nearest(functions.map(|symbol| symbol.name), name, count)
+    }
+
+    /// As [`nearest`](Self::nearest), among the symbols of data as well. Absolute ones are left out.
+    #[must_use]
+    pub fn nearest_of_all(&self, name: &str, count: usize) -> Vec<&str> {
+        let fixed = self.iter().filter(|symbol| !matches!(symbol.kind, 'a' | 'A'));
+        nearest::nearest(fixed.map(|symbol| symbol.name), name, count)
+    }
+
+    /// The address of the next symbol that lies higher than `at`; `None` behind the last.
+    #[must_use]
+    pub fn end_of(&self, at: Gva) -> Option<Gva> {
+        let after = self.entries.partition_point(|entry| entry.at <= at);
+        self.entries.get(after).map(|entry| entry.at)
     }
 
     fn symbol(&self, index: u32) -> Option<Symbol<'_>> {
@@ -290,6 +311,8 @@ mod tests {
         assert_eq!(matching("vfs_*"), ["vfs_read", "vfs_read_alias"]);
         assert_eq!(matching("jif*"), [""; 0]);
         assert_eq!(table.nearest("vfs_raed", 1), ["vfs_read"]);
+        assert_eq!(table.nearest("jifies", 1), [""; 0]);
+        assert_eq!(table.nearest_of_all("jifies", 1), ["jiffies"]);
     }
 
     #[test]

@@ -1,6 +1,12 @@
-//! Small kernel images for tests.
+//! Small kernel images, type information and guest memory for tests.
+
+use std::cell::RefCell;
 
 use object::elf::{SHF_ALLOC, SHF_EXECINSTR};
+
+use crate::addr::{Gpa, Gva};
+use crate::memory::{NoMemory, PhysMemory, VirtMemory};
+use crate::paging::AddressSpace;
 
 /// One section, which becomes a segment of its own.
 pub(crate) struct Part {
@@ -94,4 +100,125 @@ pub(crate) fn elf_with(parts: &[Part], extra: &[Extra]) -> Vec<u8> {
     file.extend(bytes);
     file.extend(headers);
     file
+}
+
+/// A `.BTF` section, type by type.
+#[derive(Default)]
+pub(crate) struct BtfBuilder {
+    strings: Vec<u8>,
+    types: Vec<u8>,
+    count: u32,
+}
+
+impl BtfBuilder {
+    /// The offset of a name.
+    pub(crate) fn name(&mut self, name: &str) -> u32 {
+        if self.strings.is_empty() {
+            self.strings.push(0);
+        }
+        if name.is_empty() {
+            return 0;
+        }
+        let at = self.strings.len() as u32;
+        self.strings.extend(name.bytes().chain([0]));
+        at
+    }
+
+    /// Any type; `rest` is what follows `struct btf_type`.
+    pub(crate) fn add(
+        &mut self,
+        name: &str,
+        kind: u8,
+        count: u32,
+        flag: bool,
+        size_or_type: u32,
+        rest: &[u32],
+    ) -> u32 {
+        let info = count | u32::from(kind) << 24 | u32::from(flag) << 31;
+        let head = [self.name(name), info, size_or_type];
+        self.types.extend(head.iter().chain(rest).flat_map(|word| word.to_le_bytes()));
+        self.count += 1;
+        self.count
+    }
+
+    pub(crate) fn int(&mut self, name: &str, size: u32) -> u32 {
+        self.add(name, 1, 0, false, size, &[size * 8])
+    }
+
+    pub(crate) fn pointer(&mut self, to: u32) -> u32 {
+        self.add("", 2, 0, false, to, &[])
+    }
+
+    pub(crate) fn array(&mut self, of: u32, count: u32) -> u32 {
+        self.add("", 3, 0, false, 0, &[of, 1, count])
+    }
+
+    /// A structure of `(name, type, offset in bytes)`.
+    pub(crate) fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+        let mut rest = Vec::new();
+        for (member, ty, at) in members {
+            rest.extend([self.name(member), *ty, at * 8]);
+        }
+        self.add(name, 4, members.len() as u32, false, size, &rest)
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.name("");
+        let lens = [self.types.len() as u32, self.strings.len() as u32];
+        let mut section = vec![0x9f, 0xeb, 1, 0];
+        for word in [24, 0, lens[0], lens[0], lens[1]] {
+            section.extend(word.to_le_bytes());
+        }
+        section.extend(self.types);
+        section.extend(self.strings);
+        section
+    }
+}
+
+/// A little RAM with page tables of its own: [`Ram::LEN`] bytes mapped at [`Ram::BASE`], in pages of 4 KiB.
+pub(crate) struct Ram(RefCell<Vec<u8>>);
+
+impl PhysMemory for Ram {
+    fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
+        let ram = self.0.borrow();
+        let bytes = ram.get(at.0 as usize..).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(bytes.ok_or(NoMemory(at))?);
+        Ok(())
+    }
+
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
+        let mut ram = self.0.borrow_mut();
+        let old = ram.get_mut(at.0 as usize..).and_then(|rest| rest.get_mut(..bytes.len()));
+        old.ok_or(NoMemory(at))?.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Ram {
+    /// Where it is mapped: where Linux maps its modules.
+    pub(crate) const BASE: Gva = Gva(0xffff_ffff_c000_0000);
+    /// How much is mapped.
+    pub(crate) const LEN: u64 = 0x2_0000;
+
+    pub(crate) fn new() -> Self {
+        let ram = Self(RefCell::new(vec![0; 0x4000 + Self::LEN as usize]));
+        let set = |table: u64, index: u64, entry: u64| {
+            ram.write(Gpa(table + index * 8), &(entry | 3).to_le_bytes()).unwrap();
+        };
+        set(0, 511, 0x1000);
+        set(0x1000, 511, 0x2000);
+        set(0x2000, 0, 0x3000);
+        for page in 0..Self::LEN / 0x1000 {
+            set(0x3000, page, 0x4000 + page * 0x1000);
+        }
+        ram
+    }
+
+    pub(crate) fn memory(&self) -> VirtMemory<'_, Self> {
+        VirtMemory { phys: self, space: AddressSpace::new(0, 0) }
+    }
+
+    pub(crate) fn put(&self, at: Gva, bytes: &[u8]) {
+        self.write(Gpa(0x4000 + at.offset_from(Self::BASE).unwrap()), bytes).unwrap();
+    }
 }

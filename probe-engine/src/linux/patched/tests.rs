@@ -166,13 +166,7 @@ fn a_lasting_reason_comes_before_one_of_booting() {
     let range = |start, end| Gva(start)..Gva(end);
     let both =
         vec![(range(0, 8), Why::Alternative), (range(4, 5), Why::JumpLabel), (range(2, 20), Why::Return)];
-    let (booting, always) = both.into_iter().partition(|(_, why): &(_, Why)| why.is_final_after_boot());
-    let patched = PatchedText {
-        always: disjoint(always),
-        booting: disjoint(booting),
-        fixups: Vec::new(),
-        missing: Vec::new(),
-    };
+    let patched = PatchedText::new(both, Vec::new(), Vec::new());
     assert_eq!(patched.covers(range(0, 8)), Some(Why::JumpLabel));
     assert_eq!(patched.covers(range(0, 3)), Some(Why::Alternative));
     assert_eq!(patched.covers(range(8, 9)), Some(Why::Return));

@@ -1,0 +1,162 @@
+//! The text of a module that is not to be probed, from the tables that its `struct module` points to.
+//!
+//! The formats are those of the kernel's own tables, see [`super::patch_tables`]. Alternatives, returns and calls of
+//! a module are patched before `do_init_module`, and need no entry here. Lock prefixes are in none of these tables.
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions};
+
+use super::modules::{Counted, Module, ModuleError, ModuleLayout, counted_at, kernel_range};
+use super::patched::{PatchedText, Why};
+use super::read::{u32_at, u64_at};
+use super::symbols::SymbolTable;
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
+
+/// Most entries of one table.
+const MOST_ENTRIES: u32 = 1 << 20;
+/// Most bytes of an entry that are read.
+const LARGEST_ENTRY: usize = 16;
+/// `jmp rel32`, the trampoline of a static call.
+const TRAMPOLINE: u64 = 5;
+
+impl Module {
+    /// The text of this module that must be left alone, `symbols` being its own: at run-time addresses, and right
+    /// from `do_init_module` on.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when a table cannot be read.
+    pub fn patched<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+        symbols: &SymbolTable,
+    ) -> Result<PatchedText, ModuleError> {
+        let tables = Tables { module: self, memory };
+        let mut found = Vec::new();
+        let mut missing = Vec::new();
+        let places = &layout.tables;
+        for (place, why) in [
+            (places.jump_labels, Why::JumpLabel),
+            (places.static_calls, Why::StaticCall),
+            (places.bugs, Why::Bug),
+        ] {
+            let Some(place) = place else {
+                missing.push(why);
+                continue;
+            };
+            for at in tables.targets(place)? {
+                found.push((tables.instruction(at), why));
+            }
+        }
+        match places.blacklist {
+            Some(place) => {
+                let functions = tables.functions(place)?.into_iter().filter_map(|at| symbols.function_at(at));
+                found.extend(functions.map(|function| (function.range(), Why::Blacklisted)));
+            }
+            None => missing.push(Why::Blacklisted),
+        }
+        for (place, why) in [(places.noinstr, Why::Noinstr), (places.kprobes_text, Why::Blacklisted)] {
+            match place {
+                Some(place) => found.extend(tables.range(place)?.map(|range| (range, why))),
+                None => missing.push(why),
+            }
+        }
+        for symbol in symbols.text() {
+            if symbol.name.starts_with("__SCT__") {
+                found.push((symbol.at..symbol.at.add(TRAMPOLINE), Why::StaticCall));
+            } else if symbol.is_padding()
+                && let Some(function) = symbols.function_at(symbol.at)
+            {
+                found.push((function.range(), Why::Padding));
+            }
+        }
+        let fixups = places.fixups.map(|place| tables.targets(place)).transpose()?;
+        Ok(PatchedText::new(found, fixups.unwrap_or_default(), missing))
+    }
+
+    /// Where this module has calls of `__fentry__`, or what ftrace has made of them: at run-time addresses, and
+    /// right from `do_init_module` on.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when the table cannot be read.
+    pub fn ftrace_sites<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<Vec<Gva>, ModuleError> {
+        let sites = layout.tables.ftrace.map(|place| Tables { module: self, memory }.functions(place));
+        Ok(sites.transpose()?.unwrap_or_default())
+    }
+}
+
+/// Tables of one module, in the guest's memory.
+struct Tables<'a, M: PhysMemory + ?Sized> {
+    module: &'a Module,
+    memory: &'a VirtMemory<'a, M>,
+}
+
+impl<M: PhysMemory + ?Sized> Tables<'_, M> {
+    /// What `of` makes of each entry's address and first bytes, as far as it is text of the module.
+    fn entries(
+        &self,
+        place: Counted,
+        of: impl Fn(Gva, &[u8]) -> Option<Gva>,
+    ) -> Result<Vec<Gva>, ModuleError> {
+        let (start, count) = counted_at(self.memory, self.module.at, place)?;
+        if count > MOST_ENTRIES {
+            return Err(ModuleError::Large(self.module.at));
+        }
+        let mut found = Vec::new();
+        for index in 0..count {
+            let at = start.add(u64::from(index) * u64::from(place.entry));
+            let mut bytes = [0; LARGEST_ENTRY];
+            let bytes = bytes.get_mut(..(place.entry as usize).min(LARGEST_ENTRY)).unwrap_or_default();
+            self.memory.read(at, bytes)?;
+            found.extend(of(at, bytes).filter(|at| self.module.is_text(*at)));
+        }
+        Ok(found)
+    }
+
+    /// What the 32-bit distance at the start of each entry points to.
+    fn targets(&self, place: Counted) -> Result<Vec<Gva>, ModuleError> {
+        self.entries(place, |at, bytes| Some(at.offset((u32_at(bytes, 0)? as i32).into())))
+    }
+
+    /// The 64-bit addresses in a table.
+    fn functions(&self, place: Counted) -> Result<Vec<Gva>, ModuleError> {
+        self.entries(place, |_, bytes| u64_at(bytes, 0).map(Gva))
+    }
+
+    /// A range of text that is not empty.
+    fn range(&self, place: Counted) -> Result<Option<Range<Gva>>, ModuleError> {
+        let (start, size) = counted_at(self.memory, self.module.at, place)?;
+        match size {
+            0 => Ok(None),
+            _ => kernel_range(start, size.into()).map(Some).ok_or(ModuleError::Text(self.module.at)),
+        }
+    }
+
+    /// The bytes of the instruction at `at`. Where the guest is just rewriting it, and an int3 of its own stands
+    /// there, they are as many as such an instruction can have.
+    fn instruction(&self, at: Gva) -> Range<Gva> {
+        const INT3: u8 = 0xcc;
+        const LONGEST: usize = 6;
+        let text = if at.is_in(&self.module.text) { &self.module.text } else { &self.module.init_text };
+        let rest = text.end.offset_from(at).unwrap_or(0).min(LONGEST as u64) as usize;
+        let mut bytes = [0; LONGEST];
+        let bytes = bytes.get_mut(..rest).unwrap_or_default();
+        let is_read = self.memory.read(at, bytes).is_ok();
+        let len = match bytes.first() {
+            Some(first) if is_read && *first != INT3 => {
+                match Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE).decode() {
+                    instruction if instruction.is_invalid() => LONGEST,
+                    instruction => instruction.len(),
+                }
+            }
+            _ => LONGEST,
+        };
+        at..at.add(len as u64)
+    }
+}

@@ -1,0 +1,376 @@
+//! The guest's modules, read from outside: `struct module` and what it points to (include/linux/module.h).
+//!
+//! Where the members lie is told by the kernel's BTF. Until 6.3 a module has two areas, `core_layout` and
+//! `init_layout`, each with its text at the start; since 6.4 it has one `mem` for each `enum mod_mem_type`. The text
+//! is final, and all the tables are filled, when `do_init_module` is entered. Addresses of modules are run-time
+//! addresses.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::btf::Btf;
+use super::read::{u16_at, u32_at, u64_at};
+use super::symbols::{SymbolTable, SymbolTableBuilder};
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
+use crate::paging::PageFault;
+
+/// Most modules; a desktop has 200.
+const MOST_MODULES: usize = 1 << 12;
+/// Most symbols of one module; `amdgpu` has some 40,000.
+const MOST_SYMBOLS: u32 = 1 << 18;
+/// Most bytes of all names of one module's symbols.
+const MOST_NAME_BYTES: usize = 16 << 20;
+/// Largest text of one module, in bytes.
+const LARGEST_TEXT: u64 = 256 << 20;
+/// Longest name of a module, in bytes (MODULE_NAME_LEN).
+const LONGEST_MODULE_NAME: usize = 64;
+/// Longest name of a symbol, in bytes (KSYM_NAME_LEN).
+const LONGEST_NAME: usize = super::symbols::LONGEST_NAME;
+/// `Elf64_Sym {u32 name, u8 info, u8 other, u16 section, u64 value, u64 size}`
+const SYMBOL_LEN: usize = 24;
+
+/// A pointer in `struct module` and the number of what it points to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Where the pointer lies, in bytes from the start of the structure.
+    pub start: u32,
+    /// Where the number lies, 4 bytes wide.
+    pub count: u32,
+    /// Bytes of one entry.
+    pub entry: u32,
+}
+
+/// How to read a `struct module`: offsets in bytes from its start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleLayout {
+    /// The head of the list of modules (`modules`), a link-time address.
+    pub head: Gva,
+    /// `state`.
+    pub state: u32,
+    /// `list`.
+    pub list: u32,
+    /// `name`.
+    pub name: u32,
+    /// Text that stays.
+    pub text: Counted,
+    /// Text that is freed when the module's init has run.
+    pub init_text: Counted,
+    /// `kallsyms`, a pointer to `struct mod_kallsyms`.
+    pub kallsyms: u32,
+    /// `symtab` and `num_symtab`, in `struct mod_kallsyms`.
+    pub symtab: Counted,
+    /// `strtab`, there.
+    pub strtab: u32,
+    /// `typetab`, there.
+    pub typetab: u32,
+    /// Tables of text that is left alone; absent where the kernel was built without them.
+    pub tables: ModuleTables,
+}
+
+/// Tables in `struct module` of instructions and functions that are left alone, or never run from a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ModuleTables {
+    /// `extable`.
+    pub fixups: Option<Counted>,
+    /// `jump_entries`.
+    pub jump_labels: Option<Counted>,
+    /// `static_call_sites`.
+    pub static_calls: Option<Counted>,
+    /// `bug_table`.
+    pub bugs: Option<Counted>,
+    /// `kprobe_blacklist`.
+    pub blacklist: Option<Counted>,
+    /// `noinstr_text_start`.
+    pub noinstr: Option<Counted>,
+    /// `kprobes_text_start`.
+    pub kprobes_text: Option<Counted>,
+    /// `ftrace_callsites`.
+    pub ftrace: Option<Counted>,
+}
+
+impl ModuleLayout {
+    /// Finds it; `None` without modules, without kallsyms, or where `struct module` is not as it is known here.
+    #[must_use]
+    pub fn find(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<Self> {
+        let module = |path: &str| offset(btf, "module", path);
+        let counted = |start: &str, count: &str| counted(btf, "module", start, count);
+        let area = |kind: &str| {
+            let index = btf.enum_value("mod_mem_type", kind)?;
+            counted(&format!("mem[{index}].base"), &format!("mem[{index}].size"))
+        };
+        let text = area("MOD_TEXT").or_else(|| counted("core_layout.base", "core_layout.text_size"))?;
+        let init_text =
+            area("MOD_INIT_TEXT").or_else(|| counted("init_layout.base", "init_layout.text_size"))?;
+        let kallsyms = |path: &str| offset(btf, "mod_kallsyms", path);
+        Some(Self {
+            head: symbols.address_of("modules")?,
+            state: module("state")?,
+            list: module("list")?,
+            name: module("name")?,
+            text,
+            init_text,
+            kallsyms: module("kallsyms")?,
+            symtab: self::counted(btf, "mod_kallsyms", "symtab", "num_symtab")
+                .filter(|symtab| symtab.entry as usize == SYMBOL_LEN)?,
+            strtab: kallsyms("strtab")?,
+            typetab: kallsyms("typetab")?,
+            tables: ModuleTables {
+                fixups: counted("extable", "num_exentries"),
+                jump_labels: counted("jump_entries", "num_jump_entries"),
+                static_calls: counted("static_call_sites", "num_static_call_sites"),
+                bugs: counted("bug_table", "num_bugs"),
+                blacklist: counted("kprobe_blacklist", "num_kprobe_blacklist"),
+                noinstr: counted("noinstr_text_start", "noinstr_text_size"),
+                kprobes_text: counted("kprobes_text_start", "kprobes_text_size"),
+                ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
+            },
+        })
+    }
+}
+
+/// Where a member lies, in bytes.
+fn offset(btf: &Btf<'_>, structure: &str, path: &str) -> Option<u32> {
+    btf.member(structure, path)?.offset()?.try_into().ok()
+}
+
+/// A pointer, and a number of 4 bytes. What a `void *` points to counts as one byte.
+fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<Counted> {
+    let pointee = btf.pointee(btf.member(structure, start)?.ty)?;
+    let entry = btf.size(pointee).unwrap_or(1).try_into().ok()?;
+    let width = btf.size(btf.member(structure, count)?.ty)?;
+    let (start, count) = (offset(btf, structure, start)?, offset(btf, structure, count)?);
+    (width == 4).then_some(Counted { start, count, entry })
+}
+
+/// How far a module has come (`enum module_state`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModuleState {
+    /// Its init has run.
+    Live,
+    /// Its init is about to run, or running.
+    Coming,
+    /// It is being removed.
+    Going,
+    /// It is being put together: only its name is valid.
+    Unformed,
+}
+
+/// A module of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Its `struct module`.
+    pub at: Gva,
+    /// Its name.
+    pub name: String,
+    /// How far it has come.
+    pub state: ModuleState,
+    /// Its text; empty when it has none.
+    pub text: Range<Gva>,
+    /// Its text that is freed when its init has run; empty once it is.
+    pub init_text: Range<Gva>,
+}
+
+/// Modules that cannot be read: the guest's memory does not hold what a kernel keeps there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ModuleError {
+    /// Something points to where no memory is.
+    #[error("the guest's module cannot be read")]
+    Memory(#[from] PageFault),
+    /// The name is empty, does not end, or is not printable.
+    #[error("the module at {0} has no proper name")]
+    Name(Gva),
+    /// No such state.
+    #[error("the module at {at} is in the unknown state {state}")]
+    State {
+        /// Its `struct module`.
+        at: Gva,
+        /// The number found.
+        state: u32,
+    },
+    /// The text is not in the kernel's half of the address space, or larger than any.
+    #[error("the module at {0} has no proper text")]
+    Text(Gva),
+    /// More symbols, longer names or larger tables than any module has.
+    #[error("the module at {0} has more symbols or larger tables than any module")]
+    Large(Gva),
+    /// The list does not end.
+    #[error("the guest's list of modules does not end")]
+    Endless,
+}
+
+impl Module {
+    /// Reads the `struct module` at `at`.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when there is none.
+    pub fn read<M: PhysMemory + ?Sized>(
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+        at: Gva,
+    ) -> Result<Self, ModuleError> {
+        let name = c_string(memory, field(at, layout.name), LONGEST_MODULE_NAME)?;
+        let name = name.and_then(|name| String::from_utf8(name).ok());
+        let name = name.filter(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_graphic()));
+        let state = match read_u32(memory, field(at, layout.state))? {
+            0 => ModuleState::Live,
+            1 => ModuleState::Coming,
+            2 => ModuleState::Going,
+            3 => ModuleState::Unformed,
+            state => return Err(ModuleError::State { at, state }),
+        };
+        let text = |place| {
+            let (start, size) = counted_at(memory, at, place)?;
+            match size {
+                0 => Ok(start..start),
+                _ => kernel_range(start, size.into()).ok_or(ModuleError::Text(at)),
+            }
+        };
+        Ok(Self {
+            at,
+            name: name.ok_or(ModuleError::Name(at))?,
+            state,
+            text: text(layout.text)?,
+            init_text: text(layout.init_text)?,
+        })
+    }
+
+    /// Whether `at` is this module's text, init text included.
+    #[must_use]
+    pub fn is_text(&self, at: Gva) -> bool {
+        at.is_in(&self.text) || at.is_in(&self.init_text)
+    }
+
+    /// Its functions, by name and by address. Once its init has run those of its init text are gone.
+    ///
+    /// A function ends where the next one begins, or earlier, where its ELF symbol says: symbols without a name
+    /// mark such ends.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when the tables cannot be read.
+    pub fn symbols<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<SymbolTable, ModuleError> {
+        let too_large = ModuleError::Large(self.at);
+        let kallsyms = Gva(memory.read_u64(field(self.at, layout.kallsyms))?);
+        let (symtab, count) = counted_at(memory, kallsyms, layout.symtab)?;
+        let strtab = Gva(memory.read_u64(field(kallsyms, layout.strtab))?);
+        let typetab = Gva(memory.read_u64(field(kallsyms, layout.typetab))?);
+        if count > MOST_SYMBOLS {
+            return Err(too_large);
+        }
+        let mut builder = SymbolTableBuilder::default();
+        let mut name_bytes = 0;
+        for index in 0..u64::from(count) {
+            let mut kind = [0];
+            memory.read(typetab.add(index), &mut kind)?;
+            // `elf_type` (kernel/module/kallsyms.c): as nm, but all in lower case, except for weak symbols.
+            let [kind @ (b't' | b'T' | b'w' | b'W')] = kind else { continue };
+            let mut symbol = [0; SYMBOL_LEN];
+            memory.read(symtab.add(index * SYMBOL_LEN as u64), &mut symbol)?;
+            let (Some(name), Some(section), Some(at), Some(size)) =
+                (u32_at(&symbol, 0), u16_at(&symbol, 6), u64_at(&symbol, 8).map(Gva), u64_at(&symbol, 16))
+            else {
+                continue;
+            };
+            let Some(text) = [&self.text, &self.init_text].into_iter().find(|text| at.is_in(text)) else {
+                continue;
+            };
+            let name = c_string(memory, strtab.add(name.into()), LONGEST_NAME)?;
+            let Some(name) = name.and_then(|name| String::from_utf8(name).ok()) else { continue };
+            if section == object::elf::SHN_UNDEF || name.is_empty() || name.starts_with(".L") {
+                continue;
+            }
+            name_bytes += name.len();
+            if name_bytes > MOST_NAME_BYTES {
+                return Err(too_large);
+            }
+            builder.push(at, kind, &name).map_err(|_| too_large)?;
+            let rest = text.end.offset_from(at).unwrap_or(0);
+            let size = if size == 0 { rest } else { size.min(rest) };
+            builder.push(at.add(size), b'?', "").map_err(|_| too_large)?;
+        }
+        Ok(builder.finish())
+    }
+}
+
+/// All modules of the guest, in the order of its list, those included that are only being put together. `head` is
+/// where [`ModuleLayout::head`] is in memory.
+///
+/// # Errors
+/// [`ModuleError`] when the list cannot be read, does not end, or leads to something else.
+pub fn modules<M: PhysMemory + ?Sized>(
+    layout: &ModuleLayout,
+    memory: &VirtMemory<'_, M>,
+    head: Gva,
+) -> Result<Vec<Module>, ModuleError> {
+    let mut found = Vec::new();
+    let mut next = Gva(memory.read_u64(head)?);
+    while next != head {
+        if found.len() == MOST_MODULES {
+            return Err(ModuleError::Endless);
+        }
+        let at = next.offset(-i64::from(layout.list));
+        found.push(Module::read(layout, memory, at)?);
+        next = Gva(memory.read_u64(next)?);
+    }
+    Ok(found)
+}
+
+/// The address of a member.
+fn field(structure: Gva, offset: u32) -> Gva {
+    structure.add(offset.into())
+}
+
+/// A pointer in a structure, and the number of what it points to.
+pub(super) fn counted_at<M: PhysMemory + ?Sized>(
+    memory: &VirtMemory<'_, M>,
+    structure: Gva,
+    place: Counted,
+) -> Result<(Gva, u32), PageFault> {
+    let start = memory.read_u64(field(structure, place.start))?;
+    Ok((Gva(start), read_u32(memory, field(structure, place.count))?))
+}
+
+/// The range of that size; `None` unless it lies in the kernel's half of the address space.
+pub(super) fn kernel_range(start: Gva, size: u64) -> Option<Range<Gva>> {
+    let end = start.0.checked_add(size).filter(|_| size <= LARGEST_TEXT && start.0 >> 63 != 0)?;
+    Some(start..Gva(end))
+}
+
+fn read_u32<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva) -> Result<u32, PageFault> {
+    let mut bytes = [0; 4];
+    memory.read(at, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// The bytes before the next NUL; `None` when there is none among `longest` and one more.
+fn c_string<M: PhysMemory + ?Sized>(
+    memory: &VirtMemory<'_, M>,
+    at: Gva,
+    longest: usize,
+) -> Result<Option<Vec<u8>>, PageFault> {
+    /// Divides a page: no piece reaches into one that the string may not reach.
+    const PIECE: u64 = 32;
+    let mut string = Vec::new();
+    while string.len() <= longest {
+        let at = at.add(string.len() as u64);
+        let mut piece = [0; PIECE as usize];
+        let piece = piece.get_mut(..(PIECE - at.0 % PIECE) as usize).unwrap_or_default();
+        memory.read(at, piece)?;
+        match piece.iter().position(|byte| *byte == 0) {
+            Some(end) => {
+                string.extend(piece.iter().take(end));
+                return Ok(Some(string).filter(|string| string.len() <= longest));
+            }
+            None => string.extend_from_slice(piece),
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests;

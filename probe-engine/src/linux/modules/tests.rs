@@ -1,0 +1,392 @@
+use super::*;
+use crate::linux::patched::Why;
+use crate::linux::testing::{BtfBuilder, Ram};
+use crate::probe::place::Behind;
+use crate::probe::resolve::in_module;
+use proptest::prelude::*;
+
+const HEAD: u64 = 0;
+const MODULE: u64 = 0x1000;
+const TEXT: u64 = 0x4000;
+const INIT: u64 = 0x8000;
+const KALLSYMS: u64 = 0xa000;
+const SYMTAB: u64 = 0xb000;
+const STRTAB: u64 = 0xc000;
+const TYPETAB: u64 = 0xd000;
+const TABLES: u64 = 0xe000;
+
+fn at(offset: u64) -> Gva {
+    Ram::BASE.add(offset)
+}
+
+/// `struct module` as kernels before 6.4 have it, or as those since, and what belongs to it.
+fn section(has_mem: bool) -> Vec<u8> {
+    let mut btf = BtfBuilder::default();
+    let int = btf.int("unsigned int", 4);
+    let byte = btf.int("char", 1);
+    let pointer = btf.pointer(0);
+    let string = btf.pointer(byte);
+    let list = btf.structure("list_head", 16, &[("next", pointer, 0), ("prev", pointer, 8)]);
+    let symbol = btf.structure("elf64_sym", 24, &[("st_name", int, 0)]);
+    let symbols = btf.pointer(symbol);
+    let kallsyms = btf.structure(
+        "mod_kallsyms",
+        32,
+        &[("symtab", symbols, 0), ("num_symtab", int, 8), ("strtab", string, 16), ("typetab", string, 24)],
+    );
+    let kallsyms = btf.pointer(kallsyms);
+    let mut entry = |name, size| {
+        let entry = btf.structure(name, size, &[("first", int, 0)]);
+        btf.pointer(entry)
+    };
+    let (fixup, label) = (entry("exception_table_entry", 12), entry("jump_entry", 16));
+    let (call, bug) = (entry("static_call_site", 8), entry("bug_entry", 12));
+    let word = btf.int("long unsigned int", 8);
+    let function = btf.pointer(word);
+    let name = btf.array(byte, 56);
+    let mut members = vec![
+        ("state", int, 0),
+        ("list", list, 8),
+        ("name", name, 24),
+        ("kallsyms", kallsyms, 80),
+        ("num_exentries", int, 88),
+        ("extable", fixup, 96),
+        ("jump_entries", label, 104),
+        ("num_jump_entries", int, 112),
+        ("num_static_call_sites", int, 116),
+        ("static_call_sites", call, 120),
+        ("num_bugs", int, 128),
+        ("bug_table", bug, 136),
+        ("kprobe_blacklist", function, 144),
+        ("num_kprobe_blacklist", int, 152),
+        ("noinstr_text_start", pointer, 160),
+        ("noinstr_text_size", int, 168),
+        ("kprobes_text_start", pointer, 176),
+        ("kprobes_text_size", int, 184),
+        ("num_ftrace_callsites", int, 188),
+        ("ftrace_callsites", function, 192),
+    ];
+    if has_mem {
+        let mem = btf.structure("module_memory", 72, &[("base", pointer, 0), ("size", int, 8)]);
+        let mem = btf.array(mem, 7);
+        members.push(("mem", mem, 200));
+        let values = [("MOD_TEXT", 0), ("MOD_INIT_TEXT", 4)].map(|(name, value)| [btf.name(name), value]);
+        btf.add("mod_mem_type", 6, 2, false, 4, values.as_flattened());
+    } else {
+        let area = [("base", pointer, 0), ("size", int, 8), ("text_size", int, 12)];
+        let area = btf.structure("module_layout", 80, &area);
+        members.extend([("core_layout", area, 200), ("init_layout", area, 280)]);
+    }
+    btf.structure("module", 1024, &members);
+    btf.finish()
+}
+
+fn layout(has_mem: bool) -> ModuleLayout {
+    let mut symbols = SymbolTableBuilder::default();
+    symbols.push(at(HEAD), b'D', "modules").unwrap();
+    let section = section(has_mem);
+    ModuleLayout::find(&symbols.finish(), &Btf::parse(&section).unwrap()).unwrap()
+}
+
+/// A module with text at 0x4000 and init text at 0x8000, a page each, and one site of each kind.
+fn ram(has_mem: bool) -> Ram {
+    let ram = Ram::new();
+    let put_u64 = |place: u64, value: u64| ram.put(at(place), &value.to_le_bytes());
+    let put_u32 = |place: u64, value: u64| ram.put(at(place), &(value as u32).to_le_bytes());
+    let list = MODULE + 8;
+    put_u64(HEAD, at(list).0);
+    put_u64(list, at(HEAD).0);
+    put_u32(MODULE, 1);
+    ram.put(at(MODULE + 24), b"fake_module");
+    let (size, init) = if has_mem { (208, 200 + 4 * 72) } else { (212, 280) };
+    put_u64(MODULE + 200, at(TEXT).0);
+    put_u32(MODULE + size, 0x1000);
+    put_u64(MODULE + init, at(INIT).0);
+    put_u32(MODULE + init + (size - 200), 0x1000);
+
+    put_u64(MODULE + 80, at(KALLSYMS).0);
+    for (place, value) in [(0, SYMTAB), (16, STRTAB), (24, TYPETAB)] {
+        put_u64(KALLSYMS + place, at(value).0);
+    }
+    let symbols = [
+        ("", b'?', 0, 0, 0),
+        ("", b't', 1, TEXT, 0),
+        ("__pfx_first", b't', 1, TEXT, 16),
+        ("first", b't', 1, TEXT + 0x10, 0x20),
+        ("second", b't', 1, TEXT + 0x40, 0),
+        ("alias", b't', 1, TEXT + 0x40, 0),
+        ("twice", b't', 1, TEXT + 0x80, 8),
+        ("twice", b't', 1, TEXT + 0x90, 8),
+        ("nokprobe", b't', 1, TEXT + 0x100, 0x10),
+        ("__SCT__call", b't', 1, TEXT + 0x200, 8),
+        ("last", b't', 1, TEXT + 0x300, 0x10_0000),
+        ("start", b't', 2, INIT, 0x10),
+        ("data", b'd', 3, TEXT + 0x500, 8),
+        ("printk", b'U', 0, 0, 0),
+        ("elsewhere", b't', 1, TEXT - 1, 8),
+    ];
+    let mut names = vec![0];
+    for (index, (name, kind, part, value, size)) in (0..).zip(symbols) {
+        let place = SYMTAB + index * 24;
+        put_u32(place, names.len() as u64);
+        names.extend(name.bytes().chain([0]));
+        ram.put(at(place + 6), &u16::to_le_bytes(part));
+        put_u64(place + 8, at(value).0);
+        put_u64(place + 16, size);
+        ram.put(at(TYPETAB + index), &[kind]);
+    }
+    ram.put(at(STRTAB), &names);
+    put_u32(KALLSYMS + 8, symbols.len() as u64);
+
+    for (site, code) in [
+        (TEXT + 0x44, &[0xe9, 0, 0, 0, 0][..]),
+        (TEXT + 0x4a, &[0x66, 0x90]),
+        (TEXT + 0x50, &[0xe8, 0, 0, 0, 0]),
+        (TEXT + 0x56, &[0x0f, 0x0b]),
+        (TEXT + 0x60, &[0xcc, 0, 0, 0, 0]),
+        (INIT + 4, &[0x0f, 0x0b]),
+    ] {
+        ram.put(at(site), code);
+    }
+    let tables: [(u64, u64, u64, &[u64]); 4] = [
+        (96, 88, 12, &[TEXT + 0x48, TEXT + 0x42]),
+        (104, 112, 16, &[TEXT + 0x44, TEXT + 0x4a, TEXT + 0x60, 0]),
+        (120, 116, 8, &[TEXT + 0x50]),
+        (136, 128, 12, &[TEXT + 0x56, INIT + 4]),
+    ];
+    for (table, (start, count, entry, sites)) in (0..).zip(tables) {
+        put_u64(MODULE + start, at(TABLES + table * 0x100).0);
+        put_u32(MODULE + count, sites.len() as u64);
+        for (index, site) in (0..).zip(sites) {
+            let place = TABLES + table * 0x100 + index * entry;
+            put_u32(place, site.wrapping_sub(place));
+        }
+    }
+    put_u64(MODULE + 144, at(TABLES + 0x800).0);
+    put_u32(MODULE + 152, 2);
+    put_u64(TABLES + 0x800, at(TEXT + 0x100).0);
+    put_u64(MODULE + 192, at(TABLES + 0x880).0);
+    put_u32(MODULE + 188, 3);
+    for (index, site) in (0..).zip([at(TEXT + 0x300), at(INIT), Gva(0)]) {
+        put_u64(TABLES + 0x880 + index * 8, site.0);
+    }
+    put_u64(MODULE + 160, at(TEXT + 0x280).0);
+    put_u32(MODULE + 168, 0x10);
+    ram
+}
+
+#[test]
+fn both_layouts_are_found() {
+    let old = layout(false);
+    assert_eq!(old.text, Counted { start: 200, count: 212, entry: 1 });
+    assert_eq!(old.init_text, Counted { start: 280, count: 292, entry: 1 });
+    let new = layout(true);
+    assert_eq!(new.text, Counted { start: 200, count: 208, entry: 1 });
+    assert_eq!(new.init_text, Counted { start: 488, count: 496, entry: 1 });
+    for layout in [old, new] {
+        assert_eq!((layout.state, layout.list, layout.name, layout.kallsyms), (0, 8, 24, 80));
+        assert_eq!(layout.symtab, Counted { start: 0, count: 8, entry: 24 });
+        assert_eq!(layout.tables.bugs, Some(Counted { start: 136, count: 128, entry: 12 }));
+        assert_eq!(layout.tables.noinstr, Some(Counted { start: 160, count: 168, entry: 1 }));
+    }
+}
+
+#[test]
+fn a_module_is_read_from_memory() {
+    for has_mem in [false, true] {
+        let (ram, layout) = (ram(has_mem), layout(has_mem));
+        let found = modules(&layout, &ram.memory(), layout.head).unwrap();
+        let expected = Module {
+            at: at(MODULE),
+            name: "fake_module".to_owned(),
+            state: ModuleState::Coming,
+            text: at(TEXT)..at(TEXT + 0x1000),
+            init_text: at(INIT)..at(INIT + 0x1000),
+        };
+        assert_eq!(found, [expected], "{has_mem}");
+    }
+}
+
+#[test]
+fn its_functions_are_found_by_name_and_by_address() {
+    let (ram, layout) = (ram(true), layout(true));
+    let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+    let symbols = module.symbols(&layout, &ram.memory()).unwrap();
+    for (name, start, end) in [
+        ("__pfx_first", TEXT, TEXT + 0x10),
+        ("first", TEXT + 0x10, TEXT + 0x30),
+        ("second", TEXT + 0x40, TEXT + 0x80),
+        ("alias", TEXT + 0x40, TEXT + 0x80),
+        ("nokprobe", TEXT + 0x100, TEXT + 0x110),
+        ("last", TEXT + 0x300, TEXT + 0x1000),
+        ("start", INIT, INIT + 0x10),
+    ] {
+        let function = symbols.address_of(name).and_then(|at| symbols.function_at(at));
+        assert_eq!(function.map(|function| function.range()), Some(at(start)..at(end)), "{name}");
+    }
+    assert_eq!(symbols.function_at(at(TEXT + 0x38)), None);
+    assert_eq!(symbols.lookup("twice").count(), 2);
+    for name in ["data", "printk", "elsewhere"] {
+        assert_eq!(symbols.lookup(name).count(), 0, "{name}");
+    }
+    assert_eq!(symbols.nearest("secnod", 1), ["second"]);
+    assert_eq!(symbols.nearest("firs", 3), ["first"], "padding is no function");
+    assert!(symbols.text().all(|symbol| !symbol.name.is_empty()));
+}
+
+#[test]
+fn text_of_a_module_is_left_alone() {
+    for has_mem in [false, true] {
+        let (ram, layout) = (ram(has_mem), layout(has_mem));
+        let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+        let symbols = module.symbols(&layout, &ram.memory()).unwrap();
+        let patched = module.patched(&layout, &ram.memory(), &symbols).unwrap();
+        assert_eq!(patched.missing(), []);
+        for (start, end, why) in [
+            (TEXT, TEXT + 0x10, Why::Padding),
+            (TEXT + 0x44, TEXT + 0x49, Why::JumpLabel),
+            (TEXT + 0x4a, TEXT + 0x4c, Why::JumpLabel),
+            (TEXT + 0x50, TEXT + 0x55, Why::StaticCall),
+            (TEXT + 0x56, TEXT + 0x58, Why::Bug),
+            (TEXT + 0x60, TEXT + 0x66, Why::JumpLabel),
+            (TEXT + 0x100, TEXT + 0x110, Why::Blacklisted),
+            (TEXT + 0x200, TEXT + 0x205, Why::StaticCall),
+            (TEXT + 0x280, TEXT + 0x290, Why::Noinstr),
+            (INIT + 4, INIT + 6, Why::Bug),
+        ] {
+            let covers = |place: u64| patched.covers(at(place)..at(place + 1));
+            assert_eq!(covers(start), Some(why), "{start:#x}");
+            assert_eq!(covers(end - 1), Some(why), "{end:#x}");
+            assert_eq!(covers(end), None, "after {end:#x}");
+        }
+        assert!(patched.has_fixup(at(TEXT + 0x42)..at(TEXT + 0x43)));
+        assert!(patched.has_fixup(at(TEXT + 0x48)..at(TEXT + 0x49)));
+        assert!(!patched.has_fixup(at(TEXT + 0x43)..at(TEXT + 0x48)));
+    }
+}
+
+#[test]
+fn ftraces_sites_are_those_of_its_table() {
+    for has_mem in [false, true] {
+        let (ram, layout) = (ram(has_mem), layout(has_mem));
+        ram.put(at(TEXT + 0x300), &[0xe8, 0, 0, 0, 0, 0x53]);
+        ram.put(at(TEXT + 0x310), &[0xe8, 0, 0, 0, 0, 0xc3]);
+        let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+        assert_eq!(module.ftrace_sites(&layout, &ram.memory()), Ok(vec![at(TEXT + 0x300), at(INIT)]));
+        let spot = |symbol, offset| in_module(&module, &layout, &ram.memory(), symbol, offset).unwrap();
+        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false }));
+        assert_eq!(spot("last", 5).ftrace, None);
+        // The guest's ftrace is about to change it.
+        ram.put(at(TEXT + 0x300), &[0xcc]);
+        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false }));
+        assert_eq!(spot("last", 5).ftrace, None);
+    }
+}
+
+/// A probe of a call stands on the call, and not behind it.
+#[test]
+fn an_ordinary_call_is_none_of_ftraces_sites() {
+    let (ram, layout) = (ram(true), layout(true));
+    ram.put(at(TEXT + 0x10), &[0x53, 0xe8, 0, 0, 0, 0, 0xc3]);
+    let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+    assert_eq!(in_module(&module, &layout, &ram.memory(), "first", 1).unwrap().ftrace, None);
+}
+
+/// No table of a module has its lock prefixes. One that the guest has taken out for the time being is DS.
+#[test]
+fn lock_prefixes_of_a_module_are_left_alone() {
+    let (ram, layout) = (ram(true), layout(true));
+    let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+    let refusal = |code: &[u8]| {
+        ram.put(at(TEXT + 0x10), code);
+        in_module(&module, &layout, &ram.memory(), "first", 0).err().map(|error| error.to_string())
+    };
+    let expected = Some(Why::LockPrefix.to_string());
+    assert_eq!(refusal(&[0xf0, 0xff, 0x07]), expected, "lock inc dword ptr [rdi]");
+    assert_eq!(refusal(&[0x3e, 0xff, 0x07]), expected, "inc dword ptr ds:[rdi]");
+    assert_eq!(refusal(&[0xff, 0x07]), None, "inc dword ptr [rdi]");
+    assert_eq!(refusal(&[0x65, 0xff, 0x07]), None, "inc dword ptr gs:[rdi]");
+    // What is behind one of ftrace's sites is looked at in the same way.
+    ram.put(at(TEXT + 0x305), &[0xf0, 0xff, 0x07]);
+    let spot = in_module(&module, &layout, &ram.memory(), "last", 0).unwrap();
+    assert_eq!(spot.ftrace, Some(Behind::Guarded(Why::LockPrefix.to_string())));
+}
+
+#[test]
+fn a_kernel_without_a_table_says_so() {
+    let ram = ram(true);
+    let layout = ModuleLayout { tables: ModuleTables::default(), ..layout(true) };
+    let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+    let symbols = module.symbols(&layout, &ram.memory()).unwrap();
+    let patched = module.patched(&layout, &ram.memory(), &symbols).unwrap();
+    for why in [Why::JumpLabel, Why::StaticCall, Why::Bug, Why::Blacklisted, Why::Noinstr] {
+        assert!(patched.missing().contains(&why), "{why:?}");
+    }
+}
+
+#[test]
+fn nonsense_is_named() {
+    let layout = layout(true);
+    let read = |place: u64, bytes: &[u8]| {
+        let ram = ram(true);
+        ram.put(at(place), bytes);
+        let memory = ram.memory();
+        let module = Module::read(&layout, &memory, at(MODULE))?;
+        let symbols = module.symbols(&layout, &memory)?;
+        module.patched(&layout, &memory, &symbols).map(|_| ())
+    };
+    let module = at(MODULE);
+    assert_eq!(read(MODULE, &[1]), Ok(()));
+    assert_eq!(read(MODULE, &[4]), Err(ModuleError::State { at: module, state: 4 }));
+    assert_eq!(read(MODULE + 24, &[0]), Err(ModuleError::Name(module)));
+    assert_eq!(read(MODULE + 24, &[b'a'; 65]), Err(ModuleError::Name(module)));
+    assert_eq!(read(MODULE + 24, b"two words"), Err(ModuleError::Name(module)));
+    assert_eq!(read(MODULE + 208, &[0xff; 4]), Err(ModuleError::Text(module)));
+    assert_eq!(read(MODULE + 200, &0x1000u64.to_le_bytes()), Err(ModuleError::Text(module)));
+    assert_eq!(read(KALLSYMS + 8, &[0xff; 4]), Err(ModuleError::Large(module)));
+    assert_eq!(read(MODULE + 128, &[0xff; 4]), Err(ModuleError::Large(module)));
+    assert!(matches!(read(MODULE + 80, &[0; 8]), Err(ModuleError::Memory(_))));
+    assert!(matches!(read(KALLSYMS, &[0; 8]), Err(ModuleError::Memory(_))));
+}
+
+#[test]
+fn a_list_in_a_circle_ends() {
+    let (ram, layout) = (ram(true), layout(true));
+    let list = at(MODULE + 8);
+    ram.put(list, &list.0.to_le_bytes());
+    assert_eq!(modules(&layout, &ram.memory(), layout.head), Err(ModuleError::Endless));
+}
+
+#[test]
+fn a_string_at_the_end_of_memory_is_read() {
+    let ram = Ram::new();
+    let end = Ram::BASE.add(Ram::LEN);
+    ram.put(end.offset(-5), b"abcd\0");
+    assert_eq!(c_string(&ram.memory(), end.offset(-5), 64), Ok(Some(b"abcd".to_vec())));
+    assert_eq!(c_string(&ram.memory(), end.offset(-5), 4), Ok(Some(b"abcd".to_vec())));
+    assert_eq!(c_string(&ram.memory(), end.offset(-5), 3), Ok(None));
+    ram.put(end.offset(-1), b"e");
+    assert!(c_string(&ram.memory(), end.offset(-5), 64).is_err());
+}
+
+proptest! {
+    #[test]
+    fn no_corruption_panics(
+        has_mem in any::<bool>(),
+        places in proptest::collection::vec((0..4u64, 0..0x400u64, any::<[u8; 4]>()), 1..6),
+    ) {
+        let (ram, layout) = (ram(has_mem), layout(has_mem));
+        for (part, offset, bytes) in places {
+            let base = [MODULE, KALLSYMS, SYMTAB, TABLES][part as usize];
+            ram.put(at(base + offset), &bytes);
+        }
+        let memory = ram.memory();
+        if let Ok(found) = modules(&layout, &memory, layout.head) {
+            for module in found {
+                let Ok(symbols) = module.symbols(&layout, &memory) else { continue };
+                prop_assert!(symbols.text().all(|symbol| module.is_text(symbol.at)));
+                let _ = module.patched(&layout, &memory, &symbols).map(|patched| patched.covers(at(0)..at(0x10000)));
+            }
+        }
+    }
+}
