@@ -6,8 +6,13 @@ use std::ops::Range;
 use std::time::Instant;
 
 use probe_engine::addr::Gva;
+use probe_engine::linux::btf::Btf;
 use probe_engine::linux::bzimage::BzImage;
+use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::kallsyms::{self, Kallsyms};
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::modules::Counted;
 use probe_engine::linux::patched::{PatchedText, Why};
 use probe_engine::linux::unpack::unpack;
 use probe_engine::linux::vmlinux::Vmlinux;
@@ -100,6 +105,9 @@ fn few_functions_are_refused_at_their_entry() {
         assert_eq!(covers("asm_exc_int3"), Some(Why::Entry));
         assert_eq!(covers("exc_int3"), Some(Why::Noinstr));
         assert_eq!(covers("notify_die"), Some(Why::Blacklisted));
+        for function in ["start_secondary", "cr4_init", "load_current_idt"] {
+            assert_eq!(covers(function), Some(Why::Startup), "{function}");
+        }
 
         let mut refused: BTreeMap<Why, (usize, &str)> = BTreeMap::new();
         let (mut functions, mut after_boot, mut last) = (0, 0, None);
@@ -118,4 +126,84 @@ fn few_functions_are_refused_at_their_entry() {
         assert!(functions > 40_000);
         assert!(after_boot * 50 < functions);
     });
+}
+
+#[test]
+fn types_tell_where_members_are() {
+    each_kernel(|name, image| {
+        let (vmlinux, _) = open(name, image);
+        let start = Instant::now();
+        let btf = Btf::parse(vmlinux.section(".BTF").unwrap().bytes).unwrap();
+        let parsing = start.elapsed();
+        let start = Instant::now();
+        let offset = |structure, path| btf.member(structure, path).and_then(|member| member.offset());
+        let id = btf.func_id("do_sys_openat2");
+        eprintln!("{name}: types in {parsing:?}, a function in {:?}: {id:?}", start.elapsed());
+        assert!(id.is_some_and(|id| id > 10_000));
+        assert_eq!(btf.func_id("do_sys_openat3"), None);
+        assert_eq!(btf.size_of("pt_regs"), Some(168));
+        assert_eq!(offset("pt_regs", "ip"), Some(128));
+        assert_eq!(offset("list_head", "prev"), Some(8));
+        assert_eq!(offset("page", "lru.next"), Some(8));
+        assert_eq!(offset("bug_entry", "flags"), Some(10));
+        let comm = btf.member("task_struct", "comm").unwrap();
+        assert_eq!(btf.array(comm.ty).map(|(_, count)| count), Some(16));
+        assert_eq!(btf.enum_value("module_state", "MODULE_STATE_UNFORMED"), Some(3));
+    });
+}
+
+#[test]
+fn modules_tasks_and_hooks_are_found() {
+    let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
+        eprintln!("skipped: VMM_TEST_KERNELS names no kernels");
+        return;
+    };
+    for path in list.split(':') {
+        let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
+        let start = Instant::now();
+        let landmarks = Landmarks::of(&kernel);
+        eprintln!("{path}: landmarks in {:?}: {landmarks:#?}", start.elapsed());
+        let has_mem = kernel.btf().unwrap().member("module", "mem").is_some();
+
+        let layout = landmarks.modules.unwrap();
+        assert_eq!((layout.state, layout.list, layout.name), (0, 8, 24));
+        let (text, init_text) = if has_mem { ((320, 328), (608, 616)) } else { ((320, 332), (400, 412)) };
+        for (found, (start, count)) in [(layout.text, text), (layout.init_text, init_text)] {
+            assert_eq!(found, Counted { start, count, entry: 1 });
+        }
+        let tables = layout.tables;
+        for (found, entry) in [
+            (tables.fixups, 12),
+            (tables.jump_labels, 16),
+            (tables.static_calls, 8),
+            (tables.bugs, 12),
+            (tables.blacklist, 8),
+            (tables.noinstr, 1),
+            (tables.kprobes_text, 1),
+        ] {
+            assert_eq!(found.map(|table| table.entry), Some(entry));
+        }
+
+        let offset = if has_mem { 0x35000 } else { 0x1fb80 };
+        assert_eq!(landmarks.current, Some(CurrentTask { offset }));
+
+        let hooks = landmarks.hooks;
+        for hook in [
+            hooks.module_init,
+            hooks.module_free,
+            hooks.init_free,
+            hooks.ftrace_begin,
+            hooks.ftrace_end,
+            hooks.fault,
+            hooks.page_fault_oops,
+            hooks.task_free,
+        ] {
+            let hook = hook.unwrap();
+            let left_alone = kernel.patched().covers(entry(kernel.image(), hook));
+            eprintln!("{}: left alone {left_alone:?}", kernel.symbols().place(hook));
+            assert_eq!(left_alone.filter(|why| !why.is_final_after_boot()), None);
+            assert!(kernel.image().is_text(hook) && !kernel.image().is_init_text(hook));
+        }
+        assert!(hooks.ftrace_end > kernel.symbol("ftrace_arch_code_modify_post_process"));
+    }
 }

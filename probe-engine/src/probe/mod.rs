@@ -1,6 +1,10 @@
 //! Probes: what a user asks for, the table of armed sites, and what a hit means.
 
 pub mod hit;
+pub mod once;
+pub mod place;
 pub mod resolve;
+pub mod returns;
 pub mod spec;
 pub mod table;
+pub mod watch;

@@ -1,30 +1,15 @@
-//! From what a user asks for to probes at link-time addresses, before the guest runs: a typo costs no boot.
-//!
-//! What is decided here from the file is decided again from the live text when a probe is armed: the guest's own
-//! alternatives may have moved an instruction's bounds by then.
+//! From what a user asks for to places at link-time addresses, before the guest runs: a typo costs no boot.
 
+use super::place::{FTRACE_NOP, FunctionText, Place, Spot, Unprobeable, in_kernel};
 use super::spec::{Location, ProbeSpec};
 use crate::addr::Gva;
-use crate::insn::decode::{BoundaryError, instruction_at};
-use crate::insn::plan::{Refusal, plan, skip_endbr};
 use crate::linux::glob::Glob;
 use crate::linux::kernel::Kernel;
-use crate::linux::patched::Why;
-use serde::{Deserialize, Serialize};
+use crate::linux::modules::{Module, ModuleError, ModuleLayout};
+use crate::memory::{PhysMemory, VirtMemory};
 use std::ops::Range;
 
-/// A probe that can be armed, as far as the file tells.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Probe {
-    /// `symbol` or `symbol+0x10`, as the user knows it.
-    pub name: String,
-    /// The link-time address that was asked for. A probe on a function's entry may stand a few bytes further on.
-    pub link: Gva,
-    /// The function around it, at link-time addresses.
-    pub function: Range<Gva>,
-}
-
-/// A probe that cannot be, and why.
+/// A match of a pattern that cannot be probed, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// `symbol` or `symbol+0x10`.
@@ -33,31 +18,11 @@ pub struct Refused {
     pub reason: Unprobeable,
 }
 
-/// Why an address cannot be probed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unprobeable {
-    /// Data, or nothing.
-    #[error("it is not in the kernel's text")]
-    NotText,
-    /// No symbol covers it, so that no instruction can be found for certain.
-    #[error("no symbol covers it")]
-    NoFunction,
-    /// Not the start of an instruction.
-    #[error(transparent)]
-    Boundary(#[from] BoundaryError),
-    /// The guest's own code that must not trap, or that the guest rewrites.
-    #[error("{0}")]
-    LeftAlone(Why),
-    /// There is no way past the instruction.
-    #[error(transparent)]
-    Instruction(#[from] Refusal),
-}
-
 /// What a specification came to.
 #[derive(Debug, Default)]
 pub struct Resolved {
     /// What can be armed, in the order asked for.
-    pub probes: Vec<Probe>,
+    pub places: Vec<Place>,
     /// Matches of a pattern that cannot.
     pub refused: Vec<Refused>,
 }
@@ -66,16 +31,20 @@ pub struct Resolved {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// No such symbol.
-    #[error("the kernel has no function `{name}`{}", suggestion(.nearest))]
+    #[error("{owner} has no function `{name}`{}", suggestion(.nearest))]
     Unknown {
+        /// The kernel or a module.
+        owner: String,
         /// What was asked for.
         name: String,
         /// Names like it.
         nearest: Vec<String>,
     },
     /// Several functions share the name.
-    #[error("the kernel has several functions `{name}`: choose one by its address, {}", list(.addresses))]
+    #[error("{owner} has several functions `{name}`: choose one by its address, {}", list(.addresses))]
     Ambiguous {
+        /// The kernel or a module.
+        owner: String,
         /// What was asked for.
         name: String,
         /// Where they are.
@@ -118,7 +87,7 @@ pub enum ResolveError {
     },
 }
 
-fn suggestion(nearest: &[String]) -> String {
+pub(super) fn suggestion(nearest: &[String]) -> String {
     match nearest {
         [] => String::new(),
         [one] => format!("; did you mean `{one}`?"),
@@ -126,7 +95,7 @@ fn suggestion(nearest: &[String]) -> String {
     }
 }
 
-fn list(addresses: &[Gva]) -> String {
+pub(super) fn list(addresses: &[Gva]) -> String {
     addresses.iter().map(Gva::to_string).collect::<Vec<_>>().join(" or ")
 }
 
@@ -146,32 +115,51 @@ pub fn resolve(spec: &ProbeSpec, kernel: &Kernel) -> Result<Resolved, ResolveErr
             };
             one(place, at, kernel)
         }
+        Location::Module { module, symbol, offset } => {
+            let place =
+                Place::Module { module: module.replace('-', "_"), symbol: symbol.clone(), offset: *offset };
+            Ok(Resolved { places: vec![place], refused: Vec::new() })
+        }
     }
 }
 
 fn one(name: String, link: Gva, kernel: &Kernel) -> Result<Resolved, ResolveError> {
-    match check(link, kernel) {
-        Ok(function) => Ok(Resolved { probes: vec![Probe { name, link, function }], refused: Vec::new() }),
+    match in_kernel(link, kernel) {
+        Ok(spot) => Ok(Resolved { places: vec![Place::Kernel { name, spot }], refused: Vec::new() }),
         Err(reason) => Err(ResolveError::Unprobeable { name, reason }),
     }
 }
 
 fn resolve_symbol(name: &str, offset: u64, kernel: &Kernel) -> Result<Gva, ResolveError> {
+    let found = kernel.symbols().lookup(name).filter(|s| s.is_text()).map(|s| s.at).collect();
+    let nearest = |count| kernel.symbols().nearest(name, count).into_iter().map(str::to_owned).collect();
+    choose("the kernel", name, offset, found, |at| kernel.function(at), nearest)
+}
+
+/// The place `offset` bytes into the only one of the functions at `found`.
+fn choose(
+    owner: &str,
+    name: &str,
+    offset: u64,
+    mut found: Vec<Gva>,
+    function: impl Fn(Gva) -> Option<Range<Gva>>,
+    nearest: impl Fn(usize) -> Vec<String>,
+) -> Result<Gva, ResolveError> {
     /// How many names are offered for one that is unknown.
     const SUGGESTIONS: usize = 3;
-    let mut addresses: Vec<Gva> =
-        kernel.symbols().lookup(name).filter(|s| s.is_text()).map(|s| s.at).collect();
-    addresses.dedup();
-    let start = match *addresses {
+    found.dedup();
+    let start = match *found {
         [] => {
-            let nearest = kernel.symbols().nearest(name, SUGGESTIONS);
-            let nearest = nearest.into_iter().map(str::to_owned).collect();
-            return Err(ResolveError::Unknown { name: name.to_owned(), nearest });
+            let nearest = nearest(SUGGESTIONS);
+            return Err(ResolveError::Unknown { owner: owner.to_owned(), name: name.to_owned(), nearest });
         }
         [only] => only,
-        _ => return Err(ResolveError::Ambiguous { name: name.to_owned(), addresses }),
+        _ => {
+            let owner = owner.to_owned();
+            return Err(ResolveError::Ambiguous { owner, name: name.to_owned(), addresses: found });
+        }
     };
-    let end = kernel.function(start).map_or(start, |function| function.end);
+    let end = function(start).map_or(start, |function| function.end);
     match end.offset_from(start.add(offset)) {
         Some(1..) => Ok(start.add(offset)),
         _ => {
@@ -186,17 +174,17 @@ fn resolve_pattern(spec: &ProbeSpec, glob: &Glob, kernel: &Kernel) -> Result<Res
     let mut last = None;
     for symbol in kernel.symbols().matching(glob) {
         // Padding before a function is no function, and an alias is the same one.
-        if symbol.name.starts_with("__pfx_") || symbol.name.starts_with("__cfi_") || last == Some(symbol.at) {
+        if symbol.is_padding() || last == Some(symbol.at) {
             continue;
         }
         last = Some(symbol.at);
         let name = symbol.name.to_owned();
-        match check(symbol.at, kernel) {
-            Ok(function) => resolved.probes.push(Probe { name, link: symbol.at, function }),
+        match in_kernel(symbol.at, kernel) {
+            Ok(spot) => resolved.places.push(Place::Kernel { name, spot }),
             Err(reason) => resolved.refused.push(Refused { name, reason }),
         }
     }
-    match (resolved.probes.first(), resolved.refused.first()) {
+    match (resolved.places.first(), resolved.refused.first()) {
         (None, None) => Err(ResolveError::NoMatch(spec.to_string())),
         (None, Some(first)) => Err(ResolveError::AllRefused {
             pattern: spec.to_string(),
@@ -208,32 +196,52 @@ fn resolve_pattern(spec: &ProbeSpec, glob: &Glob, kernel: &Kernel) -> Result<Res
     }
 }
 
-/// The function around the instruction at `link`, if that can be probed as far as the file tells.
-///
-/// # Errors
-/// [`Unprobeable`], the reason.
-pub fn check(link: Gva, kernel: &Kernel) -> Result<Range<Gva>, Unprobeable> {
-    let image = kernel.image();
-    if !image.is_text(link) {
-        return Err(Unprobeable::NotText);
-    }
-    let function = kernel.function(link).ok_or(Unprobeable::NoFunction)?;
-    let length = function.end.offset_from(function.start).unwrap_or(0) as usize;
-    let text = image.bytes_at(function.start, length).ok_or(Unprobeable::NotText)?;
-    let at = if link == function.start { skip_endbr(text, link) } else { link };
-    let start = instruction_at(text, function.start, at)?;
-    let end = at.add(start.instruction.len() as u64);
-    if let Some(why) = kernel.patched().covers(at..end).filter(|why| !is_settled_late(*why)) {
-        return Err(Unprobeable::LeftAlone(why));
-    }
-    let offset = at.offset_from(function.start).unwrap_or(0) as usize;
-    let bytes = text.get(offset..).unwrap_or_default();
-    plan(bytes, at, start.previous.as_ref())?;
-    Ok(function)
+/// A place in a module that cannot be probed.
+#[derive(Debug, thiserror::Error)]
+pub enum InModuleError {
+    /// Its structures cannot be read.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// No such function, or several.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// There is no way.
+    #[error(transparent)]
+    Unprobeable(#[from] Unprobeable),
+    /// Its text cannot be read.
+    #[error("its text cannot be read")]
+    Text,
 }
 
-/// Whether a site that the guest rewrites may still be probed: it does so once, before sites like it are armed
-/// from the live text. Alternatives are not among them: what is one instruction in the file may be several then.
-fn is_settled_late(why: Why) -> bool {
-    why.is_final_after_boot() && !matches!(why, Why::Alternative | Why::Paravirt)
+/// Finds `symbol` in a module that the guest has loaded, through `memory` of the guest's kernel.
+///
+/// # Errors
+/// [`InModuleError`], a sentence for the user.
+pub fn in_module<M: PhysMemory + ?Sized>(
+    module: &Module,
+    layout: &ModuleLayout,
+    memory: &VirtMemory<'_, M>,
+    symbol: &str,
+    offset: u64,
+) -> Result<Spot, InModuleError> {
+    /// No function is longer; a symbol table that says so is wrong.
+    const LONGEST: u64 = 1 << 20;
+    let symbols = module.symbols(layout, memory)?;
+    let function = |at| symbols.function_at(at).map(|function| function.range());
+    let nearest = |count| symbols.nearest(symbol, count).into_iter().map(str::to_owned).collect();
+    let found = symbols.lookup(symbol).filter(|s| s.is_text()).map(|s| s.at).collect();
+    let owner = format!("the module `{}`", module.name);
+    let at = choose(&owner, symbol, offset, found, function, nearest)?;
+    let range = function(at).ok_or(Unprobeable::NoFunction)?;
+    let mut bytes = vec![0; range.end.offset_from(range.start).unwrap_or(0).min(LONGEST) as usize];
+    memory.read(range.start, &mut bytes).map_err(|_| InModuleError::Text)?;
+    let patched = module.patched(layout, memory, &symbols)?;
+    let ftrace = module.ftrace_sites(layout, memory)?;
+    for site in ftrace.iter().filter(|site| site.is_in(&range)) {
+        // Whatever ftrace is just making of it, a breakpoint of its own included, it is as long as its nop.
+        let offset = site.offset_from(range.start).unwrap_or(0) as usize;
+        bytes.iter_mut().skip(offset).zip(FTRACE_NOP).for_each(|(byte, nop)| *byte = nop);
+    }
+    let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: false };
+    Ok(text.spot(at, |at, _| ftrace.contains(&at))?)
 }

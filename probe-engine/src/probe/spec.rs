@@ -1,4 +1,5 @@
-//! Where a user wants a probe: `vfs_read`, `vfs_read+0x10`, `0xffffffff81000000` or `vfs_*`.
+//! Where a user wants a probe: `vfs_read`, `vfs_read+0x10`, `ext4:ext4_readdir`, `0xffffffff81000000` or `vfs_*`,
+//! and `vfs_read%return` for where a function returns.
 
 use crate::addr::Gva;
 use crate::linux::glob::{Glob, GlobError};
@@ -11,15 +12,25 @@ use std::str::FromStr;
 pub struct ProbeSpec {
     written: String,
     location: Location,
+    returns: bool,
 }
 
-/// The three ways to say where.
+/// The ways to say where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A place in one function.
     Symbol {
         /// The symbol's name.
         name: String,
+        /// Bytes from the symbol; 0 is the function's entry.
+        offset: u64,
+    },
+    /// A place in one function of a module, which may not be loaded yet.
+    Module {
+        /// The module's name, as `lsmod` prints it.
+        module: String,
+        /// The symbol's name.
+        symbol: String,
         /// Bytes from the symbol; 0 is the function's entry.
         offset: u64,
     },
@@ -34,7 +45,7 @@ pub enum Location {
 pub enum SpecError {
     /// Nothing at all.
     #[error(
-        "empty: write a symbol (vfs_read), symbol+offset, an address (0xffffffff81000000) or a pattern (vfs_*)"
+        "empty: write a symbol (vfs_read), symbol+offset, MODULE:SYMBOL, an address (0xffffffff81000000) or a pattern (vfs_*)"
     )]
     Empty,
     /// `vfs_read@0xffffffff81000000`, or an "offset" that is an address.
@@ -43,6 +54,27 @@ pub enum SpecError {
     /// `0xffffffff81000000+4`.
     #[error("an address takes no offset: add `{0}` to it yourself")]
     AddressOffset(String),
+    /// `vfs_read+4%return`.
+    #[error("a return probe takes no offset: leave out `{0}`, a function returns as a whole")]
+    ReturnOffset(String),
+    /// `0xffffffff81000000%return`.
+    #[error("`{0}` is an address: a return probe needs the function's name before `%return`")]
+    ReturnAddress(String),
+    /// `vfs_read%exit`.
+    #[error("`{0}` is not known: `%return` is all that may follow a symbol")]
+    UnknownSuffix(String),
+    /// `ext4:`.
+    #[error("`{0}` has no symbol: write one after the `:`")]
+    NoModuleSymbol(String),
+    /// `:ext4_readdir`.
+    #[error("`{0}` has no module: write its name before the `:`, or leave out the `:`")]
+    NoModule(String),
+    /// `a:b:c`.
+    #[error("`{0}` has more than one `:`: write MODULE:SYMBOL")]
+    SeveralModules(String),
+    /// `ext4:ext4_*`.
+    #[error("`{0}` is a pattern, and a module takes none: name one function of it")]
+    ModulePattern(String),
     /// `0x`, `0xfoo`, or more than 64 bits.
     #[error("`{0}` is no address: write 0x and up to 16 hexadecimal digits")]
     BadAddress(String),
@@ -75,6 +107,14 @@ pub enum SpecError {
     /// More than 64 bits.
     #[error("the offset `{0}` is larger than any function: write bytes from the start of the symbol")]
     OffsetTooLarge(String),
+    /// A character that no module has in its name.
+    #[error("`{module}` is no module's name: it has {character:?} in it, use letters, digits and `_`")]
+    BadModule {
+        /// What was written before the `:`.
+        module: String,
+        /// The first such character.
+        character: char,
+    },
     /// A character that no symbol of a kernel has.
     #[error(
         "`{written}` has {character:?} in it, which no kernel symbol has: use letters, digits, `_`, `.` and `$`"
@@ -93,6 +133,12 @@ impl ProbeSpec {
     pub fn location(&self) -> &Location {
         &self.location
     }
+
+    /// Whether it is wanted where the function returns, and not where it is entered.
+    #[must_use]
+    pub fn returns(&self) -> bool {
+        self.returns
+    }
 }
 
 /// What the user wrote.
@@ -106,20 +152,35 @@ impl FromStr for ProbeSpec {
     type Err = SpecError;
 
     fn from_str(written: &str) -> Result<Self, SpecError> {
-        if written.is_empty() {
-            return Err(SpecError::Empty);
-        }
-        if names_both(written) {
-            return Err(SpecError::SymbolAndAddress(written.to_owned()));
-        }
-        let location = if is_hexadecimal(written) {
-            address(written)?
-        } else if Glob::is_pattern(written) {
-            pattern(written)?
-        } else {
-            symbol(written)?
+        let (place, returns) = match written.split_once('%') {
+            Some((place, "return")) => (place, true),
+            Some((_, suffix)) => return Err(SpecError::UnknownSuffix(format!("%{suffix}"))),
+            None => (written, false),
         };
-        Ok(Self { written: written.to_owned(), location })
+        if place.is_empty() {
+            return Err(if returns { SpecError::NoSymbol(written.to_owned()) } else { SpecError::Empty });
+        }
+        if names_both(place) {
+            return Err(SpecError::SymbolAndAddress(place.to_owned()));
+        }
+        if returns && is_hexadecimal(place) {
+            return Err(SpecError::ReturnAddress(place.to_owned()));
+        }
+        if returns && let Some(plus) = place.find('+') {
+            let (_, offset) = place.split_at(plus);
+            return Err(SpecError::ReturnOffset(offset.to_owned()));
+        }
+        let location = if is_hexadecimal(place) {
+            address(place)?
+        } else if let Some((module, symbol)) = place.split_once(':') {
+            in_module(place, module, symbol)?
+        } else if Glob::is_pattern(place) {
+            pattern(place)?
+        } else {
+            let (name, offset) = symbol(place)?;
+            Location::Symbol { name, offset }
+        };
+        Ok(Self { written: written.to_owned(), location, returns })
     }
 }
 
@@ -147,7 +208,29 @@ fn pattern(written: &str) -> Result<Location, SpecError> {
     }
 }
 
-fn symbol(written: &str) -> Result<Location, SpecError> {
+fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecError> {
+    if module.is_empty() {
+        return Err(SpecError::NoModule(written.to_owned()));
+    }
+    if place.is_empty() {
+        return Err(SpecError::NoModuleSymbol(written.to_owned()));
+    }
+    if place.contains(':') {
+        return Err(SpecError::SeveralModules(written.to_owned()));
+    }
+    // The file of a module may have a `-` in its name, the module itself has a `_` there.
+    if let Some(character) = module.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '_') {
+        return Err(SpecError::BadModule { module: module.to_owned(), character });
+    }
+    if Glob::is_pattern(place) {
+        return Err(SpecError::ModulePattern(place.to_owned()));
+    }
+    let (symbol, offset) = symbol(place)?;
+    Ok(Location::Module { module: module.to_owned(), symbol, offset })
+}
+
+/// A symbol and the offset from it.
+fn symbol(written: &str) -> Result<(String, u64), SpecError> {
     let (name, offset) = match written.split_once('+') {
         Some((name, offset)) => (name, Some(offset)),
         None => (written, None),
@@ -174,7 +257,7 @@ fn symbol(written: &str) -> Result<Location, SpecError> {
             Err(NumberError::NoNumber) => return Err(SpecError::BadOffset(text.to_owned())),
         },
     };
-    Ok(Location::Symbol { name: name.to_owned(), offset })
+    Ok((name.to_owned(), offset))
 }
 
 /// Whether a symbol and an address stand side by side, with something between them that is in neither.
@@ -223,6 +306,10 @@ mod tests {
         Location::Symbol { name: name.to_owned(), offset }
     }
 
+    fn module(module: &str, symbol: &str, offset: u64) -> Location {
+        Location::Module { module: module.to_owned(), symbol: symbol.to_owned(), offset }
+    }
+
     #[test]
     fn understood_and_given_back_as_written() {
         let cases = [
@@ -234,6 +321,9 @@ mod tests {
             ("do_sys_openat2.constprop.0", symbol("do_sys_openat2.constprop.0", 0)),
             ("_RNvNtCs1_4core3fmt$u20", symbol("_RNvNtCs1_4core3fmt$u20", 0)),
             ("f+0x7fffffffffffffff", symbol("f", i64::MAX as u64)),
+            ("ext4:ext4_readdir", module("ext4", "ext4_readdir", 0)),
+            ("kvm_intel:vmx_exit+0x10", module("kvm_intel", "vmx_exit", 16)),
+            ("8021q:vlan_init.isra.0", module("8021q", "vlan_init.isra.0", 0)),
             ("0xffffffff81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
             ("0XFFFFFFFF81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
             ("vfs_*", Location::Glob(Glob::new("vfs_*").unwrap())),
@@ -245,6 +335,22 @@ mod tests {
             let spec: ProbeSpec = written.parse().unwrap_or_else(|e| panic!("{written}: {e}"));
             assert_eq!(*spec.location(), expected, "{written}");
             assert_eq!(spec.to_string(), written);
+            assert!(!spec.returns(), "{written}");
+        }
+    }
+
+    #[test]
+    fn returns_are_asked_for_behind_the_place() {
+        let cases = [
+            ("vfs_read%return", symbol("vfs_read", 0)),
+            ("ext4:ext4_readdir%return", module("ext4", "ext4_readdir", 0)),
+            ("vfs_*%return", Location::Glob(Glob::new("vfs_*").unwrap())),
+        ];
+        for (written, expected) in cases {
+            let spec: ProbeSpec = written.parse().unwrap_or_else(|e| panic!("{written}: {e}"));
+            assert_eq!(*spec.location(), expected, "{written}");
+            assert_eq!(spec.to_string(), written);
+            assert!(spec.returns(), "{written}");
         }
     }
 
@@ -266,6 +372,27 @@ mod tests {
             ("vfs_[a", SpecError::Pattern { written: text("vfs_[a"), source: GlobError::OpenClass }),
             ("+4", SpecError::NoSymbol(text("+4"))),
             ("+", SpecError::NoSymbol(text("+"))),
+            ("%return", SpecError::NoSymbol(text("%return"))),
+            ("vfs_read%", SpecError::UnknownSuffix(text("%"))),
+            ("vfs_read%exit", SpecError::UnknownSuffix(text("%exit"))),
+            ("vfs_read%return%return", SpecError::UnknownSuffix(text("%return%return"))),
+            ("vfs_read%return+4", SpecError::UnknownSuffix(text("%return+4"))),
+            ("vfs_read+4%return", SpecError::ReturnOffset(text("+4"))),
+            ("vfs_read+0%return", SpecError::ReturnOffset(text("+0"))),
+            ("ext4:ext4_readdir+4%return", SpecError::ReturnOffset(text("+4"))),
+            ("0xffffffff81000000%return", SpecError::ReturnAddress(text("0xffffffff81000000"))),
+            ("ext4:", SpecError::NoModuleSymbol(text("ext4:"))),
+            (":ext4_readdir", SpecError::NoModule(text(":ext4_readdir"))),
+            (":", SpecError::NoModule(text(":"))),
+            ("a:b:c", SpecError::SeveralModules(text("a:b:c"))),
+            ("ext4:ext4_*", SpecError::ModulePattern(text("ext4_*"))),
+            ("ext*:ext4_readdir", SpecError::BadModule { module: text("ext*"), character: '*' }),
+            ("kvm-intel:vmx_exit", SpecError::BadModule { module: text("kvm-intel"), character: '-' }),
+            ("ext4:0xffffffffc0000000", SpecError::SymbolAndAddress(text("ext4:0xffffffffc0000000"))),
+            ("ext4:1234", SpecError::BareNumber(text("1234"))),
+            ("ext4:+4", SpecError::NoSymbol(text("+4"))),
+            ("ext4:a-4", SpecError::NegativeOffset(text("a-4"))),
+            ("ext4:a b", character("a b", ' ')),
             ("vfs_read+", SpecError::NoOffset(text("vfs_read+"))),
             ("vfs_read-4", SpecError::NegativeOffset(text("vfs_read-4"))),
             ("vfs_read-0x4", SpecError::NegativeOffset(text("vfs_read-0x4"))),

@@ -1,59 +1,134 @@
-//! The immutable table that a hit is looked up in: address -> site.
+//! The immutable table that a hit is looked up in: address -> what stands there.
+//!
+//! `P` is what hangs on a site for a user: the engine only keeps it in order.
 
-use super::hit::Verdict;
+use super::hit::{INT3, Verdict};
+use super::once::OneShot;
 use crate::addr::Gva;
-use crate::insn::plan::Plan;
+use crate::insn::emulate::Emulation;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Names one probe of a session: its place in the order of registration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProbeId(pub u32);
 
 /// One trapped instruction and everything that hangs on it: one patch, however many probes.
-#[derive(Clone, Debug, Default)]
-pub struct Site {
-    /// What users asked for, absent at a site that only we need.
-    pub user: Option<UserProbes>,
+#[derive(Clone, Debug)]
+pub struct Site<P> {
+    /// What users asked for, in order of registration.
+    pub probes: Vec<Hanging<P>>,
     /// What we need ourselves.
     pub internal: Option<Internal>,
-}
-
-/// The probes at a site and the way past it.
-#[derive(Clone, Debug)]
-pub struct UserProbes {
-    /// In order of registration.
-    pub probes: Vec<ProbeId>,
     /// How the probed instruction is passed.
-    pub plan: Plan,
+    pub past: Past,
 }
 
-/// Traps that the VMM plants for itself. Each is taken out when it was reached.
+/// A probe at a site.
+#[derive(Clone, Debug)]
+pub struct Hanging<P> {
+    /// The probe.
+    pub probe: P,
+    /// Where it stood until the guest wanted that text for itself. A vCPU that has just been counted there is
+    /// not counted again here.
+    pub moved_from: Option<Gva>,
+}
+
+/// How the guest gets past a probed instruction.
+#[derive(Clone, Debug)]
+pub enum Past {
+    /// The host does what it would have done.
+    Emulate(Emulation),
+    /// The guest runs a copy of it in a reserved page, from this address on.
+    Copy(Gva),
+    /// Its byte is put back at the first hit, and it runs where it stands.
+    PutBack(Arc<OneShot>),
+}
+
+/// The trap byte behind a copy that has a post handler waiting for its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyEnd {
+    /// The probed instruction.
+    pub site: Gva,
+    /// The instruction behind it.
+    pub next: Gva,
+}
+
+/// Traps that the VMM plants for itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Internal {
     /// The kernel is about to free its init text.
     FreeInitText,
     /// The kernel begins to panic.
     Panic,
+    /// A module's text is final, and nothing of it has run yet.
+    ModuleReady,
+    /// A module's init text is about to be freed.
+    ModuleInitDone,
+    /// A module is about to be freed.
+    ModuleGone,
+    /// The guest's ftrace is about to look at its sites, and to change them.
+    PatchBegin,
+    /// It has queued its last change.
+    PatchEnd,
+    /// A fault in kernel mode is about to be fixed up or reported.
+    Fault,
+    /// A page fault in kernel mode is about to be reported, and nobody has looked for a fix-up.
+    PageFault,
+    /// The stack of a task is about to be freed.
+    TaskGone,
 }
+
+impl Internal {
+    /// Whether the vCPU waits there for the control thread. The others it answers by itself.
+    #[must_use]
+    pub fn holds(self) -> bool {
+        !matches!(self, Self::Fault | Self::PageFault | Self::TaskGone)
+    }
+}
+
+/// How many trampolines one owner takes at least: rows of the table of owners.
+pub const TRAMPOLINE_ROW: u32 = 16;
 
 /// All armed sites. A new set replaces the old one only while every vCPU is parked.
-#[derive(Clone, Debug, Default)]
-pub struct ProbeSet {
-    sites: HashMap<Gva, Site, BuildHasherDefault<AddressHasher>>,
+#[derive(Clone, Debug)]
+pub struct ProbeSet<P> {
+    sites: HashMap<Gva, Arc<Site<P>>, BuildHasherDefault<AddressHasher>>,
     /// Where we once had a trap byte: a vCPU may have met it just before it was taken out.
-    removed: HashSet<Gva>,
+    removed: HashSet<Gva, BuildHasherDefault<AddressHasher>>,
+    /// By the address of their trap byte.
+    copy_ends: HashMap<Gva, CopyEnd, BuildHasherDefault<AddressHasher>>,
+    /// From a copy to its original.
+    copies: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
+    trampolines: Range<Gva>,
+    /// Whose each row of trampolines is.
+    owners: Vec<Option<P>>,
 }
 
-impl ProbeSet {
-    /// The site at `at`, made when it is not there yet.
-    pub fn site_mut(&mut self, at: Gva) -> &mut Site {
+impl<P> Default for ProbeSet<P> {
+    fn default() -> Self {
+        Self {
+            sites: HashMap::default(),
+            removed: HashSet::default(),
+            copy_ends: HashMap::default(),
+            copies: HashMap::default(),
+            trampolines: Gva(0)..Gva(0),
+            owners: Vec::new(),
+        }
+    }
+}
+
+impl<P> ProbeSet<P> {
+    /// Puts `site` at `at`, in place of what was there.
+    pub fn insert(&mut self, at: Gva, site: Site<P>) {
         self.removed.remove(&at);
-        self.sites.entry(at).or_default()
+        self.sites.insert(at, Arc::new(site));
     }
 
     /// Takes the site at `at` out; hits on their way to us are then stale.
-    pub fn remove(&mut self, at: Gva) -> Option<Site> {
+    pub fn remove(&mut self, at: Gva) -> Option<Arc<Site<P>>> {
         let site = self.sites.remove(&at)?;
         self.removed.insert(at);
         Some(site)
@@ -61,22 +136,93 @@ impl ProbeSet {
 
     /// The site at `at`.
     #[must_use]
-    pub fn get(&self, at: Gva) -> Option<&Site> {
-        self.sites.get(&at)
+    pub fn get(&self, at: Gva) -> Option<&Site<P>> {
+        self.sites.get(&at).map(Arc::as_ref)
     }
 
-    /// All armed sites, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (Gva, &Site)> {
-        self.sites.iter().map(|(at, site)| (*at, site))
+    /// How many sites there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Whether there is no site.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sites.is_empty()
+    }
+
+    /// At `copy` is what stands at `site`, with a trap byte behind it if `end` says so. That stays when the site
+    /// goes: a task may be inside.
+    pub fn add_copy(&mut self, copy: Gva, site: Gva, end: Option<(Gva, CopyEnd)>) {
+        self.copies.insert(copy, site);
+        self.copy_ends.extend(end);
+    }
+
+    /// Forgets the copies that are not `in_use`: nobody can be inside any more.
+    pub fn retain_copies(&mut self, in_use: impl Fn(Gva) -> bool) {
+        self.copies.retain(|copy, _| in_use(*copy));
+        self.copy_ends.retain(|end, _| in_use(*end));
+    }
+
+    /// The original of the copy at `copy`.
+    #[must_use]
+    pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
+        self.copies.get(&copy).copied()
+    }
+
+    /// Whether `at` is a return trampoline.
+    #[must_use]
+    pub fn is_trampoline(&self, at: Gva) -> bool {
+        at.is_in(&self.trampolines)
+    }
+
+    /// Where the return trampolines are: one trap byte each.
+    pub fn set_trampolines(&mut self, trampolines: Range<Gva>) {
+        self.trampolines = trampolines;
+    }
+
+    /// The number of the trampoline at `at`, and whose it is.
+    #[must_use]
+    pub fn owner(&self, at: Gva) -> Option<(u32, &P)> {
+        let number = at.0.wrapping_sub(self.trampolines.start.0) as u32;
+        let owner = self.owners.get((number / TRAMPOLINE_ROW) as usize).filter(|_| self.is_trampoline(at))?;
+        Some((number, owner.as_ref()?))
+    }
+
+    /// No trampoline belongs to anyone any more.
+    pub fn disown_all(&mut self) {
+        self.owners.clear();
+    }
+
+    /// The trampolines `numbers`, whole [rows](TRAMPOLINE_ROW), belong to `owner` from now on.
+    pub fn own(&mut self, numbers: Range<u32>, owner: &P)
+    where
+        P: Clone,
+    {
+        let rows = numbers.start / TRAMPOLINE_ROW..numbers.end.div_ceil(TRAMPOLINE_ROW);
+        let end = rows.end as usize;
+        if self.owners.len() < end {
+            self.owners.resize(end, None);
+        }
+        for row in self.owners.iter_mut().take(end).skip(rows.start as usize) {
+            *row = Some(owner.clone());
+        }
     }
 
     /// Whose breakpoint is the `int3` that was executed at `at`? `byte_now` reads what memory holds there, and
     /// is asked only when the answer depends on it.
-    pub fn judge(&self, at: Gva, byte_now: impl FnOnce() -> Option<u8>) -> Verdict<'_> {
+    pub fn judge(&self, at: Gva, byte_now: impl FnOnce() -> Option<u8>) -> Verdict<'_, P> {
         if let Some(site) = self.sites.get(&at) {
             return Verdict::Ours(site);
         }
-        if self.removed.contains(&at) && byte_now() != Some(super::hit::INT3) {
+        if self.is_trampoline(at) {
+            return self.owner(at).map_or(Verdict::Foreign, |(number, owner)| Verdict::Return(number, owner));
+        }
+        if let Some(end) = self.copy_ends.get(&at) {
+            return Verdict::CopyEnd(*end);
+        }
+        if self.removed.contains(&at) && byte_now() != Some(INT3) {
             return Verdict::Stale;
         }
         Verdict::Foreign
@@ -105,15 +251,23 @@ impl Hasher for AddressHasher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::Gpa;
 
     const AT: Gva = Gva(0xffff_ffff_8100_0000);
 
-    fn judged(set: &ProbeSet, byte: Option<u8>) -> &'static str {
+    fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
         match set.judge(AT, || byte) {
             Verdict::Ours(_) => "ours",
+            Verdict::CopyEnd(_) => "copy",
+            Verdict::Return(..) => "return",
             Verdict::Stale => "stale",
             Verdict::Foreign => "foreign",
         }
+    }
+
+    fn site(internal: Internal) -> Site<u32> {
+        let past = Past::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
+        Site { probes: Vec::new(), internal: Some(internal), past }
     }
 
     #[test]
@@ -121,15 +275,48 @@ mod tests {
         let mut set = ProbeSet::default();
         assert_eq!(judged(&set, Some(0xcc)), "foreign");
         assert_eq!(judged(&set, Some(0x90)), "foreign", "int3 as two bytes, or taken out by the guest");
-        set.site_mut(AT).internal = Some(Internal::Panic);
+        set.insert(AT, site(Internal::Panic));
         assert_eq!(judged(&set, Some(0xcc)), "ours");
         set.remove(AT);
         assert_eq!(judged(&set, Some(0x55)), "stale", "the hit was on its way while the site was removed");
         assert_eq!(judged(&set, Some(0xcc)), "foreign", "the guest has put its own there since");
         assert_eq!(judged(&set, None), "stale");
-        set.site_mut(AT);
+        set.insert(AT, site(Internal::Panic));
         set.remove(AT.add(1));
         assert_eq!(judged(&set, Some(0xcc)), "ours");
+    }
+
+    #[test]
+    fn a_copy_ends_where_it_did_when_its_site_has_gone() {
+        let mut set = ProbeSet::<u32>::default();
+        let end = CopyEnd { site: Gva(0x10), next: Gva(0x14) };
+        let copy = AT.offset(-4);
+        set.add_copy(copy, Gva(0x10), Some((AT, end)));
+        set.insert(Gva(0x10), site(Internal::Fault));
+        set.remove(Gva(0x10));
+        assert!(matches!(set.judge(AT, || None), Verdict::CopyEnd(found) if found == end));
+        assert_eq!(set.copied_from(copy), Some(Gva(0x10)));
+        set.retain_copies(|at| at < copy);
+        assert_eq!(judged(&set, Some(0xcc)), "foreign");
+        assert_eq!(set.copied_from(copy), None);
+    }
+
+    #[test]
+    fn a_trampoline_belongs_to_the_owner_of_its_row() {
+        let mut set = ProbeSet::default();
+        set.set_trampolines(AT..AT.add(0x1000));
+        set.own(16..48, &7);
+        let owner = |set: &ProbeSet<u32>, number: u64| match set.judge(AT.add(number), || None) {
+            Verdict::Return(n, owner) => Some((n, *owner)),
+            _ => None,
+        };
+        assert_eq!(owner(&set, 15), None);
+        assert_eq!(owner(&set, 16), Some((16, 7)));
+        assert_eq!(owner(&set, 47), Some((47, 7)));
+        assert_eq!(owner(&set, 48), None);
+        assert_eq!(owner(&set, 0x1000), None);
+        set.disown_all();
+        assert_eq!(owner(&set, 16), None);
     }
 
     #[test]

@@ -1,0 +1,203 @@
+//! A place that can be probed or watched, and what is known about it before anything is armed there.
+//!
+//! What is decided here from the file is decided again from the live text when a probe is armed: the guest's own
+//! alternatives may have moved an instruction's bounds by then.
+
+use super::watch::Watch;
+use crate::addr::Gva;
+use crate::insn::decode::{BoundaryError, instruction_at};
+use crate::insn::plan::{Refusal, plan, skip_endbr};
+use crate::linux::kernel::Kernel;
+use crate::linux::patched::{PatchedText, Why};
+use iced_x86::{Instruction, OpKind, Register};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A place that was asked for and can be armed, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// In the kernel's own text.
+    Kernel {
+        /// `symbol` or `symbol+0x10`, as the user knows it.
+        name: String,
+        /// What is there, at link-time addresses.
+        spot: Spot,
+    },
+    /// In a module, of which nothing is known until the guest has loaded it.
+    Module {
+        /// The module, as the kernel writes it: with `_` where a file name may have `-`.
+        module: String,
+        /// One of its functions.
+        symbol: String,
+        /// Bytes from there.
+        offset: u64,
+    },
+    /// Memory of the kernel, which a debug register watches.
+    Watch(Watch),
+}
+
+impl Place {
+    /// What the user calls it: `symbol+0x10`, `module:symbol+0x10` or `symbol:8:w`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Kernel { name, .. } => name.clone(),
+            Self::Module { module, symbol, offset: 0 } => format!("{module}:{symbol}"),
+            Self::Module { module, symbol, offset } => format!("{module}:{symbol}+{offset:#x}"),
+            Self::Watch(watch) => watch.name.clone(),
+        }
+    }
+
+    /// Whether it is the entry of its function.
+    #[must_use]
+    pub fn is_entry(&self) -> bool {
+        match self {
+            Self::Kernel { spot, .. } => spot.is_entry(),
+            Self::Module { offset, .. } => *offset == 0,
+            Self::Watch(_) => false,
+        }
+    }
+}
+
+/// An instruction and what is known about it. All addresses are link-time addresses in the kernel, and run-time
+/// addresses in a module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spot {
+    /// The address that was asked for. A probe on a function's entry may stand a few bytes further on.
+    pub at: Gva,
+    /// The function around it.
+    pub function: Range<Gva>,
+    /// Whether the instruction has an entry in the exception table.
+    pub fixup: bool,
+    /// What is behind it, when it is one of ftrace's sites.
+    pub ftrace: Option<Behind>,
+}
+
+/// The instruction behind one of ftrace's sites, where a probe of that site stands while ftrace is busy there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Behind {
+    /// It can be probed.
+    Free {
+        /// Whether it has an entry in the exception table.
+        fixup: bool,
+    },
+    /// It cannot, and why.
+    Guarded(String),
+}
+
+impl Spot {
+    /// Whether it is the entry of its function.
+    #[must_use]
+    pub fn is_entry(&self) -> bool {
+        self.at == self.function.start
+    }
+}
+
+/// Why an address cannot be probed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unprobeable {
+    /// Data, or nothing.
+    #[error("it is not in the kernel's text")]
+    NotText,
+    /// No symbol covers it, so that no instruction can be found for certain.
+    #[error("no symbol covers it")]
+    NoFunction,
+    /// Not the start of an instruction.
+    #[error(transparent)]
+    Boundary(#[from] BoundaryError),
+    /// The guest's own code that must not trap, or that the guest rewrites.
+    #[error("{0}")]
+    LeftAlone(Why),
+    /// There is no way past the instruction.
+    #[error(transparent)]
+    Instruction(#[from] Refusal),
+}
+
+/// Bytes of `call __fentry__`, and of the nop that ftrace makes of it.
+pub const FTRACE_SITE: u64 = 5;
+
+/// What `call __fentry__` is turned into by ftrace (`x86_nops[5]`). Nothing patches it again except ftrace itself.
+pub const FTRACE_NOP: [u8; FTRACE_SITE as usize] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// One function's text, and what must be left alone in it.
+pub(super) struct FunctionText<'a> {
+    pub(super) range: Range<Gva>,
+    pub(super) bytes: &'a [u8],
+    pub(super) patched: &'a PatchedText,
+    /// Whether `patched` knows the instructions whose lock prefix the guest rewrites. It does not for a module.
+    pub(super) knows_locks: bool,
+}
+
+impl FunctionText<'_> {
+    /// What is known about the instruction at `at`. `is_ftrace` tells ftrace's sites by their address and bytes.
+    pub(super) fn spot(&self, at: Gva, is_ftrace: impl Fn(Gva, &[u8]) -> bool) -> Result<Spot, Unprobeable> {
+        let stands = if at == self.range.start { skip_endbr(self.bytes, at) } else { at };
+        let fixup = self.check(stands)?;
+        let ftrace =
+            is_ftrace(stands, self.from(stands)).then(|| match self.check(stands.add(FTRACE_SITE)) {
+                Ok(fixup) => Behind::Free { fixup },
+                Err(reason) => Behind::Guarded(reason.to_string()),
+            });
+        Ok(Spot { at, function: self.range.clone(), fixup, ftrace })
+    }
+
+    /// Whether the instruction at `at` has a fix-up, if it can be probed.
+    fn check(&self, at: Gva) -> Result<bool, Unprobeable> {
+        let start = instruction_at(self.bytes, self.range.start, at)?;
+        let range = at..at.add(start.instruction.len() as u64);
+        if let Some(why) = self.patched.covers(range.clone()).filter(|why| !is_settled_late(*why)) {
+            return Err(Unprobeable::LeftAlone(why));
+        }
+        if !self.knows_locks && may_have_lock(&start.instruction) {
+            return Err(Unprobeable::LeftAlone(Why::LockPrefix));
+        }
+        let fixup = self.patched.has_fixup(range);
+        plan(self.from(at), at, start.previous.as_ref(), fixup)?;
+        Ok(fixup)
+    }
+
+    /// The bytes from `at` on.
+    fn from(&self, at: Gva) -> &[u8] {
+        let offset = at.offset_from(self.range.start).and_then(|offset| usize::try_from(offset).ok());
+        offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default()
+    }
+}
+
+/// Whether an instruction has a lock prefix, or the prefix that the guest writes over it while it has one CPU
+/// (`alternatives_smp_unlock` in arch/x86/kernel/alternative.c): DS, which means nothing else to a memory operand.
+fn may_have_lock(instruction: &Instruction) -> bool {
+    let is_ds = instruction.segment_prefix() == Register::DS && instruction.op0_kind() == OpKind::Memory;
+    instruction.has_lock_prefix() || is_ds
+}
+
+/// What is known about the instruction at `link`, if that can be probed as far as the kernel's file tells.
+///
+/// # Errors
+/// [`Unprobeable`], the reason.
+pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
+    let image = kernel.image();
+    if !image.is_text(link) {
+        return Err(Unprobeable::NotText);
+    }
+    let range = kernel.function(link).ok_or(Unprobeable::NoFunction)?;
+    let length = range.end.offset_from(range.start).unwrap_or(0) as usize;
+    let bytes = image.bytes_at(range.start, length).ok_or(Unprobeable::NotText)?;
+    let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
+    let fentry = kernel.symbol("__fentry__");
+    text.spot(link, |at, bytes| fentry.is_some() && called_by(at, bytes) == fentry)
+}
+
+/// The target of the `call rel32` at `at`, if `bytes` are one.
+fn called_by(at: Gva, bytes: &[u8]) -> Option<Gva> {
+    const CALL: u8 = 0xe8;
+    let [CALL, distance @ ..] = bytes.get(..FTRACE_SITE as usize)? else { return None };
+    let distance = i32::from_le_bytes(distance.try_into().ok()?);
+    Some(at.add(FTRACE_SITE).offset(distance.into()))
+}
+
+/// Whether a site that the guest rewrites may still be probed: it does so once, before sites like it are armed
+/// from the live text. Alternatives are not among them: what is one instruction in the file may be several then.
+#[must_use]
+pub fn is_settled_late(why: Why) -> bool {
+    why.is_final_after_boot() && !matches!(why, Why::Alternative | Why::Paravirt)
+}
