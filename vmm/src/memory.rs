@@ -1,15 +1,20 @@
-//! The guest's RAM: anonymous host memory, laid out around the hole below 4 GiB.
+//! The guest's memory: anonymous host memory. Its RAM is laid out around the hole below 4 GiB; the reserved memory
+//! lies in the hole.
 
+use crate::boot::layout;
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use std::ops::Range;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 /// Devices and firmware tables of a PC live between here and 4 GiB; RAM goes on above.
 const HOLE_START: u64 = 0xc000_0000;
 const HOLE_END: u64 = 0x1_0000_0000;
 
-/// The RAM of one guest. Pages appear when they are first touched.
+/// The RAM of one guest, and the [reserved memory](layout::RESERVED) that it does not know. Pages appear when they
+/// are first touched.
 pub struct GuestRam {
     backing: GuestMemoryMmap,
 }
@@ -24,15 +29,15 @@ pub struct OutOfMemory {
 }
 
 impl GuestRam {
-    /// Reserves `size` bytes, a multiple of the page size.
+    /// Reserves `size` bytes of RAM, a multiple of the page size, and the reserved memory.
     ///
     /// # Errors
     /// [`OutOfMemory`] when the host has no address space for it.
     pub fn new(size: u64) -> Result<Self, OutOfMemory> {
-        let ranges: Vec<_> = ranges(size)
-            .into_iter()
-            .map(|r| (GuestAddress(r.start.0), (r.end.0 - r.start.0) as usize))
-            .collect();
+        let mut ranges = ranges(size);
+        ranges.insert(1, layout::RESERVED..layout::RESERVED.add(layout::RESERVED_SIZE));
+        let ranges: Vec<_> =
+            ranges.into_iter().map(|r| (GuestAddress(r.start.0), (r.end.0 - r.start.0) as usize)).collect();
         let backing = GuestMemoryMmap::from_ranges(&ranges)
             .map_err(|source| OutOfMemory { mib: size >> 20, source })?;
         Ok(Self { backing })
@@ -41,11 +46,16 @@ impl GuestRam {
     /// The RAM in order of guest-physical address.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range<Gpa>> {
-        let range = |r: &vm_memory::GuestRegionMmap| {
+        let range = |r: &GuestRegionMmap| {
             let start = Gpa(r.start_addr().0);
             start..start.add(r.len())
         };
-        self.backing.iter().map(range).collect()
+        self.regions().map(range).collect()
+    }
+
+    /// The RAM as mappings in the host, in order of guest-physical address.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
+        self.backing.iter().filter(|r| r.start_addr().0 != layout::RESERVED.0)
     }
 
     /// The end of the RAM below the hole, which is where firmware-era data must be.
@@ -54,7 +64,7 @@ impl GuestRam {
         self.ranges().first().map_or(Gpa(0), |r| r.end)
     }
 
-    /// The memory as the loaders of other crates take it.
+    /// All memory, the reserved one too, as KVM and the loaders of other crates take it.
     #[must_use]
     pub fn backing(&self) -> &GuestMemoryMmap {
         &self.backing
@@ -93,6 +103,23 @@ mod tests {
         assert_eq!(ranges(128 << 20), [Gpa(0)..Gpa(128 << 20)]);
         assert_eq!(ranges(3 << 30), [Gpa(0)..Gpa(3 << 30)]);
         assert_eq!(ranges(64 << 30), [Gpa(0)..Gpa(3 << 30), Gpa(4 << 30)..Gpa(65 << 30)]);
+    }
+
+    #[test]
+    fn the_reserved_memory_is_memory_but_not_ram() {
+        for size in [2 << 20, 3 << 30, 5 << 30] {
+            let ram = GuestRam::new(size).unwrap();
+            assert_eq!(ram.ranges(), ranges(size));
+            assert_eq!(ram.low_end(), Gpa(size.min(3 << 30)));
+            let last = layout::RESERVED.add(layout::RESERVED_SIZE - 1);
+            for at in [layout::RESERVED, last] {
+                ram.write(at, &[7]).unwrap();
+                let mut byte = [0];
+                ram.read(at, &mut byte).unwrap();
+                assert_eq!(byte, [7]);
+            }
+            assert!(ram.write(last, &[7; 2]).is_err());
+        }
     }
 
     #[test]

@@ -23,6 +23,12 @@ pub const ACPI: Gpa = Gpa(0xe_0000);
 /// RAM that the kernel may use freely starts here.
 pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
 
+/// Memory that the memory map does not name: what the guest runs and fills for us without knowing of it (see
+/// [`crate::reserved`]). In the hole below 4 GiB, where no device is.
+pub const RESERVED: Gpa = Gpa(0xd000_0000);
+/// Its size, in bytes.
+pub const RESERVED_SIZE: u64 = 4 << 20;
+
 /// Registers of the interrupt controllers (fixed by the PC platform and by KVM).
 pub const IOAPIC: u32 = 0xfec0_0000;
 /// See [`IOAPIC`].

@@ -1,0 +1,206 @@
+//! Memory that the guest runs and fills for us without knowing of it.
+//!
+//! It is a memory slot outside the guest's memory map, seen through two free entries of the guest's own page
+//! tables near its kernel's text:
+//!
+//! - the code window (read and execute): return trampolines, copies of instructions, and int3 in all the rest;
+//! - the data window (read and write, no execute).
+//!
+//! An entry that was absent needs no flush when it is filled: the CPU caches no absent entry (Intel SDM volume 3,
+//! 4.10.4.3). It is never changed or removed while the guest runs.
+//!
+//! A copy is written to a slot. A slot that is retired may still have someone inside: a vCPU, or a task that was
+//! interrupted there and is to return. [`Reserved::reclaim`] finds them without knowing anything of the guest's
+//! kernel: the CPU saves the RIP of what it interrupts as an aligned word on a stack (Intel SDM volume 3, 6.14.2),
+//! so a slot to which no word of RAM points has nobody inside. A word that points there by chance, or because the
+//! guest wants it to, only delays.
+
+use crate::boot::layout;
+use crate::memory::GuestRam;
+use crate::touched;
+use crate::world::Parked;
+use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::copy::SLOT;
+use probe_engine::memory::{NoMemory, PhysMemory};
+use probe_engine::paging::AddressSpace;
+use probe_engine::paging::window::{self, NoWindow};
+use probe_engine::probe::hit::INT3;
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+
+/// How many return trampolines there are. Each is one int3, at the start of the code window.
+pub const TRAMPOLINES: u32 = 64 << 10;
+/// How many slots there are, behind the trampolines. What follows them in the code window is free.
+pub const SLOTS: u16 = 32 << 10;
+/// The memory of the code window.
+const CODE: Gpa = layout::RESERVED;
+/// The memory of the data window, [`window::SIZE`] bytes, zero at first.
+pub const DATA: Gpa = Gpa(layout::RESERVED.0 + window::SIZE);
+
+const _: () = assert!(TRAMPOLINES as u64 + SLOTS as u64 * SLOT as u64 <= window::SIZE);
+const _: () =
+    assert!(layout::RESERVED_SIZE == 2 * window::SIZE && layout::RESERVED.0.is_multiple_of(window::SIZE));
+
+/// The number of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u16);
+
+/// The reserved memory cannot be mapped into the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReservedError {
+    /// There is no place for it in the page tables.
+    #[error(transparent)]
+    NoWindow(#[from] NoWindow),
+    /// It was not made with the guest's memory, or the page tables are not in memory.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+/// The reserved memory of a guest, mapped.
+#[derive(Debug)]
+pub struct Reserved {
+    /// The code window.
+    code: Gva,
+    /// The data window.
+    data: Gva,
+    /// The lowest slot that was never used; all after it are like it.
+    unused: u16,
+    /// Slots that were used, and in which nobody can be.
+    free: BTreeSet<Slot>,
+    /// Slots in which someone may still be.
+    retired: BTreeSet<Slot>,
+}
+
+impl Reserved {
+    /// Maps the reserved memory into `space` near `text`, the whole text of the guest's kernel. The kernel must
+    /// have cleaned its early mappings (`cleanup_highmap` in `setup_arch`) and set EFER.NXE. Called once a guest.
+    ///
+    /// # Errors
+    /// [`ReservedError`]; the guest's page tables are then as they were.
+    pub fn map(
+        _: &Parked<'_>,
+        ram: &GuestRam,
+        space: AddressSpace,
+        text: &Range<Gva>,
+    ) -> Result<Self, ReservedError> {
+        let windows = window::find(ram, space, text)?;
+        ram.write(CODE, &vec![INT3; window::SIZE as usize])?;
+        ram.write(windows.data_entry, &window::data_entry(DATA).to_le_bytes())?;
+        ram.write(windows.code_entry, &window::code_entry(CODE).to_le_bytes())?;
+        Ok(Self {
+            code: windows.code,
+            data: windows.data,
+            unused: 0,
+            free: BTreeSet::new(),
+            retired: BTreeSet::new(),
+        })
+    }
+
+    /// The data window.
+    #[must_use]
+    pub fn data(&self) -> Range<Gva> {
+        self.data..self.data.add(window::SIZE)
+    }
+
+    /// The address of return trampoline `instance`, which is less than [`TRAMPOLINES`].
+    #[must_use]
+    pub fn trampoline(&self, instance: u32) -> Gva {
+        self.code.add(u64::from(instance))
+    }
+
+    /// Which return trampoline `at` is.
+    #[must_use]
+    pub fn instance_of(&self, at: Gva) -> Option<u32> {
+        let instance = u32::try_from(at.offset_from(self.code)?).ok()?;
+        (instance < TRAMPOLINES).then_some(instance)
+    }
+
+    /// Where the guest runs what is in `slot`.
+    #[must_use]
+    pub fn address(&self, slot: Slot) -> Gva {
+        self.slots().start.add(offset(slot))
+    }
+
+    /// The slot that `at` lies in, whether or not it is in use.
+    #[must_use]
+    pub fn slot_of(&self, at: Gva) -> Option<Slot> {
+        let number = at.offset_from(self.slots().start)? / SLOT as u64;
+        u16::try_from(number).ok().filter(|number| *number < SLOTS).map(Slot)
+    }
+
+    /// Takes a slot. `None` when all are in use or retired: see [`reclaim`](Self::reclaim).
+    pub fn allocate(&mut self) -> Option<Slot> {
+        if let Some(slot) = self.free.pop_first() {
+            return Some(slot);
+        }
+        let slot = Slot(self.unused);
+        (self.unused < SLOTS).then(|| {
+            self.unused += 1;
+            slot
+        })
+    }
+
+    /// Fills a slot to which nothing leads yet.
+    ///
+    /// # Errors
+    /// Never in a guest in which the reserved memory was mapped.
+    pub fn write(&self, ram: &GuestRam, slot: Slot, code: &[u8; SLOT]) -> Result<(), NoMemory> {
+        ram.write(CODE.add(u64::from(TRAMPOLINES) + offset(slot)), code)
+    }
+
+    /// Gives a slot back to which nothing leads any more. Its code stays: someone may be inside.
+    pub fn retire(&mut self, slot: Slot) {
+        self.retired.insert(slot);
+    }
+
+    /// Whether `at` lies in a slot that is in use, or in which someone may be.
+    #[must_use]
+    pub fn is_in_use(&self, at: Gva) -> bool {
+        self.slot_of(at).is_some_and(|slot| slot.0 < self.unused && !self.free.contains(&slot))
+    }
+
+    /// Frees the retired slots in which nobody can be: no vCPU's RIP (`vcpu_rips`, of all of them) and no aligned
+    /// word of RAM points into them. Reads all RAM that was ever touched; for when [`allocate`](Self::allocate)
+    /// has nothing left. Returns how many are free.
+    ///
+    /// # Errors
+    /// The host does not tell which memory was touched; no slot is freed.
+    pub fn reclaim(&mut self, _: &Parked<'_>, ram: &GuestRam, vcpu_rips: &[Gva]) -> io::Result<usize> {
+        let slots = self.slots();
+        let mut occupied = BTreeSet::new();
+        // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
+        let mut mark =
+            |rip: Gva| occupied.extend([rip, rip.offset(-1)].into_iter().filter_map(|at| self.slot_of(at)));
+        vcpu_rips.iter().copied().for_each(&mut mark);
+        let (start, length) = (slots.start.0, slots.end.0 - slots.start.0);
+        let points_there = |word: u64| word.wrapping_sub(start) <= length;
+        touched::each_page(ram, |page| {
+            // Nearly all pages end here, without a branch for each word.
+            if page.iter().fold(false, |any, word| any | points_there(*word)) {
+                page.iter().copied().filter(|word| points_there(*word)).map(Gva).for_each(&mut mark);
+            }
+        })?;
+        for slot in self.retired.difference(&occupied) {
+            if self.write(ram, *slot, &[INT3; SLOT]).is_ok() {
+                self.free.insert(*slot);
+            }
+        }
+        self.retired.retain(|slot| occupied.contains(slot));
+        Ok(self.free.len())
+    }
+
+    /// Where all slots lie.
+    fn slots(&self) -> Range<Gva> {
+        let start = self.code.add(u64::from(TRAMPOLINES));
+        start..start.add(u64::from(SLOTS) * SLOT as u64)
+    }
+}
+
+/// Where `slot` lies behind the first.
+fn offset(Slot(number): Slot) -> u64 {
+    u64::from(number) * SLOT as u64
+}
+
+#[cfg(test)]
+mod tests;
