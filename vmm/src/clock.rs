@@ -59,8 +59,14 @@ impl Rate {
     /// Nanoseconds from the start of the clock to the moment at which `ticks` was read.
     #[must_use]
     pub fn nanos(&self, ticks: u64) -> u64 {
-        let elapsed = u128::from(ticks.saturating_sub(self.first));
-        u64::try_from(elapsed * u128::from(self.nanos) / u128::from(self.ticks)).unwrap_or(u64::MAX)
+        self.duration(ticks.saturating_sub(self.first))
+    }
+
+    /// How many nanoseconds `ticks` ticks take.
+    #[must_use]
+    pub fn duration(&self, ticks: u64) -> u64 {
+        let nanos = u128::from(ticks) * u128::from(self.nanos) / u128::from(self.ticks);
+        u64::try_from(nanos).unwrap_or(u64::MAX)
     }
 }
 

@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_patch_over_another_byte_is_refused_and_changes_nothing() {
-        let world = World::new(0, Orders::default(), EventFd::new(0).unwrap());
+        let world = World::new(0, Orders::default(), EventFd::new(0).unwrap().into());
         let parked = world.park(|_| {});
         let ram = GuestRam::new(0x1000).unwrap();
         ram.write(Gpa(0x10), &[0x55]).unwrap();

@@ -16,10 +16,23 @@ use probe_engine::regs::{Regs, rflags};
 pub enum Trap {
     /// An `int3` was executed in kernel mode.
     Breakpoint(Breakpoint),
-    /// An execution breakpoint of ours; RIP is on the instruction that has not run yet.
-    Execution(Regs),
+    /// Debug registers of ours fired.
+    Debug(Fired),
     /// An exception that can only be the guest's own.
     Guest(GuestException),
+}
+
+/// Debug registers of ours fired, all at accesses or all at an execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fired {
+    /// At an access RIP is behind the instruction that made it; at an execution on the one that has not run yet.
+    pub regs: Regs,
+    /// Which of DR0 to DR3.
+    pub registers: [bool; 4],
+    /// Whether an instruction is about to run.
+    pub execution: bool,
+    /// What else the same #DB tells the guest: that it steps through its own code.
+    pub guest: Option<DebugException>,
 }
 
 /// An executed `int3`.
@@ -41,6 +54,18 @@ pub enum Delivery {
     Reflected,
 }
 
+impl Delivery {
+    /// How many places can be watched at a time: the CPU has four debug registers, and where a #BP goes to the guest
+    /// first, one of them stands on its handler.
+    #[must_use]
+    pub fn watches(self) -> usize {
+        match self {
+            Self::Intercepted => 4,
+            Self::Reflected => 3,
+        }
+    }
+}
+
 /// An exception to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuestException {
@@ -48,6 +73,8 @@ pub enum GuestException {
     Delivered,
     /// It has to be injected.
     Intercepted(DebugException),
+    /// As the former, behind the `icebp` that RIP is on.
+    Icebp(DebugException),
 }
 
 /// Tells what `exit` is. `handler` is the guest's entry for vector 3, when a breakpoint of ours stands on it.
@@ -67,19 +94,43 @@ pub fn classify(
         }
         return Trap::Breakpoint(Breakpoint { regs, delivery: Delivery::Intercepted });
     }
-    let by_register = exit.dr6 & 0xf != 0 && breakpoints.contain(rip);
-    if !by_register {
-        return Trap::Guest(GuestException::Intercepted(DebugException::Debug { dr6: exit.dr6 }));
+    let memory = VirtMemory { phys: ram, space: vcpu.address_space() };
+    let accessed = breakpoints.accessed(exit.dr6);
+    if accessed.contains(&true) {
+        // An execution breakpoint on the next instruction is met when the guest goes on.
+        let guest =
+            (exit.dr6 & DR6_GUEST != 0).then_some(DebugException::Debug { dr6: exit.dr6 & !DR6_FIRED });
+        return Trap::Debug(Fired { regs, registers: accessed, execution: false, guest });
+    }
+    let reached = breakpoints.reached(exit.dr6, rip);
+    if !reached.contains(&true) || exit.dr6 & DR6_GUEST != 0 {
+        let exception = DebugException::Debug { dr6: exit.dr6 & !DR6_FIRED };
+        return Trap::Guest(match is_icebp(exit.dr6, rip, &memory) {
+            true => GuestException::Icebp(exception),
+            false => GuestException::Intercepted(exception),
+        });
     }
     if handler != Some(rip) {
-        return Trap::Execution(regs);
+        return Trap::Debug(Fired { regs, registers: reached, execution: true, guest: None });
     }
-    let memory = VirtMemory { phys: ram, space: vcpu.address_space() };
     match undo_frame(&regs, &memory) {
         Ok(Some(regs)) => Trap::Breakpoint(Breakpoint { regs, delivery: Delivery::Reflected }),
         // From user mode, or a stack that cannot be read: never ours.
         Ok(None) | Err(_) => Trap::Guest(GuestException::Delivered),
     }
+}
+
+/// DR0 to DR3 fired (Intel SDM volume 3, 18.2.3).
+const DR6_FIRED: u64 = 0xf;
+/// Debug registers are accessed, one step is done, another task runs: what only the guest can have asked for.
+const DR6_GUEST: u64 = 1 << 13 | 1 << 14 | 1 << 15;
+
+/// Whether a #DB without a cause in DR6 is that of an `icebp` at `rip`: VMX leaves RIP on it, where the guest's handler
+/// has to find it behind.
+fn is_icebp(dr6: u64, rip: Gva, memory: &VirtMemory<'_, GuestRam>) -> bool {
+    const ICEBP: u8 = 0xf1;
+    let mut byte = [0];
+    dr6 & (DR6_FIRED | DR6_GUEST) == 0 && memory.read(rip, &mut byte).is_ok() && byte == [ICEBP]
 }
 
 /// The registers before the `int3` whose exception frame is on top of the stack, or `None` when it was executed

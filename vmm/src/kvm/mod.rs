@@ -8,7 +8,7 @@ mod vcpu;
 
 pub use exit::{DebugExit, Exit};
 pub use fault::Exception;
-pub use guest_debug::{Breakpoints, DebugException};
+pub use guest_debug::{Breakpoints, DebugException, DebugRegister};
 pub use machine::{Machine, MachineError};
 pub use vcpu::KvmVcpu;
 

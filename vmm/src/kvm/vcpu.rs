@@ -2,7 +2,10 @@
 
 use super::exit::{DebugExit, Exit};
 use crate::devices::Devices;
-use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{
+    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_regs,
+    kvm_sregs, kvm_vcpu_events,
+};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
@@ -17,11 +20,12 @@ pub struct KvmVcpu {
 }
 
 impl KvmVcpu {
-    /// Takes the descriptor over and asks KVM to leave general and system registers in the shared page at each
-    /// exit (KVM_CAP_SYNC_REGS), so that a hit needs no KVM_GET_REGS.
+    /// Takes the descriptor over and asks KVM to leave general and system registers and pending events in the
+    /// shared page at each exit (KVM_CAP_SYNC_REGS), so that a hit needs no KVM_GET_REGS.
     pub(super) fn new(mut fd: VcpuFd) -> Self {
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        fd.set_sync_valid_reg(SyncReg::VcpuEvents);
         Self { fd }
     }
 
@@ -104,6 +108,25 @@ impl KvmVcpu {
     pub fn set_regs(&mut self, regs: &Regs) {
         self.fd.sync_regs_mut().regs = to_kvm(regs);
         self.fd.set_sync_dirty_reg(SyncReg::Register);
+    }
+
+    /// As [`set_regs`](Self::set_regs), at once: registers that are written when the guest goes on drop an exception
+    /// that was injected before.
+    ///
+    /// # Errors
+    /// What the system call said.
+    pub fn write_regs(&mut self, regs: &Regs) -> Result<(), errno::Error> {
+        self.fd.sync_regs_mut().regs = to_kvm(regs);
+        self.fd.set_regs(&to_kvm(regs))
+    }
+
+    /// No interrupt comes before the guest has executed one more instruction, as behind its own `sti` (Intel SDM
+    /// volume 3, 6.8.3).
+    pub fn hold_interrupts_for_one_instruction(&mut self) {
+        let events = &mut self.fd.sync_regs_mut().events;
+        events.interrupt.shadow = KVM_X86_SHADOW_INT_STI as u8;
+        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
     }
 
     /// The address space at the last exit.

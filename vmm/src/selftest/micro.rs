@@ -10,6 +10,7 @@ use crate::memory::{GuestRam, OutOfMemory};
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::memory::{NoMemory, PhysMemory};
+use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
 use std::sync::Arc;
 use vmm_sys_util::errno;
@@ -89,6 +90,12 @@ impl MicroGuest {
     #[must_use]
     pub fn ram(&self) -> &Arc<GuestRam> {
         self.machine.ram()
+    }
+
+    /// Its page tables.
+    #[must_use]
+    pub fn address_space(&self) -> AddressSpace {
+        AddressSpace::new(PML4, 0)
     }
 
     /// Puts `bytes` at `at`.
@@ -185,7 +192,7 @@ fn set_sregs(sregs: &mut kvm_sregs, mode: Privilege) {
     const CR0_PE_MP_ET_NE_WP_PG: u64 = 1 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
     /// SSE is on: see `checks::native_execution`.
     const CR4_PAE_OSFXSR_OSXMMEXCPT: u64 = 1 << 5 | 1 << 9 | 1 << 10;
-    const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
+    const EFER_LME_LMA_NXE: u64 = 1 << 8 | 1 << 10 | 1 << 11;
     let (code, data, dpl) = match mode {
         Privilege::Kernel => (KERNEL_CODE, KERNEL_DATA, 0),
         Privilege::User => (USER_CODE, USER_DATA, 3),
@@ -198,5 +205,5 @@ fn set_sregs(sregs: &mut kvm_sregs, mode: Privilege) {
     (sregs.gdt.base, sregs.gdt.limit) = (GDT, 0x2f);
     (sregs.idt.base, sregs.idt.limit) = (IDT, 0xfff);
     (sregs.cr0, sregs.cr2, sregs.cr3) = (CR0_PE_MP_ET_NE_WP_PG, 0, PML4);
-    (sregs.cr4, sregs.efer) = (CR4_PAE_OSFXSR_OSXMMEXCPT, EFER_LME_LMA);
+    (sregs.cr4, sregs.efer) = (CR4_PAE_OSFXSR_OSXMMEXCPT, EFER_LME_LMA_NXE);
 }
