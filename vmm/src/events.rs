@@ -4,51 +4,114 @@ use crate::clock::Rate;
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
 use rtrb::{Consumer, Producer, RingBuffer};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// How many hits a vCPU may be ahead of the reader.
-const RING: usize = 16 << 10;
+pub(crate) const RING: usize = 16 << 10;
 
-/// A hit as a vCPU notes it down.
+/// How many probes a session can register, unregistered ones included.
+pub const MAX_PROBES: usize = 1 << 20;
+
+/// An event as a vCPU notes it down.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     ticks: u64,
     probe: ProbeId,
     rip: Gva,
-    args: [u64; 6],
+    what: What<Ticks>,
 }
 
-/// A hit as the user sees it.
+/// A duration in ticks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticks(pub(crate) u64);
+
+/// Something that a probe saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hit {
+pub struct Event {
     /// Nanoseconds since the guest was started.
     pub nanos: u64,
     /// The vCPU that took it.
     pub vcpu: usize,
     /// The probe that it belongs to.
     pub probe: ProbeId,
-    /// The probed address.
+    /// Where the guest was (GVA): the probed instruction, where a function returned to, or behind the instruction that
+    /// accessed what is watched.
     pub rip: Gva,
-    /// rdi, rsi, rdx, rcx, r8, r9.
-    pub args: [u64; 6],
+    /// What happened.
+    pub what: What<Nanos>,
+}
+
+impl Event {
+    /// Argument `n` in registers, of a hit: 0 is rdi.
+    #[must_use]
+    pub fn argument(&self, n: usize) -> Option<u64> {
+        match &self.what {
+            What::Hit { args } => args.get(n).copied(),
+            What::Return { .. } | What::Access { .. } => None,
+        }
+    }
+}
+
+/// A duration in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nanos(pub u64);
+
+/// What happened. `T` is how time is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What<T> {
+    /// An instruction is about to be executed.
+    Hit {
+        /// rdi, rsi, rdx, rcx, r8, r9.
+        args: [u64; 6],
+    },
+    /// A function has returned.
+    Return {
+        /// RAX.
+        value: u64,
+        /// How long the call took.
+        duration: T,
+    },
+    /// Watched memory was accessed.
+    Access {
+        /// What it held when it was last looked at.
+        old: u64,
+        /// What it holds now.
+        new: u64,
+    },
 }
 
 /// Counts of one vCPU. Written by its thread alone, read by anyone.
 pub struct Counters {
-    /// By probe.
-    hits: Box<[AtomicU64]>,
+    /// By probe, in chunks that appear when they are needed.
+    hits: Box<[OnceLock<Box<[AtomicU64]>>]>,
     /// How often the reader was too slow and the vCPU had to wait.
     waits: AtomicU64,
 }
 
+/// Counters in a chunk.
+const CHUNK: usize = 1 << 10;
+
 impl Counters {
-    /// Hits of `probe`.
-    pub fn hits(&self, probe: ProbeId) -> u64 {
-        self.hits.get(probe.0 as usize).map_or(0, |n| n.load(Ordering::Relaxed))
+    fn new() -> Self {
+        Self { hits: (0..MAX_PROBES / CHUNK).map(|_| OnceLock::new()).collect(), waits: AtomicU64::new(0) }
     }
 
-    /// See [`Recorder::wait`].
+    /// Hits of `probe`.
+    pub fn hits(&self, probe: ProbeId) -> u64 {
+        let chunk = self.hits.get(probe.0 as usize / CHUNK).and_then(OnceLock::get);
+        chunk.and_then(|c| c.get(probe.0 as usize % CHUNK)).map_or(0, |n| n.load(Ordering::Relaxed))
+    }
+
+    fn count(&self, probe: ProbeId) {
+        let Some(chunk) = self.hits.get(probe.0 as usize / CHUNK) else { return };
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| AtomicU64::new(0)).collect());
+        if let Some(hits) = chunk.get(probe.0 as usize % CHUNK) {
+            bump(hits);
+        }
+    }
+
+    /// See [`Recorder::count_wait`].
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -71,12 +134,14 @@ impl Recorder {
         bump(&self.counters.waits);
     }
 
-    /// Notes a hit down. There must be [room](Self::has_room).
-    pub fn record(&mut self, ticks: u64, probe: ProbeId, rip: Gva, args: [u64; 6]) {
-        if let Some(hits) = self.counters.hits.get(probe.0 as usize) {
-            bump(hits);
-        }
-        let _ = self.ring.push(Record { ticks, probe, rip, args });
+    /// Counts a hit of `probe`.
+    pub fn count(&self, probe: ProbeId) {
+        self.counters.count(probe);
+    }
+
+    /// Notes a hit down, which has been counted. There must be [room](Self::has_room).
+    pub(crate) fn record(&mut self, ticks: u64, probe: ProbeId, rip: Gva, what: What<Ticks>) {
+        let _ = self.ring.push(Record { ticks, probe, rip, what });
     }
 }
 
@@ -89,21 +154,17 @@ fn bump(counter: &AtomicU64) {
 pub struct Reader {
     rings: Vec<Consumer<Record>>,
     counters: Vec<Arc<Counters>>,
-    batch: Vec<Hit>,
+    batch: Vec<Event>,
 }
 
-/// Rings for `cpus` vCPUs and `probes` probes.
+/// Rings for `cpus` vCPUs.
 #[must_use]
-pub fn rings(cpus: usize, probes: usize) -> (Vec<Recorder>, Reader) {
+pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
     let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), batch: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
-            // However many probes share a site, one hit of it fits.
-            let (ring, consumer) = RingBuffer::new(RING.max(probes));
-            let counters = Arc::new(Counters {
-                hits: (0..probes).map(|_| AtomicU64::new(0)).collect(),
-                waits: AtomicU64::new(0),
-            });
+            let (ring, consumer) = RingBuffer::new(RING);
+            let counters = Arc::new(Counters::new());
             reader.rings.push(consumer);
             reader.counters.push(counters.clone());
             Recorder { ring, counters }
@@ -114,13 +175,20 @@ pub fn rings(cpus: usize, probes: usize) -> (Vec<Recorder>, Reader) {
 
 impl Reader {
     /// What has come in since the last call, in order of time.
-    pub fn drain(&mut self, rate: Rate) -> &[Hit] {
+    pub fn drain(&mut self, rate: Rate) -> &[Event] {
         self.batch.clear();
         for (vcpu, ring) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
-                let Ok(Record { ticks, probe, rip, args }) = ring.pop() else { break };
-                self.batch.push(Hit { nanos: rate.nanos(ticks), vcpu, probe, rip, args });
+                let Ok(Record { ticks, probe, rip, what }) = ring.pop() else { break };
+                let what = match what {
+                    What::Hit { args } => What::Hit { args },
+                    What::Access { old, new } => What::Access { old, new },
+                    What::Return { value, duration: Ticks(ticks) } => {
+                        What::Return { value, duration: Nanos(rate.duration(ticks)) }
+                    }
+                };
+                self.batch.push(Event { nanos: rate.nanos(ticks), vcpu, probe, rip, what });
             }
         }
         self.batch.sort_by_key(|hit| hit.nanos);
@@ -145,12 +213,15 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, ticks};
 
+    const HIT: What<Ticks> = What::Hit { args: [0; 6] };
+
     #[test]
     fn hits_of_all_vcpus_come_out_in_order_of_time() {
         let clock = Clock::start(None);
-        let (mut recorders, mut reader) = rings(2, 1);
+        let (mut recorders, mut reader) = rings(2);
         for n in 0..10 {
-            recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), [0; 6]);
+            recorders[n % 2].count(ProbeId(0));
+            recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT);
         }
         let order: Vec<u64> = reader.drain(clock.rate()).iter().map(|hit| hit.rip.0).collect();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
@@ -160,10 +231,10 @@ mod tests {
 
     #[test]
     fn a_full_ring_says_so_before_a_hit_is_lost() {
-        let (mut recorders, mut reader) = rings(1, 1);
+        let (mut recorders, mut reader) = rings(1);
         let mut recorded = 0;
         while recorders[0].has_room(2) {
-            recorders[0].record(0, ProbeId(0), Gva(0), [0; 6]);
+            recorders[0].record(0, ProbeId(0), Gva(0), HIT);
             recorded += 1;
         }
         assert_eq!(recorded, RING - 1);

@@ -6,7 +6,10 @@
 //! until the control thread has answered it. Nothing here is touched by a hit, except one load of `attention`.
 
 use crate::kvm::Breakpoints;
+use crate::probe::Active;
+use crate::session::Command;
 use probe_engine::addr::Gva;
+use probe_engine::linux::current::CurrentTask;
 use probe_engine::paging::AddressSpace;
 use probe_engine::probe::table::{Internal, ProbeSet};
 use probe_engine::regs::Regs;
@@ -16,18 +19,25 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// What the vCPUs go by between two stops.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Orders {
     /// The armed sites.
-    pub sites: ProbeSet,
-    /// The hardware breakpoints of every vCPU.
+    pub sites: ProbeSet<Arc<Active>>,
+    /// The return probes that follow calls.
+    pub returns: Vec<Arc<Active>>,
+    /// The first return trampoline.
+    pub trampolines: Gva,
+    /// How the task of a vCPU is found.
+    pub current: Option<CurrentTask>,
+    /// The debug registers of every vCPU.
     pub breakpoints: Breakpoints,
+    /// Whose they are, where they watch for a probe.
+    pub watches: [Option<Arc<Active>>; 4],
     /// The guest's entry for vector 3, when one of the breakpoints stands on it because #BP is not intercepted.
     pub int3_handler: Option<Gva>,
 }
 
 /// A vCPU stopped by itself and waits for the control thread.
-#[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// Who.
     pub vcpu: usize,
@@ -42,12 +52,15 @@ pub struct Request {
 }
 
 /// What a vCPU stopped at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A hardware breakpoint of ours.
     Breakpoint,
     /// An internal site.
     Internal(Internal),
+    /// A probed instruction that accesses a device: it has to run from a copy.
+    Device,
+    /// What a handler wants to have done before the vCPU goes on.
+    Commands(Vec<Command>),
 }
 
 /// What a vCPU does after it stood still.
@@ -78,7 +91,17 @@ struct State {
     phase: Phase,
     orders: Arc<Orders>,
     vcpus: Vec<Standing>,
+    /// Where each vCPU goes on.
+    rips: Vec<Gva>,
     requests: Vec<Request>,
+}
+
+impl State {
+    fn goes_on_at(&mut self, id: usize, rip: Gva) {
+        if let Some(at) = self.rips.get_mut(id) {
+            *at = rip;
+        }
+    }
 }
 
 /// Where the control thread and the vCPU threads meet.
@@ -87,17 +110,18 @@ pub struct World {
     state: Mutex<State>,
     changed: Condvar,
     /// Wakes the control thread when a request waits for it.
-    wake_control: EventFd,
+    wake_control: Arc<EventFd>,
 }
 
 impl World {
     /// A world of `cpus` running vCPUs.
     #[must_use]
-    pub fn new(cpus: usize, orders: Orders, wake_control: EventFd) -> Self {
+    pub fn new(cpus: usize, orders: Orders, wake_control: Arc<EventFd>) -> Self {
         let state = State {
             phase: Phase::Running,
             orders: Arc::new(orders),
             vcpus: vec![Standing::Running; cpus],
+            rips: vec![Gva(0); cpus],
             requests: Vec::new(),
         };
         Self {
@@ -121,18 +145,22 @@ impl World {
         self.attention.load(Ordering::Acquire)
     }
 
-    /// Parks vCPU `id` until the stop is over.
-    pub fn rest(&self, id: usize) -> Next {
-        self.stand(self.lock(), id, Standing::Parked)
+    /// Parks vCPU `id`, which goes on at `rip`, until the stop is over.
+    pub fn rest(&self, id: usize, rip: Gva) -> Next {
+        let mut state = self.lock();
+        state.goes_on_at(id, rip);
+        self.stand(state, id, Standing::Parked)
     }
 
     /// Holds the vCPU of `request` until the control thread has answered.
     pub fn hold(&self, request: Request) -> Next {
         let mut state = self.lock();
+        let vcpu = request.vcpu;
+        state.goes_on_at(vcpu, Gva(request.regs.rip));
         state.requests.push(request);
         // The control thread reads the queue after the wake-up, so a full counter loses nothing.
         let _ = self.wake_control.write(1);
-        self.stand(state, request.vcpu, Standing::Held)
+        self.stand(state, vcpu, Standing::Held)
     }
 
     /// Counts vCPU `id` as parked for at most `time`, because it waits for something other than a stop.
@@ -238,6 +266,12 @@ impl Parked<'_> {
         self.world.lock().orders = Arc::new(orders);
     }
 
+    /// Where each vCPU goes on (GVA).
+    #[must_use]
+    pub fn rips(&self) -> Vec<Gva> {
+        self.world.lock().rips.clone()
+    }
+
     /// Lets the held vCPU `id` go on when the stop is over.
     pub fn release(&self, id: usize) {
         if let Some(standing) = self.world.lock().vcpus.get_mut(id) {
@@ -265,14 +299,14 @@ mod tests {
     use std::time::Instant;
 
     fn world(cpus: usize) -> World {
-        World::new(cpus, Orders::default(), EventFd::new(0).unwrap())
+        World::new(cpus, Orders::default(), Arc::new(EventFd::new(0).unwrap()))
     }
 
     /// A vCPU that counts as long as it runs.
     fn run(world: &World, id: usize, count: &AtomicUsize) {
         loop {
             if world.wants_attention() {
-                match world.rest(id) {
+                match world.rest(id, Gva(0)) {
                     Next::Run(_) => {}
                     Next::End => return world.ended(id),
                 }

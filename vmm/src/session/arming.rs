@@ -1,248 +1,401 @@
-//! Which probe stands where in the running guest, and every change of that.
+//! Which trap stands where: what is wanted, compared with what is there.
+//!
+//! Everything that changes what is wanted (a probe is registered, disabled, moved; the guest frees text, loads a
+//! module, or works on its own text) ends in one [`reconcile`](Arming::reconcile), in one stop of the world.
 
-use super::stage::KernelMap;
+use super::hooks::Hooks;
+use super::registry::{Entry, Registry, State};
+use super::text::{Ground, Traps};
+use super::watches;
 use crate::memory::GuestRam;
-use crate::text::{Patch, PatchError, patch};
-use crate::world::Parked;
-use probe_engine::addr::{Gpa, Gva};
-use probe_engine::insn::decode::instruction_at;
-use probe_engine::insn::plan::{Plan, plan, skip_endbr};
+use crate::probe::Active;
+use crate::reserved::{Reserved, Slot, TRAMPOLINES};
+use crate::world::{Orders, Parked};
+use probe_engine::addr::Gva;
+use probe_engine::insn::copy::{Ending, OutOfLine};
+use probe_engine::insn::plan::{Plan, skip_endbr};
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::memory::PhysMemory;
 use probe_engine::probe::hit::INT3;
-use probe_engine::probe::resolve::Probe;
-use probe_engine::probe::table::{Internal, ProbeId, ProbeSet, UserProbes};
-use std::collections::BTreeMap;
+use probe_engine::probe::once::OneShot;
+use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, Place};
+use probe_engine::probe::table::{CopyEnd, Hanging, Internal, Past, ProbeSet, Site};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
-/// What has become of a probe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// The guest has not come far enough to arm it.
-    Waiting,
-    /// A trap byte stands for it at this guest-virtual address.
-    Armed(Gva),
-    /// The live text did not allow it; why.
-    Refused(String),
-    /// It stood here until the guest freed the text.
-    Gone(Gva),
-    /// It stood here until the guest changed the text under it.
-    Overwritten(Gva),
+/// How far the guest's text is final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// Nobody knows where it is.
+    Unknown,
+    /// ftrace has made its nops; all else may still be changed.
+    Early,
+    /// All of it.
+    Late,
 }
 
-/// The trap bytes in the guest's text.
-pub(super) struct Arming {
-    kernel: Landmarks,
-    probes: Vec<Probe>,
-    states: Vec<State>,
-    planted: BTreeMap<Gva, Planted>,
-}
-
-/// The text of a guest that stands still, in a kernel whose place is known.
-pub(super) struct StoppedText<'a> {
+/// A stop of the world.
+pub(super) struct Stop<'a> {
     pub(super) parked: &'a Parked<'a>,
     pub(super) ram: &'a GuestRam,
-    pub(super) map: &'a KernelMap,
 }
 
-/// A trap byte and what it hides.
-struct Planted {
-    gpa: Gpa,
-    link: Gva,
-    original: u8,
+/// The traps in the guest's text.
+pub(super) struct Arming {
+    kernel: Landmarks,
+    phase: Phase,
+    ground: Option<Ground>,
+    traps: Traps,
+    /// What stands, and how it is passed.
+    standing: BTreeMap<Gva, Standing>,
+    reserved: Result<Reserved, String>,
+    /// Instructions that were seen to access a device: the host cannot emulate them.
+    device: BTreeSet<Gva>,
+    pub(super) hooks: Hooks,
 }
 
-/// What `call __fentry__` is turned into by ftrace, early in boot. Nothing patches it again except ftrace itself.
-const FTRACE_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+struct Standing {
+    past: Past,
+    slot: Option<Slot>,
+    /// Whether its copy ends in a trap.
+    traps_again: bool,
+}
+
+/// What is wanted at one address.
+struct Wanted {
+    probes: Vec<Hanging<Arc<Active>>>,
+    internal: Option<Internal>,
+    function: Range<Gva>,
+    fixup: bool,
+}
+
+/// `call rel32`.
+const CALL: u8 = 0xe8;
+
+/// Where a probe can stand at this moment.
+enum Stand {
+    At { at: Gva, function: Range<Gva>, fixup: bool, moved_from: Option<Gva> },
+    Not(State),
+}
 
 impl Arming {
-    pub(super) fn new(kernel: Landmarks, probes: Vec<Probe>) -> Self {
-        let states = vec![State::Waiting; probes.len()];
-        Self { kernel, probes, states, planted: BTreeMap::new() }
-    }
-
-    /// The probes with what has become of them.
-    pub(super) fn into_states(self) -> impl Iterator<Item = (ProbeId, Probe, State)> {
-        (0..).map(ProbeId).zip(self.probes).zip(self.states).map(|((id, probe), state)| (id, probe, state))
-    }
-
-    /// What has become of each probe.
-    pub(super) fn states(&self) -> &[State] {
-        &self.states
-    }
-
-    /// Arms what is final now: function entries that ftrace has turned into nops. All other text may still be
-    /// changed by alternatives and their like.
-    pub(super) fn arm_early(&mut self, text: &StoppedText<'_>, set: &mut ProbeSet) {
-        for id in 0..self.probes.len() {
-            let _ = self.arm(id, true, text, set);
+    pub(super) fn new(kernel: Landmarks) -> Self {
+        Self {
+            hooks: Hooks::new(&kernel),
+            kernel,
+            phase: Phase::Unknown,
+            ground: None,
+            traps: Traps::default(),
+            standing: BTreeMap::new(),
+            device: BTreeSet::new(),
+            reserved: Err("the kernel has not started".to_owned()),
         }
-        self.plant_internal(Internal::Panic, text, set);
     }
 
-    /// Arms the rest; what cannot be armed now never will be.
-    pub(super) fn arm_late(&mut self, text: &StoppedText<'_>, set: &mut ProbeSet) {
-        for id in 0..self.probes.len() {
-            if let Err(reason) = self.arm(id, false, text, set)
-                && let Some(state) = self.states.get_mut(id)
-            {
-                *state = State::Refused(reason);
+    /// The kernel has come to `phase`, at `ground`.
+    pub(super) fn advance(&mut self, phase: Phase, ground: Ground, stop: &Stop<'_>) {
+        self.phase = phase;
+        self.ground = Some(ground);
+        if self.reserved.is_err() {
+            let text = ground.map.gva(self.kernel.text)..ground.map.gva(self.kernel.text_end);
+            let reserved = Reserved::map(stop.parked, stop.ram, ground.space, &text);
+            self.reserved = reserved.map_err(|e| e.to_string());
+        }
+    }
+
+    /// Whether the text is known, so that probes can be armed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.phase == Phase::Late
+    }
+
+    /// The instruction at `at` accesses a device: from now on it runs from a copy.
+    pub(super) fn run_from_copy(&mut self, at: Gva) {
+        self.device.insert(at);
+    }
+
+    /// The running kernel.
+    pub(super) fn ground(&self) -> Option<&Ground> {
+        self.ground.as_ref()
+    }
+
+    /// Makes the traps in the text those that are wanted, and tells each probe's state.
+    pub(super) fn reconcile(&mut self, registry: &mut Registry, stop: &Stop<'_>, orders: &mut Orders) {
+        let Some(ground) = self.ground else { return };
+        self.traps.forget_pages();
+        let mut wanted = self.wanted(registry, &ground, stop.ram);
+        self.take_out(&wanted, registry, stop, &mut orders.sites);
+        for (at, wanted) in &mut wanted {
+            let probes = std::mem::take(&mut wanted.probes);
+            match self.put_in(*at, wanted, &probes, &ground, stop, &mut orders.sites) {
+                Ok(past) => orders.sites.insert(*at, Site { probes, internal: wanted.internal, past }),
+                Err(reason) => {
+                    orders.sites.remove(*at);
+                    refuse(registry, &probes, &reason);
+                }
             }
         }
-        self.plant_internal(Internal::Panic, text, set);
-        self.plant_internal(Internal::FreeInitText, text, set);
+        self.follow_returns(registry, orders);
+        if self.phase == Phase::Late {
+            watches::set(registry, &ground, stop.ram, orders);
+        }
     }
 
-    /// Arms probe number `id` if it waits. With `only_nops`, everything else is left for later.
-    fn arm(
+    /// All that should stand, by address.
+    fn wanted(&mut self, registry: &mut Registry, ground: &Ground, ram: &GuestRam) -> BTreeMap<Gva, Wanted> {
+        let mut all = BTreeMap::<Gva, Wanted>::new();
+        let armed = registry.is_armed();
+        for entry in registry.iter_mut() {
+            if entry.active.watching().is_some() || entry.active.is_broken() || is_settled(&entry.state) {
+                continue;
+            }
+            if entry.active.is_spent() {
+                if let State::Armed(at) = entry.state {
+                    entry.state = State::Spent(at);
+                }
+                continue;
+            }
+            let stand = self.stand(entry, ground, ram);
+            match stand {
+                Stand::Not(state @ (State::Waiting | State::Gone(_))) => entry.state = state,
+                _ if !entry.enabled || !armed => entry.state = State::Disabled,
+                Stand::Not(state) => {
+                    let is_new = entry.state != state;
+                    entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
+                    entry.state = state;
+                }
+                Stand::At { at, function, fixup, moved_from } => {
+                    entry.made_room |= moved_from.is_some();
+                    entry.state = State::Armed(at);
+                    let none = Wanted { probes: Vec::new(), internal: None, function, fixup };
+                    let hanging = Hanging { probe: entry.active.clone(), moved_from };
+                    all.entry(at).or_insert(none).probes.push(hanging);
+                }
+            }
+        }
+        for (internal, link) in self.hooks.wanted(self.phase, registry) {
+            let start = ground.map.gva(link);
+            if let Some(at) = self.hook_place(start, ground, ram) {
+                // Only its entry is of interest, whatever the function's length.
+                let function = start..at.add(16);
+                let none = Wanted { probes: Vec::new(), internal: None, function, fixup: false };
+                all.entry(at).or_insert(none).internal = Some(internal);
+            }
+        }
+        all
+    }
+
+    /// Where the probe of `entry` can stand now.
+    fn stand(&self, entry: &Entry, ground: &Ground, ram: &GuestRam) -> Stand {
+        let Some(spot) = &entry.spot else { return Stand::Not(State::Waiting) };
+        let is_kernel = matches!(entry.place, Place::Kernel { .. });
+        let slide = if is_kernel { ground.map.slide() } else { 0 };
+        let asked = spot.at.add(slide);
+        if is_kernel && self.hooks.is_freed(&self.kernel, spot.at) {
+            return Stand::Not(State::Gone(asked));
+        }
+        let function = spot.function.start.add(slide)..spot.function.end.add(slide);
+        let mut bytes = [0; 16];
+        // A function's last instructions may be fewer bytes.
+        let length = function.end.offset_from(asked).unwrap_or(0).min(16) as usize;
+        let Some(head) = bytes.get_mut(..length) else { return Stand::Not(State::Waiting) };
+        if let Err(error) = self.traps.read(ram, ground, asked, head) {
+            return Stand::Not(State::Refused(error.to_string()));
+        }
+        let at = if spot.is_entry() { skip_endbr(head, asked) } else { asked };
+        let Some(behind) = &spot.ftrace else {
+            return match self.phase {
+                Phase::Late => Stand::At { at, function, fixup: spot.fixup, moved_from: None },
+                _ => Stand::Not(State::Waiting),
+            };
+        };
+        let offset = at.offset_from(asked).unwrap_or(0) as usize;
+        let is_nop = head.get(offset..).is_some_and(|head| head.starts_with(&FTRACE_NOP));
+        match behind {
+            // Once it has made room, a probe does not come back where it can do without: a task may be on its way
+            // from here, or from a tracer, to where the probe is now, and would be missed.
+            _ if is_nop && !self.hooks.is_patching() && !entry.made_room => {
+                Stand::At { at, function, fixup: false, moved_from: None }
+            }
+            _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
+            Behind::Free { fixup } => {
+                let behind = at.add(FTRACE_SITE);
+                Stand::At { at: behind, function, fixup: *fixup, moved_from: Some(at) }
+            }
+            Behind::Guarded(_) => Stand::Not(State::Yielded(at)),
+        }
+    }
+
+    /// Where an internal trap stands in the function at `start`: not on what ftrace may want for itself, as soon
+    /// as what is behind that is final.
+    fn hook_place(&self, start: Gva, ground: &Ground, ram: &GuestRam) -> Option<Gva> {
+        let mut head = [0; 16];
+        self.traps.read(ram, ground, start, &mut head).ok()?;
+        let at = skip_endbr(&head, start);
+        let offset = at.offset_from(start)? as usize;
+        let head = head.get(offset..)?;
+        // A tracer's call, or ftrace's own breakpoint while it makes one: the place must not depend on the moment.
+        let is_used = self.phase == Phase::Late && matches!(head.first(), Some(&(CALL | INT3)));
+        match (self.phase, is_used || head.starts_with(&FTRACE_NOP)) {
+            (Phase::Late, true) => Some(at.add(FTRACE_SITE)),
+            (Phase::Late, false) | (_, true) => Some(at),
+            (_, false) => None,
+        }
+    }
+
+    /// Takes out what is not wanted any more.
+    fn take_out(
         &mut self,
-        id: usize,
-        only_nops: bool,
-        text: &StoppedText<'_>,
-        set: &mut ProbeSet,
-    ) -> Result<(), String> {
-        let (Some(probe), Some(State::Waiting)) = (self.probes.get(id), self.states.get(id)) else {
-            return Ok(());
-        };
-        let (link, live) = self.live_function(probe, text)?;
-        let at = text.map.gva(link);
-        let bytes = live.from(at);
-        if only_nops && !bytes.starts_with(&FTRACE_NOP) {
-            return Ok(());
-        }
-        let before = instruction_at(&live.bytes, live.start, at).map_err(|e| e.to_string())?.previous;
-        let plan = plan(bytes, at, before.as_ref()).map_err(|e| e.to_string())?;
-        self.plant(link, text).map_err(|e| e.to_string())?;
-        add_probe(set, at, plan, ProbeId(id as u32));
-        if let Some(state) = self.states.get_mut(id) {
-            *state = State::Armed(at);
-        }
-        Ok(())
-    }
-
-    /// The function around `probe` as it is in memory, and where the probe belongs in it (link-time address).
-    fn live_function(&self, probe: &Probe, text: &StoppedText<'_>) -> Result<(Gva, LiveText), String> {
-        let live = self.live_text(&probe.function, text).ok_or("the kernel's text cannot be read")?;
-        let at = match probe.link == probe.function.start {
-            true => skip_endbr(&live.bytes, probe.link),
-            false => probe.link,
-        };
-        Ok((at, live))
-    }
-
-    /// What the guest believes its text to be: memory, with our trap bytes replaced by what they hide.
-    fn live_text(&self, link: &Range<Gva>, text: &StoppedText<'_>) -> Option<LiveText> {
-        /// No function is longer; a symbol table that says so is wrong.
-        const LONGEST: u64 = 1 << 20;
-        let length = link.end.offset_from(link.start)?.min(LONGEST) as usize;
-        let start = text.map.gva(link.start);
-        let mut bytes = vec![0; length];
-        text.ram.read(text.map.gpa(link.start), &mut bytes).ok()?;
-        for (at, planted) in self.planted.range(start..start.add(length as u64)) {
-            if let Some(byte) = bytes.get_mut(at.offset_from(start)? as usize) {
-                *byte = planted.original;
+        wanted: &BTreeMap<Gva, Wanted>,
+        registry: &mut Registry,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) {
+        let goes: Vec<Gva> = self.standing.keys().copied().filter(|at| !wanted.contains_key(at)).collect();
+        for at in goes {
+            let site = set.remove(at);
+            if self.take_down(at, stop) {
+                continue;
+            }
+            for hanging in site.iter().flat_map(|site| &site.probes) {
+                registry.set_state(hanging.probe.id, State::Overwritten(at));
             }
         }
-        Some(LiveText { start, bytes })
     }
 
-    /// Puts a trap byte at `link`, once.
-    fn plant(&mut self, link: Gva, text: &StoppedText<'_>) -> Result<(), PatchError> {
-        let (at, gpa) = (text.map.gva(link), text.map.gpa(link));
-        if self.planted.contains_key(&at) {
-            return Ok(());
+    /// Takes down what stands at `at`. False when the guest has written there.
+    fn take_down(&mut self, at: Gva, stop: &Stop<'_>) -> bool {
+        let Some(standing) = self.standing.remove(&at) else { return true };
+        if let (Some(slot), Ok(reserved)) = (standing.slot, &mut self.reserved) {
+            reserved.retire(slot);
         }
-        let mut original = [0];
-        text.ram.read(gpa, &mut original)?;
-        let [original] = original;
-        patch(text.parked, text.ram, &Patch { at: gpa, expect: original, write: INT3 })?;
-        self.planted.insert(at, Planted { gpa, link, original });
-        Ok(())
-    }
-
-    /// Plants a trap of our own, once, and only where nothing can change the text any more: at `Panic` and
-    /// `FreeInitText` these are the entries of functions.
-    fn plant_internal(&mut self, internal: Internal, text: &StoppedText<'_>, set: &mut ProbeSet) {
-        let function = match internal {
-            Internal::Panic => self.kernel.panic,
-            Internal::FreeInitText => self.kernel.free_init,
-        };
-        let Some(link) = function else { return };
-        let mut entry = [0; 8];
-        if text.ram.read(text.map.gpa(link), &mut entry).is_err() {
-            return;
-        }
-        let link = skip_endbr(&entry, link);
-        let at = text.map.gva(link);
-        if set.get(at).is_none_or(|site| site.internal.is_none()) && self.plant(link, text).is_ok() {
-            set.site_mut(at).internal = Some(internal);
-        }
-    }
-
-    /// Takes our own trap out that was just reached at `at`.
-    pub(super) fn reached(&mut self, at: Gva, parked: &Parked<'_>, ram: &GuestRam, set: &mut ProbeSet) {
-        match set.get(at).map(|site| site.user.is_some()) {
-            Some(true) => set.site_mut(at).internal = None,
-            Some(false) => {
-                set.remove(at);
-                let _ = self.lift(at, parked, ram);
+        match &standing.past {
+            Past::PutBack(once) if once.is_done() => {
+                self.traps.forget(at);
+                true
             }
-            None => {}
+            _ => self.traps.lift(stop.parked, stop.ram, at),
         }
     }
 
-    /// Retires every site in init text: the guest is about to free it, and fills it with 0xCC.
-    pub(super) fn retire_init_text(&mut self, parked: &Parked<'_>, ram: &GuestRam, set: &mut ProbeSet) {
-        let doomed: Vec<Gva> = self
-            .planted
-            .iter()
-            .filter(|(_, p)| self.kernel.is_init_text(p.link))
-            .map(|(at, _)| *at)
-            .collect();
-        for at in doomed {
-            set.remove(at);
-            let lifted = self.lift(at, parked, ram);
-            self.mark(at, || if lifted { State::Gone(at) } else { State::Overwritten(at) });
+    /// Sees to it that a trap stands at `at` and that it is passed in the right way.
+    fn put_in(
+        &mut self,
+        at: Gva,
+        wanted: &Wanted,
+        probes: &[Hanging<Arc<Active>>],
+        ground: &Ground,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) -> Result<Past, String> {
+        let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_once());
+        let has_post = probes.iter().any(|p| p.probe.has_post());
+        if let Some(standing) = self.standing.get(&at) {
+            match &standing.past {
+                Past::Emulate(_) if !self.device.contains(&at) => return Ok(standing.past.clone()),
+                Past::Copy(_) if standing.traps_again == has_post => return Ok(standing.past.clone()),
+                Past::PutBack(once) if is_once && !once.is_done() => return Ok(standing.past.clone()),
+                // It needs another way past: it is taken down and put up again in the same stop.
+                Past::Emulate(_) | Past::Copy(_) | Past::PutBack(_) => {
+                    self.take_down(at, stop);
+                }
+            }
+        }
+        let plan = if is_once {
+            None
+        } else {
+            let only_copy = self.device.contains(&at);
+            Some(self.traps.plan(stop.ram, ground, &wanted.function, at, wanted.fixup, only_copy)?)
+        };
+        let (past, slot) = match plan {
+            None => (None, None),
+            Some(Plan::Emulate(emulation)) => (Some(Past::Emulate(emulation)), None),
+            Some(Plan::OutOfLine(copy)) => {
+                let slot = self.copy(&copy, has_post, stop, set)?;
+                let entry = self.reserved.as_ref().map_err(String::clone)?.address(slot);
+                (Some(Past::Copy(entry)), Some(slot))
+            }
+        };
+        let planted = self.traps.plant(stop.parked, stop.ram, ground, at);
+        let past = match (planted, past) {
+            (Ok(_), Some(past)) => past,
+            (Ok((gpa, original)), None) => Past::PutBack(Arc::new(OneShot::new(gpa, original))),
+            (Err(error), _) => {
+                if let (Some(slot), Ok(reserved)) = (slot, &mut self.reserved) {
+                    reserved.retire(slot);
+                }
+                return Err(error.to_string());
+            }
+        };
+        let standing = Standing { past: past.clone(), slot, traps_again: has_post };
+        self.standing.insert(at, standing);
+        Ok(past)
+    }
+
+    /// Writes `copy` to a slot.
+    fn copy(
+        &mut self,
+        copy: &OutOfLine,
+        has_post: bool,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) -> Result<Slot, String> {
+        let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
+        let slot = match reserved.allocate() {
+            Some(slot) => slot,
+            None => {
+                let rips = stop.parked.rips();
+                reserved.reclaim(stop.parked, stop.ram, &rips).map_err(|e| e.to_string())?;
+                let slot = reserved.allocate().ok_or("there is no room for another copy")?;
+                set.retain_copies(|at| reserved.is_in_use(at));
+                slot
+            }
+        };
+        let entry = reserved.address(slot);
+        let ending = if has_post { Ending::Trap } else { Ending::Jump };
+        let code = copy.place(entry, ending).map_err(|e| e.to_string())?;
+        reserved.write(stop.ram, slot, &code).map_err(|e| e.to_string())?;
+        let end = has_post.then(|| (copy.trap(entry), CopyEnd { site: copy.at(), next: copy.next() }));
+        set.add_copy(entry, copy.at(), end);
+        Ok(slot)
+    }
+
+    /// Tells the vCPUs whose return trampolines are whose.
+    fn follow_returns(&self, registry: &mut Registry, orders: &mut Orders) {
+        registry.release_trampolines();
+        let Ok(reserved) = &self.reserved else { return };
+        orders.trampolines = reserved.trampoline(0);
+        orders.current = self.kernel.current;
+        orders.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
+        orders.sites.disown_all();
+        orders.returns = registry.returns().cloned().collect();
+        for active in &orders.returns {
+            if let Some(pool) = active.pool() {
+                orders.sites.own(pool.numbers(), active);
+            }
         }
     }
 
     /// Restores all text at the end. A site that the guest has changed is left as it is, and reported.
-    pub(super) fn disarm(&mut self, parked: &Parked<'_>, ram: &GuestRam) {
-        let all: Vec<Gva> = self.planted.keys().copied().collect();
+    pub(super) fn disarm(&mut self, registry: &mut Registry, stop: &Stop<'_>) {
+        let all: Vec<Gva> = self.standing.keys().copied().collect();
         for at in all {
-            if !self.lift(at, parked, ram) {
-                self.mark(at, || State::Overwritten(at));
+            if !self.take_down(at, stop) {
+                registry.overwritten(at);
             }
         }
     }
-
-    /// Restores the byte at `at`, unless the guest has written there.
-    fn lift(&mut self, at: Gva, parked: &Parked<'_>, ram: &GuestRam) -> bool {
-        let Some(planted) = self.planted.remove(&at) else { return false };
-        patch(parked, ram, &Patch { at: planted.gpa, expect: INT3, write: planted.original }).is_ok()
-    }
-
-    fn mark(&mut self, at: Gva, state: impl Fn() -> State) {
-        self.states.iter_mut().filter(|s| **s == State::Armed(at)).for_each(|s| *s = state());
-    }
 }
 
-/// A stretch of text as it is now.
-struct LiveText {
-    start: Gva,
-    bytes: Vec<u8>,
+/// Whether nothing changes a probe's state any more.
+fn is_settled(state: &State) -> bool {
+    matches!(
+        state,
+        State::Gone(_) | State::Overwritten(_) | State::Refused(_) | State::Spent(_) | State::Broken(_)
+    )
 }
 
-impl LiveText {
-    /// The bytes from `at` on.
-    fn from(&self, at: Gva) -> &[u8] {
-        let offset = at.offset_from(self.start).unwrap_or(u64::MAX);
-        usize::try_from(offset).ok().and_then(|o| self.bytes.get(o..)).unwrap_or_default()
+fn refuse(registry: &mut Registry, probes: &[Hanging<Arc<Active>>], reason: &str) {
+    for hanging in probes {
+        registry.set_state(hanging.probe.id, State::Refused(reason.to_owned()));
     }
-}
-
-/// Hangs one more probe on the site at `at`.
-fn add_probe(set: &mut ProbeSet, at: Gva, plan: Plan, id: ProbeId) {
-    let user = set.site_mut(at).user.get_or_insert(UserProbes { probes: Vec::new(), plan });
-    user.probes.push(id);
 }

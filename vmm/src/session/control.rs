@@ -1,10 +1,12 @@
 //! The control thread: one event loop for requests of vCPUs, signals, what the user types, and the drain timer.
 
-use super::arming::{Arming, StoppedText};
+use super::arming::{Arming, Stop};
+use super::handle::Message;
 use super::keys::{Keys, Typed};
-use super::report::{Death, Outcome, ProbeReport, Report};
-use super::stage::{self, Reached, Stage};
-use super::{SessionError, Sink, State};
+use super::registry::Registry;
+use super::report::{Death, Outcome, ProbeReport, Report, Unregistered};
+use super::stage::Stage;
+use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Reader;
@@ -12,13 +14,12 @@ use crate::memory::GuestRam;
 use crate::signals::Signals;
 use crate::trap::Delivery;
 use crate::vcpu::{End, Vcpu};
-use crate::world::{Cause, Orders, Parked, Request, World};
+use crate::world::World;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::memory::VirtMemory;
-use probe_engine::probe::table::Internal;
+use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -47,7 +48,7 @@ impl Threads {
         Ok(threads)
     }
 
-    fn kick(&self, id: usize) {
+    pub(super) fn kick(&self, id: usize) {
         if let Some(handle) = self.handles.get(id) {
             crate::signals::kick(handle);
         }
@@ -76,17 +77,24 @@ pub(super) struct Control<'a> {
     pub(super) delivery: Delivery,
     pub(super) stage: Stage,
     pub(super) arming: Arming,
+    pub(super) registry: Registry,
     pub(super) ram: Arc<GuestRam>,
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,
     pub(super) devices: Arc<Devices>,
     pub(super) reader: Reader,
-    pub(super) clock: Clock,
+    pub(super) clock: Arc<Clock>,
     pub(super) sink: &'a mut dyn Sink,
     pub(super) sink_failed: bool,
-    /// Hits handed to the sink, by probe.
-    pub(super) delivered: Vec<u64>,
-    pub(super) wake: EventFd,
+    /// Whether the sink knows that all is armed.
+    pub(super) announced: bool,
+    /// How long the guest has been stopped until then.
+    pub(super) stopped: Duration,
+    /// Hits that the sink did not take, by probe.
+    pub(super) lost: HashMap<ProbeId, u64>,
+    pub(super) unregistered: Unregistered,
+    pub(super) wake: Arc<EventFd>,
+    pub(super) messages: Receiver<Message>,
     pub(super) ended: Receiver<End>,
     pub(super) input: Option<File>,
     pub(super) interactive: bool,
@@ -97,10 +105,10 @@ pub(super) struct Control<'a> {
 
 /// A panic that the guest is still busy with.
 pub(super) struct GuestPanic {
-    message: String,
-    regs: Regs,
+    pub(super) message: String,
+    pub(super) regs: Regs,
     /// When we wait for its reset no longer.
-    deadline: Instant,
+    pub(super) deadline: Instant,
 }
 
 /// What woke the event loop.
@@ -113,7 +121,7 @@ mod source {
 /// How often hits are drained and the console's unfinished lines shown.
 const TICK: Duration = Duration::from_millis(5);
 /// How long a guest that panicked may take to print and reset.
-const PANIC_GRACE: Duration = Duration::from_secs(10);
+pub(super) const PANIC_GRACE: Duration = Duration::from_secs(10);
 
 impl Control<'_> {
     /// Runs the guest to its end.
@@ -121,7 +129,6 @@ impl Control<'_> {
         let started = Instant::now();
         let signals = Signals::catch().map_err(|e| SessionError::Host("signal handlers", e))?;
         let failed = |_| SessionError::Host("an event loop", io::ErrorKind::Other.into());
-        self.delivered = vec![0; self.arming.states().len()];
         self.type_in_file();
         let mut manager = EventManager::new().map_err(failed)?;
         let id = manager.add_subscriber(Loop { control: self, signals });
@@ -142,25 +149,25 @@ impl Control<'_> {
         self.threads.end();
         self.drain();
         self.devices.console.flush();
+        let begun = Instant::now();
         let parked = self.world.park(|_| {});
-        self.arming.disarm(&parked, &self.ram);
+        self.arming.disarm(&mut self.registry, &Stop { parked: &parked, ram: &self.ram });
         drop(parked);
-        let (reader, delivered) = (&self.reader, &self.delivered);
-        let probes = self
-            .arming
-            .into_states()
-            .map(|(id, probe, state)| {
-                let hits = delivered.get(id.0 as usize).copied().unwrap_or(0);
-                let address = match state {
-                    State::Armed(at) | State::Gone(at) | State::Overwritten(at) => at,
-                    State::Waiting | State::Refused(_) => probe.link,
-                };
-                let missed = reader.hits(id).saturating_sub(hits);
-                ProbeReport { name: probe.name, address, hits, missed, state }
-            })
-            .collect();
+        let disarmed_in = begun.elapsed();
+        let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);
-        Report { end, probes, waits: self.reader.waits(), ran }
+        let unregistered = self.unregistered;
+        Report { end, probes, unregistered, waits: self.reader.waits(), ran, disarmed_in }
+    }
+
+    /// All probes with what they have seen so far.
+    pub(super) fn list(&self) -> Vec<ProbeReport> {
+        self.registry.report(&self.reader, |id| self.lost(id))
+    }
+
+    /// Hits of `id` that the sink did not take.
+    pub(super) fn lost(&self, id: ProbeId) -> u64 {
+        self.lost.get(&id).copied().unwrap_or(0)
     }
 
     /// What is done regularly, and after every event.
@@ -194,102 +201,18 @@ impl Control<'_> {
         }
     }
 
-    /// Hands the hits on that have come in.
+    /// Hands the events on that have come in.
     fn drain(&mut self) {
-        let hits = self.reader.drain(self.clock.rate());
-        if hits.is_empty() || self.sink_failed {
+        let events = self.reader.drain(self.clock.rate());
+        if events.is_empty() {
             return;
         }
-        match self.sink.hits(hits) {
-            Ok(()) => {
-                for hit in hits {
-                    if let Some(count) = self.delivered.get_mut(hit.probe.0 as usize) {
-                        *count += 1;
-                    }
-                }
-            }
-            Err(_) => self.sink_failed = true,
-        }
-    }
-
-    /// Answers the vCPUs that stopped by themselves, all in one stop of the world.
-    fn answer_requests(&mut self) {
-        let requests = self.world.take_requests();
-        if requests.is_empty() || self.outcome.is_some() {
-            return;
-        }
-        let world = self.world.clone();
-        let parked = world.park(|id| self.threads.kick(id));
-        let mut orders = Orders::clone(&world.orders());
-        for request in requests {
-            match request.cause {
-                Cause::Breakpoint => self.stage_reached(&request, &parked, &mut orders),
-                Cause::Internal(internal) => self.internal_reached(&request, internal, &parked, &mut orders),
-            }
-            parked.release(request.vcpu);
-        }
-        parked.set_orders(orders);
-    }
-
-    fn stage_reached(&mut self, request: &Request, parked: &Parked<'_>, orders: &mut Orders) {
-        let reached = self.stage.reach(request, &self.kernel, &self.ram);
-        let lost = match reached {
-            Ok(None) => return,
-            Ok(Some(reached)) => {
-                match reached {
-                    Reached::Decompressor | Reached::Kernel => {}
-                    Reached::Early(map) => {
-                        orders.int3_handler = self.watched_handler(request);
-                        let text = StoppedText { parked, ram: &self.ram, map: &map };
-                        self.arming.arm_early(&text, &mut orders.sites);
-                    }
-                    Reached::Late(map) => {
-                        orders.int3_handler = self.watched_handler(request);
-                        let text = StoppedText { parked, ram: &self.ram, map: &map };
-                        self.arming.arm_late(&text, &mut orders.sites);
-                        self.sink.armed(self.arming.states());
-                    }
-                }
-                self.stage.breakpoints(&self.kernel)
-            }
-            Err(error) => Err(error),
-        };
-        match lost {
-            Ok(stage) => orders.breakpoints = stage::breakpoints(&stage, orders.int3_handler),
-            Err(error) => self.outcome = Some(Outcome::Died(Death::Lost(error.to_string()))),
-        }
-    }
-
-    /// The guest's handler for vector 3, where a breakpoint has to stand on it: its IDT is the truth.
-    fn watched_handler(&self, request: &Request) -> Option<Gva> {
-        match self.delivery {
-            Delivery::Intercepted => None,
-            Delivery::Reflected => {
-                let memory = VirtMemory { phys: &*self.ram, space: request.space };
-                crate::trap::int3_handler(request.idt, &memory).ok()
+        if self.sink_failed || self.sink.events(events).is_err() {
+            self.sink_failed = true;
+            for event in events {
+                *self.lost.entry(event.probe).or_default() += 1;
             }
         }
-    }
-
-    fn internal_reached(
-        &mut self,
-        request: &Request,
-        internal: Internal,
-        parked: &Parked<'_>,
-        orders: &mut Orders,
-    ) {
-        match internal {
-            Internal::FreeInitText => {
-                self.arming.retire_init_text(parked, &self.ram, &mut orders.sites);
-            }
-            Internal::Panic => {
-                let memory = VirtMemory { phys: &*self.ram, space: request.space };
-                let message = read_text(Gva(request.regs.rdi), &memory);
-                let deadline = Instant::now() + PANIC_GRACE;
-                self.panic = Some(GuestPanic { message, regs: request.regs, deadline });
-            }
-        }
-        self.arming.reached(Gva(request.regs.rip), parked, &self.ram, &mut orders.sites);
     }
 
     fn typed(&mut self, bytes: &[u8]) {
@@ -317,20 +240,6 @@ impl Control<'_> {
     }
 }
 
-/// The format string of a panic: printable text of at most a line.
-fn read_text(at: Gva, memory: &VirtMemory<'_, GuestRam>) -> String {
-    const LONGEST: u64 = 200;
-    let mut text = String::new();
-    for offset in 0..LONGEST {
-        let mut byte = [0];
-        match memory.read(at.add(offset), &mut byte) {
-            Ok(()) if byte != [0] && byte != *b"\n" => text.extend(byte.escape_ascii().map(char::from)),
-            _ => break,
-        }
-    }
-    text
-}
-
 /// The control thread's one subscriber.
 struct Loop<'a> {
     control: Control<'a>,
@@ -341,7 +250,7 @@ impl MutEventSubscriber for Loop<'_> {
     fn init(&mut self, ops: &mut EventOps) {
         let input = EventSet::IN;
         // A descriptor that cannot be waited for is one whose events never come.
-        let _ = ops.add(Events::with_data(&self.control.wake, source::REQUEST, input));
+        let _ = ops.add(Events::with_data(&*self.control.wake, source::REQUEST, input));
         let _ = ops.add(Events::with_data(&self.signals, source::SIGNAL, input));
         if let Some(file) = &self.control.input {
             let _ = ops.add(Events::with_data(file, source::INPUT, input));
@@ -353,7 +262,7 @@ impl MutEventSubscriber for Loop<'_> {
         match events.data() {
             source::REQUEST => {
                 let _ = control.wake.read();
-                control.answer_requests();
+                control.attend();
             }
             source::SIGNAL => {
                 if let Some(signal) = self.signals.take() {

@@ -1,33 +1,49 @@
 //! One guest from start to end, with its probes.
 
 mod arming;
+mod attend;
 mod control;
+mod handle;
+mod hooks;
 mod keys;
+mod modules;
+mod registry;
 mod report;
 mod stage;
+mod text;
+mod watches;
 
-pub use arming::State;
-pub use report::{Death, Outcome, ProbeReport, Report};
+pub(crate) use handle::enter_session;
+pub use handle::{Answer, Command, CommandError, Desk, Handle};
+pub use registry::{RegisterError, State};
+pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Report, Unregistered};
 pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::devices::{Devices, console::Console};
-use crate::events::{self, Hit};
+use crate::events::{self, Event};
 use crate::kvm::{Hypervisor, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
+use crate::probe::Probe;
+use crate::reserved::TRAMPOLINES;
 use crate::trap::Delivery;
 use crate::vcpu::Vcpu;
 use crate::world::{Orders, World};
 use arming::Arming;
 use control::{Control, Threads};
+use handle::Message;
+use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::probe::resolve::Probe;
+use probe_engine::probe::table::ProbeId;
+use registry::Registry;
 use stage::Stage;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -47,8 +63,8 @@ pub struct Config<'a> {
     pub memory: u64,
     /// How breakpoints come to us on this host.
     pub delivery: Delivery,
-    /// What to probe. A probe's place is its [`ProbeId`](probe_engine::probe::table::ProbeId).
-    pub probes: Vec<Probe>,
+    /// The kernel to look places up in that are given as text, where there are any.
+    pub symbols: Option<Arc<Kernel>>,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -63,16 +79,25 @@ pub struct Terminal {
     pub interactive: bool,
 }
 
-/// Who is told about hits, on the control thread.
+/// Who is told about events, on the control thread.
 pub trait Sink {
-    /// Hits in order of time.
+    /// Events of probes that [record](Probe::record), in order of time.
     ///
     /// # Errors
     /// When they cannot be kept; they are then counted as missed, and the sink is not called again.
-    fn hits(&mut self, hits: &[Hit]) -> io::Result<()>;
+    fn events(&mut self, events: &[Event]) -> io::Result<()>;
 
-    /// All probes that can be armed are; `states` has one entry a probe.
-    fn armed(&mut self, states: &[State]);
+    /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
+    fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
+        let _ = (probes, stopped);
+    }
+}
+
+/// A sink for nothing.
+impl Sink for () {
+    fn events(&mut self, _: &[Event]) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The guest could not be started.
@@ -101,66 +126,125 @@ impl From<errno::Error> for SessionError {
     }
 }
 
-/// Runs a guest to its end.
-///
-/// # Errors
-/// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
-pub fn run(hypervisor: &Hypervisor, config: Config<'_>, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-    let ram = Arc::new(GuestRam::new(config.memory)?);
-    let payload = Payload { kernel: config.image, initrd: config.initrd, cmdline: config.cmdline };
-    let boot = boot::load(&ram, &payload, config.cpus)?;
-    let machine = Machine::new(hypervisor, ram.clone())?;
+/// A guest with its probes, which has not started.
+pub struct Session<'a> {
+    hypervisor: &'a Hypervisor,
+    config: Config<'a>,
+    registry: Registry,
+    desk: Desk,
+    messages: Receiver<Message>,
+    wake: Arc<EventFd>,
+}
 
-    let eventfd = || EventFd::new(libc::EFD_NONBLOCK).map_err(|e| SessionError::Host("an eventfd", e));
-    let serial_interrupt = eventfd()?;
-    machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
-    let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
-    let devices = Arc::new(Devices::new(console));
+impl<'a> Session<'a> {
+    /// A session without probes.
+    ///
+    /// # Errors
+    /// [`SessionError::Host`] when the host is out of descriptors.
+    pub fn new(hypervisor: &'a Hypervisor, config: Config<'a>) -> Result<Self, SessionError> {
+        let wake = Arc::new(eventfd()?);
+        let (desk, messages) = Desk::open(wake.clone());
+        let registry = Registry::new(&config, TRAMPOLINES);
+        Ok(Self { hypervisor, config, registry, desk, messages, wake })
+    }
 
-    let stage = Stage::first(&config.kernel, boot.load)?;
-    let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
-    let wake = eventfd()?;
-    let wake_control = wake.try_clone().map_err(|e| SessionError::Host("an eventfd", e))?;
-    let orders = Orders { breakpoints, ..Orders::default() };
-    let world = Arc::new(World::new(usize::from(config.cpus), orders, wake_control));
-    let (recorders, reader) = events::rings(usize::from(config.cpus), config.probes.len());
-    let (ends, ended) = mpsc::channel();
+    /// Registers a probe. It is armed as soon as the guest's text is final.
+    ///
+    /// # Errors
+    /// [`RegisterError`], a sentence for the user.
+    pub fn register(&mut self, probe: impl Into<Probe>) -> Result<ProbeId, RegisterError> {
+        let ids = self.registry.register(vec![probe.into()])?;
+        ids.first().copied().ok_or(RegisterError::TooMany)
+    }
 
-    let mut vcpus = Vec::new();
-    for (id, recorder) in (0..config.cpus).zip(recorders) {
-        vcpus.push(Vcpu {
-            id: usize::from(id),
-            kvm: machine.add_vcpu(hypervisor, id, config.cpus, &boot)?,
+    /// Registers all of `probes` or none. Their numbers are in their order.
+    ///
+    /// # Errors
+    /// [`RegisterError`] of the first that cannot be registered.
+    pub fn register_all(&mut self, probes: Vec<Probe>) -> Result<Vec<ProbeId>, RegisterError> {
+        self.registry.register(probes)
+    }
+
+    /// Changes the probes while the guest runs, from other threads.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle(self.desk.clone())
+    }
+
+    /// Runs the guest to its end.
+    ///
+    /// # Errors
+    /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
+    pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
+        let Self { hypervisor, config, registry, desk, messages, wake } = self;
+        let ram = Arc::new(GuestRam::new(config.memory)?);
+        let payload = Payload { kernel: config.image, initrd: config.initrd, cmdline: config.cmdline };
+        let boot = boot::load(&ram, &payload, config.cpus)?;
+        let machine = Machine::new(hypervisor, ram.clone())?;
+
+        let serial_interrupt = eventfd()?;
+        machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
+        let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
+        let devices = Arc::new(Devices::new(console));
+
+        let stage = Stage::first(&config.kernel, boot.load)?;
+        let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
+        let orders = Orders { breakpoints, ..Orders::default() };
+        let world = Arc::new(World::new(usize::from(config.cpus), orders, wake.clone()));
+        let (recorders, reader) = events::rings(usize::from(config.cpus));
+        let (ends, ended) = mpsc::channel();
+
+        let kvms = (0..config.cpus).map(|id| machine.add_vcpu(hypervisor, id, config.cpus, &boot));
+        let kvms = kvms.collect::<Result<Vec<_>, _>>()?;
+        let clock = Arc::new(Clock::start(kvms.first().and_then(|kvm| kvm.tsc_khz())));
+        let vcpu = |((id, kvm), recorder)| Vcpu {
+            id,
+            kvm,
             devices: devices.clone(),
             ram: ram.clone(),
             world: world.clone(),
             recorder,
+            clock: clock.clone(),
+            desk: desk.clone(),
+            passed: None,
             ends: ends.clone(),
-        });
+        };
+        let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
+        let threads = Threads::start(vcpus, world.clone())?;
+        let control = Control {
+            arming: Arming::new(config.kernel.clone()),
+            registry,
+            kernel: config.kernel,
+            delivery: config.delivery,
+            stage,
+            ram,
+            world,
+            threads,
+            devices,
+            reader,
+            clock,
+            sink,
+            sink_failed: false,
+            announced: false,
+            stopped: Duration::ZERO,
+            lost: HashMap::new(),
+            unregistered: Unregistered::default(),
+            wake,
+            messages,
+            ended,
+            input: config.terminal.input,
+            interactive: config.terminal.interactive,
+            keys: keys::Keys::default(),
+            panic: None,
+            outcome: None,
+        };
+        enter_session();
+        let report = control.run();
+        handle::leave_session();
+        report
     }
-    let clock = Clock::start(vcpus.first().and_then(|vcpu| vcpu.kvm.tsc_khz()));
-    let threads = Threads::start(vcpus, world.clone())?;
-    let control = Control {
-        arming: Arming::new(config.kernel.clone(), config.probes),
-        kernel: config.kernel,
-        delivery: config.delivery,
-        stage,
-        ram,
-        world,
-        threads,
-        devices,
-        reader,
-        clock,
-        sink,
-        sink_failed: false,
-        delivered: Vec::new(),
-        wake,
-        ended,
-        input: config.terminal.input,
-        interactive: config.terminal.interactive,
-        keys: keys::Keys::default(),
-        panic: None,
-        outcome: None,
-    };
-    control.run()
+}
+
+fn eventfd() -> Result<EventFd, SessionError> {
+    EventFd::new(libc::EFD_NONBLOCK).map_err(|e| SessionError::Host("an eventfd", e))
 }

@@ -1,7 +1,8 @@
 //! What a run came to.
 
-use super::arming::State;
+use super::registry::State;
 use probe_engine::addr::Gva;
+use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use std::time::Duration;
 
@@ -12,25 +13,79 @@ pub struct Report {
     pub end: Outcome,
     /// What the probes saw, in order of registration.
     pub probes: Vec<ProbeReport>,
+    /// What probes saw that were unregistered before the end.
+    pub unregistered: Unregistered,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,
     /// How long the guest ran.
     pub ran: Duration,
+    /// How long it took to restore its text at the end.
+    pub disarmed_in: Duration,
 }
 
 /// One probe's line of the summary.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ProbeReport {
+    /// Its number.
+    pub id: ProbeId,
     /// `symbol` or `symbol+0x10`.
     pub name: String,
+    /// What kind of probe it is.
+    pub kind: ProbeKind,
     /// Guest-virtual address at which it stood, or, if it never did, at which it was linked.
     pub address: Gva,
-    /// Hits that were handed to the sink.
+    /// Hits, or returns, that reached their handlers and the sink.
     pub hits: u64,
-    /// Hits that were not, because the sink failed.
-    pub missed: u64,
+    /// What was missed, and why.
+    pub missed: Missed,
+    /// Calls that a return probe follows at this moment.
+    pub outstanding: usize,
     /// What became of it.
     pub state: State,
+}
+
+/// The sum of what unregistered probes saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unregistered {
+    /// How many they were.
+    pub probes: u64,
+    /// See [`ProbeReport::hits`].
+    pub hits: u64,
+    /// See [`Missed::hits`].
+    pub missed: u64,
+}
+
+/// Kinds of probes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// On an instruction.
+    Instruction,
+    /// On the returns of a function.
+    Return,
+    /// A watch of memory, or of an instruction.
+    Watch,
+}
+
+/// Hits that were missed, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Missed {
+    /// They could not be written down: the sink failed.
+    pub output: u64,
+    /// So many calls were followed already (maxactive).
+    pub instance: u64,
+    /// The return address could not be replaced, or its call returned elsewhere.
+    pub stack: u64,
+    /// How often the guest worked on the text with no room for the probe behind it. How many hits that cost,
+    /// nobody knows.
+    pub yields: u64,
+}
+
+impl Missed {
+    /// Hits that are known to be missed.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.output + self.instance + self.stack
+    }
 }
 
 /// How a run ended.
@@ -42,6 +97,8 @@ pub enum Outcome {
     Reset,
     /// The user quit at the console.
     Quit,
+    /// A command or a handler ended it.
+    Stopped,
     /// We got this signal.
     Signal(i32),
     /// The guest died.

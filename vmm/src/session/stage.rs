@@ -6,7 +6,7 @@
 //! at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
 //! [`LATE`], when alternatives are applied and the boot processor is about to become the idle task.
 
-use crate::kvm::Breakpoints;
+use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
 use crate::world::Request;
 use probe_engine::addr::{Gpa, Gva};
@@ -27,6 +27,11 @@ impl KernelMap {
     /// A kernel whose `text` symbol, linked at `.0`, lies at physical `.1`, virtually moved by `slide`.
     fn new(text: (Gva, Gpa), slide: u64) -> Self {
         Self { slide, text }
+    }
+
+    /// What KASLR added to all link-time virtual addresses.
+    pub(super) fn slide(&self) -> u64 {
+        self.slide
     }
 
     /// The address at which the guest uses what was linked at `link`.
@@ -155,7 +160,7 @@ fn locate(kernel: &Landmarks, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, S
 pub(super) fn breakpoints(stage: &[Gva], int3_handler: Option<Gva>) -> Breakpoints {
     let mut all = Breakpoints::at(stage);
     if let Some(last) = all.0.last_mut() {
-        *last = int3_handler;
+        *last = int3_handler.map(DebugRegister::execution);
     }
     all
 }

@@ -1,23 +1,29 @@
 //! A vCPU's thread: runs the guest, takes hits, stops when the world does.
 
-use crate::clock;
+mod breakpoint;
+mod call;
+mod fault;
+mod hit;
+mod watch;
+
+use crate::clock::Clock;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
-use crate::kvm::{DebugException, DebugExit, Exception, Exit, KvmVcpu};
+use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu};
 use crate::memory::GuestRam;
-use crate::trap::{self, Breakpoint, Delivery, GuestException, Trap};
+use crate::session::Desk;
+use crate::trap::{self, Delivery, GuestException, Trap};
 use crate::world::{Cause, Next, Orders, Request, World};
+use hit::Passed;
 use probe_engine::addr::Gva;
-use probe_engine::insn::emulate::EmulationFault;
-use probe_engine::insn::plan::Plan;
 use probe_engine::memory::VirtMemory;
-use probe_engine::probe::hit::Verdict;
-use probe_engine::probe::table::UserProbes;
 use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
+use vmm_sys_util::errno;
+pub(crate) use watch::value;
 
 /// Why a vCPU ended the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +50,12 @@ pub struct Vcpu {
     pub world: Arc<World>,
     /// Where its hits go.
     pub recorder: Recorder,
+    /// What time it is.
+    pub clock: Arc<Clock>,
+    /// Where what handlers want goes.
+    pub desk: Desk,
+    /// The hit that it has just taken.
+    pub passed: Option<Passed>,
     /// Where it says that the run is over.
     pub ends: Sender<End>,
 }
@@ -77,6 +89,7 @@ impl Vcpu {
     /// The thread's whole life.
     pub fn main(mut self) {
         let _leaving = Leaving { id: self.id, world: self.world.clone(), ends: self.ends.clone() };
+        crate::session::enter_session();
         let mut orders = self.world.orders();
         let mut flow = self.apply(&orders);
         while let Flow::Run = flow {
@@ -122,7 +135,8 @@ impl Vcpu {
         if let Flow::End = self.exit(exit, orders) {
             return Flow::End;
         }
-        let next = self.world.rest(self.id);
+        let rip = Gva(self.kvm.regs().rip);
+        let next = self.world.rest(self.id, rip);
         self.obey(next, orders)
     }
 
@@ -155,110 +169,54 @@ impl Vcpu {
     fn debug_exit(&mut self, exit: DebugExit, orders: &mut Arc<Orders>) -> Flow {
         let handler = orders.int3_handler;
         match trap::classify(exit, &mut self.kvm, &self.ram, &orders.breakpoints, handler) {
-            Trap::Breakpoint(breakpoint) => self.breakpoint(&breakpoint, orders),
-            Trap::Execution(regs) => {
-                let flow = self.hold(Cause::Breakpoint, regs, orders);
-                // The breakpoint may still be there: RF lets its instruction pass.
-                self.resume_past_breakpoint();
-                flow
-            }
+            Trap::Breakpoint(breakpoint) => self.met_int3(&breakpoint, orders),
+            Trap::Debug(fired) => self.fired(&fired, orders),
             Trap::Guest(exception) => self.give_back(exception, orders),
         }
     }
 
-    /// Finds whose `int3` it was. After each wait the question is asked again: the answer may have changed.
-    fn breakpoint(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
-        let at = Gva(breakpoint.regs.rip);
-        loop {
-            let current = orders.clone();
-            let verdict = current.sites.judge(at, || self.byte_at(at));
-            let flow = match verdict {
-                Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), orders),
-                Verdict::Stale => {
-                    self.go_on(breakpoint, &breakpoint.regs);
-                    return Flow::Run;
+    fn give_back(&mut self, exception: GuestException, orders: &Orders) -> Flow {
+        let exception = match exception {
+            GuestException::Delivered => {
+                self.resume_past_breakpoint();
+                return Flow::Run;
+            }
+            GuestException::Intercepted(exception) => exception,
+            GuestException::Icebp(exception) => {
+                let mut regs = self.kvm.regs();
+                regs.rip = regs.rip.wrapping_add(1);
+                if let Err(error) = self.kvm.write_regs(&regs) {
+                    return self.failed("KVM refused registers", error, regs);
                 }
-                Verdict::Ours(site) => match (site.internal, &site.user) {
-                    (Some(internal), _) => self.hold(Cause::Internal(internal), breakpoint.regs, orders),
-                    (None, Some(user)) if !self.recorder.has_room(user.probes.len()) => {
-                        self.wait_for_reader(orders)
-                    }
-                    (None, Some(user)) => return self.hit(breakpoint, user),
-                    (None, None) => return self.give_back(guest_exception(breakpoint.delivery), orders),
-                },
-            };
-            if let Flow::End = flow {
-                return Flow::End;
-            }
-        }
-    }
-
-    /// Handlers first, in order of registration, then past the instruction.
-    fn hit(&mut self, breakpoint: &Breakpoint, user: &UserProbes) -> Flow {
-        let ticks = clock::ticks();
-        let at = Gva(breakpoint.regs.rip);
-        let args = breakpoint.regs.args();
-        for probe in &user.probes {
-            self.recorder.record(ticks, *probe, at, args);
-        }
-        let mut regs = breakpoint.regs;
-        let segments = self.kvm.segments();
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let Plan::Emulate(emulation) = &user.plan;
-        match emulation.execute(&mut regs, &memory, &segments) {
-            Ok(()) => {
-                self.go_on(breakpoint, &regs);
-                Flow::Run
-            }
-            Err(fault) => self.fault(breakpoint, fault),
-        }
-    }
-
-    /// The probed instruction faults: the guest gets its exception with RIP on the instruction.
-    fn fault(&mut self, breakpoint: &Breakpoint, fault: EmulationFault) -> Flow {
-        let exception = match fault {
-            EmulationFault::Page(fault) if fault.is_canonical() => Exception::PageFault(fault),
-            EmulationFault::Page(_) | EmulationFault::BranchTarget(_) => Exception::GeneralProtection,
-            EmulationFault::NotRam(at) => {
-                let words =
-                    format!("the probed instruction at {:#x} accesses a device at {at}", breakpoint.regs.rip);
-                return self.over(End::Failed(words, breakpoint.regs));
+                exception
             }
         };
-        match self.kvm.raise(exception, &breakpoint.regs) {
+        match self.kvm.inject(exception, &orders.breakpoints) {
             Ok(()) => Flow::Run,
             Err(error) => {
-                let words = format!("KVM refused the fault of a probed instruction: {error}");
-                self.over(End::Failed(words, breakpoint.regs))
+                let regs = self.kvm.regs();
+                self.failed("the guest's own exception could not be given back", error, regs)
             }
         }
     }
 
-    /// Continues with `regs`; nothing is written when they are those of the exit.
-    fn go_on(&mut self, breakpoint: &Breakpoint, regs: &Regs) {
-        if breakpoint.delivery == Delivery::Reflected || *regs != breakpoint.regs {
-            self.kvm.set_regs(regs);
-        }
-    }
-
-    fn give_back(&mut self, exception: GuestException, orders: &Orders) -> Flow {
-        match exception {
-            GuestException::Delivered => self.resume_past_breakpoint(),
-            GuestException::Intercepted(exception) => {
-                if let Err(error) = self.kvm.inject(exception, &orders.breakpoints) {
-                    let regs = self.kvm.regs();
-                    let words = format!("the guest's own exception could not be given back: {error}");
-                    return self.over(End::Failed(words, regs));
-                }
-            }
-        }
-        Flow::Run
+    fn failed(&mut self, what: &str, error: errno::Error, regs: Regs) -> Flow {
+        self.over(End::Failed(format!("{what}: {error}"), regs))
     }
 
     fn resume_past_breakpoint(&mut self) {
         let mut regs = self.kvm.regs();
         regs.rflags |= rflags::RF;
         self.kvm.set_regs(&regs);
+    }
+
+    /// What memory holds at `at` in the address space of the moment.
+    fn byte_at(&mut self, at: Gva) -> Option<u8> {
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let mut byte = [0];
+        memory.read(at, &mut byte).ok()?;
+        let [byte] = byte;
+        Some(byte)
     }
 
     /// The ring is full. While the reader catches up, this vCPU stands still like a parked one.
@@ -273,15 +231,6 @@ impl Vcpu {
             Request { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
         let next = self.world.hold(request);
         self.obey(next, orders)
-    }
-
-    /// What memory holds at `at` in the address space of the moment.
-    fn byte_at(&mut self, at: Gva) -> Option<u8> {
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let mut byte = [0];
-        memory.read(at, &mut byte).ok()?;
-        let [byte] = byte;
-        Some(byte)
     }
 }
 

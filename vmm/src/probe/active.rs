@@ -1,0 +1,190 @@
+//! A registered probe as vCPU threads see it.
+
+use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish, Work};
+use probe_engine::probe::returns::Pool;
+use probe_engine::probe::table::ProbeId;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What hangs on a site.
+pub struct Active {
+    pub(crate) id: ProbeId,
+    pub(crate) kind: Kind,
+    /// Whether hits are written down.
+    pub(crate) record: bool,
+    /// For a probe of which only the first hit counts: whether that was.
+    once: Option<AtomicBool>,
+    /// A handler panicked: none of them is called again.
+    broken: AtomicBool,
+    /// It was unregistered: calls that it follows still return, without its handler.
+    retired: AtomicBool,
+    misses: [AtomicU64; 3],
+}
+
+pub(crate) enum Kind {
+    Instruction(Handlers),
+    Return(ReturnHandlers, Pool<Data>),
+    Watch(Watching),
+}
+
+/// What is done when watched memory is accessed, and what it held.
+pub(crate) struct Watching {
+    pub(crate) handler: Option<Handler>,
+    last: AtomicU64,
+}
+
+impl Watching {
+    pub(crate) fn new(handler: Option<Handler>) -> Self {
+        Self { handler, last: AtomicU64::new(0) }
+    }
+
+    /// What the memory held when it was last looked at.
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// The memory holds `new`: gives what it held before.
+    pub(crate) fn replace(&self, new: u64) -> u64 {
+        self.last.swap(new, Ordering::Relaxed)
+    }
+}
+
+/// Why a hit is missed, where that is known on the spot.
+#[derive(Clone, Copy)]
+pub(crate) enum Miss {
+    /// A return probe follows as many calls as it may.
+    NoInstance,
+    /// The return address could not be replaced.
+    NoStack,
+    /// The call came back on another stack or in another task than it began in.
+    Stray,
+}
+
+impl Active {
+    /// A probe at an instruction, or a watch, outside of any session. `None` for a return probe, which needs
+    /// trampolines.
+    #[must_use]
+    pub fn on_its_own(id: ProbeId, probe: Probe) -> Option<Self> {
+        let kind = match probe.work {
+            Work::Instruction(handlers) => Kind::Instruction(handlers),
+            Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
+            Work::Return { .. } => return None,
+        };
+        Some(Self::new(id, kind, probe.record, probe.once))
+    }
+
+    pub(crate) fn new(id: ProbeId, kind: Kind, record: bool, once: bool) -> Self {
+        Self {
+            id,
+            kind,
+            record,
+            once: once.then(AtomicBool::default),
+            broken: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            misses: [const { AtomicU64::new(0) }; 3],
+        }
+    }
+
+    /// Whether only its first hit counts.
+    pub(crate) fn is_once(&self) -> bool {
+        self.once.is_some()
+    }
+
+    /// Whether that hit was.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.once.as_ref().is_some_and(|spent| spent.load(Ordering::Relaxed))
+    }
+
+    /// Whether this hit counts: false for all but the first of a one-shot probe, and when it is broken.
+    pub(crate) fn takes_hit(&self) -> bool {
+        !self.is_broken() && self.once.as_ref().is_none_or(|spent| !spent.swap(true, Ordering::Relaxed))
+    }
+
+    /// Whether a handler of it panicked.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was unregistered.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something is done after the instruction.
+    pub(crate) fn has_post(&self) -> bool {
+        matches!(&self.kind, Kind::Instruction(Handlers { post: Some(_), .. }))
+    }
+
+    /// The instances of a return probe.
+    pub(crate) fn pool(&self) -> Option<&Pool<Data>> {
+        match &self.kind {
+            Kind::Return(_, pool) => Some(pool),
+            Kind::Instruction(_) | Kind::Watch(_) => None,
+        }
+    }
+
+    /// What a watch knows of its memory.
+    pub(crate) fn watching(&self) -> Option<&Watching> {
+        match &self.kind {
+            Kind::Watch(watching) => Some(watching),
+            Kind::Instruction(_) | Kind::Return(..) => None,
+        }
+    }
+
+    pub(crate) fn miss(&self, miss: Miss) {
+        // Several vCPUs may write, and none of them often.
+        if let Some(count) = self.misses.get(miss as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn missed(&self, miss: Miss) -> u64 {
+        self.misses.get(miss as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// Calls a handler. One that panics breaks its probe, and nothing that it wanted is done.
+    pub(crate) fn call<T>(&self, hit: &mut Hit<'_>, handler: impl FnOnce(&mut Hit<'_>) -> T) -> Option<T> {
+        if self.is_broken() {
+            return None;
+        }
+        let (regs, wishes) = (hit.regs, hit.wishes.len());
+        match catch_unwind(AssertUnwindSafe(|| handler(hit))) {
+            Ok(result) => Some(result),
+            Err(panic) => {
+                self.broken.store(true, Ordering::Relaxed);
+                hit.regs = regs;
+                hit.wishes.truncate(wishes);
+                let words = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied())
+                    .unwrap_or("no message");
+                hit.wishes.push(Wish::Broken(self.id, words.to_owned()));
+                None
+            }
+        }
+    }
+
+    /// Where the guest is redirected to by the pre handler; RIP is unchanged where it is not.
+    pub(crate) fn pre(&self, hit: &mut Hit<'_>) {
+        if let Kind::Instruction(Handlers { pre: Some(pre), .. }) = &self.kind {
+            self.call(hit, |hit| pre(hit));
+        }
+    }
+
+    pub(crate) fn post(&self, hit: &mut Hit<'_>) {
+        if let Kind::Instruction(Handlers { post: Some(post), .. }) = &self.kind {
+            self.call(hit, |hit| post(hit));
+        }
+    }
+
+    pub(crate) fn fault(&self, hit: &mut Hit<'_>, fault: &super::Fault) {
+        if let Kind::Instruction(Handlers { fault: Some(handler), .. }) = &self.kind {
+            self.call(hit, |hit| handler(hit, fault));
+        }
+    }
+}

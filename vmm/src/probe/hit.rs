@@ -1,0 +1,162 @@
+//! What a handler sees of a hit, and what it can say about how the guest goes on.
+
+use super::Wish;
+use crate::clock::Clock;
+use crate::memory::GuestRam;
+use crate::session::Command;
+use probe_engine::addr::Gva;
+use probe_engine::memory::VirtMemory;
+use probe_engine::paging::PageFault;
+use probe_engine::probe::table::ProbeId;
+use probe_engine::regs::Regs;
+
+/// One hit of one probe.
+pub struct Hit<'a> {
+    /// The guest's registers, as they will be when it goes on. RIP is on the probed instruction, in a post
+    /// handler behind it, in a return handler at the caller. A pre handler that changes RIP redirects the
+    /// guest: the probed instruction is then not executed. At an access RIP is behind the instruction that made it.
+    pub regs: Regs,
+    /// The guest's memory as its own code sees it at this moment. What is not mapped there is an error, and
+    /// never a fault in the guest.
+    pub memory: VirtMemory<'a, GuestRam>,
+    /// The probe.
+    pub probe: ProbeId,
+    /// Where it stands (GVA); for a return, where the function was entered; for a watch, what is watched.
+    pub at: Gva,
+    /// The vCPU that took the hit.
+    pub vcpu: usize,
+    pub(crate) ticks: u64,
+    pub(crate) clock: &'a Clock,
+    /// For a return: how long the call took, in ticks.
+    pub(crate) duration: Option<u64>,
+    pub(crate) access: Option<Access>,
+    pub(crate) wishes: &'a mut Vec<Wish>,
+}
+
+/// What a probed instruction raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// The exception's number: 14 is #PF, 13 #GP, 0 #DE.
+    pub vector: u8,
+    /// Its error code, 0 where it has none.
+    pub code: u32,
+    /// The address that #PF is about.
+    pub address: Gva,
+}
+
+impl Fault {
+    pub(crate) const PAGE_FAULT: u8 = 14;
+}
+
+/// What became of watched memory, as a number of its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// What it held when it was last looked at: when it was set, or at the access before this one.
+    pub old: u64,
+    /// What it holds now. The same as before when it was only read, or written with the same value.
+    pub new: u64,
+}
+
+impl Hit<'_> {
+    /// For a watch of memory: what it held, and what it holds. `None` at an instruction.
+    #[must_use]
+    pub fn access(&self) -> Option<Access> {
+        self.access
+    }
+
+    /// When the hit was taken: nanoseconds since the guest was started.
+    #[must_use]
+    pub fn nanos(&self) -> u64 {
+        self.clock.rate().nanos(self.ticks)
+    }
+
+    /// For a return: how long the call took, in nanoseconds.
+    #[must_use]
+    pub fn duration(&self) -> Option<u64> {
+        Some(self.clock.rate().duration(self.duration?))
+    }
+
+    /// Argument number `n` of the function that is being entered, from 0 on: six in registers, the others on
+    /// the stack behind the return address (System V ABI, 3.2.3). `None` when the stack cannot be read.
+    #[must_use]
+    pub fn argument(&self, n: usize) -> Option<u64> {
+        match self.regs.args().get(n) {
+            Some(value) => Some(*value),
+            None => self.memory.read_u64(Gva(self.regs.rsp).add(8 * (n as u64 - 5))).ok(),
+        }
+    }
+
+    /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
+    pub fn redirect(&mut self, rip: Gva) {
+        self.regs.rip = rip.0;
+    }
+
+    /// At a function's entry: returns `value` to its caller at once, as if the function had.
+    ///
+    /// # Errors
+    /// The [`PageFault`] of a stack that cannot be read; nothing has changed then.
+    pub fn skip_function(&mut self, value: u64) -> Result<(), PageFault> {
+        let back = self.memory.read_u64(Gva(self.regs.rsp))?;
+        self.regs.rsp = self.regs.rsp.wrapping_add(8);
+        self.regs.rip = back;
+        self.regs.rax = value;
+        Ok(())
+    }
+
+    /// The string at `at` (GVA, kernel or user), up to its NUL or `most` bytes of it.
+    ///
+    /// # Errors
+    /// The [`PageFault`] at the first byte that is not mapped.
+    pub fn string(&self, at: Gva, most: usize) -> Result<Vec<u8>, PageFault> {
+        let mut string = Vec::new();
+        while string.len() < most {
+            let mut byte = [0];
+            self.memory.read(at.add(string.len() as u64), &mut byte)?;
+            if byte == [0] {
+                break;
+            }
+            string.extend(byte);
+        }
+        Ok(string)
+    }
+
+    /// Has `command` carried out soon, while the guest goes on.
+    pub fn command(&mut self, command: Command) {
+        self.wishes.push(Wish::Soon(command));
+    }
+
+    /// Has `command` carried out before this vCPU goes on.
+    pub fn command_and_wait(&mut self, command: Command) {
+        self.wishes.push(Wish::Wait(command));
+    }
+}
+
+/// What does not change from one probe of a site to the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment<'a> {
+    pub(crate) memory: &'a VirtMemory<'a, GuestRam>,
+    pub(crate) vcpu: usize,
+    pub(crate) ticks: u64,
+    pub(crate) clock: &'a Clock,
+}
+
+impl<'a> Moment<'a> {
+    /// The hit of `probe` at `at`.
+    pub(crate) fn hit<'b>(&self, probe: ProbeId, at: Gva, regs: Regs, wishes: &'b mut Vec<Wish>) -> Hit<'b>
+    where
+        'a: 'b,
+    {
+        Hit {
+            regs,
+            memory: VirtMemory { phys: self.memory.phys, space: self.memory.space },
+            probe,
+            at,
+            vcpu: self.vcpu,
+            ticks: self.ticks,
+            clock: self.clock,
+            duration: None,
+            access: None,
+            wishes,
+        }
+    }
+}

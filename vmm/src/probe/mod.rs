@@ -1,0 +1,279 @@
+//! What a user registers: a place, and what is done there.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//! use vmm::probe::{Hit, Probe};
+//!
+//! let bytes = Arc::new(AtomicU64::new(0));
+//! let asked = bytes.clone();
+//! // Handlers run on the thread of the vCPU that took the hit, on several at once.
+//! let reads = Probe::at("vfs_read").pre(move |hit: &mut Hit| {
+//!     asked.fetch_add(hit.argument(2).unwrap_or(0), Ordering::Relaxed);
+//! });
+//! // What the entry handler gives, the return handler gets: one for each call.
+//! let slow = Probe::on_return("vfs_read")
+//!     .entry(|hit: &mut Hit| (hit.regs.rdx > 4096).then_some(hit.regs.rdx))
+//!     .handler(|hit: &mut Hit, asked: u64| println!("{} of {asked} bytes", hit.regs.rax as i64))
+//!     .max_active(64);
+//! // Who writes to a variable? RIP is behind the instruction that did.
+//! let writes = Probe::watch("panic_on_oops:4:w")
+//!     .handler(|hit: &mut Hit| println!("{:#x} made it {:?}", hit.regs.rip, hit.access()));
+//! # let _ = (reads, slow, writes, bytes);
+//! ```
+
+mod active;
+mod hit;
+
+pub use active::Active;
+pub(crate) use active::{Kind, Miss, Watching};
+pub(crate) use hit::Moment;
+pub use hit::{Access, Fault, Hit};
+
+use crate::session::Command;
+use probe_engine::probe::place::Place;
+use probe_engine::probe::table::ProbeId;
+use std::any::Any;
+use std::marker::PhantomData;
+
+/// Where a probe goes.
+#[derive(Debug, Clone)]
+pub enum Where {
+    /// As text, resolved with the session's kernel: see
+    /// [`ProbeSpec`](probe_engine::probe::spec::ProbeSpec), and for a watch
+    /// [`WatchSpec`](probe_engine::probe::watch::WatchSpec).
+    Spec(String),
+    /// Resolved already.
+    Place(Place),
+}
+
+impl From<&str> for Where {
+    fn from(spec: &str) -> Self {
+        Self::Spec(spec.to_owned())
+    }
+}
+
+impl From<String> for Where {
+    fn from(spec: String) -> Self {
+        Self::Spec(spec)
+    }
+}
+
+impl From<Place> for Where {
+    fn from(place: Place) -> Self {
+        Self::Place(place)
+    }
+}
+
+type Handler = Box<dyn Fn(&mut Hit<'_>) + Send + Sync>;
+type FaultHandler = Box<dyn Fn(&Hit<'_>, &Fault) + Send + Sync>;
+/// What an entry handler keeps for the return; `None` when the call is not to be followed.
+type Entry = Box<dyn Fn(&mut Hit<'_>) -> Option<Data> + Send + Sync>;
+type ReturnHandler = Box<dyn Fn(&mut Hit<'_>, Option<Data>) + Send + Sync>;
+/// A user's data for one call.
+pub(crate) type Data = Box<dyn Any + Send>;
+
+/// What is done at an instruction.
+#[derive(Default)]
+pub(crate) struct Handlers {
+    pub(crate) pre: Option<Handler>,
+    pub(crate) post: Option<Handler>,
+    pub(crate) fault: Option<FaultHandler>,
+}
+
+/// What is done with a call.
+#[derive(Default)]
+pub(crate) struct ReturnHandlers {
+    pub(crate) entry: Option<Entry>,
+    pub(crate) handler: Option<ReturnHandler>,
+}
+
+pub(crate) enum Work {
+    Instruction(Handlers),
+    Return { handlers: ReturnHandlers, max_active: Option<u32> },
+    Watch(Option<Handler>),
+}
+
+/// A probe to be registered.
+#[must_use = "a probe does nothing until it is registered"]
+pub struct Probe {
+    pub(crate) at: Where,
+    pub(crate) work: Work,
+    pub(crate) record: bool,
+    pub(crate) once: bool,
+    pub(crate) enabled: bool,
+}
+
+impl Probe {
+    /// A probe on an instruction: `vfs_read`, `vfs_read+0x10`, `dummy:dummy_xmit`, an address as linked.
+    pub fn at(at: impl Into<Where>) -> Self {
+        Self::new(at.into(), Work::Instruction(Handlers::default()))
+    }
+
+    /// A probe on the returns of a function.
+    pub fn on_return(at: impl Into<Where>) -> ReturnProbe<()> {
+        let work = Work::Return { handlers: ReturnHandlers::default(), max_active: None };
+        ReturnProbe { probe: Self::new(at.into(), work), data: PhantomData }
+    }
+
+    /// A watch of the kernel's memory: `jiffies:8:w` (writes), `panic_on_oops:4:rw` (reads and writes), or of an
+    /// instruction without touching the text: `schedule:1:x`. See
+    /// [`WatchSpec`](probe_engine::probe::watch::WatchSpec).
+    ///
+    /// It is set on every vCPU when the kernel's boot has come to `rest_init`. How many places can be watched at a
+    /// time depends on the host: [`Delivery::watches`](crate::trap::Delivery::watches). What the host accesses for
+    /// the guest (a device, a probed instruction that is emulated) is not seen, and while anything is watched, the
+    /// guest's own debug registers have no effect.
+    pub fn watch(at: impl Into<Where>) -> WatchProbe {
+        WatchProbe(Self::new(at.into(), Work::Watch(None)))
+    }
+
+    fn new(at: Where, work: Work) -> Self {
+        Self { at, work, record: false, once: false, enabled: true }
+    }
+
+    /// Calls `handler` before the instruction. It may change registers and memory, redirect RIP, or skip the
+    /// function; if it changes RIP, the instruction is not executed and no post handler runs.
+    pub fn pre(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
+        if let Work::Instruction(handlers) = &mut self.work {
+            handlers.pre = Some(Box::new(handler));
+        }
+        self
+    }
+
+    /// Calls `handler` after the instruction, with the registers that it left.
+    pub fn post(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
+        if let Work::Instruction(handlers) = &mut self.work {
+            handlers.post = Some(Box::new(handler));
+        }
+        self
+    }
+
+    /// Calls `handler` when the instruction faults. The fault is the guest's: it handles it as it always does.
+    pub fn fault(mut self, handler: impl Fn(&Hit<'_>, &Fault) + Send + Sync + 'static) -> Self {
+        if let Work::Instruction(handlers) = &mut self.work {
+            handlers.fault = Some(Box::new(handler));
+        }
+        self
+    }
+
+    /// Also writes every hit down for the session's [`Sink`](crate::session::Sink).
+    pub fn record(mut self) -> Self {
+        self.record = true;
+        self
+    }
+
+    /// Only the first hit counts: the text is then restored, and the function costs nothing more.
+    pub fn once(mut self) -> Self {
+        self.once = true;
+        self
+    }
+
+    /// Is registered, but armed only when it gets enabled.
+    pub fn disabled(mut self) -> Self {
+        self.enabled = false;
+        self
+    }
+}
+
+/// A probe on the returns of a function. `T` is what its entry handler keeps for each call.
+#[must_use = "a probe does nothing until it is registered"]
+pub struct ReturnProbe<T> {
+    probe: Probe,
+    data: PhantomData<fn() -> T>,
+}
+
+impl<T: Send + 'static> ReturnProbe<T> {
+    /// Calls `entry` when the function is entered: what it gives is kept until the return, `None` refuses to
+    /// follow this call.
+    pub fn entry<U: Send + 'static>(
+        mut self,
+        entry: impl Fn(&mut Hit<'_>) -> Option<U> + Send + Sync + 'static,
+    ) -> ReturnProbe<U> {
+        if let Work::Return { handlers, .. } = &mut self.probe.work {
+            handlers.entry = Some(Box::new(move |hit| entry(hit).map(|data| Box::new(data) as Data)));
+        }
+        ReturnProbe { probe: self.probe, data: PhantomData }
+    }
+
+    /// Calls `handler` when the function has returned to its caller: RAX is its value, RIP the return address.
+    pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>, T) + Send + Sync + 'static) -> Self {
+        if let Work::Return { handlers, .. } = &mut self.probe.work {
+            handlers.handler = Some(Box::new(move |hit, data: Option<Data>| {
+                // Without an entry handler T is (), of which there is always one.
+                let data = data.unwrap_or_else(|| Box::new(()));
+                if let Ok(data) = data.downcast::<T>() {
+                    handler(hit, *data);
+                }
+            }));
+        }
+        self
+    }
+
+    /// How many calls are followed at the same time; the others are counted as missed. The default is ten, or
+    /// twice the number of vCPUs if that is more.
+    pub fn max_active(mut self, calls: u32) -> Self {
+        if let Work::Return { max_active, .. } = &mut self.probe.work {
+            *max_active = Some(calls.max(1));
+        }
+        self
+    }
+
+    /// See [`Probe::record`].
+    pub fn record(mut self) -> Self {
+        self.probe.record = true;
+        self
+    }
+
+    /// See [`Probe::disabled`].
+    pub fn disabled(mut self) -> Self {
+        self.probe.enabled = false;
+        self
+    }
+}
+
+/// A watch of memory, or of an instruction.
+#[must_use = "a probe does nothing until it is registered"]
+pub struct WatchProbe(Probe);
+
+impl WatchProbe {
+    /// Calls `handler` after an access, or before an execution: [`Hit::access`] tells the values, RIP who it was.
+    pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
+        self.0.work = Work::Watch(Some(Box::new(handler)));
+        self
+    }
+
+    /// See [`Probe::record`].
+    pub fn record(mut self) -> Self {
+        self.0.record = true;
+        self
+    }
+
+    /// See [`Probe::disabled`]. It needs its debug register all the same.
+    pub fn disabled(mut self) -> Self {
+        self.0.enabled = false;
+        self
+    }
+}
+
+impl From<WatchProbe> for Probe {
+    fn from(probe: WatchProbe) -> Self {
+        probe.0
+    }
+}
+
+impl<T> From<ReturnProbe<T>> for Probe {
+    fn from(probe: ReturnProbe<T>) -> Self {
+        probe.probe
+    }
+}
+
+/// What a hit leaves to be done.
+pub(crate) enum Wish {
+    /// While the guest goes on.
+    Soon(Command),
+    /// Before the vCPU goes on.
+    Wait(Command),
+    /// A handler panicked, with these words: its probe is to be disabled.
+    Broken(ProbeId, String),
+}

@@ -1,0 +1,215 @@
+//! What vCPUs ask for and what is commanded, carried out in one stop of the world.
+
+use super::arming::{Phase, Stop};
+use super::control::{Control, GuestPanic, PANIC_GRACE};
+use super::handle::{Answer, Command, CommandError, Message};
+use super::modules::{self, Modules};
+use super::registry::{RegisterError, Registry, State};
+use super::report::{Death, Outcome};
+use super::stage::{self, Reached};
+use super::text::Ground;
+use crate::memory::GuestRam;
+use crate::trap::Delivery;
+use crate::world::{Cause, Orders, Parked, Request};
+use probe_engine::addr::Gva;
+use probe_engine::memory::VirtMemory;
+use probe_engine::probe::table::{Internal, ProbeId};
+use std::time::Instant;
+
+impl Control<'_> {
+    /// Answers the vCPUs that stopped by themselves and carries out what was commanded, all in one stop of the
+    /// world.
+    pub(super) fn attend(&mut self) {
+        let messages: Vec<Message> = self.messages.try_iter().collect();
+        let requests = self.world.take_requests();
+        if messages.is_empty() && requests.is_empty() || self.outcome.is_some() {
+            return;
+        }
+        let world = self.world.clone();
+        let begun = Instant::now();
+        let parked = world.park(|id| self.threads.kick(id));
+        let mut orders = Orders::clone(&world.orders());
+        for request in requests {
+            let vcpu = request.vcpu;
+            match request.cause {
+                Cause::Breakpoint => self.stage_reached(&request, &parked, &mut orders),
+                Cause::Internal(internal) => self.hook_reached(&request, internal),
+                Cause::Device => self.arming.run_from_copy(Gva(request.regs.rip)),
+                Cause::Commands(commands) => {
+                    for command in commands {
+                        // Nobody waits for more than that it is done.
+                        let _ = self.carry_out(command, &parked, &mut orders);
+                    }
+                }
+            }
+            parked.release(vcpu);
+        }
+        let mut answers = Vec::new();
+        for message in messages {
+            match message {
+                Message::Command(command, answer) => {
+                    let result = self.carry_out(command, &parked, &mut orders);
+                    answers.extend(answer.map(|answer| (answer, result)));
+                }
+                Message::List(answer) => {
+                    let _ = answer.send(self.list());
+                }
+                Message::Broken(probe, words) => self.registry.broke(probe, words),
+            }
+        }
+        self.reconcile(&parked, &mut orders);
+        parked.set_orders(orders);
+        drop(parked);
+        if !self.announced {
+            self.stopped += begun.elapsed();
+            if self.arming.is_ready() {
+                self.announced = true;
+                let probes = self.list();
+                self.sink.armed(&probes, self.stopped);
+            }
+        }
+        for (answer, result) in answers {
+            let _ = answer.send(result);
+        }
+    }
+
+    fn reconcile(&mut self, parked: &Parked<'_>, orders: &mut Orders) {
+        self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, orders);
+    }
+
+    /// Changes what is wanted. What is wanted is armed in the same stop.
+    fn carry_out(&mut self, command: Command, parked: &Parked<'_>, orders: &mut Orders) -> Answer {
+        let known =
+            |registry: &Registry, ids: &[ProbeId]| match ids.iter().find(|id| !registry.contains(**id)) {
+                Some(unknown) => Err(CommandError::Unknown(*unknown)),
+                None => Ok(()),
+            };
+        match command {
+            Command::Register(probes) => {
+                let ids = self.registry.register(probes)?;
+                self.with_modules(|modules, registry| modules.look_around(registry));
+                self.reconcile(parked, orders);
+                if let Some(error) = self.refused(&ids) {
+                    self.registry.unregister(&ids);
+                    self.reconcile(parked, orders);
+                    return Err(error.into());
+                }
+                Ok(ids)
+            }
+            Command::Unregister(ids) => {
+                known(&self.registry, &ids)?;
+                let seen = |id: &ProbeId| self.registry.report_of(*id, &self.reader, self.lost(*id));
+                for probe in ids.iter().filter_map(seen).collect::<Vec<_>>() {
+                    self.unregistered.probes += 1;
+                    self.unregistered.hits += probe.hits;
+                    self.unregistered.missed += probe.missed.hits();
+                }
+                self.registry.unregister(&ids);
+                Ok(ids)
+            }
+            Command::Enable(ids) => {
+                known(&self.registry, &ids)?;
+                self.registry.enable(&ids, true);
+                Ok(ids)
+            }
+            Command::Disable(ids) => {
+                known(&self.registry, &ids)?;
+                self.registry.enable(&ids, false);
+                Ok(ids)
+            }
+            Command::Arm(armed) => {
+                self.registry.arm(armed);
+                Ok(Vec::new())
+            }
+            Command::Stop => {
+                self.outcome = Some(Outcome::Stopped);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// The first of `ids` that the live text does not allow.
+    fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
+        ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| match &entry.state {
+            State::Refused(reason) => {
+                Some(RegisterError::Refused { name: entry.place.name(), reason: reason.clone() })
+            }
+            _ => None,
+        })
+    }
+
+    fn stage_reached(&mut self, request: &Request, parked: &Parked<'_>, orders: &mut Orders) {
+        let reached = self.stage.reach(request, &self.kernel, &self.ram);
+        let lost = match reached {
+            Ok(None) => return,
+            Ok(Some(reached)) => {
+                let stop = Stop { parked, ram: &self.ram };
+                let (phase, map) = match reached {
+                    Reached::Decompressor | Reached::Kernel => (Phase::Unknown, None),
+                    Reached::Early(map) => (Phase::Early, Some(map)),
+                    Reached::Late(map) => (Phase::Late, Some(map)),
+                };
+                if let Some(map) = map {
+                    orders.int3_handler = self.watched_handler(request);
+                    self.arming.advance(phase, Ground { map, space: request.space }, &stop);
+                }
+                self.stage.breakpoints(&self.kernel)
+            }
+            Err(error) => Err(error),
+        };
+        match lost {
+            Ok(stage) => orders.breakpoints = stage::breakpoints(&stage, orders.int3_handler),
+            Err(error) => self.outcome = Some(Outcome::Died(Death::Lost(error.to_string()))),
+        }
+    }
+
+    /// The guest's handler for vector 3, where a breakpoint has to stand on it: its IDT is the truth.
+    fn watched_handler(&self, request: &Request) -> Option<Gva> {
+        match self.delivery {
+            Delivery::Intercepted => None,
+            Delivery::Reflected => {
+                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                crate::trap::int3_handler(request.idt, &memory).ok()
+            }
+        }
+    }
+
+    fn hook_reached(&mut self, request: &Request, internal: Internal) {
+        self.arming.hooks.reached(internal);
+        let argument = Gva(request.regs.rdi);
+        match internal {
+            Internal::ModuleReady => self.with_modules(|modules, registry| modules.ready(argument, registry)),
+            Internal::ModuleGone => self.with_modules(|modules, registry| modules.gone(argument, registry)),
+            Internal::ModuleInitDone => {
+                modules::retire(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)), &mut self.registry);
+            }
+            Internal::Panic if self.panic.is_none() => {
+                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                let message = read_text(argument, &memory);
+                let deadline = Instant::now() + PANIC_GRACE;
+                self.panic = Some(GuestPanic { message, regs: request.regs, deadline });
+            }
+            _ => {}
+        }
+    }
+
+    fn with_modules(&mut self, act: impl FnOnce(&Modules<'_>, &mut Registry)) {
+        if let (Some(layout), Some(ground)) = (&self.kernel.modules, self.arming.ground()) {
+            act(&Modules { layout, ground, ram: &self.ram }, &mut self.registry);
+        }
+    }
+}
+
+/// The format string of a panic: printable text of at most a line.
+fn read_text(at: Gva, memory: &VirtMemory<'_, GuestRam>) -> String {
+    const LONGEST: u64 = 200;
+    let mut text = String::new();
+    for offset in 0..LONGEST {
+        let mut byte = [0];
+        match memory.read(at.add(offset), &mut byte) {
+            Ok(()) if byte != [0] && byte != *b"\n" => text.extend(byte.escape_ascii().map(char::from)),
+            _ => break,
+        }
+    }
+    text
+}

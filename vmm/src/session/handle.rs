@@ -1,0 +1,161 @@
+//! How others talk to the control thread: handlers, and whoever holds a [`Handle`].
+
+use super::registry::RegisterError;
+use super::report::ProbeReport;
+use crate::probe::{Probe, Wish};
+use probe_engine::probe::table::ProbeId;
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use vmm_sys_util::eventfd::EventFd;
+
+/// What can be done with a session's probes, each in one stop of the guest at most.
+pub enum Command {
+    /// Registers probes, all or none.
+    Register(Vec<Probe>),
+    /// Unregisters probes. Calls that their return probes follow still return.
+    Unregister(Vec<ProbeId>),
+    /// Enables probes.
+    Enable(Vec<ProbeId>),
+    /// Disables probes; they stay registered.
+    Disable(Vec<ProbeId>),
+    /// Arms or disarms all probes at once. Each stays enabled or disabled as it is.
+    Arm(bool),
+    /// Ends the guest.
+    Stop,
+}
+
+/// A command could not be carried out. Nothing was changed by it.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// A probe cannot be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// No such probe, or no longer.
+    #[error("there is no probe number {}", .0.0)]
+    Unknown(ProbeId),
+    /// The guest has ended.
+    #[error("the guest has ended")]
+    Ended,
+    /// The caller is who would have to carry it out, or whom that has to wait for.
+    #[error("a handler or a sink cannot wait for a command: handlers give theirs to the hit")]
+    Inside,
+}
+
+thread_local! {
+    /// Whether this thread is one of a session's own.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is a vCPU's or the control thread: what runs on it must not wait for a command.
+pub(crate) fn enter_session() {
+    INSIDE.set(true);
+}
+
+/// The control thread is its caller's again.
+pub(super) fn leave_session() {
+    INSIDE.set(false);
+}
+
+/// The probes that a command was about.
+pub type Answer = Result<Vec<ProbeId>, CommandError>;
+
+/// What comes to the control thread.
+pub(super) enum Message {
+    Command(Command, Option<SyncSender<Answer>>),
+    List(SyncSender<Vec<ProbeReport>>),
+    Broken(ProbeId, String),
+}
+
+/// Where messages are handed in.
+#[derive(Clone)]
+pub struct Desk {
+    messages: Sender<Message>,
+    wake: Arc<EventFd>,
+}
+
+impl Desk {
+    /// A desk, and the other side of it. `wake` is written when there is something to read.
+    pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
+        let (messages, received) = mpsc::channel();
+        (Self { messages, wake }, received)
+    }
+
+    /// A desk at which nobody sits: what is handed in is dropped.
+    ///
+    /// # Errors
+    /// The host is out of descriptors.
+    pub fn unattended() -> io::Result<Self> {
+        Ok(Self::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?)).0)
+    }
+
+    pub(crate) fn wish(&self, wish: Wish) {
+        self.send(match wish {
+            Wish::Soon(command) | Wish::Wait(command) => Message::Command(command, None),
+            Wish::Broken(probe, words) => Message::Broken(probe, words),
+        });
+    }
+
+    fn send(&self, message: Message) {
+        // Without a receiver the guest has ended, and so has what is asked for.
+        let _ = self.messages.send(message);
+        // A full counter wakes as well.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// Changes the probes of a session while its guest runs. Can be cloned and used from any thread but the one that
+/// runs the session, and not from handlers: each call waits for the control thread.
+#[derive(Clone)]
+pub struct Handle(pub(super) Desk);
+
+impl Handle {
+    /// Has `command` carried out.
+    ///
+    /// # Errors
+    /// [`CommandError`]; nothing was changed then.
+    pub fn command(&self, command: Command) -> Answer {
+        self.ask(|answer| Message::Command(command, Some(answer)))?
+    }
+
+    /// Registers `probes`, all or none. Their numbers are in their order.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn register(&self, probes: Vec<Probe>) -> Answer {
+        self.command(Command::Register(probes))
+    }
+
+    /// All probes with what they have seen so far.
+    ///
+    /// # Errors
+    /// [`CommandError::Ended`].
+    pub fn list(&self) -> Result<Vec<ProbeReport>, CommandError> {
+        self.ask(Message::List)
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<T, CommandError> {
+        if INSIDE.get() {
+            return Err(CommandError::Inside);
+        }
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.0.send(question(answer));
+        answered.recv().map_err(|_| CommandError::Ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_would_wait_for_itself_is_told_so() {
+        let handle = Handle(Desk::unattended().unwrap());
+        assert!(matches!(handle.command(Command::Stop), Err(CommandError::Ended)));
+        enter_session();
+        assert!(matches!(handle.command(Command::Stop), Err(CommandError::Inside)));
+        leave_session();
+        assert!(matches!(handle.list(), Err(CommandError::Ended)));
+    }
+}

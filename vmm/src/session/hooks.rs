@@ -1,0 +1,73 @@
+//! Traps of our own, by which the guest tells us what it is about to do.
+
+use super::arming::Phase;
+use super::registry::Registry;
+use probe_engine::addr::Gva;
+use probe_engine::linux::landmarks::{Hooks as Links, Landmarks};
+use probe_engine::probe::table::Internal;
+
+/// What is known from the hooks that were reached.
+pub(super) struct Hooks {
+    links: Links,
+    panic: Option<Gva>,
+    free_init: Option<Gva>,
+    init_freed: bool,
+    panicked: bool,
+    /// Updates of ftrace's sites that have begun and not ended.
+    updates: u32,
+}
+
+impl Hooks {
+    pub(super) fn new(kernel: &Landmarks) -> Self {
+        Self {
+            links: kernel.hooks,
+            panic: kernel.panic,
+            free_init: kernel.free_init,
+            init_freed: false,
+            panicked: false,
+            updates: 0,
+        }
+    }
+
+    /// The functions to trap, at link-time addresses.
+    pub(super) fn wanted(&self, phase: Phase, registry: &Registry) -> Vec<(Internal, Gva)> {
+        let late = phase == Phase::Late;
+        let probes = late && !registry.is_empty();
+        let modules = late && registry.has_modules();
+        let links = &self.links;
+        let all = [
+            (Internal::Panic, self.panic, !self.panicked),
+            (Internal::FreeInitText, self.free_init, late && !self.init_freed),
+            (Internal::ModuleReady, links.module_init, modules),
+            (Internal::ModuleInitDone, links.init_free, modules),
+            (Internal::ModuleGone, links.module_free, modules),
+            (Internal::PatchBegin, links.ftrace_begin.filter(|_| links.ftrace_end.is_some()), probes),
+            // An update that has begun is followed to its end, whoever is left to see it.
+            (Internal::PatchEnd, links.ftrace_end, probes || self.is_patching()),
+            (Internal::Fault, links.fault, probes),
+            (Internal::PageFault, links.page_fault_oops, probes),
+            (Internal::TaskGone, links.task_free, late && registry.returns().next().is_some()),
+        ];
+        all.into_iter().filter(|(.., wanted)| *wanted).filter_map(|(i, link, _)| Some((i, link?))).collect()
+    }
+
+    pub(super) fn reached(&mut self, internal: Internal) {
+        match internal {
+            Internal::FreeInitText => self.init_freed = true,
+            Internal::Panic => self.panicked = true,
+            Internal::PatchBegin => self.updates += 1,
+            Internal::PatchEnd => self.updates = self.updates.saturating_sub(1),
+            _ => {}
+        }
+    }
+
+    /// Whether the text of `link` was freed.
+    pub(super) fn is_freed(&self, kernel: &Landmarks, link: Gva) -> bool {
+        self.init_freed && kernel.is_init_text(link)
+    }
+
+    /// Whether the guest works on ftrace's sites.
+    pub(super) fn is_patching(&self) -> bool {
+        self.updates > 0
+    }
+}

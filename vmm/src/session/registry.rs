@@ -1,0 +1,402 @@
+//! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
+
+use super::Config;
+use super::report::{ProbeKind, ProbeReport};
+use crate::events::{MAX_PROBES, Reader};
+use crate::probe::{Active, Kind, Miss, Probe, Watching, Where, Work};
+use probe_engine::addr::Gva;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::resolve::{ResolveError, resolve};
+use probe_engine::probe::returns::Pool;
+use probe_engine::probe::spec::{ProbeSpec, SpecError};
+use probe_engine::probe::table::{ProbeId, TRAMPOLINE_ROW};
+use probe_engine::probe::watch::{self, WatchError, WatchSpecError};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What has become of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// The guest has not come far enough to arm it.
+    Waiting,
+    /// The guest has not loaded this module.
+    Pending(String),
+    /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
+    Armed(Gva),
+    /// It is disabled, or all are disarmed.
+    Disabled,
+    /// The guest works on the text here, and there is no room behind it.
+    Yielded(Gva),
+    /// The live text did not allow it; why.
+    Refused(String),
+    /// It stood here until the guest freed the text.
+    Gone(Gva),
+    /// It stood here until the guest changed the text under it.
+    Overwritten(Gva),
+    /// Only its first hit counted, and that was here.
+    Spent(Gva),
+    /// A handler of it panicked, with these words.
+    Broken(String),
+}
+
+/// A probe cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// Its place was given as text that means nothing.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Its place is not in the kernel, or cannot be probed.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A pattern, of which it is not known how many probes it means.
+    #[error("`{0}` is a pattern: resolve it, and register a probe for each place")]
+    Pattern(String),
+    /// The session was started with landmarks only.
+    #[error("`{0}` is given as text, and the session has no kernel to look it up in")]
+    NoKernel(String),
+    /// Not at a function's entry.
+    #[error("`{0}` is no function's entry: a return probe goes nowhere else")]
+    NotAnEntry(String),
+    /// As [`RegisterError::Spec`], of a watch.
+    #[error(transparent)]
+    WatchSpec(#[from] WatchSpecError),
+    /// As [`RegisterError::Resolve`], of a watch.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// A place in text, where memory is wanted.
+    #[error("`{0}` is a place for a probe: a watch also needs its length and what to watch for")]
+    NoWatch(String),
+    /// Memory, where a place in text is wanted.
+    #[error("`{0}` is a place for a watch: no other probe goes there")]
+    OnlyWatch(String),
+    /// No debug register is free.
+    #[error(
+        "{0} places can be watched at a time: {reason}",
+        reason = if *.0 < 4 {
+            "a CPU has four debug registers, and the last one catches this host's breakpoints"
+        } else {
+            "a CPU has no more debug registers"
+        }
+    )]
+    TooManyWatches(usize),
+    /// So many calls cannot be followed.
+    #[error("there is no room to follow so many calls: lower maxactive, or register fewer return probes")]
+    NoTrampolines,
+    /// See [`MAX_PROBES`].
+    #[error("a session registers {MAX_PROBES} probes at most")]
+    TooMany,
+    /// The live text does not allow it.
+    #[error("`{name}` cannot be probed: {reason}")]
+    Refused {
+        /// The place.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One probe.
+pub(super) struct Entry {
+    pub(super) active: Arc<Active>,
+    pub(super) place: Place,
+    /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
+    /// loaded.
+    pub(super) spot: Option<Spot>,
+    pub(super) enabled: bool,
+    pub(super) state: State,
+    /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
+    pub(super) made_room: bool,
+    /// How often the guest wanted its text when there was no room behind it: hits are missed then.
+    pub(super) yields: u64,
+}
+
+/// All probes, in order of registration.
+pub(super) struct Registry {
+    entries: BTreeMap<ProbeId, Entry>,
+    kernel: Option<Arc<Kernel>>,
+    cpus: u8,
+    /// How many places can be watched at a time.
+    watches: usize,
+    /// Whether anything may be armed at all.
+    armed: bool,
+    next: u32,
+    rows: Rows,
+    /// Return probes that were unregistered while they followed calls.
+    leaving: Vec<Arc<Active>>,
+}
+
+impl Registry {
+    pub(super) fn new(config: &Config<'_>, trampolines: u32) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            kernel: config.symbols.clone(),
+            cpus: config.cpus,
+            watches: config.delivery.watches(),
+            armed: true,
+            next: 0,
+            rows: Rows(vec![false; (trampolines / TRAMPOLINE_ROW) as usize]),
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Registers all of `probes` or none.
+    pub(super) fn register(&mut self, probes: Vec<Probe>) -> Result<Vec<ProbeId>, RegisterError> {
+        self.release_trampolines();
+        let mut ids = Vec::with_capacity(probes.len());
+        for probe in probes {
+            match self.register_one(probe) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    self.unregister(&ids);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
+        let Probe { at, work, record, once, enabled } = probe;
+        let place = self.place(at, matches!(work, Work::Watch(_)))?;
+        let id = ProbeId(self.next);
+        if self.next as usize >= MAX_PROBES {
+            return Err(RegisterError::TooMany);
+        }
+        let kind = match work {
+            Work::Watch(handler) if matches!(place, Place::Watch(_)) => {
+                if self.watched().count() >= self.watches {
+                    return Err(RegisterError::TooManyWatches(self.watches));
+                }
+                Kind::Watch(Watching::new(handler))
+            }
+            Work::Watch(_) => return Err(RegisterError::NoWatch(place.name())),
+            _ if matches!(place, Place::Watch(_)) => return Err(RegisterError::OnlyWatch(place.name())),
+            Work::Instruction(handlers) => Kind::Instruction(handlers),
+            Work::Return { .. } if !place.is_entry() => {
+                return Err(RegisterError::NotAnEntry(place.name()));
+            }
+            Work::Return { handlers, max_active } => {
+                let calls = max_active.unwrap_or(10.max(2 * u32::from(self.cpus)));
+                let rows = self.rows.take(calls).ok_or(RegisterError::NoTrampolines)?;
+                Kind::Return(handlers, Pool::new(rows.start, calls))
+            }
+        };
+        self.next += 1;
+        let active = Arc::new(Active::new(id, kind, record, once));
+        let spot = match &place {
+            Place::Kernel { spot, .. } => Some(spot.clone()),
+            Place::Module { .. } | Place::Watch(_) => None,
+        };
+        let state = State::Waiting;
+        self.entries.insert(id, Entry { active, place, spot, enabled, state, made_room: false, yields: 0 });
+        Ok(id)
+    }
+
+    fn place(&self, at: Where, is_watch: bool) -> Result<Place, RegisterError> {
+        let text = match at {
+            Where::Place(place) => return Ok(place),
+            Where::Spec(text) => text,
+        };
+        let Some(kernel) = &self.kernel else { return Err(RegisterError::NoKernel(text)) };
+        if is_watch {
+            return Ok(Place::Watch(watch::resolve(&text.parse()?, kernel)?));
+        }
+        let spec: ProbeSpec = text.parse()?;
+        let mut places = resolve(&spec, kernel)?.places.into_iter();
+        match (places.next(), places.next()) {
+            (Some(place), None) => Ok(place),
+            _ => Err(RegisterError::Pattern(text)),
+        }
+    }
+
+    /// Unregisters those of `ids` that there are.
+    pub(super) fn unregister(&mut self, ids: &[ProbeId]) {
+        for entry in ids.iter().filter_map(|id| self.entries.remove(id)) {
+            entry.active.retire();
+            if entry.active.pool().is_some() {
+                self.leaving.push(entry.active);
+            }
+        }
+    }
+
+    /// Frees the trampolines of return probes that have gone and follow nothing any more.
+    pub(super) fn release_trampolines(&mut self) {
+        let rows = &mut self.rows;
+        self.leaving.retain(|active| match active.pool() {
+            Some(pool) if pool.outstanding() == 0 => {
+                rows.give_back(pool.numbers());
+                false
+            }
+            pool => pool.is_some(),
+        });
+    }
+
+    /// Return probes with what they follow, those that have gone included.
+    pub(super) fn returns(&self) -> impl Iterator<Item = &Arc<Active>> {
+        let present = self.entries.values().map(|entry| &entry.active).filter(|a| a.pool().is_some());
+        present.chain(&self.leaving)
+    }
+
+    /// The watches. Each has its debug register, enabled or not.
+    pub(super) fn watched(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values().filter(|entry| matches!(entry.place, Place::Watch(_)))
+    }
+
+    /// Whether there is nothing that stands in the text.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.len() == self.watched().count()
+    }
+
+    /// Whether any probe is in a module, loaded or not.
+    pub(super) fn has_modules(&self) -> bool {
+        self.entries.values().any(|entry| matches!(entry.place, Place::Module { .. }))
+    }
+
+    pub(super) fn contains(&self, id: ProbeId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
+    pub(super) fn get(&self, id: ProbeId) -> Option<&Entry> {
+        self.entries.get(&id)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.entries.values_mut()
+    }
+
+    pub(super) fn enable(&mut self, ids: &[ProbeId], enabled: bool) {
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.enabled = enabled;
+            }
+        }
+    }
+
+    /// The switch for all.
+    pub(super) fn arm(&mut self, armed: bool) {
+        self.armed = armed;
+    }
+
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    pub(super) fn set_state(&mut self, id: ProbeId, state: State) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = state;
+        }
+    }
+
+    /// The guest has changed the text at `at`.
+    pub(super) fn overwritten(&mut self, at: Gva) {
+        let here = self.entries.values_mut().filter(|entry| entry.state == State::Armed(at));
+        here.for_each(|entry| entry.state = State::Overwritten(at));
+    }
+
+    /// A handler of `id` panicked, with `words`.
+    pub(super) fn broke(&mut self, id: ProbeId, words: String) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = State::Broken(words);
+        }
+    }
+
+    /// All probes with what they have seen. Of their hits, `lost` were not handed on.
+    pub(super) fn report(&self, reader: &Reader, lost: impl Fn(ProbeId) -> u64) -> Vec<ProbeReport> {
+        self.entries.keys().filter_map(|id| self.report_of(*id, reader, lost(*id))).collect()
+    }
+
+    /// One of them, if it is registered.
+    pub(super) fn report_of(&self, id: ProbeId, reader: &Reader, lost: u64) -> Option<ProbeReport> {
+        Some(self.entries.get(&id)?.report(id, reader.hits(id), lost))
+    }
+}
+
+impl Entry {
+    /// Whether it takes no hit any more, wherever its text is.
+    pub(super) fn is_over(&self) -> bool {
+        self.active.is_broken() || self.active.is_spent()
+    }
+
+    fn report(&self, id: ProbeId, counted: u64, lost: u64) -> ProbeReport {
+        let state = match &self.state {
+            State::Armed(at) if self.active.is_spent() => State::Spent(*at),
+            State::Waiting => match &self.place {
+                Place::Module { module, .. } => State::Pending(module.clone()),
+                Place::Kernel { .. } | Place::Watch(_) => State::Waiting,
+            },
+            state => state.clone(),
+        };
+        let address = match state {
+            State::Armed(at)
+            | State::Gone(at)
+            | State::Overwritten(at)
+            | State::Yielded(at)
+            | State::Spent(at) => at,
+            State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
+                match (&self.place, &self.spot) {
+                    (Place::Watch(watch), _) => watch.at,
+                    (_, Some(spot)) => spot.at,
+                    (_, None) => Gva(0),
+                }
+            }
+        };
+        ProbeReport {
+            id,
+            name: self.place.name(),
+            kind: match self.active.kind {
+                Kind::Instruction(_) => ProbeKind::Instruction,
+                Kind::Return(..) => ProbeKind::Return,
+                Kind::Watch(_) => ProbeKind::Watch,
+            },
+            address,
+            hits: counted.saturating_sub(lost),
+            missed: super::report::Missed {
+                output: lost,
+                instance: self.active.missed(Miss::NoInstance),
+                stack: self.active.missed(Miss::NoStack) + self.active.missed(Miss::Stray),
+                yields: self.yields,
+            },
+            outstanding: self.active.pool().map_or(0, Pool::outstanding),
+            state,
+        }
+    }
+}
+
+/// Which rows of trampolines are taken.
+struct Rows(Vec<bool>);
+
+impl Rows {
+    /// The numbers of the first trampolines that are free in a row, at least `count`.
+    fn take(&mut self, count: u32) -> Option<Range<u32>> {
+        let wanted = count.div_ceil(TRAMPOLINE_ROW) as usize;
+        let start = self.0.windows(wanted).position(|rows| rows.iter().all(|taken| !taken))?;
+        self.0.iter_mut().skip(start).take(wanted).for_each(|taken| *taken = true);
+        let number = |row: usize| row as u32 * TRAMPOLINE_ROW;
+        Some(number(start)..number(start + wanted))
+    }
+
+    fn give_back(&mut self, numbers: Range<u32>) {
+        let rows = numbers.start / TRAMPOLINE_ROW..numbers.end.div_ceil(TRAMPOLINE_ROW);
+        self.0.iter_mut().take(rows.end as usize).skip(rows.start as usize).for_each(|taken| *taken = false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trampolines_are_taken_in_whole_rows_and_given_back() {
+        let mut rows = Rows(vec![false; 4]);
+        assert_eq!(rows.take(10), Some(0..16));
+        assert_eq!(rows.take(17), Some(16..48));
+        assert_eq!(rows.take(17), None);
+        rows.give_back(0..10);
+        assert_eq!(rows.take(1), Some(0..16));
+        assert_eq!(rows.take(16), Some(48..64));
+        assert_eq!(rows.take(1), None);
+        assert_eq!(rows.take(u32::MAX), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! The guest's text as the guest knows it: memory, with our trap bytes undone.
+
+use super::stage::KernelMap;
+use crate::memory::GuestRam;
+use crate::text::{Patch, PatchError, patch};
+use crate::world::Parked;
+use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::decode::instruction_at;
+use probe_engine::insn::plan::{Plan, plan, plan_copy};
+use probe_engine::memory::PhysMemory;
+use probe_engine::paging::{Access, AddressSpace};
+use probe_engine::probe::hit::INT3;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A running kernel: where it is, and how its memory is reached whatever the vCPUs are doing.
+#[derive(Clone, Copy)]
+pub(super) struct Ground {
+    pub(super) map: KernelMap,
+    /// The kernel's own page tables.
+    pub(super) space: AddressSpace,
+}
+
+/// The trap bytes that stand in the text.
+#[derive(Default)]
+pub(super) struct Traps {
+    /// By guest-virtual address.
+    planted: BTreeMap<Gva, Trap>,
+    /// The page that was translated last: probes come in order of address.
+    last_page: Cell<Option<(Gva, Gpa)>>,
+}
+
+const PAGE: u64 = 4096;
+
+/// A trap byte and what it hides.
+#[derive(Clone, Copy)]
+struct Trap {
+    gpa: Gpa,
+    original: u8,
+}
+
+/// Text that cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TextError {
+    #[error("the text at {0} is not mapped")]
+    NotMapped(Gva),
+    #[error(transparent)]
+    Patch(#[from] PatchError),
+}
+
+impl Traps {
+    /// To be called in each stop: the guest may have changed its page tables since the last one.
+    pub(super) fn forget_pages(&mut self) {
+        self.last_page = Cell::default();
+    }
+
+    /// Where the text at `at` is in guest-physical memory.
+    fn translate(&self, ram: &GuestRam, ground: &Ground, at: Gva) -> Result<Gpa, TextError> {
+        let page = Gva(at.0 & !(PAGE - 1));
+        let start = match self.last_page.get() {
+            Some((last, start)) if last == page => start,
+            _ => {
+                let found = ground.space.translate(ram, page, Access::Read);
+                let start = found.map_err(|_| TextError::NotMapped(at))?;
+                self.last_page.set(Some((page, start)));
+                start
+            }
+        };
+        Ok(start.add(at.0 - page.0))
+    }
+
+    /// Fills `buf` with the text from `at` on.
+    pub(super) fn read(
+        &self,
+        ram: &GuestRam,
+        ground: &Ground,
+        at: Gva,
+        buf: &mut [u8],
+    ) -> Result<(), TextError> {
+        let (mut next, mut rest) = (at, &mut *buf);
+        while !rest.is_empty() {
+            let in_page = rest.len().min((PAGE - next.0 % PAGE) as usize);
+            let (now, later) = rest.split_at_mut(in_page);
+            let gpa = self.translate(ram, ground, next)?;
+            ram.read(gpa, now).map_err(|_| TextError::NotMapped(next))?;
+            (next, rest) = (next.add(in_page as u64), later);
+        }
+        let end = at.add(buf.len() as u64);
+        for (trap, Trap { original, .. }) in self.planted.range(at..end) {
+            let offset = trap.offset_from(at).unwrap_or(0) as usize;
+            if let Some(byte) = buf.get_mut(offset) {
+                *byte = *original;
+            }
+        }
+        Ok(())
+    }
+
+    /// How the instruction at `at` in `function` is passed: by a copy if only that will do. A boundary is proven from the function's start.
+    pub(super) fn plan(
+        &self,
+        ram: &GuestRam,
+        ground: &Ground,
+        function: &Range<Gva>,
+        at: Gva,
+        fixup: bool,
+        only_copy: bool,
+    ) -> Result<Plan, String> {
+        /// No instruction is longer.
+        const LONGEST: u64 = 15;
+        /// No function is longer; a symbol table that says so is wrong.
+        const LONGEST_FUNCTION: u64 = 1 << 20;
+        let end = function.end.min(at.add(LONGEST));
+        let length = end.offset_from(function.start).unwrap_or(0).min(LONGEST_FUNCTION);
+        let mut text = vec![0; length as usize];
+        self.read(ram, ground, function.start, &mut text).map_err(|e| e.to_string())?;
+        let found = instruction_at(&text, function.start, at).map_err(|e| e.to_string())?;
+        let offset = at.offset_from(function.start).unwrap_or(0) as usize;
+        let bytes = text.get(offset..).unwrap_or_default();
+        let previous = found.previous.as_ref();
+        let plan = match only_copy {
+            true => plan_copy(bytes, at, previous, fixup).map(Plan::OutOfLine),
+            false => plan(bytes, at, previous, fixup),
+        };
+        plan.map_err(|e| e.to_string())
+    }
+
+    /// Puts a trap byte at `at`. Returns where it is in guest-physical memory, and what it hides.
+    pub(super) fn plant(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        ground: &Ground,
+        at: Gva,
+    ) -> Result<(Gpa, u8), TextError> {
+        let gpa = self.translate(ram, ground, at)?;
+        let mut original = [0];
+        ram.read(gpa, &mut original).map_err(|_| TextError::NotMapped(at))?;
+        let [original] = original;
+        patch(parked, ram, &Patch { at: gpa, expect: original, write: INT3 })?;
+        self.planted.insert(at, Trap { gpa, original });
+        Ok((gpa, original))
+    }
+
+    /// Takes the trap byte at `at` out. False when the guest has written there: it is then left as it is.
+    pub(super) fn lift(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva) -> bool {
+        let Some(Trap { gpa, original }) = self.planted.remove(&at) else { return false };
+        patch(parked, ram, &Patch { at: gpa, expect: INT3, write: original }).is_ok()
+    }
+
+    /// Forgets the trap byte at `at`, which is no more.
+    pub(super) fn forget(&mut self, at: Gva) {
+        self.planted.remove(&at);
+    }
+}

@@ -1,0 +1,103 @@
+//! An `int3` was executed: whose it is, and what has to happen before it is passed.
+
+use super::hit::Taken;
+use super::{Flow, Vcpu, guest_exception};
+use crate::probe::Fault;
+use crate::trap::{Breakpoint, Delivery};
+use crate::world::{Cause, Orders};
+use probe_engine::addr::Gva;
+use probe_engine::probe::hit::Verdict;
+use probe_engine::probe::table::Internal;
+use probe_engine::regs::Regs;
+use std::sync::Arc;
+
+/// What the vCPU waits for before it asks again.
+enum Wait {
+    /// The control thread's answer.
+    Control(Internal),
+    /// Room for what is to be recorded.
+    Reader,
+}
+
+impl Vcpu {
+    /// Finds whose `int3` it was. After each wait the question is asked again: the answer may have changed.
+    pub(super) fn met_int3(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
+        let at = Gva(breakpoint.regs.rip);
+        let mut answered = false;
+        loop {
+            let wait = match orders.sites.judge(at, || self.byte_at(at)) {
+                Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), orders),
+                Verdict::Stale => {
+                    self.go_on(breakpoint, &breakpoint.regs);
+                    return Flow::Run;
+                }
+                Verdict::Ours(site) => match site.internal {
+                    Some(internal) if internal.holds() && !answered => Wait::Control(internal),
+                    internal => {
+                        if self.recorder.has_room(site.probes.len()) {
+                            self.answer(internal, breakpoint, orders);
+                            let (taken, wishes) = self.hit(breakpoint, site, orders);
+                            let flow = match taken {
+                                Taken::Over(flow) => flow,
+                                Taken::Device(regs) => self.run_from_copy(&regs, orders),
+                            };
+                            return self.grant(flow, wishes, orders);
+                        }
+                        Wait::Reader
+                    }
+                },
+                Verdict::CopyEnd(end) => {
+                    let (flow, wishes) = self.copy_ended(breakpoint, end, orders);
+                    return self.grant(flow, wishes, orders);
+                }
+                Verdict::Return(number, owner) if self.recorder.has_room(1) => {
+                    let (flow, wishes) = self.returned(breakpoint, number, owner, orders);
+                    return self.grant(flow, wishes, orders);
+                }
+                Verdict::Return(..) => Wait::Reader,
+            };
+            let flow = match wait {
+                Wait::Reader => self.wait_for_reader(orders),
+                Wait::Control(internal) => {
+                    answered = true;
+                    self.hold(Cause::Internal(internal), breakpoint.regs, orders)
+                }
+            };
+            if let Flow::End = flow {
+                return Flow::End;
+            }
+        }
+    }
+
+    /// Does what an internal site asks for, where that needs no other thread.
+    fn answer(&mut self, internal: Option<Internal>, breakpoint: &Breakpoint, orders: &Orders) {
+        match internal {
+            // fixup_exception(regs, vector, error code, address)
+            Some(Internal::Fault) => {
+                let Regs { rdi, rsi, rdx, rcx, .. } = breakpoint.regs;
+                let fault = Fault { vector: rsi as u8, code: rdx as u32, address: Gva(rcx) };
+                self.fault_reported(Gva(rdi), &fault, orders);
+            }
+            // page_fault_oops(regs, error code, address)
+            Some(Internal::PageFault) => {
+                let Regs { rdi, rsi, rdx, .. } = breakpoint.regs;
+                let fault = Fault { vector: Fault::PAGE_FAULT, code: rsi as u32, address: Gva(rdx) };
+                self.fault_reported(Gva(rdi), &fault, orders);
+            }
+            Some(Internal::TaskGone) => {
+                let task = Gva(breakpoint.regs.rdi);
+                for pool in orders.returns.iter().filter_map(|probe| probe.pool()) {
+                    pool.forget_task(task);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Continues with `regs`; nothing is written when they are those of the exit.
+    pub(super) fn go_on(&mut self, breakpoint: &Breakpoint, regs: &Regs) {
+        if breakpoint.delivery == Delivery::Reflected || *regs != breakpoint.regs {
+            self.kvm.set_regs(regs);
+        }
+    }
+}

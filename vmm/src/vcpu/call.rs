@@ -1,0 +1,131 @@
+//! Calls that a return probe follows: from the function's entry to its return.
+
+use super::{Flow, Vcpu, guest_exception};
+use crate::clock;
+use crate::events::{Ticks, What};
+use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
+use crate::trap::Breakpoint;
+use crate::world::Orders;
+use probe_engine::addr::Gva;
+use probe_engine::insn::emulate::Segments;
+use probe_engine::memory::VirtMemory;
+use probe_engine::probe::returns::{Call, Pool};
+
+/// A function is entered: its return address is on top of the stack, and is replaced by a trampoline's.
+pub(super) fn enter(
+    probe: &Active,
+    handlers: &ReturnHandlers,
+    pool: &Pool<Data>,
+    hit: &mut Hit<'_>,
+    segments: &Segments,
+    orders: &Orders,
+) {
+    if probe.is_broken() {
+        return;
+    }
+    let slot = Gva(hit.regs.rsp);
+    let Ok(back) = hit.memory.read_u64(slot).map(Gva) else { return probe.miss(Miss::NoStack) };
+    let task = current_task(orders, &hit.memory, segments);
+    let Some(number) = reserve(pool, task, slot, back, orders) else {
+        return probe.miss(Miss::NoInstance);
+    };
+    let at = hit.regs.rip;
+    let data = match &handlers.entry {
+        None => None,
+        Some(entry) => match probe.call(hit, |hit| entry(hit)) {
+            // One that redirects the guest has no call to follow either.
+            Some(Some(data)) if hit.regs.rip == at => Some(Box::new(data)),
+            _ => return pool.release(number),
+        },
+    };
+    let trampoline = orders.trampolines.add(number.into());
+    if hit.memory.write(slot, &trampoline.0.to_le_bytes()).is_err() {
+        pool.release(number);
+        return probe.miss(Miss::NoStack);
+    }
+    pool.follow(number, Call { task, function: hit.at, slot, back, ticks: hit.ticks }, data);
+}
+
+/// A free instance. When there is none, calls of this task that cannot return any more make room: those below
+/// on its stack, and one in this very slot unless the slot leads to a trampoline already (as in a tail call).
+fn reserve(pool: &Pool<Data>, task: Gva, slot: Gva, back: Gva, orders: &Orders) -> Option<u32> {
+    pool.reserve().or_else(|| {
+        let is_chained = orders.sites.is_trampoline(back);
+        pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
+        pool.reserve()
+    })
+}
+
+/// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
+fn current_task(
+    orders: &Orders,
+    memory: &VirtMemory<'_, crate::memory::GuestRam>,
+    segments: &Segments,
+) -> Gva {
+    orders.current.and_then(|current| current.read(memory, segments.gs_base).ok()).unwrap_or(Gva(0))
+}
+
+impl Vcpu {
+    /// A followed call returns: RIP is on its trampoline.
+    pub(super) fn returned(
+        &mut self,
+        breakpoint: &Breakpoint,
+        number: u32,
+        owner: &Active,
+        orders: &Orders,
+    ) -> (Flow, Vec<Wish>) {
+        let ticks = clock::ticks();
+        let mut wishes = Vec::new();
+        let Kind::Return(handlers, pool) = &owner.kind else {
+            return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
+        };
+        let Some((call, data)) = pool.leave(number) else {
+            return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
+        };
+        let mut regs = breakpoint.regs;
+        // Other probes may follow the same call: what handlers and readers see is the caller's own address.
+        let caller = caller(call.back, orders);
+        regs.rip = caller.0;
+        let segments = self.kvm.segments();
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let is_same =
+            call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, &segments);
+        if !is_same {
+            owner.miss(Miss::Stray);
+        } else if !owner.is_broken() && !owner.is_retired() {
+            let duration = ticks.saturating_sub(call.ticks);
+            self.recorder.count(owner.id);
+            if owner.record {
+                let what = What::Return { value: regs.rax, duration: Ticks(duration) };
+                self.recorder.record(ticks, owner.id, Gva(regs.rip), what);
+            }
+            if let Some(handler) = &handlers.handler {
+                let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+                let mut hit = moment.hit(owner.id, call.function, regs, &mut wishes);
+                hit.duration = Some(duration);
+                owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));
+                regs = hit.regs;
+            }
+        }
+        if regs.rip == caller.0 {
+            regs.rip = call.back.0;
+        }
+        self.go_on(breakpoint, &regs);
+        (Flow::Run, wishes)
+    }
+}
+
+/// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
+fn caller(back: Gva, orders: &Orders) -> Gva {
+    /// So many probes on one function show their caller.
+    const MOST: usize = 64;
+    let mut at = back;
+    for _ in 0..MOST {
+        let next = orders.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
+        match next {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    at
+}

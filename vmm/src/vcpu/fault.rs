@@ -1,0 +1,50 @@
+//! A copied instruction faulted: the guest is about to look for the reason where it knows no code.
+
+use super::Vcpu;
+use crate::clock;
+use crate::probe::{Fault, Moment};
+use crate::world::Orders;
+use probe_engine::addr::Gva;
+use probe_engine::memory::VirtMemory;
+use probe_engine::regs::Regs;
+
+/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h): words from R15 on.
+const RIP: u64 = 16 * 8;
+/// Words up to SS.
+const WORDS: usize = 21;
+
+impl Vcpu {
+    /// At the entry of a function that every fault in kernel mode passes before it is reported, with its registers
+    /// at `saved`: RIP goes back from the copy to the original, and fault handlers are told.
+    pub(super) fn fault_reported(&mut self, saved: Gva, fault: &Fault, orders: &Orders) {
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let mut frame = [0; 8 * WORDS];
+        if memory.read(saved, &mut frame).is_err() {
+            return;
+        }
+        let mut regs = from_frame(&frame);
+        let Some(at) = orders.sites.copied_from(Gva(regs.rip)) else { return };
+        if memory.write(saved.add(RIP), &at.0.to_le_bytes()).is_err() {
+            return;
+        }
+        regs.rip = at.0;
+        let mut wishes = Vec::new();
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks: clock::ticks(), clock: &self.clock };
+        for hanging in orders.sites.get(at).into_iter().flat_map(|site| &site.probes) {
+            let mut hit = moment.hit(hanging.probe.id, at, regs, &mut wishes);
+            hanging.probe.fault(&mut hit, fault);
+        }
+        wishes.into_iter().for_each(|wish| self.desk.wish(wish));
+    }
+}
+
+fn from_frame(frame: &[u8; 8 * WORDS]) -> Regs {
+    let (words, _) = frame.as_chunks::<8>();
+    let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let mut next = || words.next().unwrap_or(0);
+    let (r15, r14, r13, r12, rbp, rbx) = (next(), next(), next(), next(), next(), next());
+    let (r11, r10, r9, r8, rax, rcx) = (next(), next(), next(), next(), next(), next());
+    let (rdx, rsi, rdi, _orig_rax, rip, _cs) = (next(), next(), next(), next(), next(), next());
+    let (rflags, rsp) = (next(), next());
+    Regs { rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15, rip, rflags }
+}

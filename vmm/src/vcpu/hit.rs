@@ -1,0 +1,222 @@
+//! A hit of a site: handlers first, in order of registration, then past the instruction.
+
+use super::{End, Flow, Vcpu};
+use crate::clock;
+use crate::events::What;
+use crate::kvm::Exception;
+use crate::probe::{Active, Fault, Kind, Moment, Wish};
+use crate::trap::Breakpoint;
+use crate::world::{Cause, Orders};
+use probe_engine::addr::Gva;
+use probe_engine::insn::emulate::{EmulationFault, Passed as How};
+use probe_engine::memory::VirtMemory;
+use probe_engine::probe::table::{CopyEnd, Hanging, Past, Site};
+use probe_engine::regs::Regs;
+use std::sync::Arc;
+
+/// The hit that a vCPU has just taken: from where to where, on which stack.
+#[derive(Debug, Clone, Copy)]
+pub struct Passed {
+    from: Gva,
+    to: Gva,
+    rsp: u64,
+}
+
+impl Passed {
+    /// Whether a hit at `at` is the same call of the same function again: its probes have moved from where they
+    /// were counted to the next instruction, while the vCPU was between the two.
+    fn counted(&self, hanging: &Hanging<Arc<Active>>, at: Gva, rsp: u64) -> bool {
+        hanging.moved_from == Some(self.from) && self.to == at && self.rsp == rsp
+    }
+}
+
+/// How far a hit got.
+pub(super) enum Taken {
+    /// It is over.
+    Over(Flow),
+    /// Handlers have run, but the instruction accesses a device: only the guest's own CPU can execute it.
+    Device(Regs),
+}
+
+impl Vcpu {
+    pub(super) fn hit(
+        &mut self,
+        breakpoint: &Breakpoint,
+        site: &Site<Arc<Active>>,
+        orders: &Orders,
+    ) -> (Taken, Vec<Wish>) {
+        let ticks = clock::ticks();
+        let at = Gva(breakpoint.regs.rip);
+        let mut regs = breakpoint.regs;
+        let mut wishes = Vec::new();
+        let segments = self.kvm.segments();
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+        for hanging in &site.probes {
+            if self.passed.is_some_and(|passed| passed.counted(hanging, at, regs.rsp)) {
+                continue;
+            }
+            let probe = &*hanging.probe;
+            match &probe.kind {
+                Kind::Instruction(_) => {
+                    if !probe.takes_hit() {
+                        continue;
+                    }
+                    self.recorder.count(probe.id);
+                    if probe.record {
+                        self.recorder.record(ticks, probe.id, at, What::Hit { args: regs.args() });
+                    }
+                    let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                    probe.pre(&mut hit);
+                    regs = hit.regs;
+                }
+                // A function that a handler before has skipped is not entered.
+                Kind::Return(handlers, pool) if regs.rip == at.0 => {
+                    let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                    super::call::enter(probe, handlers, pool, &mut hit, &segments, orders);
+                    regs = hit.regs;
+                }
+                Kind::Return(..) | Kind::Watch(_) => {}
+            }
+        }
+        self.passed = None;
+        if regs.rip != at.0 {
+            self.go_on(breakpoint, &regs);
+            return (Taken::Over(Flow::Run), wishes);
+        }
+        match &site.past {
+            Past::Copy(entry) => {
+                regs.rip = entry.0;
+                self.go_on(breakpoint, &regs);
+            }
+            Past::PutBack(once) => {
+                if once.put_back(&*self.ram).is_err() {
+                    let words = format!("the text at {at} is not in memory");
+                    return (Taken::Over(self.over(End::Failed(words, regs))), wishes);
+                }
+                self.go_on(breakpoint, &regs);
+            }
+            Past::Emulate(emulation) => {
+                let before = regs;
+                match emulation.execute(&mut regs, &memory, &segments) {
+                    Ok(how) => {
+                        for probe in post_handlers(site) {
+                            let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                            probe.post(&mut hit);
+                            regs = hit.regs;
+                        }
+                        self.passed = Some(Passed { from: at, to: Gva(regs.rip), rsp: regs.rsp });
+                        self.go_on(breakpoint, &regs);
+                        if how == How::InShadow {
+                            self.kvm.hold_interrupts_for_one_instruction();
+                        }
+                    }
+                    Err(fault) => {
+                        let Some(exception) = Exception::of(fault) else {
+                            return (Taken::Device(before), wishes);
+                        };
+                        let told = told(exception, fault);
+                        for hanging in &site.probes {
+                            let mut hit = moment.hit(hanging.probe.id, at, before, &mut wishes);
+                            hanging.probe.fault(&mut hit, &told);
+                        }
+                        let breakpoint = Breakpoint { regs: before, ..*breakpoint };
+                        return (Taken::Over(self.raise(&breakpoint, exception)), wishes);
+                    }
+                }
+            }
+        }
+        (Taken::Over(Flow::Run), wishes)
+    }
+
+    /// Has the site at `regs`' RIP passed by a copy from now on, and lets the guest go on there.
+    pub(super) fn run_from_copy(&mut self, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
+        if let Flow::End = self.hold(Cause::Device, *regs, orders) {
+            return Flow::End;
+        }
+        let at = Gva(regs.rip);
+        match orders.sites.get(at).map(|site| &site.past) {
+            Some(Past::Copy(entry)) => {
+                self.kvm.set_regs(&Regs { rip: entry.0, ..*regs });
+                Flow::Run
+            }
+            // Disarmed meanwhile: it runs where it stands.
+            None => {
+                self.kvm.set_regs(regs);
+                Flow::Run
+            }
+            Some(Past::Emulate(_) | Past::PutBack(_)) => {
+                let words = format!("the probed instruction at {at} accesses a device and has no copy");
+                self.over(End::Failed(words, *regs))
+            }
+        }
+    }
+
+    /// A copy has run: post handlers, then on behind the original.
+    pub(super) fn copy_ended(
+        &mut self,
+        breakpoint: &Breakpoint,
+        end: CopyEnd,
+        orders: &Orders,
+    ) -> (Flow, Vec<Wish>) {
+        let mut wishes = Vec::new();
+        let mut regs = breakpoint.regs;
+        regs.rip = end.next.0;
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks: clock::ticks(), clock: &self.clock };
+        // The site may have gone while the copy ran.
+        for probe in orders.sites.get(end.site).into_iter().flat_map(post_handlers) {
+            let mut hit = moment.hit(probe.id, end.site, regs, &mut wishes);
+            probe.post(&mut hit);
+            regs = hit.regs;
+        }
+        self.go_on(breakpoint, &regs);
+        (Flow::Run, wishes)
+    }
+
+    /// The probed instruction faults: the guest gets its exception with RIP on the instruction.
+    fn raise(&mut self, breakpoint: &Breakpoint, exception: Exception) -> Flow {
+        match self.kvm.raise(exception, &breakpoint.regs) {
+            Ok(()) => Flow::Run,
+            Err(error) => {
+                let words = format!("KVM refused the fault of a probed instruction: {error}");
+                self.over(End::Failed(words, breakpoint.regs))
+            }
+        }
+    }
+
+    /// Passes on what handlers want, after all of the hit is done.
+    pub(super) fn grant(&mut self, flow: Flow, wishes: Vec<Wish>, orders: &mut Arc<Orders>) -> Flow {
+        if wishes.is_empty() {
+            return flow;
+        }
+        let mut held = Vec::new();
+        for wish in wishes {
+            match wish {
+                Wish::Wait(command) => held.push(command),
+                other => self.desk.wish(other),
+            }
+        }
+        match flow {
+            Flow::Run if !held.is_empty() => {
+                let regs = self.kvm.regs();
+                self.hold(Cause::Commands(held), regs, orders)
+            }
+            flow => flow,
+        }
+    }
+}
+
+fn post_handlers(site: &Site<Arc<Active>>) -> impl Iterator<Item = &Active> {
+    site.probes.iter().map(|hanging| &*hanging.probe).filter(|probe| probe.has_post() && !probe.is_broken())
+}
+
+/// What a fault handler is told of `exception`, into which `fault` was made.
+fn told(exception: Exception, fault: EmulationFault) -> Fault {
+    let (vector, code) = exception.vector_and_code();
+    let address = match fault {
+        EmulationFault::Page(fault) => fault.at,
+        EmulationFault::Stack(at) | EmulationFault::BranchTarget(at) | EmulationFault::NotRam(at) => at,
+    };
+    Fault { vector, code, address }
+}

@@ -1,0 +1,113 @@
+//! Debug registers fired: at a step of the boot, or at what is watched.
+
+use super::{Flow, Vcpu};
+use crate::clock;
+use crate::events::What;
+use crate::kvm::DebugRegister;
+use crate::memory::GuestRam;
+use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
+use crate::trap::{Fired, GuestException};
+use crate::world::{Cause, Orders};
+use probe_engine::addr::Gva;
+use probe_engine::memory::VirtMemory;
+use probe_engine::probe::watch::{Condition, Length};
+use probe_engine::regs::{Regs, rflags};
+use std::sync::Arc;
+
+impl Vcpu {
+    /// Serves the watches among the registers that fired. An execution breakpoint without one is a step of the boot.
+    pub(super) fn fired(&mut self, fired: &Fired, orders: &mut Arc<Orders>) -> Flow {
+        // What has fired is what stood then, whatever the orders become while this vCPU waits.
+        let at_exit = orders.clone();
+        let watches = || {
+            let registers = at_exit.breakpoints.0.iter().zip(&at_exit.watches).zip(fired.registers);
+            let fired = registers.filter(|(_, fired)| *fired);
+            fired.filter_map(|((register, watch), _)| register.as_ref().zip(watch.as_ref()))
+        };
+        let count = watches().count();
+        if count == 0 {
+            let flow = self.hold(Cause::Breakpoint, fired.regs, orders);
+            // The breakpoint may still be there: RF lets its instruction pass.
+            self.resume_past_breakpoint();
+            return flow;
+        }
+        while !self.recorder.has_room(count) {
+            if let Flow::End = self.wait_for_reader(orders) {
+                return Flow::End;
+            }
+        }
+        let (mut regs, wishes) = self.serve(fired, watches());
+        if fired.execution && regs.rip == fired.regs.rip {
+            regs.rflags |= rflags::RF;
+        }
+        if regs != fired.regs {
+            // An exception is injected after the registers are written, or it is dropped.
+            match fired.guest.map(|_| self.kvm.write_regs(&regs)) {
+                None => self.kvm.set_regs(&regs),
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.failed("KVM refused registers", error, regs),
+            }
+        }
+        match (self.grant(Flow::Run, wishes, orders), fired.guest) {
+            (Flow::Run, Some(exception)) => self.give_back(GuestException::Intercepted(exception), orders),
+            (flow, _) => flow,
+        }
+    }
+
+    /// Counts, records and hands out the hits of `watches`, in the order of their registers.
+    fn serve<'a>(
+        &mut self,
+        fired: &Fired,
+        watches: impl Iterator<Item = (&'a DebugRegister, &'a Arc<Active>)>,
+    ) -> (Regs, Vec<Wish>) {
+        let ticks = clock::ticks();
+        let mut regs = fired.regs;
+        let mut wishes = Vec::new();
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+        for (register, probe) in watches {
+            let Kind::Watch(watching) = &probe.kind else { continue };
+            if probe.is_retired() || !probe.takes_hit() {
+                continue;
+            }
+            let access = access(watching, register, &memory);
+            self.recorder.count(probe.id);
+            if probe.record {
+                let what = match access {
+                    None => What::Hit { args: fired.regs.args() },
+                    Some(Access { old, new }) => What::Access { old, new },
+                };
+                self.recorder.record(ticks, probe.id, Gva(fired.regs.rip), what);
+            }
+            if let Some(handler) = &watching.handler {
+                let mut hit = moment.hit(probe.id, register.at, regs, &mut wishes);
+                hit.access = access;
+                probe.call(&mut hit, |hit| handler(hit));
+                regs = hit.regs;
+            }
+        }
+        (regs, wishes)
+    }
+}
+
+/// What an access did, as far as memory tells; `None` at an execution. What cannot be read has not changed.
+fn access(
+    watching: &Watching,
+    register: &DebugRegister,
+    memory: &VirtMemory<'_, GuestRam>,
+) -> Option<Access> {
+    match register.condition {
+        Condition::Execute => None,
+        Condition::Write | Condition::ReadWrite => Some(match value(memory, register.at, register.length) {
+            Some(new) => Access { old: watching.replace(new), new },
+            None => Access { old: watching.last(), new: watching.last() },
+        }),
+    }
+}
+
+/// What memory holds at `at`, extended with zeros; `None` where it is not mapped.
+pub(crate) fn value(memory: &VirtMemory<'_, GuestRam>, at: Gva, length: Length) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(at, bytes.get_mut(..length.bytes() as usize)?).ok()?;
+    Some(u64::from_le_bytes(bytes))
+}
