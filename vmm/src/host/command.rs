@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub struct HostCommand<'a> {
     pub(super) program: Program,
     pub(super) args: Vec<Arg>,
-    pub(super) env: Vec<(String, String)>,
+    pub(super) env: Vec<(String, Arg)>,
     pub(super) files: Vec<PathBuf>,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
 }
@@ -46,8 +46,8 @@ impl<'a> HostCommand<'a> {
     /// Adds an argument that is a file of ours: it is copied in, and the argument is its path there.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
-        self.args.push(Arg::File(self.files.len()));
-        self.files.push(path.into());
+        let file = self.add_file(path);
+        self.args.push(file);
         self
     }
 
@@ -62,8 +62,21 @@ impl<'a> HostCommand<'a> {
     /// Sets an environment variable. There are no others.
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.env.push((name.into(), value.into()));
+        self.env.push((name.into(), Arg::Text(value.into())));
         self
+    }
+
+    /// Sets an environment variable to a file of ours: it is copied in, and the value is its path there.
+    #[must_use]
+    pub fn env_file(mut self, name: impl Into<String>, path: &Path) -> Self {
+        let file = self.add_file(path);
+        self.env.push((name.into(), file));
+        self
+    }
+
+    fn add_file(&mut self, path: &Path) -> Arg {
+        self.files.push(path.into());
+        Arg::File(self.files.len() - 1)
     }
 }
 

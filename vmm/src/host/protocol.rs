@@ -62,7 +62,7 @@ pub enum ProtocolError {
 pub(super) struct Job {
     pub(super) program: Program,
     pub(super) args: Vec<Arg>,
-    pub(super) env: Vec<(String, String)>,
+    pub(super) env: Vec<(String, Arg)>,
     /// The input files, in the order that [`Arg::File`] counts.
     pub(super) files: Vec<DiskFile>,
     /// How many pipes [`Arg::Output`] may name.
@@ -82,7 +82,8 @@ pub(super) enum Program {
     File(usize),
 }
 
-/// One argument. Files and outputs are named by number, because their paths inside are the agent's to choose.
+/// An argument, or the value of a variable. Files and outputs are named by number, because their paths inside are
+/// the agent's to choose.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Arg {
     /// Passed as it is.
@@ -300,7 +301,7 @@ mod tests {
         Job {
             program: Program::ThisBinary,
             args: vec![Arg::Text("run".into()), Arg::File(0), Arg::Output(1)],
-            env: vec![("TERM".into(), "xterm".into())],
+            env: vec![("TERM".into(), Arg::Text("xterm".into())), ("KERNEL".into(), Arg::File(0))],
             files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
             outputs: 2,
             terminal: Some(Terminal {

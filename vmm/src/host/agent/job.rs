@@ -11,6 +11,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, PipeWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,19 +44,20 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
     };
     let program = program.unwrap_or_default();
     let mut command = Command::new(&program);
-    command.env_clear().envs(job.env.iter().map(|(name, value)| (name, value)));
+    let word = |arg: &Arg| -> Option<OsString> {
+        match arg {
+            Arg::Text(text) => Some(text.into()),
+            Arg::File(index) => files.get(*index).map(Into::into),
+            Arg::Output(index) => {
+                outputs.get(*index).map(|pipe| format!("/dev/fd/{}", pipe.as_raw_fd()).into())
+            }
+        }
+    };
+    command.env_clear().envs(job.env.iter().filter_map(|(name, value)| Some((name, word(value)?))));
     if job.program == Program::ThisBinary {
         std::os::unix::process::CommandExt::arg0(&mut command, "vmm");
     }
-    for arg in &job.args {
-        match arg {
-            Arg::Text(text) => command.arg(text),
-            Arg::File(index) => command.args(files.get(*index)),
-            Arg::Output(index) => {
-                command.args(outputs.get(*index).map(|pipe| format!("/dev/fd/{}", pipe.as_raw_fd())))
-            }
-        };
-    }
+    command.args(job.args.iter().filter_map(word));
     let streams =
         pumps.streams(&mut command, job.terminal).map_err(AgentError::file("make streams for", &program))?;
     let child = spawn::in_own_session(command, streams.controlling);
@@ -259,6 +261,8 @@ mod tests {
 
     /// What a command of these tests does: this test program runs itself with this set.
     const ROLE: &str = "VMM_JOB_TEST";
+    /// Its first output, once more; unset when it has none.
+    const OUTPUT: &str = "VMM_JOB_TEST_OUTPUT";
 
     #[test]
     fn helper() {
@@ -267,6 +271,7 @@ mod tests {
             Ok("copy") => {
                 let mut input = Vec::new();
                 io::stdin().read_to_end(&mut input).unwrap();
+                assert_eq!(std::env::var(OUTPUT).unwrap(), output());
                 fs::write(output(), input).unwrap();
             }
             Ok("size") => {
@@ -286,7 +291,8 @@ mod tests {
         let helper = concat!(module_path!(), "::helper").split_once("::").unwrap().1;
         let args = [helper, "--exact", "--nocapture"].map(|arg| Arg::Text(arg.into()));
         let args = args.into_iter().chain((0..outputs).map(Arg::Output)).collect();
-        let env = vec![(ROLE.to_owned(), role.to_owned())];
+        let env = [(ROLE, Arg::Text(role.into())), (OUTPUT, Arg::Output(0))];
+        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Job { program: Program::ThisBinary, args, env, files: vec![], outputs, terminal, time: 0 }
     }
 
