@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use probe_engine::probe::spec::ProbeSpec;
+use probe_engine::probe::watch::WatchSpec;
 use std::path::PathBuf;
 
 /// Kprobes from outside the guest.
@@ -18,6 +19,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    Coverage(Coverage),
     Symbols(Symbols),
     Doctor(Doctor),
     Host(Host),
@@ -35,20 +37,98 @@ pub(crate) enum Command {
 Examples:
   vmm run --probe do_sys_openat2
   vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
+  vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json")]
 pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) guest: Guest,
+    /// Where to probe; may be repeated
+    ///
+    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
+    /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
+    /// (dummy:dummy_xmit), which need not be loaded yet. With %return behind a function or a pattern
+    /// (vfs_read%return), its returns are probed.
+    #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
+    pub(crate) probes: Vec<ProbeSpec>,
+    /// Memory of the kernel to watch, as SYMBOL[+OFFSET]:LENGTH:ACCESS; may be repeated
+    ///
+    /// The length is 1, 2, 4 or 8 bytes, aligned to that; the access w (writes), rw (reads and writes) or x (execution,
+    /// length 1, which leaves the text as it is). jiffies:8:w is an example. At most four places can be watched at a
+    /// time, and three where breakpoints reach the guest first, as in the emulated host. They are watched from
+    /// rest_init on. What is accessed by a device, or by a probed instruction that is emulated, is not seen; and the
+    /// guest's own debug registers have no effect while anything is watched.
+    #[arg(long = "watch", short = 'w', value_name = "SPEC", conflicts_with = "target")]
+    pub(crate) watches: Vec<WatchSpec>,
+    /// Only the first hit of each probe counts; then the guest's text is restored there
+    ///
+    /// That costs nothing afterwards, so that every function of a kernel can be probed. Return probes and watches take no part.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// How many calls of a function a return probe follows at a time [default: 10, or twice the CPUs if more]
+    ///
+    /// Calls beyond that are not followed; they are counted as missed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) maxactive: Option<u32>,
+    /// Write the hits to this file instead of standard error
+    #[arg(long, short = 'o', value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// How hits are written
+    ///
+    /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
+    /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
+    /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
+    /// is behind the instruction that accessed the memory. At the end comes one {"type":"probe"} a probe, with probe,
+    /// kind (k, r, or w for a watch), address, hits, missed, reasons (of what was missed), outstanding (calls that
+    /// had not returned) and state, and one {"type":"end"} with end, waits (how often a CPU waited for a slow
+    /// reader), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    /// Write what was resolved to this file, for `--target`, and run nothing
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "target")]
+    pub(crate) write_target: Option<PathBuf>,
+}
+
+/// Show which functions of a kernel run
+///
+/// Boots a kernel with a one-shot probe on every function that its ftrace could trace, from early boot on: the first
+/// call of each is seen, and costs nothing afterwards. A table by prefix of the functions' names (`vfs` is vfs_read,
+/// __vfs_getxattr and so on) follows when the guest has ended: how many ran, and how many were probed.
+///
+/// Not seen are functions that run only before `arch_cpu_finalize_init`, functions of modules, and what the kernel
+/// keeps from its own tracer. Exit codes are those of `vmm run`.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm coverage --cmdline workload=open:10
+  vmm coverage --kernel bzImage --initrd initrd.img --cpus 2 --output ran.txt
+  vmm coverage 'ext4_*' 'jbd2_*' --output ran.json --format json")]
+pub(crate) struct Coverage {
+    /// Only functions whose names match one of these, as vfs_* [default: all]
+    #[arg(value_name = "PATTERN", conflicts_with = "target")]
+    pub(crate) patterns: Vec<ProbeSpec>,
+    #[command(flatten)]
+    pub(crate) guest: Guest,
+    /// Write the functions that ran to this file, in order of their first calls
+    #[arg(long, short = 'o', value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// How they are written
+    ///
+    /// As JSON there is one object a line. {"type":"function"} has time_ns (nanoseconds since the guest was started),
+    /// vcpu, function and address (a hexadecimal string). At the end comes one {"type":"prefix"} a prefix, with prefix,
+    /// ran and armed, and one {"type":"end"} with end, ran, armed and waits (as of `vmm run`).
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+/// The guest, and where it runs
+#[derive(Args)]
+pub(crate) struct Guest {
     /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
     /// The initramfs [default: the one built by `cargo xtask setup`]
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
-    /// Where to probe; may be repeated
-    ///
-    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
-    /// (0xffffffff81000280), or a pattern that names functions (vfs_*).
-    #[arg(long = "probe", short = 'p', value_name = "SPEC")]
-    pub(crate) probes: Vec<ProbeSpec>,
     /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1` otherwise
     #[arg(long, value_name = "WORDS")]
     pub(crate) cmdline: Option<String>,
@@ -61,27 +141,13 @@ pub(crate) struct Run {
     /// Memory of the guest, as 512M or 2G (128M to 64G)
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
     pub(crate) memory: Memory,
-    /// Write the hits to this file instead of standard error
-    #[arg(long, short = 'o', value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// How hits are written
-    ///
-    /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
-    /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings).
-    /// At the end comes one {"type":"probe"} a probe, with probe, address, hits, missed and state, and one
-    /// {"type":"end"} with end and waits (how often a CPU waited for a slow reader).
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
     #[command(flatten)]
     pub(crate) symbols: SymbolSource,
     #[command(flatten)]
     pub(crate) place: Place,
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
-    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["probes", "system_map"])]
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "system_map")]
     pub(crate) target: Option<PathBuf>,
-    /// Write what was resolved to this file, for `--target`, and run nothing
-    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "target")]
-    pub(crate) write_target: Option<PathBuf>,
 }
 
 /// Where the kernel's symbols come from
@@ -166,8 +232,11 @@ pub(crate) enum HostCommand {
     /// Run a static program inside it, as its superuser
     Exec {
         /// Set an environment variable for it; may be repeated
-        #[arg(long, value_name = "NAME=VALUE")]
-        env: Vec<String>,
+        #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+        env: Vec<(String, String)>,
+        /// Copy a file of this machine into it, and set an environment variable to its path there; may be repeated
+        #[arg(long = "file", value_name = "NAME=PATH", value_parser = parse_variable)]
+        files: Vec<(String, String)>,
         /// The program, a file of this machine
         #[arg(value_name = "FILE")]
         program: PathBuf,
@@ -203,6 +272,14 @@ fn parse_memory(text: &str) -> Result<Memory, String> {
     }
 }
 
+/// The name and the value of an environment variable: the name ends at the first `=`.
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as NAME=VALUE".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +288,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_variable_has_a_name_and_a_value() {
+        let pair = |name: &str, value: &str| Ok((name.to_owned(), value.to_owned()));
+        assert_eq!(parse_variable("A=b=c"), pair("A", "b=c"));
+        assert_eq!(parse_variable("A="), pair("A", ""));
+        for wrong in ["", "A", "=b"] {
+            assert!(parse_variable(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Where a guest runs: on this machine's KVM, or inside the emulated host.
 
 use crate::EXIT_DIED;
-use crate::args::{Format, Host, HostCommand as HostVerb, HostKind, Place, Run};
+use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
+use crate::run::{self, Files};
 use crate::say::say;
 use crate::target::Target;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
 use std::env;
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -52,15 +53,23 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
             with_image(|image| Ok(prepare(image, memory_for(0, 0))?))?;
             Ok(ExitCode::SUCCESS)
         }
-        HostVerb::Exec { program, words, env } => {
+        HostVerb::Exec { program, words, env, files } => {
             let mut command = HostCommand::of_file(program);
             for word in words {
                 command = command.arg(word);
             }
-            for (name, value) in env.iter().filter_map(|pair| pair.split_once('=')) {
+            for (name, value) in env {
                 command = command.env(name, value);
             }
-            run_inside(command)
+            let mut bytes = 0;
+            for (name, path) in files {
+                let path = Path::new(path);
+                bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
+                command = command.env_file(name, path);
+            }
+            let memory = memory_for(0, bytes);
+            let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
+            finish(host, command)
         }
     }
 }
@@ -90,34 +99,48 @@ fn read_modules(kernel: &FetchedKernel) -> io::Result<Vec<(String, Vec<u8>)>> {
     kernel.modules.iter().map(|path| Ok((name(path), fs::read(path)?))).collect()
 }
 
+/// What this same program is to do inside the emulated host.
+pub(crate) struct Inside<'a> {
+    /// Which of its commands.
+    pub(crate) verb: &'a str,
+    /// Options of that command alone.
+    pub(crate) words: Vec<String>,
+    pub(crate) format: Format,
+    pub(crate) output: Option<&'a Path>,
+}
+
 /// Runs the guest inside the emulated host, by this same program and with the same arguments.
-pub(crate) fn run_emulated(args: &Run, kernel: &Path, initrd: &Path, target: &Target) -> Result<ExitCode> {
-    let output = match &args.output {
-        Some(path) => Some(File::create(path).with_context(|| format!("cannot write {}", path.display()))?),
-        None => None,
-    };
+pub(crate) fn run_emulated(
+    guest: &Guest,
+    files: &Files,
+    target: &Target,
+    inside: Inside<'_>,
+) -> Result<ExitCode> {
+    let output = inside.output.map(run::create).transpose()?;
     let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
     target.write(resolved.path())?;
-    let files = fs::metadata(kernel)?.len() + fs::metadata(initrd)?.len();
-    let memory = memory_for(args.memory.0 >> 20, files);
+    let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
     let mut command = HostCommand::new()
-        .arg("run")
+        .arg(inside.verb)
         .arg("--host=kvm")
-        .arg(format!("--cpus={}", args.cpus))
-        .arg(format!("--memory={}", args.memory))
+        .arg(format!("--cpus={}", guest.cpus))
+        .arg(format!("--memory={}", guest.memory))
         .arg("--kernel")
-        .file(kernel)
+        .file(&files.kernel)
         .arg("--initrd")
-        .file(initrd)
+        .file(&files.initrd)
         .arg("--target")
         .file(resolved.path());
-    for (name, words) in [("cmdline", &args.cmdline), ("raw-cmdline", &args.raw_cmdline)] {
+    for (name, words) in [("cmdline", &guest.cmdline), ("raw-cmdline", &guest.raw_cmdline)] {
         if let Some(words) = words {
             command = command.arg(format!("--{name}={words}"));
         }
     }
-    if args.format == Format::Json {
+    for word in inside.words {
+        command = command.arg(word);
+    }
+    if inside.format == Format::Json {
         command = command.arg("--format=json");
     }
     if let Some(file) = output {

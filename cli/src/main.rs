@@ -1,6 +1,7 @@
 //! `vmm`: kprobes from outside the guest.
 
 mod args;
+mod coverage;
 mod doctor;
 mod host;
 mod output;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     }
     let done = match Cli::parse().command {
         Command::Run(run) => run::main(&run),
+        Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Symbols(symbols) => symbols::main(&symbols),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),

@@ -2,11 +2,12 @@
 
 use crate::args::Format;
 use crate::say::say;
-use probe_engine::probe::resolve::Probe;
+use crate::target::Asked;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
-use vmm::events::Hit;
-use vmm::session::{Outcome, ProbeReport, Report, Sink, State};
+use std::time::Duration;
+use vmm::events::{Event, Nanos, What};
+use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, Report, Sink, State};
 
 /// Writes hits as they come.
 pub(crate) struct Writer<'a> {
@@ -14,17 +15,28 @@ pub(crate) struct Writer<'a> {
     format: Format,
     names: Vec<String>,
     failure: Option<io::Error>,
+    armed_in: Duration,
 }
 
-/// A hit as JSON.
+/// An event as JSON.
 #[derive(Serialize)]
-struct JsonHit<'a> {
+struct JsonEvent<'a> {
     r#type: &'static str,
     time_ns: u64,
     vcpu: usize,
     probe: &'a str,
     rip: String,
-    args: [String; 6],
+    #[serde(flatten)]
+    what: JsonWhat,
+}
+
+/// What an event has of its own.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum JsonWhat {
+    Hit { args: [String; 6] },
+    Return { value: String, duration_ns: u64 },
+    Access { old: String, new: String },
 }
 
 /// A probe's line of the summary as JSON.
@@ -32,9 +44,12 @@ struct JsonHit<'a> {
 struct JsonProbe<'a> {
     r#type: &'static str,
     probe: &'a str,
+    kind: char,
     address: String,
     hits: u64,
     missed: u64,
+    reasons: String,
+    outstanding: usize,
     state: String,
 }
 
@@ -44,12 +59,22 @@ struct JsonEnd {
     r#type: &'static str,
     end: String,
     waits: u64,
+    /// How long the guest stood still until all was armed.
+    armed_us: u128,
+    /// And to be disarmed at its end.
+    disarmed_us: u128,
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: &[Probe]) -> Self {
-        let names = probes.iter().map(|probe| probe.name.clone()).collect();
-        Self { out: BufWriter::with_capacity(64 << 10, out), format, names, failure: None }
+    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: &[Asked]) -> Self {
+        let names = probes.iter().map(Asked::name).collect();
+        Self {
+            out: BufWriter::with_capacity(64 << 10, out),
+            format,
+            names,
+            failure: None,
+            armed_in: Duration::ZERO,
+        }
     }
 
     /// Why hits could not be written, if they could not.
@@ -57,28 +82,38 @@ impl<'a> Writer<'a> {
         self.failure.as_ref()
     }
 
-    fn hit(&mut self, hit: &Hit) -> io::Result<()> {
-        let probe = self.names.get(hit.probe.0 as usize).map_or("", String::as_str);
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        let probe = self.names.get(event.probe.0 as usize).map_or("", String::as_str);
+        let Event { nanos, vcpu, rip, what, .. } = *event;
         match self.format {
             Format::Text => {
-                let (seconds, nanos) = (hit.nanos / 1_000_000_000, hit.nanos % 1_000_000_000);
-                let [a, b, c, d, e, f] = hit.args;
-                writeln!(
-                    self.out,
-                    "[{seconds:5}.{nanos:09}] cpu{} {probe} rip={} rdi={a:#x} rsi={b:#x} rdx={c:#x} rcx={d:#x} r8={e:#x} r9={f:#x}",
-                    hit.vcpu, hit.rip
-                )
+                let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+                write!(self.out, "[{seconds:5}.{nanos:09}] cpu{vcpu} {probe} rip={rip} ")?;
+                match what {
+                    What::Hit { args: [a, b, c, d, e, f] } => {
+                        let out = &mut self.out;
+                        writeln!(out, "rdi={a:#x} rsi={b:#x} rdx={c:#x} rcx={d:#x} r8={e:#x} r9={f:#x}")
+                    }
+                    What::Return { value, duration: Nanos(nanos) } => {
+                        let (micros, nanos) = (nanos / 1000, nanos % 1000);
+                        writeln!(self.out, "value={value:#x} took={micros}.{nanos:03}us")
+                    }
+                    What::Access { old, new } => writeln!(self.out, "old={old:#x} new={new:#x}"),
+                }
             }
             Format::Json => {
-                let line = JsonHit {
-                    r#type: "hit",
-                    time_ns: hit.nanos,
-                    vcpu: hit.vcpu,
-                    probe,
-                    rip: hit.rip.to_string(),
-                    args: hit.args.map(|arg| format!("{arg:#x}")),
+                let hex = |value: u64| format!("{value:#x}");
+                let (r#type, what) = match what {
+                    What::Hit { args } => ("hit", JsonWhat::Hit { args: args.map(hex) }),
+                    What::Return { value, duration: Nanos(duration_ns) } => {
+                        ("return", JsonWhat::Return { value: hex(value), duration_ns })
+                    }
+                    What::Access { old, new } => {
+                        ("access", JsonWhat::Access { old: hex(old), new: hex(new) })
+                    }
                 };
-                json(&mut self.out, &line)
+                let rip = rip.to_string();
+                json(&mut self.out, &JsonEvent { r#type, time_ns: nanos, vcpu, probe, rip, what })
             }
         }
     }
@@ -91,15 +126,25 @@ impl<'a> Writer<'a> {
                     &mut self.out,
                     &JsonProbe {
                         r#type: "probe",
-                        probe: &probe.name,
+                        probe: &name(probe),
+                        kind: kind(probe),
                         address: probe.address.to_string(),
                         hits: probe.hits,
-                        missed: probe.missed,
+                        missed: probe.missed.hits(),
+                        reasons: reasons(&probe.missed),
+                        outstanding: probe.outstanding,
                         state: state_name(&probe.state),
                     },
                 )?;
             }
-            json(&mut self.out, &JsonEnd { r#type: "end", end: end_name(&report.end), waits: report.waits })?;
+            let end = JsonEnd {
+                r#type: "end",
+                end: end_name(&report.end),
+                waits: report.waits,
+                armed_us: self.armed_in.as_micros(),
+                disarmed_us: report.disarmed_in.as_micros(),
+            };
+            json(&mut self.out, &end)?;
         }
         self.out.flush()?;
         if !report.probes.is_empty() {
@@ -110,66 +155,111 @@ impl<'a> Writer<'a> {
 }
 
 impl Sink for Writer<'_> {
-    fn hits(&mut self, hits: &[Hit]) -> io::Result<()> {
-        let written = hits.iter().try_for_each(|hit| self.hit(hit)).and_then(|()| self.out.flush());
+    fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        let written = events.iter().try_for_each(|event| self.event(event)).and_then(|()| self.out.flush());
         if let Err(error) = &written {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
         written
     }
 
-    fn armed(&mut self, states: &[State]) {
-        let armed = states.iter().filter(|state| matches!(state, State::Armed(_))).count();
-        if !states.is_empty() {
-            say(format_args!("{armed} of {} probes armed", states.len()));
-        }
+    fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
+        self.armed_in = stopped;
+        say_armed(probes, stopped);
     }
 }
 
-fn json(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+/// Says how many are armed, and how long the guest stood still for it.
+pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
+    let armed = probes.iter().filter(|p| matches!(p.state, State::Armed(_) | State::Spent(_))).count();
+    if !probes.is_empty() {
+        say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
+    }
+}
+
+pub(crate) fn json(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     out.write_all(b"\n")
 }
 
-/// The table that ends a run: probe, address, hits, missed, and the state when it is out of the ordinary.
+/// The table that ends a run: probe, address, hits, missed with the reasons, and the state when it is out of the
+/// ordinary.
 fn table(probes: &[ProbeReport]) -> String {
-    let width = probes.iter().map(|p| p.name.len()).max().unwrap_or(0).max("probe".len());
+    let names: Vec<String> = probes.iter().map(name).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
     let mut table = format!("{:width$}  {:18}  {:>10}  {:>6}\n", "probe", "address", "hits", "missed");
-    for probe in probes {
-        let line = format!(
-            "{:width$}  {:<18}  {:>10}  {:>6}",
-            probe.name,
-            probe.address.to_string(),
-            probe.hits,
-            probe.missed
-        );
-        table.push_str(&line);
+    for (name, probe) in names.iter().zip(probes) {
+        let (address, missed) = (probe.address.to_string(), probe.missed.hits());
+        table.push_str(&format!("{name:width$}  {address:<18}  {:>10}  {missed:>6}", probe.hits));
+        let mut notes = Vec::new();
         if !matches!(probe.state, State::Armed(_)) {
+            notes.push(state_name(&probe.state));
+        }
+        let reasons = reasons(&probe.missed);
+        if !reasons.is_empty() {
+            notes.push(format!("missed: {reasons}"));
+        }
+        if probe.outstanding > 0 {
+            notes.push(format!("{} calls have not returned", probe.outstanding));
+        }
+        if !notes.is_empty() {
             table.push_str("  ");
-            table.push_str(&state_name(&probe.state));
+            table.push_str(&notes.join("; "));
         }
         table.push('\n');
     }
     table
 }
 
+/// As the user wrote it.
+fn name(probe: &ProbeReport) -> String {
+    format!("{}{}", probe.name, if probe.kind == ProbeKind::Return { "%return" } else { "" })
+}
+
+/// As the kernel's list of its own probes has it, which has no watches.
+fn kind(probe: &ProbeReport) -> char {
+    match probe.kind {
+        ProbeKind::Instruction => 'k',
+        ProbeKind::Return => 'r',
+        ProbeKind::Watch => 'w',
+    }
+}
+
+/// Where misses come from.
+fn reasons(missed: &Missed) -> String {
+    let all = [
+        (missed.output, "could not be written"),
+        (missed.instance, "with too many calls under way (--maxactive)"),
+        (missed.stack, "with a return address that could not be followed"),
+        (missed.yields, "times the guest worked on this text, and hits were lost uncounted"),
+    ];
+    let present = all.iter().filter(|(count, _)| *count > 0);
+    present.map(|(count, reason)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
+}
+
 fn state_name(state: &State) -> String {
     match state {
         State::Armed(_) => "armed".to_owned(),
         State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
+        State::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
+        State::Disabled => "[DISABLED]".to_owned(),
+        State::Yielded(_) => "[YIELDED] the guest works on its text here".to_owned(),
         State::Refused(reason) => format!("[REFUSED] {reason}"),
         State::Gone(_) => "[GONE]".to_owned(),
+        State::Spent(_) => "[ONCE]".to_owned(),
+        State::Broken(words) => format!("[DISABLED] its handler panicked: {words}"),
         State::Overwritten(_) => {
             "[OVERWRITTEN] the guest changed its text here; later hits are lost".to_owned()
         }
     }
 }
 
-fn end_name(end: &Outcome) -> String {
+pub(crate) fn end_name(end: &Outcome) -> String {
     match end {
         Outcome::PoweredOff => "powered off".to_owned(),
         Outcome::Reset => "reset".to_owned(),
         Outcome::Quit => "quit".to_owned(),
+        Outcome::Stopped => "stopped".to_owned(),
         Outcome::Signal(signal) => format!("signal {signal}"),
         Outcome::Died(death) => death.to_string(),
     }
@@ -179,22 +269,25 @@ fn end_name(end: &Outcome) -> String {
 mod tests {
     use super::*;
     use probe_engine::addr::Gva;
+    use probe_engine::probe::place::Place;
     use probe_engine::probe::table::ProbeId;
 
-    const HIT: Hit = Hit {
+    const HIT: Event = Event {
         nanos: 1_234_567_890,
         vcpu: 1,
         probe: ProbeId(0),
         rip: Gva(0xffff_ffff_8123_4560),
-        args: [1, 2, 3, 4, 5, u64::MAX],
+        what: What::Hit { args: [1, 2, 3, 4, 5, u64::MAX] },
     };
+    const RETURN: Event =
+        Event { what: What::Return { value: u64::MAX - 1, duration: Nanos(12_345) }, ..HIT };
 
-    fn written(format: Format) -> String {
+    fn written(format: Format, event: Event) -> String {
         let mut bytes = Vec::new();
-        let function = Gva(0)..Gva(1);
-        let probes = [Probe { name: "vfs_read".to_owned(), link: Gva(0), function }];
+        let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
+        let probes = [Asked { place, returns: matches!(event.what, What::Return { .. }) }];
         let mut writer = Writer::new(Box::new(&mut bytes), format, &probes);
-        writer.hits(&[HIT]).unwrap();
+        writer.events(&[event]).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()
     }
@@ -202,39 +295,71 @@ mod tests {
     #[test]
     fn a_hit_is_one_line_of_text() {
         assert_eq!(
-            written(Format::Text),
-            "[    1.234567890] cpu1 vfs_read rip=0xffffffff81234560 rdi=0x1 rsi=0x2 rdx=0x3 rcx=0x4 r8=0x5 r9=0xffffffffffffffff\n"
+            written(Format::Text, HIT),
+            "[    1.234567890] cpu1 m:vfs_read rip=0xffffffff81234560 rdi=0x1 rsi=0x2 rdx=0x3 rcx=0x4 r8=0x5 r9=0xffffffffffffffff\n"
         );
     }
 
     #[test]
     fn a_hit_is_one_json_object() {
-        let line = written(Format::Json);
+        let line = written(Format::Json, HIT);
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["type"], "hit");
         assert_eq!(value["time_ns"], 1_234_567_890);
         assert_eq!(value["vcpu"], 1);
-        assert_eq!(value["probe"], "vfs_read");
+        assert_eq!(value["probe"], "m:vfs_read");
         assert_eq!(value["rip"], "0xffffffff81234560");
         assert_eq!(value["args"][5], "0xffffffffffffffff");
         assert_eq!(line.matches('\n').count(), 1);
     }
 
     #[test]
+    fn a_return_has_its_value_and_duration() {
+        assert_eq!(
+            written(Format::Text, RETURN),
+            "[    1.234567890] cpu1 m:vfs_read%return rip=0xffffffff81234560 value=0xfffffffffffffffe took=12.345us\n"
+        );
+        let value: serde_json::Value = serde_json::from_str(&written(Format::Json, RETURN)).unwrap();
+        assert_eq!(value["type"], "return");
+        assert_eq!(
+            (value["value"].as_str(), value["duration_ns"].as_u64()),
+            (Some("0xfffffffffffffffe"), Some(12_345))
+        );
+    }
+
+    #[test]
+    fn an_access_has_what_was_there_and_what_is() {
+        let event = Event { what: What::Access { old: 1, new: 0xff }, ..HIT };
+        let text = "[    1.234567890] cpu1 m:vfs_read rip=0xffffffff81234560 old=0x1 new=0xff\n";
+        assert_eq!(written(Format::Text, event), text);
+        let value: serde_json::Value = serde_json::from_str(&written(Format::Json, event)).unwrap();
+        let fields = ["type", "old", "new"].map(|field| value[field].as_str().unwrap());
+        assert_eq!(fields, ["access", "0x1", "0xff"]);
+        assert!(value.get("args").is_none(), "{value}");
+    }
+
+    #[test]
     fn the_table_says_what_is_out_of_the_ordinary() {
         let report = |name: &str, state| ProbeReport {
+            id: ProbeId(0),
             name: name.to_owned(),
+            kind: ProbeKind::Instruction,
             address: Gva(0xffff_ffff_8100_0000),
             hits: 7,
-            missed: 0,
+            missed: Missed::default(),
+            outstanding: 0,
             state,
         };
-        let table = table(&[report("a", State::Armed(Gva(0))), report("start_kernel", State::Gone(Gva(0)))]);
+        let mut returns = report("b", State::Armed(Gva(0)));
+        (returns.kind, returns.outstanding, returns.missed.instance) = (ProbeKind::Return, 2, 40);
+        let gone = report("start_kernel", State::Gone(Gva(0)));
+        let table = table(&[report("a", State::Armed(Gva(0))), gone, returns]);
         assert_eq!(
             table,
             "probe         address                   hits  missed\n\
              a             0xffffffff81000000           7       0\n\
-             start_kernel  0xffffffff81000000           7       0  [GONE]\n"
+             start_kernel  0xffffffff81000000           7       0  [GONE]\n\
+             b%return      0xffffffff81000000           7      40  missed: 40 with too many calls under way (--maxactive); 2 calls have not returned\n"
         );
     }
 }

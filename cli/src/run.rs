@@ -1,79 +1,102 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
 use crate::EXIT_DIED;
-use crate::args::Run;
-use crate::host::{self, Chosen};
+use crate::args::{Guest, Run};
+use crate::host::{self, Chosen, Inside};
 use crate::output::Writer;
 use crate::say::say;
-use crate::target::{self, Target};
+use crate::target::{self, Asked, Target};
 use anyhow::{Context, Result};
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::probe::place::Place;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use vmm::boot::{self, Payload};
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
-use vmm::session::{self, Config, Death, Outcome, Report, Terminal};
+use vmm::probe::Probe;
+use vmm::session::{Config, Death, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
 
 /// What every guest needs: its console, and an end when it panics.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 
+/// The guest's files, read.
+pub(crate) struct Files {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initrd: PathBuf,
+    pub(crate) image: Vec<u8>,
+    pub(crate) initramfs: Vec<u8>,
+}
+
+impl Files {
+    pub(crate) fn read(guest: &Guest) -> Result<Self> {
+        let kernel = target::kernel_path(guest.kernel.as_deref())?;
+        let initrd = target::initrd_path(guest.initrd.as_deref())?;
+        let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
+        Ok(Self { kernel, initrd, image, initramfs })
+    }
+}
+
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
-    let kernel_path = target::kernel_path(args.kernel.as_deref())?;
-    let initrd_path = target::initrd_path(args.initrd.as_deref())?;
-    let image = target::read(&kernel_path)?;
-    let initrd = target::read(&initrd_path)?;
-    let target = target::target(args, &kernel_path, &image)?;
+    let files = Files::read(&args.guest)?;
+    let target = target::target(args, &files)?;
     if let Some(path) = &args.write_target {
         target.write(path)?;
         return Ok(ExitCode::SUCCESS);
     }
-    match host::choose(&args.place)? {
-        Chosen::Kvm(hypervisor, delivery) => run_here(args, &image, &initrd, target, &hypervisor, delivery),
+    match host::choose(&args.guest.place)? {
+        Chosen::Kvm(hypervisor, delivery) => run_here(args, &files, target, &hypervisor, delivery),
         Chosen::Emulated => {
-            // A guest that cannot be put together is not worth a host.
-            let payload = Payload { kernel: &image, initrd: Some(&initrd), cmdline: &cmdline(args) };
-            boot::load(&GuestRam::new(args.memory.0)?, &payload, args.cpus)?;
-            host::run_emulated(args, &kernel_path, &initrd_path, &target)
+            // What the host could not watch is not worth a host.
+            let most = Delivery::Reflected.watches();
+            if target.watches() > most {
+                return Err(RegisterError::TooManyWatches(most).into());
+            }
+            let mut words = vec![];
+            if args.once {
+                words.push("--once".to_owned());
+            }
+            if let Some(calls) = args.maxactive {
+                words.push(format!("--maxactive={calls}"));
+            }
+            let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
+            run_emulated(&args.guest, &files, &target, inside)
         }
     }
 }
 
+/// Runs the guest inside the emulated host.
+pub(crate) fn run_emulated(
+    guest: &Guest,
+    files: &Files,
+    target: &Target,
+    inside: Inside<'_>,
+) -> Result<ExitCode> {
+    // A guest that cannot be put together is not worth a host.
+    let payload = Payload { kernel: &files.image, initrd: Some(&files.initramfs), cmdline: &cmdline(guest) };
+    boot::load(&GuestRam::new(guest.memory.0)?, &payload, guest.cpus)?;
+    host::run_emulated(guest, files, target, inside)
+}
+
 fn run_here(
     args: &Run,
-    image: &[u8],
-    initrd: &[u8],
+    files: &Files,
     target: Target,
     hypervisor: &Hypervisor,
     delivery: Delivery,
 ) -> Result<ExitCode> {
     let out: Box<dyn Write> = match &args.output {
-        Some(path) => {
-            Box::new(File::create(path).with_context(|| format!("cannot write {}", path.display()))?)
-        }
+        Some(path) => Box::new(create(path)?),
         None => Box::new(io::stderr()),
     };
     let mut writer = Writer::new(out, args.format, &target.probes);
-    let interactive = io::stdin().is_terminal();
-    let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
-    let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
-    let config = Config {
-        image,
-        kernel: target.kernel,
-        initrd: Some(initrd),
-        cmdline: &cmdline(args),
-        cpus: args.cpus,
-        memory: args.memory.0,
-        delivery,
-        probes: target.probes,
-        terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
-    };
-    let report = session::run(hypervisor, config, &mut writer);
-    drop(raw);
-    let report = report?;
+    let probes = target.probes.into_iter().map(|asked| probe(asked, args)).collect();
+    let report = session(&args.guest, files, target.kernel, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -81,9 +104,57 @@ fn run_here(
     Ok(exit_code(&report))
 }
 
+/// Creates the file that the user named for output.
+pub(crate) fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Runs the guest with `probes` to its end, with this process's terminal.
+pub(crate) fn session(
+    guest: &Guest,
+    files: &Files,
+    kernel: Landmarks,
+    (hypervisor, delivery): (&Hypervisor, Delivery),
+    probes: Vec<Probe>,
+    sink: &mut dyn Sink,
+) -> Result<Report> {
+    let interactive = io::stdin().is_terminal();
+    let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
+    let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
+    let config = Config {
+        image: &files.image,
+        kernel,
+        initrd: Some(&files.initramfs),
+        cmdline: &cmdline(guest),
+        cpus: guest.cpus,
+        memory: guest.memory.0,
+        delivery,
+        symbols: None,
+        terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
+    };
+    let mut session = Session::new(hypervisor, config)?;
+    session.register_all(probes)?;
+    let report = session.run(sink);
+    drop(raw);
+    Ok(report?)
+}
+
+/// What is registered for what was asked for.
+fn probe(asked: Asked, args: &Run) -> Probe {
+    if let Place::Watch(_) = asked.place {
+        return Probe::watch(asked.place).record().into();
+    }
+    match (asked.returns, args.maxactive) {
+        (false, _) if args.once => Probe::at(asked.place).record().once(),
+        (false, _) => Probe::at(asked.place).record(),
+        (true, Some(calls)) => Probe::on_return(asked.place).record().max_active(calls).into(),
+        (true, None) => Probe::on_return(asked.place).record().into(),
+    }
+}
+
 /// The kernel command line.
-fn cmdline(args: &Run) -> String {
-    match (&args.raw_cmdline, &args.cmdline) {
+fn cmdline(guest: &Guest) -> String {
+    match (&guest.raw_cmdline, &guest.cmdline) {
         (Some(raw), _) => raw.clone(),
         (None, Some(more)) => format!("{BASE_CMDLINE} {more}"),
         (None, None) => BASE_CMDLINE.to_owned(),
@@ -91,12 +162,12 @@ fn cmdline(args: &Run) -> String {
 }
 
 /// Says how the guest ended when that was not in order, and gives the exit code.
-fn exit_code(report: &Report) -> ExitCode {
+pub(crate) fn exit_code(report: &Report) -> ExitCode {
     if report.waits > 0 {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
     match &report.end {
-        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit => ExitCode::SUCCESS,
+        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => ExitCode::SUCCESS,
         Outcome::Signal(signal) => {
             say(format_args!("ended by signal {signal}"));
             ExitCode::from(128u8.wrapping_add(*signal as u8))

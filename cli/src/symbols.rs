@@ -4,7 +4,7 @@ use crate::args::Symbols;
 use crate::target::{kernel_path, read, read_kernel};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::glob::Glob;
-use probe_engine::probe::resolve::check;
+use probe_engine::probe::place::in_kernel;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     let mut found = false;
     for symbol in kernel.symbols().matching(&glob) {
         found = true;
-        let line = match check(symbol.at, &kernel) {
+        let line = match in_kernel(symbol.at, &kernel) {
             Ok(_) => writeln!(out, "{} {}", symbol.at, symbol.name),
             Err(reason) if args.all => writeln!(out, "{} {}: {reason}", symbol.at, symbol.name),
             Err(_) => Ok(()),

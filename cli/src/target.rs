@@ -1,12 +1,15 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
-use crate::args::{Run, SymbolSource};
+use crate::args::{Guest, Run, SymbolSource};
+use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::probe::resolve::{Probe, Refused, resolve};
+use probe_engine::probe::place::Place;
+use probe_engine::probe::resolve::{Refused, resolve};
+use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +18,30 @@ use std::path::{Path, PathBuf};
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
-    pub(crate) probes: Vec<Probe>,
+    pub(crate) probes: Vec<Asked>,
+}
+
+/// A probe that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Asked {
+    pub(crate) place: Place,
+    /// Where the function returns, and not where it is entered.
+    pub(crate) returns: bool,
+}
+
+impl Asked {
+    /// As the user writes it.
+    pub(crate) fn name(&self) -> String {
+        format!("{}{}", self.place.name(), if self.returns { "%return" } else { "" })
+    }
 }
 
 impl Target {
+    /// How many places it watches.
+    pub(crate) fn watches(&self) -> usize {
+        self.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count()
+    }
+
     /// Writes it where [`target`] reads it again.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_vec(self).context("the resolved target cannot be written down")?;
@@ -56,17 +79,31 @@ pub(crate) fn read_kernel(path: &Path, image: &[u8], source: &SymbolSource) -> R
     Kernel::read(image, map.as_deref()).with_context(|| format!("cannot use the kernel {}", path.display()))
 }
 
+/// What was resolved and [written](Target::write) elsewhere.
+pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
+    let Some(path) = &guest.target else { return Ok(None) };
+    serde_json::from_slice(&read(path)?).context("the resolved target is damaged")
+}
+
 /// Resolves all probes before anything runs: a typo costs no boot.
-pub(crate) fn target(run: &Run, path: &Path, image: &[u8]) -> Result<Target> {
-    if let Some(path) = &run.target {
-        return serde_json::from_slice(&read(path)?).context("the resolved target is damaged");
+pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
+    if let Some(target) = resolved(&run.guest)? {
+        return Ok(target);
     }
-    let kernel = read_kernel(path, image, &run.symbols)?;
-    let mut probes: Vec<Probe> = Vec::new();
+    let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
+    let mut probes: Vec<Asked> = Vec::new();
     for spec in &run.probes {
         let resolved = resolve(spec, &kernel).with_context(|| format!("--probe {spec}"))?;
         report_refused(&spec.to_string(), &resolved.refused);
-        probes.extend(resolved.probes);
+        let returns = spec.returns();
+        if let Some(place) = resolved.places.iter().find(|place| returns && !place.is_entry()) {
+            bail!("--probe {spec}: `{}` is no function's entry: only functions return", place.name());
+        }
+        probes.extend(resolved.places.into_iter().map(|place| Asked { place, returns }));
+    }
+    for spec in &run.watches {
+        let watch = watch::resolve(spec, &kernel).with_context(|| format!("--watch {spec}"))?;
+        probes.push(Asked { place: Place::Watch(watch), returns: false });
     }
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
@@ -75,7 +112,7 @@ pub(crate) fn target(run: &Run, path: &Path, image: &[u8]) -> Result<Target> {
 }
 
 /// Says which matches of a pattern are left out.
-fn report_refused(spec: &str, refused: &[Refused]) {
+pub(crate) fn report_refused(spec: &str, refused: &[Refused]) {
     const SHOWN: usize = 3;
     if refused.is_empty() {
         return;
@@ -95,7 +132,10 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
     use probe_engine::addr::{Gpa, Gva};
-    use probe_engine::linux::landmarks::Boot;
+    use probe_engine::linux::current::CurrentTask;
+    use probe_engine::linux::landmarks::{Boot, Hooks};
+    use probe_engine::probe::place::Spot;
+    use probe_engine::probe::watch::{Condition, Length, Watch};
 
     #[test]
     fn what_was_written_is_what_is_read() {
@@ -103,6 +143,7 @@ mod tests {
         let file = folder.path().join("target.json");
         let kernel = Landmarks {
             text: Gva(0xffff_ffff_8100_0000),
+            text_end: Gva(0xffff_ffff_8200_0000),
             text_load: Gpa(0x100_0000),
             entry: Gpa(0x100_0070),
             relocated_pointer: Gva(0xffff_ffff_8200_0000),
@@ -113,14 +154,23 @@ mod tests {
             panic: None,
             free_init: None,
             init_text: vec![Gva(0xffff_ffff_8300_0000)..Gva(0xffff_ffff_8310_0000)],
+            hooks: Hooks { module_init: Some(Gva(0xffff_ffff_8110_0000)), ..Hooks::default() },
+            modules: None,
+            current: Some(CurrentTask { offset: 0x35000 }),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let probe = Probe { name: "rest_init".to_owned(), link: function.start, function };
-        let written = Target { kernel, probes: vec![probe] };
+        let spot = Spot { at: function.start, function, fixup: false, ftrace: None };
+        let place = Place::Kernel { name: "rest_init".to_owned(), spot };
+        let probe = Asked { place, returns: true };
+        let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
+        let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
+        let watch = Asked { place: Place::Watch(watch), returns: false };
+        let written = Target { kernel, probes: vec![probe, watch] };
+        assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];
         let Command::Run(run) = Cli::parse_from(words).command else { panic!("another command") };
-        let read = target(&run, Path::new("a kernel that is not looked at"), &[]).unwrap();
+        let read = resolved(&run.guest).unwrap().unwrap();
         assert_eq!(read.kernel, written.kernel);
         assert_eq!(read.probes, written.probes);
     }

@@ -1,0 +1,288 @@
+//! `vmm coverage`: which functions of a kernel run, from early boot to the end.
+
+use crate::args::{Coverage, Format};
+use crate::host::{self, Chosen, Inside};
+use crate::output::{end_name, json, say_armed};
+use crate::run::{self, Files};
+use crate::say::say;
+use crate::target::{self, Asked, Target};
+use anyhow::{Result, bail};
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::probe::place::Place;
+use probe_engine::probe::resolve::resolve;
+use probe_engine::probe::spec::{Location, ProbeSpec};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+use vmm::events::Event;
+use vmm::probe::Probe;
+use vmm::session::{ProbeReport, Report, Sink, State};
+
+pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
+    let files = Files::read(&args.guest)?;
+    let target = match target::resolved(&args.guest)? {
+        Some(target) => target,
+        None => {
+            let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
+            Target { probes: functions(&args.patterns, &kernel)?, kernel: Landmarks::of(&kernel) }
+        }
+    };
+    match host::choose(&args.guest.place)? {
+        Chosen::Emulated => {
+            let (format, output) = (args.format, args.output.as_deref());
+            let inside = Inside { verb: "coverage", words: vec![], format, output };
+            run::run_emulated(&args.guest, &files, &target, inside)
+        }
+        Chosen::Kvm(hypervisor, delivery) => {
+            let out = args.output.as_deref().map(run::create).transpose()?;
+            let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
+            let mut calls = Calls::default();
+            let kvm = (&hypervisor, delivery);
+            let report = run::session(&args.guest, &files, target.kernel, kvm, probes.collect(), &mut calls)?;
+            if let Some(out) = out
+                && let Err(error) = calls.write(out, args.format, &report)
+            {
+                say(format_args!("the functions that ran could not be written: {error}"));
+            }
+            // Nobody may be there to read it.
+            let _ = io::stderr().lock().write_all(table(&report.probes).as_bytes());
+            Ok(run::exit_code(&report))
+        }
+    }
+}
+
+/// The functions that match, as far as ftrace could trace them: only their entries are final early in boot.
+fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<Asked>> {
+    let all = ["*".parse()?];
+    let patterns = if patterns.is_empty() { &all } else { patterns };
+    let (mut functions, mut seen) = (Vec::new(), HashSet::new());
+    for pattern in patterns {
+        if pattern.returns()
+            || !matches!(pattern.location(), Location::Glob(_) | Location::Symbol { offset: 0, .. })
+        {
+            bail!("`{pattern}` is neither a function of the kernel nor a pattern: write vfs_read or vfs_*");
+        }
+        let resolved = resolve(pattern, kernel)?;
+        let matches = resolved.places.len() + resolved.refused.len();
+        let is_traceable =
+            |place: &Place| matches!(place, Place::Kernel { spot, .. } if spot.ftrace.is_some());
+        let mut places = resolved.places;
+        places.retain(is_traceable);
+        if places.is_empty() {
+            bail!("none of the {matches} functions that match `{pattern}` can be traced by ftrace");
+        }
+        if places.len() < matches {
+            let left_out = matches - places.len();
+            say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
+        }
+        places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
+        functions.extend(places.into_iter().map(|place| Asked { place, returns: false }));
+    }
+    Ok(functions)
+}
+
+/// The first calls, as they come in.
+#[derive(Default)]
+struct Calls(Vec<Event>);
+
+/// A function that ran as JSON.
+#[derive(Serialize)]
+struct JsonFunction<'a> {
+    r#type: &'static str,
+    time_ns: u64,
+    vcpu: usize,
+    function: &'a str,
+    address: String,
+}
+
+/// A prefix's line of the table as JSON.
+#[derive(Serialize)]
+struct JsonPrefix<'a> {
+    r#type: &'static str,
+    prefix: &'a str,
+    #[serde(flatten)]
+    count: Count,
+}
+
+/// The end of the run as JSON.
+#[derive(Serialize)]
+struct JsonEnd {
+    r#type: &'static str,
+    end: String,
+    #[serde(flatten)]
+    count: Count,
+    waits: u64,
+}
+
+impl Sink for Calls {
+    fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        self.0.extend_from_slice(events);
+        Ok(())
+    }
+
+    fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
+        say_armed(probes, stopped);
+    }
+}
+
+impl Calls {
+    /// Writes the functions that ran in order of their first calls, and as JSON the table too.
+    fn write(mut self, out: File, format: Format, report: &Report) -> io::Result<()> {
+        // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
+        self.0.sort_by_key(|call| call.nanos);
+        let mut out = BufWriter::new(out);
+        for Event { nanos, vcpu, probe, rip, .. } in &self.0 {
+            let function = report.probes.get(probe.0 as usize).map_or("", |probe| &probe.name);
+            match format {
+                Format::Text => {
+                    let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+                    writeln!(out, "[{seconds:5}.{nanos:09}] cpu{vcpu} {function}")?;
+                }
+                Format::Json => {
+                    let (time_ns, vcpu, address) = (*nanos, *vcpu, rip.to_string());
+                    json(&mut out, &JsonFunction { r#type: "function", time_ns, vcpu, function, address })?;
+                }
+            }
+        }
+        if format == Format::Json {
+            let (rows, count) = count(&report.probes);
+            for (prefix, count) in rows {
+                json(&mut out, &JsonPrefix { r#type: "prefix", prefix, count })?;
+            }
+            let (end, waits) = (end_name(&report.end), report.waits);
+            json(&mut out, &JsonEnd { r#type: "end", end, count, waits })?;
+        }
+        out.flush()
+    }
+}
+
+/// How many functions ran, of how many that were armed at some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+struct Count {
+    ran: usize,
+    armed: usize,
+}
+
+impl Count {
+    fn add(&mut self, other: Self) {
+        self.ran += other.ran;
+        self.armed += other.armed;
+    }
+
+    fn row(self, name: &str, width: usize) -> String {
+        let percent = 100.0 * self.ran as f64 / self.armed.max(1) as f64;
+        format!("{name:width$}  {:>6}  {:>6}  {percent:>5.1}\n", self.ran, self.armed)
+    }
+}
+
+/// The counts by prefix, most functions that ran first, and of all together.
+fn count(probes: &[ProbeReport]) -> (Vec<(&str, Count)>, Count) {
+    let mut rows = BTreeMap::<&str, Count>::new();
+    let mut all = Count::default();
+    for probe in probes {
+        let never_armed = matches!(probe.state, State::Waiting | State::Disabled | State::Refused(_));
+        let one = Count { ran: usize::from(probe.hits > 0), armed: usize::from(!never_armed) };
+        rows.entry(prefix(&probe.name)).or_default().add(one);
+        all.add(one);
+    }
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by_key(|(_, count)| std::cmp::Reverse((count.ran, count.armed)));
+    (rows, all)
+}
+
+/// The first word of a function's name: `vfs` of `__vfs_getxattr`.
+fn prefix(name: &str) -> &str {
+    let word = name.trim_start_matches('_').split(['_', '.']).next();
+    word.filter(|word| !word.is_empty()).unwrap_or(name)
+}
+
+/// The table that ends a run.
+fn table(probes: &[ProbeReport]) -> String {
+    /// Prefixes that have a line of their own.
+    const SHOWN: usize = 40;
+    let (rows, all) = count(probes);
+    let (shown, rest) = rows.split_at(rows.len().min(SHOWN));
+    let others = format!("{} others", rest.len());
+    let names = shown.iter().map(|(prefix, _)| prefix.len());
+    let width = names.max().unwrap_or(0).max(others.len());
+    let mut table = format!("{:width$}  {:>6}  {:>6}  {:>5}\n", "prefix", "ran", "armed", "%");
+    table.extend(shown.iter().map(|(prefix, count)| count.row(prefix, width)));
+    if !rest.is_empty() {
+        let mut count = Count::default();
+        rest.iter().for_each(|(_, one)| count.add(*one));
+        table.push_str(&count.row(&others, width));
+    }
+    table.push_str(&all.row("all", width));
+    let unarmed = probes.len() - all.armed;
+    if unarmed > 0 {
+        let _ = writeln!(table, "{unarmed} more could not be armed");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::Gva;
+    use probe_engine::probe::table::ProbeId;
+    use vmm::session::Missed;
+
+    fn report(name: &str, hits: u64, state: State) -> ProbeReport {
+        ProbeReport {
+            id: ProbeId(0),
+            name: name.to_owned(),
+            kind: vmm::session::ProbeKind::Instruction,
+            address: Gva(0),
+            hits,
+            missed: Missed::default(),
+            outstanding: 0,
+            state,
+        }
+    }
+
+    #[test]
+    fn the_prefix_is_the_first_word() {
+        for (name, expected) in [
+            ("vfs_read", "vfs"),
+            ("__vfs_getxattr", "vfs"),
+            ("__x64_sys_read", "x64"),
+            ("schedule", "schedule"),
+            ("memcmp.part.0", "memcmp"),
+            ("__", "__"),
+        ] {
+            assert_eq!(prefix(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_table_has_what_ran_most_first_and_sums_up() {
+        let spent = || State::Spent(Gva(0));
+        let probes = [
+            report("a_one", 0, State::Armed(Gva(0))),
+            report("b_one", 1, spent()),
+            report("__b_two", 1, State::Gone(Gva(0))),
+            report("b_three", 0, State::Waiting),
+            report("c", 1, spent()),
+        ];
+        assert_eq!(
+            table(&probes),
+            "prefix       ran   armed      %\n\
+             b              2       2  100.0\n\
+             c              1       1  100.0\n\
+             a              0       1    0.0\n\
+             all            3       4   75.0\n\
+             1 more could not be armed\n"
+        );
+        let many: Vec<_> = (0..50).map(|n| report(&format!("p{n}_f"), 0, spent())).collect();
+        let table = table(&many);
+        assert!(
+            table.contains("\n10 others       0      10    0.0\nall             0      50    0.0\n"),
+            "{table}"
+        );
+    }
+}
