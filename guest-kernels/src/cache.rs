@@ -3,7 +3,7 @@
 //! ```text
 //! $VMM_CACHE_DIR, else $XDG_CACHE_HOME/vmm, else $HOME/.cache/vmm
 //!   kernels/6.12/vmlinuz        the image as the package has it
-//!   kernels/6.12/modules/*.ko   modules of the emulated host, decompressed
+//!   kernels/6.12/modules/*.ko   modules of the emulated host, and for guests, decompressed
 //!   kernels/6.12/record.json    where they came from
 //!   initramfs.cpio.gz           of the guest
 //!   host/                       the prepared emulated host
@@ -32,6 +32,8 @@ pub struct FetchedKernel {
     /// Decompressed modules of a KVM host, in the order in which they load. Those of both vendors are there; the
     /// wrong vendor's one refuses to load with `ENODEV`.
     pub modules: Vec<PathBuf>,
+    /// Decompressed modules for guests, each of which needs no other.
+    pub guest_modules: Vec<PathBuf>,
     /// Where it came from.
     pub record: Record,
 }
@@ -49,6 +51,9 @@ pub struct Record {
     pub image_sha256: String,
     /// File names of the modules, in the order in which they load.
     pub modules: Vec<String>,
+    /// File names of the modules for guests; a record that an earlier setup wrote has none.
+    #[serde(default)]
+    pub guest_modules: Vec<String>,
 }
 
 /// No place for the cache.
@@ -117,10 +122,13 @@ impl Cache {
         let read = || {
             let record: Record = serde_json::from_slice(&fs::read(dir.join("record.json"))?)?;
             let image = dir.join("vmlinuz");
-            let modules: Vec<_> =
-                record.modules.iter().map(|module| dir.join("modules").join(module)).collect();
-            modules.iter().chain([&image]).try_for_each(|file| fs::metadata(file).map(drop))?;
-            Ok(FetchedKernel { name: name.to_owned(), image, modules, record })
+            let paths = |names: &[String]| -> Vec<_> {
+                names.iter().map(|module| dir.join("modules").join(module)).collect()
+            };
+            let (modules, guest_modules) = (paths(&record.modules), paths(&record.guest_modules));
+            let files = modules.iter().chain(&guest_modules).chain([&image]);
+            files.map(fs::metadata).try_for_each(|file| file.map(drop))?;
+            Ok(FetchedKernel { name: name.to_owned(), image, modules, guest_modules, record })
         };
         read().map_err(|source| self.not_fetched(format!("kernel {name}"), source))
     }

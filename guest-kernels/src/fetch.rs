@@ -12,8 +12,8 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{CacheWriter, Record, Staging};
-use crate::manifest::{HOST_MODULES, Kernel};
-use crate::modules::{self, ModuleError};
+use crate::manifest::{GUEST_MODULES, HOST_MODULES, Kernel};
+use crate::modules::{self, Module, ModuleError};
 
 /// What became of a kernel; prints as a line for the user.
 #[derive(Debug)]
@@ -191,17 +191,22 @@ fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record,
         .into_iter()
         .find(|path| path.is_dir())
         .ok_or_else(|| candidate.lacks("modules"))?;
-    let modules = modules::in_load_order(&modules, HOST_MODULES)
-        .map_err(|source| FetchError::Modules { package: candidate.package.clone(), source })?;
-    for module in &modules {
+    let wanted = |names| {
+        modules::in_load_order(&modules, names)
+            .map_err(|source| FetchError::Modules { package: candidate.package.clone(), source })
+    };
+    let (host, guest) = (wanted(HOST_MODULES)?, wanted(GUEST_MODULES)?);
+    for module in host.iter().chain(&guest) {
         fs::write(new.join("modules").join(&module.file_name), &module.bytes)?;
     }
+    let names = |modules: Vec<Module>| modules.into_iter().map(|module| module.file_name).collect();
     let record = Record {
         package: candidate.package,
         version: candidate.version,
         deb_sha256: sha256(deb)?,
         image_sha256,
-        modules: modules.into_iter().map(|module| module.file_name).collect(),
+        modules: names(host),
+        guest_modules: names(guest),
     };
     fs::write(new.join("record.json"), serde_json::to_vec_pretty(&record).map_err(io::Error::from)?)?;
     Ok(record)
@@ -210,9 +215,13 @@ fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record,
 impl Candidate {
     /// Whether this is what a record is of, with every module that is wanted today.
     fn is(&self, record: &Record) -> bool {
+        let has = |modules: &[String], names: &[&str]| {
+            names.iter().all(|name| modules.contains(&format!("{name}.ko")))
+        };
         self.package == record.package
             && self.version == record.version
-            && HOST_MODULES.iter().all(|name| record.modules.contains(&format!("{name}.ko")))
+            && has(&record.modules, HOST_MODULES)
+            && has(&record.guest_modules, GUEST_MODULES)
     }
 
     fn lacks(&self, what: &'static str) -> FetchError {
@@ -279,5 +288,26 @@ mod tests {
         assert_eq!(image.package, "linux-image-6.12.117+deb12-cloud-amd64");
         assert_eq!(image.version, "6.12.117-1~deb12u1");
         assert_eq!(image_of("Package: x\nVersion: 1\n"), None);
+    }
+
+    #[test]
+    fn a_record_that_lacks_what_is_wanted_today_is_not_current() {
+        let candidate = Candidate { package: "p".to_owned(), version: "1".to_owned() };
+        let files = |names: &[&str]| names.iter().map(|name| format!("{name}.ko")).collect();
+        let whole = Record {
+            package: "p".to_owned(),
+            version: "1".to_owned(),
+            deb_sha256: String::new(),
+            image_sha256: String::new(),
+            modules: files(HOST_MODULES),
+            guest_modules: files(GUEST_MODULES),
+        };
+        assert!(candidate.is(&whole));
+        assert!(!candidate.is(&Record { version: "2".to_owned(), ..whole.clone() }));
+        assert!(!candidate.is(&Record { modules: vec![], ..whole.clone() }));
+        // As an earlier setup wrote it.
+        let mut earlier = serde_json::to_value(&whole).unwrap();
+        earlier.as_object_mut().unwrap().remove("guest_modules").unwrap();
+        assert!(!candidate.is(&serde_json::from_value(earlier).unwrap()));
     }
 }

@@ -12,7 +12,7 @@ const GUEST_FILES: [(&str, &str); 4] = [
     ("etc/os-release", "NAME=\"vmm guest\"\nID=vmm-guest\n"),
 ];
 
-/// A file that is added to the emulated host's image.
+/// A file that is added to an image.
 #[derive(Clone, Debug)]
 pub struct ExtraFile {
     /// Where it appears.
@@ -41,6 +41,21 @@ pub fn guest(workload: Vec<u8>, busybox: Vec<u8>, applets: &[String]) -> io::Res
     archive.to_gzip()
 }
 
+/// More files for a guest, to put behind the bytes of [`guest`]: the kernel unpacks one image after the other, and a
+/// file of the later one replaces one of the same path.
+///
+/// # Errors
+/// When a file is too large for the format.
+pub fn overlay(files: impl IntoIterator<Item = ExtraFile>) -> io::Result<Vec<u8>> {
+    add(Archive::new(), files).to_gzip()
+}
+
+fn add(archive: Archive, files: impl IntoIterator<Item = ExtraFile>) -> Archive {
+    files
+        .into_iter()
+        .fold(archive, |archive, ExtraFile { path, mode, bytes }| archive.file(&path, mode, bytes))
+}
+
 /// The emulated host's initramfs: a static program as `/init`, modules, and whatever else it is given.
 ///
 /// Modules are name and contents in the order in which they load, which `/modules/load-order` then names, one a
@@ -60,10 +75,7 @@ pub fn host(
         order += &format!("{name}\n");
     }
     archive = archive.file("modules/load-order", 0o644, order.into_bytes());
-    for ExtraFile { path, mode, bytes } in extra {
-        archive = archive.file(&path, mode, bytes);
-    }
-    archive.to_gzip()
+    add(archive, extra).to_gzip()
 }
 
 /// What every first process needs: places to mount on, and the console that the kernel opens for it.

@@ -24,6 +24,9 @@ pub const DEFAULT_KERNEL: Kernel =
 /// found in the modules themselves.
 pub(crate) const HOST_MODULES: &[&str] = &["kvm-amd", "kvm-intel", "virtio_blk"];
 
+/// Modules that tests load in guests. They need no others, and every kernel has them.
+pub(crate) const GUEST_MODULES: &[&str] = &["dummy", "loop"];
+
 impl Kernel {
     /// Whether a package is an image of this series: `linux-image-6.12.117+deb12-cloud-amd64` is one of `6.12`.
     pub(crate) fn owns(&self, package: &str) -> bool {

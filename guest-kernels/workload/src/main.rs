@@ -18,6 +18,8 @@
 //! anything off; its exit code is 1 when a step failed.
 #![no_main]
 
+mod bpf;
+mod btf;
 mod run;
 mod step;
 mod sys;
@@ -40,7 +42,7 @@ extern "C" fn main() -> libc::c_int {
         (Some("--steps"), Some(steps)) => native(&steps),
         _ if std::process::id() == 1 => guest(),
         _ => {
-            say("usage: workload --steps NAME[:COUNT][,NAME[:COUNT]...]");
+            say("usage: workload --steps NAME[:ARGUMENT][,NAME[:ARGUMENT]...]");
             2
         }
     }

@@ -53,7 +53,7 @@ pub(crate) fn count_thread() {
 }
 
 /// `-1` means that `errno` says why.
-fn checked(result: c_long) -> io::Result<c_long> {
+pub(crate) fn checked(result: c_long) -> io::Result<c_long> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
@@ -118,6 +118,18 @@ pub(crate) fn spawn(path: &CStr, args: &[&CStr], env: &[&CStr], prepare: impl Fn
 }
 
 impl Child {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> c_int {
+        self.0
+    }
+
+    /// Ends it by SIGKILL, wherever it is.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        // SAFETY: takes nothing from memory, and the child was not waited for yet, so that its id is its own.
+        checked(unsafe { libc::kill(self.0, libc::SIGKILL) }.into())?;
+        Ok(())
+    }
+
     /// Waits for this child and returns its exit code, 128 and more for a signal. Other children that end meanwhile
     /// (orphans are given to process 1) are reaped.
     pub(crate) fn wait(self) -> io::Result<c_int> {
@@ -224,11 +236,25 @@ pub(crate) fn signal_self(times: u32) -> io::Result<u64> {
     Ok(SIGNALS.load(Relaxed) - before)
 }
 
+/// Sleeps until a signal is handled; returns an exit code for a child.
+pub(crate) fn pause() -> c_int {
+    // SAFETY: takes nothing and touches no memory.
+    unsafe { libc::syscall(libc::SYS_pause) };
+    1
+}
+
 /// Mounts a file system that needs no device.
 pub(crate) fn mount(kind: &CStr, directory: &CStr) -> io::Result<()> {
     let (flags, data): (c_ulong, _) = (0, std::ptr::null());
     // SAFETY: the strings are NUL-terminated and outlive the call; no data is passed.
     checked(unsafe { libc::mount(kind.as_ptr(), directory.as_ptr(), kind.as_ptr(), flags, data) }.into())?;
+    Ok(())
+}
+
+/// Unmounts what was mounted last on a directory.
+pub(crate) fn unmount(directory: &CStr) -> io::Result<()> {
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    checked(unsafe { libc::umount2(directory.as_ptr(), 0) }.into())?;
     Ok(())
 }
 

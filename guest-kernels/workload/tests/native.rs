@@ -3,8 +3,9 @@
 
 use std::process::{Command, Output};
 
-/// One of everything that can run outside a guest, with different counts.
-const STEPS: &str = "open:5,getppid:6,fork:3,pinned:7,pipe:4,walk:9,signal:8";
+/// One of everything that can run outside a guest and opens no files on its own, with different counts.
+const STEPS: &str =
+    "open:5,getppid:6,fork:3,pinned:7,pipe:4,walk:9,signal:8,die:7,try:/etc/passwd,try:/nonexistent";
 
 fn run(command: &mut Command) -> (String, Option<i32>) {
     let Output { stdout, status, .. } = command.output().unwrap();
@@ -24,11 +25,13 @@ fn number(said: &str, step: &str, key: &str) -> u64 {
 
 #[test]
 fn every_step_says_what_it_did() {
-    let (said, code) = steps(STEPS);
+    let (said, code) = steps(&format!("{STEPS},sh:/nonexistent"));
     assert_eq!(code, Some(0), "{said}");
     let cpus = number(&said, "pinned", "cpus");
     let bytes = number(&said, "open", "bytes");
-    let done = format!("openat=14 getppid={} execve=3 clone={}", 6 + 7 * cpus, 3 + 1 + cpus);
+    let shell = number(&said, "sh", "status");
+    assert_ne!(shell, 0, "{said}");
+    let done = format!("openat=20 getppid={} execve=4 clone={}", 6 + 7 * cpus, 3 + 1 + cpus + 7 + 1);
     let expected = [
         format!("open calls=5 bytes={bytes}"),
         "getppid calls=6".to_owned(),
@@ -37,9 +40,24 @@ fn every_step_says_what_it_did() {
         "pipe calls=4 read=8 write=8".to_owned(),
         "walk calls=9 mkdir=9 rmdir=9 openat=9 getdents=18".to_owned(),
         "signal calls=8 handled=8".to_owned(),
+        "die calls=7 exited=3 paused=2 reading=2 openat=4".to_owned(),
+        "try path=/etc/passwd errno=0".to_owned(),
+        format!("try path=/nonexistent errno={}", libc::ENOENT),
+        format!("sh path=/nonexistent status={shell}"),
         format!("done {done}"),
     ];
     assert_eq!(said, expected.map(|line| format!("workload: {line}\n")).concat());
+}
+
+#[test]
+fn a_mix_lasts_as_long_as_asked_and_keeps_its_counts() {
+    let (said, code) = steps("mix:1");
+    assert_eq!(code, Some(0), "{said}");
+    let (rounds, checks) = (number(&said, "mix", "rounds"), number(&said, "mix", "checks"));
+    assert!(rounds > 0 && checks > 0, "{said}");
+    assert_eq!(number(&said, "done", "getppid"), 20 * checks);
+    assert_eq!(number(&said, "done", "openat"), 4 * checks + 4);
+    assert_eq!(number(&said, "done", "execve"), rounds);
 }
 
 #[test]
@@ -80,6 +98,10 @@ fn what_cannot_be_done_is_said() {
         ("getppid", "failed getppid: no count in 'getppid', write getppid:COUNT"),
         ("pipe:-1", "failed pipe: no count in 'pipe:-1', write pipe:COUNT"),
         ("walk:1001", "failed walk: deeper than 1000"),
+        ("nest:121", "failed nest: deeper than 120"),
+        ("try:", "failed try: no path in 'try:', write try:PATH"),
+        ("sh", "failed sh: no path in 'sh', write sh:PATH"),
+        ("fentry", "failed fentry: no function in 'fentry', write fentry:FUNCTION"),
         ("", "failed : no such step"),
     ] {
         // All is read before anything is done: the good steps say nothing either.
@@ -90,6 +112,6 @@ fn what_cannot_be_done_is_said() {
 #[test]
 fn without_arguments_it_is_not_an_init() {
     let (said, code) = run(&mut Command::new(env!("CARGO_BIN_EXE_workload")));
-    assert_eq!(said, "workload: usage: workload --steps NAME[:COUNT][,NAME[:COUNT]...]\n");
+    assert_eq!(said, "workload: usage: workload --steps NAME[:ARGUMENT][,NAME[:ARGUMENT]...]\n");
     assert_eq!(code, Some(2));
 }
