@@ -9,6 +9,8 @@
 )]
 
 pub mod code;
+pub mod differential;
 pub mod host;
+pub mod linux_rig;
 pub mod product;
 pub mod rig;

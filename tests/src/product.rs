@@ -1,10 +1,13 @@
 //! Running the product as a user does, and reading what it said.
 
+use guest_kernels::Cache;
+use guest_kernels::initramfs::{ExtraFile, overlay};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use tempfile::NamedTempFile;
 
 /// The product's binary, which `cargo xtask test` names.
 ///
@@ -34,21 +37,39 @@ pub struct Run {
     pub said: String,
     /// The JSON objects of the output file.
     pub output: Vec<Value>,
+    /// Whether the guest's warnings are on its console.
+    shows_warnings: bool,
 }
 
 /// Runs a guest with these words, hits as JSON in a file.
 pub fn run(binary: &Path, words: &[&str]) -> Run {
+    with_output(binary, "run", words)
+}
+
+/// Sees which functions of a guest with these words run, as JSON in a file.
+pub fn coverage(binary: &Path, words: &[&str]) -> Run {
+    with_output(binary, "coverage", words)
+}
+
+fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     let temporary = tempfile::tempdir().unwrap();
     let hits = temporary.path().join("hits.json");
-    let mut all = vec!["run", "--format=json", "--output", hits.to_str().unwrap()];
+    let mut all = vec![verb, "--format=json", "--output", hits.to_str().unwrap()];
     all.extend(words);
     let output = command(binary, temporary.path(), &all).output().unwrap();
     let mut run = Run::of(&output);
+    run.shows_warnings = words.iter().any(|words| shows_warnings(words));
     let text = fs::read_to_string(&hits).unwrap_or_default();
     run.output = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     fs::remove_file(&hits).unwrap();
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "temporary files are left behind");
     run
+}
+
+/// Whether this kernel command line has the guest print warnings (level 4): `quiet` does not.
+fn shows_warnings(cmdline: &str) -> bool {
+    let levels = cmdline.split([' ', '=']).skip_while(|word| *word != "loglevel").nth(1);
+    levels.and_then(|level| level.parse::<u8>().ok()).is_some_and(|level| level > 4)
 }
 
 impl Run {
@@ -59,6 +80,7 @@ impl Run {
             console: text(&output.stdout),
             said: text(&output.stderr),
             output: Vec::new(),
+            shows_warnings: false,
         }
     }
 
@@ -71,11 +93,8 @@ impl Run {
     /// The number behind `key=` in the workload's line that begins with `line`.
     #[track_caller]
     pub fn workload(&self, line: &str, key: &str) -> u64 {
-        let prefix = format!("workload: {line} ");
-        let found = self.console.lines().find_map(|l| l.trim().strip_prefix(&prefix));
-        let words = found.unwrap_or_else(|| panic!("no `{prefix}` in:\n{}\n{}", self.console, self.said));
-        let value = words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        value.unwrap_or_else(|| panic!("no {key} in {words}")).parse().unwrap()
+        let number = number(&self.console, line, key);
+        number.unwrap_or_else(|| panic!("no `{line}` with {key} in:\n{}\n{}", self.console, self.said))
     }
 
     /// The summary's object for `probe`.
@@ -88,30 +107,72 @@ impl Run {
     /// Hits of `probe` by the summary; the number of lines written is the same, and nothing was missed.
     #[track_caller]
     pub fn hits(&self, probe: &str) -> u64 {
-        let lines = self.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == probe).count() as u64;
+        self.count("hit", probe)
+    }
+
+    /// The same for the returns of `function`.
+    #[track_caller]
+    pub fn returns(&self, function: &str) -> u64 {
+        self.count("return", &format!("{function}%return"))
+    }
+
+    #[track_caller]
+    fn count(&self, kind: &str, probe: &str) -> u64 {
+        let lines = self.output.iter().filter(|o| o["type"] == kind && o["probe"] == probe).count() as u64;
         let summary = self.probe(probe);
         assert_eq!(summary["hits"], lines, "the summary of {probe} and its lines");
         assert_eq!(summary["missed"], 0, "{probe}");
         lines
     }
 
-    /// Fails when the guest's kernel complained.
+    /// Fails when the guest's kernel complained, or was too quiet to be heard.
     #[track_caller]
     pub fn assert_clean_log(&self) {
-        for complaint in ["WARNING:", "BUG:", "Oops", "Call Trace", "ftrace faulted", "soft lockup"] {
-            assert!(!self.console.contains(complaint), "{complaint} in:\n{}", self.console);
-        }
+        assert!(
+            self.shows_warnings,
+            "a guest that has no `loglevel=5` on its command line hides its warnings"
+        );
+        assert_eq!(complaint(&self.console), None, "{}", self.console);
     }
+}
+
+/// The number behind `key=` in the workload's line that begins with `line`.
+pub(crate) fn number(console: &str, line: &str, key: &str) -> Option<u64> {
+    let prefix = format!("workload: {line} ");
+    let words = console.lines().find_map(|l| l.trim().strip_prefix(&prefix))?;
+    words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='))?.parse().ok()
+}
+
+/// What the guest's kernel complains of, if it does.
+pub(crate) fn complaint(console: &str) -> Option<&'static str> {
+    let complaints = ["WARNING:", "BUG:", "Oops", "Call Trace", "ftrace faulted", "soft lockup"];
+    complaints.into_iter().find(|complaint| console.contains(complaint))
 }
 
 /// The kernels that `cargo xtask setup` has fetched: name and file.
 pub fn kernels() -> &'static [(String, PathBuf)] {
     static KERNELS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     KERNELS.get_or_init(|| {
-        let cache = guest_kernels::Cache::open().unwrap();
+        let cache = Cache::open().unwrap();
         guest_kernels::KERNELS
             .iter()
             .map(|kernel| (kernel.name.to_owned(), cache.kernel(kernel.name).unwrap().image))
             .collect()
     })
+}
+
+/// The guest's initramfs with more files in it: path, permission bits, contents.
+pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTempFile {
+    let files = files.map(|(path, mode, bytes)| ExtraFile { path: path.to_owned(), mode, bytes });
+    let base = fs::read(Cache::open().unwrap().initramfs().unwrap()).unwrap();
+    let image = NamedTempFile::new().unwrap();
+    fs::write(&image, [base, overlay(files).unwrap()].concat()).unwrap();
+    image
+}
+
+/// A module of the kernel with this name, for its guests.
+pub fn module(kernel: &str, module: &str) -> Vec<u8> {
+    let modules = Cache::open().unwrap().kernel(kernel).unwrap().guest_modules;
+    let path = modules.iter().find(|path| path.file_stem().is_some_and(|stem| stem == module));
+    fs::read(path.unwrap_or_else(|| panic!("no {module}: run `cargo xtask setup`"))).unwrap()
 }

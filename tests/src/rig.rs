@@ -3,23 +3,28 @@
 use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
 use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
-use probe_engine::insn::plan::plan;
+use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::hit::INT3;
-use probe_engine::probe::table::{ProbeId, ProbeSet, UserProbes};
+use probe_engine::probe::once::OneShot;
+use probe_engine::probe::table::{Hanging, Past, ProbeId, ProbeSet, Site};
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm::clock::Clock;
 use vmm::devices::{Devices, PowerEvent, console::Console};
-use vmm::events::{self, Hit, Reader};
-use vmm::kvm::Breakpoints;
+use vmm::events::{self, Event, Reader};
+use vmm::kvm::{Breakpoints, DebugRegister};
 use vmm::memory::GuestRam;
+use vmm::probe::{Active, Probe};
+use vmm::reserved::Reserved;
 use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, MicroGuest, Privilege, Stack};
+use vmm::session::Desk;
 use vmm::signals;
 use vmm::text::{Patch, patch};
 use vmm::vcpu::{End, Vcpu};
@@ -34,6 +39,7 @@ pub struct Rig {
     fit: &'static Fit,
     guest: MicroGuest,
     sites: Sites,
+    watches: Vec<(DebugRegister, Arc<Active>)>,
     console: Box<dyn Write + Send>,
 }
 
@@ -57,19 +63,39 @@ impl Start {
 
 #[derive(Default)]
 struct Sites {
-    set: ProbeSet,
+    set: ProbeSet<Arc<Active>>,
     originals: HashMap<Gva, u8>,
 }
 
 impl Sites {
+    /// Arms probes that record.
     fn arm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: &[u32]) {
+        let probe = |id: &u32| Active::on_its_own(ProbeId(*id), Probe::at("").record()).unwrap();
+        self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect());
+    }
+
+    fn hang(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: Vec<Arc<Active>>) {
         let mut bytes = [0; 15];
         ram.read(Gpa(at.0), &mut bytes).unwrap();
-        let plan = plan(&bytes, at, None).unwrap();
-        let probes = probes.iter().map(|id| ProbeId(*id)).collect();
-        patch(parked, ram, &Patch { at: Gpa(at.0), expect: bytes[0], write: INT3 }).unwrap();
-        self.set.site_mut(at).user = Some(UserProbes { probes, plan });
-        self.originals.insert(at, bytes[0]);
+        let Plan::Emulate(emulation) = plan(&bytes, at, None, false).unwrap() else {
+            panic!("the rig has no pages for copies")
+        };
+        self.put(parked, ram, at, bytes[0], probes, Past::Emulate(emulation));
+    }
+
+    fn put(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        at: Gva,
+        original: u8,
+        probes: Vec<Arc<Active>>,
+        past: Past,
+    ) {
+        patch(parked, ram, &Patch { at: Gpa(at.0), expect: original, write: INT3 }).unwrap();
+        let probes = probes.into_iter().map(|probe| Hanging { probe, moved_from: None }).collect();
+        self.set.insert(at, Site { probes, internal: None, past });
+        self.originals.insert(at, original);
     }
 
     fn disarm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva) {
@@ -83,7 +109,8 @@ impl Rig {
     /// An empty guest whose handler for vector 3 counts. Any other exception is unexpected, and a failure.
     pub fn new(fit: &'static Fit) -> Self {
         let guest = MicroGuest::new(&fit.hypervisor).unwrap();
-        let rig = Self { fit, guest, sites: Sites::default(), console: Box::new(io::sink()) };
+        let rig =
+            Self { fit, guest, sites: Sites::default(), watches: Vec::new(), console: Box::new(io::sink()) };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
             rig.gate(vector, UNEXPECTED.add(u64::from(vector) * ENTRY), Stack::Own);
@@ -111,9 +138,33 @@ impl Rig {
     /// Arms `probes` at `at`, behind the instruction that is written there already.
     pub fn arm(&mut self, at: Gva, probes: &[u32]) {
         // There is no vCPU yet.
-        let world = World::new(0, Orders::default(), EventFd::new(0).unwrap());
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
         let parked = world.park(|_| {});
         self.sites.arm(&parked, self.guest.ram(), at, probes);
+    }
+
+    /// Arms a one-shot probe at `at`: whoever takes its hit restores the text.
+    pub fn arm_once(&mut self, at: Gva, probe: u32) {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let (parked, ram) = (world.park(|_| {}), self.guest.ram());
+        let mut original = [0];
+        ram.read(Gpa(at.0), &mut original).unwrap();
+        let past = Past::PutBack(Arc::new(OneShot::new(Gpa(at.0), original[0])));
+        self.sites.put(&parked, ram, at, original[0], vec![once(probe)], past);
+    }
+
+    /// Arms a one-shot probe and one that stays at `at`.
+    pub fn arm_once_and_always(&mut self, at: Gva, first: u32, stays: u32) {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record()).unwrap();
+        let probes = vec![once(first), Arc::new(stays)];
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes);
+    }
+
+    /// Lets the next debug register do this for `probe`.
+    pub fn watch(&mut self, register: DebugRegister, id: u32, probe: impl Into<Probe>) {
+        let active = Active::on_its_own(ProbeId(id), probe.into()).unwrap();
+        self.watches.push((register, Arc::new(active)));
     }
 
     /// Starts one vCPU for each of `starts`, or leaves it to wait for ever.
@@ -121,24 +172,42 @@ impl Rig {
         let cpus = u8::try_from(starts.len()).unwrap();
         let eventfd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let devices = Arc::new(Devices::new(Console::new(eventfd(), self.console, true)));
-        let (breakpoints, int3_handler) = match self.fit.delivery {
-            BreakpointDelivery::Intercepted => (Breakpoints::default(), None),
-            BreakpointDelivery::Reflected => (Breakpoints::at(&[HANDLER]), Some(HANDLER)),
+        let int3_handler = match self.fit.delivery {
+            BreakpointDelivery::Intercepted => None,
+            BreakpointDelivery::Reflected => Some(HANDLER),
         };
-        let orders = Orders { sites: self.sites.set.clone(), breakpoints, int3_handler };
-        let world = Arc::new(World::new(starts.len(), orders, eventfd()));
-        let (recorders, reader) = events::rings(starts.len(), PROBES);
+        let mut breakpoints = Breakpoints::default();
+        breakpoints.0[3] = int3_handler.map(DebugRegister::execution);
+        let mut watches = [const { None }; 4];
+        assert!(self.watches.len() <= self.fit.delivery.watches(), "no debug register is left");
+        for (n, (register, active)) in self.watches.iter().enumerate() {
+            (breakpoints.0[n], watches[n]) = (Some(*register), Some(active.clone()));
+        }
+        let sites = self.sites.set.clone();
+        let orders = Orders { sites, breakpoints, watches, int3_handler, ..Orders::default() };
+        let world = Arc::new(World::new(starts.len(), orders, Arc::new(eventfd())));
+        let (recorders, reader) = events::rings(starts.len());
         let (ends, ended) = mpsc::channel();
         signals::make_kick_harmless().unwrap();
+        let kvms: Vec<_> = (0..)
+            .zip(starts)
+            .map(|(id, start)| {
+                let kvm = self.guest.add_vcpu(&self.fit.hypervisor, id, cpus).unwrap();
+                if let Some(start) = start {
+                    micro::start(&kvm, start.rip, start.rsp, start.mode).unwrap();
+                }
+                kvm
+            })
+            .collect();
+        let clock = Arc::new(Clock::start(kvms[0].tsc_khz()));
         let mut vcpus = Vec::new();
-        for ((id, start), recorder) in (0..).zip(starts).zip(recorders) {
-            let kvm = self.guest.add_vcpu(&self.fit.hypervisor, id, cpus).unwrap();
-            if let Some(start) = start {
-                micro::start(&kvm, start.rip, start.rsp, start.mode).unwrap();
-            }
+        for ((id, kvm), recorder) in (0..).zip(kvms).zip(recorders) {
             vcpus.push(Vcpu {
-                id: usize::from(id),
+                id,
                 kvm,
+                clock: clock.clone(),
+                desk: Desk::unattended().unwrap(),
+                passed: None,
                 devices: devices.clone(),
                 ram: self.guest.ram().clone(),
                 world: world.clone(),
@@ -146,11 +215,14 @@ impl Rig {
                 ends: ends.clone(),
             });
         }
-        let clock = Clock::start(vcpus[0].kvm.tsc_khz());
         let threads = vcpus.into_iter().map(|vcpu| std::thread::spawn(move || vcpu.main())).collect();
         let Self { guest, sites, .. } = self;
         Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new() }
     }
+}
+
+fn once(probe: u32) -> Arc<Active> {
+    Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record().once()).unwrap())
 }
 
 /// How many probes a rig has at most.
@@ -163,9 +235,9 @@ pub struct Running {
     world: Arc<World>,
     threads: Vec<JoinHandle<()>>,
     reader: Reader,
-    clock: Clock,
+    clock: Arc<Clock>,
     ended: Receiver<End>,
-    hits: Vec<Hit>,
+    hits: Vec<Event>,
 }
 
 impl Running {
@@ -192,6 +264,15 @@ impl Running {
         let before = Instant::now();
         drop(self.world.park(|id| signals::kick(&self.threads[id])));
         before.elapsed()
+    }
+
+    /// Stops all vCPUs, maps the reserved memory near `text`, and lets them go on behind `fill`.
+    pub fn reserve(&self, text: &Range<Gva>, fill: impl FnOnce(&mut Reserved, &GuestRam)) -> Reserved {
+        let parked = self.world.park(|id| signals::kick(&self.threads[id]));
+        let ram = self.guest.ram();
+        let mut reserved = Reserved::map(&parked, ram, self.guest.address_space(), text).unwrap();
+        fill(&mut reserved, ram);
+        reserved
     }
 
     /// Takes what the vCPUs have recorded.
@@ -261,9 +342,10 @@ impl Running {
 
 /// What is left of a guest.
 pub struct Left {
-    ram: Arc<GuestRam>,
+    /// Its memory.
+    pub ram: Arc<GuestRam>,
     /// All recorded hits in order of time.
-    pub hits: Vec<Hit>,
+    pub hits: Vec<Event>,
     /// Counted hits by probe.
     pub counts: Vec<u64>,
 }

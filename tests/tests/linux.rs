@@ -7,13 +7,15 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use probe_engine::insn::decode::instructions;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::in_kernel;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use tests::product::{binary, command, kernels, run};
+use tests::product::{binary, command, initrd_with, kernels, run};
 
 /// Words that choose `kernel`.
 fn kernel_words(kernel: &Path) -> [&str; 2] {
@@ -26,7 +28,7 @@ fn counts_opens(kernel_name: &str, cpus: &str, cmdline: &str) {
     let Some(binary) = binary() else { return };
     let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
     let mut words = kernel_words(kernel).to_vec();
-    let cmdline = format!("workload=open:50,walk:5,fork:3 {cmdline}");
+    let cmdline = format!("workload=open:50,walk:5,fork:3 loglevel=5 {cmdline}");
     words.extend(["--cpus", cpus, "--probe=do_sys_openat2", "--probe=rest_init", "--probe=kernel_init"]);
     words.extend(["--probe=vfs_caches_init", "--cmdline", &cmdline]);
     let run = run(&binary, &words);
@@ -128,6 +130,55 @@ fn several_probes_share_a_site_and_offsets_are_passed_by_emulation() {
     assert_eq!(hits, [run.workload("done", "openat"); 3]);
 }
 
+/// A script writes a variable, a CPU that starts later writes another one, and a function is entered: who, and what the
+/// values were.
+fn watches(kernel_name: &str) {
+    const SCRIPT: &str = "\
+for value in 1 1 0; do echo $value > /proc/sys/kernel/panic_on_oops; done
+exit 5
+";
+    let Some(binary) = binary() else { return };
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
+    let mut words = kernel_words(kernel).to_vec();
+    words.extend(["--initrd", initrd.path().to_str().unwrap(), "--cpus=2", "--probe=proc_dointvec"]);
+    let [variable, online, entry] = ["panic_on_oops:4:w", "__cpu_online_mask:8:w", "kernel_init:1:x"];
+    words.extend(["--watch", variable, "--watch", online, "--watch", entry]);
+    words.push("--cmdline=workload=sh:/script loglevel=5");
+    let run = run(&binary, &words);
+    run.assert_success();
+    run.assert_clean_log();
+    assert!(run.console.contains("workload: sh path=/script status=5"), "{}", run.console);
+    let accesses = |watch: &str| -> Vec<(String, String, u64)> {
+        let of = run.output.iter().filter(|o| o["type"] == "access" && o["probe"] == watch);
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        of.map(|o| (text(&o["old"]), text(&o["new"]), o["vcpu"].as_u64().unwrap())).collect()
+    };
+    let written = accesses(variable);
+    let values: Vec<_> = written.iter().map(|(old, new, _)| (old.as_str(), new.as_str())).collect();
+    assert_eq!(values, [("0x0", "0x1"), ("0x1", "0x1"), ("0x1", "0x0")], "{}", run.said);
+    let second = ("0x1".to_owned(), "0x3".to_owned(), 1);
+    assert!(accesses(online).contains(&second), "the second CPU starts: {:?}", accesses(online));
+    assert_eq!(run.hits(entry), 1);
+    assert!(run.hits("proc_dointvec") >= 3);
+    for watch in [variable, online, entry] {
+        let summary = run.probe(watch);
+        assert_eq!((&summary["kind"], &summary["state"]), (&"w".into(), &"armed".into()), "{summary}");
+        assert_eq!(summary["missed"], 0, "{summary}");
+    }
+    assert_eq!(run.probe(variable)["hits"], 3);
+}
+
+#[test]
+fn watches_6_12() {
+    watches("6.12");
+}
+
+#[test]
+fn watches_6_1() {
+    watches("6.1");
+}
+
 #[test]
 fn a_large_guest_uses_the_memory_above_four_gib() {
     let Some(binary) = binary() else { return };
@@ -223,4 +274,33 @@ fn a_signal_ends_the_run_and_what_was_seen_is_kept() {
     let row = said.lines().find(|line| line.starts_with("do_sys_openat2 ")).unwrap_or_default();
     assert_eq!(row.split_whitespace().nth(2), Some(hits.to_string().as_str()), "{said}");
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
+}
+
+/// The interrupt controller is no memory: only the guest's own CPU can access it.
+#[test]
+fn an_instruction_that_accesses_a_device_runs_from_a_copy() {
+    let Some(binary) = binary() else { return };
+    let (_, image) = &kernels()[0];
+    let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
+    let function = kernel.function(kernel.symbol("unmask_ioapic_irq").unwrap()).unwrap();
+    let length = function.end.offset_from(function.start).unwrap();
+    let text = kernel.image().bytes_at(function.start, length as usize).unwrap();
+    let mut body: Vec<_> = instructions(text, function.start).collect();
+    // It ends in a tail call; behind that is padding.
+    body.truncate(body.iter().position(|i| i.is_jmp_short_or_near()).unwrap() + 1);
+    let offsets = body.iter().skip(1).map(|i| i.ip() - function.start.0);
+    let places = offsets.filter(|offset| in_kernel(function.start.add(*offset), &kernel).is_ok());
+    let probes: Vec<String> = places.map(|offset| format!("--probe=unmask_ioapic_irq+{offset:#x}")).collect();
+    assert!(probes.len() > 20, "{probes:?}");
+    let mut words: Vec<&str> = probes.iter().map(String::as_str).collect();
+    words.extend(["--probe=unmask_ioapic_irq", "--cmdline=workload=open:5 loglevel=5"]);
+    let run = run(&binary, &words);
+    run.assert_success();
+    run.assert_clean_log();
+    // `mov [rax], edi; mov [rax+0x10], esi` are behind one branch that is not taken.
+    let hits = run.hits("unmask_ioapic_irq");
+    assert!(hits > 0);
+    let all = run.output.iter().filter(|o| o["type"] == "probe" && o["hits"].as_u64() >= Some(hits));
+    assert_eq!(all.count(), probes.len() + 1, "every instruction, as often as the function");
+    assert_eq!(run.workload("open", "calls"), 5);
 }

@@ -111,7 +111,7 @@ fn each_pass_is_one_hit_with_the_arguments_of_its_moment() {
     for (pass, pair) in (0..PASSES).zip(left.hits.chunks(2)) {
         for (hit, probe) in pair.iter().zip([4, 2]) {
             assert_eq!((hit.probe, hit.rip, hit.vcpu), (ProbeId(probe), site, 0));
-            assert_eq!(hit.args[0], PASSES - pass);
+            assert_eq!(hit.argument(0), Some(PASSES - pass));
         }
         assert_eq!(pair[0].nanos, pair[1].nanos);
     }

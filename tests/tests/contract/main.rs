@@ -2,6 +2,7 @@
 //! in the emulated host (breakpoints reflected) and in Bochs (breakpoints intercepted).
 #![allow(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::indexing_slicing,
     reason = "helpers of tests are test code: what goes wrong here is a failed test"
 )]
@@ -9,6 +10,11 @@
 mod faults;
 mod foreign;
 mod hits;
+mod interrupts;
+mod once;
 mod one_call;
+mod ptrace;
+mod reserved;
 mod selftest;
 mod stops;
+mod watch;

@@ -84,7 +84,7 @@ fn two_vcpus_lose_no_hit_while_a_site_comes_and_goes() {
         let mine = left.hits.iter().filter(|hit| hit.vcpu as u64 == vcpu);
         let (mut pass, mut armed, mut flips) = (PASSES + 1, true, 0);
         let mut expected_second = None;
-        for hit in mine.map(|hit| (hit.probe.0, hit.args[0])) {
+        for hit in mine.map(|hit| (hit.probe.0, hit.argument(0).unwrap())) {
             match hit {
                 (0, rdi) => {
                     assert_eq!(rdi, pass - 1);

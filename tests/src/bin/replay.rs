@@ -1,0 +1,100 @@
+//! How the engine's part of a hit scales with threads: each replays hits of one shared set of sites, as each vCPU's
+//! thread does: whose breakpoint it is, a return instance taken and given back, the instruction emulated.
+//!
+//! No KVM is needed. The rate is of hits to the second of processor time: a thread that waits for another's lock or cache
+//! line has a lower one, a thread that waits for a processor has not. `replay --json` prints one object a row as well.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a measurement that goes wrong is void")]
+
+use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::emulate::Segments;
+use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
+use probe_engine::paging::AddressSpace;
+use probe_engine::probe::hit::Verdict;
+use probe_engine::probe::place::FTRACE_NOP;
+use probe_engine::probe::returns::{Call, Pool};
+use probe_engine::probe::table::{Hanging, Past, ProbeSet, Site};
+use probe_engine::regs::Regs;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Sites, as `vmm run --probe '*'` has them.
+const SITES: u64 = 40_000;
+const HITS: u64 = 2_000_000;
+const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
+
+/// A nop needs none.
+struct NoRam;
+
+impl PhysMemory for NoRam {
+    fn read(&self, at: Gpa, _: &mut [u8]) -> Result<(), NoMemory> {
+        Err(NoMemory(at))
+    }
+    fn write(&self, at: Gpa, _: &[u8]) -> Result<(), NoMemory> {
+        Err(NoMemory(at))
+    }
+}
+
+fn main() {
+    let json = std::env::args().any(|word| word == "--json");
+    let site = |n: u64| TEXT.add(n * 64);
+    let mut sites = ProbeSet::<()>::default();
+    for at in (0..SITES).map(site) {
+        let Plan::Emulate(nop) = plan(&FTRACE_NOP, at, None, false).unwrap() else {
+            panic!("a nop is emulated")
+        };
+        let probes = vec![Hanging { probe: (), moved_from: None }];
+        sites.insert(at, Site { probes, internal: None, past: Past::Emulate(nop) });
+    }
+    println!("{:8}  {:>16}  {:>9}  {:>16}", "threads", "hits/CPU second", "of 1", "hits/second");
+    let mut one = 0.0;
+    for threads in [1, 2, 4, 8] {
+        let begun = Instant::now();
+        let used: Duration = thread::scope(|scope| {
+            let replay = |id| replay(id, &sites, site);
+            let all: Vec<_> = (0..threads).map(|id| scope.spawn(move || replay(id))).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        let hits = (HITS * threads) as f64;
+        let (rate, wall) = (hits / used.as_secs_f64(), hits / begun.elapsed().as_secs_f64());
+        if threads == 1 {
+            one = rate;
+        }
+        println!("{threads:8}  {rate:16.0}  {:9.3}  {wall:16.0}", rate / one);
+        if json {
+            let row = format!("engine replay, {threads} threads");
+            println!(
+                "{}",
+                json!({ "row": row, "unit": "hits per CPU second", "median": rate, "wall": wall })
+            );
+        }
+    }
+}
+
+/// Replays hits as the thread of vCPU `id`. Returns the processor time that they took.
+fn replay(id: u64, sites: &ProbeSet<()>, site: impl Fn(u64) -> Gva) -> Duration {
+    let memory = VirtMemory { phys: &NoRam, space: AddressSpace::new(0, 0) };
+    let segments = Segments::default();
+    let pool = Pool::<()>::new(0, 10);
+    let mut counts = vec![0u64; SITES as usize];
+    let before = clock_gettime(ClockId::ThreadCPUTime);
+    for n in 0..HITS {
+        let which = (n * 7919 + id * 31) % SITES;
+        let at = site(which);
+        let Verdict::Ours(hit) = sites.judge(at, || None) else { panic!("the site is there") };
+        *counts.get_mut(which as usize).unwrap() += 1;
+        let number = pool.reserve().unwrap();
+        pool.follow(number, Call { task: Gva(id), function: at, slot: Gva(n), back: at, ticks: n }, None);
+        let mut regs = Regs { rip: at.0, ..Regs::default() };
+        let Past::Emulate(nop) = &hit.past else { panic!("it is emulated") };
+        nop.execute(&mut regs, &memory, &segments).unwrap();
+        assert_eq!(regs.rip, at.0 + FTRACE_NOP.len() as u64);
+        assert!(pool.leave(number).is_some());
+    }
+    let after = clock_gettime(ClockId::ThreadCPUTime);
+    assert_eq!(counts.iter().sum::<u64>(), HITS);
+    let nanos = |time: rustix::time::Timespec| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+    Duration::from_nanos(nanos(after) - nanos(before))
+}

@@ -1,0 +1,339 @@
+//! A Debian guest in the test's own process, through the library as its users have it.
+
+use crate::host::{Fit, fit};
+use crate::product::{complaint, number};
+use guest_kernels::Cache;
+use guest_kernels::initramfs::{ExtraFile, overlay};
+use probe_engine::insn::decode::{instructions, text};
+use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::probe::place::{Spot, in_kernel};
+use std::fs;
+use std::io::{self, PipeWriter, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+use vmm::events::Event;
+use vmm::probe::Probe;
+use vmm::session::{Command, Config, Handle, Outcome, ProbeReport, Report, Session, Sink, Terminal};
+
+/// How long a guest may take. Only one that hangs takes it.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A script that a guest's shell runs as the step `sh:/gate`: it waits until [`Console::open_gate`].
+const GATE: &str = "read line\n";
+
+/// A kernel that guests run.
+pub struct Subject {
+    image: Vec<u8>,
+    /// All that is known about it.
+    pub kernel: Arc<Kernel>,
+    landmarks: Landmarks,
+}
+
+/// An instruction of a kernel.
+pub struct Instruction {
+    /// `function+0x10`.
+    pub place: String,
+    /// In Intel syntax.
+    pub text: String,
+    /// What is known about it, at link-time addresses.
+    pub spot: Spot,
+    /// Whether a copy of it runs instead; it is emulated otherwise.
+    pub is_copied: bool,
+}
+
+/// The kernel of this name. `VMM_GUEST_KERNEL_6_12` may say where its file is, otherwise it is in the cache.
+pub fn subject(name: &str) -> &'static Subject {
+    static SUBJECTS: [OnceLock<Subject>; 2] = [const { OnceLock::new() }; 2];
+    let number = guest_kernels::KERNELS.iter().position(|kernel| kernel.name == name).unwrap();
+    SUBJECTS[number].get_or_init(|| {
+        let variable = format!("VMM_GUEST_KERNEL_{}", name.replace('.', "_"));
+        let image = read(&variable, || Cache::open().unwrap().kernel(name).unwrap().image);
+        let kernel = Arc::new(Kernel::read(&image, None).unwrap());
+        Subject { image, landmarks: Landmarks::of(&kernel), kernel }
+    })
+}
+
+/// The guest's initramfs: the file that `VMM_GUEST_INITRD` names, or that of the cache.
+fn initrd() -> Vec<u8> {
+    read("VMM_GUEST_INITRD", || Cache::open().unwrap().initramfs().unwrap())
+}
+
+fn read(variable: &str, cached: impl FnOnce() -> PathBuf) -> Vec<u8> {
+    fs::read(std::env::var_os(variable).map_or_else(cached, PathBuf::from)).unwrap()
+}
+
+impl Subject {
+    /// The instructions of `function` that can be probed, as far as the kernel's file tells.
+    pub fn instructions(&self, function: &str) -> Vec<Instruction> {
+        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
+        let length = range.end.offset_from(range.start).unwrap() as usize;
+        let bytes = self.kernel.image().bytes_at(range.start, length).unwrap();
+        let all = instructions(bytes, range.start).filter_map(|instruction| {
+            let offset = instruction.ip() - range.start.0;
+            let spot = in_kernel(range.start.add(offset), &self.kernel).ok()?;
+            let plan = plan(&bytes[offset as usize..], spot.at, None, spot.fixup).ok()?;
+            Some(Instruction {
+                place: format!("{function}+{offset:#x}"),
+                text: text(&instruction),
+                spot,
+                is_copied: matches!(plan, Plan::OutOfLine(_)),
+            })
+        });
+        all.collect()
+    }
+
+    /// The first instruction of `function` that `is` the one looked for.
+    #[track_caller]
+    pub fn find(&self, function: &str, is: impl Fn(&Instruction) -> bool) -> Instruction {
+        let found = self.instructions(function).into_iter().find(is);
+        found.unwrap_or_else(|| panic!("{function} has no such instruction"))
+    }
+}
+
+/// A guest that has not started.
+pub struct Guest {
+    fit: &'static Fit,
+    /// What it runs.
+    pub subject: &'static Subject,
+    cpus: u8,
+    cmdline: &'static str,
+    patience: Duration,
+    script: &'static str,
+    probes: Vec<Probe>,
+}
+
+impl Guest {
+    /// A guest with one vCPU. `None`, and a line that says why, where no guest can run.
+    pub fn new(kernel: &str) -> Option<Self> {
+        let fit = fit()?;
+        Some(Self {
+            fit,
+            subject: subject(kernel),
+            cpus: 1,
+            cmdline: "",
+            patience: PATIENCE,
+            script: "",
+            probes: Vec::new(),
+        })
+    }
+
+    /// With so many vCPUs.
+    pub fn cpus(mut self, cpus: u8) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// With more words on its kernel's command line.
+    pub fn cmdline(mut self, words: &'static str) -> Self {
+        self.cmdline = words;
+        self
+    }
+
+    /// May take so long.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// With a script for the step `sh:/script`.
+    pub fn script(mut self, text: &'static str) -> Self {
+        self.script = text;
+        self
+    }
+
+    /// With a probe. They are numbered in the order in which they are given.
+    pub fn probe(mut self, probe: impl Into<Probe>) -> Self {
+        self.probes.push(probe.into());
+        self
+    }
+
+    /// Runs the workload `steps` to the end.
+    #[track_caller]
+    pub fn run(self, steps: &str) -> Ended {
+        self.run_with(steps, |_, _| ())
+    }
+
+    /// The same, while `act` uses the session's handle on a thread of its own.
+    #[track_caller]
+    pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
+        let Self { fit, subject, cpus, cmdline, patience, script, probes } = self;
+        let (typed, typing) = io::pipe().unwrap();
+        let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
+        let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
+        let config = Config {
+            image: &subject.image,
+            kernel: subject.landmarks.clone(),
+            initrd: Some(&initrd),
+            cmdline: &format!("console=ttyS0 quiet loglevel=5 panic=-1 {cmdline} workload={steps}"),
+            cpus,
+            memory: 256 << 20,
+            delivery: fit.delivery,
+            symbols: Some(subject.kernel.clone()),
+            terminal: Terminal {
+                out: Box::new(console.clone()),
+                input: Some(std::os::fd::OwnedFd::from(typed).into()),
+                interactive: false,
+            },
+        };
+        let mut session = Session::new(&fit.hypervisor, config).unwrap();
+        session.register_all(probes).unwrap();
+        let handle = session.handle();
+        let mut events = Events(Vec::new());
+        let report = thread::scope(|scope| {
+            let watchdog = scope.spawn({
+                let (console, handle) = (&console, handle.clone());
+                move || console.watch(&handle, patience)
+            });
+            let acting = scope.spawn(|| {
+                let stop_on_panic = StopOnPanic(handle.clone());
+                act(&handle, &console);
+                drop(stop_on_panic);
+            });
+            let report = session.run(&mut events);
+            console.close();
+            let acted = acting.join();
+            let hung = watchdog.join().unwrap();
+            let text = console.text();
+            assert!(!hung, "the guest hung:\n{text}");
+            assert!(acted.is_ok(), "see above; the console:\n{text}");
+            report.unwrap()
+        });
+        Ended { console: console.text(), report, events: events.0 }
+    }
+}
+
+fn file(path: &str, text: &str) -> ExtraFile {
+    ExtraFile { path: path.to_owned(), mode: 0o644, bytes: text.into() }
+}
+
+/// A test that has failed does not wait for its guest.
+struct StopOnPanic(Handle);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.command(Command::Stop);
+        }
+    }
+}
+
+struct Events(Vec<Event>);
+
+impl Sink for Events {
+    fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        self.0.extend_from_slice(events);
+        Ok(())
+    }
+}
+
+/// What a guest has printed so far, and what it reads.
+#[derive(Clone)]
+pub struct Console {
+    text: Arc<(Mutex<Printed>, Condvar)>,
+    typing: Arc<Mutex<PipeWriter>>,
+}
+
+#[derive(Default)]
+struct Printed {
+    text: Vec<u8>,
+    is_over: bool,
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.text.0.lock().unwrap().text.extend_from_slice(bytes);
+        self.text.1.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Console {
+    /// All of it.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.text.0.lock().unwrap().text).into_owned()
+    }
+
+    /// Waits until the guest has printed `words` for the `count`th time.
+    #[track_caller]
+    pub fn wait_for(&self, words: &str, count: usize) {
+        let (printed, changed) = &*self.text;
+        let has = |p: &Printed| String::from_utf8_lossy(&p.text).matches(words).count() >= count;
+        let printed = changed.wait_while(printed.lock().unwrap(), |p| !p.is_over && !has(p)).unwrap();
+        let found = has(&printed);
+        drop(printed);
+        assert!(found, "the guest ended without `{words}`");
+    }
+
+    /// Lets the guest pass the step `sh:/gate`.
+    pub fn open_gate(&self) {
+        self.typing.lock().unwrap().write_all(b"\n").unwrap();
+    }
+
+    fn close(&self) {
+        self.text.0.lock().unwrap().is_over = true;
+        self.text.1.notify_all();
+    }
+
+    /// Stops a guest that takes too long. Returns whether it did.
+    fn watch(&self, handle: &Handle, patience: Duration) -> bool {
+        let (printed, changed) = &*self.text;
+        let end = Instant::now() + patience;
+        let mut state = printed.lock().unwrap();
+        while !state.is_over {
+            let Some(left) = end.checked_duration_since(Instant::now()) else {
+                drop(state);
+                let _ = handle.command(Command::Stop);
+                return true;
+            };
+            (state, _) = changed.wait_timeout(state, left).unwrap();
+        }
+        false
+    }
+}
+
+/// A guest that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// What it printed.
+    pub console: String,
+    /// What the session said.
+    pub report: Report,
+    /// What was written down.
+    pub events: Vec<Event>,
+}
+
+impl Ended {
+    /// Fails unless the guest came to its end in order and its kernel did not complain.
+    #[track_caller]
+    pub fn assert_in_order(&self) {
+        assert_eq!(self.report.end, Outcome::PoweredOff, "{}", self.console);
+        assert_eq!(complaint(&self.console), None, "{}", self.console);
+    }
+
+    /// The number behind `key=` in the workload's line that begins with `line`.
+    #[track_caller]
+    pub fn workload(&self, line: &str, key: &str) -> u64 {
+        let number = number(&self.console, line, key);
+        number.unwrap_or_else(|| panic!("no `{line}` with {key} in:\n{}", self.console))
+    }
+
+    /// What was seen of the probe that was given as number `n`, from 0 on.
+    #[track_caller]
+    pub fn probe(&self, n: u32) -> &ProbeReport {
+        self.report.probes.iter().find(|probe| probe.id.0 == n).unwrap()
+    }
+
+    /// Its hits.
+    #[track_caller]
+    pub fn hits(&self, n: u32) -> u64 {
+        self.probe(n).hits
+    }
+}

@@ -1,0 +1,107 @@
+//! `vmm coverage`: every function that ftrace could trace is armed one-shot from early boot on, and the guest does
+//! not notice.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use serde_json::Value;
+use std::collections::HashSet;
+use tests::product::{Run, binary, coverage, initrd_with, kernels};
+
+fn words(kernel_name: &str) -> [&'static str; 3] {
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    ["--cpus=2", "--kernel", kernel.to_str().unwrap()]
+}
+
+/// The functions that ran, in order of their first calls. What the table says adds up.
+fn functions(run: &Run) -> Vec<&str> {
+    let of = |kind: &str| run.output.iter().filter(|o| o["type"] == kind).collect::<Vec<_>>();
+    let functions = of("function");
+    assert!(functions.is_sorted_by_key(|o| o["time_ns"].as_u64().unwrap()));
+    let places: HashSet<_> = functions.iter().map(|o| o["address"].as_str().unwrap()).collect();
+    assert_eq!(places.len(), functions.len(), "each is there once");
+    let end = run.output.last().unwrap();
+    let sum = |key: &str| of("prefix").iter().map(|o| o[key].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("ran"), sum("armed")), (end["ran"].as_u64().unwrap(), end["armed"].as_u64().unwrap()));
+    assert_eq!(end["ran"], functions.len());
+    assert!(run.said.contains("\nall "), "{}", run.said);
+    functions.into_iter().map(|o: &Value| o["function"].as_str().unwrap()).collect()
+}
+
+/// All functions, with two CPUs: the boot and the workload go as without, and what must have run has run.
+fn maps_a_boot(kernel: &str) {
+    let Some(binary) = binary() else { return };
+    let cmdline = "--cmdline=workload=open:20,fork:5,pipe:50,walk:10,signal:20,pinned:100 loglevel=5";
+    let run = coverage(&binary, &[&words(kernel)[..], &[cmdline]].concat());
+    run.assert_success();
+    run.assert_clean_log();
+    assert_eq!(run.workload("open", "calls"), 20);
+    assert_eq!(run.workload("fork", "calls"), 5);
+    assert_eq!(run.workload("pipe", "read"), 100);
+    assert_eq!(run.workload("walk", "rmdir"), 10);
+    assert_eq!(run.workload("signal", "handled"), 20);
+    assert_eq!(run.workload("pinned", "calls"), 200);
+    let ran = functions(&run);
+    let at = |name: &str| ran.iter().position(|function| *function == name);
+    assert!(at("rest_init").unwrap() < at("kernel_init").unwrap());
+    assert!(at("kernel_init") < at("do_sys_openat2") || at("do_sys_openat2").is_some());
+    for function in ["vfs_mkdir", "vfs_rmdir", "pipe_write", "kernel_clone", "do_exit", "free_initmem"] {
+        assert!(at(function).is_some(), "{function} has run");
+    }
+    for function in ["panic", "vfs_fallocate", "load_current_idt"] {
+        assert_eq!(at(function), None, "{function} has not run, or is not probed");
+    }
+    let armed = run.output.last().unwrap()["armed"].as_u64().unwrap();
+    assert!(armed > 30_000 && ran.len() > 3_000, "{} of {armed}", ran.len());
+}
+
+#[test]
+fn a_boot_of_6_12() {
+    maps_a_boot("6.12");
+}
+
+#[test]
+fn a_boot_of_6_1() {
+    maps_a_boot("6.1");
+}
+
+/// The guest's own ftrace finds the bytes that it expects: where a probe was, and where one still is.
+#[test]
+fn the_guests_ftrace_works_on_the_same_functions() {
+    const SCRIPT: &str = "\
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'vfs_*' > set_ftrace_filter
+echo function > current_tracer
+cat /etc/passwd > /dev/null
+echo nop > current_tracer
+echo function > current_tracer
+cat /etc/passwd > /dev/null
+grep -q vfs_read trace && echo traced
+echo nop > current_tracer
+exit 5
+";
+    let Some(binary) = binary() else { return };
+    let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
+    let guest = ["--initrd", initrd.path().to_str().unwrap(), "--cmdline=workload=sh:/script loglevel=5"];
+    let run = coverage(&binary, &[&words("6.12")[..], &guest].concat());
+    run.assert_success();
+    run.assert_clean_log();
+    assert!(run.console.lines().any(|line| line.trim() == "traced"), "{}", run.console);
+    assert!(run.console.contains("workload: sh path=/script status=5"), "{}", run.console);
+    assert!(functions(&run).contains(&"vfs_read"));
+}
+
+/// What ran until then is not lost with the guest.
+#[test]
+fn a_guest_that_panics_leaves_what_has_run() {
+    let Some(binary) = binary() else { return };
+    let run = coverage(&binary, &["vfs_*", "panic", "--cmdline=workload=open:3,panic"]);
+    assert_eq!(run.code, 1, "{}", run.said);
+    let ran = functions(&run);
+    assert!(ran.contains(&"vfs_read") && ran.contains(&"vfs_open"), "{ran:?}");
+    assert_eq!(run.output.last().unwrap()["end"], "the guest panicked: sysrq triggered crash");
+}

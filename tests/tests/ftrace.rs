@@ -1,0 +1,252 @@
+//! The guest's own tracers on functions that are probed: they get their text, say nothing, and see what we see.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use probe_engine::insn::decode::decode;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::{Behind, Spot, in_kernel};
+use std::fs;
+use tests::product::{Run, binary, initrd_with, kernels, run};
+
+/// A guest's kernel, and what is known about it from its file.
+struct Guest {
+    image: String,
+    kernel: Kernel,
+}
+
+impl Guest {
+    fn new(name: &str) -> Self {
+        let (_, image) = kernels().iter().find(|(kernel, _)| kernel == name).unwrap();
+        let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
+        Self { image: image.to_str().unwrap().to_owned(), kernel }
+    }
+
+    /// The first `count` offsets in `function` where a probe can stand and is hit in every call, behind the place
+    /// that a probe of the function's entry makes room for: these never move.
+    fn inner(&self, function: &str, count: usize) -> Vec<u64> {
+        let start = self.kernel.symbol(function).unwrap();
+        let is_free = |spot: &Spot| spot.ftrace == Some(Behind::Free { fixup: false });
+        assert!(in_kernel(start, &self.kernel).as_ref().is_ok_and(is_free), "{function}");
+        let mut at = start;
+        let mut found = Vec::new();
+        // The first is where the probe of the entry may be.
+        while found.len() <= count {
+            let instruction = decode(self.kernel.image().bytes_from(at).unwrap(), at).unwrap();
+            let is_branch = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near();
+            assert!(!is_branch, "{function} branches too early");
+            if at > start && in_kernel(at, &self.kernel).is_ok_and(|spot| spot.ftrace.is_none()) {
+                found.push(at.offset_from(start).unwrap());
+            }
+            at = at.add(instruction.len() as u64);
+        }
+        found.split_off(1)
+    }
+
+    /// Runs `steps` in a guest with these scripts and two CPUs.
+    fn run<const N: usize>(&self, steps: &str, scripts: [(&str, &str); N], words: &[String]) -> Option<Run> {
+        let binary = binary()?;
+        let initrd = initrd_with(scripts.map(|(path, script)| (path, 0o644, script.into())));
+        let cmdline = format!("workload={steps} loglevel=5");
+        let mut all = vec!["--kernel", &self.image, "--initrd", initrd.path().to_str().unwrap()];
+        all.extend(["--cpus=2", "--cmdline", &cmdline]);
+        all.extend(words.iter().map(String::as_str));
+        let run = run(&binary, &all);
+        run.assert_success();
+        for (path, _) in scripts {
+            assert_eq!(run.workload(&format!("sh path=/{path}"), "status"), 0, "{}", run.console);
+        }
+        run.assert_clean_log();
+        Some(run)
+    }
+}
+
+/// `function`, its returns, and a place inside, as words of the command line.
+fn thrice(guest: &Guest, functions: &[&str]) -> Vec<String> {
+    let all = functions.iter().map(|function| {
+        let inner = guest.inner(function, 1)[0];
+        [function.to_string(), format!("{function}%return"), format!("{function}+{inner:#x}")]
+    });
+    all.flatten().map(|probe| format!("--probe={probe}")).collect()
+}
+
+/// Calls of `function`: its entry, its return and the place inside have seen the same number.
+fn calls(guest: &Guest, run: &Run, function: &str) -> u64 {
+    let inside = run.hits(&format!("{function}+{:#x}", guest.inner(function, 1)[0]));
+    assert_eq!((run.hits(function), run.returns(function)), (inside, inside), "{function}: entry and return");
+    inside
+}
+
+/// The guest's own probes come first, while nothing stands behind the entry.
+const KPROBES: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'p:entry vfs_rmdir' > kprobe_events
+echo 'r:back vfs_rmdir' >> kprobe_events
+echo 'p:inside vfs_mkdir+OFFSET' >> kprobe_events
+echo 1 > events/kprobes/enable
+";
+const KPROBES_OFF: &str = "\
+set -e
+cd /sys/kernel/tracing
+echo 0 > events/kprobes/enable
+while read name hits misses; do echo \"kprobe $name hits=$hits misses=$misses\"; done < kprobe_profile
+echo > kprobe_events
+";
+/// Also on functions where traps of our own stand: return probes follow tasks to `__put_task_struct`.
+const SOME: &str = "\
+set -e
+cd /sys/kernel/tracing
+echo do_sys_openat2 vfs_rmdir vfs_read __put_task_struct do_init_module > set_ftrace_filter
+echo function > current_tracer
+";
+const GRAPH: &str = "\
+set -e
+cd /sys/kernel/tracing
+echo function_graph > current_tracer
+";
+const OFF: &str = "\
+set -e
+cd /sys/kernel/tracing
+echo 0 > tracing_on
+echo \"trace of $(cat current_tracer): $(grep -c -e vfs_rmdir trace)\"
+echo nop > current_tracer
+echo 1 > tracing_on
+";
+
+fn shares_functions(kernel: &str) {
+    let guest = Guest::new(kernel);
+    let kprobes = KPROBES.replace("OFFSET", &guest.inner("vfs_mkdir", 1)[0].to_string());
+    let steps = "walk:20,sh:/kprobes,walk:20,sh:/kprobes_off,walk:20,sh:/some,walk:20,open:50,sh:/off,walk:20,\
+        sh:/some,walk:20,fork:5,sh:/off,sh:/graph,walk:20,open:50,sh:/off,walk:20,fentry:do_sys_openat2,walk:20";
+    let scripts = [
+        ("kprobes", kprobes.as_str()),
+        ("kprobes_off", KPROBES_OFF),
+        ("some", SOME),
+        ("graph", GRAPH),
+        ("off", OFF),
+    ];
+    let functions = ["do_sys_openat2", "vfs_rmdir", "vfs_read", "__x64_sys_openat"];
+    let mut words = thrice(&guest, &functions);
+    words.push("--probe=vfs_mkdir".to_owned());
+    let Some(run) = guest.run(steps, scripts, &words) else { return };
+    assert_eq!(calls(&guest, &run, "vfs_rmdir"), 9 * 20);
+    assert!(run.hits("vfs_mkdir") >= 9 * 20, "the kernel makes some while it boots");
+    assert!(calls(&guest, &run, "do_sys_openat2") > run.workload("done", "openat"), "scripts open files too");
+    calls(&guest, &run, "vfs_read");
+    calls(&guest, &run, "__x64_sys_openat");
+    for name in ["entry", "back", "inside"] {
+        assert!(run.console.contains(&format!("kprobe {name} hits=20 misses=0")), "{name}: {}", run.console);
+    }
+    // Entries, and in the graph both ends of a function that calls others.
+    for trace in ["function: 20", "function: 20", "function_graph: "] {
+        assert!(run.console.contains(&format!("trace of {trace}")), "{trace}: {}", run.console);
+    }
+    assert_eq!(run.workload("fentry function=do_sys_openat2", "runs"), 20);
+    let all = run.output.iter().filter(|o| o["type"] == "probe");
+    assert!(all.into_iter().all(|probe| probe["state"] == "armed"), "{:?}", run.output.last());
+}
+
+#[test]
+fn tracers_and_probes_share_functions_6_12() {
+    shares_functions("6.12");
+}
+
+#[test]
+fn tracers_and_probes_share_functions_6_1() {
+    shares_functions("6.1");
+}
+
+const TWENTY_TIMES: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+while [ ! -e /tmp/stop ]; do cat /etc/passwd > /dev/null; done &
+cd /sys/kernel/tracing
+echo 'vfs_*' do_sys_openat2 do_filp_open ksys_read > set_ftrace_filter
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    echo function > current_tracer
+    cat /etc/passwd > /dev/null
+    echo nop > current_tracer
+done
+> /tmp/stop
+wait
+";
+
+/// One CPU runs into probes while the other turns the tracer on and off.
+fn follows_a_tracer(kernel: &str) {
+    let guest = Guest::new(kernel);
+    let functions = ["do_sys_openat2", "do_filp_open", "ksys_read"];
+    let mut words = thrice(&guest, &functions);
+    words.push("--probe=vfs_*".to_owned());
+    let Some(run) = guest.run("sh:/script", [("script", TWENTY_TIMES)], &words) else { return };
+    for function in functions {
+        assert!(calls(&guest, &run, function) > 0, "{function}");
+    }
+    let probes: Vec<_> = run.output.iter().filter(|o| o["type"] == "probe").collect();
+    assert!(probes.len() > 60, "{} probes", probes.len());
+}
+
+#[test]
+fn a_tracer_goes_on_and_off_under_many_probes_6_12() {
+    follows_a_tracer("6.12");
+}
+
+#[test]
+fn a_tracer_goes_on_and_off_under_many_probes_6_1() {
+    follows_a_tracer("6.1");
+}
+
+#[test]
+fn one_shot_probes_count_once_under_a_tracer() {
+    let guest = Guest::new("6.12");
+    let words = ["--once", "--probe=vfs_*", "--probe=do_sys_openat2"].map(str::to_owned);
+    let Some(run) = guest.run("sh:/script", [("script", TWENTY_TIMES)], &words) else { return };
+    for name in ["do_sys_openat2", "vfs_read", "vfs_write", "vfs_open"] {
+        assert_eq!((run.hits(name), run.probe(name)["state"].as_str()), (1, Some("[ONCE]")), "{name}");
+    }
+    let probes = run.output.iter().filter(|o| o["type"] == "probe");
+    for probe in probes {
+        let expected = if probe["hits"] == 0 { "armed" } else { "[ONCE]" };
+        assert!(probe["hits"] == 0 || probe["hits"] == 1, "{probe}");
+        assert!(probe["state"] == expected || probe["state"] == "[GONE]", "{probe}");
+    }
+}
+
+const ON_AND_OFF: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo do_sys_openat2 > set_ftrace_filter
+echo function > current_tracer
+echo nop > current_tracer
+";
+
+/// Where the instruction behind ftrace's site cannot be probed, there is nowhere to go while ftrace is busy: the
+/// probe waits, comes back, and the summary says how often hits may have been missed.
+fn waits_where_there_is_no_room(kernel: &str) {
+    const FUNCTION: &str = "cpus_read_lock";
+    let guest = Guest::new(kernel);
+    let spot = in_kernel(guest.kernel.symbol(FUNCTION).unwrap(), &guest.kernel).unwrap();
+    assert!(matches!(spot.ftrace, Some(Behind::Guarded(_))), "{:?}", spot.ftrace);
+    let words = [format!("--probe={FUNCTION}")];
+    let Some(run) = guest.run("sh:/script,walk:1", [("script", ON_AND_OFF)], &words) else { return };
+    assert!(run.hits(FUNCTION) > 0);
+    let probe = run.probe(FUNCTION);
+    assert_eq!(probe["state"], "armed");
+    // The tracer on, and off again.
+    assert_eq!(probe["reasons"], "2 times the guest worked on this text, and hits were lost uncounted");
+}
+
+#[test]
+fn a_probe_without_room_waits_for_ftrace_6_12() {
+    waits_where_there_is_no_room("6.12");
+}
+
+#[test]
+fn a_probe_without_room_waits_for_ftrace_6_1() {
+    waits_where_there_is_no_room("6.1");
+}

@@ -1,0 +1,121 @@
+//! Probes in modules of real kernels: armed when a module is loaded, before any of it runs, and gone with it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use tests::product::{Run, binary, initrd_with, kernels, module, run};
+
+/// Runs `script` in a guest that has the modules `dummy` and `loop`.
+fn with_modules(kernel_name: &str, script: &str, words: &[&str]) -> Option<Run> {
+    let binary = binary()?;
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let initrd = initrd_with([
+        ("dummy.ko", 0o644, module(kernel_name, "dummy")),
+        ("loop.ko", 0o644, module(kernel_name, "loop")),
+        ("script", 0o644, script.into()),
+    ]);
+    let mut all = vec!["--kernel", kernel.to_str().unwrap(), "--initrd", initrd.path().to_str().unwrap()];
+    all.extend(["--cmdline", "workload=sh:/script loglevel=5"]);
+    all.extend(words);
+    let run = run(&binary, &all);
+    run.assert_success();
+    assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
+    run.assert_clean_log();
+    Some(run)
+}
+
+/// Loaded twice, unloaded once, and once more with a parameter that its init refuses: a device is set up for each
+/// of `numdummies`, and busybox asks a second time, in an older way, when it is refused.
+const LOADS: &str = "\
+set -e
+insmod /dummy.ko
+rmmod dummy
+insmod /dummy.ko numdummies=3
+! insmod /loop.ko max_part=1000 2> /dev/null
+insmod /loop.ko
+! rmmod nbd 2> /dev/null
+";
+
+fn follows_modules(kernel: &str, cpus: &str) {
+    let probes = [
+        "dummy:dummy_init_module",
+        "dummy:dummy_dev_init",
+        "dummy:dummy_dev_init%return",
+        "dummy:dummy_cleanup_module",
+        "loop:loop_init",
+        "loop:loop_init%return",
+        "loop:loop_ad",
+        "nbd:nbd_init",
+    ];
+    let mut words = vec!["--cpus", cpus];
+    words.extend(probes.iter().flat_map(|probe| ["--probe", probe]));
+    let Some(run) = with_modules(kernel, LOADS, &words) else { return };
+    let state = |probe: &str| run.probe(probe)["state"].as_str().unwrap().to_owned();
+    // Its text is freed when it has run; each load brings it back.
+    assert_eq!((run.hits("dummy:dummy_init_module"), state("dummy:dummy_init_module")), (2, "[GONE]".into()));
+    // Called by the module's init: a probe that is armed later misses it.
+    assert_eq!((run.hits("dummy:dummy_dev_init"), state("dummy:dummy_dev_init")), (1 + 3, "armed".into()));
+    assert_eq!(run.returns("dummy:dummy_dev_init"), 1 + 3);
+    assert_eq!(run.hits("dummy:dummy_cleanup_module"), 1);
+    // Twice in vain: then the module is freed at once.
+    assert_eq!((run.hits("loop:loop_init"), state("loop:loop_init")), (2 + 1, "[GONE]".into()));
+    assert_eq!(run.returns("loop:loop_init"), 2 + 1);
+    let is_return = |o: &&serde_json::Value| o["type"] == "return" && o["probe"] == "loop:loop_init%return";
+    let values: Vec<_> = run.output.iter().filter(is_return).map(|o| &o["value"]).collect();
+    assert_eq!(values, ["0xffffffea", "0xffffffea", "0x0"], "EINVAL, EINVAL, 0");
+    assert_eq!(
+        state("loop:loop_ad"),
+        "[REFUSED] the module `loop` has no function `loop_ad`; did you mean `loop_add`?"
+    );
+    assert_eq!(state("nbd:nbd_init"), "[PENDING] the module `nbd` was not loaded");
+}
+
+#[test]
+fn probes_follow_their_modules_6_12() {
+    follows_modules("6.12", "2");
+}
+
+#[test]
+fn probes_follow_their_modules_6_1() {
+    follows_modules("6.1", "2");
+}
+
+const COMES_AND_GOES: &str = "\
+set -e
+for _ in 1 2 3 4 5 6 7 8; do
+    insmod /dummy.ko
+    rmmod dummy
+done
+";
+
+/// In 6.12 `dummy_setup` is `endbr64; nop; push rbx; mov rbx, rdi; ...` with a call of `ether_setup` at 0x21.
+#[test]
+fn modules_come_and_go() {
+    let probes = [("dummy:dummy_setup", 4), ("dummy:dummy_setup+0xa", 0xa), ("dummy:dummy_setup+0x21", 0x21)];
+    let words = probes.map(|(probe, _)| ["--probe", probe]).concat();
+    let Some(run) = with_modules("6.12", COMES_AND_GOES, &[&words[..], &["--cpus=2"]].concat()) else {
+        return;
+    };
+    for (probe, offset) in probes {
+        assert_eq!((run.hits(probe), run.probe(probe)["state"].as_str()), (8, Some("[GONE]")), "{probe}");
+        let hits = run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == probe);
+        let at = |hit: &serde_json::Value| {
+            u64::from_str_radix(hit["rip"].as_str().unwrap().trim_start_matches("0x"), 16).unwrap()
+        };
+        // Functions are aligned to 16 bytes: a call is hit where it stands, and not behind it.
+        assert!(hits.map(at).all(|rip| rip % 16 == offset % 16), "{probe}");
+    }
+}
+
+#[test]
+fn a_one_shot_probe_stays_spent_when_its_module_comes_back() {
+    let words = ["--once", "--probe=dummy:dummy_dev_init", "--probe=dummy:dummy_validate"];
+    let Some(run) = with_modules("6.12", COMES_AND_GOES, &words) else { return };
+    assert_eq!(run.hits("dummy:dummy_dev_init"), 1);
+    assert_eq!(run.probe("dummy:dummy_dev_init")["state"], "[ONCE]");
+    assert_eq!(run.hits("dummy:dummy_validate"), 0);
+    assert_eq!(run.probe("dummy:dummy_validate")["state"], "[GONE]");
+}

@@ -1,0 +1,90 @@
+//! Handlers cannot arm or disarm: they say what they want, and a hit may hold its vCPU until that is done.
+
+use crate::{Notes, path_at_filp_open};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tests::linux_rig::Guest;
+use vmm::probe::Probe;
+use vmm::session::{Command, Outcome, State};
+
+/// A handler that panics breaks its own probe and nothing else; what it did to the registers is undone.
+#[test]
+fn a_handler_that_panics_disables_its_probe() {
+    let Some(guest) = Guest::new("6.12") else { return };
+    let (calls, returns) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (called, returned) = (calls.clone(), returns.clone());
+    let ended = guest
+        .probe(Probe::at("do_filp_open").pre(move |hit| {
+            if called.fetch_add(1, Ordering::Relaxed) == 2 {
+                hit.regs.rsi = 0;
+                panic!("the third call");
+            }
+        }))
+        .probe(Probe::on_return("do_filp_open").handler(move |hit, ()| {
+            if returned.fetch_add(1, Ordering::Relaxed) == 4 {
+                hit.regs.rax = 0;
+                panic!("the {}th return", 5);
+            }
+        }))
+        .probe(Probe::at("do_filp_open"))
+        .run("open:20");
+    ended.assert_in_order();
+    assert_eq!(ended.workload("open", "calls"), 20);
+    assert_eq!(ended.probe(0).state, State::Broken("the third call".to_owned()));
+    assert_eq!(ended.probe(1).state, State::Broken("the 5th return".to_owned()));
+    assert_eq!((calls.load(Ordering::Relaxed), returns.load(Ordering::Relaxed)), (3, 5));
+    assert_eq!((ended.hits(0), ended.hits(1)), (3, 5));
+    assert!(ended.hits(2) >= ended.workload("done", "openat"));
+    assert_eq!(ended.probe(1).outstanding, 0);
+}
+
+/// A vCPU waits until its command is done: a probe that disables itself has no second hit, and one that registers
+/// another sees it stand in the very call that it is in.
+#[test]
+fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
+    let Some(guest) = Guest::new("6.12") else { return };
+    let paths = Notes::new();
+    let ended = guest
+        .probe(Probe::at("do_sys_openat2").pre(|hit| hit.command_and_wait(Command::Disable(vec![hit.probe]))))
+        .probe(Probe::at("__x64_sys_getppid").pre(|hit| hit.command(Command::Disable(vec![hit.probe]))))
+        .probe({
+            let paths = paths.clone();
+            Probe::at("do_sys_openat2").pre(move |hit| {
+                let paths = paths.clone();
+                let probe = Probe::at("do_filp_open").pre(move |hit| paths.add(path_at_filp_open(hit)));
+                hit.command_and_wait(Command::Register(vec![probe]));
+                hit.command_and_wait(Command::Unregister(vec![hit.probe]));
+            })
+        })
+        .probe(Probe::at("do_sys_openat2"))
+        .run("open:20,getppid:20000");
+    ended.assert_in_order();
+    let opens = ended.workload("done", "openat");
+    assert_eq!((ended.hits(0), ended.hits(3)), (1, opens));
+    assert_eq!(ended.probe(0).state, State::Disabled);
+    assert!((1..20_000).contains(&ended.hits(1)), "{}", ended.hits(1));
+    assert_eq!(ended.hits(4), opens);
+    assert_eq!(paths.take().len() as u64, opens, "the call in which it was registered counts");
+    assert!(ended.report.probes.iter().all(|probe| probe.id.0 != 2), "it has unregistered itself");
+}
+
+/// The run ends where a handler says so, and no further hit is taken.
+#[test]
+fn a_handler_stops_the_run() {
+    let Some(guest) = Guest::new("6.12") else { return };
+    let paths = Notes::new();
+    let opened = paths.clone();
+    let ended = guest
+        .probe(Probe::at("do_filp_open").pre(move |hit| {
+            let path = path_at_filp_open(hit);
+            if path == b"/etc/hostname" {
+                hit.command_and_wait(Command::Stop);
+            }
+            opened.add(path);
+        }))
+        .run("try:/etc/passwd,try:/etc/hostname,idle:600");
+    assert_eq!(ended.report.end, Outcome::Stopped, "{}", ended.console);
+    assert_eq!(ended.workload("try path=/etc/passwd", "errno"), 0);
+    assert!(!ended.console.contains("try path=/etc/hostname"), "{}", ended.console);
+    assert_eq!(paths.take().last().map(Vec::as_slice), Some(&b"/etc/hostname"[..]));
+}

@@ -1,0 +1,92 @@
+//! The workload's steps that only a guest can do, and what is added to a guest's files.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use tests::product::{Run, binary, initrd_with, kernels, module, run};
+
+const SCRIPT: &str = "\
+insmod /modules/dummy.ko
+insmod /modules/loop.ko
+ls /sys/module | grep -x -e dummy -e loop
+rmmod dummy
+ls /sys/module | grep -x -e dummy
+mount -t tracefs tracefs /sys/kernel/tracing
+wc -l < /sys/kernel/tracing/kprobe_events
+exit 7
+";
+
+/// Runs `steps` with `probes` in a guest that has a script and modules more.
+fn with_files(kernel_name: &str, steps: &str, probes: [&str; 2]) -> Option<Run> {
+    let binary = binary()?;
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let [dummy, loop_device] = ["dummy", "loop"].map(|name| module(kernel_name, name));
+    let initrd = initrd_with([
+        ("modules/dummy.ko", 0o644, dummy),
+        ("modules/loop.ko", 0o644, loop_device),
+        ("script", 0o644, SCRIPT.into()),
+    ]);
+    let (kernel, initrd) = (kernel.to_str().unwrap(), initrd.path().to_str().unwrap());
+    let [first, second] = probes;
+    let cmdline = format!("workload={steps} loglevel=5");
+    let probes = ["--probe", first, "--probe", second, "--cmdline", &cmdline];
+    let run = run(&binary, &[&["--kernel", kernel, "--initrd", initrd][..], &probes].concat());
+    run.assert_success();
+    Some(run)
+}
+
+/// A script loads and unloads modules of this very kernel.
+fn loads_modules(kernel: &str) {
+    let Some(run) = with_files(kernel, "sh:/script", ["do_init_module", "free_module"]) else { return };
+    run.assert_clean_log();
+    let lines: Vec<&str> = run.console.lines().map(str::trim).filter(|line| !line.starts_with('[')).collect();
+    assert_eq!(lines[..3], ["dummy", "loop", "0"], "{}", run.console);
+    assert!(run.console.contains("workload: sh path=/script status=7"), "{}", run.console);
+    assert_eq!((run.hits("do_init_module"), run.hits("free_module")), (2, 1));
+    assert_eq!(["execve", "clone", "openat"].map(|key| run.workload("done", key)), [1, 1, 0]);
+}
+
+#[test]
+fn a_script_loads_modules_6_12() {
+    loads_modules("6.12");
+}
+
+#[test]
+fn a_script_loads_modules_6_1() {
+    loads_modules("6.1");
+}
+
+/// One function calls itself, and the counts of steps that open, attach and die are those of the kernel.
+fn recurses_and_counts(kernel: &str) {
+    // The program is not at the probe: the guest's ftrace would find our byte where it has to write.
+    let steps = "nest:50,nest:120,try:/etc/passwd,try:/nonexistent,die:7,fentry:do_filp_open";
+    let Some(run) = with_files(kernel, steps, ["btf_array_show", "do_sys_openat2"]) else { return };
+    run.assert_clean_log();
+    assert_eq!(run.hits("btf_array_show"), 50 + 120);
+    // `btf_array_show(btf, t, type_id, ...)`: the outermost type comes first, and it has the highest number.
+    let ids = run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == "btf_array_show").map(|hit| {
+        let id = hit["args"][2].as_str().unwrap().trim_start_matches("0x");
+        u32::from_str_radix(id, 16).unwrap()
+    });
+    let expected = [(2..=51).rev(), (2..=121).rev()].into_iter().flatten();
+    assert_eq!(ids.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    assert_eq!(run.workload("try path=/etc/passwd", "errno"), 0);
+    assert_eq!(run.workload("try path=/nonexistent", "errno"), 2);
+    assert_eq!(["exited", "paused", "reading"].map(|key| run.workload("die", key)), [3, 2, 2]);
+    assert_eq!(run.workload("fentry function=do_filp_open", "runs"), 20);
+    assert_eq!(run.workload("done", "openat"), 2 + 2 + 4 + 22);
+    assert_eq!(run.hits("do_sys_openat2"), 2 + 2 + 4 + 22);
+}
+
+#[test]
+fn a_function_recurses_and_steps_count_6_12() {
+    recurses_and_counts("6.12");
+}
+
+#[test]
+fn a_function_recurses_and_steps_count_6_1() {
+    recurses_and_counts("6.1");
+}
