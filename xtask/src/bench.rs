@@ -43,6 +43,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let start = start_up(vmm)?;
     println!("bench: {START}: {start} ms (goal: 2000 at most)");
     rows.push(json!({ "row": START, "unit": "ms", "median": start }));
+    rows.extend(replay()?);
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
     if let Some(directory) = results.parent() {
         fs::create_dir_all(directory)?;
@@ -80,6 +81,15 @@ fn start_up(vmm: &Path) -> anyhow::Result<u128> {
     }
     times.sort();
     Ok(times.get(RUNS / 2).map_or(0, |time| time.as_millis()))
+}
+
+/// How the engine's part of a hit scales with threads of this machine.
+fn replay() -> anyhow::Result<Vec<Value>> {
+    let program = setup::build("tests", "replay")?;
+    let output = Command::new(program).arg("--json").output().context("cannot run the replay")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().filter(|line| !line.starts_with('{')).for_each(|line| println!("bench: {line}"));
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 fn median(rows: &[Value], name: &str) -> Option<f64> {

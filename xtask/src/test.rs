@@ -4,9 +4,11 @@ use crate::{setup, vmx};
 use anyhow::{Context as _, ensure};
 use guest_kernels::{Cache, KERNELS};
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
+use tempfile::NamedTempFile;
 
 /// Which tests.
 #[derive(clap::Args)]
@@ -28,6 +30,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         step(start, "lints", cargo(lints))?;
         step(start, "unit tests and examples", unit()?)?;
         contract(start, &ready.vmm)?;
+        differential(start, &ready.vmm)?;
+        session(start, &ready.vmm, options.long)?;
         step(start, "the product on real kernels", product(&ready.vmm, options.long))?;
     }
     say(start, "the KVM contract and a kernel in Bochs, on VMX");
@@ -38,17 +42,24 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Tests that need no guest. Those that read kernels find the fetched ones.
 fn unit() -> anyhow::Result<Command> {
-    let cache = Cache::open()?;
-    let kernels =
-        KERNELS.iter().filter_map(|kernel| cache.kernel(kernel.name).ok()).map(|kernel| kernel.image);
     let mut tests = cargo(["test", "--workspace", "--exclude", "tests"]);
-    tests.env("VMM_TEST_KERNELS", env::join_paths(kernels)?);
+    tests.env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
     Ok(tests)
+}
+
+/// The kernels that have been fetched.
+fn kernels() -> anyhow::Result<Vec<PathBuf>> {
+    let cache = Cache::open()?;
+    Ok(KERNELS
+        .iter()
+        .filter_map(|kernel| cache.kernel(kernel.name).ok())
+        .map(|kernel| kernel.image)
+        .collect())
 }
 
 /// The KVM contract: on this machine's own KVM, and inside the emulated host, where it may not be skipped.
 fn contract(start: Instant, vmm: &Path) -> anyhow::Result<()> {
-    let program = contract_program()?;
+    let program = test_program("contract")?;
     let mut here = Command::new(&program);
     here.arg("--show-output");
     step(start, "the KVM contract on this machine", here)?;
@@ -57,28 +68,88 @@ fn contract(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     step(start, "the KVM contract in the emulated host", inside)
 }
 
-/// Builds the contract tests: one static program that runs anywhere.
-pub(crate) fn contract_program() -> anyhow::Result<PathBuf> {
-    let mut build = cargo(["test", "--package", "tests", "--test", "contract", "--no-run"]);
+/// The library on real kernels: each test boots a guest in its own process, inside the emulated host.
+fn session(start: Instant, vmm: &Path, long: bool) -> anyhow::Result<()> {
+    let cache = Cache::open()?;
+    let mut inside = Command::new(vmm);
+    inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1", "--file"]);
+    inside.arg(variable("VMM_GUEST_INITRD", &cache.initramfs()?));
+    for kernel in KERNELS {
+        let name = format!("VMM_GUEST_KERNEL_{}", kernel.name.replace('.', "_"));
+        inside.arg("--file").arg(variable(&name, &cache.kernel(kernel.name)?.image));
+    }
+    if long {
+        inside.args(["--env", "VMM_LONG=1"]);
+    }
+    inside.arg(test_program("session")?).args(["--test-threads=1", "--show-output"]);
+    step(start, "the library on real kernels, in the emulated host", inside)
+}
+
+/// `NAME=VALUE`.
+fn variable(name: &str, value: &Path) -> OsString {
+    let mut variable = OsString::from(name);
+    variable.push("=");
+    variable.push(value);
+    variable
+}
+
+/// Every way past an instruction, inside the emulated host.
+fn differential(start: Instant, vmm: &Path) -> anyhow::Result<()> {
+    const INSTRUCTIONS: u32 = 100_000;
+    let program = test_program("differential")?;
+    say(start, "drawing instructions from the kernels");
+    let drawn = draw(INSTRUCTIONS)?;
+    let mut inside = Command::new(vmm);
+    inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1", "--file"]);
+    inside.arg(format!("VMM_DIFF_CORPUS={}", drawn.path().display())).arg(&program).arg("--show-output");
+    step(start, "these instructions in the emulated host", inside)
+}
+
+/// A file of `count` instructions from the kernels that have been fetched.
+pub(crate) fn draw(count: u32) -> anyhow::Result<NamedTempFile> {
+    let file = NamedTempFile::new().context("no temporary file")?;
+    let mut draw = cargo(["run", "--quiet", "--package", "tests", "--bin", "draw", "--"]);
+    let status = draw.arg(file.path()).arg(count.to_string()).args(kernels()?).status();
+    ensure!(status.context("cannot run cargo")?.success(), "no instructions were drawn");
+    Ok(file)
+}
+
+/// Builds the tests of one name: a static program that runs anywhere.
+pub(crate) fn test_program(name: &str) -> anyhow::Result<PathBuf> {
+    let mut build = cargo(["test", "--package", "tests", "--test", name, "--no-run"]);
     let output = build.args(["--message-format", "json"]).output().context("cannot run cargo")?;
     ensure!(
         output.status.success(),
-        "building the contract tests failed:\n{}",
+        "building the tests `{name}` failed:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8_lossy(&output.stdout);
     let program = text
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message.pointer("/target/name").is_some_and(|name| name == "contract"))
+        .filter(|message| message.pointer("/target/name").is_some_and(|target| target == name))
         .find_map(|message| message.get("executable")?.as_str().map(PathBuf::from));
-    program.context("cargo built no program for the contract tests")
+    program.with_context(|| format!("cargo built no program for the tests `{name}`"))
 }
 
 /// The tests that run `vmm` as a user does. Each guest keeps up to two processors busy.
 fn product(vmm: &Path, long: bool) -> Command {
     let mut tests = cargo(["test", "--package", "tests"]);
-    tests.args(["linux", "console", "wrong_input", "readme"].map(|name| format!("--test={name}")));
+    tests.args(
+        [
+            "rules",
+            "linux",
+            "modules",
+            "ftrace",
+            "coverage",
+            "workload",
+            "console",
+            "host_exec",
+            "wrong_input",
+            "readme",
+        ]
+        .map(|name| format!("--test={name}")),
+    );
     if long {
         tests.arg("--test=soak");
     }

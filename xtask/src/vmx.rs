@@ -4,7 +4,7 @@
 //! half of the trap path. One boot of the machine serves all checks.
 
 use crate::bochs::{self, Contents, Entry, Outcome};
-use crate::test::contract_program;
+use crate::test::{draw, test_program};
 use crate::workload;
 use anyhow::{Context as _, bail, ensure};
 use guest_kernels::initramfs::ExtraFile;
@@ -15,6 +15,8 @@ use std::process::Command;
 
 /// How often the guest opens a file, beside what its start takes.
 const WORKLOAD: &str = "workload=open:20";
+/// How many instructions are tried both ways: every opcode of the emulated ones is among them.
+const INSTRUCTIONS: u32 = 10_000;
 /// A function that the workload enters, and one that the kernel enters once while it boots.
 const PROBES: [&str; 2] = [OPEN, ONCE];
 const OPEN: &str = "do_sys_openat2";
@@ -30,8 +32,11 @@ type Check = (String, anyhow::Result<()>);
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let (kernel, initramfs) =
         (Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image, Cache::open()?.initramfs()?);
+    let drawn = draw(INSTRUCTIONS)?;
     let files = vec![
-        bochs::file("bin/contract", 0o755, &contract_program()?)?,
+        bochs::file("bin/contract", 0o755, &test_program("contract")?)?,
+        bochs::file("bin/differential", 0o755, &test_program("differential")?)?,
+        bochs::file("guest/instructions", 0o644, drawn.path())?,
         bochs::file("guest/vmlinuz", 0o644, &kernel)?,
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
         target(vmm, &kernel, &initramfs)?,
@@ -39,6 +44,9 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
         Entry::new("contract", &["/bin/contract", "--test-threads=1"]).env("VMM_CONTRACT_REQUIRED", "1"),
+        Entry::new("differential", &["/bin/differential", "--show-output"])
+            .env("VMM_CONTRACT_REQUIRED", "1")
+            .env("VMM_DIFF_CORPUS", "/guest/instructions"),
         Entry::new(
             "linux",
             &[
@@ -61,7 +69,11 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     for outcome in &outcomes {
         let checks = match outcome.name.as_str() {
             "doctor" => vec![("breakpoints_are_intercepted".to_owned(), intercepted(outcome))],
-            "contract" => contract(outcome),
+            "contract" => each_test(outcome),
+            "differential" => {
+                counts(outcome);
+                each_test(outcome)
+            }
             _ => linux(outcome),
         };
         let bad = checks.iter().filter(|(_, result)| result.is_err()).count();
@@ -107,8 +119,17 @@ fn intercepted(outcome: &Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Shows what the differential test has counted.
+fn counts(outcome: &Outcome) {
+    outcome
+        .output
+        .iter()
+        .filter(|line| line.starts_with("differential:"))
+        .for_each(|line| println!("{line}"));
+}
+
 /// A check for each test of the program, and one for its end.
-fn contract(outcome: &Outcome) -> Vec<Check> {
+fn each_test(outcome: &Outcome) -> Vec<Check> {
     let tests = outcome.output.iter().filter_map(|line| {
         let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
         Some((name.to_owned(), if result == "ok" { Ok(()) } else { Err(anyhow::anyhow!("{result}")) }))
@@ -174,7 +195,7 @@ mod tests {
 
     #[test]
     fn tests_that_fail_or_were_not_run_are_seen() {
-        let failed = |exit, text| contract(&outcome(exit, text)).iter().filter(|(_, r)| r.is_err()).count();
+        let failed = |exit, text| each_test(&outcome(exit, text)).iter().filter(|(_, r)| r.is_err()).count();
         assert_eq!(failed("0", "test hits::a ... ok\ntest hits::b ... ok"), 0);
         assert_eq!(failed("101", "test hits::a ... ok\ntest hits::b ... FAILED"), 2);
         assert_eq!(failed("0", ""), 1);

@@ -9,6 +9,7 @@ use super::sources::{self, Sources};
 /// Packages that every supported release has in a version that serves, with what for.
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the guest's shell"),
+    ("binutils", "objdump, the tests' second opinion on x86"),
     ("bochs", "the instruction-exact machine of the tests"),
     ("bochsbios", "its firmware"),
     ("vgabios", "its firmware"),
