@@ -201,6 +201,7 @@ fn loaded(task: u64) -> Gva {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
 
     fn call(task: u64, slot: u64) -> Call {
@@ -267,11 +268,17 @@ mod tests {
     #[test]
     fn threads_never_share_an_instance() {
         const ROUNDS: usize = 20_000;
-        let pool = Pool::<String>::new(0, 5);
+        const THREADS: usize = 4;
+        const INSTANCES: u32 = 5;
+        // The first round in which each thread wants three. There they wait for each other, for else they might
+        // run one after the other.
+        const MEETING: usize = 3;
+        let pool = Pool::<String>::new(0, INSTANCES);
         let missed = AtomicUsize::new(0);
+        let all_hold_theirs = Barrier::new(THREADS);
         std::thread::scope(|scope| {
-            for task in 1..=4 {
-                let (pool, missed) = (&pool, &missed);
+            for task in 1..=THREADS as u64 {
+                let (pool, missed, all_hold_theirs) = (&pool, &missed, &all_hold_theirs);
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
                         let mine: Vec<(u32, Call)> = (0..round as u64 % 4)
@@ -287,6 +294,9 @@ mod tests {
                             .collect();
                         let different: HashSet<u32> = mine.iter().map(|(number, _)| *number).collect();
                         assert_eq!(different.len(), mine.len());
+                        if round == MEETING {
+                            all_hold_theirs.wait();
+                        }
                         for (number, call) in mine {
                             assert_eq!(pool.leave(number).unwrap().0, call);
                         }
@@ -295,6 +305,6 @@ mod tests {
             }
         });
         assert_eq!(pool.outstanding(), 0);
-        assert!(missed.into_inner() > 0, "five instances are too few for four threads");
+        assert!(missed.into_inner() >= MEETING * THREADS - INSTANCES as usize);
     }
 }
