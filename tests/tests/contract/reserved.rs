@@ -25,8 +25,9 @@ const UNDEFINED: Gva = Gva(0x1_9800);
 const GO: Gva = DATA;
 const RESULT: Gva = Gva(DATA.0 + 8);
 
-/// `mov rax, [GO]; test rax, rax; jz` back
-const WAIT: [u8; 13] = [0x48, 0x8b, 0x04, 0x25, 0x00, 0x10, 0x02, 0x00, 0x48, 0x85, 0xc0, 0x74, 0xf3];
+/// `sti`, then `mov rax, [GO]; test rax, rax; jz` back. With interrupts off it may spin for ever in Bochs, whose timer
+/// then does not end the guest's turn.
+const WAIT: [u8; 14] = [0xfb, 0x48, 0x8b, 0x04, 0x25, 0x00, 0x10, 0x02, 0x00, 0x48, 0x85, 0xc0, 0x74, 0xf3];
 
 /// Runs a guest that waits, then does `what` with RAX as `fill` says, then stores RBX and ends; a page fault ends it
 /// too.
