@@ -3,10 +3,12 @@
 use crate::{setup, vmx};
 use anyhow::{Context as _, ensure};
 use guest_kernels::{Cache, KERNELS};
+use rustix::process::{Pid, Signal, kill_process};
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use tempfile::NamedTempFile;
 
@@ -31,11 +33,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         step(start, "unit tests and examples", unit()?)?;
         contract(start, &ready.vmm)?;
         differential(start, &ready.vmm)?;
+        let beside = Beside::start(start)?;
         session(start, &ready.vmm, options.long)?;
+        beside.end(start)?;
         step(start, "the product on real kernels", product(&ready.vmm, options.long))?;
+    } else {
+        say(start, "the KVM contract and a kernel in Bochs, on VMX");
+        vmx::run(&ready.vmm)?;
     }
-    say(start, "the KVM contract and a kernel in Bochs, on VMX");
-    vmx::run(&ready.vmm)?;
     say(start, "all passed");
     Ok(())
 }
@@ -83,6 +88,44 @@ fn session(start: Instant, vmm: &Path, long: bool) -> anyhow::Result<()> {
     }
     inside.arg(test_program("session")?).args(["--test-threads=1", "--show-output"]);
     step(start, "the library on real kernels, in the emulated host", inside)
+}
+
+/// The tests on VMX, while others run: Bochs and the emulated host keep one processor busy each. They are stopped when
+/// this is dropped, for then something else has failed.
+struct Beside {
+    tests: Child,
+    printed: NamedTempFile,
+}
+
+impl Beside {
+    fn start(start: Instant) -> anyhow::Result<Self> {
+        say(start, "beside what follows: the KVM contract and a kernel in Bochs, on VMX");
+        let printed = NamedTempFile::new().context("no temporary file")?;
+        let output = printed.reopen()?;
+        let mut tests = Command::new(env::current_exe().context("no name of this program")?);
+        tests.args(["test", "--vmx"]).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let tests = tests.spawn().with_context(|| format!("cannot run {tests:?}"))?;
+        Ok(Self { tests, printed })
+    }
+
+    /// Waits for them and shows what they printed.
+    fn end(mut self, start: Instant) -> anyhow::Result<()> {
+        say(start, "waiting for Bochs");
+        let status = self.tests.wait().context("cannot wait for the tests in Bochs")?;
+        print!("{}", String::from_utf8_lossy(&fs::read(&self.printed)?));
+        ensure!(status.success(), "the tests in Bochs: failed");
+        Ok(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if matches!(self.tests.try_wait(), Ok(None)) {
+            // It may end at this moment, by itself.
+            let _ = kill_process(Pid::from_child(&self.tests), Signal::TERM);
+            let _ = self.tests.wait();
+        }
+    }
 }
 
 /// `NAME=VALUE`.
