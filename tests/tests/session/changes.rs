@@ -1,5 +1,6 @@
 //! Registering, unregistering, enabling and disabling while the guest runs.
 
+use super::{after, listed};
 use probe_engine::addr::Gva;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::table::ProbeId;
@@ -7,24 +8,14 @@ use std::thread;
 use std::time::Duration;
 use tests::linux_rig::{Console, Guest};
 use vmm::probe::Probe;
-use vmm::session::{Command, CommandError, Handle, ProbeReport, RegisterError, State};
+use vmm::session::{Command, CommandError, Handle, RegisterError, State};
 
 const MKDIR: &str = "vfs_mkdir";
 const RMDIR: &str = "vfs_rmdir";
 
-/// Number, hits and whether it stands, of all probes.
-fn listed(handle: &Handle) -> Vec<(u32, u64, bool)> {
-    let line = |p: &ProbeReport| (p.id.0, p.hits, matches!(p.state, State::Armed(_)));
-    handle.list().unwrap().iter().map(line).collect()
-}
-
 /// The guest makes and removes three directories more. Returns what was listed then.
 fn after_walk(handle: &Handle, console: &Console, walks: usize) -> Vec<(u32, u64, bool)> {
-    if walks > 1 {
-        console.open_gate();
-    }
-    console.wait_for("workload: walk", walks);
-    listed(handle)
+    after(handle, console, "workload: walk", walks)
 }
 
 /// May be registered disabled; enable and disable each; the switch for all changes no probe's own state; the list

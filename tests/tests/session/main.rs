@@ -13,10 +13,28 @@ mod handlers;
 mod returns;
 mod scale;
 mod storm;
+mod watches;
 
 use probe_engine::addr::Gva;
 use std::sync::{Arc, Mutex};
+use tests::linux_rig::Console;
 use vmm::probe::Hit;
+use vmm::session::{Handle, ProbeReport, State};
+
+/// Number, hits and whether it stands, of all probes.
+fn listed(handle: &Handle) -> Vec<(u32, u64, bool)> {
+    let line = |p: &ProbeReport| (p.id.0, p.hits, matches!(p.state, State::Armed(_)));
+    handle.list().unwrap().iter().map(line).collect()
+}
+
+/// What is listed when the guest has printed `words` for the `count`th time. It waits at a gate between the times.
+fn after(handle: &Handle, console: &Console, words: &str, count: usize) -> Vec<(u32, u64, bool)> {
+    if count > 1 {
+        console.open_gate();
+    }
+    console.wait_for(words, count);
+    listed(handle)
+}
 
 /// What handlers note down.
 struct Notes<T>(Arc<Mutex<Vec<T>>>);
