@@ -1,6 +1,7 @@
 //! Faults that a probed instruction would have raised, raised on its behalf.
 
 use super::vcpu::{KvmVcpu, to_kvm};
+use kvm_bindings::KVM_VCPUEVENT_VALID_NMI_PENDING;
 use probe_engine::insn::emulate::EmulationFault;
 use probe_engine::paging::PageFault;
 use probe_engine::regs::{Regs, rflags};
@@ -56,6 +57,8 @@ impl KvmVcpu {
         }
         let (vector, code) = exception.vector_and_code();
         let mut events = self.fd().get_vcpu_events()?;
+        // An NMI that comes between the two calls must stay pending.
+        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         events.exception.injected = 1;
         events.exception.nr = vector;
         events.exception.has_error_code = 1;

@@ -125,7 +125,8 @@ impl KvmVcpu {
     pub fn hold_interrupts_for_one_instruction(&mut self) {
         let events = &mut self.fd.sync_regs_mut().events;
         events.interrupt.shadow = KVM_X86_SHADOW_INT_STI as u8;
-        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        // Nothing else: an NMI that has come since the exit must stay pending.
+        events.flags = KVM_VCPUEVENT_VALID_SHADOW;
         self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
     }
 
