@@ -81,7 +81,10 @@ impl Hooks {
             module_free: kernel.symbol("free_module"),
             init_free: kernel.symbol("ftrace_free_mem"),
             ftrace_begin: kernel.symbol("ftrace_arch_code_modify_prepare"),
-            ftrace_end: behind_call(kernel, "ftrace_arch_code_modify_post_process", "text_poke_finish"),
+            // 6.16 has renamed it.
+            ftrace_end: ["text_poke_finish", "smp_text_poke_batch_finish"]
+                .into_iter()
+                .find_map(|callee| behind_call(kernel, "ftrace_arch_code_modify_post_process", callee)),
             fault: kernel.symbol("fixup_exception"),
             page_fault_oops: kernel.symbol("page_fault_oops"),
             task_free: kernel.symbol("__put_task_struct"),
