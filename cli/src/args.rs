@@ -52,6 +52,8 @@ pub(crate) struct Run {
     pub(crate) probes: Vec<ProbeSpec>,
     /// Memory of the kernel to watch, as SYMBOL[+OFFSET]:LENGTH:ACCESS; may be repeated
     ///
+    /// Instead of the symbol, an address as the kernel was linked (0xffffffff81000280) will do. Per-CPU variables and
+    /// the memory of modules cannot be watched.
     /// The length is 1, 2, 4 or 8 bytes, aligned to that; the access w (writes), rw (reads and writes) or x (execution,
     /// length 1, which leaves the text as it is). jiffies:8:w is an example. At most four places can be watched at a
     /// time, and three where breakpoints reach the guest first, as in the emulated host. They are watched from
@@ -78,7 +80,7 @@ pub(crate) struct Run {
     /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
     /// is behind the instruction that accessed the memory. At the end comes one {"type":"probe"} a probe, with probe,
-    /// kind (k, r, or w for a watch), address, hits, missed, reasons (of what was missed), outstanding (calls that
+    /// kind (k, r, or w for a watch), module, address, hits, missed, reasons (of what was missed), outstanding (calls that
     /// had not returned) and state, and one {"type":"end"} with end, waits (how often a CPU waited for a slow
     /// reader), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
     #[arg(long, value_enum, default_value_t = Format::Text)]

@@ -237,6 +237,8 @@ mod tests {
             id: ProbeId(0),
             name: name.to_owned(),
             kind: vmm::session::ProbeKind::Instruction,
+            module: None,
+            enabled: true,
             address: Gva(0),
             hits,
             missed: Missed::default(),

@@ -122,7 +122,8 @@ pub(crate) fn report_refused(spec: &str, refused: &[Refused]) {
         say(format_args!("  {name}: {reason}"));
     }
     if refused.len() > SHOWN {
-        say(format_args!("  ... `vmm symbols --all '{spec}'` lists them all"));
+        let pattern = spec.trim_end_matches("%return");
+        say(format_args!("  ... `vmm symbols --all '{pattern}'` lists them all"));
     }
 }
 
@@ -159,7 +160,7 @@ mod tests {
             current: Some(CurrentTask { offset: 0x35000 }),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let spot = Spot { at: function.start, function, fixup: false, ftrace: None };
+        let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
         let probe = Asked { place, returns: true };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);

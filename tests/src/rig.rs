@@ -7,7 +7,7 @@ use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::once::OneShot;
-use probe_engine::probe::table::{Hanging, Past, ProbeId, ProbeSet, Site};
+use probe_engine::probe::table::{Footing, Hanging, Past, ProbeId, ProbeSet, Site};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -93,7 +93,7 @@ impl Sites {
         past: Past,
     ) {
         patch(parked, ram, &Patch { at: Gpa(at.0), expect: original, write: INT3 }).unwrap();
-        let probes = probes.into_iter().map(|probe| Hanging { probe, moved_from: None }).collect();
+        let probes = probes.into_iter().map(|probe| Hanging { probe, footing: Footing::Firm }).collect();
         self.set.insert(at, Site { probes, internal: None, past });
         self.originals.insert(at, original);
     }

@@ -163,9 +163,11 @@ impl World {
         self.stand(state, vcpu, Standing::Held)
     }
 
-    /// Counts vCPU `id` as parked for at most `time`, because it waits for something other than a stop.
-    pub fn pause(&self, id: usize, time: Duration) -> Next {
+    /// Counts vCPU `id`, which goes on at `rip`, as parked for at most `time`, because it waits for something other
+    /// than a stop.
+    pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> Next {
         let mut state = self.lock();
+        state.goes_on_at(id, rip);
         if let Some(standing) = state.vcpus.get_mut(id) {
             *standing = Standing::Parked;
         }
@@ -375,9 +377,23 @@ mod tests {
                 thread::yield_now();
             }
             let before = Instant::now();
-            assert!(matches!(world.pause(0, Duration::from_secs(60)), Next::End));
+            assert!(matches!(world.pause(0, Gva(0), Duration::from_secs(60)), Next::End));
             assert!(before.elapsed() < Duration::from_secs(30));
             world.ended(0);
+        });
+    }
+
+    #[test]
+    fn a_vcpu_that_waits_is_known_to_go_on_where_it_is() {
+        const HERE: Gva = Gva(0x1000);
+        let world = world(1);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while let Next::Run(_) = world.pause(0, HERE, Duration::from_millis(1)) {}
+                world.ended(0);
+            });
+            assert_eq!(world.park(|_| {}).rips(), [HERE]);
+            world.end(|_| {});
         });
     }
 
@@ -385,7 +401,7 @@ mod tests {
     fn ending_reaches_held_and_parked_vcpus() {
         let world = world(1);
         thread::scope(|scope| {
-            scope.spawn(|| match world.pause(0, Duration::from_secs(1)) {
+            scope.spawn(|| match world.pause(0, Gva(0), Duration::from_secs(1)) {
                 Next::Run(_) => run(&world, 0, &AtomicUsize::new(0)),
                 Next::End => world.ended(0),
             });

@@ -130,7 +130,7 @@ impl PatchedText {
     }
 
     /// What tables list, in any order.
-    pub(super) fn new(found: Vec<(Range<Gva>, Why)>, mut fixups: Vec<Gva>, missing: Vec<Why>) -> Self {
+    pub(crate) fn new(found: Vec<(Range<Gva>, Why)>, mut fixups: Vec<Gva>, missing: Vec<Why>) -> Self {
         let (booting, always) = found.into_iter().partition(|(_, why)| why.is_final_after_boot());
         fixups.sort_unstable();
         Self { always: disjoint(always), booting: disjoint(booting), fixups, missing }

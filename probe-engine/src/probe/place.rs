@@ -5,7 +5,7 @@
 
 use super::watch::Watch;
 use crate::addr::Gva;
-use crate::insn::decode::{BoundaryError, instruction_at};
+use crate::insn::decode::{BoundaryError, instruction_at, instructions};
 use crate::insn::plan::{Refusal, plan, skip_endbr};
 use crate::linux::kernel::Kernel;
 use crate::linux::patched::{PatchedText, Why};
@@ -71,6 +71,8 @@ pub struct Spot {
     pub fixup: bool,
     /// What is behind it, when it is one of ftrace's sites.
     pub ftrace: Option<Behind>,
+    /// Whether the function begins with one of ftrace's sites.
+    pub traced: bool,
 }
 
 /// The instruction behind one of ftrace's sites, where a probe of that site stands while ftrace is busy there.
@@ -131,14 +133,27 @@ pub(super) struct FunctionText<'a> {
 impl FunctionText<'_> {
     /// What is known about the instruction at `at`. `is_ftrace` tells ftrace's sites by their address and bytes.
     pub(super) fn spot(&self, at: Gva, is_ftrace: impl Fn(Gva, &[u8]) -> bool) -> Result<Spot, Unprobeable> {
-        let stands = if at == self.range.start { skip_endbr(self.bytes, at) } else { at };
+        let entry = skip_endbr(self.bytes, self.range.start);
+        let stands = if at == self.range.start { entry } else { at };
         let fixup = self.check(stands)?;
-        let ftrace =
-            is_ftrace(stands, self.from(stands)).then(|| match self.check(stands.add(FTRACE_SITE)) {
-                Ok(fixup) => Behind::Free { fixup },
-                Err(reason) => Behind::Guarded(reason.to_string()),
-            });
-        Ok(Spot { at, function: self.range.clone(), fixup, ftrace })
+        let ftrace = is_ftrace(stands, self.from(stands)).then(|| self.behind(stands.add(FTRACE_SITE)));
+        let traced = is_ftrace(entry, self.from(entry));
+        Ok(Spot { at, function: self.range.clone(), fixup, ftrace, traced })
+    }
+
+    /// Whether a probe of the ftrace site before `at` can stand here.
+    fn behind(&self, at: Gva) -> Behind {
+        let is_target = |instruction: Instruction| {
+            (instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near())
+                && instruction.near_branch_target() == at.0
+        };
+        match self.check(at) {
+            Err(reason) => Behind::Guarded(reason.to_string()),
+            Ok(_) if instructions(self.bytes, self.range.start).any(is_target) => {
+                Behind::Guarded("the function jumps back to it".to_owned())
+            }
+            Ok(fixup) => Behind::Free { fixup },
+        }
     }
 
     /// Whether the instruction at `at` has a fix-up, if it can be probed.
@@ -200,4 +215,29 @@ fn called_by(at: Gva, bytes: &[u8]) -> Option<Gva> {
 #[must_use]
 pub fn is_settled_late(why: Why) -> bool {
     why.is_final_after_boot() && !matches!(why, Why::Alternative | Why::Paravirt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Gva = Gva(0xffff_ffff_8100_0000);
+
+    /// What is behind the ftrace site at the start of a function with these bytes.
+    fn behind(code: &[u8]) -> Option<Behind> {
+        let bytes = [&FTRACE_NOP[..], code].concat();
+        let range = START..START.add(bytes.len() as u64);
+        let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
+        let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: true };
+        text.spot(START, |at, _| at == START).unwrap().ftrace
+    }
+
+    #[test]
+    fn a_probe_does_not_move_to_where_the_function_jumps_back() {
+        // inc eax; jnz; ret
+        let once = behind(&[0xff, 0xc0, 0x75, 0x00, 0xc3]);
+        assert_eq!(once, Some(Behind::Free { fixup: false }));
+        let again = behind(&[0xff, 0xc0, 0x75, 0xfc, 0xc3]);
+        assert!(matches!(again, Some(Behind::Guarded(_))), "each turn would be a hit: {again:?}");
+    }
 }

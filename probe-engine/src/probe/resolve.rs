@@ -6,7 +6,10 @@ use crate::addr::Gva;
 use crate::linux::glob::Glob;
 use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleError, ModuleLayout};
+use crate::linux::patched::PatchedText;
+use crate::linux::symbols::SymbolTable;
 use crate::memory::{PhysMemory, VirtMemory};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A match of a pattern that cannot be probed, and why.
@@ -199,9 +202,6 @@ fn resolve_pattern(spec: &ProbeSpec, glob: &Glob, kernel: &Kernel) -> Result<Res
 /// A place in a module that cannot be probed.
 #[derive(Debug, thiserror::Error)]
 pub enum InModuleError {
-    /// Its structures cannot be read.
-    #[error(transparent)]
-    Module(#[from] ModuleError),
     /// No such function, or several.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -213,35 +213,58 @@ pub enum InModuleError {
     Text,
 }
 
-/// Finds `symbol` in a module that the guest has loaded, through `memory` of the guest's kernel.
-///
-/// # Errors
-/// [`InModuleError`], a sentence for the user.
-pub fn in_module<M: PhysMemory + ?Sized>(
-    module: &Module,
-    layout: &ModuleLayout,
-    memory: &VirtMemory<'_, M>,
-    symbol: &str,
-    offset: u64,
-) -> Result<Spot, InModuleError> {
-    /// No function is longer; a symbol table that says so is wrong.
-    const LONGEST: u64 = 1 << 20;
-    let symbols = module.symbols(layout, memory)?;
-    let function = |at| symbols.function_at(at).map(|function| function.range());
-    let nearest = |count| symbols.nearest(symbol, count).into_iter().map(str::to_owned).collect();
-    let found = symbols.lookup(symbol).filter(|s| s.is_text()).map(|s| s.at).collect();
-    let owner = format!("the module `{}`", module.name);
-    let at = choose(&owner, symbol, offset, found, function, nearest)?;
-    let range = function(at).ok_or(Unprobeable::NoFunction)?;
-    let mut bytes = vec![0; range.end.offset_from(range.start).unwrap_or(0).min(LONGEST) as usize];
-    memory.read(range.start, &mut bytes).map_err(|_| InModuleError::Text)?;
-    let patched = module.patched(layout, memory, &symbols)?;
-    let ftrace = module.ftrace_sites(layout, memory)?;
-    for site in ftrace.iter().filter(|site| site.is_in(&range)) {
-        // Whatever ftrace is just making of it, a breakpoint of its own included, it is as long as its nop.
-        let offset = site.offset_from(range.start).unwrap_or(0) as usize;
-        bytes.iter_mut().skip(offset).zip(FTRACE_NOP).for_each(|(byte, nop)| *byte = nop);
+/// What has to be known about a module that the guest has loaded, to find places in it.
+#[derive(Debug)]
+pub struct LoadedModule {
+    name: String,
+    symbols: SymbolTable,
+    patched: PatchedText,
+    /// Where ftrace's sites are (GVA).
+    ftrace: BTreeSet<Gva>,
+}
+
+impl LoadedModule {
+    /// Reads the tables of `module` through `memory` of the guest's kernel.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when one of them cannot be read.
+    pub fn read<M: PhysMemory + ?Sized>(
+        module: &Module,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<Self, ModuleError> {
+        let symbols = module.symbols(layout, memory)?;
+        let patched = module.patched(layout, memory, &symbols)?;
+        let ftrace = module.ftrace_sites(layout, memory)?.into_iter().collect();
+        Ok(Self { name: module.name.clone(), symbols, patched, ftrace })
     }
-    let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: false };
-    Ok(text.spot(at, |at, _| ftrace.contains(&at))?)
+
+    /// Finds `symbol` and what is `offset` bytes behind it.
+    ///
+    /// # Errors
+    /// [`InModuleError`], a sentence for the user.
+    pub fn place<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &VirtMemory<'_, M>,
+        symbol: &str,
+        offset: u64,
+    ) -> Result<Spot, InModuleError> {
+        /// No function is longer; a symbol table that says so is wrong.
+        const LONGEST: u64 = 1 << 20;
+        let function = |at| self.symbols.function_at(at).map(|function| function.range());
+        let nearest = |count| self.symbols.nearest(symbol, count).into_iter().map(str::to_owned).collect();
+        let found = self.symbols.lookup(symbol).filter(|s| s.is_text()).map(|s| s.at).collect();
+        let owner = format!("the module `{}`", self.name);
+        let at = choose(&owner, symbol, offset, found, function, nearest)?;
+        let range = function(at).ok_or(Unprobeable::NoFunction)?;
+        let mut bytes = vec![0; range.end.offset_from(range.start).unwrap_or(0).min(LONGEST) as usize];
+        memory.read(range.start, &mut bytes).map_err(|_| InModuleError::Text)?;
+        for site in self.ftrace.range(range.clone()) {
+            // Whatever ftrace is just making of it, a breakpoint of its own included, it is as long as its nop.
+            let offset = site.offset_from(range.start).unwrap_or(0) as usize;
+            bytes.iter_mut().skip(offset).zip(FTRACE_NOP).for_each(|(byte, nop)| *byte = nop);
+        }
+        let text = FunctionText { range, bytes: &bytes, patched: &self.patched, knows_locks: false };
+        Ok(text.spot(at, |at, _| self.ftrace.contains(&at))?)
+    }
 }

@@ -31,9 +31,20 @@ pub struct Site<P> {
 pub struct Hanging<P> {
     /// The probe.
     pub probe: P,
-    /// Where it stood until the guest wanted that text for itself. A vCPU that has just been counted there is
-    /// not counted again here.
-    pub moved_from: Option<Gva>,
+    /// What it stands on.
+    pub footing: Footing,
+}
+
+/// What a probe stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Footing {
+    /// Text that the guest leaves as it is.
+    Firm,
+    /// One of ftrace's nops: it moves behind that when the guest wants it.
+    Nop,
+    /// Behind the nop at this address, which the guest has wanted. A vCPU that was counted there on its way to here
+    /// is not counted again.
+    Behind(Gva),
 }
 
 /// How the guest gets past a probed instruction.

@@ -13,7 +13,7 @@ use probe_engine::paging::AddressSpace;
 use probe_engine::probe::hit::Verdict;
 use probe_engine::probe::place::FTRACE_NOP;
 use probe_engine::probe::returns::{Call, Pool};
-use probe_engine::probe::table::{Hanging, Past, ProbeSet, Site};
+use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site};
 use probe_engine::regs::Regs;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -45,7 +45,7 @@ fn main() {
         let Plan::Emulate(nop) = plan(&FTRACE_NOP, at, None, false).unwrap() else {
             panic!("a nop is emulated")
         };
-        let probes = vec![Hanging { probe: (), moved_from: None }];
+        let probes = vec![Hanging { probe: (), footing: Footing::Firm }];
         sites.insert(at, Site { probes, internal: None, past: Past::Emulate(nop) });
     }
     println!("{:8}  {:>16}  {:>9}  {:>16}", "threads", "hits/CPU second", "of 1", "hits/second");

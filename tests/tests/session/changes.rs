@@ -79,6 +79,10 @@ fn a_batch_is_registered_all_or_nothing() {
                 Probe::at("do_filp_open+0x1"),
                 Probe::at("asm_exc_int3"),
                 Probe::at("no_such"),
+                // The guest has freed it.
+                Probe::at("kernel_init_freeable"),
+                Probe::at(MKDIR).once().post(|_| ()),
+                Probe::at(MKDIR).once().fault(|_, _| ()),
             ];
             for bad in bad {
                 let mut batch = good();

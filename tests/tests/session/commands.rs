@@ -45,7 +45,10 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
     let Some(guest) = Guest::new("6.12") else { return };
     let paths = Notes::new();
     let ended = guest
-        .probe(Probe::at("do_sys_openat2").pre(|hit| hit.command_and_wait(Command::Disable(vec![hit.probe]))))
+        .probe(Probe::at("do_sys_openat2").pre(|hit| {
+            hit.command_and_wait(Command::Disable(vec![hit.probe]));
+            hit.command_and_wait(Command::Register(vec![Probe::at("no_such_function")]));
+        }))
         .probe(Probe::at("__x64_sys_getppid").pre(|hit| hit.command(Command::Disable(vec![hit.probe]))))
         .probe({
             let paths = paths.clone();
@@ -66,6 +69,9 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
     assert_eq!(ended.hits(4), opens);
     assert_eq!(paths.take().len() as u64, opens, "the call in which it was registered counts");
     assert!(ended.report.probes.iter().all(|probe| probe.id.0 != 2), "it has unregistered itself");
+    let refused = &ended.report.refused;
+    assert_eq!(refused.commands, 1);
+    assert!(refused.first.as_ref().is_some_and(|words| words.contains("no_such_function")), "{refused:?}");
 }
 
 /// The run ends where a handler says so, and no further hit is taken.

@@ -120,12 +120,14 @@ impl Hit<'_> {
         Ok(string)
     }
 
-    /// Has `command` carried out soon, while the guest goes on.
+    /// Has `command` carried out soon, while the guest goes on. One that cannot be is
+    /// [reported](crate::session::Report::refused). Whoever wants the numbers of what is registered registers by a
+    /// [`Handle`](crate::session::Handle) on another thread.
     pub fn command(&mut self, command: Command) {
         self.wishes.push(Wish::Soon(command));
     }
 
-    /// Has `command` carried out before this vCPU goes on.
+    /// Has `command` carried out before this vCPU goes on. See [`command`](Self::command).
     pub fn command_and_wait(&mut self, command: Command) {
         self.wishes.push(Wish::Wait(command));
     }

@@ -132,7 +132,8 @@ impl Probe {
         Self { at, work, record: false, once: false, enabled: true }
     }
 
-    /// Calls `handler` before the instruction. It may change registers and memory, redirect RIP, or skip the
+    /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
+    /// same time, and the guest's CPU waits for it. One that panics disables its probe. It may change registers and memory, redirect RIP, or skip the
     /// function; if it changes RIP, the instruction is not executed and no post handler runs.
     pub fn pre(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
         if let Work::Instruction(handlers) = &mut self.work {
@@ -163,7 +164,8 @@ impl Probe {
         self
     }
 
-    /// Only the first hit counts: the text is then restored, and the function costs nothing more.
+    /// Only the first hit counts: the text is then restored, and the function costs nothing more. Such a probe has a
+    /// pre handler at most.
     pub fn once(mut self) -> Self {
         self.once = true;
         self

@@ -5,8 +5,9 @@
 
 use super::hooks::Hooks;
 use super::registry::{Entry, Registry, State};
-use super::text::{Ground, Traps};
+use super::text::{Function, Ground, Traps};
 use super::watches;
+use crate::events::RING;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{Reserved, Slot, TRAMPOLINES};
@@ -18,9 +19,8 @@ use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, Place};
-use probe_engine::probe::table::{CopyEnd, Hanging, Internal, Past, ProbeSet, Site};
+use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Internal, Past, ProbeSet, Site};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// How far the guest's text is final.
@@ -65,8 +65,13 @@ struct Standing {
 struct Wanted {
     probes: Vec<Hanging<Arc<Active>>>,
     internal: Option<Internal>,
-    function: Range<Gva>,
-    fixup: bool,
+    function: Function,
+}
+
+impl Wanted {
+    fn nothing(function: Function) -> Self {
+        Self { probes: Vec::new(), internal: None, function }
+    }
 }
 
 /// `call rel32`.
@@ -74,7 +79,7 @@ const CALL: u8 = 0xe8;
 
 /// Where a probe can stand at this moment.
 enum Stand {
-    At { at: Gva, function: Range<Gva>, fixup: bool, moved_from: Option<Gva> },
+    At { at: Gva, function: Function, footing: Footing },
     Not(State),
 }
 
@@ -163,12 +168,16 @@ impl Arming {
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
                 }
-                Stand::At { at, function, fixup, moved_from } => {
-                    entry.made_room |= moved_from.is_some();
+                Stand::At { .. } if entry.active.pool().is_some() && self.reserved.is_err() => {
+                    let reason = self.reserved.as_ref().err().cloned().unwrap_or_default();
+                    entry.state = State::Refused(reason);
+                }
+                Stand::At { at, function, footing } => {
+                    entry.made_room |= matches!(footing, Footing::Behind(_));
                     entry.state = State::Armed(at);
-                    let none = Wanted { probes: Vec::new(), internal: None, function, fixup };
-                    let hanging = Hanging { probe: entry.active.clone(), moved_from };
-                    all.entry(at).or_insert(none).probes.push(hanging);
+                    entry.stood = Some(at);
+                    let hanging = Hanging { probe: entry.active.clone(), footing };
+                    all.entry(at).or_insert(Wanted::nothing(function)).probes.push(hanging);
                 }
             }
         }
@@ -176,9 +185,8 @@ impl Arming {
             let start = ground.map.gva(link);
             if let Some(at) = self.hook_place(start, ground, ram) {
                 // Only its entry is of interest, whatever the function's length.
-                let function = start..at.add(16);
-                let none = Wanted { probes: Vec::new(), internal: None, function, fixup: false };
-                all.entry(at).or_insert(none).internal = Some(internal);
+                let function = Function { range: at..at.add(16), fixup: false, traced: false };
+                all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
             }
         }
         all
@@ -193,10 +201,11 @@ impl Arming {
         if is_kernel && self.hooks.is_freed(&self.kernel, spot.at) {
             return Stand::Not(State::Gone(asked));
         }
-        let function = spot.function.start.add(slide)..spot.function.end.add(slide);
+        let range = spot.function.start.add(slide)..spot.function.end.add(slide);
+        let function = |fixup| Function { range: range.clone(), fixup, traced: spot.traced };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
-        let length = function.end.offset_from(asked).unwrap_or(0).min(16) as usize;
+        let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
         let Some(head) = bytes.get_mut(..length) else { return Stand::Not(State::Waiting) };
         if let Err(error) = self.traps.read(ram, ground, asked, head) {
             return Stand::Not(State::Refused(error.to_string()));
@@ -204,24 +213,30 @@ impl Arming {
         let at = if spot.is_entry() { skip_endbr(head, asked) } else { asked };
         let Some(behind) = &spot.ftrace else {
             return match self.phase {
-                Phase::Late => Stand::At { at, function, fixup: spot.fixup, moved_from: None },
+                Phase::Late => Stand::At { at, function: function(spot.fixup), footing: Footing::Firm },
                 _ => Stand::Not(State::Waiting),
             };
         };
         let offset = at.offset_from(asked).unwrap_or(0) as usize;
         let is_nop = head.get(offset..).is_some_and(|head| head.starts_with(&FTRACE_NOP));
+        let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
         match behind {
             // Once it has made room, a probe does not come back where it can do without: a task may be on its way
             // from here, or from a tracer, to where the probe is now, and would be missed.
-            _ if is_nop && !self.hooks.is_patching() && !entry.made_room => {
-                Stand::At { at, function, fixup: false, moved_from: None }
+            _ if is_nop && is_quiet && !entry.made_room => {
+                Stand::At { at, function: function(false), footing: Footing::Nop }
             }
             _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
             Behind::Free { fixup } => {
                 let behind = at.add(FTRACE_SITE);
-                Stand::At { at: behind, function, fixup: *fixup, moved_from: Some(at) }
+                Stand::At { at: behind, function: function(*fixup), footing: Footing::Behind(at) }
             }
-            Behind::Guarded(_) => Stand::Not(State::Yielded(at)),
+            Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::Yielded(at)),
+            Behind::Guarded(reason) => {
+                let reason =
+                    format!("this kernel's ftrace cannot be followed, and behind its site: {reason}");
+                Stand::Not(State::Refused(reason))
+            }
         }
     }
 
@@ -252,12 +267,10 @@ impl Arming {
     ) {
         let goes: Vec<Gva> = self.standing.keys().copied().filter(|at| !wanted.contains_key(at)).collect();
         for at in goes {
-            let site = set.remove(at);
-            if self.take_down(at, stop) {
-                continue;
-            }
-            for hanging in site.iter().flat_map(|site| &site.probes) {
-                registry.set_state(hanging.probe.id, State::Overwritten(at));
+            set.remove(at);
+            self.device.remove(&at);
+            if !self.take_down(at, stop) {
+                registry.overwritten(at);
             }
         }
     }
@@ -277,6 +290,20 @@ impl Arming {
         }
     }
 
+    /// Forgets what stood at `lost`: the text that it was in is no more.
+    pub(super) fn forget(&mut self, lost: &[Gva], set: &mut ProbeSet<Arc<Active>>) {
+        for at in lost {
+            set.remove(*at);
+            self.traps.forget(*at);
+            let standing = self.standing.remove(at);
+            if let (Some(slot), Ok(reserved)) =
+                (standing.and_then(|standing| standing.slot), &mut self.reserved)
+            {
+                reserved.retire(slot);
+            }
+        }
+    }
+
     /// Sees to it that a trap stands at `at` and that it is passed in the right way.
     fn put_in(
         &mut self,
@@ -289,6 +316,9 @@ impl Arming {
     ) -> Result<Past, String> {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_once());
         let has_post = probes.iter().any(|p| p.probe.has_post());
+        if probes.iter().filter(|p| p.probe.record).count() > RING {
+            return Err(format!("more than {RING} probes stand here"));
+        }
         if let Some(standing) = self.standing.get(&at) {
             match &standing.past {
                 Past::Emulate(_) if !self.device.contains(&at) => return Ok(standing.past.clone()),
@@ -300,15 +330,21 @@ impl Arming {
                 }
             }
         }
-        let plan = if is_once {
+        // ftrace's nop was seen just now; anything else in the live text has to be proven an instruction.
+        let plan = if is_once && probes.iter().all(|p| p.footing == Footing::Nop) {
             None
         } else {
             let only_copy = self.device.contains(&at);
-            Some(self.traps.plan(stop.ram, ground, &wanted.function, at, wanted.fixup, only_copy)?)
+            Some(self.traps.plan(stop.ram, ground, &wanted.function, at, only_copy)?)
         };
-        let (past, slot) = match plan {
+        let (past, slot) = match plan.filter(|_| !is_once) {
             None => (None, None),
             Some(Plan::Emulate(emulation)) => (Some(Past::Emulate(emulation)), None),
+            Some(Plan::OutOfLine(_)) if !self.hooks.sees_faults() => {
+                return Err(
+                    "its instruction runs from a copy, and this kernel's faults cannot be followed".into()
+                );
+            }
             Some(Plan::OutOfLine(copy)) => {
                 let slot = self.copy(&copy, has_post, stop, set)?;
                 let entry = self.reserved.as_ref().map_err(String::clone)?.address(slot);
@@ -352,8 +388,12 @@ impl Arming {
         };
         let entry = reserved.address(slot);
         let ending = if has_post { Ending::Trap } else { Ending::Jump };
-        let code = copy.place(entry, ending).map_err(|e| e.to_string())?;
-        reserved.write(stop.ram, slot, &code).map_err(|e| e.to_string())?;
+        let code = copy.place(entry, ending).map_err(|e| e.to_string());
+        let written = code.and_then(|code| reserved.write(stop.ram, slot, &code).map_err(|e| e.to_string()));
+        if let Err(reason) = written {
+            reserved.retire(slot);
+            return Err(reason);
+        }
         let end = has_post.then(|| (copy.trap(entry), CopyEnd { site: copy.at(), next: copy.next() }));
         set.add_copy(entry, copy.at(), end);
         Ok(slot)

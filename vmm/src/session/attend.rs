@@ -13,6 +13,7 @@ use crate::trap::Delivery;
 use crate::world::{Cause, Orders, Parked, Request};
 use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
+use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
 use std::time::Instant;
 
@@ -33,12 +34,13 @@ impl Control<'_> {
             let vcpu = request.vcpu;
             match request.cause {
                 Cause::Breakpoint => self.stage_reached(&request, &parked, &mut orders),
-                Cause::Internal(internal) => self.hook_reached(&request, internal),
+                Cause::Internal(internal) => self.hook_reached(&request, internal, &mut orders),
                 Cause::Device => self.arming.run_from_copy(Gva(request.regs.rip)),
                 Cause::Commands(commands) => {
                     for command in commands {
-                        // Nobody waits for more than that it is done.
-                        let _ = self.carry_out(command, &parked, &mut orders);
+                        if let Err(error) = self.carry_out(command, &parked, &mut orders) {
+                            self.note_refused(&error);
+                        }
                     }
                 }
             }
@@ -49,7 +51,14 @@ impl Control<'_> {
             match message {
                 Message::Command(command, answer) => {
                     let result = self.carry_out(command, &parked, &mut orders);
-                    answers.extend(answer.map(|answer| (answer, result)));
+                    match answer {
+                        Some(answer) => answers.push((answer, result)),
+                        None => {
+                            if let Err(error) = result {
+                                self.note_refused(&error);
+                            }
+                        }
+                    }
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
@@ -75,6 +84,12 @@ impl Control<'_> {
 
     fn reconcile(&mut self, parked: &Parked<'_>, orders: &mut Orders) {
         self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, orders);
+    }
+
+    /// A handler that gave a command is not there any more to be told.
+    fn note_refused(&mut self, error: &CommandError) {
+        self.refused.commands += 1;
+        self.refused.first.get_or_insert_with(|| error.to_string());
     }
 
     /// Changes what is wanted. What is wanted is armed in the same stop.
@@ -103,6 +118,7 @@ impl Control<'_> {
                     self.unregistered.probes += 1;
                     self.unregistered.hits += probe.hits;
                     self.unregistered.missed += probe.missed.hits();
+                    self.unregistered.yields += probe.missed.yields;
                 }
                 self.registry.unregister(&ids);
                 Ok(ids)
@@ -128,13 +144,15 @@ impl Control<'_> {
         }
     }
 
-    /// The first of `ids` that the live text does not allow.
+    /// The first of `ids` that cannot stand, as the live text shows.
     fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
-        ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| match &entry.state {
-            State::Refused(reason) => {
-                Some(RegisterError::Refused { name: entry.place.name(), reason: reason.clone() })
-            }
-            _ => None,
+        ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| {
+            let reason = match &entry.state {
+                State::Refused(reason) => reason.clone(),
+                State::Gone(_) => "the guest has freed its text".to_owned(),
+                _ => return None,
+            };
+            Some(RegisterError::Refused { name: entry.place.name(), reason })
         })
     }
 
@@ -150,7 +168,14 @@ impl Control<'_> {
                     Reached::Late(map) => (Phase::Late, Some(map)),
                 };
                 if let Some(map) = map {
-                    orders.int3_handler = self.watched_handler(request);
+                    match self.watched_handler(request) {
+                        Ok(handler) => orders.int3_handler = handler,
+                        Err(error) => {
+                            let words = format!("its handler for breakpoints cannot be read: {error}");
+                            self.outcome = Some(Outcome::Died(Death::Lost(words)));
+                            return;
+                        }
+                    }
                     self.arming.advance(phase, Ground { map, space: request.space }, &stop);
                 }
                 self.stage.breakpoints(&self.kernel)
@@ -164,21 +189,25 @@ impl Control<'_> {
     }
 
     /// The guest's handler for vector 3, where a breakpoint has to stand on it: its IDT is the truth.
-    fn watched_handler(&self, request: &Request) -> Option<Gva> {
+    fn watched_handler(&self, request: &Request) -> Result<Option<Gva>, PageFault> {
         match self.delivery {
-            Delivery::Intercepted => None,
+            Delivery::Intercepted => Ok(None),
             Delivery::Reflected => {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };
-                crate::trap::int3_handler(request.idt, &memory).ok()
+                crate::trap::int3_handler(request.idt, &memory).map(Some)
             }
         }
     }
 
-    fn hook_reached(&mut self, request: &Request, internal: Internal) {
+    fn hook_reached(&mut self, request: &Request, internal: Internal, orders: &mut Orders) {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {
-            Internal::ModuleReady => self.with_modules(|modules, registry| modules.ready(argument, registry)),
+            Internal::ModuleReady => {
+                let mut lost = Vec::new();
+                self.with_modules(|modules, registry| lost = modules.ready(argument, registry));
+                self.arming.forget(&lost, &mut orders.sites);
+            }
             Internal::ModuleGone => self.with_modules(|modules, registry| modules.gone(argument, registry)),
             Internal::ModuleInitDone => {
                 modules::retire(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)), &mut self.registry);

@@ -4,7 +4,7 @@ use super::arming::{Arming, Stop};
 use super::handle::Message;
 use super::keys::{Keys, Typed};
 use super::registry::Registry;
-use super::report::{Death, Outcome, ProbeReport, Report, Unregistered};
+use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::stage::Stage;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
@@ -38,12 +38,17 @@ impl Threads {
     pub(super) fn start(vcpus: Vec<Vcpu>, world: Arc<World>) -> Result<Self, SessionError> {
         crate::signals::make_kick_harmless()?;
         let mut threads = Self { handles: Vec::new(), world };
+        let ids: Vec<usize> = vcpus.iter().map(|vcpu| vcpu.id).collect();
         for vcpu in vcpus {
-            let handle = std::thread::Builder::new()
-                .name(format!("vcpu{}", vcpu.id))
-                .spawn(move || vcpu.main())
-                .map_err(|e| SessionError::Host("a thread", e))?;
-            threads.handles.push(handle);
+            let thread = std::thread::Builder::new().name(format!("vcpu{}", vcpu.id));
+            match thread.spawn(move || vcpu.main()) {
+                Ok(handle) => threads.handles.push(handle),
+                Err(error) => {
+                    // Nobody may wait for those that never began.
+                    ids.iter().skip(threads.handles.len()).for_each(|id| threads.world.ended(*id));
+                    return Err(SessionError::Host("a thread", error));
+                }
+            }
         }
         Ok(threads)
     }
@@ -93,6 +98,7 @@ pub(super) struct Control<'a> {
     /// Hits that the sink did not take, by probe.
     pub(super) lost: HashMap<ProbeId, u64>,
     pub(super) unregistered: Unregistered,
+    pub(super) refused: Refused,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     pub(super) ended: Receiver<End>,
@@ -156,8 +162,8 @@ impl Control<'_> {
         let disarmed_in = begun.elapsed();
         let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);
-        let unregistered = self.unregistered;
-        Report { end, probes, unregistered, waits: self.reader.waits(), ran, disarmed_in }
+        let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));
+        Report { end, probes, unregistered, refused, waits: self.reader.waits(), ran, disarmed_in }
     }
 
     /// All probes with what they have seen so far.

@@ -41,9 +41,9 @@ impl Hooks {
             (Internal::ModuleReady, links.module_init, modules),
             (Internal::ModuleInitDone, links.init_free, modules),
             (Internal::ModuleGone, links.module_free, modules),
-            (Internal::PatchBegin, links.ftrace_begin.filter(|_| links.ftrace_end.is_some()), probes),
-            // An update that has begun is followed to its end, whoever is left to see it.
-            (Internal::PatchEnd, links.ftrace_end, probes || self.is_patching()),
+            // Also when there is no probe: the first one may come in the middle of an update.
+            (Internal::PatchBegin, links.ftrace_begin, late && self.follows_ftrace()),
+            (Internal::PatchEnd, links.ftrace_end, late && self.follows_ftrace()),
             (Internal::Fault, links.fault, probes),
             (Internal::PageFault, links.page_fault_oops, probes),
             (Internal::TaskGone, links.task_free, late && registry.returns().next().is_some()),
@@ -59,6 +59,16 @@ impl Hooks {
             Internal::PatchEnd => self.updates = self.updates.saturating_sub(1),
             _ => {}
         }
+    }
+
+    /// Whether this kernel tells when it works on ftrace's sites.
+    pub(super) fn follows_ftrace(&self) -> bool {
+        self.links.ftrace_begin.is_some() && self.links.ftrace_end.is_some()
+    }
+
+    /// Whether this kernel tells when its own code faults, so that RIP can be put right.
+    pub(super) fn sees_faults(&self) -> bool {
+        self.links.fault.is_some() && self.links.page_fault_oops.is_some()
     }
 
     /// Whether the text of `link` was freed.

@@ -16,7 +16,7 @@ mod watches;
 pub(crate) use handle::enter_session;
 pub use handle::{Answer, Command, CommandError, Desk, Handle};
 pub use registry::{RegisterError, State};
-pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Report, Unregistered};
+pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Unregistered};
 pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
@@ -229,6 +229,7 @@ impl<'a> Session<'a> {
             stopped: Duration::ZERO,
             lost: HashMap::new(),
             unregistered: Unregistered::default(),
+            refused: Refused::default(),
             wake,
             messages,
             ended,

@@ -1,13 +1,15 @@
 //! Probes in modules: their places are found when the guest has put the module together, and lost with it.
 
-use super::registry::{Registry, State};
+use super::registry::{Entry, Registry, State};
 use super::text::Ground;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::linux::modules::{Module, ModuleLayout, ModuleState, modules};
 use probe_engine::memory::VirtMemory;
+use probe_engine::probe::hit::INT3;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::in_module;
+use probe_engine::probe::resolve::LoadedModule;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// The modules of a running guest.
@@ -18,12 +20,14 @@ pub(super) struct Modules<'a> {
 }
 
 impl Modules<'_> {
-    /// The module at `at` is ready: its text is final, and none of it has run.
-    pub(super) fn ready(&self, at: Gva, registry: &mut Registry) {
+    /// The module at `at` is ready: its text is final, and none of it has run. Returns where traps stood (GVA) that
+    /// went with an earlier load of it: one that failed ends without a word.
+    pub(super) fn ready(&self, at: Gva, registry: &mut Registry) -> Vec<Gva> {
         // What is no module to us has no probes either.
-        if let Ok(module) = Module::read(self.layout, &self.memory(), at) {
-            self.find_places(&module, registry);
-        }
+        let Ok(module) = Module::read(self.layout, &self.memory(), at) else { return Vec::new() };
+        let lost = self.lost(&module, registry);
+        self.find_places(&module, registry);
+        lost
     }
 
     /// The module at `at` is about to be freed.
@@ -37,27 +41,55 @@ impl Modules<'_> {
     /// Looks for places in modules that were loaded before anyone asked.
     pub(super) fn look_around(&self, registry: &mut Registry) {
         let head = self.ground.map.gva(self.layout.head);
+        let mut seen = HashSet::new();
         for module in modules(self.layout, &self.memory(), head).unwrap_or_default() {
-            if matches!(module.state, ModuleState::Live | ModuleState::Coming) {
+            let is_loaded = matches!(module.state, ModuleState::Live | ModuleState::Coming);
+            // There is one of each name, unless the guest makes fun of us.
+            if is_loaded && seen.insert(module.name.clone()) {
                 self.find_places(&module, registry);
             }
         }
     }
 
+    /// Forgets places of `module` that are not in it, or where our trap is not.
+    fn lost(&self, module: &Module, registry: &mut Registry) -> Vec<Gva> {
+        let memory = self.memory();
+        let stands = |at: Gva| {
+            let mut byte = [0];
+            module.is_text(at) && memory.read(at, &mut byte).is_ok() && byte == [INT3]
+        };
+        let mut lost = Vec::new();
+        for entry in of_module(registry, &module.name) {
+            match entry.state {
+                State::Armed(at) if stands(at) => continue,
+                State::Armed(at) => lost.push(at),
+                _ => {}
+            }
+            entry.spot = None;
+        }
+        lost
+    }
+
     fn find_places(&self, module: &Module, registry: &mut Registry) {
         let memory = self.memory();
-        for entry in registry.iter_mut() {
-            let Place::Module { module: name, symbol, offset } = &entry.place else { continue };
-            if *name != module.name || entry.spot.is_some() || entry.is_over() {
+        let mut loaded = None;
+        for entry in of_module(registry, &module.name) {
+            let Place::Module { symbol, offset, .. } = &entry.place else { continue };
+            if entry.spot.is_some() || entry.is_over() {
                 continue;
             }
-            match in_module(module, self.layout, &memory, symbol, *offset) {
+            let loaded = loaded.get_or_insert_with(|| LoadedModule::read(module, self.layout, &memory));
+            let place = match loaded {
+                Ok(loaded) => loaded.place(&memory, symbol, *offset).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            match place {
                 Ok(spot) => {
                     entry.spot = Some(spot);
                     entry.made_room = false;
                     entry.state = State::Waiting;
                 }
-                Err(error) => entry.state = State::Refused(error.to_string()),
+                Err(reason) => entry.state = State::Refused(reason),
             }
         }
     }
@@ -65,6 +97,13 @@ impl Modules<'_> {
     fn memory(&self) -> VirtMemory<'_, GuestRam> {
         VirtMemory { phys: self.ram, space: self.ground.space }
     }
+}
+
+/// The probes in the module `name`.
+fn of_module<'a>(registry: &'a mut Registry, name: &'a str) -> impl Iterator<Item = &'a mut Entry> {
+    let is_in =
+        move |entry: &&mut Entry| matches!(&entry.place, Place::Module { module, .. } if module == name);
+    registry.iter_mut().filter(is_in)
 }
 
 /// The module text in `range` is about to be freed.

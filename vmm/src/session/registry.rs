@@ -4,6 +4,7 @@ use super::Config;
 use super::report::{ProbeKind, ProbeReport};
 use crate::events::{MAX_PROBES, Reader};
 use crate::probe::{Active, Kind, Miss, Probe, Watching, Where, Work};
+use crate::reserved::TRAMPOLINES;
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::{Place, Spot};
@@ -71,6 +72,11 @@ pub enum RegisterError {
     /// Memory, where a place in text is wanted.
     #[error("`{0}` is a place for a watch: no other probe goes there")]
     OnlyWatch(String),
+    /// A one-shot probe with a handler for what follows its instruction.
+    #[error(
+        "`{0}`: a one-shot probe has no post and no fault handler, as its instruction runs where it stands"
+    )]
+    OnlyPre(String),
     /// No debug register is free.
     #[error(
         "{0} places can be watched at a time: {reason}",
@@ -81,8 +87,12 @@ pub enum RegisterError {
         }
     )]
     TooManyWatches(usize),
-    /// So many calls cannot be followed.
-    #[error("there is no room to follow so many calls: lower maxactive, or register fewer return probes")]
+    /// So many calls cannot be followed: each return probe takes its maxactive, rounded up to whole rows, of
+    /// [`TRAMPOLINES`](crate::reserved::TRAMPOLINES).
+    #[error(
+        "there is no room to follow so many calls: {TRAMPOLINES} at a time, and {TRAMPOLINE_ROW} for each return \
+         probe at least; lower maxactive, or register fewer of them"
+    )]
     NoTrampolines,
     /// See [`MAX_PROBES`].
     #[error("a session registers {MAX_PROBES} probes at most")]
@@ -106,6 +116,8 @@ pub(super) struct Entry {
     pub(super) spot: Option<Spot>,
     pub(super) enabled: bool,
     pub(super) state: State,
+    /// Where it stood last (GVA).
+    pub(super) stood: Option<Gva>,
     /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
     pub(super) made_room: bool,
     /// How often the guest wanted its text when there was no room behind it: hits are missed then.
@@ -173,6 +185,9 @@ impl Registry {
             }
             Work::Watch(_) => return Err(RegisterError::NoWatch(place.name())),
             _ if matches!(place, Place::Watch(_)) => return Err(RegisterError::OnlyWatch(place.name())),
+            Work::Instruction(handlers) if once && (handlers.post.is_some() || handlers.fault.is_some()) => {
+                return Err(RegisterError::OnlyPre(place.name()));
+            }
             Work::Instruction(handlers) => Kind::Instruction(handlers),
             Work::Return { .. } if !place.is_entry() => {
                 return Err(RegisterError::NotAnEntry(place.name()));
@@ -190,7 +205,10 @@ impl Registry {
             Place::Module { .. } | Place::Watch(_) => None,
         };
         let state = State::Waiting;
-        self.entries.insert(id, Entry { active, place, spot, enabled, state, made_room: false, yields: 0 });
+        self.entries.insert(
+            id,
+            Entry { active, place, spot, enabled, state, stood: None, made_room: false, yields: 0 },
+        );
         Ok(id)
     }
 
@@ -335,10 +353,11 @@ impl Entry {
             | State::Yielded(at)
             | State::Spent(at) => at,
             State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
-                match (&self.place, &self.spot) {
-                    (Place::Watch(watch), _) => watch.at,
-                    (_, Some(spot)) => spot.at,
-                    (_, None) => Gva(0),
+                match (&self.place, &self.spot, self.stood) {
+                    (.., Some(at)) => at,
+                    (Place::Watch(watch), ..) => watch.at,
+                    (_, Some(spot), _) => spot.at,
+                    (_, None, _) => Gva(0),
                 }
             }
         };
@@ -350,7 +369,12 @@ impl Entry {
                 Kind::Return(..) => ProbeKind::Return,
                 Kind::Watch(_) => ProbeKind::Watch,
             },
+            module: match &self.place {
+                Place::Module { module, .. } => Some(module.clone()),
+                Place::Kernel { .. } | Place::Watch(_) => None,
+            },
             address,
+            enabled: self.enabled,
             hits: counted.saturating_sub(lost),
             missed: super::report::Missed {
                 output: lost,

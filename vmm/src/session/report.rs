@@ -15,6 +15,8 @@ pub struct Report {
     pub probes: Vec<ProbeReport>,
     /// What probes saw that were unregistered before the end.
     pub unregistered: Unregistered,
+    /// Commands of handlers that could not be carried out.
+    pub refused: Refused,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,
     /// How long the guest ran.
@@ -28,12 +30,17 @@ pub struct Report {
 pub struct ProbeReport {
     /// Its number.
     pub id: ProbeId,
-    /// `symbol` or `symbol+0x10`.
+    /// `symbol`, `symbol+0x10`, or with its module in front, `dummy:dummy_xmit`.
     pub name: String,
     /// What kind of probe it is.
     pub kind: ProbeKind,
-    /// Guest-virtual address at which it stood, or, if it never did, at which it was linked.
+    /// The module that it is in; `None` for the kernel itself.
+    pub module: Option<String>,
+    /// Guest-virtual address at which it stands or stood. If it never did: the address at which it was linked, and
+    /// 0 in a module.
     pub address: Gva,
+    /// Its own switch. It stands only if all may stand, too.
+    pub enabled: bool,
     /// Hits, or returns, that reached their handlers and the sink.
     pub hits: u64,
     /// What was missed, and why.
@@ -53,6 +60,17 @@ pub struct Unregistered {
     pub hits: u64,
     /// See [`Missed::hits`].
     pub missed: u64,
+    /// See [`Missed::yields`].
+    pub yields: u64,
+}
+
+/// Commands for whose answer nobody waits.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Refused {
+    /// How many.
+    pub commands: u64,
+    /// Why the first one was.
+    pub first: Option<String>,
 }
 
 /// Kinds of probes.

@@ -6,10 +6,11 @@ use crate::text::{Patch, PatchError, patch};
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::decode::instruction_at;
-use probe_engine::insn::plan::{Plan, plan, plan_copy};
+use probe_engine::insn::plan::{Plan, plan, plan_copy, skip_endbr};
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
 use probe_engine::probe::hit::INT3;
+use probe_engine::probe::place::FTRACE_NOP;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,6 +39,23 @@ const PAGE: u64 = 4096;
 struct Trap {
     gpa: Gpa,
     original: u8,
+}
+
+/// What is known about a probed instruction and the function around it (GVA).
+pub(super) struct Function {
+    pub(super) range: Range<Gva>,
+    /// Whether the instruction has an entry in the exception table.
+    pub(super) fixup: bool,
+    /// Whether the function begins with one of ftrace's sites.
+    pub(super) traced: bool,
+}
+
+/// ftrace's site at the start of a function may be half written at this moment: it is one instruction, whatever it is.
+fn stand_still(text: &mut [u8], start: Gva) {
+    let entry = skip_endbr(text, start).offset_from(start).unwrap_or(0) as usize;
+    if let Some(site) = text.get_mut(entry..).and_then(|text| text.first_chunk_mut()) {
+        *site = FTRACE_NOP;
+    }
 }
 
 /// Text that cannot be changed.
@@ -96,31 +114,35 @@ impl Traps {
         Ok(())
     }
 
-    /// How the instruction at `at` in `function` is passed: by a copy if only that will do. A boundary is proven from the function's start.
+    /// How the instruction at `at` in `function` is passed: by a copy if `only_copy` will do. A boundary is proven
+    /// from the function's start.
     pub(super) fn plan(
         &self,
         ram: &GuestRam,
         ground: &Ground,
-        function: &Range<Gva>,
+        function: &Function,
         at: Gva,
-        fixup: bool,
         only_copy: bool,
     ) -> Result<Plan, String> {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
         /// No function is longer; a symbol table that says so is wrong.
         const LONGEST_FUNCTION: u64 = 1 << 20;
-        let end = function.end.min(at.add(LONGEST));
-        let length = end.offset_from(function.start).unwrap_or(0).min(LONGEST_FUNCTION);
+        let Function { range, fixup, traced } = function;
+        let end = range.end.min(at.add(LONGEST));
+        let length = end.offset_from(range.start).unwrap_or(0).min(LONGEST_FUNCTION);
         let mut text = vec![0; length as usize];
-        self.read(ram, ground, function.start, &mut text).map_err(|e| e.to_string())?;
-        let found = instruction_at(&text, function.start, at).map_err(|e| e.to_string())?;
-        let offset = at.offset_from(function.start).unwrap_or(0) as usize;
+        self.read(ram, ground, range.start, &mut text).map_err(|e| e.to_string())?;
+        if *traced {
+            stand_still(&mut text, range.start);
+        }
+        let found = instruction_at(&text, range.start, at).map_err(|e| e.to_string())?;
+        let offset = at.offset_from(range.start).unwrap_or(0) as usize;
         let bytes = text.get(offset..).unwrap_or_default();
         let previous = found.previous.as_ref();
         let plan = match only_copy {
-            true => plan_copy(bytes, at, previous, fixup).map(Plan::OutOfLine),
-            false => plan(bytes, at, previous, fixup),
+            true => plan_copy(bytes, at, previous, *fixup).map(Plan::OutOfLine),
+            false => plan(bytes, at, previous, *fixup),
         };
         plan.map_err(|e| e.to_string())
     }
@@ -151,5 +173,36 @@ impl Traps {
     /// Forgets the trap byte at `at`, which is no more.
     pub(super) fn forget(&mut self, at: Gva) {
         self.planted.remove(&at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Gva = Gva(0xffff_ffff_8100_0000);
+    /// `push rbp` behind ftrace's site.
+    const INSIDE: Gva = Gva(START.0 + 5);
+
+    #[test]
+    fn what_follows_a_site_that_ftrace_is_writing_is_found() {
+        let halves: [[u8; 5]; 4] = [
+            [0xcc, 0x1f, 0x44, 0x00, 0x00],
+            [0xcc, 0x12, 0x34, 0x56, 0x78],
+            [0xe8, 0x12, 0x34, 0x56, 0x78],
+            FTRACE_NOP,
+        ];
+        for half in halves {
+            let mut text = [&half[..], &[0x55, 0xc3]].concat();
+            stand_still(&mut text, START);
+            assert!(instruction_at(&text, START, INSIDE).is_ok(), "{half:x?}");
+        }
+        let mut behind_endbr =
+            [&[0xf3, 0x0f, 0x1e, 0xfa][..], &[0xcc, 0x1f, 0x44, 0x00, 0x00, 0x55]].concat();
+        stand_still(&mut behind_endbr, START);
+        assert!(instruction_at(&behind_endbr, START, START.add(9)).is_ok());
+        let mut short = [0xcc, 0x1f];
+        stand_still(&mut short, START);
+        assert_eq!(short, [0xcc, 0x1f]);
     }
 }

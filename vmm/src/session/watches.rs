@@ -24,6 +24,7 @@ pub(super) fn set(registry: &mut Registry, ground: &Ground, ram: &GuestRam, orde
         let Some((free, watch)) = free.next() else { break };
         entry.state = match start(entry, &register, ground, ram) {
             Ok(()) => {
+                entry.stood = Some(register.at);
                 (*free, *watch) = (Some(register), Some(entry.active.clone()));
                 State::Armed(register.at)
             }

@@ -23,6 +23,7 @@ impl Vcpu {
     /// Finds whose `int3` it was. After each wait the question is asked again: the answer may have changed.
     pub(super) fn met_int3(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
         let at = Gva(breakpoint.regs.rip);
+        let passed = self.passed.take();
         let mut answered = false;
         loop {
             let wait = match orders.sites.judge(at, || self.byte_at(at)) {
@@ -34,9 +35,10 @@ impl Vcpu {
                 Verdict::Ours(site) => match site.internal {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
                     internal => {
-                        if self.recorder.has_room(site.probes.len()) {
+                        let records = site.probes.iter().filter(|hanging| hanging.probe.record).count();
+                        if self.recorder.has_room(records) {
                             self.answer(internal, breakpoint, orders);
-                            let (taken, wishes) = self.hit(breakpoint, site, orders);
+                            let (taken, wishes) = self.hit(breakpoint, site, passed, orders);
                             let flow = match taken {
                                 Taken::Over(flow) => flow,
                                 Taken::Device(regs) => self.run_from_copy(&regs, orders),

@@ -10,23 +10,30 @@ use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{EmulationFault, Passed as How};
 use probe_engine::memory::VirtMemory;
-use probe_engine::probe::table::{CopyEnd, Hanging, Past, Site};
+use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
 use probe_engine::regs::Regs;
 use std::sync::Arc;
 
-/// The hit that a vCPU has just taken: from where to where, on which stack.
+/// A vCPU has been counted at one of ftrace's nops, and is to execute the instruction behind it.
+///
+/// Its probes may move there in the meantime, and must not count the same call again. No interrupt comes between the
+/// two, so that only a stop of the world can.
 #[derive(Debug, Clone, Copy)]
 pub struct Passed {
-    from: Gva,
+    nop: Gva,
     to: Gva,
     rsp: u64,
 }
 
 impl Passed {
-    /// Whether a hit at `at` is the same call of the same function again: its probes have moved from where they
-    /// were counted to the next instruction, while the vCPU was between the two.
-    fn counted(&self, hanging: &Hanging<Arc<Active>>, at: Gva, rsp: u64) -> bool {
-        hanging.moved_from == Some(self.from) && self.to == at && self.rsp == rsp
+    /// Whether that is still what a vCPU with these registers is about to do.
+    pub(super) fn is_next(&self, regs: &Regs) -> bool {
+        self.to == Gva(regs.rip) && self.rsp == regs.rsp
+    }
+
+    /// Whether the probe was counted there.
+    fn counted(&self, hanging: &Hanging<Arc<Active>>) -> bool {
+        hanging.footing == Footing::Behind(self.nop)
     }
 }
 
@@ -43,6 +50,7 @@ impl Vcpu {
         &mut self,
         breakpoint: &Breakpoint,
         site: &Site<Arc<Active>>,
+        passed: Option<Passed>,
         orders: &Orders,
     ) -> (Taken, Vec<Wish>) {
         let ticks = clock::ticks();
@@ -52,10 +60,9 @@ impl Vcpu {
         let segments = self.kvm.segments();
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
-        for hanging in &site.probes {
-            if self.passed.is_some_and(|passed| passed.counted(hanging, at, regs.rsp)) {
-                continue;
-            }
+        let passed = passed.filter(|passed| passed.is_next(&regs));
+        let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
+        for hanging in site.probes.iter().filter(is_new) {
             let probe = &*hanging.probe;
             match &probe.kind {
                 Kind::Instruction(_) => {
@@ -79,7 +86,6 @@ impl Vcpu {
                 Kind::Return(..) | Kind::Watch(_) => {}
             }
         }
-        self.passed = None;
         if regs.rip != at.0 {
             self.go_on(breakpoint, &regs);
             return (Taken::Over(Flow::Run), wishes);
@@ -100,14 +106,17 @@ impl Vcpu {
                 let before = regs;
                 match emulation.execute(&mut regs, &memory, &segments) {
                     Ok(how) => {
-                        for probe in post_handlers(site) {
+                        for probe in post_handlers(site.probes.iter().filter(is_new)) {
                             let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                             probe.post(&mut hit);
                             regs = hit.regs;
                         }
-                        self.passed = Some(Passed { from: at, to: Gva(regs.rip), rsp: regs.rsp });
                         self.go_on(breakpoint, &regs);
-                        if how == How::InShadow {
+                        let is_nop = site.probes.iter().any(|hanging| hanging.footing == Footing::Nop);
+                        if is_nop {
+                            self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: regs.rsp });
+                        }
+                        if is_nop || how == How::InShadow {
                             self.kvm.hold_interrupts_for_one_instruction();
                         }
                     }
@@ -116,7 +125,7 @@ impl Vcpu {
                             return (Taken::Device(before), wishes);
                         };
                         let told = told(exception, fault);
-                        for hanging in &site.probes {
+                        for hanging in site.probes.iter().filter(is_new) {
                             let mut hit = moment.hit(hanging.probe.id, at, before, &mut wishes);
                             hanging.probe.fault(&mut hit, &told);
                         }
@@ -165,7 +174,8 @@ impl Vcpu {
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let moment = Moment { memory: &memory, vcpu: self.id, ticks: clock::ticks(), clock: &self.clock };
         // The site may have gone while the copy ran.
-        for probe in orders.sites.get(end.site).into_iter().flat_map(post_handlers) {
+        let site = orders.sites.get(end.site);
+        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes)) {
             let mut hit = moment.hit(probe.id, end.site, regs, &mut wishes);
             probe.post(&mut hit);
             regs = hit.regs;
@@ -207,8 +217,11 @@ impl Vcpu {
     }
 }
 
-fn post_handlers(site: &Site<Arc<Active>>) -> impl Iterator<Item = &Active> {
-    site.probes.iter().map(|hanging| &*hanging.probe).filter(|probe| probe.has_post() && !probe.is_broken())
+/// Those of `probes` that have one to be called.
+fn post_handlers<'a>(
+    probes: impl Iterator<Item = &'a Hanging<Arc<Active>>>,
+) -> impl Iterator<Item = &'a Active> {
+    probes.map(|hanging| &*hanging.probe).filter(|probe| probe.has_post() && !probe.is_broken())
 }
 
 /// What a fault handler is told of `exception`, into which `fault` was made.

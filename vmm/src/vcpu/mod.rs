@@ -54,7 +54,7 @@ pub struct Vcpu {
     pub clock: Arc<Clock>,
     /// Where what handlers want goes.
     pub desk: Desk,
-    /// The hit that it has just taken.
+    /// Where it has just been counted.
     pub passed: Option<Passed>,
     /// Where it says that the run is over.
     pub ends: Sender<End>,
@@ -120,10 +120,11 @@ impl Vcpu {
 
     /// The run is over: says so and waits for the end of the world.
     fn over(&mut self, end: End) -> Flow {
+        let rip = Gva(self.kvm.regs().rip);
         // The receiver outlives every vCPU thread.
         let _ = self.ends.send(end);
         loop {
-            if let Next::End = self.world.pause(self.id, Duration::from_secs(1)) {
+            if let Next::End = self.world.pause(self.id, rip, Duration::from_secs(1)) {
                 return Flow::End;
             }
         }
@@ -149,6 +150,8 @@ impl Vcpu {
             }
             Next::Run(new) => {
                 *orders = new;
+                let regs = self.kvm.regs();
+                self.passed = self.passed.filter(|passed| passed.is_next(&regs));
                 self.kvm.excuse_pause();
                 self.apply(orders)
             }
@@ -222,7 +225,8 @@ impl Vcpu {
     /// The ring is full. While the reader catches up, this vCPU stands still like a parked one.
     fn wait_for_reader(&mut self, orders: &mut Arc<Orders>) -> Flow {
         self.recorder.count_wait();
-        let next = self.world.pause(self.id, Duration::from_millis(1));
+        let rip = Gva(self.kvm.regs().rip);
+        let next = self.world.pause(self.id, rip, Duration::from_millis(1));
         self.obey(next, orders)
     }
 

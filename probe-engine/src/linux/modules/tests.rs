@@ -2,7 +2,8 @@ use super::*;
 use crate::linux::patched::Why;
 use crate::linux::testing::{BtfBuilder, Ram};
 use crate::probe::place::Behind;
-use crate::probe::resolve::in_module;
+use crate::probe::place::Spot;
+use crate::probe::resolve::LoadedModule;
 use proptest::prelude::*;
 
 const HEAD: u64 = 0;
@@ -175,6 +176,18 @@ fn ram(has_mem: bool) -> Ram {
     ram
 }
 
+fn place(
+    module: &Module,
+    layout: &ModuleLayout,
+    ram: &Ram,
+    symbol: &str,
+    offset: u64,
+) -> Result<Spot, String> {
+    let memory = ram.memory();
+    let loaded = LoadedModule::read(module, layout, &memory).map_err(|e| e.to_string())?;
+    loaded.place(&memory, symbol, offset).map_err(|e| e.to_string())
+}
+
 #[test]
 fn both_layouts_are_found() {
     let old = layout(false);
@@ -273,7 +286,7 @@ fn ftraces_sites_are_those_of_its_table() {
         ram.put(at(TEXT + 0x310), &[0xe8, 0, 0, 0, 0, 0xc3]);
         let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
         assert_eq!(module.ftrace_sites(&layout, &ram.memory()), Ok(vec![at(TEXT + 0x300), at(INIT)]));
-        let spot = |symbol, offset| in_module(&module, &layout, &ram.memory(), symbol, offset).unwrap();
+        let spot = |symbol, offset| place(&module, &layout, &ram, symbol, offset).unwrap();
         assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false }));
         assert_eq!(spot("last", 5).ftrace, None);
         // The guest's ftrace is about to change it.
@@ -289,7 +302,7 @@ fn an_ordinary_call_is_none_of_ftraces_sites() {
     let (ram, layout) = (ram(true), layout(true));
     ram.put(at(TEXT + 0x10), &[0x53, 0xe8, 0, 0, 0, 0, 0xc3]);
     let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
-    assert_eq!(in_module(&module, &layout, &ram.memory(), "first", 1).unwrap().ftrace, None);
+    assert_eq!(place(&module, &layout, &ram, "first", 1).unwrap().ftrace, None);
 }
 
 /// No table of a module has its lock prefixes. One that the guest has taken out for the time being is DS.
@@ -299,7 +312,7 @@ fn lock_prefixes_of_a_module_are_left_alone() {
     let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
     let refusal = |code: &[u8]| {
         ram.put(at(TEXT + 0x10), code);
-        in_module(&module, &layout, &ram.memory(), "first", 0).err().map(|error| error.to_string())
+        place(&module, &layout, &ram, "first", 0).err()
     };
     let expected = Some(Why::LockPrefix.to_string());
     assert_eq!(refusal(&[0xf0, 0xff, 0x07]), expected, "lock inc dword ptr [rdi]");
@@ -308,7 +321,7 @@ fn lock_prefixes_of_a_module_are_left_alone() {
     assert_eq!(refusal(&[0x65, 0xff, 0x07]), None, "inc dword ptr gs:[rdi]");
     // What is behind one of ftrace's sites is looked at in the same way.
     ram.put(at(TEXT + 0x305), &[0xf0, 0xff, 0x07]);
-    let spot = in_module(&module, &layout, &ram.memory(), "last", 0).unwrap();
+    let spot = place(&module, &layout, &ram, "last", 0).unwrap();
     assert_eq!(spot.ftrace, Some(Behind::Guarded(Why::LockPrefix.to_string())));
 }
 
