@@ -21,7 +21,7 @@ pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
-use crate::devices::{Devices, console::Console};
+use crate::devices::{Devices, Printer, console::Console};
 use crate::events::{self, Event};
 use crate::kvm::{Hypervisor, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
@@ -184,7 +184,8 @@ impl<'a> Session<'a> {
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
-        let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
+        let printer = Printer::start(config.terminal.out).map_err(|e| SessionError::Host("a thread", e))?;
+        let console = Console::new(serial_interrupt, Box::new(printer), config.terminal.interactive);
         let devices = Arc::new(Devices::new(console));
 
         let stage = Stage::first(&config.kernel, boot.load)?;
