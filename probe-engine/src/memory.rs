@@ -43,7 +43,7 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
             let n = page_rest(at).min(rest.len());
             let (now, later) = rest.split_at_mut(n);
             let gpa = self.space.translate(self.phys, at, Access::Read)?;
-            self.phys.read(gpa, now).map_err(|_| PageFault::not_present(at, Access::Read))?;
+            self.phys.read(gpa, now).map_err(|_| self.space.not_present(at, Access::Read))?;
             at = at.add(n as u64);
             rest = later;
         }
@@ -74,9 +74,9 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
             [] => None,
             _ => Some(self.space.translate(self.phys, next, Access::Write)?),
         };
-        self.phys.write(first_gpa, first).map_err(|_| PageFault::not_present(at, Access::Write))?;
+        self.phys.write(first_gpa, first).map_err(|_| self.space.not_present(at, Access::Write))?;
         if let Some(gpa) = second_gpa {
-            self.phys.write(gpa, second).map_err(|_| PageFault::not_present(next, Access::Write))?;
+            self.phys.write(gpa, second).map_err(|_| self.space.not_present(next, Access::Write))?;
         }
         Ok(())
     }

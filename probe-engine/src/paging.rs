@@ -37,25 +37,9 @@ pub struct PageFault {
     pub at: Gva,
     /// The error code of the exception: bit 0 protection, bit 1 write (SDM volume 3, 4.7).
     pub code: u32,
-}
-
-impl PageFault {
-    /// The fault of a supervisor access to a page that is not mapped.
-    #[must_use]
-    pub fn not_present(at: Gva, access: Access) -> Self {
-        Self { at, code: if access == Access::Write { 2 } else { 0 } }
-    }
-
-    /// Whether an address of this form exists at all, with four levels: the CPU answers an access to one that
-    /// does not with #GP and not with #PF.
-    #[must_use]
-    pub fn is_canonical(&self) -> bool {
-        is_canonical(self.at, 4)
-    }
-
-    fn protection(at: Gva) -> Self {
-        Self { at, code: 3 }
-    }
+    /// Whether the address exists at all in the address space that was asked: the CPU answers an access to one
+    /// that does not with #GP or #SS, and not with #PF (SDM volume 1, 3.3.7.1).
+    pub canonical: bool,
 }
 
 impl AddressSpace {
@@ -64,6 +48,20 @@ impl AddressSpace {
     pub fn new(cr3: u64, cr4: u64) -> Self {
         const LA57: u64 = 1 << 12;
         Self { root: Gpa(cr3 & FRAME), levels: if cr4 & LA57 != 0 { 5 } else { 4 } }
+    }
+
+    /// Whether the bits of `at` above those that are translated all equal the highest of them: from bit 47 up with
+    /// 4 levels, from bit 56 up with 5 (SDM volume 1, 3.3.7.1).
+    #[must_use]
+    pub fn is_canonical(&self, at: Gva) -> bool {
+        let unused = 64 - (12 + 9 * self.levels);
+        (((at.0 << unused) as i64) >> unused) as u64 == at.0
+    }
+
+    /// The fault of a supervisor access to `at` when no page is there.
+    pub(crate) fn not_present(&self, at: Gva, access: Access) -> PageFault {
+        let code = if access == Access::Write { 2 } else { 0 };
+        PageFault { at, code, canonical: self.is_canonical(at) }
     }
 
     /// The guest-physical address behind `at`.
@@ -77,8 +75,8 @@ impl AddressSpace {
         at: Gva,
         access: Access,
     ) -> Result<Gpa, PageFault> {
-        let fault = PageFault::not_present(at, access);
-        if !is_canonical(at, self.levels) {
+        let fault = self.not_present(at, access);
+        if !fault.canonical {
             return Err(fault);
         }
         let mut table = self.root;
@@ -95,7 +93,7 @@ impl AddressSpace {
             let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
             if is_leaf {
                 if access == Access::Write && !writable {
-                    return Err(PageFault::protection(at));
+                    return Err(PageFault { code: 3, ..fault });
                 }
                 let inside = (1u64 << shift) - 1;
                 return Ok(Gpa((entry & FRAME & !inside) | (at.0 & inside)));
@@ -104,12 +102,6 @@ impl AddressSpace {
         }
         Err(fault)
     }
-}
-
-/// Whether the bits above what `levels` of tables translate all equal the highest translated one.
-fn is_canonical(at: Gva, levels: u32) -> bool {
-    let unused = 64 - (12 + 9 * levels);
-    (((at.0 << unused) as i64) >> unused) as u64 == at.0
 }
 
 #[cfg(test)]
@@ -180,11 +172,35 @@ mod tests {
         let crossing = Gva(0xffff_8000_0000_0ffc);
         assert_eq!(
             memory.write(crossing, &[1; 8]),
-            Err(PageFault { at: Gva(0xffff_8000_0000_1000), code: 3 })
+            Err(PageFault { at: Gva(0xffff_8000_0000_1000), code: 3, canonical: true })
         );
         let mut untouched = [9; 4];
         memory.read(crossing, &mut untouched).unwrap();
         assert_eq!(untouched, [0; 4]);
+    }
+
+    #[test]
+    fn a_fault_says_whether_its_own_space_has_the_address() {
+        // address, canonical with 4 levels, with 5
+        let cases = [
+            (0x0000_7fff_ffff_f000, true, true),
+            (0x0000_8000_0000_0000, false, true),
+            (0x00ff_ffff_ffff_f000, false, true),
+            (0x0100_0000_0000_0000, false, false),
+            (0xfeff_ffff_ffff_f000, false, false),
+            (0xff11_0000_0000_0000, false, true),
+            (0xffff_7fff_ffff_f000, false, true),
+            (0xffff_ffff_ffff_f000, true, true),
+        ];
+        for (at, with_4, with_5) in cases {
+            for (levels, canonical) in [(4, with_4), (5, with_5)] {
+                let (ram, space) = ram(levels);
+                let fault = PageFault { at: Gva(at), code: 2, canonical };
+                let translated = space.translate(&ram, Gva(at), Access::Write);
+                assert_eq!(translated, Err(fault), "{levels} levels");
+                assert_eq!(VirtMemory { phys: &ram, space }.write(Gva(at), &[0]), Err(fault));
+            }
+        }
     }
 
     #[test]

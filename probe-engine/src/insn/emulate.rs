@@ -315,10 +315,7 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
 
     fn jump(&mut self, target: u64) -> Result<(), EmulationFault> {
         let at = Gva(target);
-        let sign_extended = ((target << 16) as i64 >> 16) as u64;
-        // With 57-bit addresses more is canonical: then it is code only if it is mapped.
-        if sign_extended != target && self.memory.space.translate(self.memory.phys, at, Access::Read).is_err()
-        {
+        if !self.memory.space.is_canonical(at) {
             return Err(EmulationFault::BranchTarget(at));
         }
         self.regs.rip = target;
@@ -351,7 +348,7 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn explain(&self, segment: Segment, fault: PageFault, access: Access) -> EmulationFault {
         match self.memory.space.translate(self.memory.phys, fault.at, access) {
             Ok(_) => EmulationFault::NotRam(fault.at),
-            Err(_) if segment == Segment::Stack && !fault.is_canonical() => EmulationFault::Stack(fault.at),
+            Err(_) if segment == Segment::Stack && !fault.canonical => EmulationFault::Stack(fault.at),
             Err(_) => EmulationFault::Page(fault),
         }
     }

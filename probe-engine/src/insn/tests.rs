@@ -202,7 +202,7 @@ const NOWHERE: u64 = 0x0000_8000_0000_0000;
 
 #[test]
 fn faults_change_nothing_and_say_what_the_cpu_would() {
-    let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code });
+    let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code, canonical: at != NOWHERE });
     const PUSH: &[u8] = &[0x50];
     const POP: &[u8] = &[0x58];
     const CALL: &[u8] = &[0xe8, 0, 0, 0, 0];
@@ -265,6 +265,24 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
         assert_eq!(regs, before, "{bytes:02x?}");
         assert!(*ram.bytes.borrow() == bytes_before, "{bytes:02x?}");
     }
+}
+
+#[test]
+fn an_address_that_5_levels_have_is_a_page_fault_there() {
+    const LA57: u64 = 1 << 12;
+    const UNMAPPED: u64 = 0xff11_0000_0000_0000;
+    let (ram, segments) = (Ram::new(), Segments::default());
+    let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, LA57) };
+    let before = Regs { rax: UNMAPPED, rsp: UNMAPPED + 8, ..Regs::default() };
+    for (bytes, code) in [(&[0x50][..], 2), (&[0x48, 0x8b, 0x40, 0x08], 0)] {
+        let at = Gva(if code == 2 { UNMAPPED } else { UNMAPPED + 8 });
+        let fault = EmulationFault::Page(PageFault { at, code, canonical: true });
+        assert_eq!(emulation(bytes).execute(&mut before.clone(), &memory, &segments), Err(fault));
+    }
+    // A branch there is done: it is the fetch that faults.
+    let mut regs = before;
+    assert_eq!(emulation(&[0xff, 0xe0]).execute(&mut regs, &memory, &segments), Ok(Passed::Plainly));
+    assert_eq!(regs.rip, UNMAPPED);
 }
 
 #[test]
