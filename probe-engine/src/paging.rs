@@ -107,35 +107,12 @@ impl AddressSpace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{NoMemory, VirtMemory};
-    use std::cell::RefCell;
-
-    struct Ram(RefCell<Vec<u8>>);
-
-    impl PhysMemory for Ram {
-        fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
-            let ram = self.0.borrow();
-            let at_usize = at.0 as usize;
-            buf.copy_from_slice(ram.get(at_usize..at_usize + buf.len()).ok_or(NoMemory(at))?);
-            Ok(())
-        }
-        fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
-            let mut ram = self.0.borrow_mut();
-            let at_usize = at.0 as usize;
-            ram.get_mut(at_usize..at_usize + bytes.len()).ok_or(NoMemory(at))?.copy_from_slice(bytes);
-            Ok(())
-        }
-    }
-
-    impl Ram {
-        fn set(&self, table: u64, index: u64, entry: u64) {
-            self.write(Gpa(table + index * 8), &entry.to_le_bytes()).unwrap();
-        }
-    }
+    use crate::memory::VirtMemory;
+    use crate::memory::testing::Ram;
 
     /// Two 4 KiB pages at 0xffff_8000_0000_0000 (the second read-only) and a 2 MiB page above them.
     fn ram(levels: u32) -> (Ram, AddressSpace) {
-        let ram = Ram(RefCell::new(vec![0; 0x60_0000]));
+        let ram = Ram::new(0x60_0000);
         let top = if levels == 5 { 511 } else { 256 };
         if levels == 5 {
             ram.set(0x6000, 511, 0x1000 | 3);
