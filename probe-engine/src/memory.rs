@@ -20,6 +20,13 @@ pub trait PhysMemory {
     /// # Errors
     /// [`NoMemory`] when any byte of the range is not backed by guest RAM.
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory>;
+
+    /// Replaces the little-endian u64 at `at`, a multiple of 8, by `new` if it is `old`, atomically against the guest's
+    /// CPUs. Says whether it was.
+    ///
+    /// # Errors
+    /// [`NoMemory`] when `at` is not backed by guest RAM, or no multiple of 8.
+    fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory>;
 }
 
 /// The guest-physical range is not (entirely) RAM.
@@ -27,7 +34,9 @@ pub trait PhysMemory {
 #[error("no guest memory at physical address {0}")]
 pub struct NoMemory(pub Gpa);
 
-/// Guest memory through one address space's page tables, as one CPL sees it.
+/// Guest memory through one address space's page tables, as the host looks at it: what the kernel could reach, pages of
+/// its processes included, and without a trace in the page tables. What is written to a page that the guest holds clean
+/// can therefore be lost when the guest takes it back.
 pub struct VirtMemory<'a, M: PhysMemory + ?Sized> {
     /// The RAM below the page tables.
     pub phys: &'a M,
@@ -98,7 +107,7 @@ fn by_page(at: Gva, bytes: &[u8]) -> impl Iterator<Item = (Gva, &[u8])> {
 }
 
 /// Bytes from `at` to the end of its 4 KiB page.
-fn page_rest(at: Gva) -> usize {
+pub(crate) fn page_rest(at: Gva) -> usize {
     0x1000 - (at.0 & 0xfff) as usize
 }
 

@@ -3,10 +3,12 @@
 pub mod window;
 
 use crate::addr::{Gpa, Gva};
-use crate::memory::PhysMemory;
+use crate::memory::{NoMemory, PhysMemory};
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 /// Bits 51:12 of an entry: the frame or the next table.
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
@@ -27,6 +29,38 @@ pub struct AddressSpace {
     root: Gpa,
     /// 4, or 5 with CR4.LA57.
     levels: u32,
+}
+
+/// A way through the page tables that an access is allowed to go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk {
+    /// Where it ends.
+    pub(crate) gpa: Gpa,
+    /// The entries on the way that do not show the access yet.
+    unmarked: [Option<Unmarked>; 5],
+}
+
+/// An entry as it was read, and the bits that it lacks.
+#[derive(Debug, Clone, Copy)]
+struct Unmarked {
+    at: Gpa,
+    entry: u64,
+    missing: u64,
+}
+
+impl Walk {
+    /// Sets the accessed flags on the way, and the dirty flag of a page that is to be written (SDM volume 3, 4.8).
+    /// Entries that have them are not written.
+    ///
+    /// Returns false when an entry has changed since it was read: then it is another way now.
+    pub(crate) fn mark<M: PhysMemory + ?Sized>(&self, memory: &M) -> Result<bool, NoMemory> {
+        for Unmarked { at, entry, missing } in self.unmarked.into_iter().flatten() {
+            if !memory.compare_exchange(at, entry, entry | missing)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// A translation that the guest's page tables do not allow.
@@ -64,7 +98,7 @@ impl AddressSpace {
         PageFault { at, code, canonical: self.is_canonical(at) }
     }
 
-    /// The guest-physical address behind `at`.
+    /// The guest-physical address behind `at`. The page tables stay as they are: this is the host looking.
     ///
     /// # Errors
     /// The [`PageFault`] that supervisor code would meet: not mapped, not canonical (which the CPU reports as
@@ -75,28 +109,46 @@ impl AddressSpace {
         at: Gva,
         access: Access,
     ) -> Result<Gpa, PageFault> {
+        self.walk(memory, at, access).map(|walk| walk.gpa)
+    }
+
+    /// The way to `at`; errors as for [`translate`](Self::translate).
+    pub(crate) fn walk<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &M,
+        at: Gva,
+        access: Access,
+    ) -> Result<Walk, PageFault> {
         let fault = self.not_present(at, access);
         if !fault.canonical {
             return Err(fault);
         }
         let mut table = self.root;
         let mut writable = true;
-        for level in (0..self.levels).rev() {
+        let mut unmarked = [None; 5];
+        for (level, slot) in (0..self.levels).rev().zip(&mut unmarked) {
             let shift = 12 + 9 * level;
+            let entry_at = table.add(((at.0 >> shift) & 0x1ff) * 8);
             let mut raw = [0; 8];
-            memory.read(table.add(((at.0 >> shift) & 0x1ff) * 8), &mut raw).map_err(|_| fault)?;
+            memory.read(entry_at, &mut raw).map_err(|_| fault)?;
             let entry = u64::from_le_bytes(raw);
             if entry & PRESENT == 0 {
                 return Err(fault);
             }
             writable &= entry & WRITABLE != 0;
             let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
+            let marks = if is_leaf && access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
+            let missing = marks & !entry;
+            if missing != 0 {
+                *slot = Some(Unmarked { at: entry_at, entry, missing });
+            }
             if is_leaf {
                 if access == Access::Write && !writable {
                     return Err(PageFault { code: 3, ..fault });
                 }
                 let inside = (1u64 << shift) - 1;
-                return Ok(Gpa((entry & FRAME & !inside) | (at.0 & inside)));
+                let gpa = Gpa((entry & FRAME & !inside) | (at.0 & inside));
+                return Ok(Walk { gpa, unmarked });
             }
             table = Gpa(entry & FRAME);
         }
