@@ -7,6 +7,7 @@ use crate::memory::{NoMemory, PhysMemory};
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
@@ -29,6 +30,8 @@ pub struct AddressSpace {
     root: Gpa,
     /// 4, or 5 with CR4.LA57.
     levels: u32,
+    /// CR4.SMAP: supervisor code accesses user pages only while RFLAGS.AC is set.
+    pub(crate) smap: bool,
 }
 
 /// A way through the page tables that an access is allowed to go.
@@ -36,6 +39,8 @@ pub struct AddressSpace {
 pub(crate) struct Walk {
     /// Where it ends.
     pub(crate) gpa: Gpa,
+    /// Whether user mode may go it as well.
+    pub(crate) is_user: bool,
     /// The entries on the way that do not show the access yet.
     unmarked: [Option<Unmarked>; 5],
 }
@@ -81,7 +86,9 @@ impl AddressSpace {
     #[must_use]
     pub fn new(cr3: u64, cr4: u64) -> Self {
         const LA57: u64 = 1 << 12;
-        Self { root: Gpa(cr3 & FRAME), levels: if cr4 & LA57 != 0 { 5 } else { 4 } }
+        const SMAP: u64 = 1 << 21;
+        let levels = if cr4 & LA57 != 0 { 5 } else { 4 };
+        Self { root: Gpa(cr3 & FRAME), levels, smap: cr4 & SMAP != 0 }
     }
 
     /// Whether the bits of `at` above those that are translated all equal the highest of them: from bit 47 up with
@@ -98,11 +105,19 @@ impl AddressSpace {
         PageFault { at, code, canonical: self.is_canonical(at) }
     }
 
+    /// The fault of a supervisor access to `at` that the page there forbids.
+    pub(crate) fn protection(&self, at: Gva, access: Access) -> PageFault {
+        const PROTECTION: u32 = 1;
+        let fault = self.not_present(at, access);
+        PageFault { code: fault.code | PROTECTION, ..fault }
+    }
+
     /// The guest-physical address behind `at`. The page tables stay as they are: this is the host looking.
     ///
     /// # Errors
     /// The [`PageFault`] that supervisor code would meet: not mapped, not canonical (which the CPU reports as
-    /// #GP, and for which no page exists either), or not writable for a store.
+    /// #GP, and for which no page exists either), or not writable for a store. Pages of user mode are open to the
+    /// host at any time.
     pub fn translate<M: PhysMemory + ?Sized>(
         &self,
         memory: &M,
@@ -125,6 +140,7 @@ impl AddressSpace {
         }
         let mut table = self.root;
         let mut writable = true;
+        let mut is_user = true;
         let mut unmarked = [None; 5];
         for (level, slot) in (0..self.levels).rev().zip(&mut unmarked) {
             let shift = 12 + 9 * level;
@@ -136,6 +152,7 @@ impl AddressSpace {
                 return Err(fault);
             }
             writable &= entry & WRITABLE != 0;
+            is_user &= entry & USER != 0;
             let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
             let marks = if is_leaf && access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
             let missing = marks & !entry;
@@ -144,11 +161,11 @@ impl AddressSpace {
             }
             if is_leaf {
                 if access == Access::Write && !writable {
-                    return Err(PageFault { code: 3, ..fault });
+                    return Err(self.protection(at, access));
                 }
                 let inside = (1u64 << shift) - 1;
                 let gpa = Gpa((entry & FRAME & !inside) | (at.0 & inside));
-                return Ok(Walk { gpa, unmarked });
+                return Ok(Walk { gpa, is_user, unmarked });
             }
             table = Gpa(entry & FRAME);
         }

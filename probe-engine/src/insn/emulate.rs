@@ -3,11 +3,12 @@
 //! Everything about the instruction is settled when the [`Emulation`] is made: operands are register indices,
 //! immediates and absolute addresses. Executing it neither decodes nor allocates.
 //!
-//! Memory is reached through the page tables of the moment, as supervisor code, and must be plain RAM. A load or
-//! store within one page is one access to guest-physical memory, so that an aligned one can be made as atomic
-//! as the CPU's. An access that is allowed sets the accessed and dirty flags that are not set yet, also where it
-//! turns out that there is no RAM: the guest's CPU is about to do the same. An instruction with an exception-table
-//! entry expects its faults; that is the caller's to refuse or to inject.
+//! Memory is reached through the page tables of the moment, as supervisor code: with CR4.SMAP pages of user mode are
+//! closed while RFLAGS.AC is clear. It must be plain RAM. A load or store within one page is one access to
+//! guest-physical memory, so that an aligned one can be made as atomic as the CPU's. An access that is allowed sets
+//! the accessed and dirty flags that are not set yet, also where it turns out that there is no RAM: the guest's CPU
+//! is about to do the same. An instruction with an exception-table entry expects its faults; that is the caller's
+//! to refuse or to inject.
 
 use super::access;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
@@ -343,14 +344,15 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn load(&self, segment: Segment, at: Gva, width: Width, access: Access) -> Result<u64, EmulationFault> {
         let mut bytes = [0; 8];
         let (used, _) = bytes.split_at_mut(width.bytes());
-        access::load(self.memory, at, used, access).map_err(|fault| through(segment, fault))?;
+        access::load(self.memory, self.regs.rflags, at, used, access)
+            .map_err(|fault| through(segment, fault))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     fn store(&self, segment: Segment, at: Gva, value: u64, width: Width) -> Result<(), EmulationFault> {
         let bytes = value.to_le_bytes();
         let (used, _) = bytes.split_at(width.bytes());
-        access::store(self.memory, at, used).map_err(|fault| through(segment, fault))
+        access::store(self.memory, self.regs.rflags, at, used).map_err(|fault| through(segment, fault))
     }
 }
 

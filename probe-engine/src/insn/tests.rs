@@ -24,6 +24,7 @@ const ENTRIES: [Gpa; 5] = [
     Gpa(0x4008),
 ];
 /// Bits of an entry.
+const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 
@@ -272,6 +273,61 @@ fn page_tables_are_marked_as_by_the_cpu() {
         let _ = execute(bytes, &mut again, &ram);
         let is_store = bytes != LOAD && expected.is_ok();
         assert_eq!(ram.stores.borrow().len(), usize::from(is_store), "{bytes:02x?} {rbx:#x}");
+    }
+}
+
+#[test]
+fn user_memory_is_closed_by_smap_unless_the_alignment_flag_opens_it() {
+    const SMAP: u64 = 1 << 21;
+    const PUSH: &[u8] = &[0x50];
+    const POPFQ: &[u8] = &[0x9d];
+    const CLOSED: u64 = 0;
+    // instruction, address, CR4, flags, fault code
+    let cases = [
+        (LOAD, PAGE, SMAP, CLOSED, Err(1)),
+        (STORE, PAGE, SMAP, CLOSED, Err(3)),
+        (ADD_TO_MEMORY, PAGE, SMAP, CLOSED, Err(3)),
+        (PUSH, PAGE + 8, SMAP, CLOSED, Err(3)),
+        (POPFQ, PAGE, SMAP, CLOSED, Err(1)),
+        (LOAD, PAGE, SMAP, AC, Ok(())),
+        (STORE, PAGE, SMAP, AC, Ok(())),
+        // It closes behind itself.
+        (POPFQ, PAGE, SMAP, AC, Ok(())),
+        (STORE, READ_ONLY, SMAP, AC, Err(3)),
+        (LOAD, END, SMAP, CLOSED, Err(0)),
+        (LOAD, PAGE, 0, CLOSED, Ok(())),
+        (STORE, PAGE, 0, CLOSED, Ok(())),
+    ];
+    for (bytes, at, cr4, rflags, expected) in cases {
+        let ram = Ram::new();
+        ram.change_entries(ACCESSED | DIRTY, USER);
+        let before = ram.bytes.borrow().clone();
+        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, cr4) };
+        let mut regs = Regs { rbx: at, rsp: at, rflags, ..Regs::default() };
+        let passed = emulation(bytes).execute(&mut regs, &memory, &Segments::default());
+        let passed = passed.map(|_| ()).map_err(|fault| match fault {
+            EmulationFault::Page(fault) => fault.code,
+            other => panic!("{other}"),
+        });
+        assert_eq!(passed, expected, "{bytes:02x?} {cr4:#x} {rflags:#x}");
+        assert!(passed.is_ok() || *ram.bytes.borrow() == before, "{bytes:02x?} {cr4:#x} {rflags:#x}");
+        // The host may look at any time.
+        assert!(memory.read_u64(Gva(PAGE)).is_ok());
+    }
+}
+
+#[test]
+fn a_page_that_one_level_keeps_from_user_mode_is_the_kernels() {
+    const SMAP: u64 = 1 << 21;
+    for closed in &ENTRIES[..4] {
+        let ram = Ram::new();
+        ram.change_entries(0, USER);
+        let entry = ram.entry(*closed) & !USER;
+        ram.write(*closed, &entry.to_le_bytes()).unwrap();
+        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, SMAP) };
+        let mut regs = Regs { rbx: PAGE, ..Regs::default() };
+        let passed = emulation(LOAD).execute(&mut regs, &memory, &Segments::default());
+        assert_eq!(passed, Ok(Passed::Plainly), "{closed}");
     }
 }
 
