@@ -3,10 +3,13 @@
 pub mod window;
 
 use crate::addr::{Gpa, Gva};
-use crate::memory::PhysMemory;
+use crate::memory::{NoMemory, PhysMemory};
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 /// Bits 51:12 of an entry: the frame or the next table.
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
@@ -27,6 +30,42 @@ pub struct AddressSpace {
     root: Gpa,
     /// 4, or 5 with CR4.LA57.
     levels: u32,
+    /// CR4.SMAP: supervisor code accesses user pages only while RFLAGS.AC is set.
+    pub(crate) smap: bool,
+}
+
+/// A way through the page tables that an access is allowed to go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk {
+    /// Where it ends.
+    pub(crate) gpa: Gpa,
+    /// Whether user mode may go it as well.
+    pub(crate) is_user: bool,
+    /// The entries on the way that do not show the access yet.
+    unmarked: [Option<Unmarked>; 5],
+}
+
+/// An entry as it was read, and the bits that it lacks.
+#[derive(Debug, Clone, Copy)]
+struct Unmarked {
+    at: Gpa,
+    entry: u64,
+    missing: u64,
+}
+
+impl Walk {
+    /// Sets the accessed flags on the way, and the dirty flag of a page that is to be written (SDM volume 3, 4.8).
+    /// Entries that have them are not written.
+    ///
+    /// Returns false when an entry has changed since it was read: then it is another way now.
+    pub(crate) fn mark<M: PhysMemory + ?Sized>(&self, memory: &M) -> Result<bool, NoMemory> {
+        for Unmarked { at, entry, missing } in self.unmarked.into_iter().flatten() {
+            if !memory.compare_exchange(at, entry, entry | missing)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// A translation that the guest's page tables do not allow.
@@ -37,25 +76,9 @@ pub struct PageFault {
     pub at: Gva,
     /// The error code of the exception: bit 0 protection, bit 1 write (SDM volume 3, 4.7).
     pub code: u32,
-}
-
-impl PageFault {
-    /// The fault of a supervisor access to a page that is not mapped.
-    #[must_use]
-    pub fn not_present(at: Gva, access: Access) -> Self {
-        Self { at, code: if access == Access::Write { 2 } else { 0 } }
-    }
-
-    /// Whether an address of this form exists at all, with four levels: the CPU answers an access to one that
-    /// does not with #GP and not with #PF.
-    #[must_use]
-    pub fn is_canonical(&self) -> bool {
-        is_canonical(self.at, 4)
-    }
-
-    fn protection(at: Gva) -> Self {
-        Self { at, code: 3 }
-    }
+    /// Whether the address exists at all in the address space that was asked: the CPU answers an access to one
+    /// that does not with #GP or #SS, and not with #PF (SDM volume 1, 3.3.7.1).
+    pub canonical: bool,
 }
 
 impl AddressSpace {
@@ -63,42 +86,86 @@ impl AddressSpace {
     #[must_use]
     pub fn new(cr3: u64, cr4: u64) -> Self {
         const LA57: u64 = 1 << 12;
-        Self { root: Gpa(cr3 & FRAME), levels: if cr4 & LA57 != 0 { 5 } else { 4 } }
+        const SMAP: u64 = 1 << 21;
+        let levels = if cr4 & LA57 != 0 { 5 } else { 4 };
+        Self { root: Gpa(cr3 & FRAME), levels, smap: cr4 & SMAP != 0 }
     }
 
-    /// The guest-physical address behind `at`.
+    /// Whether the bits of `at` above those that are translated all equal the highest of them: from bit 47 up with
+    /// 4 levels, from bit 56 up with 5 (SDM volume 1, 3.3.7.1).
+    #[must_use]
+    pub fn is_canonical(&self, at: Gva) -> bool {
+        let unused = 64 - (12 + 9 * self.levels);
+        (((at.0 << unused) as i64) >> unused) as u64 == at.0
+    }
+
+    /// The fault of a supervisor access to `at` when no page is there.
+    pub(crate) fn not_present(&self, at: Gva, access: Access) -> PageFault {
+        let code = if access == Access::Write { 2 } else { 0 };
+        PageFault { at, code, canonical: self.is_canonical(at) }
+    }
+
+    /// The fault of a supervisor access to `at` that the page there forbids.
+    pub(crate) fn protection(&self, at: Gva, access: Access) -> PageFault {
+        const PROTECTION: u32 = 1;
+        let fault = self.not_present(at, access);
+        PageFault { code: fault.code | PROTECTION, ..fault }
+    }
+
+    /// The guest-physical address behind `at`. The page tables stay as they are: this is the host looking.
     ///
     /// # Errors
     /// The [`PageFault`] that supervisor code would meet: not mapped, not canonical (which the CPU reports as
-    /// #GP, and for which no page exists either), or not writable for a store.
+    /// #GP, and for which no page exists either), or not writable for a store. Pages of user mode are open to the
+    /// host at any time.
     pub fn translate<M: PhysMemory + ?Sized>(
         &self,
         memory: &M,
         at: Gva,
         access: Access,
     ) -> Result<Gpa, PageFault> {
-        let fault = PageFault::not_present(at, access);
-        if !is_canonical(at, self.levels) {
+        self.walk(memory, at, access).map(|walk| walk.gpa)
+    }
+
+    /// The way to `at`; errors as for [`translate`](Self::translate).
+    pub(crate) fn walk<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &M,
+        at: Gva,
+        access: Access,
+    ) -> Result<Walk, PageFault> {
+        let fault = self.not_present(at, access);
+        if !fault.canonical {
             return Err(fault);
         }
         let mut table = self.root;
         let mut writable = true;
-        for level in (0..self.levels).rev() {
+        let mut is_user = true;
+        let mut unmarked = [None; 5];
+        for (level, slot) in (0..self.levels).rev().zip(&mut unmarked) {
             let shift = 12 + 9 * level;
+            let entry_at = table.add(((at.0 >> shift) & 0x1ff) * 8);
             let mut raw = [0; 8];
-            memory.read(table.add(((at.0 >> shift) & 0x1ff) * 8), &mut raw).map_err(|_| fault)?;
+            memory.read(entry_at, &mut raw).map_err(|_| fault)?;
             let entry = u64::from_le_bytes(raw);
             if entry & PRESENT == 0 {
                 return Err(fault);
             }
             writable &= entry & WRITABLE != 0;
+            is_user &= entry & USER != 0;
             let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
+            let marks = if is_leaf && access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
+            let missing = marks & !entry;
+            if missing != 0 {
+                *slot = Some(Unmarked { at: entry_at, entry, missing });
+            }
             if is_leaf {
                 if access == Access::Write && !writable {
-                    return Err(PageFault::protection(at));
+                    return Err(self.protection(at, access));
                 }
                 let inside = (1u64 << shift) - 1;
-                return Ok(Gpa((entry & FRAME & !inside) | (at.0 & inside)));
+                let gpa = Gpa((entry & FRAME & !inside) | (at.0 & inside));
+                return Ok(Walk { gpa, is_user, unmarked });
             }
             table = Gpa(entry & FRAME);
         }
@@ -106,44 +173,15 @@ impl AddressSpace {
     }
 }
 
-/// Whether the bits above what `levels` of tables translate all equal the highest translated one.
-fn is_canonical(at: Gva, levels: u32) -> bool {
-    let unused = 64 - (12 + 9 * levels);
-    (((at.0 << unused) as i64) >> unused) as u64 == at.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{NoMemory, VirtMemory};
-    use std::cell::RefCell;
-
-    struct Ram(RefCell<Vec<u8>>);
-
-    impl PhysMemory for Ram {
-        fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
-            let ram = self.0.borrow();
-            let at_usize = at.0 as usize;
-            buf.copy_from_slice(ram.get(at_usize..at_usize + buf.len()).ok_or(NoMemory(at))?);
-            Ok(())
-        }
-        fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
-            let mut ram = self.0.borrow_mut();
-            let at_usize = at.0 as usize;
-            ram.get_mut(at_usize..at_usize + bytes.len()).ok_or(NoMemory(at))?.copy_from_slice(bytes);
-            Ok(())
-        }
-    }
-
-    impl Ram {
-        fn set(&self, table: u64, index: u64, entry: u64) {
-            self.write(Gpa(table + index * 8), &entry.to_le_bytes()).unwrap();
-        }
-    }
+    use crate::memory::VirtMemory;
+    use crate::memory::testing::Ram;
 
     /// Two 4 KiB pages at 0xffff_8000_0000_0000 (the second read-only) and a 2 MiB page above them.
     fn ram(levels: u32) -> (Ram, AddressSpace) {
-        let ram = Ram(RefCell::new(vec![0; 0x60_0000]));
+        let ram = Ram::new(0x60_0000);
         let top = if levels == 5 { 511 } else { 256 };
         if levels == 5 {
             ram.set(0x6000, 511, 0x1000 | 3);
@@ -180,11 +218,35 @@ mod tests {
         let crossing = Gva(0xffff_8000_0000_0ffc);
         assert_eq!(
             memory.write(crossing, &[1; 8]),
-            Err(PageFault { at: Gva(0xffff_8000_0000_1000), code: 3 })
+            Err(PageFault { at: Gva(0xffff_8000_0000_1000), code: 3, canonical: true })
         );
         let mut untouched = [9; 4];
         memory.read(crossing, &mut untouched).unwrap();
         assert_eq!(untouched, [0; 4]);
+    }
+
+    #[test]
+    fn a_fault_says_whether_its_own_space_has_the_address() {
+        // address, canonical with 4 levels, with 5
+        let cases = [
+            (0x0000_7fff_ffff_f000, true, true),
+            (0x0000_8000_0000_0000, false, true),
+            (0x00ff_ffff_ffff_f000, false, true),
+            (0x0100_0000_0000_0000, false, false),
+            (0xfeff_ffff_ffff_f000, false, false),
+            (0xff11_0000_0000_0000, false, true),
+            (0xffff_7fff_ffff_f000, false, true),
+            (0xffff_ffff_ffff_f000, true, true),
+        ];
+        for (at, with_4, with_5) in cases {
+            for (levels, canonical) in [(4, with_4), (5, with_5)] {
+                let (ram, space) = ram(levels);
+                let fault = PageFault { at: Gva(at), code: 2, canonical };
+                let translated = space.translate(&ram, Gva(at), Access::Write);
+                assert_eq!(translated, Err(fault), "{levels} levels");
+                assert_eq!(VirtMemory { phys: &ram, space }.write(Gva(at), &[0]), Err(fault));
+            }
+        }
     }
 
     #[test]

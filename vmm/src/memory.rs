@@ -5,8 +5,10 @@ use crate::boot::layout;
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    VolatileMemory,
 };
 
 /// Devices and firmware tables of a PC live between here and 4 GiB; RAM goes on above.
@@ -92,6 +94,12 @@ impl PhysMemory for GuestRam {
         }
         self.backing.write_slice(bytes, GuestAddress(at.0)).map_err(|_| NoMemory(at))
     }
+
+    fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory> {
+        let bytes = self.backing.get_slice(GuestAddress(at.0), 8).map_err(|_| NoMemory(at))?;
+        let word: &AtomicU64 = bytes.get_atomic_ref(0).map_err(|_| NoMemory(at))?;
+        Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+    }
 }
 
 #[cfg(test)]
@@ -119,6 +127,21 @@ mod tests {
                 assert_eq!(byte, [7]);
             }
             assert!(ram.write(last, &[7; 2]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_word_is_exchanged_only_for_what_it_was_and_only_where_it_is_one() {
+        let ram = GuestRam::new(0x2000).unwrap();
+        let at = Gpa(0x1ff8);
+        ram.write(at, &7u64.to_le_bytes()).unwrap();
+        assert_eq!(ram.compare_exchange(at, 8, 9), Ok(false));
+        assert_eq!(ram.compare_exchange(at, 7, 9), Ok(true));
+        let mut word = [0; 8];
+        ram.read(at, &mut word).unwrap();
+        assert_eq!(u64::from_le_bytes(word), 9);
+        for at in [0x1ffc, 0x1ff4, 0x2000, u64::MAX - 7].map(Gpa) {
+            assert_eq!(ram.compare_exchange(at, 0, 1), Err(NoMemory(at)));
         }
     }
 

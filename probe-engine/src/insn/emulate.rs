@@ -3,11 +3,14 @@
 //! Everything about the instruction is settled when the [`Emulation`] is made: operands are register indices,
 //! immediates and absolute addresses. Executing it neither decodes nor allocates.
 //!
-//! Memory is reached through the page tables of the moment, as supervisor code, and must be plain RAM. A load or
-//! store within one page is one access to guest-physical memory, so that an aligned one can be made as atomic
-//! as the CPU's. Accessed and dirty bits are not set: stacks and kernel data have them long since. An
-//! instruction with an exception-table entry expects its faults; that is the caller's to refuse or to inject.
+//! Memory is reached through the page tables of the moment, as supervisor code: with CR4.SMAP pages of user mode are
+//! closed while RFLAGS.AC is clear. It must be plain RAM. A load or store within one page is one access to
+//! guest-physical memory, so that an aligned one can be made as atomic as the CPU's. An access that is allowed sets
+//! the accessed and dirty flags that are not set yet, also where it turns out that there is no RAM: the guest's CPU
+//! is about to do the same. An instruction with an exception-table entry expects its faults; that is the caller's
+//! to refuse or to inject.
 
+use super::access;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
 use super::operand::{Address, Gpr, Part, Place, Segment, Source, Width};
@@ -271,7 +274,9 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn get(&self, place: &Place) -> Result<u64, EmulationFault> {
         match place {
             Place::Register(part) => Ok(part.get(&self.regs)),
-            Place::Memory(address, width) => self.load(address.segment, self.linear(address), *width),
+            Place::Memory(address, width) => {
+                self.load(address.segment, self.linear(address), *width, Access::Read)
+            }
         }
     }
 
@@ -291,7 +296,12 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
         place: &Place,
         change: impl FnOnce(u64, Width) -> Outcome,
     ) -> Result<(), EmulationFault> {
-        let value = self.get(place).map_err(as_of_a_store)?;
+        let value = match place {
+            Place::Register(part) => part.get(&self.regs),
+            Place::Memory(address, width) => {
+                self.load(address.segment, self.linear(address), *width, Access::Write)?
+            }
+        };
         let outcome = change(value, place.width());
         self.write(place, outcome.value)?;
         self.set_flags(outcome.changed, outcome.flags);
@@ -308,17 +318,14 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     }
 
     fn pop(&mut self) -> Result<u64, EmulationFault> {
-        let value = self.load(Segment::Stack, Gva(self.regs.rsp), Width::Qword)?;
+        let value = self.load(Segment::Stack, Gva(self.regs.rsp), Width::Qword, Access::Read)?;
         self.regs.rsp = self.regs.rsp.wrapping_add(8);
         Ok(value)
     }
 
     fn jump(&mut self, target: u64) -> Result<(), EmulationFault> {
         let at = Gva(target);
-        let sign_extended = ((target << 16) as i64 >> 16) as u64;
-        // With 57-bit addresses more is canonical: then it is code only if it is mapped.
-        if sign_extended != target && self.memory.space.translate(self.memory.phys, at, Access::Read).is_err()
-        {
+        if !self.memory.space.is_canonical(at) {
             return Err(EmulationFault::BranchTarget(at));
         }
         self.regs.rip = target;
@@ -334,34 +341,27 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
         Gva(base.wrapping_add(address.effective(&self.regs)))
     }
 
-    fn load(&self, segment: Segment, at: Gva, width: Width) -> Result<u64, EmulationFault> {
+    fn load(&self, segment: Segment, at: Gva, width: Width, access: Access) -> Result<u64, EmulationFault> {
         let mut bytes = [0; 8];
         let (used, _) = bytes.split_at_mut(width.bytes());
-        self.memory.read(at, used).map_err(|fault| self.explain(segment, fault, Access::Read))?;
+        access::load(self.memory, self.regs.rflags, at, used, access)
+            .map_err(|fault| through(segment, fault))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     fn store(&self, segment: Segment, at: Gva, value: u64, width: Width) -> Result<(), EmulationFault> {
         let bytes = value.to_le_bytes();
         let (used, _) = bytes.split_at(width.bytes());
-        self.memory.write(at, used).map_err(|fault| self.explain(segment, fault, Access::Write))
-    }
-
-    /// Tells a fault of the guest's page tables from a page that they allow and that is no RAM.
-    fn explain(&self, segment: Segment, fault: PageFault, access: Access) -> EmulationFault {
-        match self.memory.space.translate(self.memory.phys, fault.at, access) {
-            Ok(_) => EmulationFault::NotRam(fault.at),
-            Err(_) if segment == Segment::Stack && !fault.is_canonical() => EmulationFault::Stack(fault.at),
-            Err(_) => EmulationFault::Page(fault),
-        }
+        access::store(self.memory, self.regs.rflags, at, used).map_err(|fault| through(segment, fault))
     }
 }
 
-/// A read-modify-write faults as a store even where the load fails (SDM volume 3, 4.7).
-fn as_of_a_store(fault: EmulationFault) -> EmulationFault {
-    const WRITE: u32 = 1 << 1;
+/// What `fault` is in an access through `segment`.
+fn through(segment: Segment, fault: EmulationFault) -> EmulationFault {
     match fault {
-        EmulationFault::Page(fault) => EmulationFault::Page(PageFault { code: fault.code | WRITE, ..fault }),
+        EmulationFault::Page(fault) if segment == Segment::Stack && !fault.canonical => {
+            EmulationFault::Stack(fault.at)
+        }
         other => other,
     }
 }

@@ -5,6 +5,7 @@
 //! the probe is armed: [`plan::plan`] decodes, refuses with a reason, or returns a plan whose execution neither
 //! decodes nor allocates.
 
+mod access;
 pub mod copy;
 pub mod decode;
 pub mod emulate;

@@ -7,7 +7,7 @@ use crate::memory::{NoMemory, PhysMemory, VirtMemory};
 use crate::paging::{AddressSpace, PageFault};
 use crate::regs::Regs;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 const AT: Gva = Gva(0xffff_ffff_8100_0000);
 /// Three pages: RAM, RAM that is read-only, and a device. Around them nothing is mapped.
@@ -15,11 +15,26 @@ const PAGE: u64 = 0xffff_c900_0000_0000;
 const READ_ONLY: u64 = PAGE + 0x1000;
 const DEVICE: u64 = PAGE + 0x2000;
 const END: u64 = PAGE + 0x3000;
+/// The entries on the way to the first page, and last that of the second one.
+const ENTRIES: [Gpa; 5] = [
+    Gpa(0x1000 + (PAGE >> 39 & 0x1ff) * 8),
+    Gpa(0x2000 + (PAGE >> 30 & 0x1ff) * 8),
+    Gpa(0x3000 + (PAGE >> 21 & 0x1ff) * 8),
+    Gpa(0x4000),
+    Gpa(0x4008),
+];
+/// Bits of an entry.
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 
-/// Guest memory that notes how each store arrived.
+/// Guest memory that notes how each store arrived. Its page tables are marked as Linux marks its own: accessed and
+/// dirty.
 struct Ram {
     bytes: RefCell<Vec<u8>>,
     stores: RefCell<Vec<(Gpa, usize)>>,
+    /// What another CPU writes just before the next comparison: where, and what.
+    meddling: Cell<Option<(Gpa, u64)>>,
 }
 
 impl PhysMemory for Ram {
@@ -39,6 +54,16 @@ impl PhysMemory for Ram {
         self.stores.borrow_mut().push((at, bytes.len()));
         Ok(())
     }
+    fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory> {
+        if let Some((at, value)) = self.meddling.take() {
+            self.write(at, &value.to_le_bytes())?;
+        }
+        let is_old = self.entry(at) == old;
+        if is_old {
+            self.write(at, &new.to_le_bytes())?;
+        }
+        Ok(is_old)
+    }
 }
 
 impl Ram {
@@ -48,17 +73,33 @@ impl Ram {
             let at = table + index as usize * 8;
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         };
-        entry(0x1000, PAGE >> 39 & 0x1ff, 0x2003);
-        entry(0x2000, PAGE >> 30 & 0x1ff, 0x3003);
-        entry(0x3000, PAGE >> 21 & 0x1ff, 0x4003);
-        entry(0x4000, 0, 0x5003);
-        entry(0x4000, 1, 0x6001);
-        entry(0x4000, 2, 0xfee0_0003);
-        Self { bytes: RefCell::new(bytes), stores: RefCell::default() }
+        entry(0x1000, PAGE >> 39 & 0x1ff, 0x2063);
+        entry(0x2000, PAGE >> 30 & 0x1ff, 0x3063);
+        entry(0x3000, PAGE >> 21 & 0x1ff, 0x4063);
+        entry(0x4000, 0, 0x5063);
+        entry(0x4000, 1, 0x6061);
+        entry(0x4000, 2, 0xfee0_0063);
+        Self { bytes: RefCell::new(bytes), stores: RefCell::default(), meddling: Cell::default() }
     }
 
     fn memory(&self) -> VirtMemory<'_, Self> {
         VirtMemory { phys: self, space: AddressSpace::new(0x1000, 0) }
+    }
+
+    /// The entry of a page table at `at`.
+    fn entry(&self, at: Gpa) -> u64 {
+        let mut entry = [0; 8];
+        self.read(at, &mut entry).unwrap();
+        u64::from_le_bytes(entry)
+    }
+
+    /// Changes the entries on the way to the first page and the second one, clearing `clear` and setting `set`.
+    fn change_entries(&self, clear: u64, set: u64) {
+        for at in ENTRIES {
+            let entry = self.entry(at) & !clear | set;
+            self.write(at, &entry.to_le_bytes()).unwrap();
+        }
+        self.stores.borrow_mut().clear();
     }
 
     fn get(&self, at: u64) -> u64 {
@@ -197,20 +238,136 @@ fn an_aligned_store_is_one_write() {
     assert_eq!(ram.get(PAGE + 0x800), 2);
 }
 
+const LOAD: &[u8] = &[0x48, 0x8b, 0x03]; // mov rax, [rbx]
+const STORE: &[u8] = &[0x48, 0x89, 0x03]; // mov [rbx], rax
+const ADD_TO_MEMORY: &[u8] = &[0x48, 0x01, 0x03]; // add [rbx], rax
+
+#[test]
+fn page_tables_are_marked_as_by_the_cpu() {
+    const A: u64 = ACCESSED;
+    const AD: u64 = ACCESSED | DIRTY;
+    // instruction, rbx, what becomes of the entries
+    let cases = [
+        (LOAD, PAGE + 8, Ok(()), [A, A, A, A, 0]),
+        (STORE, PAGE + 8, Ok(()), [A, A, A, AD, 0]),
+        (ADD_TO_MEMORY, PAGE + 8, Ok(()), [A, A, A, AD, 0]),
+        (LOAD, READ_ONLY - 4, Ok(()), [A, A, A, A, A]),
+        (LOAD, PAGE - 4, Err(0), [0; 5]),
+        (STORE, READ_ONLY, Err(3), [0; 5]),
+        (STORE, READ_ONLY - 4, Err(3), [0; 5]),
+        (ADD_TO_MEMORY, READ_ONLY, Err(3), [0; 5]),
+    ];
+    for (bytes, rbx, expected, marks) in cases {
+        let ram = Ram::new();
+        ram.change_entries(AD, 0);
+        let mut regs = Regs { rbx, ..Regs::default() };
+        let passed = execute(bytes, &mut regs, &ram).map(|_| ()).map_err(|fault| match fault {
+            EmulationFault::Page(fault) => fault.code,
+            other => panic!("{other}"),
+        });
+        assert_eq!(passed, expected, "{bytes:02x?} {rbx:#x}");
+        assert_eq!(ENTRIES.map(|at| ram.entry(at) & AD), marks, "{bytes:02x?} {rbx:#x}");
+        // Once they are set nothing more is written than what the instruction writes.
+        ram.stores.borrow_mut().clear();
+        let mut again = Regs { rbx, ..Regs::default() };
+        let _ = execute(bytes, &mut again, &ram);
+        let is_store = bytes != LOAD && expected.is_ok();
+        assert_eq!(ram.stores.borrow().len(), usize::from(is_store), "{bytes:02x?} {rbx:#x}");
+    }
+}
+
+#[test]
+fn user_memory_is_closed_by_smap_unless_the_alignment_flag_opens_it() {
+    const SMAP: u64 = 1 << 21;
+    const PUSH: &[u8] = &[0x50];
+    const POPFQ: &[u8] = &[0x9d];
+    const CLOSED: u64 = 0;
+    // instruction, address, CR4, flags, fault code
+    let cases = [
+        (LOAD, PAGE, SMAP, CLOSED, Err(1)),
+        (STORE, PAGE, SMAP, CLOSED, Err(3)),
+        (ADD_TO_MEMORY, PAGE, SMAP, CLOSED, Err(3)),
+        (PUSH, PAGE + 8, SMAP, CLOSED, Err(3)),
+        (POPFQ, PAGE, SMAP, CLOSED, Err(1)),
+        (LOAD, PAGE, SMAP, AC, Ok(())),
+        (STORE, PAGE, SMAP, AC, Ok(())),
+        // It closes behind itself.
+        (POPFQ, PAGE, SMAP, AC, Ok(())),
+        (STORE, READ_ONLY, SMAP, AC, Err(3)),
+        (LOAD, END, SMAP, CLOSED, Err(0)),
+        (LOAD, PAGE, 0, CLOSED, Ok(())),
+        (STORE, PAGE, 0, CLOSED, Ok(())),
+    ];
+    for (bytes, at, cr4, rflags, expected) in cases {
+        let ram = Ram::new();
+        ram.change_entries(ACCESSED | DIRTY, USER);
+        let before = ram.bytes.borrow().clone();
+        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, cr4) };
+        let mut regs = Regs { rbx: at, rsp: at, rflags, ..Regs::default() };
+        let passed = emulation(bytes).execute(&mut regs, &memory, &Segments::default());
+        let passed = passed.map(|_| ()).map_err(|fault| match fault {
+            EmulationFault::Page(fault) => fault.code,
+            other => panic!("{other}"),
+        });
+        assert_eq!(passed, expected, "{bytes:02x?} {cr4:#x} {rflags:#x}");
+        assert!(passed.is_ok() || *ram.bytes.borrow() == before, "{bytes:02x?} {cr4:#x} {rflags:#x}");
+        // The host may look at any time.
+        assert!(memory.read_u64(Gva(PAGE)).is_ok());
+    }
+}
+
+#[test]
+fn a_page_that_one_level_keeps_from_user_mode_is_the_kernels() {
+    const SMAP: u64 = 1 << 21;
+    for closed in &ENTRIES[..4] {
+        let ram = Ram::new();
+        ram.change_entries(0, USER);
+        let entry = ram.entry(*closed) & !USER;
+        ram.write(*closed, &entry.to_le_bytes()).unwrap();
+        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, SMAP) };
+        let mut regs = Regs { rbx: PAGE, ..Regs::default() };
+        let passed = emulation(LOAD).execute(&mut regs, &memory, &Segments::default());
+        assert_eq!(passed, Ok(Passed::Plainly), "{closed}");
+    }
+}
+
+#[test]
+fn what_the_host_reads_and_writes_leaves_no_mark() {
+    let ram = Ram::new();
+    ram.change_entries(ACCESSED | DIRTY, 0);
+    ram.set(PAGE + 8, 7);
+    assert_eq!(ram.get(PAGE + 8), 7);
+    assert_eq!(ENTRIES.map(|at| ram.entry(at) & (ACCESSED | DIRTY)), [0; 5]);
+}
+
+#[test]
+fn an_entry_that_the_guest_changes_meanwhile_is_read_again() {
+    let ram = Ram::new();
+    ram.change_entries(DIRTY, 0);
+    ram.meddling.set(Some((Gpa(0x4000), 0x6003)));
+    let mut regs = Regs { rax: 7, rbx: PAGE, ..Regs::default() };
+    execute(STORE, &mut regs, &ram).unwrap();
+    assert_eq!((ram.entry(Gpa(0x4000)), ram.entry(Gpa(0x5000)), ram.entry(Gpa(0x6000))), (0x6063, 0, 7));
+
+    ram.change_entries(DIRTY, 0);
+    ram.meddling.set(Some((Gpa(0x4000), 0x6021)));
+    let fault = PageFault { at: Gva(PAGE), code: 3, canonical: true };
+    assert_eq!(execute(STORE, &mut regs, &ram), Err(EmulationFault::Page(fault)));
+    assert_eq!(ram.entry(Gpa(0x4000)), 0x6021);
+}
+
 /// Not canonical.
 const NOWHERE: u64 = 0x0000_8000_0000_0000;
 
 #[test]
 fn faults_change_nothing_and_say_what_the_cpu_would() {
-    let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code });
+    let page = |at, code| EmulationFault::Page(PageFault { at: Gva(at), code, canonical: at != NOWHERE });
     const PUSH: &[u8] = &[0x50];
     const POP: &[u8] = &[0x58];
     const CALL: &[u8] = &[0xe8, 0, 0, 0, 0];
     const RET: &[u8] = &[0xc3];
     const PUSH_MEMORY: &[u8] = &[0xff, 0x33]; // push [rbx]
-    const ADD_TO_MEMORY: &[u8] = &[0x48, 0x01, 0x03]; // add [rbx], rax
     const COMPARE: &[u8] = &[0x48, 0x39, 0x03]; // cmp [rbx], rax
-    const STORE: &[u8] = &[0x48, 0x89, 0x03]; // mov [rbx], rax
     const PUSHFQ: &[u8] = &[0x9c];
     const POPFQ: &[u8] = &[0x9d];
     const ADC: &[u8] = &[0x48, 0x11, 0x03]; // adc [rbx], rax
@@ -231,7 +388,8 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
         (POP, END, 0, page(END, 0)),
         (POP, DEVICE, 0, EmulationFault::NotRam(Gva(DEVICE))),
         (CALL, PAGE, 0, page(PAGE - 8, 2)),
-        (RET, END - 4, 0, EmulationFault::NotRam(Gva(END - 4))),
+        (RET, END - 8, 0, EmulationFault::NotRam(Gva(END - 8))),
+        (RET, END - 4, 0, page(END, 0)),
         (PUSH_MEMORY, good, END, page(END, 0)),
         (PUSH_MEMORY, PAGE, good, page(PAGE - 8, 2)),
         (ADD_TO_MEMORY, good, END, page(END, 2)),
@@ -265,6 +423,24 @@ fn faults_change_nothing_and_say_what_the_cpu_would() {
         assert_eq!(regs, before, "{bytes:02x?}");
         assert!(*ram.bytes.borrow() == bytes_before, "{bytes:02x?}");
     }
+}
+
+#[test]
+fn an_address_that_5_levels_have_is_a_page_fault_there() {
+    const LA57: u64 = 1 << 12;
+    const UNMAPPED: u64 = 0xff11_0000_0000_0000;
+    let (ram, segments) = (Ram::new(), Segments::default());
+    let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, LA57) };
+    let before = Regs { rax: UNMAPPED, rsp: UNMAPPED + 8, ..Regs::default() };
+    for (bytes, code) in [(&[0x50][..], 2), (&[0x48, 0x8b, 0x40, 0x08], 0)] {
+        let at = Gva(if code == 2 { UNMAPPED } else { UNMAPPED + 8 });
+        let fault = EmulationFault::Page(PageFault { at, code, canonical: true });
+        assert_eq!(emulation(bytes).execute(&mut before.clone(), &memory, &segments), Err(fault));
+    }
+    // A branch there is done: it is the fetch that faults.
+    let mut regs = before;
+    assert_eq!(emulation(&[0xff, 0xe0]).execute(&mut regs, &memory, &segments), Ok(Passed::Plainly));
+    assert_eq!(regs.rip, UNMAPPED);
 }
 
 #[test]

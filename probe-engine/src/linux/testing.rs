@@ -192,6 +192,10 @@ impl PhysMemory for Ram {
         old.ok_or(NoMemory(at))?.copy_from_slice(bytes);
         Ok(())
     }
+
+    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
+        Err(NoMemory(at))
+    }
 }
 
 impl Ram {

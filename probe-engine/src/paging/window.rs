@@ -5,7 +5,7 @@
 //! into the guest's tables. Linux walks all of them when it looks for pages that are both writable and executable
 //! (mm/ptdump.c), and reads every table through its direct map, where memory outside the memory map is absent.
 
-use super::{AddressSpace, FRAME, LARGE, PRESENT, WRITABLE, is_canonical};
+use super::{AddressSpace, FRAME, LARGE, PRESENT, WRITABLE};
 use crate::addr::{Gpa, Gva};
 use crate::memory::PhysMemory;
 use std::ops::Range;
@@ -105,7 +105,7 @@ pub fn data_entry(frame: Gpa) -> u64 {
 
 /// The page directory that maps the 1 GiB around `at`.
 fn directory<M: PhysMemory + ?Sized>(memory: &M, space: AddressSpace, at: Gva) -> Result<Gpa, NoWindow> {
-    if !is_canonical(at, space.levels) {
+    if !space.is_canonical(at) {
         return Err(NoWindow::NotMapped(at));
     }
     let mut table = space.root;

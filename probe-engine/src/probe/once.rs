@@ -60,6 +60,9 @@ mod tests {
             bytes.iter().for_each(|b| self.0.set(*b));
             Ok(())
         }
+        fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
+            Err(NoMemory(at))
+        }
     }
 
     #[test]

@@ -53,6 +53,15 @@ impl PhysMemory for Ram {
         ram.get_mut(at.0 as usize..at.0 as usize + bytes.len()).ok_or(NoMemory(at))?.copy_from_slice(bytes);
         Ok(())
     }
+    fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory> {
+        let mut now = [0; 8];
+        self.read(at, &mut now)?;
+        let is_old = now == old.to_le_bytes();
+        if is_old {
+            self.write(at, &new.to_le_bytes())?;
+        }
+        Ok(is_old)
+    }
 }
 
 /// Runs `bytes` in [`STATES`] states both ways, and says how many were compared.

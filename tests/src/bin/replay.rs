@@ -35,6 +35,9 @@ impl PhysMemory for NoRam {
     fn write(&self, at: Gpa, _: &[u8]) -> Result<(), NoMemory> {
         Err(NoMemory(at))
     }
+    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
+        Err(NoMemory(at))
+    }
 }
 
 fn main() {

@@ -23,7 +23,7 @@ impl Exception {
     #[must_use]
     pub fn of(fault: EmulationFault) -> Option<Self> {
         match fault {
-            EmulationFault::Page(fault) if fault.is_canonical() => Some(Self::PageFault(fault)),
+            EmulationFault::Page(fault) if fault.canonical => Some(Self::PageFault(fault)),
             EmulationFault::Page(_) | EmulationFault::BranchTarget(_) => Some(Self::GeneralProtection),
             EmulationFault::Stack(_) => Some(Self::Stack),
             EmulationFault::NotRam(_) => None,

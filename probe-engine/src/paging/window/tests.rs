@@ -24,6 +24,10 @@ impl PhysMemory for Tables {
         self.0.borrow_mut().insert(at.0, u64::from_le_bytes(bytes.try_into().unwrap()));
         Ok(())
     }
+
+    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
+        Err(NoMemory(at))
+    }
 }
 
 impl Tables {
