@@ -7,10 +7,13 @@ const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
 const HTT: u32 = 1 << 28;
 
-/// KVM's paravirtual features (Documentation/virt/kvm/x86/cpuid.rst), and the one by which a guest ends an interrupt
-/// without an exit.
+/// KVM's paravirtual features (Documentation/virt/kvm/x86/cpuid.rst).
 const KVM_FEATURES: u32 = 0x4000_0001;
+/// A guest ends an interrupt without an exit.
 const KVM_FEATURE_PV_EOI: u32 = 1 << 6;
+/// A guest does not wait for a vCPU that is not in KVM_RUN when it flushes translations: that vCPU is ours then, and may
+/// be about to access a page on the guest's behalf that the guest believes unreachable.
+const KVM_FEATURE_PV_TLB_FLUSH: u32 = 1 << 9;
 
 /// Whether the CPU under this program is QEMU's TCG.
 ///
@@ -42,7 +45,12 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8, on_emulated_cpu: boo
                 leaf.eax = (leaf.eax & 0x3fff) | ((1 << shift) - 1) << 26;
             }
             0xb | 0x1f => extended_topology(leaf, shift, cores, id),
-            KVM_FEATURES if on_emulated_cpu => leaf.eax &= !KVM_FEATURE_PV_EOI,
+            KVM_FEATURES => {
+                leaf.eax &= !KVM_FEATURE_PV_TLB_FLUSH;
+                if on_emulated_cpu {
+                    leaf.eax &= !KVM_FEATURE_PV_EOI;
+                }
+            }
             0x8000_0008 => leaf.ecx = shift << 12 | (cores - 1),
             0x8000_001e => {
                 leaf.eax = u32::from(id);
@@ -87,11 +95,11 @@ mod tests {
         assert_eq!(get(4).ecx, 0x2002);
     }
     #[test]
-    fn an_interrupt_ends_with_an_exit_on_an_emulated_cpu_only() {
+    fn flushes_wait_and_an_interrupt_ends_with_an_exit_on_an_emulated_cpu() {
         let features = kvm_cpuid_entry2 { function: KVM_FEATURES, eax: u32::MAX, ..Default::default() };
         let supported = CpuId::from_entries(&[features]).unwrap();
         let eax = |emulated| for_vcpu(&supported, 0, 1, emulated).as_slice()[0].eax;
-        assert_eq!(eax(false), u32::MAX);
-        assert_eq!(eax(true), !KVM_FEATURE_PV_EOI);
+        assert_eq!(eax(false), !KVM_FEATURE_PV_TLB_FLUSH);
+        assert_eq!(eax(true), !(KVM_FEATURE_PV_EOI | KVM_FEATURE_PV_TLB_FLUSH));
     }
 }
