@@ -72,6 +72,8 @@ fn guest() -> libc::c_int {
             End::PowerOff
         }
     };
+    // The kernel's own last words do not wait for ours.
+    sys::drain_stdout();
     say(run::end(end));
     1
 }

@@ -258,6 +258,12 @@ pub(crate) fn unmount(directory: &CStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Waits until the terminal has taken what was written to standard output, if it is one.
+pub(crate) fn drain_stdout() {
+    // SAFETY: the argument is no memory.
+    unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
+}
+
 /// Writes everything out and powers off (`RB_POWER_OFF`) or restarts (`RB_AUTOBOOT`). Returns only on failure.
 pub(crate) fn reboot(command: c_int) -> io::Error {
     // SAFETY: no arguments in memory; process 1 has nothing left to lose.
