@@ -10,9 +10,12 @@ mod changes;
 mod commands;
 mod faults;
 mod handlers;
+mod pauses;
 mod returns;
 mod scale;
 mod storm;
+mod text;
+mod tracer;
 mod watches;
 
 use probe_engine::addr::Gva;
