@@ -10,7 +10,6 @@ mod changes;
 mod commands;
 mod faults;
 mod handlers;
-mod pauses;
 mod returns;
 mod scale;
 mod storm;
