@@ -274,7 +274,12 @@ impl Console {
 
     /// Lets the guest pass the step `sh:/gate`.
     pub fn open_gate(&self) {
-        self.typing.lock().unwrap().write_all(b"\n").unwrap();
+        self.type_line("");
+    }
+
+    /// A line of the guest's input.
+    pub fn type_line(&self, words: &str) {
+        self.typing.lock().unwrap().write_all(format!("{words}\n").as_bytes()).unwrap();
     }
 
     fn close(&self) {

@@ -3,11 +3,12 @@
 use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
 use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::copy::Ending;
 use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::once::OneShot;
-use probe_engine::probe::table::{Footing, Hanging, Past, ProbeId, ProbeSet, Site};
+use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeId, ProbeSet, Site};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -83,6 +84,27 @@ impl Sites {
         self.put(parked, ram, at, bytes[0], probes, Past::Emulate(emulation));
     }
 
+    /// The rig has no reserved pages: the copy goes to the guest's own memory.
+    fn hang_on_copy(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        at: Gva,
+        probes: Vec<Arc<Active>>,
+        (slot, ending): (Gva, Ending),
+    ) {
+        let mut bytes = [0; 15];
+        ram.read(Gpa(at.0), &mut bytes).unwrap();
+        let Plan::OutOfLine(copy) = plan(&bytes, at, None, false).unwrap() else {
+            panic!("the instruction is emulated")
+        };
+        ram.write(Gpa(slot.0), &copy.place(slot, ending).unwrap()).unwrap();
+        let end = CopyEnd { site: at, next: copy.next() };
+        let end = (ending == Ending::Trap).then(|| (copy.trap(slot), end));
+        self.set.add_copy(slot, at, end);
+        self.put(parked, ram, at, bytes[0], probes, Past::Copy(slot));
+    }
+
     fn put(
         &mut self,
         parked: &Parked<'_>,
@@ -141,6 +163,20 @@ impl Rig {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
         let parked = world.park(|_| {});
         self.sites.arm(&parked, self.guest.ram(), at, probes);
+    }
+
+    /// Arms `probes`, numbered from 0 on, at `at`.
+    pub fn arm_probes(&mut self, at: Gva, probes: Vec<Probe>) {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes));
+    }
+
+    /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
+    /// in a trap if there is a post handler.
+    pub fn arm_copied(&mut self, at: Gva, probe: Probe, slot: Gva, ending: Ending) {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let probes = numbered(vec![probe]);
+        self.sites.hang_on_copy(&world.park(|_| {}), self.guest.ram(), at, probes, (slot, ending));
     }
 
     /// Arms a one-shot probe at `at`: whoever takes its hit restores the text.
@@ -219,6 +255,11 @@ impl Rig {
         let Self { guest, sites, .. } = self;
         Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new() }
     }
+}
+
+fn numbered(probes: Vec<Probe>) -> Vec<Arc<Active>> {
+    let active = |(id, probe)| Arc::new(Active::on_its_own(ProbeId(id), probe).unwrap());
+    (0..).zip(probes).map(active).collect()
 }
 
 fn once(probe: u32) -> Arc<Active> {

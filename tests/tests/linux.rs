@@ -63,6 +63,39 @@ counts_opens! {
     opens_6_1_2_cpus_nokaslr: "6.1", "2", "nokaslr";
 }
 
+/// Under page table isolation user mode has page tables without the kernel: what a probe is armed, read and emulated
+/// by are the kernel's own.
+#[test]
+fn page_table_isolation_loses_no_hit() {
+    let Some(binary) = binary() else { return };
+    let cmdline = "--cmdline=workload=open:50,walk:5,fork:3 loglevel=7 pti=on";
+    let run = run(&binary, &["--cpus=2", "--probe=do_sys_openat2", "--probe=do_sys_openat2%return", cmdline]);
+    run.assert_success();
+    assert!(run.console.contains("Kernel/User page tables isolation: enabled"), "{}", run.console);
+    let opened = run.workload("done", "openat");
+    assert!(opened >= 55);
+    assert_eq!([run.hits("do_sys_openat2"), run.returns("do_sys_openat2")], [opened; 2]);
+    run.assert_clean_log();
+}
+
+/// Probes are found behind the decompressor, wherever that puts the kernel: the guest's own symbols say the same.
+#[test]
+fn a_probe_stands_where_the_guest_says_that_its_function_is() {
+    const SCRIPT: &str = "grep -w do_sys_openat2 /proc/kallsyms\n";
+    let Some(binary) = binary() else { return };
+    let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
+    let initrd = initrd.path().to_str().unwrap();
+    let run = run(&binary, &["--initrd", initrd, "--probe=do_sys_openat2", "--cmdline=workload=sh:/script"]);
+    run.assert_success();
+    let address = |text: &str| u64::from_str_radix(text, 16).unwrap();
+    let theirs = run.console.lines().find_map(|line| line.trim().strip_suffix(" do_sys_openat2"));
+    let theirs = address(theirs.unwrap().split(' ').next().unwrap());
+    let ours = address(run.probe("do_sys_openat2")["address"].as_str().unwrap().trim_start_matches("0x"));
+    // Behind an `endbr64`, where there is one.
+    assert!([theirs, theirs + 4].contains(&ours), "{ours:#x} {theirs:#x}");
+    assert!(run.hits("do_sys_openat2") > 0);
+}
+
 /// A pattern arms every match that can be probed, and the guest does not notice.
 fn arms_a_pattern(kernel_name: &str) {
     let Some(binary) = binary() else { return };

@@ -30,7 +30,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         step(start, "format", cargo(["fmt", "--all", "--check"]))?;
         let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
         step(start, "lints", cargo(lints))?;
-        step(start, "unit tests and examples", unit()?)?;
+        step(start, "unit tests and examples", cargo(["test", "--workspace", "--exclude", "tests"]))?;
+        step(start, "the text of real kernels", kernel_text()?)?;
         contract(start, &ready.vmm)?;
         differential(start, &ready.vmm)?;
         let beside = Beside::start(start)?;
@@ -45,10 +46,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tests that need no guest. Those that read kernels find the fetched ones.
-fn unit() -> anyhow::Result<Command> {
-    let mut tests = cargo(["test", "--workspace", "--exclude", "tests"]);
-    tests.env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
+/// The engine's tests that read the kernels that have been fetched, and say how many instructions can be probed.
+fn kernel_text() -> anyhow::Result<Command> {
+    let mut tests = cargo(["test", "--package", "probe-engine", "--test=kernel_text", "--test=real_kernels"]);
+    tests.args(["--", "--show-output"]).env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
     Ok(tests)
 }
 

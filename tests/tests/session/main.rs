@@ -13,6 +13,8 @@ mod handlers;
 mod returns;
 mod scale;
 mod storm;
+mod text;
+mod tracer;
 mod watches;
 
 use probe_engine::addr::Gva;

@@ -1,8 +1,9 @@
-//! Two hundred probes that come and go while the guest works.
+//! Two hundred functions, and the copied instructions of some twenty, whose probes come and go while the guest works.
 //!
 //! Armed and disarmed every 50 ms: entry probes, return probes, probes with a post handler and probes on copied
 //! instructions, on the ways of wake-ups, page faults, system calls, timers and interrupts. Beside them, and on
-//! the same functions, two probes stay: what they count has to be what the guest counted.
+//! the same functions, two probes stay: what they count has to be what the guest counted. No handler may find
+//! anything wrong, and no followed call may come back elsewhere.
 //!
 //! For twenty seconds of the guest's time, or, with `VMM_LONG` set, for two minutes.
 
@@ -13,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tests::linux_rig::{Console, Guest, Subject};
-use vmm::probe::Probe;
-use vmm::session::{Command, Handle};
+use vmm::probe::{Hit, Probe};
+use vmm::session::{Command, CommandError, Handle, ProbeReport, State};
 
-/// How many probes come and go.
-const PROBES: usize = 200;
+/// How many functions are probed for a while.
+const FUNCTIONS: usize = 200;
 /// How long they stay, and stay away.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -68,7 +69,36 @@ const HOT: [&str; 40] = [
 /// What else is done now and then.
 const COLD: [&str; 8] = ["vfs_*", "do_*", "__x64_sys_*", "mm_*", "tick_*", "pipe_*", "exit_*", "sched_*"];
 
-/// The names of `PROBES` functions that can be probed, the busiest first.
+/// Where it is busy with instructions that only run from copies: searches and tests of bits, string instructions,
+/// divisions, `rdtsc`, segment registers. The names of both kernels.
+const COPIED: [&str; 24] = [
+    "try_to_wake_up",
+    "select_task_rq_fair",
+    "enqueue_task_fair",
+    "dequeue_task_fair",
+    "update_load_avg",
+    "__update_load_avg_se",
+    "__switch_to",
+    "switch_mm_irqs_off",
+    "do_anonymous_page",
+    "handle_mm_fault",
+    "get_page_from_freelist",
+    "__hrtimer_run_queues",
+    "timekeeping_advance",
+    "lapic_next_deadline",
+    "pvclock_clocksource_read",
+    "rcu_sched_clock_irq",
+    "do_filp_open",
+    "alloc_fd",
+    "strncpy_from_user",
+    "vfs_read",
+    "pipe_write",
+    "copy_process",
+    "do_exit",
+    "collect_signal",
+];
+
+/// The names of `FUNCTIONS` functions that can be probed, the busiest first.
 fn functions(subject: &Subject) -> Vec<String> {
     let symbols = subject.kernel.symbols();
     let hot = HOT.iter().filter(|name| subject.kernel.symbol(name).is_some()).map(|name| (*name).to_owned());
@@ -77,7 +107,7 @@ fn functions(subject: &Subject) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut cold = Vec::new();
     // One of each pattern in turn.
-    while cold.len() < PROBES {
+    while cold.len() < FUNCTIONS {
         cold.extend(matching.iter_mut().filter_map(|matches| Some(matches.next()?.name.to_owned())));
     }
     let can = |name: &String| {
@@ -86,15 +116,22 @@ fn functions(subject: &Subject) -> Vec<String> {
             seen.insert(at) && !is_init(subject, name) && in_kernel(at, &subject.kernel).is_ok()
         })
     };
-    hot.chain(cold).filter(can).take(PROBES).collect()
+    hot.chain(cold).filter(can).take(FUNCTIONS).collect()
 }
 
 fn is_init(subject: &Subject, name: &str) -> bool {
     subject.kernel.symbol(name).is_some_and(|at| subject.kernel.image().is_init_text(at))
 }
 
+/// The places of the instructions that run from copies in [`COPIED`].
+fn copied(subject: &Subject) -> Vec<String> {
+    let here = COPIED.iter().filter(|function| subject.kernel.symbol(function).is_some());
+    let all = here.flat_map(|function| subject.instructions(function));
+    all.filter(|instruction| instruction.is_copied).map(|instruction| instruction.place).collect()
+}
+
 /// The probes that come and go: kinds in turn.
-fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> Vec<Probe> {
+fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item = Probe> {
     let probe = |(n, function): (usize, &String)| {
         let count = || {
             let handled = handled.clone();
@@ -118,7 +155,7 @@ fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> Vec<Probe> {
             _ => {
                 let count = count();
                 let entry = Probe::on_return(function.as_str()).entry(|hit| Some(hit.regs.rsp));
-                let handler = move |hit: &mut vmm::probe::Hit<'_>, rsp: u64| {
+                let handler = move |hit: &mut Hit<'_>, rsp: u64| {
                     assert_eq!(hit.regs.rsp, rsp + 8, "a return is another call's");
                     count();
                 };
@@ -126,31 +163,57 @@ fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> Vec<Probe> {
             }
         }
     };
-    functions.iter().enumerate().map(probe).collect()
+    functions.iter().enumerate().map(probe)
 }
 
-/// Arms and disarms until the guest has done its work. Returns how often.
-fn churn(handle: &Handle, console: &Console, functions: &[String], handled: &Arc<AtomicU64>) -> u32 {
-    let mut rounds = 0;
+/// Those on copied instructions: every other one has something to do behind its copy.
+fn copies(places: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item = Probe> {
+    places.iter().enumerate().map(|(n, place)| {
+        let handled = handled.clone();
+        let count = move |_: &mut Hit<'_>| {
+            handled.fetch_add(1, Ordering::Relaxed);
+        };
+        let probe = Probe::at(place.as_str());
+        if n % 2 == 0 { probe.pre(count) } else { probe.post(count) }
+    })
+}
+
+/// What `answer` says; `None` when the guest has ended, which it does at any time.
+#[track_caller]
+fn unless_ended<T>(answer: Result<T, CommandError>) -> Option<T> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(CommandError::Ended) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// No handler has found anything wrong, and no call came back elsewhere.
+#[track_caller]
+fn check(probes: &[ProbeReport]) {
+    let is_wrong = |p: &&ProbeReport| matches!(p.state, State::Broken(_)) || p.missed.stack > 0;
+    let wrong: Vec<_> = probes.iter().filter(is_wrong).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Arms and disarms until the guest has done its work. Counts how often.
+fn churn(handle: &Handle, console: &Console, flock: impl Fn() -> Vec<Probe>, rounds: &mut u64) -> Option<()> {
     while !console.text().contains("workload: mix ") {
-        let Ok(ids) = handle.register(flock(functions, handled)) else { break };
+        let ids = unless_ended(handle.register(flock()))?;
         // Most rounds switch the same probes; then others take their places.
         for round in 0..5 {
             std::thread::sleep(PERIOD);
             let command =
                 if round % 2 == 0 { Command::Disable(ids.clone()) } else { Command::Enable(ids.clone()) };
             let before = Instant::now();
-            if handle.command(command).is_err() {
-                return rounds;
-            }
-            rounds += 1;
+            unless_ended(handle.command(command))?;
+            *rounds += 1;
             assert!(before.elapsed() < Duration::from_secs(20), "a stop that takes for ever");
         }
-        if handle.command(Command::Unregister(ids)).is_err() {
-            break;
-        }
+        check(&unless_ended(handle.list())?);
+        unless_ended(handle.command(Command::Unregister(ids)))?;
     }
-    rounds
+    Some(())
 }
 
 fn storm(kernel: &str, cpus: u8) {
@@ -158,8 +221,10 @@ fn storm(kernel: &str, cpus: u8) {
     let seconds = if is_long { 120 } else { 20 };
     let Some(guest) = Guest::new(kernel) else { return };
     let functions = functions(guest.subject);
-    assert_eq!(functions.len(), PROBES);
-    let handled = Arc::new(AtomicU64::new(0));
+    let copied = copied(guest.subject);
+    assert!(functions.len() == FUNCTIONS && copied.len() > 50, "{} copies", copied.len());
+    let [handled, from_copies] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let flock = || flock(&functions, &handled).chain(copies(&copied, &from_copies)).collect();
     let mut rounds = 0;
     let ended = guest
         .cpus(cpus)
@@ -169,24 +234,27 @@ fn storm(kernel: &str, cpus: u8) {
         .probe(Probe::at("do_sys_openat2"))
         .run_with(&format!("open:8,mix:{seconds}"), |handle, console| {
             console.wait_for("workload: open ", 1);
-            rounds = churn(handle, console, &functions, &handled);
+            churn(handle, console, flock, &mut rounds);
         });
     ended.assert_in_order();
+    check(&ended.report.probes);
     assert!(ended.workload("mix", "rounds") > 0 && ended.workload("mix", "checks") > 0);
     let seen = |n| ended.hits(n) + ended.probe(n).missed.hits();
     assert_eq!(seen(0), ended.workload("done", "getppid"));
     assert_eq!(seen(1), ended.workload("done", "openat"));
-    let handled = handled.load(Ordering::Relaxed);
-    assert!(handled > 1000 && rounds > 20, "{handled} hits handled in {rounds} rounds");
+    let [handled, from_copies] = [handled, from_copies].map(|count| count.load(Ordering::Relaxed));
     let gone = ended.report.unregistered;
     println!(
-        "{kernel}, {cpus} CPUs, {seconds} s: {rounds} rounds; of what came and went {} hits, {} missed, {handled} \
-         handled; getppid {}, openat {}",
+        "{kernel}, {cpus} CPUs, {seconds} s: {rounds} rounds; of what came and went {} hits, {} missed; {handled} \
+         handled, and {from_copies} at {} copies; getppid {}, openat {}",
         gone.hits,
         gone.missed,
+        copied.len(),
         seen(0),
         seen(1)
     );
+    assert!(handled > 1000 && from_copies > 1000, "{handled} hits handled, {from_copies} at copies");
+    assert!(rounds >= seconds, "{rounds} rounds in {seconds} s");
 }
 
 #[test]

@@ -410,6 +410,67 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trap::Delivery;
+    use probe_engine::probe::watch::{Condition, Length, Watch};
+
+    /// Of a guest with so many vCPUs, whose breakpoints come so.
+    fn registry(cpus: u8, delivery: Delivery) -> Registry {
+        Registry {
+            entries: BTreeMap::new(),
+            kernel: None,
+            cpus,
+            watches: delivery.watches(),
+            armed: true,
+            next: 0,
+            rows: Rows(vec![false; 64]),
+            leaving: Vec::new(),
+        }
+    }
+
+    fn watch(at: u64) -> Probe {
+        let (length, condition) = (Length::Eight, Condition::Write);
+        Probe::watch(Place::Watch(Watch { name: format!("{at:#x}"), at: Gva(at), length, condition })).into()
+    }
+
+    #[test]
+    fn one_watch_more_than_there_are_debug_registers_is_refused() {
+        for (delivery, most) in [(Delivery::Intercepted, 4), (Delivery::Reflected, 3)] {
+            let mut registry = registry(1, delivery);
+            let watches = (0..most).map(|n| watch(0x1000 + 8 * n)).collect();
+            let ids = registry.register(watches).unwrap();
+            let refused = registry.register(vec![watch(0x2000)]).unwrap_err();
+            assert!(matches!(refused, RegisterError::TooManyWatches(n) if n as u64 == most), "{refused}");
+            assert!(refused.to_string().starts_with(&format!("{most} places can be watched")), "{refused}");
+            assert_eq!(registry.watched().count() as u64, most);
+            registry.unregister(&ids[..1]);
+            registry.register(vec![watch(0x2000)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_return_probe_follows_ten_calls_or_two_a_vcpu_if_nothing_else_is_said() {
+        let entry = |max_active: Option<u32>| {
+            let at = Gva(0x1000);
+            let spot = Spot { at, function: at..at.add(0x100), fixup: false, ftrace: None, traced: false };
+            let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), spot });
+            Probe::from(match max_active {
+                Some(calls) => probe.max_active(calls),
+                None => probe,
+            })
+        };
+        for (cpus, asked, calls) in
+            [(1, None, 10), (5, None, 10), (6, None, 12), (16, None, 32), (16, Some(3), 3)]
+        {
+            let mut registry = registry(cpus, Delivery::Intercepted);
+            registry.register(vec![entry(asked)]).unwrap();
+            let pools: Vec<_> = registry.returns().filter_map(|active| active.pool()).collect();
+            assert_eq!(
+                pools.iter().map(|pool| pool.numbers().len()).collect::<Vec<_>>(),
+                [calls],
+                "{cpus} vCPUs"
+            );
+        }
+    }
 
     #[test]
     fn trampolines_are_taken_in_whole_rows_and_given_back() {

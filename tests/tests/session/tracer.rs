@@ -1,0 +1,126 @@
+//! A function is probed at its entry alone while the guest's own tracer goes on and off there: the probe moves behind
+//! the call that ftrace makes of its nop, and every call is counted once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tests::linux_rig::{Console, Guest};
+use vmm::probe::{Hit, Probe};
+use vmm::session::{Command, Handle, Missed, ProbeReport, State};
+
+const FUNCTION: &str = "__x64_sys_getppid";
+/// What the guest does in a round, on each of two CPUs: little else than calls, so that a vCPU is mostly found in one.
+const BUSY: &str = "pinned:3000";
+/// Twenty calls now and then, so that it is mostly found elsewhere.
+const SPARSE: &str = "mix:3";
+/// A shell asks for its parent when it starts.
+const BY_THE_SHELL: u64 = 1;
+/// Rounds with a tracer. Each has a new probe: one that has moved stays where it is.
+const ROUNDS: usize = 4;
+/// The length of ftrace's site, behind which the probe goes.
+const FTRACE_SITE: u64 = 5;
+
+/// Waits at the gate. Where it is told to, a tracer goes on and off beside the next step.
+const SCRIPT: &str = "\
+set -e
+[ -e /sys/kernel/tracing/trace ] || mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo '*_sys_getppid' > set_ftrace_filter
+if [ -e /tmp/tracer ]; then
+    read state < /tmp/tracer
+    while [ \"$state\" = busy ]; do read state < /tmp/tracer; done
+fi
+echo at the gate
+read what
+if [ \"$what\" = trace ]; then
+    echo busy > /tmp/tracer
+    (echo function > current_tracer; echo nop > current_tracer; echo idle > /tmp/tracer) &
+fi
+";
+
+/// Lets the guest through the gate. Returns what the newest probe has seen when it comes there again.
+fn round(handle: &Handle, console: &Console, what: &str, number: usize) -> ProbeReport {
+    console.type_line(what);
+    console.wait_for("at the gate", number + 1);
+    handle.list().unwrap().pop().unwrap()
+}
+
+/// How often the function was called, as the line of a step says.
+fn calls(line: &str) -> Option<u64> {
+    let (key, times) = match line.trim().strip_prefix("workload: ")?.split(' ').next()? {
+        "pinned" => (" calls=", 1),
+        "mix" => (" checks=", 20),
+        _ => return None,
+    };
+    let number = line.split_once(key)?.1.split(' ').next()?;
+    Some(times * number.trim().parse::<u64>().ok()?)
+}
+
+/// With `beside`, that function is probed as well. Returns how often it was hit.
+fn counts_each_call_once(kernel: &str, load: &str, beside: Option<&str>) -> Option<u64> {
+    let guest = Guest::new(kernel)?;
+    let hits = Arc::new(AtomicU64::new(0));
+    let steps = format!("{}sh:/script", format!("sh:/script,{load},").repeat(ROUNDS + 1));
+    let count = {
+        let hits = hits.clone();
+        move |_: &mut Hit<'_>| {
+            hits.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    // All calls have the same stack pointer then: it does not tell one from another.
+    let guest = guest.cpus(2).cmdline("randomize_kstack_offset=off").script(SCRIPT);
+    let guest = match beside {
+        Some(function) => guest.probe(Probe::at(function).pre(count)),
+        None => guest,
+    };
+    let mut rounds = Vec::new();
+    let ended = guest.run_with(&steps, |handle, console| {
+        console.wait_for("at the gate", 1);
+        for number in 1..=ROUNDS + 1 {
+            let ids = handle.register(vec![Probe::at(FUNCTION).record()]).unwrap();
+            // The first round is without a tracer.
+            rounds.push(round(handle, console, if number == 1 { "" } else { "trace" }, number));
+            handle.command(Command::Unregister(ids)).unwrap();
+        }
+        console.type_line("");
+    });
+    ended.assert_in_order();
+    let nop = rounds[0].address;
+    let behind = nop.add(FTRACE_SITE);
+    let calls: Vec<u64> = ended.console.lines().filter_map(calls).collect();
+    assert_eq!(calls.len(), rounds.len());
+    let mut wrong = Vec::new();
+    for (n, (probe, calls)) in rounds.iter().zip(calls).enumerate() {
+        let expected = calls + BY_THE_SHELL;
+        let at = |place| {
+            let here = ended.events.iter().filter(|event| event.probe == probe.id && event.rip == place);
+            here.count() as u64
+        };
+        let (before, after) = (at(nop), at(behind));
+        println!("{kernel}, round {n}: {before} calls at the nop, {after} behind it, of {expected}");
+        let moved = if n == 0 { State::Armed(nop) } else { State::Armed(behind) };
+        let is_whole =
+            before + after == expected && probe.hits == expected && probe.missed == Missed::default();
+        if !is_whole || probe.state != moved || before == 0 || (after == 0) != (n == 0) {
+            wrong.push((n, probe));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Some(hits.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_12() {
+    counts_each_call_once("6.12", SPARSE, None);
+}
+
+#[test]
+fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_1() {
+    counts_each_call_once("6.1", SPARSE, None);
+}
+
+/// An interrupt may come between the place that a probe leaves and the one that it goes to, and be hit itself.
+#[test]
+fn hits_in_interrupts_do_not_hide_that_a_call_was_counted() {
+    let Some(hits) = counts_each_call_once("6.12", BUSY, Some("hrtimer_interrupt")) else { return };
+    assert!(hits > 100, "{hits} timer interrupts");
+}
