@@ -280,13 +280,14 @@ impl Module {
                 continue;
             };
             let name = c_string(memory, strtab.add(name.into()), LONGEST_NAME)?;
+            // Also one that is no name was read.
+            name_bytes += name.as_ref().map_or(LONGEST_NAME, Vec::len);
+            if name_bytes > MOST_NAME_BYTES {
+                return Err(too_large);
+            }
             let Some(name) = name.and_then(|name| String::from_utf8(name).ok()) else { continue };
             if section == object::elf::SHN_UNDEF || name.is_empty() || name.starts_with(".L") {
                 continue;
-            }
-            name_bytes += name.len();
-            if name_bytes > MOST_NAME_BYTES {
-                return Err(too_large);
             }
             builder.push(at, kind, &name).map_err(|_| too_large)?;
             let rest = text.end.offset_from(at).unwrap_or(0);
