@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tests::linux_rig::{Console, Guest};
 use vmm::probe::{Hit, Probe};
 use vmm::session::{Command, Handle, Missed, ProbeReport, State};
@@ -12,10 +13,10 @@ const FUNCTION: &str = "__x64_sys_getppid";
 const BUSY: &str = "pinned:3000";
 /// Twenty calls now and then, so that it is mostly found elsewhere.
 const SPARSE: &str = "mix:3";
+/// Each hit of a timer's interrupt makes the next one come sooner.
+const PATIENCE: Duration = Duration::from_secs(900);
 /// A shell asks for its parent when it starts.
 const BY_THE_SHELL: u64 = 1;
-/// Rounds with a tracer. Each has a new probe: one that has moved stays where it is.
-const ROUNDS: usize = 4;
 /// The length of ftrace's site, behind which the probe goes.
 const FTRACE_SITE: u64 = 5;
 
@@ -55,11 +56,12 @@ fn calls(line: &str) -> Option<u64> {
     Some(times * number.trim().parse::<u64>().ok()?)
 }
 
-/// With `beside`, that function is probed as well. Returns how often it was hit.
-fn counts_each_call_once(kernel: &str, load: &str, beside: Option<&str>) -> Option<u64> {
+/// In so many `rounds` with a tracer, each with a new probe, because one that has moved stays where it is. With `beside`,
+/// that function is probed as well. Returns how often it was hit.
+fn counts_each_call_once(kernel: &str, load: &str, rounds: usize, beside: Option<&str>) -> Option<u64> {
     let guest = Guest::new(kernel)?;
     let hits = Arc::new(AtomicU64::new(0));
-    let steps = format!("{}sh:/script", format!("sh:/script,{load},").repeat(ROUNDS + 1));
+    let steps = format!("{}sh:/script", format!("sh:/script,{load},").repeat(rounds + 1));
     let count = {
         let hits = hits.clone();
         move |_: &mut Hit<'_>| {
@@ -67,29 +69,29 @@ fn counts_each_call_once(kernel: &str, load: &str, beside: Option<&str>) -> Opti
         }
     };
     // All calls have the same stack pointer then: it does not tell one from another.
-    let guest = guest.cpus(2).cmdline("randomize_kstack_offset=off").script(SCRIPT);
+    let guest = guest.cpus(2).cmdline("randomize_kstack_offset=off").script(SCRIPT).patience(PATIENCE);
     let guest = match beside {
         Some(function) => guest.probe(Probe::at(function).pre(count)),
         None => guest,
     };
-    let mut rounds = Vec::new();
+    let mut seen = Vec::new();
     let ended = guest.run_with(&steps, |handle, console| {
         console.wait_for("at the gate", 1);
-        for number in 1..=ROUNDS + 1 {
+        for number in 1..=rounds + 1 {
             let ids = handle.register(vec![Probe::at(FUNCTION).record()]).unwrap();
             // The first round is without a tracer.
-            rounds.push(round(handle, console, if number == 1 { "" } else { "trace" }, number));
+            seen.push(round(handle, console, if number == 1 { "" } else { "trace" }, number));
             handle.command(Command::Unregister(ids)).unwrap();
         }
         console.type_line("");
     });
     ended.assert_in_order();
-    let nop = rounds[0].address;
+    let nop = seen[0].address;
     let behind = nop.add(FTRACE_SITE);
     let calls: Vec<u64> = ended.console.lines().filter_map(calls).collect();
-    assert_eq!(calls.len(), rounds.len());
+    assert_eq!(calls.len(), seen.len());
     let mut wrong = Vec::new();
-    for (n, (probe, calls)) in rounds.iter().zip(calls).enumerate() {
+    for (n, (probe, calls)) in seen.iter().zip(calls).enumerate() {
         let expected = calls + BY_THE_SHELL;
         let at = |place| {
             let here = ended.events.iter().filter(|event| event.probe == probe.id && event.rip == place);
@@ -110,17 +112,17 @@ fn counts_each_call_once(kernel: &str, load: &str, beside: Option<&str>) -> Opti
 
 #[test]
 fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_12() {
-    counts_each_call_once("6.12", SPARSE, None);
+    counts_each_call_once("6.12", SPARSE, 4, None);
 }
 
 #[test]
 fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_1() {
-    counts_each_call_once("6.1", SPARSE, None);
+    counts_each_call_once("6.1", SPARSE, 4, None);
 }
 
 /// An interrupt may come between the place that a probe leaves and the one that it goes to, and be hit itself.
 #[test]
 fn hits_in_interrupts_do_not_hide_that_a_call_was_counted() {
-    let Some(hits) = counts_each_call_once("6.12", BUSY, Some("hrtimer_interrupt")) else { return };
+    let Some(hits) = counts_each_call_once("6.12", BUSY, 2, Some("hrtimer_interrupt")) else { return };
     assert!(hits > 100, "{hits} timer interrupts");
 }
