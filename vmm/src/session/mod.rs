@@ -1,4 +1,48 @@
 //! One guest from start to end, with its probes.
+//!
+//! A guest whose kernel cannot open one file, and a count of how often it tried to:
+//!
+//! ```no_run
+//! use probe_engine::addr::Gva;
+//! use probe_engine::linux::{kernel::Kernel, landmarks::Landmarks};
+//! use std::sync::Arc;
+//! use vmm::kvm::Hypervisor;
+//! use vmm::probe::Probe;
+//! use vmm::session::{Config, Session, Terminal};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let hypervisor = Hypervisor::open("/dev/kvm".as_ref())?;
+//! let contract = vmm::selftest::run(&hypervisor)?;
+//! contract.verdict()?;
+//! let (image, initrd) = (std::fs::read("bzImage")?, std::fs::read("initrd.img")?);
+//! let kernel = Arc::new(Kernel::read(&image, None)?);
+//! let terminal = Terminal { out: Box::new(std::io::stdout()), input: None, interactive: false };
+//! let config = Config {
+//!     image: &image,
+//!     kernel: Landmarks::of(&kernel),
+//!     initrd: Some(&initrd),
+//!     cmdline: "console=ttyS0",
+//!     cpus: 2,
+//!     memory: 512 << 20,
+//!     delivery: contract.delivery().ok_or("no breakpoints")?,
+//!     symbols: Some(kernel),
+//!     terminal,
+//! };
+//! let mut session = Session::new(&hypervisor, config)?;
+//! let deny = session.register(Probe::at("do_filp_open").pre(|hit| {
+//!     // `struct filename` begins with a pointer to the path.
+//!     let path = hit.memory.read_u64(Gva(hit.regs.rsi)).and_then(|name| hit.string(Gva(name), 256));
+//!     if path.as_deref() == Ok(b"/etc/shadow") {
+//!         let _ = hit.skip_function(-libc::EIO as u64);
+//!     }
+//! }))?;
+//! let report = session.run(&mut ())?;
+//! for probe in report.probes.iter().filter(|probe| probe.id == deny) {
+//!     println!("{}: {} hits, {} missed", probe.name, probe.hits, probe.missed.hits());
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod arming;
 mod attend;
