@@ -164,11 +164,13 @@ impl Guest {
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
+        // On a busy machine one driver alone computes for half a minute: a lock-up is twice that.
+        let fixed = "console=ttyS0 quiet loglevel=5 panic=-1 watchdog_thresh=30";
         let config = Config {
             image: &subject.image,
             kernel: subject.landmarks.clone(),
             initrd: Some(&initrd),
-            cmdline: &format!("console=ttyS0 quiet loglevel=5 panic=-1 {cmdline} workload={steps}"),
+            cmdline: &format!("{fixed} {cmdline} workload={steps}"),
             cpus,
             memory: 256 << 20,
             delivery: fit.delivery,
