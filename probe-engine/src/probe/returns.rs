@@ -6,9 +6,11 @@
 //! instance, are kept to recognise calls that will never return.
 //!
 //! All is lock-free: a bit says that an instance is taken, its task says that it is live. An instance becomes free
-//! once, by its return or because its call is dead.
+//! once, by its return or because its call is dead. Each vCPU looks for a free one among its own first, so that two of
+//! them seldom meet in a cache line.
 
 use crate::addr::Gva;
+use crossbeam_utils::CachePadded;
 use crossbeam_utils::atomic::AtomicCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,9 +33,11 @@ pub struct Call {
 /// The instances of one return probe. `D` is what the user keeps with each.
 pub struct Pool<D> {
     first: u32,
-    instances: Box<[Instance<D>]>,
+    instances: Box<[CachePadded<Instance<D>>]>,
     /// One bit an instance.
-    taken: Box<[AtomicU64]>,
+    taken: Box<[CachePadded<AtomicU64>]>,
+    /// How many instances share a word of those.
+    word: u32,
 }
 
 struct Instance<D> {
@@ -50,21 +54,25 @@ struct Instance<D> {
 const NO_TASK: u64 = u64::MAX;
 
 impl<D> Pool<D> {
-    /// `size` instances, of which the first has the trampoline number `first`.
+    /// `size` instances for `vcpus` vCPUs, of which the first has the trampoline number `first`.
     #[must_use]
-    pub fn new(first: u32, size: u32) -> Self {
-        let instance = |_| Instance {
-            task: AtomicU64::new(0),
-            function: AtomicU64::new(0),
-            slot: AtomicU64::new(0),
-            back: AtomicU64::new(0),
-            ticks: AtomicU64::new(0),
-            data: AtomicCell::new(None),
+    pub fn new(first: u32, size: u32, vcpus: u32) -> Self {
+        let instance = |_| {
+            CachePadded::new(Instance {
+                task: AtomicU64::new(0),
+                function: AtomicU64::new(0),
+                slot: AtomicU64::new(0),
+                back: AtomicU64::new(0),
+                ticks: AtomicU64::new(0),
+                data: AtomicCell::new(None),
+            })
         };
+        let word = size.div_ceil(vcpus.max(1)).clamp(1, u64::BITS);
         Self {
             first,
             instances: (0..size).map(instance).collect(),
-            taken: (0..size.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect(),
+            taken: (0..size.div_ceil(word)).map(|_| CachePadded::default()).collect(),
+            word,
         }
     }
 
@@ -74,16 +82,18 @@ impl<D> Pool<D> {
         self.first..self.first + self.instances.len() as u32
     }
 
-    /// Takes a free instance; `None` when all are in use. It has to go [live](Self::follow) or be
-    /// [released](Self::release).
+    /// Takes a free instance for a call on vCPU `vcpu`; `None` when all are in use. It has to go
+    /// [live](Self::follow) or be [released](Self::release).
     #[must_use]
-    pub fn reserve(&self) -> Option<u32> {
-        for (word, taken) in (0..).zip(&self.taken) {
+    pub fn reserve(&self, vcpu: usize) -> Option<u32> {
+        let words = (0..).zip(&self.taken);
+        let own = vcpu % self.taken.len().max(1);
+        for (word, taken) in words.clone().skip(own).chain(words.take(own)) {
             let mut now = taken.load(Ordering::Relaxed);
             loop {
                 let bit = (!now).trailing_zeros();
-                let number = word * u64::BITS + bit;
-                if bit == u64::BITS || number as usize >= self.instances.len() {
+                let number = word * self.word + bit;
+                if bit >= self.word || number as usize >= self.instances.len() {
                     break;
                 }
                 match taken.compare_exchange_weak(now, now | 1 << bit, Ordering::Acquire, Ordering::Relaxed) {
@@ -98,8 +108,8 @@ impl<D> Pool<D> {
     /// Gives a reserved instance back.
     pub fn release(&self, number: u32) {
         let index = number.wrapping_sub(self.first);
-        if let Some(taken) = self.taken.get((index / u64::BITS) as usize) {
-            taken.fetch_and(!(1 << (index % u64::BITS)), Ordering::Release);
+        if let Some(taken) = self.taken.get((index / self.word) as usize) {
+            taken.fetch_and(!(1 << (index % self.word)), Ordering::Release);
         }
     }
 
@@ -169,7 +179,7 @@ impl<D> Pool<D> {
     }
 
     fn instance(&self, number: u32) -> Option<&Instance<D>> {
-        self.instances.get(number.checked_sub(self.first)? as usize)
+        Some(self.instances.get(number.checked_sub(self.first)? as usize)?)
     }
 }
 
@@ -210,14 +220,14 @@ mod tests {
     }
 
     fn follow(pool: &Pool<String>, call: Call) -> Option<u32> {
-        let number = pool.reserve()?;
+        let number = pool.reserve(0)?;
         pool.follow(number, call, Some(Box::new(format!("{}", call.slot))));
         Some(number)
     }
 
     #[test]
     fn recursion_beyond_the_instances_is_missed_and_returns_in_any_order_are_right() {
-        let pool = Pool::new(32, 10);
+        let pool = Pool::new(32, 10, 1);
         let calls: Vec<Call> = (0..50).map(|depth| call(1, 0x4000 - 16 * depth)).collect();
         let numbers: Vec<Option<u32>> = calls.iter().map(|call| follow(&pool, *call)).collect();
         assert_eq!(numbers.iter().flatten().count(), 10);
@@ -238,15 +248,15 @@ mod tests {
 
     #[test]
     fn a_dead_task_leaves_no_instance_behind() {
-        let pool = Pool::new(0, 100);
+        let pool = Pool::new(0, 100, 1);
         for task in 1..=100 {
             follow(&pool, call(task % 10 + 1, task * 0x100)).unwrap();
         }
-        assert_eq!(pool.reserve(), None);
+        assert_eq!(pool.reserve(0), None);
         assert_eq!(pool.forget_task(Gva(3)), 10);
         assert_eq!(pool.forget_task(Gva(3)), 0);
         assert_eq!(pool.outstanding(), 90);
-        let unfinished = pool.reserve().unwrap();
+        let unfinished = pool.reserve(0).unwrap();
         assert_eq!(pool.forget_task(Gva(0)), 0, "an instance that is not live yet is nobody's");
         pool.release(unfinished);
         // Without a known task, instances still return.
@@ -256,13 +266,27 @@ mod tests {
 
     #[test]
     fn what_lies_below_the_stack_pointer_has_returned() {
-        let pool = Pool::new(0, 4);
+        let pool = Pool::new(0, 4, 1);
         for slot in [0x8_0100, 0x8_0200, 0x8_0300, 0x7_ff00] {
             follow(&pool, call(5, slot)).unwrap();
         }
         assert_eq!(pool.forget_below(Gva(6), Gva(0x8_0300)), 0, "another task's");
         assert_eq!(pool.forget_below(Gva(5), Gva(0x8_0300)), 2, "neither the slot itself nor another stack");
         assert_eq!(pool.outstanding(), 2);
+    }
+
+    #[test]
+    fn each_vcpu_has_its_own_instances_first_and_takes_those_of_others_then() {
+        let pool = Pool::<String>::new(0, 10, 4);
+        let taken: Vec<Option<u32>> = (0..12).map(|_| pool.reserve(2)).collect();
+        let expected = [6, 7, 8, 9, 0, 1, 2, 3, 4, 5].map(Some);
+        assert_eq!(taken[..10], expected);
+        assert_eq!(taken[10..], [None, None]);
+        pool.release(4);
+        assert_eq!((pool.outstanding(), pool.reserve(3), pool.reserve(3)), (9, Some(4), None));
+        // More vCPUs than instances.
+        let pool = Pool::<String>::new(0, 2, 8);
+        assert_eq!([5, 5, 5].map(|vcpu| pool.reserve(vcpu)), [Some(1), Some(0), None]);
     }
 
     #[test]
@@ -273,7 +297,7 @@ mod tests {
         // The first round in which each thread wants three. There they wait for each other, for else they might
         // run one after the other.
         const MEETING: usize = 3;
-        let pool = Pool::<String>::new(0, INSTANCES);
+        let pool = Pool::<String>::new(0, INSTANCES, 2);
         let missed = AtomicUsize::new(0);
         let all_hold_theirs = Barrier::new(THREADS);
         std::thread::scope(|scope| {
@@ -284,7 +308,7 @@ mod tests {
                         let mine: Vec<(u32, Call)> = (0..round as u64 % 4)
                             .filter_map(|depth| {
                                 let call = call(task, (task << 32) + depth * 8);
-                                let number = pool.reserve();
+                                let number = pool.reserve(task as usize);
                                 if number.is_none() {
                                     missed.fetch_add(1, Ordering::Relaxed);
                                 }

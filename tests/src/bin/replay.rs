@@ -89,7 +89,7 @@ fn main() {
 
 /// The instances of a return probe in a guest with so many vCPUs, as the session makes them. Each keeps a number.
 fn pool(vcpus: u64) -> Pool<u64> {
-    Pool::new(0, 10.max(2 * vcpus as u32))
+    Pool::new(0, 10.max(2 * vcpus as u32), vcpus as u32)
 }
 
 /// Replays hits as the thread of vCPU `id`. Returns the processor time that they took.
@@ -103,7 +103,7 @@ fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) ->
         let at = site(which);
         let Verdict::Ours(hit) = sites.judge(at, || None) else { panic!("the site is there") };
         *counts.get_mut(which as usize).unwrap() += 1;
-        let number = pool.reserve().unwrap();
+        let number = pool.reserve(id as usize).unwrap();
         let call = Call { task: Gva(id), function: at, slot: Gva(n), back: at, ticks: n };
         pool.follow(number, call, Some(Box::new(id)));
         let mut regs = Regs { rip: at.0, ..Regs::default() };

@@ -195,7 +195,7 @@ impl Registry {
             Work::Return { handlers, max_active } => {
                 let calls = max_active.unwrap_or(10.max(2 * u32::from(self.cpus)));
                 let rows = self.rows.take(calls).ok_or(RegisterError::NoTrampolines)?;
-                Kind::Return(handlers, Pool::new(rows.start, calls))
+                Kind::Return(handlers, Pool::new(rows.start, calls, self.cpus.into()))
             }
         };
         self.next += 1;

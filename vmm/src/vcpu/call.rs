@@ -26,7 +26,7 @@ pub(super) fn enter(
     let slot = Gva(hit.regs.rsp);
     let Ok(back) = hit.memory.read_u64(slot).map(Gva) else { return probe.miss(Miss::NoStack) };
     let task = current_task(orders, &hit.memory, segments);
-    let Some(number) = reserve(pool, task, slot, back, orders) else {
+    let Some(number) = reserve(pool, hit.vcpu, task, slot, back, orders) else {
         return probe.miss(Miss::NoInstance);
     };
     let at = hit.regs.rip;
@@ -48,11 +48,11 @@ pub(super) fn enter(
 
 /// A free instance. When there is none, calls of this task that cannot return any more make room: those below
 /// on its stack, and one in this very slot unless the slot leads to a trampoline already (as in a tail call).
-fn reserve(pool: &Pool<Data>, task: Gva, slot: Gva, back: Gva, orders: &Orders) -> Option<u32> {
-    pool.reserve().or_else(|| {
+fn reserve(pool: &Pool<Data>, vcpu: usize, task: Gva, slot: Gva, back: Gva, orders: &Orders) -> Option<u32> {
+    pool.reserve(vcpu).or_else(|| {
         let is_chained = orders.sites.is_trampoline(back);
         pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
-        pool.reserve()
+        pool.reserve(vcpu)
     })
 }
 
