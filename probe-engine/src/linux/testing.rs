@@ -1,11 +1,9 @@
 //! Small kernel images, type information and guest memory for tests.
 
-use std::cell::RefCell;
-
 use object::elf::{SHF_ALLOC, SHF_EXECINSTR};
 
 use crate::addr::{Gpa, Gva};
-use crate::memory::{NoMemory, PhysMemory, VirtMemory};
+use crate::memory::{self, PhysMemory, VirtMemory};
 use crate::paging::AddressSpace;
 
 /// One section, which becomes a segment of its own.
@@ -176,27 +174,7 @@ impl BtfBuilder {
 }
 
 /// A little RAM with page tables of its own: [`Ram::LEN`] bytes mapped at [`Ram::BASE`], in pages of 4 KiB.
-pub(crate) struct Ram(RefCell<Vec<u8>>);
-
-impl PhysMemory for Ram {
-    fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
-        let ram = self.0.borrow();
-        let bytes = ram.get(at.0 as usize..).and_then(|rest| rest.get(..buf.len()));
-        buf.copy_from_slice(bytes.ok_or(NoMemory(at))?);
-        Ok(())
-    }
-
-    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
-        let mut ram = self.0.borrow_mut();
-        let old = ram.get_mut(at.0 as usize..).and_then(|rest| rest.get_mut(..bytes.len()));
-        old.ok_or(NoMemory(at))?.copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
-        Err(NoMemory(at))
-    }
-}
+pub(crate) struct Ram(memory::testing::Ram);
 
 impl Ram {
     /// Where it is mapped: where Linux maps its modules.
@@ -205,24 +183,21 @@ impl Ram {
     pub(crate) const LEN: u64 = 0x2_0000;
 
     pub(crate) fn new() -> Self {
-        let ram = Self(RefCell::new(vec![0; 0x4000 + Self::LEN as usize]));
-        let set = |table: u64, index: u64, entry: u64| {
-            ram.write(Gpa(table + index * 8), &(entry | 3).to_le_bytes()).unwrap();
-        };
-        set(0, 511, 0x1000);
-        set(0x1000, 511, 0x2000);
-        set(0x2000, 0, 0x3000);
+        let ram = memory::testing::Ram::new(0x4000 + Self::LEN as usize);
+        ram.set(0, 511, 0x1003);
+        ram.set(0x1000, 511, 0x2003);
+        ram.set(0x2000, 0, 0x3003);
         for page in 0..Self::LEN / 0x1000 {
-            set(0x3000, page, 0x4000 + page * 0x1000);
+            ram.set(0x3000, page, 0x4003 + page * 0x1000);
         }
-        ram
+        Self(ram)
     }
 
-    pub(crate) fn memory(&self) -> VirtMemory<'_, Self> {
-        VirtMemory { phys: self, space: AddressSpace::new(0, 0) }
+    pub(crate) fn memory(&self) -> VirtMemory<'_, memory::testing::Ram> {
+        VirtMemory { phys: &self.0, space: AddressSpace::new(0, 0) }
     }
 
     pub(crate) fn put(&self, at: Gva, bytes: &[u8]) {
-        self.write(Gpa(0x4000 + at.offset_from(Self::BASE).unwrap()), bytes).unwrap();
+        self.0.write(Gpa(0x4000 + at.offset_from(Self::BASE).unwrap()), bytes).unwrap();
     }
 }
