@@ -307,10 +307,12 @@ impl Registry {
         }
     }
 
-    /// The guest has changed the text at `at`.
+    /// The guest has changed the text at `at`. A probe that has moved from there stands where it is now.
     pub(super) fn overwritten(&mut self, at: Gva) {
-        let here = self.entries.values_mut().filter(|entry| entry.state == State::Armed(at));
-        here.for_each(|entry| entry.state = State::Overwritten(at));
+        let stood = |entry: &&mut Entry| {
+            entry.stood == Some(at) && matches!(entry.state, State::Armed(_) | State::Disabled)
+        };
+        self.entries.values_mut().filter(stood).for_each(|entry| entry.state = State::Overwritten(at));
     }
 
     /// A handler of `id` panicked, with `words`.
