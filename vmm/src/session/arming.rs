@@ -76,6 +76,8 @@ impl Wanted {
 
 /// `call rel32`.
 const CALL: u8 = 0xe8;
+/// `jmp rel32`.
+const JUMP: u8 = 0xe9;
 
 /// Where a probe can stand at this moment.
 enum Stand {
@@ -219,6 +221,8 @@ impl Arming {
         };
         let offset = at.offset_from(asked).unwrap_or(0) as usize;
         let is_nop = head.get(offset..).is_some_and(|head| head.starts_with(&FTRACE_NOP));
+        let first = head.get(offset);
+        let is_ftraces = matches!(first, Some(&(CALL | JUMP | INT3)));
         let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
         match behind {
             // Once it has made room, a probe does not come back where it can do without: a task may be on its way
@@ -227,6 +231,8 @@ impl Arming {
                 Stand::At { at, function: function(false), footing: Footing::Nop }
             }
             _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
+            // Neither ftrace's nop nor anything that it makes of it.
+            _ if !is_nop && !is_ftraces => Stand::Not(State::Overwritten(at)),
             Behind::Free { fixup } => {
                 let behind = at.add(FTRACE_SITE);
                 Stand::At { at: behind, function: function(*fixup), footing: Footing::Behind(at) }
