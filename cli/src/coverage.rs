@@ -36,7 +36,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Chosen::Emulated => {
             let (format, output) = (args.format, args.output.as_deref());
             let inside = Inside { verb: "coverage", words: vec![], format, output };
-            run::run_emulated(&args.guest, &files, &target, inside)
+            host::run_emulated(&args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
             let out = args.output.as_deref().map(run::create).transpose()?;

@@ -13,8 +13,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
+use vmm::boot::{self, Payload};
 use vmm::host::{EmulatedHost, Exit, HostCommand, HostImage, Streams, fingerprint, memory_for, prepare};
 use vmm::kvm::Hypervisor;
+use vmm::memory::GuestRam;
 use vmm::selftest;
 use vmm::trap::Delivery;
 
@@ -116,6 +118,10 @@ pub(crate) fn run_emulated(
     target: &Target,
     inside: Inside<'_>,
 ) -> Result<ExitCode> {
+    // A guest that cannot be put together is not worth a host.
+    let cmdline = run::cmdline(guest);
+    let payload = Payload { kernel: &files.image, initrd: Some(&files.initramfs), cmdline: &cmdline };
+    boot::load(&GuestRam::new(guest.memory.0)?, &payload, guest.cpus)?;
     let output = inside.output.map(run::create).transpose()?;
     let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
     target.write(resolved.path())?;

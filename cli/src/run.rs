@@ -14,10 +14,8 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use vmm::boot::{self, Payload};
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
-use vmm::memory::GuestRam;
 use vmm::probe::Probe;
 use vmm::session::{Config, Death, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
@@ -65,22 +63,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
                 words.push(format!("--maxactive={calls}"));
             }
             let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
-            run_emulated(&args.guest, &files, &target, inside)
+            host::run_emulated(&args.guest, &files, &target, inside)
         }
     }
-}
-
-/// Runs the guest inside the emulated host.
-pub(crate) fn run_emulated(
-    guest: &Guest,
-    files: &Files,
-    target: &Target,
-    inside: Inside<'_>,
-) -> Result<ExitCode> {
-    // A guest that cannot be put together is not worth a host.
-    let payload = Payload { kernel: &files.image, initrd: Some(&files.initramfs), cmdline: &cmdline(guest) };
-    boot::load(&GuestRam::new(guest.memory.0)?, &payload, guest.cpus)?;
-    host::run_emulated(guest, files, target, inside)
 }
 
 fn run_here(
@@ -153,7 +138,7 @@ fn probe(asked: Asked, args: &Run) -> Probe {
 }
 
 /// The kernel command line.
-fn cmdline(guest: &Guest) -> String {
+pub(crate) fn cmdline(guest: &Guest) -> String {
     match (&guest.raw_cmdline, &guest.cmdline) {
         (Some(raw), _) => raw.clone(),
         (None, Some(more)) => format!("{BASE_CMDLINE} {more}"),
