@@ -170,17 +170,18 @@ impl Arming {
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
                 }
-                Stand::At { .. } if entry.active.pool().is_some() && self.reserved.is_err() => {
-                    let reason = self.reserved.as_ref().err().cloned().unwrap_or_default();
-                    entry.state = State::Refused(reason);
-                }
-                Stand::At { at, function, footing } => {
-                    entry.made_room |= matches!(footing, Footing::Behind(_));
-                    entry.state = State::Armed(at);
-                    entry.stood = Some(at);
-                    let hanging = Hanging { probe: entry.active.clone(), footing };
-                    all.entry(at).or_insert(Wanted::nothing(function)).probes.push(hanging);
-                }
+                Stand::At { at, function, footing } => match &self.reserved {
+                    Err(reason) if entry.active.pool().is_some() => {
+                        entry.state = State::Refused(reason.clone());
+                    }
+                    _ => {
+                        entry.made_room |= matches!(footing, Footing::Behind(_));
+                        entry.state = State::Armed(at);
+                        entry.stood = Some(at);
+                        let hanging = Hanging { probe: entry.active.clone(), footing };
+                        all.entry(at).or_insert(Wanted::nothing(function)).probes.push(hanging);
+                    }
+                },
             }
         }
         for (internal, link) in self.hooks.wanted(self.phase, registry) {
@@ -219,10 +220,9 @@ impl Arming {
                 _ => Stand::Not(State::Waiting),
             };
         };
-        let offset = at.offset_from(asked).unwrap_or(0) as usize;
-        let is_nop = head.get(offset..).is_some_and(|head| head.starts_with(&FTRACE_NOP));
-        let first = head.get(offset);
-        let is_ftraces = matches!(first, Some(&(CALL | JUMP | INT3)));
+        let site = head.get(at.offset_from(asked).unwrap_or(0) as usize..).unwrap_or_default();
+        let is_nop = site.starts_with(&FTRACE_NOP);
+        let is_ftraces = matches!(site.first(), Some(&(CALL | JUMP | INT3)));
         let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
         match behind {
             // Once it has made room, a probe does not come back where it can do without: a task may be on its way
@@ -284,9 +284,7 @@ impl Arming {
     /// Takes down what stands at `at`. False when the guest has written there.
     fn take_down(&mut self, at: Gva, stop: &Stop<'_>) -> bool {
         let Some(standing) = self.standing.remove(&at) else { return true };
-        if let (Some(slot), Ok(reserved)) = (standing.slot, &mut self.reserved) {
-            reserved.retire(slot);
-        }
+        self.retire(standing.slot);
         match &standing.past {
             Past::PutBack(once) if once.is_done() => {
                 self.traps.forget(at);
@@ -302,11 +300,14 @@ impl Arming {
             set.remove(*at);
             self.traps.forget(*at);
             let standing = self.standing.remove(at);
-            if let (Some(slot), Ok(reserved)) =
-                (standing.and_then(|standing| standing.slot), &mut self.reserved)
-            {
-                reserved.retire(slot);
-            }
+            self.retire(standing.and_then(|standing| standing.slot));
+        }
+    }
+
+    /// Nobody new comes to the copy in `slot`, if there is one.
+    fn retire(&mut self, slot: Option<Slot>) {
+        if let (Some(slot), Ok(reserved)) = (slot, &mut self.reserved) {
+            reserved.retire(slot);
         }
     }
 
@@ -362,9 +363,7 @@ impl Arming {
             (Ok(_), Some(past)) => past,
             (Ok((gpa, original)), None) => Past::PutBack(Arc::new(OneShot::new(gpa, original))),
             (Err(error), _) => {
-                if let (Some(slot), Ok(reserved)) = (slot, &mut self.reserved) {
-                    reserved.retire(slot);
-                }
+                self.retire(slot);
                 return Err(error.to_string());
             }
         };

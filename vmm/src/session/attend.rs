@@ -51,19 +51,16 @@ impl Control<'_> {
             match message {
                 Message::Command(command, answer) => {
                     let result = self.carry_out(command, &parked, &mut orders);
-                    match answer {
-                        Some(answer) => answers.push((answer, result)),
-                        None => {
-                            if let Err(error) = result {
-                                self.note_refused(&error);
-                            }
-                        }
+                    match (answer, result) {
+                        (Some(answer), result) => answers.push((answer, result)),
+                        (None, Err(error)) => self.note_refused(&error),
+                        (None, Ok(_)) => {}
                     }
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
                 }
-                Message::Broken(probe, words) => self.registry.broke(probe, words),
+                Message::Broken(probe, words) => self.registry.set_state(probe, State::Broken(words)),
             }
         }
         self.reconcile(&parked, &mut orders);

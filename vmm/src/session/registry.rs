@@ -315,13 +315,6 @@ impl Registry {
         self.entries.values_mut().filter(stood).for_each(|entry| entry.state = State::Overwritten(at));
     }
 
-    /// A handler of `id` panicked, with `words`.
-    pub(super) fn broke(&mut self, id: ProbeId, words: String) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.state = State::Broken(words);
-        }
-    }
-
     /// All probes with what they have seen. Of their hits, `lost` were not handed on.
     pub(super) fn report(&self, reader: &Reader, lost: impl Fn(ProbeId) -> u64) -> Vec<ProbeReport> {
         self.entries.keys().filter_map(|id| self.report_of(*id, reader, lost(*id))).collect()
