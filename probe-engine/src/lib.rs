@@ -7,6 +7,7 @@
 
 pub mod addr;
 pub mod insn;
+pub mod lang;
 pub mod linux;
 pub mod memory;
 pub mod paging;

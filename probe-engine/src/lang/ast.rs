@@ -1,0 +1,309 @@
+//! What a probe definition says, as written: nothing is looked up yet.
+//!
+//! The syntax is that of `kprobe_events` (Documentation/trace/kprobetrace.rst) with the BTF arguments of
+//! `dynamic_events` (fprobetrace.rst), followed by a filter (events.rst) and a histogram (histogram.rst).
+
+use std::ops::Range;
+
+/// Where in the definition something was written, in bytes.
+pub type Span = Range<usize>;
+
+/// Something, and where it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spanned<T> {
+    /// What.
+    pub value: T,
+    /// Where.
+    pub span: Span,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// `p...`, `r...`, `f...`
+    Define(Box<Definition>),
+    /// `-:[GRP/]EVENT`
+    Remove(EventName),
+}
+
+/// The name of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventName {
+    /// `GRP`, where given.
+    pub group: Option<Spanned<String>>,
+    /// `EVENT`, where given.
+    pub event: Option<Spanned<String>>,
+}
+
+/// A probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    /// Entry, return, or whatever place.
+    pub kind: Kind,
+    /// `MAXACTIVE` of a return probe.
+    pub max_active: Option<Spanned<u32>>,
+    /// `[GRP/][EVENT]`
+    pub name: EventName,
+    /// Where.
+    pub place: Spanned<Place>,
+    /// What is fetched.
+    pub args: Vec<Argument>,
+    /// `if FILTER`
+    pub filter: Option<Spanned<Filter>>,
+    /// `hist:...`
+    pub hist: Option<Spanned<Hist>>,
+}
+
+/// What kind of probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `p`: at an instruction.
+    Instruction,
+    /// `r`, or `%return`: at a function's returns.
+    Return,
+    /// `f` without `%return`: at a function's entry.
+    Entry,
+}
+
+/// Where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// `[MOD:]SYM[+offs]`; the symbol may be a pattern where there is no module and no offset.
+    Symbol {
+        /// `MOD`
+        module: Option<String>,
+        /// `SYM`
+        symbol: String,
+        /// `offs`
+        offset: u64,
+    },
+    /// A link-time address.
+    Address(u64),
+}
+
+/// `NAME=FETCH:TYPE`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Argument {
+    /// `NAME`, where given.
+    pub name: Option<Spanned<String>>,
+    /// `FETCH`
+    pub fetch: Spanned<Fetch>,
+    /// `TYPE`, where given.
+    pub ty: Option<Spanned<Type>>,
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetch {
+    /// `%REG`, without the percent sign, in lower case: as the kernel names them (`ax`, `r8`, `ip`, `flags`), and as
+    /// the processor does (`rax`, `eax`...).
+    Register(String),
+    /// `$stackN`
+    StackSlot(u32),
+    /// `$stack`
+    StackPointer,
+    /// `$argN`, from 1 on.
+    Argument(u32),
+    /// `$arg*`
+    AllArguments,
+    /// `$retval`
+    ReturnValue,
+    /// `$comm`
+    Comm,
+    /// `@ADDR`: what lies there.
+    Memory(u64),
+    /// `@SYM[+|-offs]`: what lies there.
+    Symbol {
+        /// `SYM`
+        symbol: String,
+        /// `offs`
+        offset: i64,
+    },
+    /// `\IMM`
+    Number(i64),
+    /// `\"text"`
+    Text(String),
+    /// `+|-[u]OFFS(FETCH)`: what lies at an offset from the address that `FETCH` gives.
+    Dereference {
+        /// `OFFS`
+        offset: i64,
+        /// `u`: in user memory.
+        user: bool,
+        /// `FETCH`
+        of: Box<Spanned<Fetch>>,
+    },
+    /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`, `*NAME`: by the function's own parameters and types.
+    Variable {
+        /// A parameter's name, or `$retval`.
+        of: Spanned<Variable>,
+        /// The members on the way.
+        path: Vec<Step>,
+    },
+}
+
+/// Where a path of members begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Variable {
+    /// A parameter.
+    Parameter(String),
+    /// `$retval`
+    ReturnValue,
+    /// `$argN`
+    Argument(u32),
+}
+
+/// One step of a path of members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// `->` and not `.`: the value so far is a pointer.
+    pub arrow: bool,
+    /// The member.
+    pub member: Spanned<String>,
+}
+
+/// How a value is read and shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Type {
+    /// Of one element.
+    pub element: Element,
+    /// `[N]`, where given.
+    pub count: Option<u32>,
+}
+
+/// The type of one element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// `u8` to `u64`; the number of bits.
+    Unsigned(u8),
+    /// `s8` to `s64`.
+    Signed(u8),
+    /// `x8` to `x64`.
+    Hex(u8),
+    /// `char`
+    Char,
+    /// `symbol`: an address, shown as symbol and offset.
+    Symbol,
+    /// `symstr`: the same as a string, so that filters see it.
+    SymbolString,
+    /// `string`
+    String,
+    /// `ustring`
+    UserString,
+    /// `b<width>@<offset>/<container>`, all in bits.
+    BitField {
+        /// Bits of the field.
+        width: u8,
+        /// Bits below it.
+        offset: u8,
+        /// Bits of what is read.
+        container: u8,
+    },
+    /// `%pd`: the name of a `struct dentry`.
+    Dentry,
+    /// `%pD`: the name of a `struct file`.
+    File,
+}
+
+/// Which hits count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Filter {
+    /// `a && b`
+    And(Box<Filter>, Box<Filter>),
+    /// `a || b`
+    Or(Box<Filter>, Box<Filter>),
+    /// `!a`
+    Not(Box<Filter>),
+    /// `field op value`
+    Compare {
+        /// A fetched argument's name, or `common_pid`, `common_cpu`, `CPU`, `comm`...
+        field: Spanned<String>,
+        /// `.ustring`: the field holds the address of a string of the user.
+        user_string: bool,
+        /// How.
+        op: Operator,
+        /// With what.
+        value: Spanned<Value>,
+    },
+}
+
+/// How a field is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the operators'")]
+pub enum Operator {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    /// `&`: any of the bits is set; for `CPUS{}`, the CPU is in the set.
+    And,
+    /// `~`: the string matches a pattern.
+    Glob,
+}
+
+/// With what a field is compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A number, of 64 bits with or without sign.
+    Number(i128),
+    /// `"text"`, or a word.
+    Text(String),
+    /// `CPUS{0-3,7}`, sorted.
+    Cpus(Vec<Range<u32>>),
+}
+
+/// A histogram: `hist:keys=...:values=...:sort=...:size=...`
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Hist {
+    /// By what is counted; one at least.
+    pub keys: Vec<Key>,
+    /// What is summed up besides the number of hits.
+    pub values: Vec<Spanned<String>>,
+    /// In what order the lines come; by hits when empty.
+    pub sort: Vec<Sort>,
+    /// How many different keys are kept: a power of two, 2,048 by default.
+    pub size: Option<Spanned<u32>>,
+    /// `name=...`
+    pub name: Option<Spanned<String>>,
+}
+
+/// A key of a histogram.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// A fetched argument's name, or one of the fields that every event has; `common_stacktrace` is one.
+    pub field: Spanned<String>,
+    /// How it is grouped and shown.
+    pub modifier: Modifier,
+}
+
+/// How a key is grouped and shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Modifier {
+    /// As its type says.
+    #[default]
+    Plain,
+    /// `.hex`
+    Hex,
+    /// `.sym`
+    Symbol,
+    /// `.sym-offset`
+    SymbolOffset,
+    /// `.syscall`: the name of a system call.
+    SystemCall,
+    /// `.execname`: a pid with the name of its process.
+    Execname,
+    /// `.log2`
+    Log2,
+    /// `.buckets=N`
+    Buckets(u64),
+}
+
+/// A key of the order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sort {
+    /// `hitcount`, a key or a value.
+    pub field: Spanned<String>,
+    /// `.descending`
+    pub descending: bool,
+}

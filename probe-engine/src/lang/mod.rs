@@ -1,0 +1,3 @@
+//! Probe definitions, in the language that people know from the kernel's own tracing.
+
+pub mod ast;
