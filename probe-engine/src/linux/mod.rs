@@ -18,6 +18,7 @@ pub mod landmarks;
 mod module_tables;
 pub mod modules;
 mod nearest;
+pub mod orc;
 mod patch_tables;
 pub mod patched;
 mod read;
@@ -27,4 +28,5 @@ pub mod system_map;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod unpack;
+pub mod unwind;
 pub mod vmlinux;

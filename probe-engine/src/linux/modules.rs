@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::btf::Btf;
+use super::orc::{self, OrcError};
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
 use crate::addr::Gva;
@@ -67,6 +68,17 @@ pub struct ModuleLayout {
     pub typetab: u32,
     /// Tables of text that is left alone; absent where the kernel was built without them.
     pub tables: ModuleTables,
+    /// Its ORC table; absent where the kernel was built with another unwinder.
+    pub orc: Option<ModuleOrc>,
+}
+
+/// The two parts of a module's ORC table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleOrc {
+    /// `arch.orc_unwind_ip`.
+    pub ips: Counted,
+    /// `arch.orc_unwind`.
+    pub rows: Counted,
 }
 
 /// Tables in `struct module` of instructions and functions that are left alone, or never run from a copy.
@@ -126,6 +138,19 @@ impl ModuleLayout {
                 kprobes_text: counted("kprobes_text_start", "kprobes_text_size"),
                 ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
             },
+            orc: ModuleOrc::find(btf),
+        })
+    }
+}
+
+impl ModuleOrc {
+    fn find(btf: &Btf<'_>) -> Option<Self> {
+        let part = |start, entry| {
+            counted(btf, "module", start, "arch.num_orcs").filter(|part| part.entry as usize == entry)
+        };
+        Some(Self {
+            ips: part("arch.orc_unwind_ip", orc::IP_LEN)?,
+            rows: part("arch.orc_unwind", orc::ROW_LEN)?,
         })
     }
 }
@@ -195,6 +220,9 @@ pub enum ModuleError {
     /// More symbols, longer names or larger tables than any module has.
     #[error("the module at {0} has more symbols or larger tables than any module")]
     Large(Gva),
+    /// Its ORC table is no such table.
+    #[error("the module's ORC table cannot be used")]
+    Orc(#[from] OrcError),
     /// The list does not end.
     #[error("the guest's list of modules does not end")]
     Endless,
