@@ -6,9 +6,13 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::glob::Glob;
 use super::nearest;
 use crate::addr::Gva;
+
+mod packed;
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
 const MOST_NAME_BYTES: usize = 256 << 20;
@@ -142,7 +146,8 @@ impl SymbolTableBuilder {
 }
 
 /// All symbols of a kernel, at link-time addresses.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(into = "packed::Packed", try_from = "packed::Packed")]
 pub struct SymbolTable {
     names: String,
     /// By address.

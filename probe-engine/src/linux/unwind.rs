@@ -17,8 +17,10 @@ use crate::paging::PageFault;
 use crate::regs::Regs;
 
 mod code;
+mod user;
 
 pub use code::{Code, ModuleCode};
+pub use user::{UserEnd, UserWalk};
 
 /// Most bytes of one stack: THREAD_SIZE is 16 KiB, or 32 with KASAN.
 const LARGEST_STACK: u64 = 64 << 10;
