@@ -334,3 +334,6 @@ mod pt_regs {
     pub(super) const SP: usize = 152;
     pub(super) const LEN: usize = 168;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,29 +1,21 @@
 use super::*;
-use crate::linux::testing::{Part, elf};
+use crate::linux::testing::{self, Part, elf};
 use proptest::prelude::*;
 
 const IPS: Gva = Gva(0xffff_ffff_8200_0000);
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 
-/// The bytes of a row.
-fn row(sp_offset: i16, bp_offset: i16, flags: u16) -> [u8; ROW_LEN] {
-    let halves = [sp_offset.to_le_bytes(), bp_offset.to_le_bytes(), flags.to_le_bytes()];
-    halves.as_flattened().try_into().unwrap()
-}
+type Row = (i16, i16, u16);
 
-/// Both parts of a table of these rows, each with its distance from [`TEXT`].
-fn parts(rows: &[(u64, [u8; ROW_LEN])]) -> (Vec<u8>, Vec<u8>) {
-    let mut ips = Vec::new();
-    for (at, _) in rows {
-        let distance = (TEXT + at).wrapping_sub(IPS.0 + ips.len() as u64) as i32;
-        ips.extend(distance.to_le_bytes());
-    }
-    (ips, rows.iter().flat_map(|(_, row)| *row).collect())
-}
-
-fn table(layout: OrcLayout, rows: &[(u64, [u8; ROW_LEN])]) -> Result<OrcTable, OrcError> {
+fn table(layout: OrcLayout, rows: &[(u64, Row)]) -> Result<OrcTable, OrcError> {
     let (ips, rows) = parts(rows);
     OrcTable::from_parts(layout, &ips, IPS, &rows)
+}
+
+/// Both parts of a table, of rows at these distances from [`TEXT`].
+fn parts(rows: &[(u64, Row)]) -> (Vec<u8>, Vec<u8>) {
+    let rows: Vec<_> = rows.iter().map(|(at, row)| (Gva(TEXT + at), *row)).collect();
+    testing::orc(IPS, &rows)
 }
 
 fn returns(sp: SpBase, sp_offset: i16, bp: BpBase, bp_offset: i16) -> OrcRow {
@@ -61,7 +53,7 @@ fn both_layouts_are_told_apart_and_read() {
         (SinceSixFour, 0x255, None),
         (SinceSixFour, 0x2f5, None),
     ] {
-        let found = table(layout, &[(0, row(8, 0, flags))]);
+        let found = table(layout, &[(0, (8, 0, flags))]);
         let expected = expected.ok_or(OrcError::Unknown(Gva(TEXT)));
         assert_eq!(found.map(|table| table.rows().next().unwrap().1), expected, "{layout:?} {flags:#x}");
     }
@@ -72,12 +64,12 @@ fn a_row_holds_until_the_next() {
     let table = table(
         OrcLayout::SinceSixFour,
         &[
-            (0x40, row(0, 0, 0x100)),
-            (0x10, row(8, 0, 0x205)),
-            (0x11, row(16, -16, 0x215)),
+            (0x40, (0, 0, 0x100)),
+            (0x10, (8, 0, 0x205)),
+            (0x11, (16, -16, 0x215)),
             // The end of the code before 0x20, and what is there.
-            (0x20, row(-8, 0, 0x248)),
-            (0x20, row(0, 0, 0)),
+            (0x20, (-8, 0, 0x248)),
+            (0x20, (0, 0, 0)),
         ],
     );
     let table = table.unwrap();
@@ -103,7 +95,7 @@ fn a_row_holds_until_the_next() {
 
 #[test]
 fn an_image_says_which_layout_it_has() {
-    let (ips, rows) = parts(&[(0, row(8, 0, 0x205))]);
+    let (ips, rows) = parts(&[(0, (8, 0, 0x205))]);
     let mut sections = vec![
         Part::text(".text", TEXT, vec![0x90; 64]),
         Part::data(".orc_unwind_ip", IPS.0, ips),
@@ -129,7 +121,7 @@ fn frame_of(row: OrcRow) -> OrcFrame {
 #[test]
 fn parts_that_do_not_fit_are_refused() {
     let layout = OrcLayout::SinceSixFour;
-    let (ips, rows) = parts(&[(0, row(8, 0, 0x205)), (1, row(8, 0, 0x205))]);
+    let (ips, rows) = parts(&[(0, (8, 0, 0x205)), (1, (8, 0, 0x205))]);
     for (ips, rows) in
         [(&ips[..4], &rows[..]), (&ips[..], &rows[..6]), (&ips[..7], &rows[..]), (&ips, &rows[1..])]
     {
@@ -142,19 +134,37 @@ fn parts_that_do_not_fit_are_refused() {
     assert_eq!(wide, Err(OrcError::Damaged));
 }
 
+#[test]
+fn a_table_arrives_as_it_was_sent() {
+    let rows = [(0x10, (8, 0, 0x205)), (0x12, (16, -16, 0x215)), (0x20, (8, 0, 0x205)), (0x400, (0, 0, 0))];
+    let sent = table(OrcLayout::SinceSixFour, &rows).unwrap();
+    let json = serde_json::to_value(&sent).unwrap();
+    assert_eq!(serde_json::from_value::<OrcTable>(json.clone()).unwrap(), sent);
+    let refused = |pointer: &str, value: serde_json::Value| {
+        let mut json = json.clone();
+        *json.pointer_mut(pointer).unwrap() = value;
+        serde_json::from_value::<OrcTable>(json).unwrap_err().to_string()
+    };
+    for (pointer, value) in
+        [("/rows/1", 3.into()), ("/steps/3", u32::MAX.into()), ("/rows", serde_json::json!([0, 0, 0]))]
+    {
+        assert_eq!(refused(pointer, value), "the ORC table is damaged", "{pointer}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_table_or_an_error(
-        ips in proptest::collection::vec(any::<[u8; IP_LEN]>(), 0..40),
-        rows in proptest::collection::vec((-64..64i16, -64..64i16, 0..0xfffu16), 0..40),
+        rows in proptest::collection::vec((any::<i32>(), -64..64i16, -64..64i16, 0..0xfffu16), 0..40),
         base: u64,
         since: bool,
         at: u64,
     ) {
         let layout = if since { OrcLayout::SinceSixFour } else { OrcLayout::UntilSixTwo };
-        let rows: Vec<_> = rows.iter().map(|(sp, bp, flags)| row(*sp, *bp, *flags)).collect();
-        if let Ok(table) = OrcTable::from_parts(layout, ips.as_flattened(), Gva(base), rows.as_flattened()) {
-            prop_assert_eq!(table.len(), ips.len());
+        let near = rows.iter().map(|row| (Gva(base).offset(row.0.into()), (row.1, row.2, row.3)));
+        let (ips, bytes) = testing::orc(Gva(base & 0x7fff_ffff_ffff_ffff), &near.collect::<Vec<_>>());
+        if let Ok(table) = OrcTable::from_parts(layout, &ips, Gva(base), &bytes) {
+            prop_assert_eq!(table.len(), rows.len());
             let sorted: Vec<_> = table.rows().collect();
             prop_assert!(sorted.is_sorted_by_key(|(at, _)| *at));
             let expected = sorted.iter().rev().find(|(row, _)| row.0 <= at).map(|(_, row)| *row);
