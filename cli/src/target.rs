@@ -158,6 +158,7 @@ mod tests {
             hooks: Hooks { module_init: Some(Gva(0xffff_ffff_8110_0000)), ..Hooks::default() },
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
+            task: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };

@@ -24,6 +24,7 @@ mod read;
 pub mod symbols;
 pub mod symtab;
 pub mod system_map;
+pub mod task;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod unpack;
