@@ -66,6 +66,9 @@ pub(crate) struct Run {
     /// That costs nothing afterwards, so that every function of a kernel can be probed. Return probes and watches take no part.
     #[arg(long)]
     pub(crate) once: bool,
+    /// Show the members of every structure that an argument points to, not only of small ones
+    #[arg(long)]
+    pub(crate) deep: bool,
     /// How many calls of a function a return probe follows at a time [default: 10, or twice the CPUs if more]
     ///
     /// Calls beyond that are not followed; they are counted as missed.

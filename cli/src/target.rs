@@ -5,6 +5,9 @@ use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
+use probe_engine::capture::Capture;
+use probe_engine::capture::typed::{self, Expand, NoArguments};
+use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::Place;
@@ -27,9 +30,27 @@ pub(crate) struct Asked {
     pub(crate) place: Place,
     /// Where the function returns, and not where it is entered.
     pub(crate) returns: bool,
+    /// What is read there.
+    pub(crate) capture: Capture,
+    /// How it is shown.
+    pub(crate) style: Style,
+}
+
+/// How a hit is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Style {
+    /// By the registers of arguments.
+    Registers,
+    /// As the call of a function, or as its return.
+    Call,
 }
 
 impl Asked {
+    /// One that is shown by its registers.
+    pub(crate) fn plain(place: Place, returns: bool) -> Self {
+        Self { place, returns, capture: Capture::default(), style: Style::Registers }
+    }
+
     /// As the user writes it.
     pub(crate) fn name(&self) -> String {
         format!("{}{}", self.place.name(), if self.returns { "%return" } else { "" })
@@ -91,6 +112,9 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         return Ok(target);
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
+    let btf = kernel.btf().ok();
+    let mut typed =
+        Typed { btf: btf.as_ref(), expand: if run.deep { Expand::All } else { Expand::Small }, changed: 0 };
     let mut probes: Vec<Asked> = Vec::new();
     for spec in &run.probes {
         let resolved = resolve(spec, &kernel).with_context(|| format!("--probe {spec}"))?;
@@ -99,16 +123,55 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         if let Some(place) = resolved.places.iter().find(|place| returns && !place.is_entry()) {
             bail!("--probe {spec}: `{}` is no function's entry: only functions return", place.name());
         }
-        probes.extend(resolved.places.into_iter().map(|place| Asked { place, returns }));
+        probes.extend(resolved.places.into_iter().map(|place| typed.asked(place, returns)));
     }
     for spec in &run.watches {
         let watch = watch::resolve(spec, &kernel).with_context(|| format!("--watch {spec}"))?;
-        probes.push(Asked { place: Place::Watch(watch), returns: false });
+        probes.push(Asked::plain(Place::Watch(watch), false));
     }
+    typed.report();
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
     Ok(Target { kernel: Landmarks::of(&kernel), probes })
+}
+
+/// How arguments and values are shown: by the kernel's own types, where it has them.
+struct Typed<'a> {
+    btf: Option<&'a Btf<'a>>,
+    expand: Expand,
+    /// How many functions the compiler has changed, so that their parameters are not known.
+    changed: usize,
+}
+
+impl Typed<'_> {
+    fn asked(&mut self, place: Place, returns: bool) -> Asked {
+        let Place::Kernel { name, .. } = &place else { return Asked::plain(place, returns) };
+        let Some(btf) = self.btf.filter(|_| place.is_entry()) else { return Asked::plain(place, returns) };
+        let fields = match returns {
+            false => typed::arguments(btf, name, self.expand),
+            true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
+        };
+        match fields {
+            Ok(fields) => {
+                Asked { place, returns, capture: Capture { fields, filter: None }, style: Style::Call }
+            }
+            Err(reason) => {
+                self.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
+                Asked::plain(place, returns)
+            }
+        }
+    }
+
+    fn report(&self) {
+        if self.changed > 0 {
+            say(format_args!(
+                "the compiler has changed the parameters of {} of these functions (.isra, .constprop, .part in their \
+                 names): their registers are shown",
+                self.changed
+            ));
+        }
+    }
 }
 
 /// Says which matches of a pattern are left out.
@@ -163,10 +226,10 @@ mod tests {
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
-        let probe = Asked { place, returns: true };
+        let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
-        let watch = Asked { place: Place::Watch(watch), returns: false };
+        let watch = Asked::plain(Place::Watch(watch), false);
         let written = Target { kernel, probes: vec![probe, watch] };
         assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();

@@ -104,6 +104,8 @@ pub enum Base {
     /// Argument `n` of the function, from 0 on, at its entry, also when it is asked for at a return: then only those
     /// in registers are known.
     Argument(u8),
+    /// Two arguments in registers from this on, which are one value of up to 16 bytes.
+    Arguments(u8),
     /// Slot `n` of the stack, of 8 bytes: 0 is where RSP points.
     Stack(u16),
     /// A number.
@@ -114,6 +116,8 @@ pub enum Base {
     Comm,
     /// A text.
     Text(String),
+    /// Nowhere that can be read.
+    Unknown,
 }
 
 /// From one value to the next: 8 bytes of memory at an offset from it.
@@ -128,7 +132,7 @@ pub struct Hop {
 /// What is kept in the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Read {
-    /// So many low bytes of the value itself, 8 at most.
+    /// So many low bytes of the value itself, 8 at most, or 16 of two arguments.
     Word(u8),
     /// What lies at an offset from the address that the value is.
     Memory(Hop, What),
@@ -200,6 +204,16 @@ impl Fetch {
                 value::put_text(record, text.as_bytes(), false);
                 return Ok(());
             }
+            Base::Arguments(n) => {
+                let (Read::Word(bytes), low, high) = (self.read, scene.argument(*n)?, scene.argument(n + 1)?)
+                else {
+                    return Err(Lack::Missing);
+                };
+                let words = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
+                value::put_bytes(record, words.get(..usize::from(bytes)).unwrap_or(&words));
+                return Ok(());
+            }
+            Base::Unknown => return Err(Lack::Missing),
             Base::Register(register) => register.of(scene.regs),
             Base::Constant(number) => *number,
             Base::Kernel(link) => link.0.wrapping_add(scene.slide),

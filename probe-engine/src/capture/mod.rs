@@ -6,8 +6,10 @@
 
 mod fetch;
 pub mod filter;
+mod flags;
 pub mod names;
 pub mod shape;
+pub mod typed;
 mod value;
 
 pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, Register, What};
