@@ -93,11 +93,22 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads and understands the kernel at `path`, whose contents are `image`.
 pub(crate) fn read_kernel(path: &Path, image: &[u8], source: &SymbolSource) -> Result<Kernel> {
+    read_kernel_with(path, image, source, &mut |_| ())
+}
+
+/// As [`read_kernel`], and calls `done` with the name of each step when it is done.
+pub(crate) fn read_kernel_with(
+    path: &Path,
+    image: &[u8],
+    source: &SymbolSource,
+    done: &mut dyn FnMut(&'static str),
+) -> Result<Kernel> {
     let map = source.system_map.as_deref().map(fs::read_to_string).transpose();
     let map = map.with_context(|| {
         format!("cannot read {}", source.system_map.as_deref().unwrap_or(Path::new("")).display())
     })?;
-    Kernel::read(image, map.as_deref()).with_context(|| format!("cannot use the kernel {}", path.display()))
+    Kernel::read_with(image, map.as_deref(), done)
+        .with_context(|| format!("cannot use the kernel {}", path.display()))
 }
 
 /// What was resolved and [written](Target::write) elsewhere.

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Instant;
 
+use object::{Object, ObjectSection};
 use probe_engine::addr::Gva;
-use probe_engine::linux::btf::Btf;
+use probe_engine::linux::btf::{Btf, Kind};
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::kallsyms::{self, Kallsyms};
@@ -151,6 +153,40 @@ fn types_tell_where_members_are() {
     });
 }
 
+/// The modules that were fetched with a kernel lie beside it.
+#[test]
+fn types_of_modules_are_read_on_top_of_the_kernels() {
+    for path in std::env::var("VMM_TEST_KERNELS").iter().flat_map(|list| list.split(':')) {
+        let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
+        let btf = kernel.btf().unwrap();
+        let folder = Path::new(path).with_file_name("modules");
+        for module in std::fs::read_dir(&folder).into_iter().flatten() {
+            let module = module.unwrap().path();
+            let file = std::fs::read(&module).unwrap();
+            let file = object::read::elf::ElfFile64::<object::LittleEndian>::parse(&*file).unwrap();
+            let section = file.section_by_name(".BTF").unwrap();
+            let own = Btf::split(&btf, section.data().unwrap()).unwrap();
+            eprintln!("{}: {} types", module.display(), own.type_count() - btf.type_count());
+            assert!(own.type_count() > btf.type_count());
+            assert_eq!(own.types().count(), own.type_count() as usize);
+            assert_eq!(own.size_of("task_struct"), btf.size_of("task_struct"));
+            for found in own.types().skip(btf.type_count() as usize) {
+                if let Kind::Structure(structure) = found.kind {
+                    assert!(structure.members().all(|member| own.get(member.ty).is_some()));
+                }
+            }
+            if module.ends_with("dummy.ko") {
+                let function = own.function("dummy_xmit").unwrap();
+                assert!(btf.function("dummy_xmit").is_none());
+                let parameters: Vec<_> = function.prototype.parameters().collect();
+                let [("skb", skb), ("dev", device)] = parameters[..] else { panic!("{parameters:?}") };
+                let pointee = |ty| own.get(own.pointee(ty).unwrap()).unwrap().name();
+                assert_eq!((pointee(skb), pointee(device)), ("sk_buff", "net_device"));
+            }
+        }
+    }
+}
+
 #[test]
 fn modules_tasks_and_hooks_are_found() {
     let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
@@ -170,6 +206,8 @@ fn modules_tasks_and_hooks_are_found() {
         for (found, (start, count)) in [(layout.text, text), (layout.init_text, init_text)] {
             assert_eq!(found, Counted { start, count, entry: 1 });
         }
+        let types = layout.btf.unwrap();
+        assert_eq!((types.list, types.module, types.btf, types.data.start), (0, 16, 24, 0));
         let tables = layout.tables;
         for (found, entry) in [
             (tables.fixups, 12),

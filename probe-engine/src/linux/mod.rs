@@ -15,6 +15,7 @@ pub mod glob;
 pub mod kallsyms;
 pub mod kernel;
 pub mod landmarks;
+pub mod module_btf;
 mod module_tables;
 pub mod modules;
 mod nearest;

@@ -8,6 +8,7 @@
 //! A name can have several types: a structure, a function and a typedef do not exclude each other, and two files of
 //! the kernel may each have their own. [`Btf::named`] gives them all.
 
+pub mod c;
 mod lookup;
 mod record;
 mod types;
