@@ -5,6 +5,9 @@
 //! [`vmlinux::Vmlinux`] reads that, [`kallsyms::decode`] finds its symbols, [`patched::PatchedText`] says which
 //! of its text is not to be probed. All addresses are those of linking; KASLR adds one slide to all of them.
 //!
+//! [`orc::OrcTable`] knows how the stack lies at each instruction: by it [`unwind`] walks the stacks of a running guest,
+//! and [`names`] says whose its frames are.
+//!
 //! [`btf::Btf`] knows the kernel's structures: by it [`modules`] and [`current`] read a running guest, whose addresses
 //! are run-time addresses.
 
@@ -18,7 +21,9 @@ pub mod landmarks;
 pub mod module_btf;
 mod module_tables;
 pub mod modules;
+pub mod names;
 mod nearest;
+pub mod orc;
 mod patch_tables;
 pub mod patched;
 mod read;
@@ -29,4 +34,5 @@ pub mod task;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod unpack;
+pub mod unwind;
 pub mod vmlinux;

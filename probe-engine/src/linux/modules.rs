@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::btf::Btf;
 use super::module_btf::ModuleBtf;
+use super::orc::{self, OrcError};
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
 use crate::addr::Gva;
@@ -70,6 +71,17 @@ pub struct ModuleLayout {
     pub tables: ModuleTables,
     /// Type information; absent where the kernel keeps none of modules.
     pub btf: Option<ModuleBtf>,
+    /// Its ORC table; absent where the kernel was built with another unwinder.
+    pub orc: Option<ModuleOrc>,
+}
+
+/// The two parts of a module's ORC table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleOrc {
+    /// `arch.orc_unwind_ip`.
+    pub ips: Counted,
+    /// `arch.orc_unwind`.
+    pub rows: Counted,
 }
 
 /// Tables in `struct module` of instructions and functions that are left alone, or never run from a copy.
@@ -130,6 +142,19 @@ impl ModuleLayout {
                 ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
             },
             btf: ModuleBtf::find(symbols, btf),
+            orc: ModuleOrc::find(btf),
+        })
+    }
+}
+
+impl ModuleOrc {
+    fn find(btf: &Btf<'_>) -> Option<Self> {
+        let part = |start, entry| {
+            counted(btf, "module", start, "arch.num_orcs").filter(|part| part.entry as usize == entry)
+        };
+        Some(Self {
+            ips: part("arch.orc_unwind_ip", orc::IP_LEN)?,
+            rows: part("arch.orc_unwind", orc::ROW_LEN)?,
         })
     }
 }
@@ -199,6 +224,9 @@ pub enum ModuleError {
     /// More symbols, longer names or larger tables than any module has.
     #[error("the module at {0} has more symbols or larger tables than any module")]
     Large(Gva),
+    /// Its ORC table is no such table.
+    #[error("the module's ORC table cannot be used")]
+    Orc(#[from] OrcError),
     /// The list does not end.
     #[error("the guest's list of modules does not end")]
     Endless,

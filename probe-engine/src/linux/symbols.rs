@@ -6,9 +6,13 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::glob::Glob;
 use super::nearest;
 use crate::addr::Gva;
+
+mod packed;
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
 const MOST_NAME_BYTES: usize = 256 << 20;
@@ -142,7 +146,8 @@ impl SymbolTableBuilder {
 }
 
 /// All symbols of a kernel, at link-time addresses.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(into = "packed::Packed", try_from = "packed::Packed")]
 pub struct SymbolTable {
     names: String,
     /// By address.
@@ -281,8 +286,8 @@ mod tests {
         let at = |name| table.lookup(name).map(|symbol| symbol.at.0).collect::<Vec<_>>();
         assert_eq!(at("show"), [0x1030, 0x1040]);
         assert_eq!(at("vfs_read"), [0x1020]);
-        assert_eq!(at("vfs_rea"), []);
-        assert_eq!(at("zzz"), []);
+        assert_eq!(at("vfs_rea"), [0; 0]);
+        assert_eq!(at("zzz"), [0; 0]);
         assert_eq!(table.address_of("vfs_read"), Some(Gva(0x1020)));
         assert_eq!(table.address_of("show"), None);
     }
@@ -313,6 +318,27 @@ mod tests {
         assert_eq!(table.nearest("vfs_raed", 1), ["vfs_read"]);
         assert_eq!(table.nearest("jifies", 1), [""; 0]);
         assert_eq!(table.nearest_of_all("jifies", 1), ["jiffies"]);
+    }
+
+    #[test]
+    fn a_table_arrives_as_it_was_sent() {
+        let json = serde_json::to_value(small()).unwrap();
+        let table: SymbolTable = serde_json::from_value(json.clone()).unwrap();
+        assert!(table.iter().eq(small().iter()));
+        assert_eq!(table.lookup("show").count(), 2);
+        for (column, value) in [
+            ("names", "_text".into()),
+            ("names", "x".repeat(100).into()),
+            ("kinds", "tTtTWtDT".into()),
+            ("kinds", "tTtTWtDT\u{1000}".into()),
+            ("lens", serde_json::json!([1])),
+            ("steps", serde_json::json!([u64::MAX, 1, 0, 0, 0, 0, 0, 0, 0])),
+        ] {
+            let mut json = json.clone();
+            json[column] = value;
+            let error = serde_json::from_value::<SymbolTable>(json).unwrap_err();
+            assert_eq!(error.to_string(), "a damaged table of symbols", "{column}");
+        }
     }
 
     #[test]

@@ -195,12 +195,28 @@ impl BtfBuilder {
     }
 }
 
+/// Both parts of an ORC table, of rows for these addresses: the one with the addresses lies at `ips_at`. A row is
+/// `sp_offset`, `bp_offset` and flags.
+pub(crate) fn orc(ips_at: Gva, rows: &[(Gva, (i16, i16, u16))]) -> (Vec<u8>, Vec<u8>) {
+    let (mut ips, mut bytes) = (Vec::new(), Vec::new());
+    for (at, (sp_offset, bp_offset, flags)) in rows {
+        let distance = at.0.wrapping_sub(ips_at.0 + ips.len() as u64) as i32;
+        ips.extend(distance.to_le_bytes());
+        for half in [*sp_offset as u16, *bp_offset as u16, *flags] {
+            bytes.extend(half.to_le_bytes());
+        }
+    }
+    (ips, bytes)
+}
+
 /// A little RAM with page tables of its own: [`Ram::LEN`] bytes mapped at [`Ram::BASE`], in pages of 4 KiB.
 pub(crate) struct Ram(memory::testing::Ram);
 
 impl Ram {
     /// Where it is mapped: where Linux maps its modules.
     pub(crate) const BASE: Gva = Gva(0xffff_ffff_c000_0000);
+    /// Where it is mapped once more, in a process.
+    pub(crate) const USER: Gva = Gva(0x7ffe_0000_0000);
     /// How much is mapped.
     pub(crate) const LEN: u64 = 0x2_0000;
 
@@ -209,6 +225,8 @@ impl Ram {
         ram.set(0, 511, 0x1003);
         ram.set(0x1000, 511, 0x2003);
         ram.set(0x2000, 0, 0x3003);
+        ram.set(0, Self::USER.0 >> 39, 0x1003);
+        ram.set(0x1000, Self::USER.0 >> 30 & 0x1ff, 0x2003);
         for page in 0..Self::LEN / 0x1000 {
             ram.set(0x3000, page, 0x4003 + page * 0x1000);
         }

@@ -1,0 +1,339 @@
+//! Who called: a kernel stack walked by its ORC tables, from outside.
+//!
+//! The addresses are those that the kernel's own `stack_trace_save_regs` writes (arch/x86/kernel/unwind_orc.c and
+//! stacktrace.c): the instruction at which the walk starts, then return addresses as they lie on the stack, and where
+//! an interrupt or exception came in between, the address that it came at. Stacks change as the kernel changes them:
+//! from the stack of an interrupt or exception the walk goes on where the saved registers, or a saved stack pointer,
+//! lead.
+//!
+//! All that is read on the way is the guest's. A walk ends after the number of frames it is given, and a stack goes up
+//! only, by no more than [`LARGEST_STACK`].
+
+use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
+use super::read::u64_at;
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
+use crate::paging::PageFault;
+use crate::regs::Regs;
+
+mod code;
+mod user;
+
+pub use code::{Code, ModuleCode};
+pub use user::{UserEnd, UserWalk};
+
+/// Most bytes of one stack: THREAD_SIZE is 16 KiB, or 32 with KASAN.
+const LARGEST_STACK: u64 = 64 << 10;
+/// Most changes to another stack: one CPU has six, and a task one.
+const MOST_STACKS: u32 = 8;
+/// What a frame with a frame pointer looks like: what the kernel takes code for that it has no row for.
+const FRAME_POINTER: OrcFrame = OrcFrame {
+    holds: Holds::Return,
+    sp: SpBase::Bp,
+    sp_offset: 16,
+    bp: BpBase::PrevSp,
+    bp_offset: -16,
+    signal: false,
+};
+/// What a call of a null pointer leaves: a return address at RSP.
+const NULL_CALL: OrcFrame = OrcFrame {
+    holds: Holds::Return,
+    sp: SpBase::Sp,
+    sp_offset: 8,
+    bp: BpBase::Unchanged,
+    bp_offset: 0,
+    signal: false,
+};
+
+/// One address of a stack trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// The address, at run time, as the kernel's own unwinder writes it.
+    pub at: Gva,
+    /// What it is.
+    pub kind: FrameKind,
+    /// Whether nothing had to be guessed to find it.
+    pub is_reliable: bool,
+}
+
+/// What the address of a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameKind {
+    /// The instruction at which the walk starts.
+    Start,
+    /// A return address: the instruction behind a call, which may even belong to the next function.
+    Return,
+    /// The instruction that was about to run, or ran, when an interrupt or exception came.
+    Interrupted,
+}
+
+/// How a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nobody called the last frame: the bottom of a kernel thread's stack, or an idle task's.
+    Bottom,
+    /// The kernel was entered from user mode, with these registers.
+    User(UserRegs),
+    /// The stack goes on, the walk does not.
+    Cut(Cut),
+}
+
+/// Why a walk ended too early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Cut {
+    /// As many frames as were asked for.
+    #[error("more frames than asked for")]
+    Full,
+    /// What should be a return address or an interrupted instruction is none.
+    #[error("no code at {0}")]
+    NoCode(Gva),
+    /// The kernel's tables know nothing of this code, on purpose.
+    #[error("nothing is known of the stack at {0}")]
+    Undefined(Gva),
+    /// A register is needed that no saved registers have.
+    #[error("the stack at {0} is found by a register that is not known")]
+    NoRegister(Gva),
+    /// What should be the next frame is no place on this stack.
+    #[error("the stack pointer goes astray, to {0}")]
+    Astray(Gva),
+    /// The stack cannot be read.
+    #[error("the stack cannot be read")]
+    Memory(#[from] PageFault),
+}
+
+/// The registers of user code that entered the kernel, as far as a walk of its own stack needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UserRegs {
+    /// RIP.
+    pub rip: Gva,
+    /// RSP.
+    pub rsp: Gva,
+    /// RBP.
+    pub rbp: Gva,
+}
+
+/// A walk over a kernel stack: its frames, and then how it [ended](Self::end).
+pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
+    code: Code<'a>,
+    memory: &'a VirtMemory<'a, M>,
+    real: F,
+    at: State,
+    first: Option<Frame>,
+    left: usize,
+    end: Option<End>,
+}
+
+/// The registers in one frame, as far as they are known.
+#[derive(Clone, Copy)]
+struct State {
+    ip: Gva,
+    sp: u64,
+    bp: u64,
+    saved: Option<Saved>,
+    /// Whether `ip` is to run, and not behind a call.
+    signal: bool,
+    is_reliable: bool,
+    /// Where this stack was entered.
+    stack: u64,
+    /// How many times the stack may still change.
+    stacks_left: u32,
+}
+
+/// Registers that only saved ones have.
+#[derive(Clone, Copy)]
+struct Saved {
+    bp: u64,
+    r10: u64,
+    r13: u64,
+    di: u64,
+    dx: u64,
+}
+
+impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> {
+    /// A walk from `regs` of at most `most` frames, the instruction at `regs.rip` included. The stack is read through
+    /// `memory`, whose page tables have to map the kernel.
+    ///
+    /// `real(slot, value)` is asked of every return address, `slot` being where it lies: when `value` stands there in
+    /// place of another it says that other one.
+    #[must_use]
+    pub fn new(code: Code<'a>, memory: &'a VirtMemory<'a, M>, regs: &Regs, most: usize, real: F) -> Self {
+        let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, .. } = *regs;
+        let ip = Gva(regs.rip);
+        let user = UserRegs { rip: ip, rsp: Gva(regs.rsp), rbp: Gva(bp) };
+        let at = State {
+            ip,
+            sp: regs.rsp,
+            bp,
+            saved: Some(Saved { bp, r10, r13, di, dx }),
+            signal: true,
+            is_reliable: true,
+            stack: regs.rsp,
+            stacks_left: MOST_STACKS,
+        };
+        // The kernel may have called a null pointer; anything else in the lower half is user code.
+        let is_user = ip.0 != 0 && !is_kernel(ip.0);
+        let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
+        let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
+        Self { code, memory, real, at, first, left: most, end }
+    }
+
+    /// How it ended; `None` while there may be more frames.
+    #[must_use]
+    pub fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Goes to the next frame. What is known of the registers is [`State`]; what is done with it is what
+    /// `unwind_next_frame` does, in its order.
+    fn step(&mut self) -> Result<Frame, End> {
+        let now = self.at;
+        let is_known = |row| (row, now.is_reliable);
+        let looked_up = if now.signal { now.ip } else { now.ip.offset(-1) };
+        let (row, is_reliable) = match self.code.find(looked_up) {
+            _ if looked_up == Gva(0) => is_known(NULL_CALL),
+            Some(OrcRow::Frame(row)) => is_known(row),
+            Some(OrcRow::EndOfStack) => return Err(End::Bottom),
+            Some(OrcRow::Undefined) => return Err(End::Cut(Cut::Undefined(now.ip))),
+            None => (FRAME_POINTER, false),
+        };
+        let sp = self.previous_sp(&row)?;
+        let mut next = State { signal: row.signal, is_reliable, ..now };
+        let (slot, is_user) = match row.holds {
+            Holds::Return => {
+                let slot = sp.wrapping_sub(8);
+                next.ip = Gva(self.word(slot)?);
+                next.sp = sp;
+                next.saved = None;
+                (slot, false)
+            }
+            Holds::Regs => {
+                let regs = self.words::<{ pt_regs::LEN }>(sp)?;
+                let word = |at| u64_at(&regs, at).unwrap_or_default();
+                next.ip = Gva(word(pt_regs::IP));
+                next.sp = word(pt_regs::SP);
+                next.saved = Some(Saved {
+                    bp: word(pt_regs::BP),
+                    r10: word(pt_regs::R10),
+                    r13: word(pt_regs::R13),
+                    di: word(pt_regs::DI),
+                    dx: word(pt_regs::DX),
+                });
+                (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
+            }
+            // Other registers remain those that were saved before, if they were: an NMI in an entry or exit.
+            Holds::IretFrame => {
+                let regs = self.words::<{ pt_regs::LEN - pt_regs::IP }>(sp)?;
+                let word = |at: usize| u64_at(&regs, at - pt_regs::IP).unwrap_or_default();
+                next.ip = Gva(word(pt_regs::IP));
+                next.sp = word(pt_regs::SP);
+                (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
+            }
+        };
+        next.bp = match row.bp {
+            BpBase::Unchanged => next.saved.map_or(now.bp, |saved| saved.bp),
+            BpBase::PrevSp => self.word(sp.wrapping_add_signed(row.bp_offset.into()))?,
+            BpBase::Bp => self.word(now.bp.wrapping_add_signed(row.bp_offset.into()))?,
+        };
+        if is_user {
+            return Err(End::User(UserRegs { rip: next.ip, rsp: Gva(next.sp), rbp: Gva(next.bp) }));
+        }
+        let may_leave =
+            row.holds != Holds::Return || matches!(row.sp, SpBase::SpIndirect | SpBase::BpIndirect);
+        next.follow_stack(now.sp, may_leave)?;
+        next.ip = (self.real)(Gva(slot), next.ip).unwrap_or(next.ip);
+        if !self.code.has(next.ip) {
+            return Err(End::Cut(Cut::NoCode(next.ip)));
+        }
+        self.at = next;
+        let kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
+        Ok(Frame { at: next.ip, kind, is_reliable })
+    }
+
+    /// The stack pointer before the call, or where registers are saved.
+    fn previous_sp(&self, row: &OrcFrame) -> Result<u64, End> {
+        let now = &self.at;
+        let missing = End::Cut(Cut::NoRegister(now.ip));
+        let offset = |base: u64| base.wrapping_add_signed(row.sp_offset.into());
+        Ok(match row.sp {
+            SpBase::Sp => offset(now.sp),
+            SpBase::Bp => offset(now.bp),
+            SpBase::SpIndirect => offset(self.word(now.sp)?),
+            SpBase::BpIndirect => self.word(offset(now.bp))?,
+            SpBase::R10 => now.saved.ok_or(missing)?.r10,
+            SpBase::R13 => now.saved.ok_or(missing)?.r13,
+            SpBase::Di => now.saved.ok_or(missing)?.di,
+            SpBase::Dx => now.saved.ok_or(missing)?.dx,
+        })
+    }
+
+    fn word(&self, at: u64) -> Result<u64, End> {
+        self.words(at).map(u64::from_le_bytes)
+    }
+
+    /// Bytes of the stack. No stack of the kernel lies in the user's half.
+    fn words<const N: usize>(&self, at: u64) -> Result<[u8; N], End> {
+        if !is_kernel(at) {
+            return Err(End::Cut(Cut::Astray(Gva(at))));
+        }
+        let mut bytes = [0; N];
+        self.memory.read(Gva(at), &mut bytes).map_err(|fault| End::Cut(Cut::Memory(fault)))?;
+        Ok(bytes)
+    }
+}
+
+impl State {
+    /// Checks `sp`, which was `before`: it lies higher on the same stack, or on another one if `may_leave`.
+    fn follow_stack(&mut self, before: u64, may_leave: bool) -> Result<(), End> {
+        if before < self.sp && self.sp.wrapping_sub(self.stack) <= LARGEST_STACK {
+            return Ok(());
+        }
+        let left = self.stacks_left.checked_sub(1).filter(|_| may_leave && is_kernel(self.sp));
+        self.stacks_left = left.ok_or(End::Cut(Cut::Astray(Gva(self.sp))))?;
+        self.stack = self.sp;
+        Ok(())
+    }
+}
+
+impl<M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Iterator for Walk<'_, M, F> {
+    type Item = Frame;
+
+    fn next(&mut self) -> Option<Frame> {
+        if self.end.is_some() {
+            return None;
+        }
+        let frame = match self.first.take() {
+            Some(first) => Ok(first),
+            None => self.step(),
+        };
+        match frame {
+            Ok(_) if self.left == 0 => self.end = Some(End::Cut(Cut::Full)),
+            Ok(frame) => {
+                self.left -= 1;
+                return Some(frame);
+            }
+            Err(end) => self.end = Some(end),
+        }
+        None
+    }
+}
+
+/// Whether an address is in the kernel's half.
+fn is_kernel(at: u64) -> bool {
+    at >> 63 != 0
+}
+
+/// `struct pt_regs` (arch/x86/include/asm/ptrace.h): offsets in bytes. The iret frame is what begins at IP.
+mod pt_regs {
+    pub(super) const R13: usize = 16;
+    pub(super) const BP: usize = 32;
+    pub(super) const R10: usize = 56;
+    pub(super) const DX: usize = 96;
+    pub(super) const DI: usize = 112;
+    pub(super) const IP: usize = 128;
+    pub(super) const CS: usize = 136;
+    pub(super) const SP: usize = 152;
+    pub(super) const LEN: usize = 168;
+}
+
+#[cfg(test)]
+mod tests;
