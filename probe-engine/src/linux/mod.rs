@@ -17,7 +17,7 @@ pub mod kernel;
 pub mod landmarks;
 mod module_tables;
 pub mod modules;
-mod nearest;
+pub(crate) mod nearest;
 mod patch_tables;
 pub mod patched;
 mod read;
