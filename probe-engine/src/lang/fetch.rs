@@ -1,10 +1,9 @@
 //! `FETCH`: where an argument's value comes from.
 
 use super::ast::{Fetch, Spanned, Step, Variable};
-use super::error::{Error, Mistake};
+use super::error::{Error, Mistake, nearest};
 use super::part::{Part, is_of_name, signed, unsigned};
 use super::place::{Site, is_of_symbol};
-use crate::linux::nearest::nearest;
 
 /// How often memory can be read for one argument, one address coming from the other: what the kernel's 16 steps
 /// (FETCH_INSN_MAX) leave beside the first value and the end.
@@ -61,8 +60,7 @@ fn register(part: Part<'_>) -> Result<Fetch, Error> {
         return Ok(Fetch::Register(name.to_owned()));
     }
     let lower = name.to_ascii_lowercase();
-    let nearest =
-        nearest(REGISTERS.into_iter(), &lower, 2).into_iter().map(|near| format!("%{near}")).collect();
+    let nearest = nearest(REGISTERS, &lower).into_iter().map(|near| format!("%{near}")).collect();
     Err(part.wrong(Mistake::UnknownRegister { name: name.to_owned(), nearest }))
 }
 
@@ -109,7 +107,7 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
         None if name == "comm" || name == "COMM" => Fetch::Comm,
         _ => {
             let name = written.text();
-            let nearest = nearest(VARIABLES.into_iter(), name, 2).into_iter().map(str::to_owned).collect();
+            let nearest = nearest(VARIABLES, name);
             return Err(written.wrong(Mistake::UnknownVariable { name: name.to_owned(), nearest }));
         }
     };

@@ -1,10 +1,10 @@
 //! One definition: `p:vfs/read vfs_read file=$arg1 count=%dx:u64`.
 
-use super::argument;
 use super::ast::{Definition, EventName, Fetch, Kind, Spanned, Statement};
 use super::error::{Error, Mistake, Named};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, Site};
+use super::{argument, filter, hist};
 
 /// The kernel reads definitions into a buffer of this size. Everything that is made of a definition is bounded by it.
 const LONGEST: usize = 4096;
@@ -43,7 +43,7 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
         let name = EventName { group: None, event: None };
         Definition { kind, max_active: None, name, place, args: Vec::new(), filter: None, hist: None }
     };
-    what_is_fetched(&mut definition, rest)?;
+    behind_the_place(&mut definition, rest)?;
     Ok(Statement::Define(Box::new(definition)))
 }
 
@@ -119,15 +119,34 @@ fn check_name(part: Part<'_>, what: Named, is_known: impl Fn(char) -> bool) -> R
     Ok(())
 }
 
-/// The arguments.
-fn what_is_fetched(definition: &mut Definition, mut rest: Part<'_>) -> Result<(), Error> {
+/// What is behind the place: arguments, then a filter and a histogram in whichever order.
+fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(), Error> {
     let site = Site::of(definition.kind, &definition.place.value);
-    while !rest.is_empty() {
-        let word = rest.take_word();
+    loop {
         rest.take_space();
-        definition.args.push(argument::parse(word, site)?);
+        let before = rest;
+        let word = rest.take_word();
+        if word.is_empty() {
+            return check_names(definition);
+        } else if word.text() == "if" {
+            if definition.filter.is_some() {
+                return Err(word.wrong(Mistake::FilterTwice));
+            }
+            definition.filter = Some(filter::parse(&mut rest)?);
+        } else if hist::begins(word) {
+            if definition.hist.is_some() {
+                return Err(word.wrong(Mistake::HistTwice));
+            }
+            definition.hist = Some(hist::parse(word)?);
+        } else if definition.filter.is_some() || definition.hist.is_some() {
+            return Err(before.wrong(match definition.hist {
+                None => Mistake::BehindFilter,
+                Some(_) => Mistake::BehindHist,
+            }));
+        } else {
+            definition.args.push(argument::parse(word, site)?);
+        }
     }
-    check_names(definition)
 }
 
 /// As far as names are known before `$arg*` is expanded.
@@ -137,24 +156,5 @@ fn check_names(definition: &Definition) -> Result<(), Error> {
     match all.next() {
         Some(again) => Err(Error { span: again.fetch.span.clone(), mistake: Mistake::AllArgumentsTwice }),
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn smoke() {
-        for text in [
-            "vfs_read",
-            "p:vfs/read vfs_read file=$arg1 count=%dx:u64",
-            "r5:x vfs_read $retval:s64",
-            "f:a.b vfs_read file->f_path.dentry->d_inode+0",
-            "p vfs_read+0x10 name=+0(+u8(%di)):string[2] b=%ax:b4@0/32 c=\\\"a:b c\" @jiffies_64:u64",
-            "-:x",
-        ] {
-            println!("{text}: {:?}", parse(text));
-        }
     }
 }

@@ -66,6 +66,11 @@ impl<'a> Part<'a> {
         Some(Self { text, start: self.start })
     }
 
+    /// What was taken off this part until `rest` was left.
+    pub(super) fn until(self, rest: Self) -> Self {
+        self.split_at(self.text.len().saturating_sub(rest.text.len())).0
+    }
+
     /// The empty part at its end.
     pub(super) fn end(self) -> Self {
         self.split_at(self.text.len()).1

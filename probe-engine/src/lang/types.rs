@@ -1,9 +1,8 @@
 //! `TYPE`: `u32`, `x8[16]`, `string`, `b4@0/32`, `%pd`.
 
 use super::ast::{Element, Spanned, Type};
-use super::error::{Error, Mistake};
+use super::error::{Error, Mistake, nearest};
 use super::part::{Part, unsigned};
-use crate::linux::nearest::nearest;
 
 /// The kernel's MAX_ARRAY_LEN.
 const LONGEST_ARRAY: u32 = 64;
@@ -66,8 +65,7 @@ fn element(part: Part<'_>) -> Result<Element, Error> {
     if name.starts_with('b') && name.contains(['@', '/']) {
         return bit_field(part);
     }
-    let nearest = nearest(NAMED.iter().map(|(known, _)| *known), name, 2);
-    let nearest = nearest.into_iter().map(str::to_owned).collect();
+    let nearest = nearest(NAMED.iter().map(|(known, _)| *known), name);
     Err(part.wrong(Mistake::UnknownType { name: name.to_owned(), nearest }))
 }
 
