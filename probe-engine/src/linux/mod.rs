@@ -22,7 +22,7 @@ pub mod module_btf;
 mod module_tables;
 pub mod modules;
 pub mod names;
-mod nearest;
+pub(crate) mod nearest;
 pub mod orc;
 mod patch_tables;
 pub mod patched;
