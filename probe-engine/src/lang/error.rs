@@ -161,6 +161,30 @@ pub enum Mistake {
     #[error("the name of a member is missing")]
     NoMember,
 
+    // What the kernel's symbols and types say.
+    #[error("the kernel has no symbol `{name}`")]
+    UnknownSymbol { name: String, nearest: Nearest },
+    #[error("the kernel has no type information, so that parameters and members have no names")]
+    NoTypes,
+    #[error("{0}")]
+    NoParameters(String),
+    #[error("the function returns nothing")]
+    ReturnsNothing,
+    #[error("an argument on the stack is not known any more when the function returns")]
+    StackArgumentOfReturn,
+    #[error("this is no single word in a register or on the stack")]
+    NotAWord,
+    #[error("this is no number and no pointer")]
+    NotANumber,
+    #[error("there is no structure that could have a member `{0}`")]
+    NoStructure(String),
+    #[error("there is no member `{name}`")]
+    UnknownMember { name: String, nearest: Nearest },
+    #[error("what is before the `.` is a pointer")]
+    DotOnPointer,
+    #[error("what is before the `->` is a structure")]
+    ArrowOnStructure,
+
     // Types.
     #[error("there is no type `{name}`")]
     UnknownType { name: String, nearest: Nearest },
@@ -217,6 +241,15 @@ pub enum Mistake {
     #[error("there is no field `{name}`")]
     UnknownField { name: String, nearest: Nearest },
 
+    #[error("`{0}` cannot be compared with anything here")]
+    NotFilterable(String),
+    #[error("`{0}` is a number, and is not compared with text")]
+    TextForNumber(String),
+    #[error("`{0}` is text, and is not compared with a number")]
+    NumberForText(String),
+    #[error("a filter does not read strings from memory by itself")]
+    FetchUserString,
+
     // The histogram.
     #[error("there is a histogram already")]
     HistTwice,
@@ -254,6 +287,8 @@ impl Mistake {
             Self::UnknownRegister { nearest, .. }
             | Self::UnknownVariable { nearest, .. }
             | Self::UnknownType { nearest, .. }
+            | Self::UnknownSymbol { nearest, .. }
+            | Self::UnknownMember { nearest, .. }
             | Self::UnknownField { nearest, .. }
             | Self::UnknownPart { nearest, .. }
             | Self::UnknownModifier { nearest, .. } => return did_you_mean(nearest),
@@ -301,6 +336,14 @@ impl Mistake {
             Self::NoParenthesis => "write `+8(%sp)`",
             Self::OpenParenthesis => "write a `)` here",
             Self::DotOnParameter => "write `->`",
+            Self::NoParameters(_) => {
+                "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
+            }
+            Self::NotAWord | Self::NotANumber => "fetch a member, or give it a type",
+            Self::DotOnPointer => "write `->`",
+            Self::ArrowOnStructure => "write `.`",
+            Self::NumberForText(_) => "put it in quotation marks",
+            Self::FetchUserString => "fetch it: `name=+0($arg1):ustring`, and filter on `name`",
             Self::NeedsString => "leave out the type",
             Self::StringOfValue | Self::ArrayOfValue => {
                 "write `+0(...)` around the value to read what it points to"

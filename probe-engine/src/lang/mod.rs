@@ -6,6 +6,7 @@
 
 mod argument;
 pub mod ast;
+pub mod compile;
 mod display;
 mod error;
 mod fetch;
