@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use object::{Object, ObjectSection};
 use probe_engine::addr::Gva;
-use probe_engine::linux::btf::{Btf, Kind};
+use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::kallsyms::{self, Kallsyms};
@@ -150,6 +150,59 @@ fn types_tell_where_members_are() {
         let comm = btf.member("task_struct", "comm").unwrap();
         assert_eq!(btf.array(comm.ty).map(|(_, count)| count), Some(16));
         assert_eq!(btf.enum_value("module_state", "MODULE_STATE_UNFORMED"), Some(3));
+    });
+}
+
+/// What a user is shown of types that everybody knows. Debian builds 6.1 and 6.12 with the same compiler.
+#[test]
+fn types_are_written_as_c() {
+    each_kernel(|name, image| {
+        let (vmlinux, _) = open(name, image);
+        let btf = Btf::parse(vmlinux.section(".BTF").unwrap().bytes).unwrap();
+        assert!(btf.type_count() > 90_000);
+        let show = |name| btf.named(name).map(|found| c::definition(&btf, found)).collect::<Vec<_>>();
+        assert_eq!(
+            show("do_sys_openat2"),
+            ["long int do_sys_openat2(int dfd, const char *filename, struct open_how *how);"]
+        );
+        assert_eq!(show("gfp_t"), ["typedef unsigned int gfp_t;"]);
+        let list = [
+            "struct list_head {",
+            "    struct list_head *next;                     /* offset: 0, size: 8 */",
+            "    struct list_head *prev;                     /* offset: 8, size: 8 */",
+            "};                                              /* size: 16 */",
+        ];
+        assert_eq!(show("list_head"), [list.join("\n")]);
+        let task = show("task_struct").concat();
+        let size = btf.size_of("task_struct").unwrap();
+        let pid = btf.member("task_struct", "pid").unwrap().offset().unwrap();
+        assert_eq!(
+            (size, pid),
+            if btf.member("module", "mem").is_some() { (9792, 2432) } else { (size, 2416) }
+        );
+        assert!(
+            task.contains(&format!(
+                "pid_t pid;                                  /* offset: {pid}, size: 4 */"
+            ))
+        );
+        assert!(task.ends_with(&format!("/* size: {size} */")));
+
+        let start = Instant::now();
+        let (mut ambiguous, mut bytes, mut left_out) = (0, 0, 0);
+        let mut named: Vec<_> = btf.types().filter(|found| !found.name().is_empty()).collect();
+        named.sort_by_key(|found| found.name());
+        for same in named.chunk_by(|one, other| one.name() == other.name()) {
+            ambiguous += usize::from(same.len() > 1);
+            for found in same {
+                let text = c::definition(&btf, *found);
+                bytes += text.len();
+                left_out +=
+                    text.lines().filter(|line| line.contains("{...}") || line.trim() == "...").count();
+            }
+        }
+        let taken = start.elapsed();
+        eprintln!("{name}: {btf:?}, {ambiguous} names of several types, {bytes} bytes of C in {taken:?}");
+        assert_eq!(left_out, 0);
     });
 }
 

@@ -10,11 +10,13 @@ use std::fmt::Write;
 use super::{Btf, Enumeration, Function, Kind, Member, Modifier, Prototype, Structure, Type, TypeId};
 
 /// Most pointers, qualifiers and dimensions around one name.
-const LONGEST_DECLARATOR: usize = 32;
+const MOST_AROUND: usize = 32;
+/// Longest declaration that more is put around, in bytes.
+const LONGEST_DECLARATOR: usize = 1 << 12;
 /// How deep structures and parameters are written inside others.
-const DEEPEST: usize = 12;
+const DEEPEST: usize = 8;
 /// Most members, enumerators and parameters in all; a type itself has at most 65,535.
-const MOST_ENTRIES: usize = 1 << 17;
+const MOST_ENTRIES: usize = 1 << 16;
 /// Where the comments begin, counted from 0.
 const COMMENT_COLUMN: usize = 48;
 /// One more level of indentation.
@@ -132,8 +134,10 @@ impl Writer<'_> {
         // What was said of the type that comes next.
         let mut qualifiers = String::new();
         let mut base = LEFT_OUT.to_owned();
-        for _ in 0..LONGEST_DECLARATOR {
-            let Some(found) = self.btf.get(ty) else { break };
+        for _ in 0..MOST_AROUND {
+            let Some(found) = self.btf.get(ty).filter(|_| declarator.len() <= LONGEST_DECLARATOR) else {
+                break;
+            };
             // `*` binds less than what is behind a name.
             if matches!(found.kind, Kind::Array { .. } | Kind::Prototype(_)) && declarator.starts_with('*') {
                 declarator = format!("({declarator})");
@@ -179,8 +183,15 @@ impl Writer<'_> {
                 }
             }
         }
-        let gap = if declarator.is_empty() { "" } else { " " };
-        format!("{qualifiers}{base}{gap}{declarator}")
+        // `const char __user *name`: tags stand behind.
+        let (tags, mut words): (Vec<&str>, Vec<&str>) =
+            qualifiers.split_whitespace().partition(|word| word.starts_with("__"));
+        words.push(&base);
+        words.extend(tags);
+        if !declarator.is_empty() {
+            words.push(&declarator);
+        }
+        words.join(" ")
     }
 
     /// What a declaration begins with.
@@ -275,3 +286,6 @@ impl Writer<'_> {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -332,4 +332,30 @@ proptest! {
             look(&btf);
         }
     }
+
+    #[test]
+    fn no_corruption_of_a_modules_types_panics(
+        at in any::<prop::sample::Index>(),
+        bytes in proptest::collection::vec(any::<u8>(), 1..16),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let base = section();
+        let base = Btf::parse(&base).unwrap();
+        let mut btf = BtfBuilder::on_top_of(&base);
+        let own = btf.structure("own", 16, &[("low", 1, 0), ("next", base.type_count() + 2, 8)]);
+        btf.pointer(own);
+        btf.add("own", kind::FUNC, 0, false, base.type_count() - 1, &[]);
+        let good = btf.finish();
+        let mut bad = good.clone();
+        let at = at.index(bad.len());
+        for (byte, new) in bad.iter_mut().skip(at).zip(&bytes) {
+            *byte = *new;
+        }
+        for section in [&bad[..], &good[..cut.index(good.len())]] {
+            if let Ok(btf) = Btf::split(&base, section) {
+                let _ = (btf.member("own", "next.low"), btf.function("own"));
+                look(&btf);
+            }
+        }
+    }
 }
