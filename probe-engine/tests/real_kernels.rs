@@ -273,6 +273,8 @@ fn modules_tasks_and_hooks_are_found() {
         ] {
             assert_eq!(found.map(|table| table.entry), Some(entry));
         }
+        let orc = layout.orc.unwrap();
+        assert_eq!((orc.ips.entry, orc.rows.entry, orc.ips.count), (4, 6, orc.rows.count));
 
         let offset = if has_mem { 0x35000 } else { 0x1fb80 };
         assert_eq!(landmarks.current, Some(CurrentTask { offset }));

@@ -1,6 +1,7 @@
 use super::*;
+use crate::linux::orc::{OrcLayout, OrcRow};
 use crate::linux::patched::Why;
-use crate::linux::testing::{BtfBuilder, Ram};
+use crate::linux::testing::{self, BtfBuilder, Ram};
 use crate::probe::place::Behind;
 use crate::probe::place::Spot;
 use crate::probe::resolve::LoadedModule;
@@ -47,6 +48,10 @@ fn section(has_mem: bool) -> Vec<u8> {
     let word = btf.int("long unsigned int", 8);
     let function = btf.pointer(word);
     let name = btf.array(byte, 56);
+    let row = btf.structure("orc_entry", 6, &[]);
+    let (ip, row) = (btf.pointer(int), btf.pointer(row));
+    let orc = [("num_orcs", int, 0), ("orc_unwind_ip", ip, 8), ("orc_unwind", row, 16)];
+    let arch = btf.structure("mod_arch_specific", 24, &orc);
     let mut members = vec![
         ("state", int, 0),
         ("list", list, 8),
@@ -68,6 +73,7 @@ fn section(has_mem: bool) -> Vec<u8> {
         ("kprobes_text_size", int, 184),
         ("num_ftrace_callsites", int, 188),
         ("ftrace_callsites", function, 192),
+        ("arch", arch, 720),
     ];
     if has_mem {
         let mem = btf.structure("module_memory", 72, &[("base", pointer, 0), ("size", int, 8)]);
@@ -193,6 +199,15 @@ fn ram(has_mem: bool) -> Ram {
     ram.put(at(BTF + 0x400), b"its types");
     put_u64(MODULE + 160, at(TEXT + 0x280).0);
     put_u32(MODULE + 168, 0x10);
+
+    let ips_at = at(TABLES + 0x900);
+    let rows = [(at(INIT), (0, 0, 0x100)), (at(TEXT), (8, 0, 0x205)), (at(TEXT + 0x11), (16, -16, 0x215))];
+    let (ips, rows) = testing::orc(ips_at, &rows);
+    put_u32(MODULE + 720, 3);
+    put_u64(MODULE + 728, ips_at.0);
+    put_u64(MODULE + 736, at(TABLES + 0xa00).0);
+    ram.put(ips_at, &ips);
+    ram.put(at(TABLES + 0xa00), &rows);
     ram
 }
 
@@ -421,6 +436,30 @@ fn a_string_at_the_end_of_memory_is_read() {
     assert!(c_string(&ram.memory(), end.offset(-5), 64).is_err());
 }
 
+#[test]
+fn the_orc_table_is_read_and_put_in_order() {
+    for has_mem in [false, true] {
+        let (ram, mut layout) = (ram(has_mem), layout(has_mem));
+        let memory = ram.memory();
+        let module = modules(&layout, &memory, layout.head).unwrap().remove(0);
+        let orc = |layout: &ModuleLayout, written| module.orc(layout, written, &memory);
+        let table = orc(&layout, OrcLayout::SinceSixFour).unwrap();
+        let rows: Vec<u64> = table.rows().map(|(place, _)| place.0 - Ram::BASE.0).collect();
+        assert_eq!(rows, [TEXT, TEXT + 0x11, INIT]);
+        assert_eq!(table.find(at(INIT + 8)), Some(OrcRow::EndOfStack));
+        assert!(matches!(table.find(at(TEXT)), Some(OrcRow::Frame(frame)) if frame.sp_offset == 8));
+
+        let other = orc(&layout, OrcLayout::UntilSixTwo);
+        assert_eq!(other, Err(ModuleError::Orc(OrcError::Unknown(at(INIT)))));
+        ram.put(at(MODULE + 720), &u32::MAX.to_le_bytes());
+        assert_eq!(orc(&layout, OrcLayout::SinceSixFour), Err(ModuleError::Large(module.at)));
+        ram.put(at(MODULE + 720), &0x8000u32.to_le_bytes());
+        assert!(matches!(orc(&layout, OrcLayout::SinceSixFour), Err(ModuleError::Memory(_))));
+        layout.orc = None;
+        assert_eq!(orc(&layout, OrcLayout::SinceSixFour), Err(ModuleError::Orc(OrcError::Missing)));
+    }
+}
+
 proptest! {
     #[test]
     fn no_corruption_panics(
@@ -440,6 +479,7 @@ proptest! {
                 let Ok(symbols) = module.symbols(&layout, &memory) else { continue };
                 prop_assert!(symbols.text().all(|symbol| module.is_text(symbol.at)));
                 let _ = module.patched(&layout, &memory, &symbols).map(|patched| patched.covers(at(0)..at(0x10000)));
+                let _ = module.orc(&layout, OrcLayout::SinceSixFour, &memory).map(|orc| orc.find(at(TEXT)));
             }
         }
     }

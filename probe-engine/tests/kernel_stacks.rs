@@ -1,0 +1,246 @@
+//! ORC tables of real kernels against their code: `VMM_TEST_KERNELS` lists boot images, separated by colons.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+use std::time::Instant;
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register,
+};
+use probe_engine::addr::Gva;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::orc::{BpBase, Holds, OrcFrame, OrcLayout, OrcRow, OrcTable, SpBase};
+use probe_engine::linux::symbols::{Function, SymbolTable};
+
+/// Calls `check` with each kernel's path, and what was read of it.
+fn each_kernel(check: impl Fn(&str, &Kernel, &OrcTable)) {
+    let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
+        eprintln!("skipped: VMM_TEST_KERNELS names no kernels");
+        return;
+    };
+    for path in list.split(':') {
+        let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
+        let start = Instant::now();
+        let table = OrcTable::parse(kernel.image()).unwrap();
+        eprintln!("{path}: {} rows in {:?}, {:?}", table.len(), start.elapsed(), table.layout());
+        check(path, &kernel, &table);
+    }
+}
+
+/// The functions of the kernel's text, without the padding before them.
+fn functions(kernel: &Kernel) -> Vec<Function<'_>> {
+    let symbols =
+        kernel.symbols().text().filter(|symbol| kernel.image().is_text(symbol.at) && !symbol.is_padding());
+    let mut found: Vec<_> = symbols.filter_map(|symbol| kernel.symbols().function_at(symbol.at)).collect();
+    found.dedup();
+    found
+}
+
+/// What holds where a function has just been called.
+const CALLED: OrcRow = OrcRow::Frame(OrcFrame {
+    holds: Holds::Return,
+    sp: SpBase::Sp,
+    sp_offset: 8,
+    bp: BpBase::Unchanged,
+    bp_offset: 0,
+    signal: false,
+});
+
+#[test]
+fn rows_are_sorted_and_cover_all_text() {
+    each_kernel(|path, kernel, table| {
+        assert!(table.len() > 300_000);
+        let at: Vec<Gva> = table.rows().map(|(at, _)| at).collect();
+        assert!(at.is_sorted());
+        assert_eq!(at.first(), Some(&kernel.image().text_start()));
+        assert!(at.iter().all(|at| kernel.image().is_text(*at) || kernel.image().is_text(at.offset(-1))));
+        let is_new = kernel.image().section(".orc_header").is_some();
+        assert_eq!(table.layout() == OrcLayout::SinceSixFour, is_new);
+        let start = Instant::now();
+        let found = at.iter().filter(|at| table.find(**at).is_some()).count();
+        eprintln!("{path}: {found} rows found in {:?}", start.elapsed());
+        assert_eq!(found, at.len());
+    });
+}
+
+/// Whether `code` begins with what ftrace can make a call of, behind what indirect branches may lead to.
+fn is_traced(code: &[u8], at: Gva, fentry: Gva) -> bool {
+    let first = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE)
+        .into_iter()
+        .find(|i| i.code() != Code::Endbr64);
+    first.is_some_and(|first| first.is_call_near() && first.near_branch_target() == fentry.0)
+}
+
+#[test]
+fn a_function_is_entered_with_its_return_address_at_rsp() {
+    each_kernel(|path, kernel, table| {
+        let image = kernel.image();
+        let fentry = kernel.symbol("__fentry__").unwrap();
+        let (mut traced, mut cold, mut others) = (0, 0, Vec::new());
+        let functions = functions(kernel);
+        for Function { symbol, .. } in &functions {
+            let is_traced = is_traced(image.bytes_from(symbol.at).unwrap(), symbol.at, fentry);
+            traced += usize::from(is_traced);
+            if table.find(symbol.at) == Some(CALLED) {
+                continue;
+            }
+            // objtool is told to leave a few functions alone, which never return as they were called.
+            assert!(!is_traced || table.find(symbol.at) == Some(OrcRow::Undefined), "{}", symbol.name);
+            // Parts of functions, out of their way, have the frames that those had there. Others are code by hand:
+            // entries, thunks, what is copied elsewhere, and marks between functions.
+            if symbol.name.ends_with(".cold") {
+                cold += 1;
+            } else {
+                others.push(symbol.name);
+            }
+        }
+        let (all, other) = (functions.len(), others.len());
+        eprintln!(
+            "{path}: of {all} functions {traced} traced, {cold} cold, {other} entered otherwise: {others:?}"
+        );
+        assert!(traced > 30_000 && other < 300);
+    });
+}
+
+/// How far straight code has moved RSP and RBP: all in bytes below what RSP was before the call.
+#[derive(Clone, Copy)]
+struct Depth {
+    rsp: i64,
+    /// Where RBP points, if it is a frame pointer.
+    rbp: Option<i64>,
+    /// Where the caller's RBP was pushed, if it was.
+    pushed_rbp: Option<i64>,
+}
+
+impl Depth {
+    const CALLED: Self = Self { rsp: 8, rbp: None, pushed_rbp: None };
+
+    /// Whether a row says the same.
+    fn is(&self, row: OrcRow) -> bool {
+        let OrcRow::Frame(frame) = row else { return false };
+        let sp = match frame.sp {
+            SpBase::Sp => Some(self.rsp),
+            SpBase::Bp => self.rbp,
+            _ => None,
+        };
+        let bp = match frame.bp {
+            BpBase::Unchanged => None,
+            BpBase::PrevSp => Some(-i64::from(frame.bp_offset)),
+            BpBase::Bp => return false,
+        };
+        frame.holds == Holds::Return
+            && !frame.signal
+            && sp == Some(frame.sp_offset.into())
+            && bp == self.pushed_rbp
+    }
+
+    /// Behind `instruction`; `None` where it does not lead on, or does with RSP or RBP what is not followed here.
+    fn behind(mut self, instruction: &Instruction, fentry: Gva, writes: &[Register]) -> Option<Self> {
+        let goes_on = match instruction.flow_control() {
+            FlowControl::Next | FlowControl::ConditionalBranch => true,
+            FlowControl::Call => instruction.near_branch_target() == fentry.0,
+            _ => false,
+        };
+        let register = instruction.op0_register();
+        let is_immediate = matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64);
+        match instruction.mnemonic() {
+            _ if !goes_on => return None,
+            Mnemonic::Call => {}
+            Mnemonic::Push | Mnemonic::Pushfq => {
+                self.rsp -= i64::from(instruction.stack_pointer_increment());
+                if register == Register::RBP && self.pushed_rbp.is_none() {
+                    self.pushed_rbp = Some(self.rsp);
+                }
+            }
+            Mnemonic::Pop | Mnemonic::Popfq => {
+                if register == Register::RBP {
+                    self.pushed_rbp = self.pushed_rbp.filter(|pushed| *pushed != self.rsp);
+                    self.rbp = None;
+                }
+                self.rsp -= i64::from(instruction.stack_pointer_increment());
+            }
+            Mnemonic::Sub if register == Register::RSP && is_immediate => {
+                self.rsp += instruction.immediate(1) as i64;
+            }
+            Mnemonic::Add if register == Register::RSP && is_immediate => {
+                self.rsp -= instruction.immediate(1) as i64;
+            }
+            _ if writes.contains(&Register::RSP) => return None,
+            _ if writes.contains(&Register::RBP) => {
+                self.pushed_rbp?;
+                let is_frame_pointer =
+                    instruction.mnemonic() == Mnemonic::Mov && instruction.op1_register() == Register::RSP;
+                self.rbp = is_frame_pointer.then_some(self.rsp);
+            }
+            _ => {}
+        }
+        Some(self)
+    }
+}
+
+/// Full registers that an instruction may write.
+fn writes(info: &mut InstructionInfoFactory, instruction: &Instruction) -> Vec<Register> {
+    let used = info.info(instruction).used_registers();
+    let written = used.iter().filter(|used| !matches!(used.access(), OpAccess::Read | OpAccess::CondRead));
+    written.map(|used| used.register().full_register()).collect()
+}
+
+/// The table comes from objtool, which follows every way through the code, and this from iced, which follows one.
+#[test]
+fn rows_say_what_the_code_does_to_the_stack() {
+    each_kernel(|path, kernel, table| {
+        let fentry = kernel.symbol("__fentry__").unwrap();
+        let mut info = InstructionInfoFactory::new();
+        let (mut instructions, mut moved, mut wrong) = (0, 0, Vec::new());
+        for Function { symbol, end } in functions(kernel) {
+            let len = end.offset_from(symbol.at).unwrap() as usize;
+            let code = kernel.image().bytes_from(symbol.at).unwrap();
+            let code = code.get(..len).unwrap_or(code);
+            let mut depth = (table.find(symbol.at) == Some(CALLED)).then_some(Depth::CALLED);
+            for instruction in &mut Decoder::with_ip(64, code, symbol.at.0, DecoderOptions::NONE) {
+                let Some(here) = depth else { break };
+                instructions += 1;
+                moved += usize::from(here.rsp != 8);
+                if !here.is(table.find(Gva(instruction.ip())).unwrap()) {
+                    wrong.push(symbol.name);
+                    break;
+                }
+                depth = here.behind(&instruction, fentry, &writes(&mut info, &instruction));
+            }
+        }
+        eprintln!("{path}: {instructions} instructions, {moved} of them with RSP moved, differ in {wrong:?}");
+        // Code by hand that pushes what it has no name for, or takes its return address with it; and one place where
+        // an alternative pushes, and its nops do not.
+        const BY_HAND: [&str; 5] = [
+            "arch_rethook_trampoline",
+            "error_entry",
+            "paranoid_entry",
+            "xen_error_entry",
+            "__stack_chk_fail",
+        ];
+        assert!(wrong.iter().all(|name| BY_HAND.contains(name)));
+        assert!(instructions > 500_000 && moved > 300_000);
+    });
+}
+
+#[test]
+fn tables_are_small_enough_to_be_sent() {
+    each_kernel(|path, kernel, table| {
+        let start = Instant::now();
+        let json = serde_json::to_vec(table).unwrap();
+        let sending = start.elapsed();
+        let start = Instant::now();
+        assert!(serde_json::from_slice::<OrcTable>(&json).unwrap() == *table);
+        eprintln!("{path}: rows in {} bytes, {sending:?} and {:?} back", json.len(), start.elapsed());
+        assert!(json.len() < 4 << 20);
+
+        let symbols = kernel.symbols();
+        let start = Instant::now();
+        let json = serde_json::to_vec(symbols).unwrap();
+        let sending = start.elapsed();
+        let start = Instant::now();
+        let back: SymbolTable = serde_json::from_slice(&json).unwrap();
+        eprintln!("{path}: symbols in {} bytes, {sending:?} and {:?} back", json.len(), start.elapsed());
+        assert!(back.iter().eq(symbols.iter()));
+    });
+}
