@@ -1,4 +1,5 @@
 //! The language of probe definitions, from the kernel's documentation: kprobetrace, fprobetrace, events, histogram.
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may fail like tests")]
 
 use probe_engine::lang::ast::{Definition, Statement};
 use probe_engine::lang::{Error, check_fields, check_names, name, parse};
