@@ -4,6 +4,7 @@ mod args;
 mod coverage;
 mod doctor;
 mod host;
+mod mistake;
 mod output;
 mod run;
 mod say;

@@ -43,6 +43,72 @@ impl std::fmt::Display for Named {
     }
 }
 
+/// What is wanted at some place, and is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the sentences say it")]
+pub enum Wanted {
+    Calls,
+    Symbol,
+    Ordinal,
+    PlaceOffset,
+    Offset,
+    Address,
+    Number,
+    Fetch,
+    Member,
+    Type,
+    BitField,
+    Field,
+    Value,
+    Cpus,
+    HistPart,
+    Buckets,
+}
+
+impl std::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Calls => "a number of calls",
+            Self::Symbol => "a symbol",
+            Self::Ordinal => "the number of one of several functions",
+            Self::PlaceOffset => "an offset into a function",
+            Self::Offset => "an offset",
+            Self::Address => "an address",
+            Self::Number => "a number of 64 bits",
+            Self::Fetch => "something that can be fetched",
+            Self::Member => "the name of a member",
+            Self::Type => "a type",
+            Self::BitField => "a bit field",
+            Self::Field => "the name of a field",
+            Self::Value => "a value to compare with",
+            Self::Cpus => "a list of CPUs",
+            Self::HistPart => "a part of the histogram",
+            Self::Buckets => "the width of a bucket",
+        })
+    }
+}
+
+impl Wanted {
+    fn advice(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Calls => "write a decimal number, or leave it out",
+            Self::Ordinal => "write `#2` for the second of that name",
+            Self::PlaceOffset | Self::Offset | Self::Number => {
+                "write it in decimal, in hexadecimal after `0x`, or in octal after `0`"
+            }
+            Self::Address => "write `0x` and up to 16 hexadecimal digits",
+            Self::Fetch => {
+                "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `@SYM`, `+OFFS(FETCH)`, `\\NUMBER` or a parameter"
+            }
+            Self::BitField => "write `b<bits>@<bits below them>/<8, 16, 32 or 64>`",
+            Self::Cpus => "write `CPUS{0-3,7}`",
+            Self::Buckets => "write `.buckets=` and a number above 0",
+            Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
+            Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Value => return None,
+        })
+    }
+}
+
 /// Names that may have been meant.
 pub type Nearest = Vec<String>;
 
@@ -62,6 +128,10 @@ pub enum Mistake {
     TooLong(usize),
     #[error("`{0}` was not expected here")]
     Unexpected(String),
+    #[error("{0} is missing")]
+    Missing(Wanted),
+    #[error("`{written}` is not {wanted}")]
+    Not { wanted: Wanted, written: String },
 
     // The head.
     #[error("the {0} has no name")]
@@ -74,24 +144,16 @@ pub enum Mistake {
     MoreThanRemoval,
     #[error("only return probes have a number of calls that are followed at once")]
     MaxActiveNotForEntry,
-    #[error("`{0}` is not a number of calls")]
-    BadMaxActive(String),
     #[error("at most {0} calls can be followed at once")]
     MaxActiveTooBig(u32),
 
     // The place.
-    #[error("`{0}` names no function")]
-    NoSymbol(String),
     #[error("{0:?} is in no name of a function")]
     BadSymbol(char),
     #[error("there is no module before the `:`")]
     NoModule,
     #[error("{0:?} is in no name of a module")]
     BadModule(char),
-    #[error("`{0}` does not say which of several functions of that name is meant")]
-    BadOrdinal(String),
-    #[error("`{0}` is not an offset")]
-    BadOffset(String),
     #[error("a probe cannot lie before its symbol")]
     NegativeOffset,
     #[error("an address takes no offset")]
@@ -118,10 +180,6 @@ pub enum Mistake {
     ReservedName(String),
     #[error("`{0}` is the name of another argument already")]
     UsedName(String),
-    #[error("there is nothing to fetch")]
-    NothingToFetch,
-    #[error("`{0}` is nothing that can be fetched")]
-    UnknownFetch(String),
     #[error("there is no register `%{name}`")]
     UnknownRegister { name: String, nearest: Nearest },
     #[error("there is no variable `{name}`")]
@@ -138,12 +196,8 @@ pub enum Mistake {
     DressedAllArguments,
     #[error("`$arg*` is there already")]
     AllArgumentsTwice,
-    #[error("`{0}` is not an address")]
-    BadAddress(String),
     #[error("offsets into a file are for programs, not for the kernel")]
     FileOffset,
-    #[error("`{0}` is not a number")]
-    BadNumber(String),
     #[error("the text does not end")]
     OpenText,
     #[error("an offset reads memory only together with an address in parentheses")]
@@ -158,8 +212,6 @@ pub enum Mistake {
     BadHyphen,
     #[error("a parameter is no structure: the first member comes after `->`")]
     DotOnParameter,
-    #[error("the name of a member is missing")]
-    NoMember,
 
     // What the kernel's symbols and types say.
     #[error("the kernel has no symbol `{name}`")]
@@ -202,8 +254,6 @@ pub enum Mistake {
     OpenArray,
     #[error("an array has 1 to {0} elements")]
     BadArrayLength(u32),
-    #[error("`{0}` is not a bit field")]
-    BadBitField(String),
     #[error("a bit field is part of 8, 16, 32 or 64 bits")]
     BadContainer,
     #[error("{width} bits above the lowest {offset} are more than the {container} that there are")]
@@ -214,14 +264,10 @@ pub enum Mistake {
     FilterTwice,
     #[error("the filter has ended before this")]
     BehindFilter,
-    #[error("a field's name is needed here")]
-    NoField,
     #[error("`{0}` cannot follow the name of a field")]
     BadFieldSuffix(String),
     #[error("the comparison lacks its operator")]
     NoOperator,
-    #[error("the comparison lacks its value")]
-    NoValue,
     #[error("the quotation does not end")]
     OpenQuote,
     #[error("texts are equal, different or like a pattern; they have no order and no bits")]
@@ -232,8 +278,6 @@ pub enum Mistake {
     UserStringOfNumber(String),
     #[error("sets of CPUs are compared with `&`, `==` and `!=`")]
     CpusOperator,
-    #[error("`{0}` is not a list of CPUs")]
-    BadCpus(String),
     #[error("parentheses are nested more than {0} deep")]
     FilterTooDeep(usize),
     #[error("a filter has at most {0} comparisons")]
@@ -271,8 +315,6 @@ pub enum Mistake {
     UnknownModifier { name: String, nearest: Nearest },
     #[error("only a process ID has a process's name")]
     NotAProcess,
-    #[error("`{0}` is not the width of a bucket")]
-    BadBuckets(String),
     #[error("a histogram has room for {least} to {most} keys")]
     BadSize { least: u64, most: u64 },
     #[error("lines can be sorted by keys, values and `hitcount`, not by `{0}`")]
@@ -283,7 +325,7 @@ impl Mistake {
     /// What to write instead, where the sentence does not say it.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
-        Some(match self {
+        let near = match self {
             Self::UnknownRegister { nearest, .. }
             | Self::UnknownVariable { nearest, .. }
             | Self::UnknownType { nearest, .. }
@@ -291,47 +333,52 @@ impl Mistake {
             | Self::UnknownMember { nearest, .. }
             | Self::UnknownField { nearest, .. }
             | Self::UnknownPart { nearest, .. }
-            | Self::UnknownModifier { nearest, .. } => return did_you_mean(nearest),
-            mistake => mistake.advice()?.to_owned(),
-        })
+            | Self::UnknownModifier { nearest, .. } => did_you_mean(nearest),
+            _ => None,
+        };
+        near.or_else(|| self.advice().map(str::to_owned))
     }
 
     fn advice(&self) -> Option<&'static str> {
         Some(match self {
+            Self::Missing(wanted) | Self::Not { wanted, .. } => return wanted.advice(),
             Self::Empty => "write a place: `vfs_read`, `p vfs_read+0x10`, `r vfs_read $retval`",
             Self::NoName(Named::Event) => "name the event, or leave out the `:`",
             Self::NoName(Named::Group) => "name the group, or leave out the `/`",
             Self::NoName(Named::Argument) => "write a name before the `=`, or leave it out",
             Self::BadName { .. } => "names have letters, digits and `_`, and begin with no digit",
             Self::MaxActiveNotForEntry => "leave out the number, or write `r` instead of `p`",
-            Self::BadMaxActive(_) => "write the number in decimal, or leave it out",
             Self::BadSymbol(_) => {
                 "symbols have letters, digits, `_`, `.` and `$`; patterns have `*`, `?` and `[a-z]`"
             }
             Self::NoModule => "write the module's name, or leave out the `:`",
             Self::BadModule(_) => "a module's name has `_` where the name of its file has `-`",
-            Self::BadOrdinal(_) => "write `#2` for the second of that name",
-            Self::BadOffset(_) | Self::BadNumber(_) => {
-                "write it in decimal, in hexadecimal after `0x`, or in octal after `0`"
-            }
             Self::NegativeOffset => "name the function that holds the address, and count from there",
             Self::AddressOffset => "add it to the address",
             Self::NeedsFunction => "write the function's name",
             Self::BadSuffix(_) => "`%return` is all that may follow",
             Self::PatternModule | Self::PatternOffset => "name one function",
             Self::ReservedName(_) | Self::UsedName(_) => "write another name, and a `=`, before it",
-            Self::UnknownFetch(_) => {
-                "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `@SYM`, `+OFFS(FETCH)`, `\\NUMBER` or a \
-                 parameter"
-            }
             Self::NotAReturn => "make it a return probe: `r`, or `%return` behind the function",
             Self::NotAnEntry => {
                 "put the probe on the function's name, or fetch registers: the first parameters came in \
                                  `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`"
             }
             Self::DressedAllArguments => "leave out name, type and whatever is around it",
-            Self::BadAddress(_) => "write `0x` and up to 16 hexadecimal digits",
             Self::FileOffset => "write `@SYM+OFFS`",
+            Self::UnknownRegister { .. } => "registers are called `%ax`, `%di`, `%sp`, `%r8`, `%flags`...",
+            Self::UnknownVariable { .. } => {
+                "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN` and `$comm`"
+            }
+            Self::UnknownType { .. } => {
+                "types are `u8` to `u64`, `s8` to `s64`, `x8` to `x64`, `char`, `symbol`, `symstr`, `string`, \
+                 `ustring`, `%pd`, `%pD` and bit fields"
+            }
+            Self::UnknownModifier { .. } => {
+                "keys have `.hex`, `.sym`, `.sym-offset`, `.syscall`, `.execname`, `.log2` and `.buckets=N`, fields to \
+                 sort by `.ascending` and `.descending`"
+            }
+            Self::UnknownPart { .. } => "histograms have `keys`, `values`, `sort`, `size` and `name`",
             Self::OpenText => "end it with a `\"`",
             Self::NoParenthesis => "write `+8(%sp)`",
             Self::OpenParenthesis => "write a `)` here",
@@ -349,7 +396,7 @@ impl Mistake {
                 "write `+0(...)` around the value to read what it points to"
             }
             Self::OpenArray => "write a `]` at the end",
-            Self::BadBitField(_) | Self::BadContainer | Self::BitFieldTooWide { .. } => {
+            Self::BadContainer | Self::BitFieldTooWide { .. } => {
                 "write `b<bits>@<bits below them>/<8, 16, 32 or 64>`"
             }
             Self::FilterTwice => "join both with `&&`",
@@ -359,10 +406,8 @@ impl Mistake {
             Self::NoOperator => "write one of `==`, `!=`, `<`, `<=`, `>`, `>=`, `&` and `~`",
             Self::TextOperator => "write `==`, `!=` or `~`",
             Self::NumberPattern(_) | Self::UserStringOfNumber(_) => "put it in quotation marks",
-            Self::BadCpus(_) => "write `CPUS{0-3,7}`",
             Self::NoKeys => "write `hist:keys=` and a field",
             Self::NotAProcess => "write `common_pid.execname`",
-            Self::BadBuckets(_) => "write `.buckets=` and a number above 0",
             Self::NotSortable(_) => "add it to the values first",
             _ => return None,
         })

@@ -1,7 +1,7 @@
 //! `FETCH`: where an argument's value comes from.
 
 use super::ast::{Fetch, Spanned, Step, Variable};
-use super::error::{Error, Mistake, nearest};
+use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, is_of_name, signed, unsigned};
 use super::place::{Site, is_of_symbol};
 
@@ -28,7 +28,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
     }
     let mut rest = part;
     let fetch = match rest.first() {
-        None => return Err(part.wrong(Mistake::NothingToFetch)),
+        None => return Err(part.is_not(Wanted::Fetch)),
         Some('%') => register(part)?,
         Some('$') => variable(part, site, depth)?,
         Some('@') => memory(part, depth)?,
@@ -42,7 +42,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
             }
             Fetch::Variable { of: name.says(Variable::Parameter(name.text().to_owned())), path }
         }
-        Some(_) => return Err(part.wrong(Mistake::UnknownFetch(part.text().to_owned()))),
+        Some(_) => return Err(part.is_not(Wanted::Fetch)),
     };
     Ok(part.says(fetch))
 }
@@ -53,7 +53,7 @@ fn register(part: Part<'_>) -> Result<Fetch, Error> {
     rest.take_char();
     let name = rest.take_while(is_of_name);
     if !rest.is_empty() {
-        return Err(rest.wrong(Mistake::Unexpected(rest.text().to_owned())));
+        return Err(rest.unexpected());
     }
     let name = name.text();
     if REGISTERS.contains(&name) {
@@ -112,7 +112,7 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
         }
     };
     if !rest.is_empty() {
-        return Err(rest.wrong(Mistake::Unexpected(rest.text().to_owned())));
+        return Err(rest.unexpected());
     }
     Ok(fetch)
 }
@@ -131,7 +131,7 @@ fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
         if !arrow && !rest.eat(".") {
             return Err(match before.first() {
                 Some('-') => before.split_at(1).0.wrong(Mistake::BadHyphen),
-                _ => before.wrong(Mistake::Unexpected(before.text().to_owned())),
+                _ => before.unexpected(),
             });
         }
         if !arrow && path.is_empty() {
@@ -139,7 +139,7 @@ fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
         }
         let member = rest.take_while(is_of_name);
         if !member.is_name() {
-            return Err(member.wrong(Mistake::NoMember));
+            return Err(member.is_not(Wanted::Member));
         }
         reads += usize::from(arrow);
         if reads > DEEPEST {
@@ -162,13 +162,11 @@ fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
     }
     if rest.first().is_some_and(|c| c.is_ascii_digit()) {
         let address = unsigned(rest.text());
-        return address
-            .map(Fetch::Memory)
-            .ok_or_else(|| rest.wrong(Mistake::BadAddress(rest.text().to_owned())));
+        return address.map(Fetch::Memory).ok_or_else(|| rest.is_not(Wanted::Address));
     }
     let symbol = rest.take_while(is_of_symbol);
     if symbol.is_empty() {
-        return Err(part.wrong(Mistake::NoSymbol(part.text().to_owned())));
+        return Err(rest.is_not(Wanted::Symbol));
     }
     let offset = match rest.first() {
         None => Some(0),
@@ -176,7 +174,7 @@ fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
         Some('-') => signed(rest.text()),
         Some(other) => return Err(rest.wrong(Mistake::BadSymbol(other))),
     };
-    let offset = offset.ok_or_else(|| rest.wrong(Mistake::BadOffset(rest.text().to_owned())))?;
+    let offset = offset.ok_or_else(|| rest.is_not(Wanted::Offset))?;
     Ok(Fetch::Symbol { symbol: symbol.text().to_owned(), offset })
 }
 
@@ -191,7 +189,7 @@ fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
         }
         return match rest.is_empty() {
             true => Ok(Fetch::Text(text.text().to_owned())),
-            false => Err(rest.wrong(Mistake::Unexpected(rest.text().to_owned()))),
+            false => Err(rest.unexpected()),
         };
     }
     let written = rest;
@@ -201,7 +199,7 @@ fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
         // Numbers of 64 bits without a sign, too: the bits count.
         _ => unsigned(rest.text()).map(u64::cast_signed),
     };
-    value.map(Fetch::Number).ok_or_else(|| written.wrong(Mistake::BadNumber(written.text().to_owned())))
+    value.map(Fetch::Number).ok_or_else(|| written.is_not(Wanted::Number))
 }
 
 /// `+|-[u]OFFS(FETCH)`
@@ -218,13 +216,13 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
         true => signed(&format!("-{}", written.text())),
         false => signed(written.text()),
     };
-    let offset = offset.ok_or_else(|| written.wrong(Mistake::BadOffset(written.text().to_owned())))?;
+    let offset = offset.ok_or_else(|| written.is_not(Wanted::Offset))?;
     let Some(inner) = rest.without_last(')') else {
         return Err(match rest.text().rfind(')') {
             None => rest.end().wrong(Mistake::OpenParenthesis),
             Some(close) => {
                 let behind = rest.split_at(close + 1).1;
-                behind.wrong(Mistake::Unexpected(behind.text().to_owned()))
+                behind.unexpected()
             }
         });
     };

@@ -1,7 +1,7 @@
 //! `if FILTER`: `count > 4096 && (comm == "cat" || comm ~ "b*sh")`.
 
 use super::ast::{Filter, Operator, Spanned, Value};
-use super::error::{Error, Mistake};
+use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, signed, unsigned};
 use crate::linux::glob::Glob;
 use std::ops::Range;
@@ -86,7 +86,7 @@ impl<'a> Parser<'a> {
             if !self.eat(")") {
                 return Err(match self.rest.is_empty() {
                     true => self.rest.wrong(Mistake::OpenParenthesis),
-                    false => self.rest.wrong(Mistake::BehindFilter),
+                    false => self.rest.take_word().wrong(Mistake::BehindFilter),
                 });
             }
             filter
@@ -100,7 +100,8 @@ impl<'a> Parser<'a> {
         let start = self.rest;
         let name = self.rest.take_while(is_of_name);
         if name.is_empty() {
-            return Err(start.wrong(Mistake::NoField));
+            let mut found = start;
+            return Err(found.take_word().is_not(Wanted::Field));
         }
         self.comparisons += 1;
         if self.comparisons > MOST_COMPARISONS {
@@ -131,7 +132,7 @@ impl<'a> Parser<'a> {
                 self.eat(text);
                 Ok(*operator)
             }
-            _ => Err(self.rest.wrong(Mistake::NoOperator)),
+            _ => Err(self.rest.split_at(1).0.wrong(Mistake::NoOperator)),
         }
     }
 
@@ -150,7 +151,7 @@ impl<'a> Parser<'a> {
                 let list = self.rest.take_while(|c| c != '}');
                 let ranges = self.rest.eat("}").then(|| cpus(list.text())).flatten();
                 let written = start.until(self.rest);
-                Value::Cpus(ranges.ok_or_else(|| written.wrong(Mistake::BadCpus(list.text().to_owned())))?)
+                Value::Cpus(ranges.ok_or_else(|| written.is_not(Wanted::Cpus))?)
             }
             _ => {
                 let word = self.rest.take_while(|c| !c.is_whitespace() && !"()&|\"'".contains(c));
@@ -169,14 +170,14 @@ impl<'a> Parser<'a> {
 fn bare(word: Part<'_>, op: Operator) -> Result<Value, Error> {
     let text = word.text();
     if text.is_empty() {
-        return Err(word.wrong(Mistake::NoValue));
+        return Err(word.is_not(Wanted::Value));
     }
     let number = unsigned(text).map(i128::from).or_else(|| signed(text).map(i128::from));
     let is_number = text.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
     match number {
         Some(_) if op == Operator::Glob => Err(word.wrong(Mistake::NumberPattern(text.to_owned()))),
         Some(number) => Ok(Value::Number(number)),
-        None if is_number && op != Operator::Glob => Err(word.wrong(Mistake::BadNumber(text.to_owned()))),
+        None if is_number && op != Operator::Glob => Err(word.is_not(Wanted::Number)),
         None => Ok(Value::Text(text.to_owned())),
     }
 }

@@ -1,7 +1,7 @@
 //! `hist:keys=...:values=...:sort=...:size=...:name=...`
 
 use super::ast::{Hist, Key, Modifier, Sort, Spanned};
-use super::error::{Error, Mistake, nearest};
+use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, is_of_name, unsigned};
 use super::types;
 
@@ -51,6 +51,7 @@ pub(super) fn parse(part: Part<'_>) -> Result<Spanned<Hist>, Error> {
             "sort" => !hist.sort.is_empty(),
             "size" => hist.size.is_some(),
             "name" => hist.name.is_some(),
+            "" => return Err(name.is_not(Wanted::HistPart)),
             _ => return Err(name.wrong(unknown(name.text()))),
         };
         if again {
@@ -111,7 +112,7 @@ fn field(part: Part<'_>) -> Result<(Spanned<String>, Option<Part<'_>>), Error> {
         return Err(part.wrong(Mistake::NotHere(part.text().to_owned())));
     }
     match name.text() {
-        "" => Err(part.wrong(Mistake::NoField)),
+        "" => Err(part.is_not(Wanted::Field)),
         "stacktrace" => Ok((name.says("common_stacktrace".to_owned()), modifier)),
         _ => Ok((name.spanned(), modifier)),
     }
@@ -126,7 +127,7 @@ fn key(part: Part<'_>) -> Result<Key, Error> {
     {
         return match unsigned(width.text()) {
             Some(width @ 1..) => Ok(Key { field, modifier: Modifier::Buckets(width) }),
-            _ => Err(width.wrong(Mistake::BadBuckets(width.text().to_owned()))),
+            _ => Err(width.is_not(Wanted::Buckets)),
         };
     }
     let Some((_, modifier)) = MODIFIERS.iter().find(|(name, _)| *name == written.text()) else {

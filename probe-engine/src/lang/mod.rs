@@ -20,7 +20,7 @@ mod place;
 mod types;
 
 pub use argument::{check_names, name};
-pub use error::{Error, Mistake, Named, Nearest};
+pub use error::{Error, Mistake, Named, Nearest, Wanted};
 pub use fields::check_fields;
 pub use file::lines;
 pub use parse::parse;

@@ -1,7 +1,7 @@
 //! One definition: `p:vfs/read vfs_read file=$arg1 count=%dx:u64`.
 
 use super::ast::{Definition, EventName, Fetch, Kind, Spanned, Statement};
-use super::error::{Error, Mistake, Named};
+use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, Site};
 use super::{argument, filter, hist};
@@ -84,7 +84,7 @@ fn max_active(part: Part<'_>) -> Result<Option<Spanned<u32>>, Error> {
         Some(Ok(0)) => Ok(None),
         Some(Ok(number)) if number <= MOST_ACTIVE => Ok(Some(part.says(number))),
         Some(_) => Err(part.wrong(Mistake::MaxActiveTooBig(MOST_ACTIVE))),
-        None => Err(part.wrong(Mistake::BadMaxActive(part.text().to_owned()))),
+        None => Err(part.is_not(Wanted::Calls)),
     }
 }
 
@@ -124,7 +124,6 @@ fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(
     let site = Site::of(definition.kind, &definition.place.value);
     loop {
         rest.take_space();
-        let before = rest;
         let word = rest.take_word();
         if word.is_empty() {
             return check_names(definition);
@@ -139,7 +138,7 @@ fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(
             }
             definition.hist = Some(hist::parse(word)?);
         } else if definition.filter.is_some() || definition.hist.is_some() {
-            return Err(before.wrong(match definition.hist {
+            return Err(word.wrong(match definition.hist {
                 None => Mistake::BehindFilter,
                 Some(_) => Mistake::BehindHist,
             }));

@@ -1,7 +1,7 @@
 //! A part of a definition that knows where it stands.
 
 use super::ast::{Span, Spanned};
-use super::error::{Error, Mistake};
+use super::error::{Error, Mistake, Wanted};
 
 /// Text out of a definition. Parsers take such a part from the left, or cut it into smaller ones; positions come along
 /// by themselves, always between two characters.
@@ -124,6 +124,19 @@ impl<'a> Part<'a> {
     /// This part is wrong.
     pub(super) fn wrong(self, mistake: Mistake) -> Error {
         Error { span: self.span(), mistake }
+    }
+
+    /// This part should be something else than what is written, if anything is.
+    pub(super) fn is_not(self, wanted: Wanted) -> Error {
+        self.wrong(match self.is_empty() {
+            true => Mistake::Missing(wanted),
+            false => Mistake::Not { wanted, written: self.text.to_owned() },
+        })
+    }
+
+    /// Nothing should be here.
+    pub(super) fn unexpected(self) -> Error {
+        self.wrong(Mistake::Unexpected(self.text.to_owned()))
     }
 
     /// This part says `value`.

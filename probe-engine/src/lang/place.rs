@@ -1,7 +1,7 @@
 //! `[MOD:]SYM[+offs][%return]`, `ADDR`: where a probe is wanted.
 
 use super::ast::{Kind, Place, Spanned};
-use super::error::{Error, Mistake};
+use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
 
@@ -53,7 +53,7 @@ fn digits(place: Part<'_>) -> Result<Place, Error> {
     }
     match unsigned(place.text()) {
         Some(address) => Ok(Place::Address(address)),
-        None => Err(place.wrong(Mistake::BadAddress(place.text().to_owned()))),
+        None => Err(place.is_not(Wanted::Address)),
     }
 }
 
@@ -74,10 +74,10 @@ fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
     let mut rest = place;
     let name = rest.take_while(|c| is_of_symbol(c) || c == '#');
     if name.is_empty() {
-        return Err(place.wrong(match rest.first() {
-            None | Some('+' | '-') => Mistake::NoSymbol(place.text().to_owned()),
-            Some(character) => Mistake::BadSymbol(character),
-        }));
+        return Err(match rest.first() {
+            None | Some('+' | '-') => place.is_not(Wanted::Symbol),
+            Some(character) => place.wrong(Mistake::BadSymbol(character)),
+        });
     }
     check_ordinal(name)?;
     let offset = match rest.first() {
@@ -97,18 +97,18 @@ fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
 fn offset(mut written: Part<'_>) -> Result<u64, Error> {
     written.take_char();
     let offset = unsigned(written.text()).filter(|offset| u32::try_from(*offset).is_ok());
-    offset.ok_or_else(|| written.wrong(Mistake::BadOffset(written.text().to_owned())))
+    offset.ok_or_else(|| written.is_not(Wanted::PlaceOffset))
 }
 
 /// `SYM#N`: the `N`th of several functions of that name.
 fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
     let Some((symbol, number)) = name.split_once('#') else { return Ok(()) };
     if symbol.is_empty() {
-        return Err(name.wrong(Mistake::NoSymbol(name.text().to_owned())));
+        return Err(name.is_not(Wanted::Symbol));
     }
     match number.text().parse::<u32>() {
         Ok(1..) if number.text().starts_with(|c: char| c.is_ascii_digit()) => Ok(()),
-        _ => Err(number.wrong(Mistake::BadOrdinal(number.text().to_owned()))),
+        _ => Err(number.is_not(Wanted::Ordinal)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `TYPE`: `u32`, `x8[16]`, `string`, `b4@0/32`, `%pd`.
 
 use super::ast::{Element, Spanned, Type};
-use super::error::{Error, Mistake, nearest};
+use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, unsigned};
 
 /// The kernel's MAX_ARRAY_LEN.
@@ -49,7 +49,7 @@ fn array_length(mut part: Part<'_>) -> Result<u32, Error> {
         return Err(part.wrong(Mistake::OpenArray));
     }
     if !part.is_empty() {
-        return Err(part.wrong(Mistake::Unexpected(part.text().to_owned())));
+        return Err(part.unexpected());
     }
     match unsigned(length.text()).and_then(|length| u32::try_from(length).ok()) {
         Some(count) if (1..=LONGEST_ARRAY).contains(&count) => Ok(count),
@@ -65,6 +65,9 @@ fn element(part: Part<'_>) -> Result<Element, Error> {
     if name.starts_with('b') && name.contains(['@', '/']) {
         return bit_field(part);
     }
+    if name.is_empty() {
+        return Err(part.is_not(Wanted::Type));
+    }
     let nearest = nearest(NAMED.iter().map(|(known, _)| *known), name);
     Err(part.wrong(Mistake::UnknownType { name: name.to_owned(), nearest }))
 }
@@ -77,7 +80,7 @@ fn bit_field(part: Part<'_>) -> Result<Element, Error> {
         Some((unsigned(width).filter(|width| *width > 0)?, unsigned(offset)?, unsigned(container)?))
     };
     let Some((width, offset, container)) = numbers() else {
-        return Err(part.wrong(Mistake::BadBitField(part.text().to_owned())));
+        return Err(part.is_not(Wanted::BitField));
     };
     let Some(container) = [8, 16, 32, 64].into_iter().find(|bits| u64::from(*bits) == container) else {
         return Err(part.wrong(Mistake::BadContainer));
