@@ -50,7 +50,12 @@ pub(crate) struct Run {
     /// (dummy:dummy_xmit), which need not be loaded yet. With %return behind a function or a pattern
     /// (vfs_read%return), its returns are probed.
     #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
-    pub(crate) probes: Vec<ProbeSpec>,
+    pub(crate) probes: Vec<String>,
+    /// Read definitions from this file, one a line; may be repeated
+    ///
+    /// A `#` begins a comment. What can be said in a line can also be said to --probe.
+    #[arg(long = "probes", value_name = "FILE", conflicts_with = "target")]
+    pub(crate) files: Vec<PathBuf>,
     /// Memory of the kernel to watch, as SYMBOL[+OFFSET]:LENGTH:ACCESS; may be repeated
     ///
     /// Instead of the symbol, an address as the kernel was linked (0xffffffff81000280) will do. Per-CPU variables and

@@ -2,6 +2,7 @@
 
 mod args;
 mod coverage;
+mod definition;
 mod doctor;
 mod host;
 mod mistake;

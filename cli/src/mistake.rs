@@ -6,7 +6,6 @@ use std::io::{self, IsTerminal, Write};
 
 /// Shows what is wrong with `text`, which is in `source_name` (a file, or `--probe`) in this `line`, counted from 1, on
 /// standard error. Nobody may be there to read it, which changes nothing.
-#[allow(dead_code, reason = "definitions are not read from the command line yet")]
 pub(crate) fn print(source_name: &str, line: usize, text: &str, error: &Error) {
     let stderr = io::stderr();
     let shown = render(source_name, line, text, error, stderr.is_terminal());

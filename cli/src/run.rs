@@ -131,7 +131,7 @@ fn probe(asked: Asked, args: &Run) -> Probe {
     }
     if asked.returns {
         let probe = Probe::on_return(asked.place).record().capture(asked.capture);
-        return match args.maxactive {
+        return match asked.max_active.or(args.maxactive) {
             Some(calls) => probe.max_active(calls).into(),
             None => probe.into(),
         };

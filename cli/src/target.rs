@@ -1,17 +1,18 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{Guest, Run, SymbolSource};
+use crate::definition::{Reader, Source};
 use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use probe_engine::capture::Capture;
-use probe_engine::capture::typed::{self, Expand, NoArguments};
-use probe_engine::linux::btf::Btf;
+use probe_engine::capture::typed::Expand;
+use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::{Refused, resolve};
+use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -30,6 +31,8 @@ pub(crate) struct Asked {
     pub(crate) place: Place,
     /// Where the function returns, and not where it is entered.
     pub(crate) returns: bool,
+    /// How many calls a return probe follows at once.
+    pub(crate) max_active: Option<u32>,
     /// What is read there.
     pub(crate) capture: Capture,
     /// How it is shown.
@@ -37,18 +40,21 @@ pub(crate) struct Asked {
 }
 
 /// How a hit is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum Style {
     /// By the registers of arguments.
+    #[default]
     Registers,
     /// As the call of a function, or as its return.
     Call,
+    /// As an event of this name with its fields.
+    Event(String),
 }
 
 impl Asked {
     /// One that is shown by its registers.
     pub(crate) fn plain(place: Place, returns: bool) -> Self {
-        Self { place, returns, capture: Capture::default(), style: Style::Registers }
+        Self { place, returns, max_active: None, capture: Capture::default(), style: Style::Registers }
     }
 
     /// As the user writes it.
@@ -124,65 +130,27 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
     let btf = kernel.btf().ok();
-    let mut typed =
-        Typed { btf: btf.as_ref(), expand: if run.deep { Expand::All } else { Expand::Small }, changed: 0 };
-    let mut probes: Vec<Asked> = Vec::new();
-    for spec in &run.probes {
-        let resolved = resolve(spec, &kernel).with_context(|| format!("--probe {spec}"))?;
-        report_refused(&spec.to_string(), &resolved.refused);
-        let returns = spec.returns();
-        if let Some(place) = resolved.places.iter().find(|place| returns && !place.is_entry()) {
-            bail!("--probe {spec}: `{}` is no function's entry: only functions return", place.name());
-        }
-        probes.extend(resolved.places.into_iter().map(|place| typed.asked(place, returns)));
+    let expand = if run.deep { Expand::All } else { Expand::Small };
+    let mut reader = Reader { kernel: &kernel, btf: btf.as_ref(), expand, changed: 0, probes: Vec::new() };
+    for definition in &run.probes {
+        reader.read(definition, Source { name: "--probe", line: 1 })?;
     }
+    for path in &run.files {
+        let text =
+            String::from_utf8(read(path)?).with_context(|| format!("{} is not text", path.display()))?;
+        for (line, definition) in lang::lines(&text) {
+            reader.read(&definition, Source { name: &path.display().to_string(), line })?;
+        }
+    }
+    let mut probes = reader.finish();
     for spec in &run.watches {
         let watch = watch::resolve(spec, &kernel).with_context(|| format!("--watch {spec}"))?;
         probes.push(Asked::plain(Place::Watch(watch), false));
     }
-    typed.report();
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
     Ok(Target { kernel: Landmarks::of(&kernel), probes })
-}
-
-/// How arguments and values are shown: by the kernel's own types, where it has them.
-struct Typed<'a> {
-    btf: Option<&'a Btf<'a>>,
-    expand: Expand,
-    /// How many functions the compiler has changed, so that their parameters are not known.
-    changed: usize,
-}
-
-impl Typed<'_> {
-    fn asked(&mut self, place: Place, returns: bool) -> Asked {
-        let Place::Kernel { name, .. } = &place else { return Asked::plain(place, returns) };
-        let Some(btf) = self.btf.filter(|_| place.is_entry()) else { return Asked::plain(place, returns) };
-        let fields = match returns {
-            false => typed::arguments(btf, name, self.expand),
-            true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
-        };
-        match fields {
-            Ok(fields) => {
-                Asked { place, returns, capture: Capture { fields, filter: None }, style: Style::Call }
-            }
-            Err(reason) => {
-                self.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
-                Asked::plain(place, returns)
-            }
-        }
-    }
-
-    fn report(&self) {
-        if self.changed > 0 {
-            say(format_args!(
-                "the compiler has changed the parameters of {} of these functions (.isra, .constprop, .part in their \
-                 names): their registers are shown",
-                self.changed
-            ));
-        }
-    }
 }
 
 /// Says which matches of a pattern are left out.

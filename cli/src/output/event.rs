@@ -58,6 +58,15 @@ impl fmt::Display for EventText<'_> {
                 }
                 took(f, *duration)
             }
+            (Style::Event(name), What::Hit { .. }) => {
+                write!(f, "{name}: ({}) ", self.probe.place.name())?;
+                self.values(f, " ")
+            }
+            (Style::Event(name), What::Return { duration, .. }) => {
+                write!(f, "{name}: ({rip} <- {}) ", self.probe.place.name())?;
+                self.values(f, " ")?;
+                took(f, *duration)
+            }
             (_, What::Hit { args: [a, b, c, d, e, g] }) => {
                 write!(f, "{} rip={rip} ", self.probe.name())?;
                 write!(f, "rdi={a:#x} rsi={b:#x} rdx={c:#x} rcx={d:#x} r8={e:#x} r9={g:#x}")
@@ -130,6 +139,9 @@ impl Serialize for EventJson<'_> {
         map.serialize_entry("time_ns", &event.nanos)?;
         map.serialize_entry("vcpu", &event.vcpu)?;
         map.serialize_entry("probe", &self.probe.name())?;
+        if let Style::Event(name) = &self.probe.style {
+            map.serialize_entry("event", name)?;
+        }
         map.serialize_entry("rip", &event.rip.to_string())?;
         if let Some(task) = &event.task {
             map.serialize_entry("task", &TaskJson::of(task))?;

@@ -24,11 +24,11 @@ pub struct Site<'a> {
     pub btf: Option<&'a Btf<'a>>,
 }
 
-/// What `definition` reads at the hits of its probe at `site`.
+/// What `definition` reads at the hits of its probe at `site`: without arguments of its own, `otherwise`.
 ///
 /// # Errors
 /// The first [`Error`]: a symbol, a parameter or a member that there is not, or a value that cannot be read so.
-pub fn capture(definition: &Definition, site: &Site<'_>) -> Result<Capture, Error> {
+pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) -> Result<Capture, Error> {
     let compiler = Compiler { site, returns: definition.kind == Kind::Return };
     let args = compiler.expand(&definition.args)?;
     check_names(&args)?;
@@ -36,7 +36,10 @@ pub fn capture(definition: &Definition, site: &Site<'_>) -> Result<Capture, Erro
         let (fetch, shape) = compiler.argument(argument)?;
         Ok(Field { name: name(argument, index), fetch, shape })
     };
-    let fields = args.iter().enumerate().map(field).collect::<Result<Vec<_>, Error>>()?;
+    let fields = match args.is_empty() {
+        true => otherwise,
+        false => args.iter().enumerate().map(field).collect::<Result<Vec<_>, Error>>()?,
+    };
     let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
     check_fields(definition, &names)?;
     let filter =
