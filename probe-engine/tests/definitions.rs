@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may fail like tests")]
 
 use probe_engine::lang::ast::{Definition, Statement};
-use probe_engine::lang::{Error, check_fields, check_names, name, parse};
+use probe_engine::lang::{Error, argument_name, check_fields, check_names, parse};
 use proptest::prelude::*;
 
 /// What is written, and what it is understood as: the text of the definition in its plainest form.
@@ -554,7 +554,7 @@ fn nothing_grows_without_bound() {
 fn names_that_are_not_given() {
     let definition = definition("p x a=%ax %bx count count->x $arg1");
     let names: Vec<String> =
-        definition.args.iter().enumerate().map(|(index, arg)| name(arg, index)).collect();
+        definition.args.iter().enumerate().map(|(index, arg)| argument_name(arg, index)).collect();
     assert_eq!(names, ["a", "arg2", "count", "arg4", "arg5"]);
 }
 

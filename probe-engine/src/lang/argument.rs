@@ -26,7 +26,7 @@ const RESERVED: [&str; 8] = [
 /// The name of the argument at `index`, counted from 0, of all that a probe has in the end: its own, the parameter's,
 /// or `arg1`, `arg2`...
 #[must_use]
-pub fn name(argument: &Argument, index: usize) -> String {
+pub fn argument_name(argument: &Argument, index: usize) -> String {
     match (&argument.name, &argument.fetch.value) {
         (Some(name), _) => name.value.clone(),
         (None, Fetch::Variable { of: Spanned { value: Variable::Parameter(name), .. }, path })
@@ -38,7 +38,11 @@ pub fn name(argument: &Argument, index: usize) -> String {
     }
 }
 
-/// Whether the names of `args`, after which no more will come between them, are all different, and so on.
+/// Checks the names of all arguments that a probe has in the end: none twice, none that every event has already, and no
+/// more than the kernel allows.
+///
+/// # Errors
+/// The first [`Mistake`] among them.
 pub fn check_names(args: &[Argument]) -> Result<(), Error> {
     let mut names: Vec<String> = Vec::new();
     for (index, argument) in args.iter().enumerate() {
@@ -47,7 +51,7 @@ pub fn check_names(args: &[Argument]) -> Result<(), Error> {
         if index >= MOST_ARGUMENTS {
             return Err(error(Mistake::TooManyArguments(MOST_ARGUMENTS)));
         }
-        let name = name(argument, index);
+        let name = argument_name(argument, index);
         if RESERVED.contains(&name.as_str()) {
             return Err(error(Mistake::ReservedName(name)));
         }

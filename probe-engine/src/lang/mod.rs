@@ -19,7 +19,7 @@ mod part;
 mod place;
 mod types;
 
-pub use argument::{check_names, name};
+pub use argument::{argument_name, check_names};
 pub use error::{Error, Mistake, Named, Nearest, Wanted};
 pub use fields::check_fields;
 pub use file::lines;
