@@ -6,7 +6,7 @@ mod variable;
 
 use super::ast::{Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
 use super::error::{Error, Mistake};
-use super::{check_fields, check_names, name};
+use super::{argument_name, check_fields, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
@@ -34,7 +34,7 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
     check_names(&args)?;
     let field = |(index, argument): (usize, &Argument)| {
         let (fetch, shape) = compiler.argument(argument)?;
-        Ok(Field { name: name(argument, index), fetch, shape })
+        Ok(Field { name: argument_name(argument, index), fetch, shape })
     };
     let fields = match args.is_empty() {
         true => otherwise,
