@@ -21,6 +21,7 @@ pub(crate) enum Command {
     Run(Run),
     Coverage(Coverage),
     Symbols(Symbols),
+    Types(Types),
     Doctor(Doctor),
     Host(Host),
 }
@@ -49,7 +50,12 @@ pub(crate) struct Run {
     /// (dummy:dummy_xmit), which need not be loaded yet. With %return behind a function or a pattern
     /// (vfs_read%return), its returns are probed.
     #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
-    pub(crate) probes: Vec<ProbeSpec>,
+    pub(crate) probes: Vec<String>,
+    /// Read definitions from this file, one a line; may be repeated
+    ///
+    /// A `#` begins a comment. What can be said in a line can also be said to --probe.
+    #[arg(long = "probes", value_name = "FILE", conflicts_with = "target")]
+    pub(crate) files: Vec<PathBuf>,
     /// Memory of the kernel to watch, as SYMBOL[+OFFSET]:LENGTH:ACCESS; may be repeated
     ///
     /// Instead of the symbol, an address as the kernel was linked (0xffffffff81000280) will do. Per-CPU variables and
@@ -66,6 +72,9 @@ pub(crate) struct Run {
     /// That costs nothing afterwards, so that every function of a kernel can be probed. Return probes and watches take no part.
     #[arg(long)]
     pub(crate) once: bool,
+    /// Show the members of every structure that an argument points to, not only of small ones
+    #[arg(long)]
+    pub(crate) deep: bool,
     /// How many calls of a function a return probe follows at a time [default: 10, or twice the CPUs if more]
     ///
     /// Calls beyond that are not followed; they are counted as missed.
@@ -194,6 +203,11 @@ pub(crate) enum Format {
 /// One a line: address as linked, name. Decided from the file; a few more may turn out not to be probeable once
 /// the kernel has patched itself, which `vmm run` then reports.
 #[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm symbols 'vfs_*'
+  vmm symbols --proto 'vfs_*'
+  vmm symbols --all --kernel bzImage > symbols.txt")]
 pub(crate) struct Symbols {
     /// Only functions whose names match, as vfs_*
     #[arg(value_name = "PATTERN")]
@@ -204,6 +218,41 @@ pub(crate) struct Symbols {
     /// Also list what cannot be probed, with the reason
     #[arg(long)]
     pub(crate) all: bool,
+    /// Say what each function takes and returns, as C
+    ///
+    /// That comes from the kernel's type information (BTF). Nothing is said of a function that it does not have. Of what
+    /// the compiler split off or changed (NAME.isra.0, NAME.constprop.0, NAME.part.0) only that is said: its
+    /// parameters are not those that the source has. Where functions of one name differ, the first is shown.
+    #[arg(long)]
+    pub(crate) proto: bool,
+    /// Say on standard error how long it took to understand the kernel, step by step
+    #[arg(long)]
+    pub(crate) timing: bool,
+    #[command(flatten)]
+    pub(crate) symbols: SymbolSource,
+}
+
+/// Show types of a kernel as C
+///
+/// Structures, unions, enumerations, typedefs, functions and per-CPU variables, from the kernel's own type information
+/// (BTF). Offsets and sizes are in bytes, offsets of bit-fields in bytes and bits. Members of structures without a name
+/// are shown where they are, with offsets from the start of the outermost structure. All types of one name are shown.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm types task_struct
+  vmm types struct open_how enum pid_type gfp_t do_sys_openat2
+  vmm types 'tcp_*'
+  vmm types --kernel bzImage 'struct bio*'")]
+pub(crate) struct Types {
+    /// A name, or a pattern that names are listed for, as vfs_*
+    ///
+    /// With struct, union, enum or typedef before it, only types of that sort.
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) symbols: SymbolSource,
 }

@@ -81,7 +81,7 @@ fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<Asked>> {
             say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
         }
         places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
-        functions.extend(places.into_iter().map(|place| Asked { place, returns: false }));
+        functions.extend(places.into_iter().map(|place| Asked::plain(place, false)));
     }
     Ok(functions)
 }

@@ -2,13 +2,16 @@
 
 mod args;
 mod coverage;
+mod definition;
 mod doctor;
 mod host;
+mod mistake;
 mod output;
 mod run;
 mod say;
 mod symbols;
 mod target;
+mod types;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::main(&run),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Symbols(symbols) => symbols::main(&symbols),
+        Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),
     };

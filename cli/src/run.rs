@@ -79,7 +79,7 @@ fn run_here(
         Some(path) => Box::new(create(path)?),
         None => Box::new(io::stderr()),
     };
-    let mut writer = Writer::new(out, args.format, &target.probes);
+    let mut writer = Writer::new(out, args.format, target.probes.clone());
     let probes = target.probes.into_iter().map(|asked| probe(asked, args)).collect();
     let report = session(&args.guest, files, target.kernel, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&report);
@@ -129,12 +129,15 @@ fn probe(asked: Asked, args: &Run) -> Probe {
     if let Place::Watch(_) = asked.place {
         return Probe::watch(asked.place).record().into();
     }
-    match (asked.returns, args.maxactive) {
-        (false, _) if args.once => Probe::at(asked.place).record().once(),
-        (false, _) => Probe::at(asked.place).record(),
-        (true, Some(calls)) => Probe::on_return(asked.place).record().max_active(calls).into(),
-        (true, None) => Probe::on_return(asked.place).record().into(),
+    if asked.returns {
+        let probe = Probe::on_return(asked.place).record().capture(asked.capture);
+        return match asked.max_active.or(args.maxactive) {
+            Some(calls) => probe.max_active(calls).into(),
+            None => probe.into(),
+        };
     }
+    let probe = Probe::at(asked.place).record().capture(asked.capture);
+    if args.once { probe.once() } else { probe }
 }
 
 /// The kernel command line.

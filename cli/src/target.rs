@@ -1,14 +1,18 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{Guest, Run, SymbolSource};
+use crate::definition::{Reader, Source};
 use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
+use probe_engine::capture::Capture;
+use probe_engine::capture::typed::Expand;
+use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::{Refused, resolve};
+use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -27,9 +31,32 @@ pub(crate) struct Asked {
     pub(crate) place: Place,
     /// Where the function returns, and not where it is entered.
     pub(crate) returns: bool,
+    /// How many calls a return probe follows at once.
+    pub(crate) max_active: Option<u32>,
+    /// What is read there.
+    pub(crate) capture: Capture,
+    /// How it is shown.
+    pub(crate) style: Style,
+}
+
+/// How a hit is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) enum Style {
+    /// By the registers of arguments.
+    #[default]
+    Registers,
+    /// As the call of a function, or as its return.
+    Call,
+    /// As an event of this name with its fields.
+    Event(String),
 }
 
 impl Asked {
+    /// One that is shown by its registers.
+    pub(crate) fn plain(place: Place, returns: bool) -> Self {
+        Self { place, returns, max_active: None, capture: Capture::default(), style: Style::Registers }
+    }
+
     /// As the user writes it.
     pub(crate) fn name(&self) -> String {
         format!("{}{}", self.place.name(), if self.returns { "%return" } else { "" })
@@ -72,11 +99,22 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads and understands the kernel at `path`, whose contents are `image`.
 pub(crate) fn read_kernel(path: &Path, image: &[u8], source: &SymbolSource) -> Result<Kernel> {
+    read_kernel_with(path, image, source, &mut |_| ())
+}
+
+/// As [`read_kernel`], and calls `done` with the name of each step when it is done.
+pub(crate) fn read_kernel_with(
+    path: &Path,
+    image: &[u8],
+    source: &SymbolSource,
+    done: &mut dyn FnMut(&'static str),
+) -> Result<Kernel> {
     let map = source.system_map.as_deref().map(fs::read_to_string).transpose();
     let map = map.with_context(|| {
         format!("cannot read {}", source.system_map.as_deref().unwrap_or(Path::new("")).display())
     })?;
-    Kernel::read(image, map.as_deref()).with_context(|| format!("cannot use the kernel {}", path.display()))
+    Kernel::read_with(image, map.as_deref(), done)
+        .with_context(|| format!("cannot use the kernel {}", path.display()))
 }
 
 /// What was resolved and [written](Target::write) elsewhere.
@@ -91,19 +129,23 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         return Ok(target);
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
-    let mut probes: Vec<Asked> = Vec::new();
-    for spec in &run.probes {
-        let resolved = resolve(spec, &kernel).with_context(|| format!("--probe {spec}"))?;
-        report_refused(&spec.to_string(), &resolved.refused);
-        let returns = spec.returns();
-        if let Some(place) = resolved.places.iter().find(|place| returns && !place.is_entry()) {
-            bail!("--probe {spec}: `{}` is no function's entry: only functions return", place.name());
-        }
-        probes.extend(resolved.places.into_iter().map(|place| Asked { place, returns }));
+    let btf = kernel.btf().ok();
+    let expand = if run.deep { Expand::All } else { Expand::Small };
+    let mut reader = Reader { kernel: &kernel, btf: btf.as_ref(), expand, changed: 0, probes: Vec::new() };
+    for definition in &run.probes {
+        reader.read(definition, Source { name: "--probe", line: 1 })?;
     }
+    for path in &run.files {
+        let text =
+            String::from_utf8(read(path)?).with_context(|| format!("{} is not text", path.display()))?;
+        for (line, definition) in lang::lines(&text) {
+            reader.read(&definition, Source { name: &path.display().to_string(), line })?;
+        }
+    }
+    let mut probes = reader.finish();
     for spec in &run.watches {
         let watch = watch::resolve(spec, &kernel).with_context(|| format!("--watch {spec}"))?;
-        probes.push(Asked { place: Place::Watch(watch), returns: false });
+        probes.push(Asked::plain(Place::Watch(watch), false));
     }
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
@@ -158,14 +200,15 @@ mod tests {
             hooks: Hooks { module_init: Some(Gva(0xffff_ffff_8110_0000)), ..Hooks::default() },
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
+            task: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
-        let probe = Asked { place, returns: true };
+        let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
-        let watch = Asked { place: Place::Watch(watch), returns: false };
+        let watch = Asked::plain(Place::Watch(watch), false);
         let written = Target { kernel, probes: vec![probe, watch] };
         assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod capture;
 pub mod insn;
 pub mod lang;
 pub mod linux;

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Instant;
 
+use object::{Object, ObjectSection};
 use probe_engine::addr::Gva;
-use probe_engine::linux::btf::Btf;
+use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::kallsyms::{self, Kallsyms};
@@ -137,10 +139,9 @@ fn types_tell_where_members_are() {
         let parsing = start.elapsed();
         let start = Instant::now();
         let offset = |structure, path| btf.member(structure, path).and_then(|member| member.offset());
-        let id = btf.func_id("do_sys_openat2");
-        eprintln!("{name}: types in {parsing:?}, a function in {:?}: {id:?}", start.elapsed());
-        assert!(id.is_some_and(|id| id > 10_000));
-        assert_eq!(btf.func_id("do_sys_openat3"), None);
+        let function = btf.function("do_sys_openat2").unwrap();
+        eprintln!("{name}: {btf:?} in {parsing:?}, a function in {:?}: {function:?}", start.elapsed());
+        assert!(btf.function("do_sys_openat3").is_none());
         assert_eq!(btf.size_of("pt_regs"), Some(168));
         assert_eq!(offset("pt_regs", "ip"), Some(128));
         assert_eq!(offset("list_head", "prev"), Some(8));
@@ -150,6 +151,93 @@ fn types_tell_where_members_are() {
         assert_eq!(btf.array(comm.ty).map(|(_, count)| count), Some(16));
         assert_eq!(btf.enum_value("module_state", "MODULE_STATE_UNFORMED"), Some(3));
     });
+}
+
+/// What a user is shown of types that everybody knows. Debian builds 6.1 and 6.12 with the same compiler.
+#[test]
+fn types_are_written_as_c() {
+    each_kernel(|name, image| {
+        let (vmlinux, _) = open(name, image);
+        let btf = Btf::parse(vmlinux.section(".BTF").unwrap().bytes).unwrap();
+        assert!(btf.type_count() > 90_000);
+        let show = |name| btf.named(name).map(|found| c::definition(&btf, found)).collect::<Vec<_>>();
+        assert_eq!(
+            show("do_sys_openat2"),
+            ["long int do_sys_openat2(int dfd, const char *filename, struct open_how *how);"]
+        );
+        assert_eq!(show("gfp_t"), ["typedef unsigned int gfp_t;"]);
+        let list = [
+            "struct list_head {",
+            "    struct list_head *next;                     /* offset: 0, size: 8 */",
+            "    struct list_head *prev;                     /* offset: 8, size: 8 */",
+            "};                                              /* size: 16 */",
+        ];
+        assert_eq!(show("list_head"), [list.join("\n")]);
+        let task = show("task_struct").concat();
+        let size = btf.size_of("task_struct").unwrap();
+        let pid = btf.member("task_struct", "pid").unwrap().offset().unwrap();
+        assert_eq!(
+            (size, pid),
+            if btf.member("module", "mem").is_some() { (9792, 2432) } else { (size, 2416) }
+        );
+        assert!(
+            task.contains(&format!(
+                "pid_t pid;                                  /* offset: {pid}, size: 4 */"
+            ))
+        );
+        assert!(task.ends_with(&format!("/* size: {size} */")));
+
+        let start = Instant::now();
+        let (mut ambiguous, mut bytes, mut left_out) = (0, 0, 0);
+        let mut named: Vec<_> = btf.types().filter(|found| !found.name().is_empty()).collect();
+        named.sort_by_key(|found| found.name());
+        for same in named.chunk_by(|one, other| one.name() == other.name()) {
+            ambiguous += usize::from(same.len() > 1);
+            for found in same {
+                let text = c::definition(&btf, *found);
+                bytes += text.len();
+                left_out +=
+                    text.lines().filter(|line| line.contains("{...}") || line.trim() == "...").count();
+            }
+        }
+        let taken = start.elapsed();
+        eprintln!("{name}: {btf:?}, {ambiguous} names of several types, {bytes} bytes of C in {taken:?}");
+        assert_eq!(left_out, 0);
+    });
+}
+
+/// The modules that were fetched with a kernel lie beside it.
+#[test]
+fn types_of_modules_are_read_on_top_of_the_kernels() {
+    for path in std::env::var("VMM_TEST_KERNELS").iter().flat_map(|list| list.split(':')) {
+        let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
+        let btf = kernel.btf().unwrap();
+        let folder = Path::new(path).with_file_name("modules");
+        for module in std::fs::read_dir(&folder).into_iter().flatten() {
+            let module = module.unwrap().path();
+            let file = std::fs::read(&module).unwrap();
+            let file = object::read::elf::ElfFile64::<object::LittleEndian>::parse(&*file).unwrap();
+            let section = file.section_by_name(".BTF").unwrap();
+            let own = Btf::split(&btf, section.data().unwrap()).unwrap();
+            eprintln!("{}: {} types", module.display(), own.type_count() - btf.type_count());
+            assert!(own.type_count() > btf.type_count());
+            assert_eq!(own.types().count(), own.type_count() as usize);
+            assert_eq!(own.size_of("task_struct"), btf.size_of("task_struct"));
+            for found in own.types().skip(btf.type_count() as usize) {
+                if let Kind::Structure(structure) = found.kind {
+                    assert!(structure.members().all(|member| own.get(member.ty).is_some()));
+                }
+            }
+            if module.ends_with("dummy.ko") {
+                let function = own.function("dummy_xmit").unwrap();
+                assert!(btf.function("dummy_xmit").is_none());
+                let parameters: Vec<_> = function.prototype.parameters().collect();
+                let [("skb", skb), ("dev", device)] = parameters[..] else { panic!("{parameters:?}") };
+                let pointee = |ty| own.get(own.pointee(ty).unwrap()).unwrap().name();
+                assert_eq!((pointee(skb), pointee(device)), ("sk_buff", "net_device"));
+            }
+        }
+    }
 }
 
 #[test]
@@ -171,6 +259,8 @@ fn modules_tasks_and_hooks_are_found() {
         for (found, (start, count)) in [(layout.text, text), (layout.init_text, init_text)] {
             assert_eq!(found, Counted { start, count, entry: 1 });
         }
+        let types = layout.btf.unwrap();
+        assert_eq!((types.list, types.module, types.btf, types.data.start), (0, 16, 24, 0));
         let tables = layout.tables;
         for (found, entry) in [
             (tables.fixups, 12),

@@ -2,6 +2,9 @@
 
 use crate::clock::Rate;
 use probe_engine::addr::Gva;
+use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
+use probe_engine::linux::task::Task;
+use probe_engine::memory::PhysMemory;
 use probe_engine::probe::table::ProbeId;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +12,9 @@ use std::sync::{Arc, OnceLock};
 
 /// How many hits a vCPU may be ahead of the reader.
 pub(crate) const RING: usize = 16 << 10;
+
+/// Bytes of what hits have captured that a vCPU may be ahead of the reader.
+const BYTES: usize = 4 << 20;
 
 /// How many probes a session can register, unregistered ones included.
 pub const MAX_PROBES: usize = 1 << 20;
@@ -20,6 +26,9 @@ struct Record {
     probe: ProbeId,
     rip: Gva,
     what: What<Ticks>,
+    task: Option<Task>,
+    /// How many bytes of the other ring are its own.
+    captured: u32,
 }
 
 /// A duration in ticks.
@@ -27,7 +36,7 @@ struct Record {
 pub(crate) struct Ticks(pub(crate) u64);
 
 /// Something that a probe saw.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// Nanoseconds since the guest was started.
     pub nanos: u64,
@@ -40,6 +49,10 @@ pub struct Event {
     pub rip: Gva,
     /// What happened.
     pub what: What<Nanos>,
+    /// The task that ran, if it can be told.
+    pub task: Option<Task>,
+    /// What the probe's [`Capture`] has read; its [`values`](Capture::values) are in it.
+    pub captured: Vec<u8>,
 }
 
 impl Event {
@@ -120,13 +133,27 @@ impl Counters {
 /// A vCPU's end.
 pub struct Recorder {
     ring: Producer<Record>,
+    bytes: Producer<u8>,
+    /// What the hit of the moment has captured. It never grows.
+    captured: Vec<u8>,
     counters: Arc<Counters>,
 }
 
 impl Recorder {
-    /// Whether `n` more hits fit.
+    /// Whether `n` more hits fit, and what they capture. Where one site has so many probes that it might not, what does
+    /// not fit is left out.
     pub fn has_room(&self, n: usize) -> bool {
-        self.ring.slots() >= n
+        self.ring.slots() >= n && self.bytes.slots() >= (n * LONGEST_RECORD).min(BYTES / 2)
+    }
+
+    /// Reads what `capture` says, for the record that follows. Returns false when its filter does not let the hit pass.
+    pub fn capture<M: PhysMemory + ?Sized>(
+        &mut self,
+        capture: Option<&Capture>,
+        scene: &Scene<'_, M>,
+    ) -> bool {
+        self.captured.clear();
+        capture.is_none_or(|capture| capture.take(scene, &mut self.captured))
     }
 
     /// Counts that the vCPU waits because the reader is slow.
@@ -139,9 +166,22 @@ impl Recorder {
         self.counters.count(probe);
     }
 
-    /// Notes a hit down, which has been counted. There must be [room](Self::has_room).
-    pub(crate) fn record(&mut self, ticks: u64, probe: ProbeId, rip: Gva, what: What<Ticks>) {
-        let _ = self.ring.push(Record { ticks, probe, rip, what });
+    /// Notes a hit down, which has been counted, with what was [captured](Self::capture). There must be
+    /// [room](Self::has_room).
+    pub(crate) fn record(
+        &mut self,
+        ticks: u64,
+        probe: ProbeId,
+        rip: Gva,
+        what: What<Ticks>,
+        task: Option<Task>,
+    ) {
+        // The bytes come first: whoever sees the record finds them.
+        let captured = match self.bytes.push_entire_slice(&self.captured) {
+            Ok(()) => self.captured.len() as u32,
+            Err(_) => 0,
+        };
+        let _ = self.ring.push(Record { ticks, probe, rip, what, task, captured });
     }
 }
 
@@ -152,7 +192,7 @@ fn bump(counter: &AtomicU64) {
 
 /// The reader's end, for all vCPUs.
 pub struct Reader {
-    rings: Vec<Consumer<Record>>,
+    rings: Vec<(Consumer<Record>, Consumer<u8>)>,
     counters: Vec<Arc<Counters>>,
     batch: Vec<Event>,
 }
@@ -163,11 +203,12 @@ pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
     let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), batch: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
-            let (ring, consumer) = RingBuffer::new(RING);
+            let (ring, records) = RingBuffer::new(RING);
+            let (bytes, captured) = RingBuffer::new(BYTES);
             let counters = Arc::new(Counters::new());
-            reader.rings.push(consumer);
+            reader.rings.push((records, captured));
             reader.counters.push(counters.clone());
-            Recorder { ring, counters }
+            Recorder { ring, bytes, captured: Vec::with_capacity(LONGEST_RECORD), counters }
         })
         .collect();
     (recorders, reader)
@@ -177,10 +218,13 @@ impl Reader {
     /// What has come in since the last call, in order of time.
     pub fn drain(&mut self, rate: Rate) -> &[Event] {
         self.batch.clear();
-        for (vcpu, ring) in self.rings.iter_mut().enumerate() {
+        for (vcpu, (ring, bytes)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
-                let Ok(Record { ticks, probe, rip, what }) = ring.pop() else { break };
+                let Ok(Record { ticks, probe, rip, what, task, captured: len }) = ring.pop() else { break };
+                let mut captured = vec![0; len as usize];
+                // They were pushed before their record.
+                let _ = bytes.pop_entire_slice(&mut captured);
                 let what = match what {
                     What::Hit { args } => What::Hit { args },
                     What::Access { old, new } => What::Access { old, new },
@@ -188,7 +232,7 @@ impl Reader {
                         What::Return { value, duration: Nanos(rate.duration(ticks)) }
                     }
                 };
-                self.batch.push(Event { nanos: rate.nanos(ticks), vcpu, probe, rip, what });
+                self.batch.push(Event { nanos: rate.nanos(ticks), vcpu, probe, rip, what, task, captured });
             }
         }
         self.batch.sort_by_key(|hit| hit.nanos);
@@ -221,7 +265,7 @@ mod tests {
         let (mut recorders, mut reader) = rings(2);
         for n in 0..10 {
             recorders[n % 2].count(ProbeId(0));
-            recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT);
+            recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT, None);
         }
         let order: Vec<u64> = reader.drain(clock.rate()).iter().map(|hit| hit.rip.0).collect();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
@@ -234,7 +278,7 @@ mod tests {
         let (mut recorders, mut reader) = rings(1);
         let mut recorded = 0;
         while recorders[0].has_room(2) {
-            recorders[0].record(0, ProbeId(0), Gva(0), HIT);
+            recorders[0].record(0, ProbeId(0), Gva(0), HIT, None);
             recorded += 1;
         }
         assert_eq!(recorded, RING - 1);

@@ -10,6 +10,7 @@ use crate::probe::Active;
 use crate::session::Command;
 use probe_engine::addr::Gva;
 use probe_engine::linux::current::CurrentTask;
+use probe_engine::linux::task::TaskLayout;
 use probe_engine::paging::AddressSpace;
 use probe_engine::probe::table::{Internal, ProbeSet};
 use probe_engine::regs::Regs;
@@ -29,6 +30,10 @@ pub struct Orders {
     pub trampolines: Gva,
     /// How the task of a vCPU is found.
     pub current: Option<CurrentTask>,
+    /// How to read about it.
+    pub task: Option<TaskLayout>,
+    /// What KASLR added to the kernel's link-time addresses.
+    pub slide: u64,
     /// The debug registers of every vCPU.
     pub breakpoints: Breakpoints,
     /// Whose they are, where they watch for a probe.

@@ -96,7 +96,7 @@ pub struct Argument {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fetch {
     /// `%REG`, without the percent sign, in lower case: as the kernel names them (`ax`, `r8`, `ip`, `flags`), and as
-    /// the processor does (`rax`, `eax`...).
+    /// the processor does (`rax`, `rip`, `rflags`).
     Register(String),
     /// `$stackN`
     StackSlot(u32),
@@ -132,9 +132,9 @@ pub enum Fetch {
         /// `FETCH`
         of: Box<Spanned<Fetch>>,
     },
-    /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`, `*NAME`: by the function's own parameters and types.
+    /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`: by the function's own parameters and types.
     Variable {
-        /// A parameter's name, or `$retval`.
+        /// A parameter's name, `$argN`, or `$retval`.
         of: Spanned<Variable>,
         /// The members on the way.
         path: Vec<Step>,
@@ -262,7 +262,7 @@ pub struct Hist {
     pub values: Vec<Spanned<String>>,
     /// In what order the lines come; by hits when empty.
     pub sort: Vec<Sort>,
-    /// How many different keys are kept: a power of two, 2,048 by default.
+    /// How many different keys are kept, rounded up to a power of two; 2,048 by default.
     pub size: Option<Spanned<u32>>,
     /// `name=...`
     pub name: Option<Spanned<String>>,

@@ -22,13 +22,9 @@ impl CurrentTask {
     /// Finds it: `pcpu_hot.current_task` from 6.2 to 6.14, the variable `current_task` before.
     #[must_use]
     pub fn find(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<Self> {
-        let per_cpu = |name| {
-            let mut found = symbols.lookup(name).filter(|symbol| symbol.kind.eq_ignore_ascii_case(&'a'));
-            found.next().filter(|_| found.next().is_none()).map(|symbol| symbol.at.0)
-        };
-        let offset = match per_cpu("pcpu_hot") {
+        let offset = match per_cpu(symbols, "pcpu_hot") {
             Some(at) => at.checked_add(btf?.member("pcpu_hot", "current_task")?.offset()?)?,
-            None => per_cpu("current_task")?,
+            None => per_cpu(symbols, "current_task")?,
         };
         (offset < LARGEST_AREA).then_some(Self { offset })
     }
@@ -45,6 +41,13 @@ impl CurrentTask {
     ) -> Result<Gva, PageFault> {
         memory.read_u64(Gva(gs_base).add(self.offset)).map(Gva)
     }
+}
+
+/// Where a per-CPU variable lies, in bytes from the start of a CPU's own area: the only symbol of that name, an absolute
+/// one.
+pub(super) fn per_cpu(symbols: &SymbolTable, name: &str) -> Option<u64> {
+    let mut found = symbols.lookup(name).filter(|symbol| symbol.kind.eq_ignore_ascii_case(&'a'));
+    found.next().filter(|_| found.next().is_none()).map(|symbol| symbol.at.0)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Shell patterns for symbol names: `*`, `?`, `[abc]`, `[a-z]`, `[!a-z]`, and `\` before a character that is meant
 //! literally. The kernel's own tracing filters understand the same (lib/glob.c).
 
+use serde::{Deserialize, Serialize};
+
 /// A pattern that cannot be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
@@ -17,7 +19,7 @@ pub enum GlobError {
 
 const LONGEST: usize = 512;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Step {
     /// Any number of bytes, none included.
     Star,
@@ -43,7 +45,7 @@ impl Step {
 }
 
 /// A pattern made ready to be matched with many names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Glob {
     steps: Vec<Step>,
 }
@@ -94,7 +96,12 @@ impl Glob {
     /// bounds the work by pattern length times name length, with neither recursion nor memory.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
-        let name = name.as_bytes();
+        self.matches_bytes(name.as_bytes())
+    }
+
+    /// As [`matches`](Self::matches), for what need not be text.
+    #[must_use]
+    pub fn matches_bytes(&self, name: &[u8]) -> bool {
         let (mut step, mut at) = (0, 0);
         let mut retry = None;
         while let Some(byte) = name.get(at) {

@@ -14,6 +14,9 @@ use super::vmlinux::{Vmlinux, VmlinuxError};
 use crate::addr::Gva;
 use std::ops::Range;
 
+/// The step of [`Kernel::read_with`] that every boot of the kernel has to make as well.
+pub const UNPACK: &str = "unpack";
+
 /// A kernel file that was understood. All addresses are link-time addresses.
 #[derive(Debug)]
 pub struct Kernel {
@@ -69,15 +72,34 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`], a sentence for the user, causes behind it.
     pub fn read(file: &[u8], system_map: Option<&str>) -> Result<Self, KernelError> {
-        let (image, boot) = if file.starts_with(b"\x7fELF") {
-            (Vmlinux::parse(file.to_vec())?, Boot::Direct)
+        Self::read_with(file, system_map, &mut |_| ())
+    }
+
+    /// As [`read`](Self::read), and calls `done` with the name of each step when it is done: whoever has a clock can
+    /// tell what each takes. A file that needs no unpacking has no such step.
+    ///
+    /// # Errors
+    /// As those of [`read`](Self::read).
+    pub fn read_with(
+        file: &[u8],
+        system_map: Option<&str>,
+        done: &mut dyn FnMut(&'static str),
+    ) -> Result<Self, KernelError> {
+        let (unpacked, boot) = if file.starts_with(b"\x7fELF") {
+            (file.to_vec(), Boot::Direct)
         } else {
-            let boot = BzImage::parse(file)?;
-            let jumps = boot.kernel_jumps().map_or(Boot::Unknown, Boot::Decompressor);
-            (Vmlinux::parse(unpack(boot.payload())?)?, jumps)
+            let image = BzImage::parse(file)?;
+            let jumps = image.kernel_jumps().map_or(Boot::Unknown, Boot::Decompressor);
+            let unpacked = unpack(image.payload())?;
+            done(UNPACK);
+            (unpacked, jumps)
         };
+        let image = Vmlinux::parse(unpacked)?;
+        done("ELF");
         let (symbols, relative_base) = read_symbols(&image, system_map)?;
+        done("symbols");
         let patched = PatchedText::from_image(&image, &symbols);
+        done("patched text");
         Ok(Self { image, symbols, patched, boot, relative_base })
     }
 

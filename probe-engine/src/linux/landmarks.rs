@@ -7,6 +7,7 @@ use super::bzimage::KernelJumps;
 use super::current::CurrentTask;
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
+use super::task::TaskLayout;
 use crate::addr::{Gpa, Gva};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,8 @@ pub struct Landmarks {
     pub modules: Option<ModuleLayout>,
     /// How to tell which task runs.
     pub current: Option<CurrentTask>,
+    /// How to read about that task; `None` without type information.
+    pub task: Option<TaskLayout>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -142,6 +145,7 @@ impl Landmarks {
             hooks: Hooks::of(kernel),
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
+            task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
         }
     }
 

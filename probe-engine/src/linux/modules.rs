@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::btf::Btf;
+use super::module_btf::ModuleBtf;
 use super::orc::{self, OrcError};
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
@@ -18,7 +19,7 @@ use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::PageFault;
 
 /// Most modules; a desktop has 200.
-const MOST_MODULES: usize = 1 << 12;
+pub(super) const MOST_MODULES: usize = 1 << 12;
 /// Most symbols of one module; `amdgpu` has some 40,000.
 const MOST_SYMBOLS: u32 = 1 << 18;
 /// Most bytes of all names of one module's symbols.
@@ -68,6 +69,8 @@ pub struct ModuleLayout {
     pub typetab: u32,
     /// Tables of text that is left alone; absent where the kernel was built without them.
     pub tables: ModuleTables,
+    /// Type information; absent where the kernel keeps none of modules.
+    pub btf: Option<ModuleBtf>,
     /// Its ORC table; absent where the kernel was built with another unwinder.
     pub orc: Option<ModuleOrc>,
 }
@@ -138,6 +141,7 @@ impl ModuleLayout {
                 kprobes_text: counted("kprobes_text_start", "kprobes_text_size"),
                 ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
             },
+            btf: ModuleBtf::find(symbols, btf),
             orc: ModuleOrc::find(btf),
         })
     }
@@ -156,12 +160,12 @@ impl ModuleOrc {
 }
 
 /// Where a member lies, in bytes.
-fn offset(btf: &Btf<'_>, structure: &str, path: &str) -> Option<u32> {
+pub(super) fn offset(btf: &Btf<'_>, structure: &str, path: &str) -> Option<u32> {
     btf.member(structure, path)?.offset()?.try_into().ok()
 }
 
 /// A pointer, and a number of 4 bytes. What a `void *` points to counts as one byte.
-fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<Counted> {
+pub(super) fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<Counted> {
     let pointee = btf.pointee(btf.member(structure, start)?.ty)?;
     let entry = btf.size(pointee).unwrap_or(1).try_into().ok()?;
     let width = btf.size(btf.member(structure, count)?.ty)?;
@@ -350,7 +354,7 @@ pub fn modules<M: PhysMemory + ?Sized>(
 }
 
 /// The address of a member.
-fn field(structure: Gva, offset: u32) -> Gva {
+pub(super) fn field(structure: Gva, offset: u32) -> Gva {
     structure.add(offset.into())
 }
 

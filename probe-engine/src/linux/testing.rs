@@ -2,6 +2,7 @@
 
 use object::elf::{SHF_ALLOC, SHF_EXECINSTR};
 
+use super::btf::Btf;
 use crate::addr::{Gpa, Gva};
 use crate::memory::{self, PhysMemory, VirtMemory};
 use crate::paging::AddressSpace;
@@ -106,9 +107,16 @@ pub(crate) struct BtfBuilder {
     strings: Vec<u8>,
     types: Vec<u8>,
     count: u32,
+    /// Where its strings begin: behind those of the kernel, when it is a module's.
+    strings_start: u32,
 }
 
 impl BtfBuilder {
+    /// One of a module.
+    pub(crate) fn on_top_of(base: &Btf<'_>) -> Self {
+        Self { count: base.type_count(), strings_start: base.strings_len(), ..Self::default() }
+    }
+
     /// The offset of a name.
     pub(crate) fn name(&mut self, name: &str) -> u32 {
         if self.strings.is_empty() {
@@ -117,7 +125,7 @@ impl BtfBuilder {
         if name.is_empty() {
             return 0;
         }
-        let at = self.strings.len() as u32;
+        let at = self.strings_start + self.strings.len() as u32;
         self.strings.extend(name.bytes().chain([0]));
         at
     }
@@ -132,8 +140,22 @@ impl BtfBuilder {
         size_or_type: u32,
         rest: &[u32],
     ) -> u32 {
+        let name = self.name(name);
+        self.add_named(name, kind, count, flag, size_or_type, rest)
+    }
+
+    /// As [`add`](Self::add), by the offset of its name.
+    pub(crate) fn add_named(
+        &mut self,
+        name: u32,
+        kind: u8,
+        count: u32,
+        flag: bool,
+        size_or_type: u32,
+        rest: &[u32],
+    ) -> u32 {
         let info = count | u32::from(kind) << 24 | u32::from(flag) << 31;
-        let head = [self.name(name), info, size_or_type];
+        let head = [name, info, size_or_type];
         self.types.extend(head.iter().chain(rest).flat_map(|word| word.to_le_bytes()));
         self.count += 1;
         self.count

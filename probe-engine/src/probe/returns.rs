@@ -28,6 +28,8 @@ pub struct Call {
     pub back: Gva,
     /// When it began.
     pub ticks: u64,
+    /// The arguments in registers that it was made with, see [`Regs::args`](crate::regs::Regs::args).
+    pub args: [u64; 6],
 }
 
 /// The instances of one return probe. `D` is what the user keeps with each.
@@ -47,6 +49,7 @@ struct Instance<D> {
     slot: AtomicU64,
     back: AtomicU64,
     ticks: AtomicU64,
+    args: [AtomicU64; 6],
     data: AtomicCell<Option<Box<D>>>,
 }
 
@@ -64,6 +67,7 @@ impl<D> Pool<D> {
                 slot: AtomicU64::new(0),
                 back: AtomicU64::new(0),
                 ticks: AtomicU64::new(0),
+                args: [const { AtomicU64::new(0) }; 6],
                 data: AtomicCell::new(None),
             })
         };
@@ -120,6 +124,9 @@ impl<D> Pool<D> {
         instance.slot.store(call.slot.0, Ordering::Relaxed);
         instance.back.store(call.back.0, Ordering::Relaxed);
         instance.ticks.store(call.ticks, Ordering::Relaxed);
+        for (kept, arg) in instance.args.iter().zip(call.args) {
+            kept.store(arg, Ordering::Relaxed);
+        }
         instance.data.store(data);
         instance.task.store(stored(call.task), Ordering::Release);
     }
@@ -195,6 +202,7 @@ impl<D> Instance<D> {
             slot: Gva(get(&self.slot)),
             back: Gva(get(&self.back)),
             ticks: get(&self.ticks),
+            args: self.args.each_ref().map(get),
         }
     }
 }
@@ -216,7 +224,8 @@ mod tests {
 
     fn call(task: u64, slot: u64) -> Call {
         let (function, back) = (Gva(slot ^ 0xffff), Gva(slot ^ 0xff));
-        Call { task: Gva(task), function, slot: Gva(slot), back, ticks: slot + 1 }
+        let args = [1, 2, 3, 4, 5, 6].map(|n| slot + n);
+        Call { task: Gva(task), function, slot: Gva(slot), back, ticks: slot + 1, args }
     }
 
     fn follow(pool: &Pool<String>, call: Call) -> Option<u32> {

@@ -104,7 +104,7 @@ fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) ->
         let Verdict::Ours(hit) = sites.judge(at, || None) else { panic!("the site is there") };
         *counts.get_mut(which as usize).unwrap() += 1;
         let number = pool.reserve(id as usize).unwrap();
-        let call = Call { task: Gva(id), function: at, slot: Gva(n), back: at, ticks: n };
+        let call = Call { task: Gva(id), function: at, slot: Gva(n), back: at, ticks: n, args: [0; 6] };
         pool.follow(number, call, Some(Box::new(id)));
         let mut regs = Regs { rip: at.0, ..Regs::default() };
         let Past::Emulate(nop) = &hit.past else { panic!("it is emulated") };

@@ -3,8 +3,8 @@
 use super::exit::{DebugExit, Exit};
 use crate::devices::Devices;
 use kvm_bindings::{
-    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_regs,
-    kvm_sregs, kvm_vcpu_events,
+    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_mp_state,
+    kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
@@ -140,6 +140,20 @@ impl KvmVcpu {
     pub fn segments(&mut self) -> Segments {
         let sregs = self.sregs();
         Segments { fs_base: sregs.fs.base, gs_base: sregs.gs.base }
+    }
+
+    /// Where the kernel's area of this CPU is (GVA): GS's base, or in user mode what `swapgs` would make it. In the first
+    /// instructions behind an entry it is neither.
+    pub fn per_cpu_area(&mut self) -> Option<Gva> {
+        /// IA32_KERNEL_GS_BASE.
+        const KERNEL_GS_BASE: u32 = 0xc000_0102;
+        if !self.in_user_mode() {
+            return Some(Gva(self.segments().gs_base));
+        }
+        let entry = kvm_msr_entry { index: KERNEL_GS_BASE, ..Default::default() };
+        let mut msrs = Msrs::from_entries(&[entry]).ok()?;
+        self.fd.get_msrs(&mut msrs).ok().filter(|read| *read == 1)?;
+        msrs.as_slice().first().map(|entry| Gva(entry.data))
     }
 
     /// Where the interrupt descriptor table is.

@@ -1,9 +1,11 @@
 //! A registered probe as vCPU threads see it.
 
 use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish, Work};
+use probe_engine::capture::Capture;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What hangs on a site.
@@ -12,6 +14,8 @@ pub struct Active {
     pub(crate) kind: Kind,
     /// Whether hits are written down.
     pub(crate) record: bool,
+    /// What is read at a hit, and which hits count.
+    pub(crate) capture: Option<Arc<Capture>>,
     /// For a probe of which only the first hit counts: whether that was.
     once: Option<AtomicBool>,
     /// A handler panicked: none of them is called again.
@@ -70,14 +74,21 @@ impl Active {
             Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
             Work::Return { .. } => return None,
         };
-        Some(Self::new(id, kind, probe.record, probe.once))
+        Some(Self::new(id, kind, probe.record, probe.once, probe.capture))
     }
 
-    pub(crate) fn new(id: ProbeId, kind: Kind, record: bool, once: bool) -> Self {
+    pub(crate) fn new(
+        id: ProbeId,
+        kind: Kind,
+        record: bool,
+        once: bool,
+        capture: Option<Arc<Capture>>,
+    ) -> Self {
         Self {
             id,
             kind,
             record,
+            capture,
             once: once.then(AtomicBool::default),
             broken: AtomicBool::new(false),
             retired: AtomicBool::new(false),
@@ -98,6 +109,11 @@ impl Active {
     /// Whether this hit counts: false for all but the first of a one-shot probe, and when it is broken.
     pub(crate) fn takes_hit(&self) -> bool {
         !self.is_broken() && self.once.as_ref().is_none_or(|spent| !spent.swap(true, Ordering::Relaxed))
+    }
+
+    /// Whether anything is read at a hit besides its registers.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.record || self.capture.is_some()
     }
 
     /// Whether a handler of it panicked.

@@ -31,10 +31,12 @@ pub(crate) use hit::Moment;
 pub use hit::{Access, Fault, Hit};
 
 use crate::session::Command;
+use probe_engine::capture::Capture;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::table::ProbeId;
 use std::any::Any;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// Where a probe goes.
 #[derive(Debug, Clone)]
@@ -100,6 +102,7 @@ pub struct Probe {
     pub(crate) at: Where,
     pub(crate) work: Work,
     pub(crate) record: bool,
+    pub(crate) capture: Option<Arc<Capture>>,
     pub(crate) once: bool,
     pub(crate) enabled: bool,
 }
@@ -129,7 +132,7 @@ impl Probe {
     }
 
     fn new(at: Where, work: Work) -> Self {
-        Self { at, work, record: false, once: false, enabled: true }
+        Self { at, work, record: false, capture: None, once: false, enabled: true }
     }
 
     /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
@@ -161,6 +164,13 @@ impl Probe {
     /// Also writes every hit down for the session's [`Sink`](crate::session::Sink).
     pub fn record(mut self) -> Self {
         self.record = true;
+        self
+    }
+
+    /// Reads what `capture` says at every hit, for its [event](crate::events::Event::captured). Hits that its filter does not
+    /// let pass are not hits of this probe: they are not counted, and reach no handler.
+    pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
+        self.capture = Some(capture.into());
         self
     }
 
@@ -224,6 +234,12 @@ impl<T: Send + 'static> ReturnProbe<T> {
     /// See [`Probe::record`].
     pub fn record(mut self) -> Self {
         self.probe.record = true;
+        self
+    }
+
+    /// See [`Probe::capture`]. It reads when the function has returned; arguments are those that it was entered with.
+    pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
+        self.probe.capture = Some(capture.into());
         self
     }
 

@@ -130,6 +130,9 @@ impl Arming {
         let Some(ground) = self.ground else { return };
         self.traps.forget_pages();
         let mut wanted = self.wanted(registry, &ground, stop.ram);
+        orders.current = self.kernel.current;
+        orders.task = self.kernel.task;
+        orders.slide = ground.map.slide();
         self.take_out(&wanted, registry, stop, &mut orders.sites);
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
@@ -409,7 +412,6 @@ impl Arming {
         registry.release_trampolines();
         let Ok(reserved) = &self.reserved else { return };
         orders.trampolines = reserved.trampoline(0);
-        orders.current = self.kernel.current;
         orders.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
         orders.sites.disown_all();
         orders.returns = registry.returns().cloned().collect();

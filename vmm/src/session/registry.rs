@@ -170,7 +170,7 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, work, record, once, enabled } = probe;
+        let Probe { at, work, record, capture, once, enabled } = probe;
         let place = self.place(at, matches!(work, Work::Watch(_)))?;
         let id = ProbeId(self.next);
         if self.next as usize >= MAX_PROBES {
@@ -199,7 +199,7 @@ impl Registry {
             }
         };
         self.next += 1;
-        let active = Arc::new(Active::new(id, kind, record, once));
+        let active = Arc::new(Active::new(id, kind, record, once, capture));
         let spot = match &place {
             Place::Kernel { spot, .. } => Some(spot.clone()),
             Place::Module { .. } | Place::Watch(_) => None,

@@ -7,6 +7,7 @@ use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
 use crate::trap::Breakpoint;
 use crate::world::Orders;
 use probe_engine::addr::Gva;
+use probe_engine::capture::Scene;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::returns::{Call, Pool};
@@ -30,6 +31,7 @@ pub(super) fn enter(
         return probe.miss(Miss::NoInstance);
     };
     let at = hit.regs.rip;
+    let args = hit.regs.args();
     let data = match &handlers.entry {
         None => None,
         Some(entry) => match probe.call(hit, |hit| entry(hit)) {
@@ -43,7 +45,7 @@ pub(super) fn enter(
         pool.release(number);
         return probe.miss(Miss::NoStack);
     }
-    pool.follow(number, Call { task, function: hit.at, slot, back, ticks: hit.ticks }, data);
+    pool.follow(number, Call { task, function: hit.at, slot, back, ticks: hit.ticks, args }, data);
 }
 
 /// A free instance. When there is none, calls of this task that cannot return any more make room: those below
@@ -87,6 +89,7 @@ impl Vcpu {
         let caller = caller(call.back, orders);
         regs.rip = caller.0;
         let segments = self.kvm.segments();
+        let task = if owner.is_recorded() { self.task(orders) } else { None };
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let is_same =
             call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, &segments);
@@ -94,12 +97,23 @@ impl Vcpu {
             owner.miss(Miss::Stray);
         } else if !owner.is_broken() && !owner.is_retired() {
             let duration = ticks.saturating_sub(call.ticks);
-            self.recorder.count(owner.id);
-            if owner.record {
-                let what = What::Return { value: regs.rax, duration: Ticks(duration) };
-                self.recorder.record(ticks, owner.id, Gva(regs.rip), what);
+            let scene = Scene {
+                regs: &regs,
+                entered_with: Some(call.args),
+                memory: &memory,
+                slide: orders.slide,
+                task: task.as_ref(),
+                cpu: self.id,
+            };
+            let counts = self.recorder.capture(owner.capture.as_deref(), &scene);
+            if counts {
+                self.recorder.count(owner.id);
             }
-            if let Some(handler) = &handlers.handler {
+            if counts && owner.record {
+                let what = What::Return { value: regs.rax, duration: Ticks(duration) };
+                self.recorder.record(ticks, owner.id, Gva(regs.rip), what, task);
+            }
+            if counts && let Some(handler) = &handlers.handler {
                 let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
                 let mut hit = moment.hit(owner.id, call.function, regs, &mut wishes);
                 hit.duration = Some(duration);

@@ -8,6 +8,7 @@ use crate::probe::{Active, Fault, Kind, Moment, Wish};
 use crate::trap::Breakpoint;
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
+use probe_engine::capture::Scene;
 use probe_engine::insn::emulate::{EmulationFault, Passed as How};
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
@@ -58,6 +59,8 @@ impl Vcpu {
         let mut regs = breakpoint.regs;
         let mut wishes = Vec::new();
         let segments = self.kvm.segments();
+        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
+        let task = if is_recorded { self.task(orders) } else { None };
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
         let passed = passed.filter(|passed| passed.is_next(&regs));
@@ -66,12 +69,20 @@ impl Vcpu {
             let probe = &*hanging.probe;
             match &probe.kind {
                 Kind::Instruction(_) => {
-                    if !probe.takes_hit() {
+                    let scene = Scene {
+                        regs: &regs,
+                        entered_with: None,
+                        memory: &memory,
+                        slide: orders.slide,
+                        task: task.as_ref(),
+                        cpu: self.id,
+                    };
+                    if !self.recorder.capture(probe.capture.as_deref(), &scene) || !probe.takes_hit() {
                         continue;
                     }
                     self.recorder.count(probe.id);
                     if probe.record {
-                        self.recorder.record(ticks, probe.id, at, What::Hit { args: regs.args() });
+                        self.recorder.record(ticks, probe.id, at, What::Hit { args: regs.args() }, task);
                     }
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                     probe.pre(&mut hit);

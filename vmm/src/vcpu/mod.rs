@@ -16,6 +16,7 @@ use crate::trap::{self, Delivery, GuestException, Trap};
 use crate::world::{Cause, Next, Orders, Request, World};
 use hit::Passed;
 use probe_engine::addr::Gva;
+use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
@@ -211,6 +212,14 @@ impl Vcpu {
         let mut regs = self.kvm.regs();
         regs.rflags |= rflags::RF;
         self.kvm.set_regs(&regs);
+    }
+
+    /// The task that runs on this vCPU; `None` where it cannot be told.
+    fn task(&mut self, orders: &Orders) -> Option<Task> {
+        let layout = orders.task?;
+        let area = self.kvm.per_cpu_area()?;
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        layout.read(&memory, area.0).ok()
     }
 
     /// What memory holds at `at` in the address space of the moment.

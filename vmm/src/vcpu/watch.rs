@@ -9,6 +9,7 @@ use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
 use crate::trap::{Fired, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
+use probe_engine::capture::Scene;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::watch::{Condition, Length};
 use probe_engine::regs::{Regs, rflags};
@@ -36,7 +37,7 @@ impl Vcpu {
                 return Flow::End;
             }
         }
-        let (mut regs, wishes) = self.serve(fired, watches());
+        let (mut regs, wishes) = self.serve(fired, watches(), &at_exit);
         if fired.execution && regs.rip == fired.regs.rip {
             regs.rflags |= rflags::RF;
         }
@@ -59,15 +60,26 @@ impl Vcpu {
         &mut self,
         fired: &Fired,
         watches: impl Iterator<Item = (&'a DebugRegister, &'a Arc<Active>)>,
+        orders: &Orders,
     ) -> (Regs, Vec<Wish>) {
         let ticks = clock::ticks();
         let mut regs = fired.regs;
         let mut wishes = Vec::new();
+        let task = self.task(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
-            if probe.is_retired() || !probe.takes_hit() {
+            let scene = Scene {
+                regs: &regs,
+                entered_with: None,
+                memory: &memory,
+                slide: orders.slide,
+                task: task.as_ref(),
+                cpu: self.id,
+            };
+            let counts = !probe.is_retired() && self.recorder.capture(probe.capture.as_deref(), &scene);
+            if !counts || !probe.takes_hit() {
                 continue;
             }
             let access = access(watching, register, &memory);
@@ -77,7 +89,7 @@ impl Vcpu {
                     None => What::Hit { args: fired.regs.args() },
                     Some(Access { old, new }) => What::Access { old, new },
                 };
-                self.recorder.record(ticks, probe.id, Gva(fired.regs.rip), what);
+                self.recorder.record(ticks, probe.id, Gva(fired.regs.rip), what, task);
             }
             if let Some(handler) = &watching.handler {
                 let mut hit = moment.hit(probe.id, register.at, regs, &mut wishes);

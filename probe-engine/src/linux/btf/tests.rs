@@ -1,3 +1,4 @@
+use super::record::kind;
 use super::*;
 use crate::linux::testing::BtfBuilder;
 use proptest::prelude::*;
@@ -104,12 +105,31 @@ fn types_have_sizes_and_enumerators_values() {
 }
 
 #[test]
-fn functions_have_numbers() {
-    let section = section();
+fn functions_have_prototypes() {
+    let mut btf = BtfBuilder::default();
+    let int = btf.int("int", 4);
+    let pointer = btf.pointer(0);
+    let names = ["format", "size"].map(|name| btf.name(name));
+    let print = btf.add("", kind::FUNC_PROTO, 3, false, int, &[names[0], pointer, names[1], int, 0, 0]);
+    let other = btf.add("", kind::FUNC_PROTO, 1, false, 0, &[names[1], int]);
+    btf.structure("print", 4, &[("size", int, 0)]);
+    let first = btf.add("print", kind::FUNC, 0, false, print, &[]);
+    btf.add("print", kind::FUNC, 0, false, other, &[]);
+    btf.add("print", kind::FUNC, 1, false, print, &[]);
+    btf.add("nothing", kind::FUNC, 1, false, int, &[]);
+    let section = btf.finish();
     let btf = Btf::parse(&section).unwrap();
-    let last = btf.starts.len() as u32;
-    assert_eq!(btf.func_id("function"), Some(last));
-    assert_eq!(btf.func_id("module"), None);
+    let found = btf.function("print").unwrap();
+    assert_eq!((found.id, found.others), (TypeId(first), 1));
+    assert_eq!(found.prototype.returns, TypeId(int));
+    let parameters: Vec<_> = found.prototype.parameters().collect();
+    assert_eq!(parameters, [("format", TypeId(pointer)), ("size", TypeId(int))]);
+    assert!(found.prototype.is_variadic());
+    assert_eq!(btf.named("print").count(), 4);
+    assert!(btf.function("nothing").is_none());
+    assert!(btf.function("prin").is_none());
+    let Some(Kind::Prototype(other)) = btf.get(TypeId(other)).map(|found| found.kind) else { panic!() };
+    assert_eq!((other.parameters().count(), other.is_variadic()), (1, false));
 }
 
 #[test]
@@ -131,7 +151,7 @@ fn circles_end() {
 #[test]
 fn damage_is_named() {
     let good = section();
-    let parse = |bytes: &[u8]| Btf::parse(bytes).map(|btf| btf.starts.len());
+    let parse = |bytes: &[u8]| Btf::parse(bytes).map(|btf| btf.type_count());
     assert_eq!(parse(b""), Err(BtfError::Header));
     assert_eq!(parse(b"\x7fELF and more than a header's worth of it"), Err(BtfError::Header));
     assert_eq!(parse(&good[..good.len() - 1]), Err(BtfError::Header));
@@ -142,6 +162,158 @@ fn damage_is_named() {
     let len = u32_at(&cut, 12).unwrap();
     cut[12..16].copy_from_slice(&(len - 4).to_le_bytes());
     assert!(matches!(parse(&cut), Err(BtfError::Cut(_))));
+}
+
+/// What [`BtfBuilder::add`] takes, and what the type says of itself.
+type Row<'a> = (&'a str, u8, u32, bool, u32, &'a [u32], &'a str);
+
+/// Every kind of type, and what it says of itself.
+#[test]
+fn every_kind_is_read() {
+    let mut btf = BtfBuilder::default();
+    let int = btf.add("int", kind::INT, 0, false, 4, &[1 << 24 | 32]);
+    let flag = btf.add("_Bool", kind::INT, 0, false, 1, &[4 << 24 | 8]);
+    let [x, y, a] = ["x", "y", "A"].map(|name| btf.name(name));
+    let rest: [Row; 19] = [
+        ("", kind::PTR, 0, false, int, &[], "Pointer(TypeId(1))"),
+        ("", kind::ARRAY, 0, false, 0, &[flag, int, 7], "Array { element: TypeId(2), count: 7 }"),
+        ("s", kind::STRUCT, 2, true, 8, &[x, int, 3 << 24 | 5, y, int, 32], ""),
+        ("u", kind::UNION, 1, false, 4, &[x, int, 0], ""),
+        ("e", kind::ENUM, 1, true, 4, &[a, u32::MAX], ""),
+        ("e", kind::ENUM, 1, false, 4, &[a, u32::MAX], ""),
+        ("f", kind::FWD, 0, true, 0, &[], "Forward { is_union: true }"),
+        ("t", kind::TYPEDEF, 0, false, int, &[], "Typedef(TypeId(1))"),
+        ("", kind::VOLATILE, 0, false, int, &[], "Modifier { modifier: Volatile, ty: TypeId(1) }"),
+        ("", kind::CONST, 0, false, int, &[], "Modifier { modifier: Const, ty: TypeId(1) }"),
+        ("", kind::RESTRICT, 0, false, int, &[], "Modifier { modifier: Restrict, ty: TypeId(1) }"),
+        ("user", kind::TYPE_TAG, 0, false, int, &[], "Modifier { modifier: TypeTag, ty: TypeId(1) }"),
+        ("f", kind::FUNC, 2, false, 16, &[], "Function { prototype: TypeId(16), linkage: Extern }"),
+        ("", kind::FUNC_PROTO, 1, false, int, &[x, int], ""),
+        ("v", kind::VAR, 0, false, int, &[1], "Variable { ty: TypeId(1), linkage: Global }"),
+        (".data", kind::DATASEC, 1, false, 64, &[17, 8, 4], ""),
+        ("double", kind::FLOAT, 0, false, 8, &[], "Float { size: 8 }"),
+        ("bpf", kind::DECL_TAG, 0, false, 15, &[u32::MAX], "Tag { ty: TypeId(15), component: None }"),
+        ("e64", kind::ENUM64, 1, true, 8, &[a, 0, 1 << 31], ""),
+    ];
+    for (name, kind, count, flag, size_or_type, rest, _) in rest {
+        btf.add(name, kind, count, flag, size_or_type, rest);
+    }
+    let section = btf.finish();
+    let btf = Btf::parse(&section).unwrap();
+    assert_eq!(btf.type_count(), 21);
+    assert_eq!(btf.types().count(), 21);
+    for (id, (name, .., expected)) in (3..).zip(rest) {
+        let found = btf.get(TypeId(id)).unwrap();
+        assert_eq!((found.id, found.name()), (TypeId(id), name));
+        if !expected.is_empty() {
+            assert_eq!(format!("{:?}", found.kind), expected);
+        }
+    }
+    let kind = |id| btf.get(TypeId(id)).unwrap().kind;
+    assert!(matches!(kind(0), Kind::Void));
+    assert!(btf.get(TypeId(22)).is_none());
+    let signed = Int { bytes: 4, bits: 32, is_signed: true, is_char: false, is_bool: false };
+    assert!(matches!(kind(1), Kind::Int(int) if int == signed));
+    let truth = Int { bytes: 1, bits: 8, is_signed: false, is_char: false, is_bool: true };
+    assert!(matches!(kind(2), Kind::Int(int) if int == truth));
+    let members = |name| {
+        let found = btf.structure(name).unwrap();
+        (found.is_union, found.size, found.members().collect::<Vec<_>>())
+    };
+    let [first, second] = [("x", 5, Some(3)), ("y", 32, None)].map(|(name, bit, bits)| Member {
+        name,
+        bit,
+        bits,
+        ty: TypeId(int),
+    });
+    assert_eq!(members("s"), (false, 8, vec![first, second]));
+    assert_eq!(members("u"), (true, 4, vec![Member { bit: 0, bits: None, ..first }]));
+    let values = |id| match kind(id) {
+        Kind::Enumeration(found) => (found.size, found.is_signed, found.values().collect::<Vec<_>>()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(values(7), (4, true, vec![("A", -1)]));
+    assert_eq!(values(8), (4, false, vec![("A", 0xffff_ffff)]));
+    assert_eq!(values(21), (8, true, vec![("A", i64::MIN)]));
+    let Kind::Section(data) = kind(18) else { panic!() };
+    assert_eq!((data.size, data.variables().collect::<Vec<_>>()), (64, vec![(TypeId(17), 8, 4)]));
+    for (id, size) in [
+        (1, Some(4)),
+        (3, Some(8)),
+        (4, Some(7)),
+        (9, None),
+        (14, Some(4)),
+        (15, None),
+        (16, None),
+        (17, Some(4)),
+        (18, Some(64)),
+        (19, Some(8)),
+        (20, None),
+        (21, Some(8)),
+    ] {
+        assert_eq!(btf.size(TypeId(id)), size, "{id}");
+    }
+}
+
+/// A module's types are numbered behind the kernel's, and so are its strings.
+#[test]
+fn a_modules_types_are_read_on_top_of_the_kernels() {
+    let base = section();
+    let base = Btf::parse(&base).unwrap();
+    let last = base.type_count();
+    let mut btf = BtfBuilder::on_top_of(&base);
+    let own = btf.structure("own", 16, &[("module", 13, 0), ("next", last + 2, 8)]);
+    let pointer = btf.pointer(own);
+    let shared = base.strings.own.windows(7).position(|name| name == b"module\0").unwrap() as u32;
+    btf.add_named(shared, kind::STRUCT, 0, false, 4, &[]);
+    let section = btf.finish();
+    let btf = Btf::split(&base, &section).unwrap();
+    assert_eq!((own, pointer, btf.type_count()), (last + 1, last + 2, last + 3));
+    assert_eq!(btf.get(TypeId(own)).unwrap().name(), "own");
+    assert_eq!(btf.structure("own").unwrap().id, TypeId(own));
+    assert_eq!(btf.pointee(TypeId(pointer)), Some(TypeId(own)));
+    assert_eq!(btf.member("own", "next").unwrap().offset(), Some(8));
+    assert_eq!(btf.size_of("part"), Some(16), "the kernel's are there");
+    let named: Vec<_> = btf.named("module").map(|found| found.id.0).collect();
+    assert_eq!(named, [last + 3, base.structure("module").unwrap().id.0], "its own come first");
+    assert_eq!(btf.types().count() as u32, last + 3);
+    assert!(base.get(TypeId(own)).is_none());
+    assert_eq!(Btf::split(&btf, &section).unwrap_err(), BtfError::Base);
+}
+
+#[test]
+fn damaged_names_are_empty() {
+    let mut btf = BtfBuilder::default();
+    btf.int("good", 4);
+    btf.int(&"x".repeat(512), 4);
+    btf.int(&"x".repeat(513), 4);
+    btf.add_named(u32::MAX, kind::INT, 0, false, 4, &[32]);
+    btf.int("b\u{7f}d", 4);
+    btf.int("open", 4);
+    let mut section = btf.finish();
+    let bad = section.windows(3).position(|name| name == b"b\x7fd").unwrap();
+    section[bad + 1] = 0xff;
+    *section.last_mut().unwrap() = b'!';
+    let btf = Btf::parse(&section).unwrap();
+    let lens: Vec<_> = btf.types().map(|found| found.name().len()).collect();
+    assert_eq!(lens, [4, 512, 0, 0, 0, 0]);
+    assert_eq!(btf.named("").count(), 0);
+}
+
+/// Asks everything of every type.
+fn look(btf: &Btf<'_>) {
+    for found in btf.types() {
+        let _ = (btf.size(found.id), btf.plain(found.id), btf.member_of(found.id, "nobody"));
+        let entries = match found.kind {
+            Kind::Structure(structure) => structure.members().count(),
+            Kind::Enumeration(enumeration) => enumeration.values().count(),
+            Kind::Prototype(prototype) => prototype.parameters().count(),
+            Kind::Section(section) => section.variables().count(),
+            _ => 0,
+        };
+        assert!(entries <= 0xffff);
+        assert!(found.name().is_empty() || btf.named(found.name()).any(|same| same.id == found.id));
+    }
 }
 
 proptest! {
@@ -156,7 +328,34 @@ proptest! {
             for path in ["second", "parts[4].size", "grid[1]", "high"] {
                 let _ = btf.member("module", path).map(|member| btf.size(member.ty));
             }
-            let _ = (btf.enum_value("kind", "INIT"), btf.func_id("function"));
+            let _ = (btf.enum_value("kind", "INIT"), btf.function("function"));
+            look(&btf);
+        }
+    }
+
+    #[test]
+    fn no_corruption_of_a_modules_types_panics(
+        at in any::<prop::sample::Index>(),
+        bytes in proptest::collection::vec(any::<u8>(), 1..16),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let base = section();
+        let base = Btf::parse(&base).unwrap();
+        let mut btf = BtfBuilder::on_top_of(&base);
+        let own = btf.structure("own", 16, &[("low", 1, 0), ("next", base.type_count() + 2, 8)]);
+        btf.pointer(own);
+        btf.add("own", kind::FUNC, 0, false, base.type_count() - 1, &[]);
+        let good = btf.finish();
+        let mut bad = good.clone();
+        let at = at.index(bad.len());
+        for (byte, new) in bad.iter_mut().skip(at).zip(&bytes) {
+            *byte = *new;
+        }
+        for section in [&bad[..], &good[..cut.index(good.len())]] {
+            if let Ok(btf) = Btf::split(&base, section) {
+                let _ = (btf.member("own", "next.low"), btf.function("own"));
+                look(&btf);
+            }
         }
     }
 }

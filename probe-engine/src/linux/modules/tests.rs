@@ -16,6 +16,8 @@ const SYMTAB: u64 = 0xb000;
 const STRTAB: u64 = 0xc000;
 const TYPETAB: u64 = 0xd000;
 const TABLES: u64 = 0xe000;
+/// `btf_modules`, a `struct btf_module` of another module, one of this, and its `struct btf`.
+const BTF: u64 = 0xf000;
 
 fn at(offset: u64) -> Gva {
     Ram::BASE.add(offset)
@@ -85,12 +87,16 @@ fn section(has_mem: bool) -> Vec<u8> {
         members.extend([("core_layout", area, 200), ("init_layout", area, 280)]);
     }
     btf.structure("module", 1024, &members);
+    let types = btf.structure("btf", 64, &[("data", pointer, 0), ("data_size", int, 48)]);
+    let types = btf.pointer(types);
+    btf.structure("btf_module", 48, &[("list", list, 8), ("module", pointer, 24), ("btf", types, 32)]);
     btf.finish()
 }
 
 fn layout(has_mem: bool) -> ModuleLayout {
     let mut symbols = SymbolTableBuilder::default();
     symbols.push(at(HEAD), b'D', "modules").unwrap();
+    symbols.push(at(BTF), b'd', "btf_modules").unwrap();
     let section = section(has_mem);
     ModuleLayout::find(&symbols.finish(), &Btf::parse(&section).unwrap()).unwrap()
 }
@@ -177,6 +183,20 @@ fn ram(has_mem: bool) -> Ram {
     for (index, site) in (0..).zip([at(TEXT + 0x300), at(INIT), Gva(0)]) {
         put_u64(TABLES + 0x880 + index * 8, site.0);
     }
+    let (other, own, types) = (BTF + 0x100, BTF + 0x200, BTF + 0x300);
+    for (place, value) in [
+        (BTF, other + 8),
+        (other + 8, own + 8),
+        (other + 24, MODULE + 0x800),
+        (own + 8, BTF),
+        (own + 24, MODULE),
+        (own + 32, types),
+        (types, BTF + 0x400),
+    ] {
+        put_u64(place, at(value).0);
+    }
+    put_u32(types + 48, 9);
+    ram.put(at(BTF + 0x400), b"its types");
     put_u64(MODULE + 160, at(TEXT + 0x280).0);
     put_u32(MODULE + 168, 0x10);
 
@@ -353,6 +373,25 @@ fn a_kernel_without_a_table_says_so() {
 }
 
 #[test]
+fn its_types_are_those_that_the_kernel_keeps() {
+    let (ram, layout) = (ram(true), layout(true));
+    let layout = layout.btf.unwrap();
+    assert_eq!((layout.list, layout.module, layout.btf), (8, 24, 32));
+    assert_eq!(layout.data, Counted { start: 0, count: 48, entry: 1 });
+    let module = Module::read(&self::layout(true), &ram.memory(), at(MODULE)).unwrap();
+    let bytes = |module: &Module| module.btf_bytes(&layout, &ram.memory(), layout.head);
+    assert_eq!(bytes(&module), Ok(Some(b"its types".to_vec())));
+    assert_eq!(bytes(&Module { at: at(MODULE + 8), ..module.clone() }), Ok(None));
+    ram.put(at(BTF + 0x300 + 48), &[0, 0, 0, 2]);
+    assert_eq!(bytes(&module), Err(ModuleError::Large(module.at)));
+    ram.put(at(BTF + 0x300 + 48), &[0, 0, 0, 1]);
+    assert!(matches!(bytes(&module), Err(ModuleError::Memory(_))), "16 MiB are none");
+    // The entry of the other module follows itself.
+    ram.put(at(BTF + 0x108), &at(BTF + 0x108).0.to_le_bytes());
+    assert_eq!(bytes(&module), Err(ModuleError::Endless));
+}
+
+#[test]
 fn nonsense_is_named() {
     let layout = layout(true);
     let read = |place: u64, bytes: &[u8]| {
@@ -425,16 +464,18 @@ proptest! {
     #[test]
     fn no_corruption_panics(
         has_mem in any::<bool>(),
-        places in proptest::collection::vec((0..4u64, 0..0x400u64, any::<[u8; 4]>()), 1..6),
+        places in proptest::collection::vec((0..5u64, 0..0x400u64, any::<[u8; 4]>()), 1..6),
     ) {
         let (ram, layout) = (ram(has_mem), layout(has_mem));
         for (part, offset, bytes) in places {
-            let base = [MODULE, KALLSYMS, SYMTAB, TABLES][part as usize];
+            let base = [MODULE, KALLSYMS, SYMTAB, TABLES, BTF][part as usize];
             ram.put(at(base + offset), &bytes);
         }
         let memory = ram.memory();
         if let Ok(found) = modules(&layout, &memory, layout.head) {
             for module in found {
+                let btf = layout.btf.as_ref().unwrap();
+                let _ = module.btf_bytes(btf, &memory, btf.head);
                 let Ok(symbols) = module.symbols(&layout, &memory) else { continue };
                 prop_assert!(symbols.text().all(|symbol| module.is_text(symbol.at)));
                 let _ = module.patched(&layout, &memory, &symbols).map(|patched| patched.covers(at(0)..at(0x10000)));

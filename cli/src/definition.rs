@@ -1,0 +1,172 @@
+//! From what `--probe` and the lines of `--probes` say to the probes that are asked for.
+
+use crate::mistake;
+use crate::say::say;
+use crate::target::{Asked, Style, report_refused};
+use anyhow::{Context, Result, bail};
+use probe_engine::capture::Capture;
+use probe_engine::capture::typed::{self, Expand, NoArguments};
+use probe_engine::lang::ast::{self, Definition, EventName, Statement};
+use probe_engine::lang::compile::{self, Site};
+use probe_engine::lang::{self};
+use probe_engine::linux::btf::Btf;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::Place;
+use probe_engine::probe::resolve::resolve;
+use probe_engine::probe::spec::ProbeSpec;
+
+/// Definitions become probes by this.
+pub(crate) struct Reader<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) btf: Option<&'a Btf<'a>>,
+    pub(crate) expand: Expand,
+    /// How many functions the compiler has changed, so that their parameters are not known.
+    pub(crate) changed: usize,
+    pub(crate) probes: Vec<Asked>,
+}
+
+/// Where a definition was written.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    /// A file, or an option.
+    pub(crate) name: &'a str,
+    /// Counted from 1.
+    pub(crate) line: usize,
+}
+
+impl Reader<'_> {
+    /// Reads one definition: a plain place, or a line of `kprobe_events`.
+    pub(crate) fn read(&mut self, text: &str, source: Source<'_>) -> Result<()> {
+        let Source { name, line } = source;
+        let written = text.trim();
+        if !written.contains(char::is_whitespace) && !written.starts_with("-:") {
+            let spec: ProbeSpec = written.parse().with_context(|| format!("{name} {written}"))?;
+            return self.plain(&spec).with_context(|| format!("{name} {written}"));
+        }
+        let statement = lang::parse(text).map_err(|error| Self::mistake(text, source, &error))?;
+        match statement {
+            Statement::Define(definition) => self.define(&definition, text, source),
+            Statement::Remove(event) => {
+                let before = self.probes.len();
+                self.probes.retain(|asked| !is_named(asked, &event));
+                if self.probes.len() == before {
+                    bail!("{name}, line {line}: no event of that name was defined before: `{written}`");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Shows a mistake at once, in its line.
+    fn mistake(text: &str, source: Source<'_>, error: &lang::Error) -> anyhow::Error {
+        mistake::print(source.name, source.line, text, error);
+        anyhow::anyhow!("{} is not understood: {error}", source.name)
+    }
+
+    fn plain(&mut self, spec: &ProbeSpec) -> Result<()> {
+        let returns = spec.returns();
+        for place in self.places(spec)? {
+            let (capture, style) = self.typed(&place, returns);
+            self.probes.push(Asked { capture, style, ..Asked::plain(place, returns) });
+        }
+        Ok(())
+    }
+
+    fn define(&mut self, definition: &Definition, text: &str, source: Source<'_>) -> Result<()> {
+        let returns = definition.kind == ast::Kind::Return;
+        let spec = spec(&definition.place.value, returns);
+        let spec: ProbeSpec = spec.parse().with_context(|| format!("{} {text}", source.name))?;
+        let places = self.places(&spec).with_context(|| format!("{} {text}", source.name))?;
+        for place in places {
+            let function = match &place {
+                Place::Kernel { name, .. } if place.is_entry() => Some(name.clone()),
+                _ => None,
+            };
+            let site = Site { function: function.as_deref(), kernel: self.kernel, btf: self.btf };
+            let is_typed = definition.args.is_empty() && function.is_some();
+            let (fields, call) = if is_typed { self.typed(&place, returns) } else { Default::default() };
+            let capture = compile::capture(definition, &site, fields.fields);
+            let capture = capture.map_err(|error| Self::mistake(text, source, &error))?;
+            let name = &definition.name;
+            let style = match event(name) {
+                None if is_typed => call,
+                named => Style::Event(named.unwrap_or_else(|| place.name())),
+            };
+            let max_active = definition.max_active.as_ref().map(|calls| calls.value);
+            self.probes.push(Asked { capture, style, max_active, ..Asked::plain(place, returns) });
+        }
+        Ok(())
+    }
+
+    fn places(&self, spec: &ProbeSpec) -> Result<Vec<Place>> {
+        let resolved = resolve(spec, self.kernel)?;
+        report_refused(&spec.to_string(), &resolved.refused);
+        let other = resolved.places.iter().find(|place| spec.returns() && !place.is_entry());
+        if let Some(place) = other {
+            bail!("`{}` is no function's entry: only functions return", place.name());
+        }
+        Ok(resolved.places)
+    }
+
+    /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
+    fn typed(&mut self, place: &Place, returns: bool) -> (Capture, Style) {
+        let plain = (Capture::default(), Style::Registers);
+        let Place::Kernel { name, .. } = place else { return plain };
+        let Some(btf) = self.btf.filter(|_| place.is_entry()) else { return plain };
+        let fields = match returns {
+            false => typed::arguments(btf, name, self.expand),
+            true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
+        };
+        match fields {
+            Ok(fields) => (Capture { fields, filter: None }, Style::Call),
+            Err(reason) => {
+                self.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
+                plain
+            }
+        }
+    }
+
+    /// All probes, in the order in which they were asked for. Says what could not be shown as one may expect.
+    pub(crate) fn finish(self) -> Vec<Asked> {
+        if self.changed > 0 {
+            say(format_args!(
+                "the compiler has changed the parameters of {} of these functions (.isra, .constprop or .part in \
+                 their names): their registers are shown",
+                self.changed
+            ));
+        }
+        self.probes
+    }
+}
+
+/// The place as the other parts of the program read it.
+fn spec(place: &ast::Place, returns: bool) -> String {
+    let place = match place {
+        ast::Place::Symbol { module, symbol, offset } => {
+            let module = module.as_ref().map(|module| format!("{module}:")).unwrap_or_default();
+            let offset = if *offset == 0 { String::new() } else { format!("+{offset:#x}") };
+            format!("{module}{symbol}{offset}")
+        }
+        ast::Place::Address(at) => format!("{at:#x}"),
+    };
+    format!("{place}{}", if returns { "%return" } else { "" })
+}
+
+/// `GRP/EVENT`, as far as given.
+fn event(name: &EventName) -> Option<String> {
+    let event = name.event.as_ref()?;
+    Some(match &name.group {
+        Some(group) => format!("{}/{}", group.value, event.value),
+        None => event.value.clone(),
+    })
+}
+
+/// Whether a probe has this name; a group alone names all of it.
+fn is_named(asked: &Asked, name: &EventName) -> bool {
+    let Style::Event(own) = &asked.style else { return false };
+    match (&name.group, event(name)) {
+        (_, Some(full)) => *own == full || (name.group.is_none() && own.ends_with(&format!("/{full}"))),
+        (Some(group), None) => own.starts_with(&format!("{}/", group.value)),
+        (None, None) => false,
+    }
+}

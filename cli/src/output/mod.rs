@@ -1,0 +1,89 @@
+//! How hits and the summary are written.
+
+mod event;
+mod summary;
+
+use crate::args::Format;
+use crate::say::say;
+use crate::target::Asked;
+use event::{EventJson, EventText};
+use serde::Serialize;
+use std::io::{self, BufWriter, Write};
+use std::time::Duration;
+pub(crate) use summary::end_name;
+use vmm::events::Event;
+use vmm::session::{ProbeReport, Report, Sink, State};
+
+/// Writes hits as they come.
+pub(crate) struct Writer<'a> {
+    out: BufWriter<Box<dyn Write + 'a>>,
+    format: Format,
+    probes: Vec<Asked>,
+    failure: Option<io::Error>,
+    armed_in: Duration,
+}
+
+impl<'a> Writer<'a> {
+    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: Vec<Asked>) -> Self {
+        Self {
+            out: BufWriter::with_capacity(64 << 10, out),
+            format,
+            probes,
+            failure: None,
+            armed_in: Duration::ZERO,
+        }
+    }
+
+    /// Why hits could not be written, if they could not.
+    pub(crate) fn failure(&self) -> Option<&io::Error> {
+        self.failure.as_ref()
+    }
+
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        let Some(probe) = self.probes.get(event.probe.0 as usize) else { return Ok(()) };
+        match self.format {
+            Format::Text => writeln!(self.out, "{}", EventText { event, probe }),
+            Format::Json => json(&mut self.out, &EventJson { event, probe }),
+        }
+    }
+
+    /// Writes the summary: a table on standard error, and as JSON to where the hits went.
+    pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
+        if self.format == Format::Json {
+            summary::write_json(&mut self.out, report, self.armed_in)?;
+        }
+        self.out.flush()?;
+        if !report.probes.is_empty() {
+            io::stderr().lock().write_all(summary::table(&report.probes).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Writer<'_> {
+    fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        let written = events.iter().try_for_each(|event| self.event(event)).and_then(|()| self.out.flush());
+        if let Err(error) = &written {
+            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
+        }
+        written
+    }
+
+    fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
+        self.armed_in = stopped;
+        say_armed(probes, stopped);
+    }
+}
+
+/// Says how many are armed, and how long the guest stood still for it.
+pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
+    let armed = probes.iter().filter(|p| matches!(p.state, State::Armed(_) | State::Spent(_))).count();
+    if !probes.is_empty() {
+        say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
+    }
+}
+
+pub(crate) fn json(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
+}

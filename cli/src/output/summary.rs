@@ -1,0 +1,178 @@
+//! What a run came to: a table for people, or JSON.
+
+use super::json;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::Duration;
+use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, Report, State};
+
+/// A probe's line of the summary as JSON.
+#[derive(Serialize)]
+struct JsonProbe<'a> {
+    r#type: &'static str,
+    probe: &'a str,
+    kind: char,
+    module: Option<&'a str>,
+    address: String,
+    hits: u64,
+    missed: u64,
+    reasons: String,
+    outstanding: usize,
+    state: String,
+}
+
+/// The end of the run as JSON.
+#[derive(Serialize)]
+struct JsonEnd {
+    r#type: &'static str,
+    end: String,
+    waits: u64,
+    /// How long the guest stood still until all was armed.
+    armed_us: u128,
+    /// And to be disarmed at its end.
+    disarmed_us: u128,
+}
+
+/// Writes an object a probe, and one for the end.
+pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Duration) -> io::Result<()> {
+    for probe in &report.probes {
+        let line = JsonProbe {
+            r#type: "probe",
+            probe: &name(probe),
+            kind: kind(probe),
+            module: probe.module.as_deref(),
+            address: probe.address.to_string(),
+            hits: probe.hits,
+            missed: probe.missed.hits(),
+            reasons: reasons(&probe.missed),
+            outstanding: probe.outstanding,
+            state: state_name(&probe.state),
+        };
+        json(out, &line)?;
+    }
+    let end = JsonEnd {
+        r#type: "end",
+        end: end_name(&report.end),
+        waits: report.waits,
+        armed_us: armed_in.as_micros(),
+        disarmed_us: report.disarmed_in.as_micros(),
+    };
+    json(out, &end)
+}
+
+/// The table that ends a run: probe, address, hits, missed with the reasons, and the state when it is out of the
+/// ordinary.
+pub(super) fn table(probes: &[ProbeReport]) -> String {
+    let names: Vec<String> = probes.iter().map(name).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
+    let mut table = format!("{:width$}  {:18}  {:>10}  {:>6}\n", "probe", "address", "hits", "missed");
+    for (name, probe) in names.iter().zip(probes) {
+        let (address, missed) = (probe.address.to_string(), probe.missed.hits());
+        table.push_str(&format!("{name:width$}  {address:<18}  {:>10}  {missed:>6}", probe.hits));
+        let mut notes = Vec::new();
+        if !matches!(probe.state, State::Armed(_)) {
+            notes.push(state_name(&probe.state));
+        }
+        let reasons = reasons(&probe.missed);
+        if !reasons.is_empty() {
+            notes.push(format!("missed: {reasons}"));
+        }
+        if probe.outstanding > 0 {
+            notes.push(format!("{} calls have not returned", probe.outstanding));
+        }
+        if !notes.is_empty() {
+            table.push_str("  ");
+            table.push_str(&notes.join("; "));
+        }
+        table.push('\n');
+    }
+    table
+}
+
+/// As the user wrote it.
+fn name(probe: &ProbeReport) -> String {
+    format!("{}{}", probe.name, if probe.kind == ProbeKind::Return { "%return" } else { "" })
+}
+
+/// As the kernel's list of its own probes has it, which has no watches.
+fn kind(probe: &ProbeReport) -> char {
+    match probe.kind {
+        ProbeKind::Instruction => 'k',
+        ProbeKind::Return => 'r',
+        ProbeKind::Watch => 'w',
+    }
+}
+
+/// Where misses come from.
+fn reasons(missed: &Missed) -> String {
+    let all = [
+        (missed.output, "could not be written"),
+        (missed.instance, "with too many calls under way (--maxactive)"),
+        (missed.stack, "with a return address that could not be followed"),
+        (missed.yields, "times the guest worked on this text, and hits were lost uncounted"),
+    ];
+    let present = all.iter().filter(|(count, _)| *count > 0);
+    present.map(|(count, reason)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
+}
+
+fn state_name(state: &State) -> String {
+    match state {
+        State::Armed(_) => "armed".to_owned(),
+        State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
+        State::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
+        State::Disabled => "[DISABLED]".to_owned(),
+        State::Yielded(_) => "[YIELDED] the guest works on its text here".to_owned(),
+        State::Refused(reason) => format!("[REFUSED] {reason}"),
+        State::Gone(_) => "[GONE]".to_owned(),
+        State::Spent(_) => "[ONCE]".to_owned(),
+        State::Broken(words) => format!("[DISABLED] its handler panicked: {words}"),
+        State::Overwritten(_) => {
+            "[OVERWRITTEN] the guest changed its text here; later hits are lost".to_owned()
+        }
+    }
+}
+
+pub(crate) fn end_name(end: &Outcome) -> String {
+    match end {
+        Outcome::PoweredOff => "powered off".to_owned(),
+        Outcome::Reset => "reset".to_owned(),
+        Outcome::Quit => "quit".to_owned(),
+        Outcome::Stopped => "stopped".to_owned(),
+        Outcome::Signal(signal) => format!("signal {signal}"),
+        Outcome::Died(death) => death.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::Gva;
+    use probe_engine::probe::table::ProbeId;
+
+    #[test]
+    fn the_table_says_what_is_out_of_the_ordinary() {
+        let report = |name: &str, state| ProbeReport {
+            id: ProbeId(0),
+            name: name.to_owned(),
+            kind: ProbeKind::Instruction,
+            module: None,
+            enabled: true,
+            address: Gva(0xffff_ffff_8100_0000),
+            hits: 7,
+            missed: Missed::default(),
+            outstanding: 0,
+            state,
+        };
+        let mut returns = report("b", State::Armed(Gva(0)));
+        (returns.kind, returns.outstanding, returns.missed.instance) = (ProbeKind::Return, 2, 40);
+        let gone = report("start_kernel", State::Gone(Gva(0)));
+        let table = table(&[report("a", State::Armed(Gva(0))), gone, returns]);
+        assert_eq!(
+            table,
+            "probe         address                   hits  missed\n\
+             a             0xffffffff81000000           7       0\n\
+             start_kernel  0xffffffff81000000           7       0  [GONE]\n\
+             b%return      0xffffffff81000000           7      40  missed: 40 with too many calls under way (--maxactive); 2 calls have not returned\n"
+        );
+    }
+}

@@ -1,0 +1,359 @@
+//! Where a value comes from: a register, then memory that it leads to.
+
+use super::{LONGEST_RECORD, Scene, value};
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, page_rest};
+use crate::paging::PageFault;
+use crate::regs::Regs;
+use serde::{Deserialize, Serialize};
+
+/// Longest string that is kept, in bytes, as the kernel's own probes do (PATH_MAX).
+pub const LONGEST_STRING: u16 = 4096;
+
+/// Addresses below belong to processes: the lower half of the address space, with 4 and with 5 levels.
+const USER_END: u64 = 1 << 56;
+
+/// A general register, RIP or RFLAGS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the architecture's own names")]
+pub enum Register {
+    Rax,
+    Rbx,
+    Rcx,
+    Rdx,
+    Rsi,
+    Rdi,
+    Rsp,
+    Rbp,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    Rip,
+    Rflags,
+}
+
+impl Register {
+    /// By the name that the kernel's probes have for it (`di`, `ip`, `flags`) or the processor's (`rdi`).
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "ax" | "rax" => Self::Rax,
+            "bx" | "rbx" => Self::Rbx,
+            "cx" | "rcx" => Self::Rcx,
+            "dx" | "rdx" => Self::Rdx,
+            "si" | "rsi" => Self::Rsi,
+            "di" | "rdi" => Self::Rdi,
+            "sp" | "rsp" => Self::Rsp,
+            "bp" | "rbp" => Self::Rbp,
+            "r8" => Self::R8,
+            "r9" => Self::R9,
+            "r10" => Self::R10,
+            "r11" => Self::R11,
+            "r12" => Self::R12,
+            "r13" => Self::R13,
+            "r14" => Self::R14,
+            "r15" => Self::R15,
+            "ip" | "rip" => Self::Rip,
+            "flags" | "rflags" => Self::Rflags,
+            _ => return None,
+        })
+    }
+
+    /// The register of argument `n`, from 0 on (System V ABI, 3.2.3); `None` for those on the stack.
+    #[must_use]
+    pub fn of_argument(n: usize) -> Option<Self> {
+        [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9].get(n).copied()
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn of(self, regs: &Regs) -> u64 {
+        match self {
+            Self::Rax => regs.rax,
+            Self::Rbx => regs.rbx,
+            Self::Rcx => regs.rcx,
+            Self::Rdx => regs.rdx,
+            Self::Rsi => regs.rsi,
+            Self::Rdi => regs.rdi,
+            Self::Rsp => regs.rsp,
+            Self::Rbp => regs.rbp,
+            Self::R8 => regs.r8,
+            Self::R9 => regs.r9,
+            Self::R10 => regs.r10,
+            Self::R11 => regs.r11,
+            Self::R12 => regs.r12,
+            Self::R13 => regs.r13,
+            Self::R14 => regs.r14,
+            Self::R15 => regs.r15,
+            Self::Rip => regs.rip,
+            Self::Rflags => regs.rflags,
+        }
+    }
+}
+
+/// Where a value begins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Base {
+    /// A register.
+    Register(Register),
+    /// Argument `n` of the function, from 0 on, at its entry, also when it is asked for at a return: then only those
+    /// in registers are known.
+    Argument(u8),
+    /// Two arguments in registers from this on, which are one value of up to 16 bytes.
+    Arguments(u8),
+    /// Slot `n` of the stack, of 8 bytes: 0 is where RSP points.
+    Stack(u16),
+    /// A number.
+    Constant(u64),
+    /// An address in the kernel, as it was linked.
+    Kernel(Gva),
+    /// The name of the task that runs.
+    Comm,
+    /// A text.
+    Text(String),
+    /// Nowhere that can be read.
+    Unknown,
+}
+
+/// From one value to the next: 8 bytes of memory at an offset from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hop {
+    /// Bytes from the address that the value is.
+    pub offset: i64,
+    /// Only a process's memory will do.
+    pub user: bool,
+}
+
+/// What is kept in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Read {
+    /// So many low bytes of the value itself, 8 at most, or 16 of two arguments.
+    Word(u8),
+    /// What lies at an offset from the address that the value is.
+    Memory(Hop, What),
+    /// The value as an address, and what lies there. A null pointer leads nowhere.
+    Pointee(What),
+}
+
+/// What is kept of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    /// So many bytes.
+    Bytes(u16),
+    /// Up to a NUL, or so many bytes.
+    String(u16),
+    /// So many pointers to strings.
+    Strings(u16),
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// Where it begins.
+    pub base: Base,
+    /// Over which pointers it goes.
+    pub hops: Vec<Hop>,
+    /// What is kept.
+    pub read: Read,
+}
+
+impl Fetch {
+    /// The low `bytes` of what `base` is.
+    #[must_use]
+    pub fn word(base: Base, bytes: u8) -> Self {
+        Self { base, hops: Vec::new(), read: Read::Word(bytes) }
+    }
+
+    /// Reads the value, and appends it to `record`.
+    pub(super) fn take<M: PhysMemory + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) {
+        let start = record.len();
+        // What is left out takes a byte as well.
+        let room = LONGEST_RECORD.saturating_sub(start);
+        let read = match room {
+            0..LEAST_ROOM => Err(Lack::Missing),
+            _ => self.put(scene, record, room),
+        };
+        if let Err(lack) = read {
+            record.truncate(start);
+            match lack {
+                Lack::Fault(at) => value::put_fault(record, at),
+                Lack::Missing if room > 0 => value::put_missing(record),
+                Lack::Missing => {}
+            }
+        }
+    }
+
+    fn put<M: PhysMemory + ?Sized>(
+        &self,
+        scene: &Scene<'_, M>,
+        record: &mut Vec<u8>,
+        room: usize,
+    ) -> Result<(), Lack> {
+        let mut at = match &self.base {
+            Base::Comm => {
+                value::put_text(record, scene.task.ok_or(Lack::Missing)?.comm_bytes(), false);
+                return Ok(());
+            }
+            Base::Text(text) => {
+                fits(text.len(), room)?;
+                value::put_text(record, text.as_bytes(), false);
+                return Ok(());
+            }
+            Base::Arguments(n) => {
+                let (Read::Word(bytes), low, high) = (self.read, scene.argument(*n)?, scene.argument(n + 1)?)
+                else {
+                    return Err(Lack::Missing);
+                };
+                let words = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
+                value::put_bytes(record, words.get(..usize::from(bytes)).unwrap_or(&words));
+                return Ok(());
+            }
+            Base::Unknown => return Err(Lack::Missing),
+            Base::Register(register) => register.of(scene.regs),
+            Base::Constant(number) => *number,
+            Base::Kernel(link) => link.0.wrapping_add(scene.slide),
+            Base::Argument(n) => scene.argument(*n)?,
+            Base::Stack(n) => scene.stack_slot(u64::from(*n))?,
+        };
+        for hop in &self.hops {
+            at = scene.memory.read_u64(scene.address(at, *hop)?)?;
+        }
+        match self.read {
+            Read::Word(bytes) => {
+                let word = at.to_le_bytes();
+                value::put_bytes(record, word.get(..usize::from(bytes)).unwrap_or(&word));
+                Ok(())
+            }
+            Read::Memory(hop, what) => scene.put(scene.address(at, hop)?, what, record, room),
+            Read::Pointee(what) => {
+                value::put_pointer(record, Gva(at));
+                let start = record.len();
+                let room = room.saturating_sub(value::POINTER);
+                let there = match at {
+                    0 => Err(Lack::Missing),
+                    _ => scene.put(Gva(at), what, record, room),
+                };
+                match there {
+                    Ok(()) => {}
+                    Err(Lack::Fault(at)) => {
+                        record.truncate(start);
+                        value::put_fault(record, at);
+                    }
+                    Err(Lack::Missing) => {
+                        record.truncate(start);
+                        value::put_missing(record);
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Why there is no value.
+enum Lack {
+    /// No memory is mapped there (GVA).
+    Fault(Gva),
+    /// It cannot be known, or there is no room for it.
+    Missing,
+}
+
+impl From<PageFault> for Lack {
+    fn from(fault: PageFault) -> Self {
+        Self::Fault(fault.at)
+    }
+}
+
+/// Room for every value that keeps no more than a pointer and a word.
+const LEAST_ROOM: usize = 2 * value::LONGEST_HEAD;
+
+fn fits(len: usize, room: usize) -> Result<(), Lack> {
+    if len + value::LONGEST_HEAD <= room { Ok(()) } else { Err(Lack::Missing) }
+}
+
+impl<M: PhysMemory + ?Sized> Scene<'_, M> {
+    /// Argument `n` of the function, from 0 on.
+    fn argument(&self, n: u8) -> Result<u64, Lack> {
+        let n = usize::from(n);
+        match (self.entered_with, Register::of_argument(n)) {
+            (Some(args), _) => args.get(n).copied().ok_or(Lack::Missing),
+            (None, Some(register)) => Ok(register.of(self.regs)),
+            // Behind the six in registers, and behind the return address.
+            (None, None) => self.stack_slot(n as u64 - 5),
+        }
+    }
+
+    fn stack_slot(&self, n: u64) -> Result<u64, Lack> {
+        Ok(self.memory.read_u64(Gva(self.regs.rsp).add(8 * n))?)
+    }
+
+    /// Where a hop leads; a fault when that has to be a process's memory and is not.
+    fn address(&self, from: u64, hop: Hop) -> Result<Gva, Lack> {
+        let at = Gva(from).offset(hop.offset);
+        if hop.user && at.0 >= USER_END { Err(Lack::Fault(at)) } else { Ok(at) }
+    }
+
+    /// Appends what lies at `at`.
+    fn put(&self, at: Gva, what: What, record: &mut Vec<u8>, room: usize) -> Result<(), Lack> {
+        match what {
+            What::Bytes(len) => {
+                let len = usize::from(len);
+                fits(len, room)?;
+                Ok(self.memory.read(at, value::put_room(record, len))?)
+            }
+            What::String(most) => self.put_string(at, most, record, room),
+            What::Strings(count) => {
+                let end = record.len() + room;
+                value::put_count(record, count);
+                for n in 0..u64::from(count) {
+                    let room = end.saturating_sub(record.len());
+                    fits(value::LONGEST_HEAD, room)?;
+                    let start = record.len();
+                    let string = self.memory.read_u64(at.add(8 * n));
+                    let put = string
+                        .map_err(Lack::from)
+                        .and_then(|string| self.put_string(Gva(string), LONGEST_STRING, record, room));
+                    match put {
+                        Err(Lack::Fault(at)) => {
+                            record.truncate(start);
+                            value::put_fault(record, at);
+                        }
+                        put => put?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends the string at `at`, or its beginning.
+    fn put_string(&self, at: Gva, most: u16, record: &mut Vec<u8>, room: usize) -> Result<(), Lack> {
+        let start = record.len();
+        let most = usize::from(most).min(room.saturating_sub(value::LONGEST_HEAD));
+        value::put_text(record, &[], false);
+        let text = record.len();
+        let mut next = at;
+        loop {
+            let have = record.len();
+            let piece = page_rest(next).min(most.saturating_sub(have - text)).min(256);
+            if piece == 0 {
+                value::finish_text(record, start, true);
+                return Ok(());
+            }
+            record.resize(have + piece, 0);
+            let bytes = record.get_mut(have..).unwrap_or_default();
+            self.memory.read(next, bytes)?;
+            if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
+                record.truncate(have + end);
+                value::finish_text(record, start, false);
+                return Ok(());
+            }
+            next = next.add(piece as u64);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Which hits count: a condition on what was read.
+
+use super::Field;
+use super::shape::Shape;
+use super::value::{Value, Values};
+use crate::linux::glob::Glob;
+use crate::linux::task::Task;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A condition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Filter {
+    /// All of them.
+    All(Vec<Filter>),
+    /// One of them at least.
+    Any(Vec<Filter>),
+    /// Not this one.
+    Not(Box<Filter>),
+    /// A comparison. One with what could not be read does not hold, whichever it is.
+    Test(Operand, Test),
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operand {
+    /// Field `n` of the capture.
+    Field(u16),
+    /// The pid of the thread that runs, as the kernel's events have it.
+    Pid,
+    /// The name of the task that runs.
+    Comm,
+    /// The vCPU.
+    Cpu,
+    /// The address of the probe.
+    Ip,
+}
+
+/// How.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Test {
+    /// With a number.
+    Number(Order, i128),
+    /// Any of these bits is set.
+    Bits(u64),
+    /// With a string: whether it is equal.
+    Text(bool, String),
+    /// With a pattern.
+    Glob(Glob),
+    /// Is in one of these ranges.
+    Among(Vec<Range<u32>>),
+}
+
+/// How numbers are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Order {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+/// What a condition can ask about besides fields.
+#[derive(Clone, Copy)]
+pub struct Circumstances<'a> {
+    /// The vCPU.
+    pub cpu: usize,
+    /// The task that runs.
+    pub task: Option<&'a Task>,
+    /// RIP.
+    pub ip: u64,
+}
+
+/// Deepest nesting that is looked at; [compiling](crate::lang) stays below it.
+const DEEPEST: usize = 128;
+
+impl Filter {
+    /// Whether a hit with these values counts.
+    #[must_use]
+    pub fn passes(&self, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>) -> bool {
+        self.holds(fields, values, at, DEEPEST)
+    }
+
+    fn holds(&self, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>, depth: usize) -> bool {
+        if depth == 0 {
+            return false;
+        }
+        let inner = |filter: &Self| filter.holds(fields, values, at, depth - 1);
+        match self {
+            Self::All(filters) => filters.iter().all(inner),
+            Self::Any(filters) => filters.iter().any(inner),
+            Self::Not(filter) => !inner(filter),
+            Self::Test(operand, test) => operand.meets(test, fields, values, at).unwrap_or(false),
+        }
+    }
+}
+
+impl Operand {
+    fn meets(
+        self,
+        test: &Test,
+        fields: &[Field],
+        values: Values<'_>,
+        at: &Circumstances<'_>,
+    ) -> Option<bool> {
+        match self {
+            Self::Field(n) => {
+                let (shape, value) =
+                    (&fields.get(usize::from(n))?.shape, values.clone().nth(usize::from(n))?);
+                match test {
+                    Test::Text(..) | Test::Glob(_) => match (shape, value) {
+                        (Shape::Text, Value::Bytes(bytes)) => {
+                            test.text(bytes.split(|byte| *byte == 0).next().unwrap_or_default())
+                        }
+                        _ => test.text(value.text()?),
+                    },
+                    _ => test.number(number(shape, &value)?),
+                }
+            }
+            Self::Pid => test.number(at.task?.pid.into()),
+            Self::Cpu => test.number(at.cpu as i128),
+            Self::Ip => test.number(at.ip.into()),
+            Self::Comm => test.text(at.task?.comm_bytes()),
+        }
+    }
+}
+
+/// A value as a number, with or without sign as its shape says.
+pub(super) fn number(shape: &Shape, value: &Value<'_>) -> Option<i128> {
+    match shape {
+        Shape::Signed | Shape::Result | Shape::Enum(_) => value.signed().map(i128::from),
+        Shape::BitField { low, width, of } => {
+            let unused = 64 - u32::from(*width).clamp(1, 64);
+            let top = value.number()?.checked_shr(u32::from(*low))? << unused;
+            Some(match **of {
+                Shape::Signed | Shape::Enum(_) | Shape::Result => (top.cast_signed() >> unused).into(),
+                _ => (top >> unused).into(),
+            })
+        }
+        _ => value.number().map(i128::from),
+    }
+}
+
+impl Test {
+    fn number(&self, is: i128) -> Option<bool> {
+        Some(match self {
+            Self::Number(order, than) => match order {
+                Order::Equal => is == *than,
+                Order::NotEqual => is != *than,
+                Order::Less => is < *than,
+                Order::LessOrEqual => is <= *than,
+                Order::Greater => is > *than,
+                Order::GreaterOrEqual => is >= *than,
+            },
+            Self::Bits(bits) => is as u64 & bits != 0,
+            Self::Among(ranges) => {
+                let is = u32::try_from(is).ok()?;
+                ranges.iter().any(|range| range.contains(&is))
+            }
+            Self::Text(..) | Self::Glob(_) => return None,
+        })
+    }
+
+    fn text(&self, is: &[u8]) -> Option<bool> {
+        match self {
+            Self::Text(equal, text) => Some((is == text.as_bytes()) == *equal),
+            Self::Glob(glob) => Some(glob.matches_bytes(is)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What is read at a hit, and how it is shown.
+//!
+//! All that needs the kernel's types and symbols is settled before the guest runs: a [`Capture`] is plain data that says
+//! which registers to take, which pointers to follow, and how many bytes to keep. At a hit it only reads. What it gives is
+//! a record of bytes, which a reader turns into text by the same `Capture`, later and elsewhere.
+
+mod fetch;
+pub mod filter;
+mod flags;
+pub mod names;
+pub mod shape;
+pub mod typed;
+mod value;
+
+pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, Register, What};
+pub use value::{Value, Values};
+
+use crate::linux::task::Task;
+use crate::memory::{PhysMemory, VirtMemory};
+use crate::regs::Regs;
+use filter::{Circumstances, Filter};
+use serde::{Deserialize, Serialize};
+use shape::Shape;
+
+/// Most bytes of one record. What does not fit is left out, and shown as such.
+pub const LONGEST_RECORD: usize = 16 << 10;
+
+/// What is read at each hit of a probe.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Capture {
+    /// The values, in the order in which they are shown.
+    pub fields: Vec<Field>,
+    /// Which hits count; all without one.
+    pub filter: Option<Filter>,
+}
+
+/// One value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// What it is called.
+    pub name: String,
+    /// Where it comes from.
+    pub fetch: Fetch,
+    /// How it is shown.
+    pub shape: Shape,
+}
+
+/// The guest at a hit.
+pub struct Scene<'a, M: PhysMemory + ?Sized> {
+    /// The registers.
+    pub regs: &'a Regs,
+    /// At a return: the registers of the arguments at the function's entry.
+    pub entered_with: Option<[u64; 6]>,
+    /// The memory, by the page tables of the moment.
+    pub memory: &'a VirtMemory<'a, M>,
+    /// What KASLR added to the kernel's link-time addresses.
+    pub slide: u64,
+    /// The task that runs, if it can be told.
+    pub task: Option<&'a Task>,
+    /// The vCPU.
+    pub cpu: usize,
+}
+
+impl Capture {
+    /// Whether there is nothing to read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.fields.is_empty() && self.filter.is_none()
+    }
+
+    /// Reads all values behind what is in `record`, which never gets longer than [`LONGEST_RECORD`] by it and needs no
+    /// allocation when it has that capacity. Says whether the hit counts; `record` is as before when it does not.
+    pub fn take<M: PhysMemory + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) -> bool {
+        let start = record.len();
+        for field in &self.fields {
+            field.fetch.take(scene, record);
+        }
+        let Some(filter) = &self.filter else { return true };
+        let circumstances = Circumstances { cpu: scene.cpu, task: scene.task, ip: scene.regs.rip };
+        let values = Values::of(record.get(start..).unwrap_or_default());
+        let passes = filter.passes(&self.fields, values, &circumstances);
+        if !passes {
+            record.truncate(start);
+        }
+        passes
+    }
+
+    /// The values of a record that this has [taken](Self::take), each with its field.
+    pub fn values<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = (&'a Field, Value<'a>)> {
+        self.fields.iter().zip(Values::of(record))
+    }
+}
+
+#[cfg(test)]
+mod tests;

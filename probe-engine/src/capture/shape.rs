@@ -1,0 +1,381 @@
+//! How a value is shown: as text for people, or as JSON.
+
+use super::names::{self, Names};
+use super::value::Value;
+use crate::addr::Gva;
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt::{self, Write};
+
+/// How a value is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Shape {
+    /// A decimal number.
+    Unsigned,
+    /// A decimal number with its sign.
+    Signed,
+    /// An octal number, as modes of files are.
+    Octal,
+    /// A hexadecimal number.
+    Hex,
+    /// `true` or `false`.
+    Bool,
+    /// A character.
+    Char,
+    /// An address as the symbol there.
+    Symbol,
+    /// The name of a number of an enumeration.
+    Enum(Vec<(i64, String)>),
+    /// The names of bits.
+    Flags(Vec<Flag>),
+    /// A number that is an error when it is from -4095 to -1.
+    Result,
+    /// An address, which is an error when it is one of the last 4,095, and shown with what lies there if that was read.
+    Pointer(Option<Box<Shape>>),
+    /// A string, or bytes up to a NUL.
+    Text,
+    /// A part of a number.
+    BitField {
+        /// Bits below it.
+        low: u8,
+        /// Bits of it.
+        width: u8,
+        /// How it is shown.
+        of: Box<Shape>,
+    },
+    /// So many values of one kind.
+    Array {
+        /// How many.
+        count: u16,
+        /// How each is shown.
+        of: Box<Shape>,
+    },
+    /// The members of a structure, of which there may be more.
+    Struct {
+        /// Those that are shown.
+        members: Vec<Member>,
+        /// Whether it has others.
+        more: bool,
+    },
+}
+
+/// A member of a structure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Where it lies, in bytes from the start of the structure.
+    pub offset: u16,
+    /// How many bytes it has.
+    pub len: u16,
+    /// How it is shown.
+    pub shape: Shape,
+}
+
+/// A name for a value of some bits of a number: `O_WRONLY` is 1 in the bits of 3.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flag {
+    /// Which bits.
+    pub mask: u64,
+    /// Their value.
+    pub value: u64,
+    /// Its name.
+    pub name: String,
+}
+
+/// A value with its shape: displayed as text, serialised as JSON would have it.
+#[derive(Clone, Copy)]
+pub struct Shown<'a> {
+    /// How.
+    pub shape: &'a Shape,
+    /// What.
+    pub value: Value<'a>,
+    /// The symbols at addresses.
+    pub names: Names<'a>,
+}
+
+/// Most structures and arrays in each other that are shown.
+const DEEPEST: usize = 8;
+
+impl<'a> Shown<'a> {
+    fn of(self, shape: &'a Shape, value: Value<'a>) -> Self {
+        Self { shape, value, names: self.names }
+    }
+
+    /// A part of a structure's or an array's bytes.
+    fn part(self, shape: &'a Shape, at: usize, len: usize) -> Self {
+        let value = match self.value {
+            Value::Bytes(bytes) => {
+                at.checked_add(len).and_then(|end| bytes.get(at..end)).map_or(Value::Missing, Value::Bytes)
+            }
+            Value::Fault(at) => Value::Fault(at),
+            _ => Value::Missing,
+        };
+        self.of(shape, value)
+    }
+
+    /// The elements of an array.
+    fn elements(self, count: u16, of: &'a Shape) -> impl Iterator<Item = Self> {
+        let len = match self.value {
+            Value::Bytes(bytes) => bytes.len() / usize::from(count.max(1)),
+            _ => 0,
+        };
+        let texts = match self.value {
+            Value::Texts(texts) => Some(texts),
+            _ => None,
+        };
+        let parts = (0..usize::from(count))
+            .map(move |n| self.part(of, n * len, len))
+            .filter(move |_| texts.is_none());
+        parts.chain(texts.into_iter().flatten().map(move |text| self.of(of, text)))
+    }
+
+    fn members(self, members: &'a [Member]) -> impl Iterator<Item = (&'a str, Self)> {
+        members.iter().map(move |member| {
+            let part = self.part(&member.shape, usize::from(member.offset), usize::from(member.len));
+            (member.name.as_str(), part)
+        })
+    }
+
+    /// What a pointer leads to.
+    fn pointee(self, shape: &'a Shape) -> Option<Self> {
+        match self.value {
+            Value::Pointer { mut to, .. } => {
+                let value = to.next().filter(|value| *value != Value::Missing)?;
+                Some(self.of(shape, value))
+            }
+            _ => None,
+        }
+    }
+
+    fn text(self, f: &mut impl Write, depth: usize) -> fmt::Result {
+        if depth == 0 {
+            return f.write_str("...");
+        }
+        match (self.shape, self.value) {
+            (_, Value::Missing) => return f.write_str("(missing)"),
+            (_, Value::Fault(_)) => return f.write_str("(fault)"),
+            (Shape::Struct { members, more }, _) => {
+                let mut comma = "";
+                f.write_char('{')?;
+                for (name, member) in self.members(members) {
+                    write!(f, "{comma}{name}=")?;
+                    member.text(f, depth - 1)?;
+                    comma = ", ";
+                }
+                return write!(f, "{}}}", if *more { "..." } else { "" });
+            }
+            (Shape::Array { count, of }, _) => {
+                let mut comma = "";
+                f.write_char('{')?;
+                for element in self.elements(*count, of) {
+                    f.write_str(comma)?;
+                    element.text(f, depth - 1)?;
+                    comma = ",";
+                }
+                return f.write_char('}');
+            }
+            (Shape::Text, Value::Pointer { at, .. }) => {
+                return match self.pointee(self.shape) {
+                    Some(text) if matches!(text.value, Value::Fault(_)) => write!(f, "{at} (not present)"),
+                    Some(text) => text.text(f, depth - 1),
+                    None => f.write_str("NULL"),
+                };
+            }
+            (Shape::Text, Value::Bytes(bytes)) => return quoted(f, up_to_nul(bytes), false),
+            (Shape::Text, Value::Text { bytes, cut }) => return quoted(f, bytes, cut),
+            (Shape::Pointer(Some(to)), Value::Pointer { at, .. }) => {
+                return match self.pointee(to) {
+                    Some(pointee) if matches!(pointee.value, Value::Fault(_)) => {
+                        self.number(f, at.0)?;
+                        f.write_str(if names::errno_of(at.0).is_some() { "" } else { " (not present)" })
+                    }
+                    Some(pointee) => pointee.text(f, depth - 1),
+                    None => f.write_str("NULL"),
+                };
+            }
+            (Shape::BitField { low, width, of }, _) => {
+                let Some(bytes) = self.value.number().map(|number| cut_out(number, *low, *width, of)) else {
+                    return f.write_str("(missing)");
+                };
+                return self.of(of, Value::Bytes(&bytes)).text(f, depth - 1);
+            }
+            _ => {}
+        }
+        match self.value.number() {
+            Some(number) => self.number(f, number),
+            None => f.write_str("(missing)"),
+        }
+    }
+
+    /// A number that is no bit-field.
+    fn number(self, f: &mut impl Write, number: u64) -> fmt::Result {
+        let signed = self.value.signed().unwrap_or_default();
+        match self.shape {
+            Shape::Unsigned => write!(f, "{number}"),
+            Shape::Signed => write!(f, "{signed}"),
+            Shape::Octal => write!(f, "{number:#o}"),
+            Shape::Bool => write!(f, "{}", number != 0),
+            Shape::Char => match char::from(number as u8) {
+                c @ ' '..='~' => write!(f, "'{c}'"),
+                _ => write!(f, "'\\x{:02x}'", number as u8),
+            },
+            Shape::Symbol => match (self.names)(Gva(number)) {
+                Some(name) => f.write_str(&name),
+                None => write!(f, "{number:#x}"),
+            },
+            Shape::Enum(names) => {
+                match names.iter().find(|(value, _)| *value == signed || *value == number.cast_signed()) {
+                    Some((_, name)) => f.write_str(name),
+                    None => write!(f, "{signed}"),
+                }
+            }
+            Shape::Flags(flags) => show_flags(f, flags, number),
+            Shape::Result => match names::errno(signed) {
+                Some(name) => write!(f, "{signed} ({name})"),
+                None => write!(f, "{signed}"),
+            },
+            Shape::Pointer(_) => match (number, names::errno_of(number)) {
+                (0, _) => f.write_str("NULL"),
+                (_, Some(name)) => write!(f, "{} ({name})", number.cast_signed()),
+                (_, None) => write!(f, "{number:#x}"),
+            },
+            Shape::Hex
+            | Shape::Text
+            | Shape::BitField { .. }
+            | Shape::Array { .. }
+            | Shape::Struct { .. } => write!(f, "{number:#x}"),
+        }
+    }
+
+    fn json<S: Serializer>(self, serializer: S, depth: usize) -> Result<S::Ok, S::Error> {
+        match (self.shape, self.value) {
+            (_, Value::Missing) => serializer.serialize_none(),
+            _ if depth == 0 => serializer.serialize_none(),
+            (_, Value::Fault(at)) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry("fault", &at.to_string())?;
+                map.end()
+            }
+            (Shape::Struct { members, .. }, _) => {
+                let mut map = serializer.serialize_map(Some(members.len()))?;
+                for (name, member) in self.members(members) {
+                    map.serialize_entry(name, &Json(member, depth - 1))?;
+                }
+                map.end()
+            }
+            (Shape::Array { count, of }, _) => {
+                let mut seq = serializer.serialize_seq(None)?;
+                for element in self.elements(*count, of) {
+                    seq.serialize_element(&Json(element, depth - 1))?;
+                }
+                seq.end()
+            }
+            (Shape::Text, Value::Pointer { .. }) => match self.pointee(self.shape) {
+                Some(text) => text.json(serializer, depth - 1),
+                None => serializer.serialize_none(),
+            },
+            (Shape::Text, Value::Bytes(bytes)) => {
+                serializer.serialize_str(&String::from_utf8_lossy(up_to_nul(bytes)))
+            }
+            (Shape::Text, Value::Text { bytes, .. }) => {
+                serializer.serialize_str(&String::from_utf8_lossy(bytes))
+            }
+            (Shape::Pointer(Some(to)), Value::Pointer { at, .. }) => {
+                let mut map = serializer.serialize_map(Some(2))?;
+                map.serialize_entry("pointer", &at.to_string())?;
+                if let Some(pointee) = self.pointee(to) {
+                    map.serialize_entry("to", &Json(pointee, depth - 1))?;
+                }
+                map.end()
+            }
+            (Shape::BitField { low, width, of }, value) => match value.number() {
+                Some(number) => {
+                    let bytes = cut_out(number, *low, *width, of);
+                    self.of(of, Value::Bytes(&bytes)).json(serializer, depth - 1)
+                }
+                None => serializer.serialize_none(),
+            },
+            (Shape::Unsigned, value) => serializer.serialize_some(&value.number()),
+            (Shape::Signed | Shape::Result, value) => serializer.serialize_some(&value.signed()),
+            (Shape::Bool, value) => serializer.serialize_some(&value.number().map(|number| number != 0)),
+            _ => {
+                let mut text = String::new();
+                // Writing to a string does not fail.
+                let _ = self.text(&mut text, depth);
+                serializer.serialize_str(&text)
+            }
+        }
+    }
+}
+
+/// Serialises down to a depth.
+struct Json<'a>(Shown<'a>, usize);
+
+impl Serialize for Json<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.json(serializer, self.1)
+    }
+}
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.json(serializer, DEEPEST)
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.text(f, DEEPEST)
+    }
+}
+
+/// Bits of a number, extended with the highest of them where that is a sign.
+fn cut_out(number: u64, low: u8, width: u8, shape: &Shape) -> [u8; 8] {
+    let width = u32::from(width).clamp(1, 64);
+    let top = number.checked_shr(u32::from(low)).unwrap_or(0) << (64 - width);
+    let bits = match shape {
+        Shape::Signed | Shape::Enum(_) | Shape::Result => (top.cast_signed() >> (64 - width)).cast_unsigned(),
+        _ => top >> (64 - width),
+    };
+    bits.to_le_bytes()
+}
+
+fn show_flags(f: &mut impl Write, flags: &[Flag], number: u64) -> fmt::Result {
+    let mut rest = number;
+    let mut bar = "";
+    // What has several bits comes before those that are among them.
+    for flag in flags.iter().filter(|flag| number & flag.mask == flag.value) {
+        if flag.value != 0 && rest & flag.value == 0 {
+            continue;
+        }
+        rest &= !flag.mask;
+        write!(f, "{bar}{}", flag.name)?;
+        bar = "|";
+    }
+    if rest != 0 || bar.is_empty() { write!(f, "{bar}{rest:#x}") } else { Ok(()) }
+}
+
+fn up_to_nul(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+/// A string of the guest, which may hold anything.
+fn quoted(f: &mut impl Write, bytes: &[u8], cut: bool) -> fmt::Result {
+    f.write_char('"')?;
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '"' | '\\' => write!(f, "\\{c}")?,
+                '\n' => f.write_str("\\n")?,
+                '\t' => f.write_str("\\t")?,
+                c if c.is_control() => write!(f, "\\x{:02x}", u32::from(c))?,
+                c => f.write_char(c)?,
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(f, "\\x{byte:02x}")?;
+        }
+    }
+    f.write_str(if cut { "\"..." } else { "\"" })
+}

@@ -1,0 +1,392 @@
+//! What to read of a call, by the function's own parameters and types: what a jprobe gave.
+//!
+//! Where parameters are is told by the System V ABI for x86-64 (3.2.3); the kernel uses no floating-point registers.
+
+use super::flags;
+use super::shape::{Member, Shape};
+use super::{Base, Fetch, Field, Hop, LONGEST_STRING, Read, Register, What};
+use crate::linux::btf::{Btf, Kind, Modifier, Prototype, Structure, TypeId};
+
+/// Largest structure that is shown with its members though nobody asked for that, in bytes.
+const SMALL: u32 = 64;
+/// Most members of one that are shown.
+const MOST_MEMBERS: usize = 32;
+/// Most elements of an array that are shown.
+const MOST_ELEMENTS: u32 = 16;
+/// Most bytes that are read of a structure.
+const MOST_BYTES: u64 = 4096;
+/// Longest string that is read of an argument.
+const STRING: u16 = 512;
+/// Anonymous structures in each other, typedefs of typedefs.
+const DEEPEST: usize = 16;
+/// Argument registers.
+const REGISTERS: u8 = 6;
+
+/// How much of what a pointer leads to is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Expand {
+    /// Strings, and structures of some 64 bytes.
+    #[default]
+    Small,
+    /// All structures, one level deep.
+    All,
+}
+
+/// A function whose arguments cannot be told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoArguments {
+    /// The compiler made another function of it.
+    #[error("the compiler has changed the parameters of `{0}` (its name says so)")]
+    Changed(String),
+    /// The kernel's type information does not have it.
+    #[error("the kernel's type information does not have `{0}`")]
+    Unknown(String),
+}
+
+/// Whether the name of a function says that the compiler has changed its parameters: `.isra` removed or split them,
+/// `.constprop` fixed one, `.part` is a piece of a function, `.cold` as well.
+#[must_use]
+pub fn is_changed(function: &str) -> bool {
+    [".isra.", ".constprop.", ".part.", ".cold"].iter().any(|suffix| function.contains(suffix))
+}
+
+/// The parameters of `function`.
+///
+/// # Errors
+/// [`NoArguments`], the reason.
+pub fn prototype<'a>(btf: &Btf<'a>, function: &str) -> Result<Prototype<'a>, NoArguments> {
+    if is_changed(function) {
+        return Err(NoArguments::Changed(function.to_owned()));
+    }
+    match btf.function(function) {
+        Some(found) => Ok(found.prototype),
+        None => Err(NoArguments::Unknown(function.to_owned())),
+    }
+}
+
+/// What to read at the entry of `function` to show its arguments.
+///
+/// # Errors
+/// [`NoArguments`], the reason.
+pub fn arguments(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Vec<Field>, NoArguments> {
+    let types = Types { btf, owner: function, expand };
+    let mut places = Places::default();
+    let parameters = prototype(btf, function)?.parameters().enumerate();
+    Ok(parameters
+        .map(|(n, (name, ty))| {
+            let name = if name.is_empty() { format!("arg{}", n + 1) } else { name.to_owned() };
+            let (fetch, shape) = types.argument(&name, ty, places.next(btf, ty));
+            Field { name, fetch, shape }
+        })
+        .collect())
+}
+
+/// What to read when `function` has returned to show its value; `None` for `void`.
+///
+/// # Errors
+/// [`NoArguments`], the reason.
+pub fn return_value(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Option<Field>, NoArguments> {
+    let types = Types { btf, owner: function, expand };
+    let ty = prototype(btf, function)?.returns;
+    let Some(size) = btf.size(ty) else { return Ok(None) };
+    let base = Base::Register(Register::Rax);
+    let (read, shape) = match types.shape("", ty) {
+        Shape::Signed if size >= 4 => (Read::Word(size as u8), Shape::Result),
+        // Addresses and errors alike.
+        Shape::Unsigned if size == 8 => (Read::Word(8), Shape::Pointer(None)),
+        Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
+        Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
+        shape => (Read::Word(size.min(8) as u8), shape),
+    };
+    let fetch = Fetch { base, hops: Vec::new(), read };
+    Ok(Some(Field { name: "return".to_owned(), fetch, shape }))
+}
+
+/// Where an argument is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArgumentPlace {
+    /// Slot `n`: 0 to 5 are registers, from 6 on words on the stack.
+    Slot(u8),
+    /// Two registers from this on.
+    Pair(u8),
+    /// On the stack as a whole, from this slot on.
+    Stack(u8),
+    /// Nowhere that can be read.
+    Nowhere,
+}
+
+/// Gives the arguments of one function their places, in their order.
+#[derive(Debug, Default)]
+pub struct Places {
+    registers: u8,
+    words: u8,
+}
+
+impl Places {
+    /// Where the next one is, of this type.
+    pub fn next(&mut self, btf: &Btf<'_>, ty: TypeId) -> ArgumentPlace {
+        let Some(plain) = btf.plain(ty) else { return ArgumentPlace::Nowhere };
+        let words = btf.size(ty).unwrap_or(8).div_ceil(8);
+        match (plain.kind, words) {
+            (Kind::Float { .. }, _) => ArgumentPlace::Nowhere,
+            (_, 1) if self.registers < REGISTERS => ArgumentPlace::Slot(self.take(1)),
+            (_, 2) if self.registers + 1 < REGISTERS => ArgumentPlace::Pair(self.take(2)),
+            (Kind::Structure(_), 1..=16) => ArgumentPlace::Stack(self.push(words as u8)),
+            (_, 1) => ArgumentPlace::Slot(self.push(1)),
+            _ => ArgumentPlace::Nowhere,
+        }
+    }
+
+    fn take(&mut self, count: u8) -> u8 {
+        let first = self.registers;
+        self.registers += count;
+        first
+    }
+
+    fn push(&mut self, count: u8) -> u8 {
+        let first = REGISTERS + self.words;
+        self.words = self.words.saturating_add(count).min(u8::MAX - REGISTERS);
+        first
+    }
+}
+
+impl ArgumentPlace {
+    /// Its value; `None` for one that is no single word.
+    #[must_use]
+    pub fn base(self) -> Option<Base> {
+        match self {
+            Self::Slot(n) => Some(Base::Argument(n)),
+            Self::Pair(_) | Self::Stack(_) | Self::Nowhere => None,
+        }
+    }
+}
+
+/// How values are read and shown by their types. `owner` is the function or structure that they belong to.
+struct Types<'a> {
+    btf: &'a Btf<'a>,
+    owner: &'a str,
+    expand: Expand,
+}
+
+impl Types<'_> {
+    fn argument(&self, name: &str, ty: TypeId, place: ArgumentPlace) -> (Fetch, Shape) {
+        let size = self.btf.size(ty).unwrap_or(8);
+        let shape = self.shape(name, ty);
+        let bytes = |base, read| Fetch { base, hops: Vec::new(), read };
+        match place {
+            ArgumentPlace::Slot(n) => {
+                let base = Base::Argument(n);
+                match shape {
+                    Shape::Pointer(_) | Shape::Text => {
+                        let (read, shape) = self.pointer(name, ty);
+                        (bytes(base, read), shape)
+                    }
+                    shape => (Fetch::word(base, size.min(8) as u8), shape),
+                }
+            }
+            ArgumentPlace::Pair(n) => (Fetch::word(Base::Arguments(n), size.min(16) as u8), shape),
+            ArgumentPlace::Stack(n) => {
+                let hop = Hop { offset: 8 * (i64::from(n) - 5), user: false };
+                (
+                    bytes(
+                        Base::Register(Register::Rsp),
+                        Read::Memory(hop, What::Bytes(size.min(MOST_BYTES) as u16)),
+                    ),
+                    shape,
+                )
+            }
+            ArgumentPlace::Nowhere => (Fetch::word(Base::Unknown, 8), Shape::Hex),
+        }
+    }
+
+    /// How a pointer is read, and shown.
+    fn pointer(&self, name: &str, ty: TypeId) -> (Read, Shape) {
+        match self.shape(name, ty) {
+            Shape::Text => (Read::Pointee(What::String(STRING.min(LONGEST_STRING))), Shape::Text),
+            Shape::Pointer(Some(to)) => {
+                let bytes = shown_bytes(&to).min(MOST_BYTES) as u16;
+                (Read::Pointee(What::Bytes(bytes)), Shape::Pointer(Some(to)))
+            }
+            shape => (Read::Word(8), shape),
+        }
+    }
+
+    /// How a value of this type is shown that is called `name`.
+    fn shape(&self, name: &str, ty: TypeId) -> Shape {
+        let mut id = ty;
+        let mut typedef = "";
+        for _ in 0..DEEPEST {
+            let Some(found) = self.btf.get(id) else { return Shape::Hex };
+            match found.kind {
+                Kind::Typedef(to) => {
+                    if typedef.is_empty() {
+                        typedef = found.name();
+                    }
+                    if let Some(shape) = flags::of_typedef(self.btf, found.name()) {
+                        return shape;
+                    }
+                    id = to;
+                }
+                Kind::Modifier { ty, .. } => id = ty,
+                Kind::Int(int) => {
+                    return match flags::of_member(self.owner, name) {
+                        Some(flags) => Shape::Flags(flags),
+                        None if int.is_bool => Shape::Bool,
+                        None if found.name() == "char" && typedef.is_empty() => Shape::Char,
+                        None if int.is_signed => Shape::Signed,
+                        None if flags::is_bit_pattern(name, typedef) => Shape::Hex,
+                        None => Shape::Unsigned,
+                    };
+                }
+                Kind::Enumeration(values) => {
+                    return Shape::Enum(
+                        values.values().map(|(name, value)| (value, name.to_owned())).collect(),
+                    );
+                }
+                Kind::Pointer(to) => return self.pointer_shape(name, to),
+                Kind::Structure(structure) => return self.structure(structure, self.expand == Expand::All),
+                Kind::Array { element, count } => return self.array(element, count),
+                _ => return Shape::Hex,
+            }
+        }
+        Shape::Hex
+    }
+
+    fn pointer_shape(&self, name: &str, to: TypeId) -> Shape {
+        let Some(pointee) = self.btf.plain(to) else { return Shape::Pointer(None) };
+        match pointee.kind {
+            Kind::Prototype(_) => Shape::Symbol,
+            Kind::Int(int) if int.bytes == 1 && pointee.name() == "char" && is_string(self.btf, name, to) => {
+                Shape::Text
+            }
+            Kind::Structure(structure)
+                if !structure.is_union && (self.expand == Expand::All || is_small(structure)) =>
+            {
+                let inner = Self { btf: self.btf, owner: pointee.name(), expand: Expand::Small };
+                Shape::Pointer(Some(Box::new(inner.structure(structure, false))))
+            }
+            _ => Shape::Pointer(None),
+        }
+    }
+
+    /// The members of a structure; those of anonymous ones in it are its own, of a union the first.
+    fn structure(&self, structure: Structure<'_>, nested: bool) -> Shape {
+        let mut members = Vec::new();
+        let mut more = false;
+        let mut open = vec![(structure, 0u64)];
+        // Innermost first, so that members come in their order.
+        let mut steps = 0;
+        let mut queue: Vec<(TypeId, &str, u64, Option<u8>)> = Vec::new();
+        while let Some((next, base)) = open.pop() {
+            let shown = if next.is_union { 1 } else { usize::MAX };
+            let inner: Vec<_> =
+                next.members().take(shown).map(|m| (m.ty, m.name, base + m.bit, m.bits)).collect();
+            more |= next.is_union && next.members().count() > 1;
+            queue.extend(inner.into_iter().rev());
+            while let Some((ty, name, bit, bits)) = queue.pop() {
+                steps += 1;
+                if steps > 4 * MOST_MEMBERS || members.len() == MOST_MEMBERS {
+                    more = true;
+                    queue.clear();
+                    break;
+                }
+                let anonymous = self.btf.plain(ty).and_then(|ty| ty.structure()).filter(|_| name.is_empty());
+                if let Some(anonymous) = anonymous {
+                    open.push((anonymous, bit));
+                    break;
+                }
+                match self.member(name, ty, bit, bits, nested) {
+                    Some(member) => members.push(member),
+                    None => more = true,
+                }
+            }
+        }
+        Shape::Struct { members, more }
+    }
+
+    /// A member; `None` for one that is not shown.
+    fn member(&self, name: &str, ty: TypeId, bit: u64, bits: Option<u8>, nested: bool) -> Option<Member> {
+        let size = self.btf.size(ty)?;
+        let plain = self.btf.plain(ty)?;
+        let inner = Self { btf: self.btf, owner: self.owner, expand: Expand::Small };
+        let (shape, len) = match (plain.kind, bits) {
+            (_, Some(width)) => {
+                let low = (bit % 8) as u8;
+                let of = Box::new(inner.shape(name, ty));
+                let len = (u64::from(low) + u64::from(width)).div_ceil(8);
+                (Shape::BitField { low, width, of }, len)
+            }
+            (Kind::Structure(structure), None) if structure.size <= 8 || nested => {
+                (inner.structure(structure, false), size)
+            }
+            (Kind::Structure(_), None) => return None,
+            (Kind::Array { element, count }, None) => {
+                let shape = inner.array(element, count);
+                let shown = match shape {
+                    Shape::Array { count: shown, .. } => size / u64::from(count.max(1)) * u64::from(shown),
+                    _ => size,
+                };
+                (shape, shown)
+            }
+            // What they lead to is another level.
+            (Kind::Pointer(_), None) => match inner.shape(name, ty) {
+                Shape::Symbol => (Shape::Symbol, size),
+                _ => (Shape::Pointer(None), size),
+            },
+            (_, None) => (inner.shape(name, ty), size),
+        };
+        let offset = u16::try_from(bit / 8).ok().filter(|_| bits.is_some() || bit.is_multiple_of(8))?;
+        let len = u16::try_from(len).ok().filter(|len| *len > 0)?;
+        (u64::from(offset) + u64::from(len) <= MOST_BYTES).then(|| Member {
+            name: name.to_owned(),
+            offset,
+            len,
+            shape,
+        })
+    }
+
+    fn array(&self, element: TypeId, count: u32) -> Shape {
+        match self.btf.plain(element) {
+            Some(ty) if ty.name() == "char" => Shape::Text,
+            Some(ty) => {
+                let of = match ty.kind {
+                    Kind::Int(_) | Kind::Enumeration(_) => self.shape("", element),
+                    _ => Shape::Hex,
+                };
+                Shape::Array { count: count.min(MOST_ELEMENTS) as u16, of: Box::new(of) }
+            }
+            None => Shape::Hex,
+        }
+    }
+}
+
+fn is_small(structure: Structure<'_>) -> bool {
+    structure.size <= SMALL && structure.members().count() <= 8
+}
+
+/// How many bytes of a structure its shown members need.
+fn shown_bytes(shape: &Shape) -> u64 {
+    match shape {
+        Shape::Struct { members, .. } => {
+            members.iter().map(|m| u64::from(m.offset) + u64::from(m.len)).max().unwrap_or(0)
+        }
+        _ => 8,
+    }
+}
+
+/// Whether a `char *` leads to a string: a constant one does, unless it is called as buffers are; another only when it
+/// is called as names are.
+fn is_string(btf: &Btf<'_>, name: &str, pointee: TypeId) -> bool {
+    const BUFFERS: &[&str] = &["buf", "buffer", "data", "ubuf", "p", "ptr", "page", "src", "from", "value"];
+    const STRINGS: &[&str] =
+        &["name", "filename", "pathname", "path", "str", "s", "string", "comm", "type", "key"];
+    let mut id = pointee;
+    for _ in 0..DEEPEST {
+        match btf.get(id).map(|ty| ty.kind) {
+            Some(Kind::Modifier { modifier: Modifier::Const, .. }) => return !BUFFERS.contains(&name),
+            Some(Kind::Modifier { ty, .. } | Kind::Typedef(ty)) => id = ty,
+            _ => break,
+        }
+    }
+    STRINGS.contains(&name)
+}

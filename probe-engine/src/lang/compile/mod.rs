@@ -1,0 +1,257 @@
+//! From a definition to what is read at its hits: symbols, parameters and members become registers, addresses and
+//! offsets, before the guest runs.
+
+mod filter;
+mod variable;
+
+use super::ast::{Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
+use super::error::{Error, Mistake};
+use super::{argument_name, check_fields, check_names};
+use crate::addr::Gva;
+use crate::capture::shape::Shape;
+use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
+use crate::linux::btf::Btf;
+use crate::linux::kernel::Kernel;
+
+/// Where a definition's probe is, and what is known about the kernel.
+#[derive(Clone, Copy)]
+pub struct Site<'a> {
+    /// The function's name, at whose entry or returns the probe is; `None` anywhere else.
+    pub function: Option<&'a str>,
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// Its types, where it has them.
+    pub btf: Option<&'a Btf<'a>>,
+}
+
+/// What `definition` reads at the hits of its probe at `site`: without arguments of its own, `otherwise`.
+///
+/// # Errors
+/// The first [`Error`]: a symbol, a parameter or a member that there is not, or a value that cannot be read so.
+pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) -> Result<Capture, Error> {
+    let compiler = Compiler { site, returns: definition.kind == Kind::Return };
+    let args = compiler.expand(&definition.args)?;
+    check_names(&args)?;
+    let field = |(index, argument): (usize, &Argument)| {
+        let (fetch, shape) = compiler.argument(argument)?;
+        Ok(Field { name: argument_name(argument, index), fetch, shape })
+    };
+    let fields = match args.is_empty() {
+        true => otherwise,
+        false => args.iter().enumerate().map(field).collect::<Result<Vec<_>, Error>>()?,
+    };
+    let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+    check_fields(definition, &names)?;
+    let filter =
+        definition.filter.as_ref().map(|filter| filter::compile(&filter.value, &fields)).transpose()?;
+    Ok(Capture { fields, filter })
+}
+
+struct Compiler<'a> {
+    site: &'a Site<'a>,
+    returns: bool,
+}
+
+/// A value on its way: where it begins, the pointers that it goes over, and the memory that is still to be read.
+struct Way {
+    base: Base,
+    hops: Vec<Hop>,
+    memory: Option<Hop>,
+}
+
+impl Way {
+    fn value(base: Base) -> Self {
+        Self { base, hops: Vec::new(), memory: None }
+    }
+
+    /// What lies at an offset from the address that the value so far is.
+    fn at(mut self, offset: i64, user: bool) -> Self {
+        self.hops.extend(self.memory.replace(Hop { offset, user }));
+        self
+    }
+
+    fn read(self, read: Read) -> Source {
+        Source { base: self.base, hops: self.hops, read }
+    }
+}
+
+impl Compiler<'_> {
+    /// The arguments, with the function's parameters in place of `$arg*`.
+    fn expand(&self, args: &[Argument]) -> Result<Vec<Argument>, Error> {
+        let mut expanded = Vec::new();
+        for argument in args {
+            if argument.fetch.value != Fetch::AllArguments {
+                expanded.push(argument.clone());
+                continue;
+            }
+            let span = &argument.fetch.span;
+            for name in self.parameters(span)?.into_iter().map(|(name, ..)| name) {
+                let of = Spanned { value: Variable::Parameter(name), span: span.clone() };
+                let value = Fetch::Variable { of, path: Vec::new() };
+                expanded.push(Argument {
+                    name: None,
+                    fetch: Spanned { value, span: span.clone() },
+                    ty: None,
+                });
+            }
+        }
+        Ok(expanded)
+    }
+
+    fn argument(&self, argument: &Argument) -> Result<(Source, Shape), Error> {
+        let span = &argument.fetch.span;
+        match (&argument.fetch.value, &argument.ty) {
+            (Fetch::Comm, _) => Ok((Way::value(Base::Comm).read(Read::Word(0)), Shape::Text)),
+            (Fetch::Text(text), _) => {
+                Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
+            }
+            (Fetch::Variable { of, path }, ty) => {
+                self.variable(of, path, ty.as_ref().map(|ty| &ty.value), span)
+            }
+            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref().map(|ty| &ty.value), span),
+            (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
+            (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
+        }
+    }
+
+    /// Where a value comes from that is no variable.
+    fn way(&self, fetch: &Fetch, span: &Span) -> Result<Way, Error> {
+        let wrong = |mistake| Error { span: span.clone(), mistake };
+        Ok(match fetch {
+            Fetch::Register(name) => Way::value(register(name).ok_or_else(|| {
+                wrong(Mistake::UnknownRegister { name: name.clone(), nearest: Vec::new() })
+            })?),
+            Fetch::StackSlot(n) => Way::value(Base::Stack(*n as u16)),
+            Fetch::StackPointer => Way::value(Base::Register(Register::Rsp)),
+            Fetch::Argument(n) => {
+                let n = u8::try_from(n.saturating_sub(1)).unwrap_or(u8::MAX);
+                if self.returns && Register::of_argument(usize::from(n)).is_none() {
+                    return Err(wrong(Mistake::StackArgumentOfReturn));
+                }
+                Way::value(Base::Argument(n))
+            }
+            Fetch::ReturnValue => Way::value(Base::Register(Register::Rax)),
+            Fetch::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),
+            Fetch::Memory(at) => Way::value(self.address(*at)).at(0, false),
+            Fetch::Symbol { symbol, offset } => {
+                let found = self.site.kernel.symbols().lookup(symbol).next();
+                let found = found.ok_or_else(|| {
+                    let nearest = self.site.kernel.symbols().nearest_of_all(symbol, 2);
+                    let nearest = nearest.into_iter().map(str::to_owned).collect();
+                    wrong(Mistake::UnknownSymbol { name: symbol.clone(), nearest })
+                })?;
+                // Per-CPU variables have offsets instead of addresses.
+                let base = if found.kind.eq_ignore_ascii_case(&'a') {
+                    Base::Constant(found.at.0)
+                } else {
+                    Base::Kernel(found.at)
+                };
+                Way::value(base).at(*offset, false)
+            }
+            Fetch::Dereference { offset, user, of } => {
+                let inner = match &of.value {
+                    Fetch::Variable { of: variable, path } => self.variable_way(variable, path)?,
+                    inner => self.way(inner, &of.span)?,
+                };
+                inner.at(*offset, *user)
+            }
+            Fetch::Comm | Fetch::Text(_) => return Err(wrong(Mistake::DereferencedText)),
+            Fetch::AllArguments | Fetch::Variable { .. } => return Err(wrong(Mistake::DressedAllArguments)),
+        })
+    }
+
+    /// An address as the user knows it: in the kernel's image as it was linked.
+    fn address(&self, at: u64) -> Base {
+        let is_linked =
+            self.site.kernel.image().segments().iter().any(|segment| segment.range.contains(&Gva(at)));
+        if is_linked { Base::Kernel(Gva(at)) } else { Base::Constant(at) }
+    }
+
+    /// How a value is read as `ty`, and shown.
+    fn typed(&self, way: Way, ty: &Type, span: &Span) -> Result<(Source, Shape), Error> {
+        let wrong = |mistake| Err(Error { span: span.clone(), mistake });
+        match ty.element {
+            Element::String | Element::UserString => {
+                return match strings(way, ty.element == Element::UserString, ty.count) {
+                    Some(found) => Ok(found),
+                    None => wrong(Mistake::StringOfValue),
+                };
+            }
+            Element::Dentry | Element::File => {
+                let Some(way) = self.name_of(way, ty.element) else { return wrong(Mistake::NoTypes) };
+                return Ok(strings(way, false, None).unwrap_or((NOTHING, Shape::Text)));
+            }
+            _ => {}
+        }
+        let (bytes, shape) = element(ty.element);
+        let count = ty.count.unwrap_or(1);
+        let read = match way.memory {
+            Some(hop) => Read::Memory(hop, What::Bytes((u32::from(bytes) * count) as u16)),
+            None if ty.count.is_some() => return wrong(Mistake::ArrayOfValue),
+            None => Read::Word(bytes),
+        };
+        let shape = match ty.count {
+            Some(count) => Shape::Array { count: count as u16, of: Box::new(shape) },
+            None => shape,
+        };
+        Ok((way.read(read), shape))
+    }
+
+    /// The way to the name of a `struct dentry` or `struct file`, to which `way` leads a pointer.
+    fn name_of(&self, way: Way, element: Element) -> Option<Way> {
+        let btf = self.site.btf?;
+        let offset =
+            |structure: &str, path: &str| btf.member(structure, path)?.offset().map(u64::cast_signed);
+        let way = match element {
+            Element::File => way.at(offset("file", "f_path.dentry")?, false),
+            _ => way,
+        };
+        Some(way.at(offset("dentry", "d_name.name")?, false).at(0, false))
+    }
+}
+
+/// What has no type is shown so.
+const HEX: Type = Type { element: Element::Hex(64), count: None };
+const NOTHING: Source = Source { base: Base::Unknown, hops: Vec::new(), read: Read::Word(0) };
+
+/// A string, or several to which pointers lie side by side.
+fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> {
+    let Way { base, mut hops, memory } = way;
+    let hop = memory?;
+    let hop = Hop { user: user || hop.user, ..hop };
+    let (read, shape) = match count {
+        None => (Read::Memory(hop, What::String(LONGEST_STRING)), Shape::Text),
+        Some(count) => {
+            // `+0(+8(%di))`: pointers lie at the inner address, strings where they lead to.
+            let pointers = hops.pop().filter(|_| hop.offset == 0)?;
+            let shape = Shape::Array { count: count as u16, of: Box::new(Shape::Text) };
+            (Read::Memory(pointers, What::Strings(count as u16)), shape)
+        }
+    };
+    Some((Source { base, hops, read }, shape))
+}
+
+/// Bytes of a number, and how it is shown.
+fn element(element: Element) -> (u8, Shape) {
+    match element {
+        Element::Unsigned(bits) => (bits / 8, Shape::Unsigned),
+        Element::Signed(bits) => (bits / 8, Shape::Signed),
+        Element::Hex(bits) => (bits / 8, Shape::Hex),
+        Element::Char => (1, Shape::Char),
+        Element::Symbol | Element::SymbolString => (8, Shape::Symbol),
+        Element::BitField { width, offset, container } => {
+            (container / 8, Shape::BitField { low: offset, width, of: Box::new(Shape::Unsigned) })
+        }
+        Element::String | Element::UserString | Element::Dentry | Element::File => (8, Shape::Hex),
+    }
+}
+
+/// A register; those that are always the same in the kernel as numbers (arch/x86/include/asm/segment.h).
+fn register(name: &str) -> Option<Base> {
+    Some(match name {
+        "cs" => Base::Constant(0x10),
+        "ss" => Base::Constant(0x18),
+        "orig_ax" => Base::Constant(u64::MAX),
+        name => Base::Register(Register::named(name)?),
+    })
+}

@@ -1,0 +1,205 @@
+//! Parameters and return values by name, and the members that they lead to (kernel/trace/trace_probe.c,
+//! `parse_btf_arg`).
+
+use super::super::ast::{Element, Span, Spanned, Step, Type, Variable};
+use super::super::error::{Error, Mistake, nearest};
+use super::{Compiler, Way, strings};
+use crate::capture::shape::Shape;
+use crate::capture::typed::{self, ArgumentPlace, Places};
+use crate::capture::{Base, Fetch as Source, Read, Register, What};
+use crate::linux::btf::{Btf, Int, Kind, TypeId};
+
+/// A value with its type: in a word, or where [`Way::memory`] says.
+struct Typed {
+    way: Way,
+    ty: TypeId,
+    /// Bits below it and bits of it, of a bit-field.
+    bits: Option<(u8, u8)>,
+}
+
+impl Compiler<'_> {
+    /// The parameters of the function: name, type, place.
+    pub(super) fn parameters(&self, span: &Span) -> Result<Vec<(String, TypeId, ArgumentPlace)>, Error> {
+        let (btf, function) = self.function(span)?;
+        let prototype = typed::prototype(btf, function).map_err(|reason| Error {
+            span: span.clone(),
+            mistake: Mistake::NoParameters(reason.to_string()),
+        })?;
+        let mut places = Places::default();
+        let named = |(name, ty): (&str, TypeId)| (name.to_owned(), ty, places.next(btf, ty));
+        Ok(prototype.parameters().map(named).collect())
+    }
+
+    fn function(&self, span: &Span) -> Result<(&Btf<'_>, &str), Error> {
+        let wrong = |mistake| Error { span: span.clone(), mistake };
+        let function = self.site.function.ok_or_else(|| wrong(Mistake::NotAnEntry))?;
+        Ok((self.site.btf.ok_or_else(|| wrong(Mistake::NoTypes))?, function))
+    }
+
+    /// `$retval` without members. Where the function's type is known, a value of that; where there is none, as the
+    /// older kernels have it.
+    pub(super) fn return_value(&self, ty: Option<&Type>, span: &Span) -> Result<(Source, Shape), Error> {
+        let way = Way::value(Base::Register(Register::Rax));
+        let wrong = |mistake| Err(Error { span: span.clone(), mistake });
+        let known = match (self.site.btf, self.site.function) {
+            (Some(btf), Some(function)) => {
+                typed::prototype(btf, function).ok().map(|found| (btf, found.returns))
+            }
+            _ => None,
+        };
+        match known {
+            Some((_, TypeId::VOID)) => wrong(Mistake::ReturnsNothing),
+            Some((btf, id)) => self.finish(btf, Typed { way, ty: id, bits: None }, ty, span),
+            None if ty.is_some_and(is_string) => wrong(Mistake::StringOfValue),
+            None => self.typed(way, ty.unwrap_or(&super::HEX), span),
+        }
+    }
+
+    /// A variable, read as `ty` or as its own type says.
+    pub(super) fn variable(
+        &self,
+        of: &Spanned<Variable>,
+        path: &[Step],
+        ty: Option<&Type>,
+        span: &Span,
+    ) -> Result<(Source, Shape), Error> {
+        let (btf, _) = self.function(&of.span)?;
+        let found = self.follow(of, path)?;
+        self.finish(btf, found, ty, span)
+    }
+
+    /// Where a variable's value comes from, to be dereferenced.
+    pub(super) fn variable_way(&self, of: &Spanned<Variable>, path: &[Step]) -> Result<Way, Error> {
+        Ok(self.follow(of, path)?.way)
+    }
+
+    fn follow(&self, of: &Spanned<Variable>, path: &[Step]) -> Result<Typed, Error> {
+        let (btf, function) = self.function(&of.span)?;
+        let wrong = |mistake| Error { span: of.span.clone(), mistake };
+        let (base, ty) = match &of.value {
+            Variable::ReturnValue => {
+                let prototype = typed::prototype(btf, function)
+                    .map_err(|reason| wrong(Mistake::NoParameters(reason.to_string())))?;
+                (Base::Register(Register::Rax), prototype.returns)
+            }
+            Variable::Parameter(_) | Variable::Argument(_) => {
+                let parameters = self.parameters(&of.span)?;
+                let found = match &of.value {
+                    Variable::Parameter(name) => parameters.iter().find(|(own, ..)| own == name),
+                    Variable::Argument(n) => parameters.get((*n as usize).wrapping_sub(1)),
+                    Variable::ReturnValue => None,
+                };
+                let (_, ty, place) = found.ok_or_else(|| {
+                    let name = match &of.value {
+                        Variable::Parameter(name) => name.clone(),
+                        Variable::Argument(n) => format!("$arg{n}"),
+                        Variable::ReturnValue => "$retval".to_owned(),
+                    };
+                    let nearest = nearest(parameters.iter().map(|(own, ..)| own.as_str()), &name);
+                    wrong(Mistake::UnknownVariable { name, nearest })
+                })?;
+                match place {
+                    ArgumentPlace::Slot(n)
+                        if self.returns && Register::of_argument(usize::from(*n)).is_none() =>
+                    {
+                        return Err(wrong(Mistake::StackArgumentOfReturn));
+                    }
+                    place => (place.base().ok_or_else(|| wrong(Mistake::NotAWord))?, *ty),
+                }
+            }
+        };
+        let mut at = Typed { way: Way::value(base), ty, bits: None };
+        for step in path {
+            at = step_to(btf, at, step)?;
+        }
+        Ok(at)
+    }
+
+    /// Reads a value as `ty`, or as its own type says.
+    fn finish(
+        &self,
+        btf: &Btf<'_>,
+        found: Typed,
+        ty: Option<&Type>,
+        span: &Span,
+    ) -> Result<(Source, Shape), Error> {
+        let wrong = |mistake| Err(Error { span: span.clone(), mistake });
+        if let Some(ty) = ty.filter(|ty| is_string(ty)) {
+            let way = match btf.plain(found.ty).map(|ty| ty.kind) {
+                // The string that a pointer leads to.
+                Some(Kind::Pointer(_)) => found.way.at(0, false),
+                _ => found.way,
+            };
+            return match strings(way, ty.element == Element::UserString, ty.count) {
+                Some(found) => Ok(found),
+                None => wrong(Mistake::StringOfValue),
+            };
+        }
+        if let Some(ty) = ty {
+            return self.typed(found.way, ty, span);
+        }
+        let Some((bytes, shape)) = own_shape(btf, found.ty) else { return wrong(Mistake::NotANumber) };
+        let Some((low, width)) = found.bits else {
+            let read = match found.way.memory {
+                Some(hop) => Read::Memory(hop, What::Bytes(bytes.into())),
+                None => Read::Word(bytes),
+            };
+            return Ok((found.way.read(read), shape));
+        };
+        let bytes = (u16::from(low) + u16::from(width)).div_ceil(8);
+        match found.way.memory {
+            Some(hop) => {
+                let shape = Shape::BitField { low, width, of: Box::new(Shape::Unsigned) };
+                Ok((found.way.read(Read::Memory(hop, What::Bytes(bytes))), shape))
+            }
+            None => wrong(Mistake::NotANumber),
+        }
+    }
+}
+
+fn is_string(ty: &Type) -> bool {
+    matches!(ty.element, Element::String | Element::UserString)
+}
+
+/// From a structure, or a pointer to one, to a member.
+fn step_to(btf: &Btf<'_>, at: Typed, step: &Step) -> Result<Typed, Error> {
+    let name = &step.member.value;
+    let wrong = |mistake| Error { span: step.member.span.clone(), mistake };
+    let plain = btf.plain(at.ty).ok_or_else(|| wrong(Mistake::NoStructure(name.clone())))?;
+    let (way, structure) = match (plain.kind, step.arrow) {
+        (Kind::Pointer(to), true) => (at.way.at(0, false), to),
+        (Kind::Pointer(_), false) => return Err(wrong(Mistake::DotOnPointer)),
+        (Kind::Structure(_), true) => return Err(wrong(Mistake::ArrowOnStructure)),
+        _ => (at.way, at.ty),
+    };
+    let found = btf.plain(structure).and_then(|ty| ty.structure());
+    let found = found.ok_or_else(|| wrong(Mistake::NoStructure(name.clone())))?;
+    let Some(member) = btf.member_of(structure, name) else {
+        let nearest =
+            nearest(found.members().map(|member| member.name).filter(|name| !name.is_empty()), name);
+        return Err(wrong(Mistake::UnknownMember { name: name.clone(), nearest }));
+    };
+    let mut way = way;
+    match &mut way.memory {
+        Some(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
+        // A structure that is passed in registers.
+        None => return Err(wrong(Mistake::NotAWord)),
+    }
+    let bits = member.bits.map(|width| ((member.bit % 8) as u8, width));
+    Ok(Typed { way, ty: member.ty, bits })
+}
+
+/// How the kernel's probes show a value of this type: numbers by size and sign, pointers in hexadecimal
+/// (`btf_type_to_fetch_type`).
+fn own_shape(btf: &Btf<'_>, ty: TypeId) -> Option<(u8, Shape)> {
+    let plain = btf.plain(ty)?;
+    let size = u8::try_from(btf.size(ty)?).ok().filter(|size| *size <= 8)?;
+    match plain.kind {
+        Kind::Pointer(_) => Some((8, Shape::Hex)),
+        Kind::Enumeration(_) => Some((size, Shape::Signed)),
+        Kind::Int(Int { is_signed, .. }) => {
+            Some((size, if is_signed { Shape::Signed } else { Shape::Unsigned }))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,420 @@
+//! What can be wrong with a definition, where, and what to write instead.
+
+use super::ast::Span;
+use crate::linux::glob::GlobError;
+use crate::linux::nearest;
+
+/// A mistake in a definition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{mistake}")]
+pub struct Error {
+    /// Where it is, in bytes of the text: between two characters, and never behind the end.
+    pub span: Span,
+    /// What is wrong there.
+    pub mistake: Mistake,
+}
+
+impl Error {
+    /// What to write instead, where that can be said.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        self.mistake.hint()
+    }
+}
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// `GRP`
+    Group,
+    /// `EVENT`
+    Event,
+    /// `NAME=`
+    Argument,
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Group => "group",
+            Self::Event => "event",
+            Self::Argument => "argument",
+        })
+    }
+}
+
+/// What is wanted at some place, and is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the sentences say it")]
+pub enum Wanted {
+    Calls,
+    Symbol,
+    Ordinal,
+    PlaceOffset,
+    Offset,
+    Address,
+    Number,
+    Fetch,
+    Member,
+    Type,
+    BitField,
+    Field,
+    Value,
+    Cpus,
+    HistPart,
+    Buckets,
+}
+
+impl std::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Calls => "a number of calls",
+            Self::Symbol => "a symbol",
+            Self::Ordinal => "the number of one of several functions",
+            Self::PlaceOffset => "an offset into a function",
+            Self::Offset => "an offset",
+            Self::Address => "an address",
+            Self::Number => "a number of 64 bits",
+            Self::Fetch => "something that can be fetched",
+            Self::Member => "the name of a member",
+            Self::Type => "a type",
+            Self::BitField => "a bit field",
+            Self::Field => "the name of a field",
+            Self::Value => "a value to compare with",
+            Self::Cpus => "a list of CPUs",
+            Self::HistPart => "a part of the histogram",
+            Self::Buckets => "the width of a bucket",
+        })
+    }
+}
+
+impl Wanted {
+    fn advice(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Calls => "write a decimal number, or leave it out",
+            Self::Ordinal => "write `#2` for the second of that name",
+            Self::PlaceOffset | Self::Offset | Self::Number => {
+                "write it in decimal, in hexadecimal after `0x`, or in octal after `0`"
+            }
+            Self::Address => "write `0x` and up to 16 hexadecimal digits",
+            Self::Fetch => {
+                "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `@SYM`, `+OFFS(FETCH)`, `\\NUMBER` or a parameter"
+            }
+            Self::BitField => "write `b<bits>@<bits below them>/<8, 16, 32 or 64>`",
+            Self::Cpus => "write `CPUS{0-3,7}`",
+            Self::Buckets => "write `.buckets=` and a number above 0",
+            Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
+            Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Value => return None,
+        })
+    }
+}
+
+/// Names that may have been meant.
+pub type Nearest = Vec<String>;
+
+/// Those of `names` that are most like `name`.
+pub(super) fn nearest<'a>(names: impl IntoIterator<Item = &'a str>, name: &str) -> Nearest {
+    nearest::nearest(names.into_iter(), name, 2).into_iter().map(str::to_owned).collect()
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each has its sentence")]
+pub enum Mistake {
+    // The whole.
+    #[error("nothing is defined")]
+    Empty,
+    #[error("a definition has at most {0} bytes")]
+    TooLong(usize),
+    #[error("`{0}` was not expected here")]
+    Unexpected(String),
+    #[error("{0} is missing")]
+    Missing(Wanted),
+    #[error("`{written}` is not {wanted}")]
+    Not { wanted: Wanted, written: String },
+
+    // The head.
+    #[error("the {0} has no name")]
+    NoName(Named),
+    #[error("the name of the {what} is longer than {most} bytes")]
+    NameTooLong { what: Named, most: usize },
+    #[error("`{name}` cannot be the name of the {what}")]
+    BadName { what: Named, name: String },
+    #[error("nothing else may be said when an event is removed")]
+    MoreThanRemoval,
+    #[error("only return probes have a number of calls that are followed at once")]
+    MaxActiveNotForEntry,
+    #[error("at most {0} calls can be followed at once")]
+    MaxActiveTooBig(u32),
+
+    // The place.
+    #[error("{0:?} is in no name of a function")]
+    BadSymbol(char),
+    #[error("there is no module before the `:`")]
+    NoModule,
+    #[error("{0:?} is in no name of a module")]
+    BadModule(char),
+    #[error("a probe cannot lie before its symbol")]
+    NegativeOffset,
+    #[error("an address takes no offset")]
+    AddressOffset,
+    #[error("a function returns as a whole: there is no offset but 0")]
+    ReturnOffset,
+    #[error("an `f` probe is at a function's entry: there is no offset but 0")]
+    EntryOffset,
+    #[error("a function's name is needed here, not an address")]
+    NeedsFunction,
+    #[error("`{0}` cannot follow a place")]
+    BadSuffix(String),
+    #[error("a pattern takes no module")]
+    PatternModule,
+    #[error("a pattern takes no offset")]
+    PatternOffset,
+    #[error("{0}")]
+    Pattern(GlobError),
+
+    // Arguments.
+    #[error("a probe has at most {0} arguments")]
+    TooManyArguments(usize),
+    #[error("`{0}` is a name that every event has already")]
+    ReservedName(String),
+    #[error("`{0}` is the name of another argument already")]
+    UsedName(String),
+    #[error("there is no register `%{name}`")]
+    UnknownRegister { name: String, nearest: Nearest },
+    #[error("there is no variable `{name}`")]
+    UnknownVariable { name: String, nearest: Nearest },
+    #[error("`$retval` is known only where a function returns")]
+    NotAReturn,
+    #[error("a function's parameters are known only at its entry and its returns")]
+    NotAnEntry,
+    #[error("the stack has entries from 0 to {0}")]
+    BadStackSlot(u32),
+    #[error("arguments are counted from 1 to {0}")]
+    BadArgumentNumber(u32),
+    #[error("`$arg*` stands for itself")]
+    DressedAllArguments,
+    #[error("`$arg*` is there already")]
+    AllArgumentsTwice,
+    #[error("offsets into a file are for programs, not for the kernel")]
+    FileOffset,
+    #[error("the text does not end")]
+    OpenText,
+    #[error("an offset reads memory only together with an address in parentheses")]
+    NoParenthesis,
+    #[error("the parenthesis is not closed")]
+    OpenParenthesis,
+    #[error("a text is not an address that could be read from")]
+    DereferencedText,
+    #[error("memory is read more than {0} times, one behind the other")]
+    TooDeep(usize),
+    #[error("a member comes after `->`")]
+    BadHyphen,
+    #[error("a parameter is no structure: the first member comes after `->`")]
+    DotOnParameter,
+
+    // What the kernel's symbols and types say.
+    #[error("the kernel has no symbol `{name}`")]
+    UnknownSymbol { name: String, nearest: Nearest },
+    #[error("the kernel has no type information, so that parameters and members have no names")]
+    NoTypes,
+    #[error("{0}")]
+    NoParameters(String),
+    #[error("the function returns nothing")]
+    ReturnsNothing,
+    #[error("an argument on the stack is not known any more when the function returns")]
+    StackArgumentOfReturn,
+    #[error("this is no single word in a register or on the stack")]
+    NotAWord,
+    #[error("this is no number and no pointer")]
+    NotANumber,
+    #[error("there is no structure that could have a member `{0}`")]
+    NoStructure(String),
+    #[error("there is no member `{name}`")]
+    UnknownMember { name: String, nearest: Nearest },
+    #[error("what is before the `.` is a pointer")]
+    DotOnPointer,
+    #[error("what is before the `->` is a structure")]
+    ArrowOnStructure,
+
+    // Types.
+    #[error("there is no type `{name}`")]
+    UnknownType { name: String, nearest: Nearest },
+    #[error("a text has the type `string`, and is no array")]
+    NeedsString,
+    #[error("a string is read from memory, and this is a value")]
+    StringOfValue,
+    #[error("a value is needed for a symbol's name")]
+    SymbolOfNoValue,
+    #[error("an array is read from memory, and this is a value")]
+    ArrayOfValue,
+    #[error("this type has no arrays")]
+    NoArray,
+    #[error("the array lacks its `]`")]
+    OpenArray,
+    #[error("an array has 1 to {0} elements")]
+    BadArrayLength(u32),
+    #[error("a bit field is part of 8, 16, 32 or 64 bits")]
+    BadContainer,
+    #[error("{width} bits above the lowest {offset} are more than the {container} that there are")]
+    BitFieldTooWide { width: u64, offset: u64, container: u8 },
+
+    // The filter.
+    #[error("there is a filter already")]
+    FilterTwice,
+    #[error("the filter has ended before this")]
+    BehindFilter,
+    #[error("`{0}` cannot follow the name of a field")]
+    BadFieldSuffix(String),
+    #[error("the comparison lacks its operator")]
+    NoOperator,
+    #[error("the quotation does not end")]
+    OpenQuote,
+    #[error("texts are equal, different or like a pattern; they have no order and no bits")]
+    TextOperator,
+    #[error("a pattern is a text, and `{0}` is a number")]
+    NumberPattern(String),
+    #[error("`.ustring` makes a text of the field, and `{0}` is none")]
+    UserStringOfNumber(String),
+    #[error("sets of CPUs are compared with `&`, `==` and `!=`")]
+    CpusOperator,
+    #[error("parentheses are nested more than {0} deep")]
+    FilterTooDeep(usize),
+    #[error("a filter has at most {0} comparisons")]
+    TooManyComparisons(usize),
+    #[error("there is no field `{name}`")]
+    UnknownField { name: String, nearest: Nearest },
+
+    #[error("`{0}` cannot be compared with anything here")]
+    NotFilterable(String),
+    #[error("`{0}` is a number, and is not compared with text")]
+    TextForNumber(String),
+    #[error("`{0}` is text, and is not compared with a number")]
+    NumberForText(String),
+    #[error("a filter does not read strings from memory by itself")]
+    FetchUserString,
+
+    // The histogram.
+    #[error("there is a histogram already")]
+    HistTwice,
+    #[error("the definition has ended before this")]
+    BehindHist,
+    #[error("a histogram has no `{name}`")]
+    UnknownPart { name: String, nearest: Nearest },
+    #[error("`{0}` is something that histograms can do in the kernel, but not here")]
+    NotHere(String),
+    #[error("`{0}` was said already")]
+    SaidTwice(String),
+    #[error("nothing is behind `{0}=`")]
+    NothingBehind(String),
+    #[error("a histogram needs a key")]
+    NoKeys,
+    #[error("there are at most {most} {what}")]
+    TooMany { what: &'static str, most: usize },
+    #[error("there is no modifier `.{name}` here")]
+    UnknownModifier { name: String, nearest: Nearest },
+    #[error("only a process ID has a process's name")]
+    NotAProcess,
+    #[error("a histogram has room for {least} to {most} keys")]
+    BadSize { least: u64, most: u64 },
+    #[error("lines can be sorted by keys, values and `hitcount`, not by `{0}`")]
+    NotSortable(String),
+}
+
+impl Mistake {
+    /// What to write instead, where the sentence does not say it.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        let near = match self {
+            Self::UnknownRegister { nearest, .. }
+            | Self::UnknownVariable { nearest, .. }
+            | Self::UnknownType { nearest, .. }
+            | Self::UnknownSymbol { nearest, .. }
+            | Self::UnknownMember { nearest, .. }
+            | Self::UnknownField { nearest, .. }
+            | Self::UnknownPart { nearest, .. }
+            | Self::UnknownModifier { nearest, .. } => did_you_mean(nearest),
+            _ => None,
+        };
+        near.or_else(|| self.advice().map(str::to_owned))
+    }
+
+    fn advice(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Missing(wanted) | Self::Not { wanted, .. } => return wanted.advice(),
+            Self::Empty => "write a place: `vfs_read`, `p vfs_read+0x10`, `r vfs_read $retval`",
+            Self::NoName(Named::Event) => "name the event, or leave out the `:`",
+            Self::NoName(Named::Group) => "name the group, or leave out the `/`",
+            Self::NoName(Named::Argument) => "write a name before the `=`, or leave it out",
+            Self::BadName { .. } => "names have letters, digits and `_`, and begin with no digit",
+            Self::MaxActiveNotForEntry => "leave out the number, or write `r` instead of `p`",
+            Self::BadSymbol(_) => {
+                "symbols have letters, digits, `_`, `.` and `$`; patterns have `*`, `?` and `[a-z]`"
+            }
+            Self::NoModule => "write the module's name, or leave out the `:`",
+            Self::BadModule(_) => "a module's name has `_` where the name of its file has `-`",
+            Self::NegativeOffset => "name the function that holds the address, and count from there",
+            Self::AddressOffset => "add it to the address",
+            Self::NeedsFunction => "write the function's name",
+            Self::BadSuffix(_) => "`%return` is all that may follow",
+            Self::PatternModule | Self::PatternOffset => "name one function",
+            Self::ReservedName(_) | Self::UsedName(_) => "write another name, and a `=`, before it",
+            Self::NotAReturn => "make it a return probe: `r`, or `%return` behind the function",
+            Self::NotAnEntry => {
+                "put the probe on the function's name, or fetch registers: the first parameters came in \
+                                 `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`"
+            }
+            Self::DressedAllArguments => "leave out name, type and whatever is around it",
+            Self::FileOffset => "write `@SYM+OFFS`",
+            Self::UnknownRegister { .. } => "registers are called `%ax`, `%di`, `%sp`, `%r8`, `%flags`...",
+            Self::UnknownVariable { .. } => {
+                "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN` and `$comm`"
+            }
+            Self::UnknownType { .. } => {
+                "types are `u8` to `u64`, `s8` to `s64`, `x8` to `x64`, `char`, `symbol`, `symstr`, `string`, \
+                 `ustring`, `%pd`, `%pD` and bit fields"
+            }
+            Self::UnknownModifier { .. } => {
+                "keys have `.hex`, `.sym`, `.sym-offset`, `.syscall`, `.execname`, `.log2` and `.buckets=N`, fields to \
+                 sort by `.ascending` and `.descending`"
+            }
+            Self::UnknownPart { .. } => "histograms have `keys`, `values`, `sort`, `size` and `name`",
+            Self::OpenText => "end it with a `\"`",
+            Self::NoParenthesis => "write `+8(%sp)`",
+            Self::OpenParenthesis => "write a `)` here",
+            Self::DotOnParameter => "write `->`",
+            Self::NoParameters(_) => {
+                "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
+            }
+            Self::NotAWord | Self::NotANumber => "fetch a member, or give it a type",
+            Self::DotOnPointer => "write `->`",
+            Self::ArrowOnStructure => "write `.`",
+            Self::NumberForText(_) => "put it in quotation marks",
+            Self::FetchUserString => "fetch it: `name=+0($arg1):ustring`, and filter on `name`",
+            Self::NeedsString => "leave out the type",
+            Self::StringOfValue | Self::ArrayOfValue => {
+                "write `+0(...)` around the value to read what it points to"
+            }
+            Self::OpenArray => "write a `]` at the end",
+            Self::BadContainer | Self::BitFieldTooWide { .. } => {
+                "write `b<bits>@<bits below them>/<8, 16, 32 or 64>`"
+            }
+            Self::FilterTwice => "join both with `&&`",
+            Self::BehindFilter => "join comparisons with `&&` or `||`; arguments come before the `if`",
+            Self::BehindHist => "arguments come before the histogram, and a filter begins with `if`",
+            Self::BadFieldSuffix(_) => "`.ustring` is all that may follow",
+            Self::NoOperator => "write one of `==`, `!=`, `<`, `<=`, `>`, `>=`, `&` and `~`",
+            Self::TextOperator => "write `==`, `!=` or `~`",
+            Self::NumberPattern(_) | Self::UserStringOfNumber(_) => "put it in quotation marks",
+            Self::NoKeys => "write `hist:keys=` and a field",
+            Self::NotAProcess => "write `common_pid.execname`",
+            Self::NotSortable(_) => "add it to the values first",
+            _ => return None,
+        })
+    }
+}
+
+fn did_you_mean(nearest: &[String]) -> Option<String> {
+    let quoted: Vec<String> = nearest.iter().map(|name| format!("`{name}`")).collect();
+    (!quoted.is_empty()).then(|| format!("did you mean {}?", quoted.join(" or ")))
+}

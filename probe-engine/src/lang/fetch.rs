@@ -1,0 +1,234 @@
+//! `FETCH`: where an argument's value comes from.
+
+use super::ast::{Fetch, Spanned, Step, Variable};
+use super::error::{Error, Mistake, Wanted, nearest};
+use super::part::{Part, is_of_name, signed, unsigned};
+use super::place::{Site, is_of_symbol};
+
+/// How often memory can be read for one argument, one address coming from the other: what the kernel's 16 steps
+/// (FETCH_INSN_MAX) leave beside the first value and the end.
+const DEEPEST: usize = 14;
+
+/// The kernel's PARAM_MAX_STACK on x86-64.
+const MOST_SLOTS: u32 = 2048;
+
+/// As the kernel calls them, and then as the processor does.
+const REGISTERS: [&str; 31] = [
+    "ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip", "flags", "cs", "ss", "orig_ax", "r8", "r9", "r10",
+    "r11", "r12", "r13", "r14", "r15", "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "rip",
+    "rflags",
+];
+
+const VARIABLES: [&str; 7] = ["$retval", "$comm", "$COMM", "$stack", "$stack0", "$arg1", "$arg*"];
+
+/// A whole `FETCH`, in `depth` others.
+pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
+    if depth > DEEPEST {
+        return Err(part.wrong(Mistake::TooDeep(DEEPEST)));
+    }
+    let mut rest = part;
+    let fetch = match rest.first() {
+        None => return Err(part.is_not(Wanted::Fetch)),
+        Some('%') => register(part)?,
+        Some('$') => variable(part, site, depth)?,
+        Some('@') => memory(part, depth)?,
+        Some('\\') => immediate(part)?,
+        Some('+' | '-') => dereference(part, site, depth)?,
+        Some(c) if c.is_ascii_alphabetic() || c == '_' => {
+            let name = rest.take_while(is_of_name);
+            let path = path(rest, depth)?;
+            if !site.knows_parameters {
+                return Err(part.wrong(Mistake::NotAnEntry));
+            }
+            Fetch::Variable { of: name.says(Variable::Parameter(name.text().to_owned())), path }
+        }
+        Some(_) => return Err(part.is_not(Wanted::Fetch)),
+    };
+    Ok(part.says(fetch))
+}
+
+/// `%REG`
+fn register(part: Part<'_>) -> Result<Fetch, Error> {
+    let mut rest = part;
+    rest.take_char();
+    let name = rest.take_while(is_of_name);
+    if !rest.is_empty() {
+        return Err(rest.unexpected());
+    }
+    let name = name.text();
+    if REGISTERS.contains(&name) {
+        return Ok(Fetch::Register(name.to_owned()));
+    }
+    let lower = name.to_ascii_lowercase();
+    let nearest = nearest(REGISTERS, &lower).into_iter().map(|near| format!("%{near}")).collect();
+    Err(part.wrong(Mistake::UnknownRegister { name: name.to_owned(), nearest }))
+}
+
+/// `$...`
+fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+    let mut rest = part;
+    rest.take_char();
+    let name = rest.take_while(is_of_name);
+    let (name, written) = (name.text(), part.split_at(1 + name.text().len()).0);
+    if let Some(number) = name.strip_prefix("arg") {
+        if !site.knows_parameters {
+            return Err(part.wrong(Mistake::NotAnEntry));
+        }
+        if number.is_empty() && rest.eat("*") {
+            return match rest.is_empty() && depth == 0 {
+                true => Ok(Fetch::AllArguments),
+                false => Err(part.wrong(Mistake::DressedAllArguments)),
+            };
+        }
+        if is_decimal(number) {
+            let number = number.parse().ok().filter(|number| (1..=MOST_SLOTS).contains(number));
+            let number = number.ok_or_else(|| written.wrong(Mistake::BadArgumentNumber(MOST_SLOTS)))?;
+            return Ok(match path(rest, depth)? {
+                path if path.is_empty() => Fetch::Argument(number),
+                path => Fetch::Variable { of: written.says(Variable::Argument(number)), path },
+            });
+        }
+    }
+    if name == "retval" {
+        if !site.returns {
+            return Err(written.wrong(Mistake::NotAReturn));
+        }
+        return Ok(match path(rest, depth)? {
+            path if path.is_empty() => Fetch::ReturnValue,
+            path => Fetch::Variable { of: written.says(Variable::ReturnValue), path },
+        });
+    }
+    let fetch = match name.strip_prefix("stack") {
+        Some("") => Fetch::StackPointer,
+        Some(number) if is_decimal(number) => {
+            let number = number.parse().ok().filter(|number| *number <= MOST_SLOTS);
+            Fetch::StackSlot(number.ok_or_else(|| written.wrong(Mistake::BadStackSlot(MOST_SLOTS)))?)
+        }
+        None if name == "comm" || name == "COMM" => Fetch::Comm,
+        _ => {
+            let name = written.text();
+            let nearest = nearest(VARIABLES, name);
+            return Err(written.wrong(Mistake::UnknownVariable { name: name.to_owned(), nearest }));
+        }
+    };
+    if !rest.is_empty() {
+        return Err(rest.unexpected());
+    }
+    Ok(fetch)
+}
+
+fn is_decimal(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_digit())
+}
+
+/// `->FIELD.FIELD`, all that is left, or nothing.
+fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
+    let mut path = Vec::new();
+    let mut reads = depth;
+    while !rest.is_empty() {
+        let before = rest;
+        let arrow = rest.eat("->");
+        if !arrow && !rest.eat(".") {
+            return Err(match before.first() {
+                Some('-') => before.split_at(1).0.wrong(Mistake::BadHyphen),
+                _ => before.unexpected(),
+            });
+        }
+        if !arrow && path.is_empty() {
+            return Err(before.split_at(1).0.wrong(Mistake::DotOnParameter));
+        }
+        let member = rest.take_while(is_of_name);
+        if !member.is_name() {
+            return Err(member.is_not(Wanted::Member));
+        }
+        reads += usize::from(arrow);
+        if reads > DEEPEST {
+            return Err(before.wrong(Mistake::TooDeep(DEEPEST)));
+        }
+        path.push(Step { arrow, member: member.spanned() });
+    }
+    Ok(path)
+}
+
+/// `@ADDR`, `@SYM[+|-offs]`
+fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
+    let mut rest = part;
+    rest.take_char();
+    if rest.first() == Some('+') {
+        return Err(part.wrong(Mistake::FileOffset));
+    }
+    if depth >= DEEPEST {
+        return Err(part.wrong(Mistake::TooDeep(DEEPEST)));
+    }
+    if rest.first().is_some_and(|c| c.is_ascii_digit()) {
+        let address = unsigned(rest.text());
+        return address.map(Fetch::Memory).ok_or_else(|| rest.is_not(Wanted::Address));
+    }
+    let symbol = rest.take_while(is_of_symbol);
+    if symbol.is_empty() {
+        return Err(rest.is_not(Wanted::Symbol));
+    }
+    let offset = match rest.first() {
+        None => Some(0),
+        Some('+') => rest.text().get(1..).and_then(unsigned).and_then(|offset| offset.try_into().ok()),
+        Some('-') => signed(rest.text()),
+        Some(other) => return Err(rest.wrong(Mistake::BadSymbol(other))),
+    };
+    let offset = offset.ok_or_else(|| rest.is_not(Wanted::Offset))?;
+    Ok(Fetch::Symbol { symbol: symbol.text().to_owned(), offset })
+}
+
+/// `\IMM`, `\"text"`
+fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
+    let mut rest = part;
+    rest.take_char();
+    if rest.eat("\"") {
+        let text = rest.take_while(|c| c != '"');
+        if !rest.eat("\"") {
+            return Err(part.wrong(Mistake::OpenText));
+        }
+        return match rest.is_empty() {
+            true => Ok(Fetch::Text(text.text().to_owned())),
+            false => Err(rest.unexpected()),
+        };
+    }
+    let written = rest;
+    let value = match rest.first() {
+        Some('-') => signed(rest.text()),
+        Some('+') => rest.text().get(1..).and_then(unsigned).and_then(|value| value.try_into().ok()),
+        // Numbers of 64 bits without a sign, too: the bits count.
+        _ => unsigned(rest.text()).map(u64::cast_signed),
+    };
+    value.map(Fetch::Number).ok_or_else(|| written.is_not(Wanted::Number))
+}
+
+/// `+|-[u]OFFS(FETCH)`
+fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+    let mut rest = part;
+    let negative = rest.take_char() == Some('-');
+    let user = rest.eat("u");
+    let written = rest.take_while(|c| c != '(');
+    if !rest.eat("(") {
+        return Err(part.wrong(Mistake::NoParenthesis));
+    }
+    // `+-8(%sp)` is what programs write that put a `+` before every offset.
+    let offset = match negative {
+        true => signed(&format!("-{}", written.text())),
+        false => signed(written.text()),
+    };
+    let offset = offset.ok_or_else(|| written.is_not(Wanted::Offset))?;
+    let Some(inner) = rest.without_last(')') else {
+        return Err(match rest.text().rfind(')') {
+            None => rest.end().wrong(Mistake::OpenParenthesis),
+            Some(close) => {
+                let behind = rest.split_at(close + 1).1;
+                behind.unexpected()
+            }
+        });
+    };
+    let of = parse(inner, site, depth + 1)?;
+    if matches!(of.value, Fetch::Comm | Fetch::Text(_)) {
+        return Err(inner.wrong(Mistake::DereferencedText));
+    }
+    Ok(Fetch::Dereference { offset, user, of: Box::new(of) })
+}

@@ -1,0 +1,63 @@
+//! The fields that filters and histograms name.
+
+use super::ast::{Definition, Filter, Kind, Spanned};
+use super::error::{Error, Mistake, nearest};
+
+/// What every event has.
+const COMMON: [&str; 12] = [
+    "common_type",
+    "common_flags",
+    "common_preempt_count",
+    "common_pid",
+    "common_cpu",
+    "common_timestamp",
+    "common_stacktrace",
+    "comm",
+    "COMM",
+    "cpu",
+    "CPU",
+    "__probe_ip",
+];
+
+/// Checks that every field that the filter and the histogram of `definition` name is there: one of `names`, which are
+/// those of all arguments that it has in the end, or one that every event has.
+///
+/// # Errors
+/// The first [`Mistake::UnknownField`].
+pub fn check_fields(definition: &Definition, names: &[&str]) -> Result<(), Error> {
+    let own: &[&str] = match definition.kind {
+        Kind::Return => &["__probe_func", "__probe_ret_ip"],
+        Kind::Instruction | Kind::Entry => &[],
+    };
+    // The instruction of a return is called otherwise.
+    let common = COMMON.iter().filter(|name| definition.kind != Kind::Return || **name != "__probe_ip");
+    let known: Vec<&str> = names.iter().chain(common).chain(own).copied().collect();
+    let mut fields = Vec::new();
+    if let Some(filter) = &definition.filter {
+        collect(&filter.value, &mut fields);
+    }
+    if let Some(hist) = &definition.hist {
+        fields.extend(hist.value.keys.iter().map(|key| &key.field));
+        fields.extend(&hist.value.values);
+    }
+    match fields.into_iter().find(|field| !known.contains(&field.value.as_str())) {
+        None => Ok(()),
+        Some(field) => {
+            let name = field.value.clone();
+            let nearest = nearest(known, &name);
+            Err(Error { span: field.span.clone(), mistake: Mistake::UnknownField { name, nearest } })
+        }
+    }
+}
+
+/// All fields of a filter, which is as deep as [`parse`](super::parse()) lets it be.
+fn collect<'a>(filter: &'a Filter, fields: &mut Vec<&'a Spanned<String>>) {
+    match filter {
+        Filter::And(left, right) | Filter::Or(left, right) => {
+            collect(left, fields);
+            collect(right, fields);
+        }
+        Filter::Not(inner) => collect(inner, fields),
+        Filter::Compare { field, .. } => fields.push(field),
+    }
+}

@@ -1,0 +1,133 @@
+//! `[MOD:]SYM[+offs][%return]`, `ADDR`: where a probe is wanted.
+
+use super::ast::{Kind, Place, Spanned};
+use super::error::{Error, Mistake, Wanted};
+use super::part::{Part, is_of_name, unsigned};
+use crate::linux::glob::Glob;
+
+/// What the place means for what can be fetched there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Site {
+    /// A function returns there.
+    pub(super) returns: bool,
+    /// It is a function's entry or its returns.
+    pub(super) knows_parameters: bool,
+}
+
+impl Site {
+    pub(super) fn of(kind: Kind, place: &Place) -> Self {
+        let returns = kind == Kind::Return;
+        Self { returns, knows_parameters: returns || matches!(place, Place::Symbol { offset: 0, .. }) }
+    }
+}
+
+/// A whole place. `kind` is what the command says, and comes back as what it is with a `%return`.
+pub(super) fn parse(part: Part<'_>, kind: Kind) -> Result<(Kind, Spanned<Place>), Error> {
+    let (place, kind) = match part.split_once('%') {
+        None => (part, kind),
+        Some((place, suffix)) if suffix.text() == "return" => (place, Kind::Return),
+        Some((place, _)) => {
+            let suffix = part.split_at(place.text().len()).1;
+            return Err(suffix.wrong(Mistake::BadSuffix(suffix.text().to_owned())));
+        }
+    };
+    let found = match place.text().starts_with(|c: char| c.is_ascii_digit()) {
+        true => digits(place)?,
+        false => symbol(None, place)?,
+    };
+    match (kind, &found) {
+        (Kind::Instruction, _) | (_, Place::Symbol { offset: 0, .. }) => Ok((kind, part.says(found))),
+        (_, Place::Address(_)) => Err(place.wrong(Mistake::NeedsFunction)),
+        (Kind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
+        (Kind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
+    }
+}
+
+/// An address, or a module whose name begins with a digit, as that of VLANs does.
+fn digits(place: Part<'_>) -> Result<Place, Error> {
+    if place.text().contains(':') {
+        return symbol(None, place);
+    }
+    if place.text().contains(['+', '-']) {
+        return Err(place.wrong(Mistake::AddressOffset));
+    }
+    match unsigned(place.text()) {
+        Some(address) => Ok(Place::Address(address)),
+        None => Err(place.is_not(Wanted::Address)),
+    }
+}
+
+/// `[MOD:]SYM[+offs]`; what is before the `:` is taken off once.
+fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
+    if let (None, Some((module, symbol_part))) = (module, place.split_once(':')) {
+        if module.is_empty() {
+            return Err(place.wrong(Mistake::NoModule));
+        }
+        if let Some(character) = module.text().chars().find(|c| !is_of_name(*c)) {
+            return Err(module.wrong(Mistake::BadModule(character)));
+        }
+        return symbol(Some(module), symbol_part);
+    }
+    if Glob::is_pattern(place.text()) {
+        return pattern(module, place);
+    }
+    let mut rest = place;
+    let name = rest.take_while(|c| is_of_symbol(c) || c == '#');
+    if name.is_empty() {
+        return Err(match rest.first() {
+            None | Some('+' | '-') => place.is_not(Wanted::Symbol),
+            Some(character) => place.wrong(Mistake::BadSymbol(character)),
+        });
+    }
+    check_ordinal(name)?;
+    let offset = match rest.first() {
+        None => 0,
+        Some('+') => offset(rest)?,
+        Some('-') => return Err(rest.wrong(Mistake::NegativeOffset)),
+        Some(character) => return Err(rest.wrong(Mistake::BadSymbol(character))),
+    };
+    Ok(Place::Symbol {
+        module: module.map(|module| module.text().to_owned()),
+        symbol: name.text().to_owned(),
+        offset,
+    })
+}
+
+/// `+offs`
+fn offset(mut written: Part<'_>) -> Result<u64, Error> {
+    written.take_char();
+    let offset = unsigned(written.text()).filter(|offset| u32::try_from(*offset).is_ok());
+    offset.ok_or_else(|| written.is_not(Wanted::PlaceOffset))
+}
+
+/// `SYM#N`: the `N`th of several functions of that name.
+fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
+    let Some((symbol, number)) = name.split_once('#') else { return Ok(()) };
+    if symbol.is_empty() {
+        return Err(name.is_not(Wanted::Symbol));
+    }
+    match number.text().parse::<u32>() {
+        Ok(1..) if number.text().starts_with(|c: char| c.is_ascii_digit()) => Ok(()),
+        _ => Err(number.is_not(Wanted::Ordinal)),
+    }
+}
+
+fn pattern(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
+    if module.is_some() {
+        return Err(place.wrong(Mistake::PatternModule));
+    }
+    if place.text().contains('+') {
+        return Err(place.wrong(Mistake::PatternOffset));
+    }
+    if let Some(character) = place.text().chars().find(|c| !is_of_symbol(*c) && !"*?[]!^-\\".contains(*c)) {
+        return Err(place.wrong(Mistake::BadSymbol(character)));
+    }
+    match Glob::new(place.text()) {
+        Ok(_) => Ok(Place::Symbol { module: None, symbol: place.text().to_owned(), offset: 0 }),
+        Err(error) => Err(place.wrong(Mistake::Pattern(error))),
+    }
+}
+
+pub(super) fn is_of_symbol(c: char) -> bool {
+    is_of_name(c) || matches!(c, '.' | '$')
+}

@@ -1,0 +1,193 @@
+//! The task that a CPU runs, as the kernel's own tools would name it.
+//!
+//! Where the members of `struct task_struct` and of what it points to lie is told by the kernel's BTF.
+
+use super::btf::Btf;
+use super::current::CurrentTask;
+use super::symbols::SymbolTable;
+use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
+use crate::paging::PageFault;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a task's name, its NUL included (TASK_COMM_LEN, include/linux/sched.h).
+pub const COMM: usize = 16;
+/// Deepest nesting of pid namespaces (MAX_PID_NS_LEVEL, include/linux/pid_namespace.h).
+const MOST_LEVELS: u32 = 32;
+
+/// Where to read about a task. Offsets in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskLayout {
+    /// The task of a CPU.
+    pub current: CurrentTask,
+    /// `preempt_count`, from the start of the CPU's own area, which says whether it serves an interrupt.
+    preempt_count: Option<u64>,
+    comm: u64,
+    pid: u64,
+    tgid: u64,
+    user: Option<User>,
+    namespace: Option<Namespace>,
+}
+
+/// `task->cred->uid`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct User {
+    cred: u64,
+    uid: u64,
+}
+
+/// `task->thread_pid->numbers[thread_pid->level].nr`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Namespace {
+    thread_pid: u64,
+    level: u64,
+    numbers: u64,
+    /// Bytes of `struct upid`.
+    stride: u64,
+    number: u64,
+}
+
+/// What a CPU does for a task, or instead of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub enum Context {
+    /// It runs the task, in the kernel or in user mode.
+    #[default]
+    Task,
+    /// It serves a soft interrupt, which came while the task ran.
+    SoftIrq,
+    /// It serves an interrupt.
+    HardIrq,
+    /// It serves an interrupt that cannot be masked.
+    Nmi,
+}
+
+/// A task of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The thread's number, as `gettid` gives it in the first pid namespace; 0 is the idle task of a CPU.
+    pub pid: u32,
+    /// The process's, as `getpid` gives it there.
+    pub tgid: u32,
+    /// The thread's number in its own pid namespace, if that can be told.
+    pub ns_pid: Option<u32>,
+    /// Its user (`cred->uid`), if that can be told.
+    pub uid: Option<u32>,
+    /// What the CPU does.
+    pub context: Context,
+    /// Its name, padded with NULs.
+    pub comm: [u8; COMM],
+}
+
+impl Task {
+    /// Its name.
+    #[must_use]
+    pub fn comm(&self) -> String {
+        String::from_utf8_lossy(self.comm_bytes()).into_owned()
+    }
+
+    /// Its name as the guest has it.
+    pub(crate) fn comm_bytes(&self) -> &[u8] {
+        self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+}
+
+impl TaskLayout {
+    /// Finds it; `None` without type information.
+    #[must_use]
+    pub fn find(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<Self> {
+        let offset = |structure: &str, member: &str| btf.member(structure, member)?.offset();
+        let task = |member: &str| offset("task_struct", member);
+        let user = || Some(User { cred: task("cred")?, uid: offset("cred", "uid")? });
+        let namespace = || {
+            Some(Namespace {
+                thread_pid: task("thread_pid")?,
+                level: offset("pid", "level")?,
+                numbers: offset("pid", "numbers")?,
+                stride: btf.size_of("upid")?,
+                number: offset("upid", "nr")?,
+            })
+        };
+        Some(Self {
+            current: CurrentTask::find(symbols, Some(btf))?,
+            preempt_count: preempt_count(symbols, btf),
+            comm: task("comm")?,
+            pid: task("pid")?,
+            tgid: task("tgid")?,
+            user: user(),
+            namespace: namespace(),
+        })
+    }
+
+    /// Reads about the task of the CPU whose kernel GS base is `gs_base`, see [`CurrentTask::read`].
+    ///
+    /// # Errors
+    /// The [`PageFault`] of reading what every task has: before its boot has come so far, a CPU has none.
+    pub fn read<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &VirtMemory<'_, M>,
+        gs_base: u64,
+    ) -> Result<Task, PageFault> {
+        let at = self.current.read(memory, gs_base)?;
+        let mut comm = [0; COMM];
+        memory.read(at.add(self.comm), &mut comm)?;
+        let context = self.preempt_count.and_then(|offset| read_u32(memory, Gva(gs_base).add(offset)).ok());
+        Ok(Task {
+            pid: read_u32(memory, at.add(self.pid))?,
+            tgid: read_u32(memory, at.add(self.tgid))?,
+            ns_pid: self.namespace.and_then(|namespace| namespace.read(memory, at)),
+            uid: self.user.and_then(|user| {
+                let cred = memory.read_u64(at.add(user.cred)).ok()?;
+                read_u32(memory, Gva(cred).add(user.uid)).ok()
+            }),
+            context: context.map_or(Context::Task, Context::of),
+            comm,
+        })
+    }
+}
+
+/// Where `preempt_count` lies: in `pcpu_hot` from 6.2 to 6.14, a variable of its own before and after.
+fn preempt_count(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<u64> {
+    match super::current::per_cpu(symbols, "pcpu_hot") {
+        Some(at) => at.checked_add(btf.member("pcpu_hot", "preempt_count")?.offset()?),
+        None => super::current::per_cpu(symbols, "__preempt_count"),
+    }
+}
+
+impl Namespace {
+    fn read<M: PhysMemory + ?Sized>(&self, memory: &VirtMemory<'_, M>, task: Gva) -> Option<u32> {
+        let pid = memory.read_u64(task.add(self.thread_pid)).ok().filter(|pid| *pid != 0).map(Gva)?;
+        let level = read_u32(memory, pid.add(self.level)).ok().filter(|level| *level < MOST_LEVELS)?;
+        let entry = pid.add(self.numbers).add(u64::from(level) * self.stride);
+        read_u32(memory, entry.add(self.number)).ok()
+    }
+}
+
+impl Context {
+    /// By `preempt_count` (include/linux/preempt.h): bits 20 to 23 count NMIs, 16 to 19 interrupts; bit 8 says that soft
+    /// interrupts are served, those above it that they are held off.
+    fn of(preempt_count: u32) -> Self {
+        match preempt_count {
+            count if count & 0x00f0_0000 != 0 => Self::Nmi,
+            count if count & 0x000f_0000 != 0 => Self::HardIrq,
+            count if count & 0x0000_0100 != 0 => Self::SoftIrq,
+            _ => Self::Task,
+        }
+    }
+
+    /// How it is written; nothing where a task runs.
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Task => None,
+            Self::SoftIrq => Some("softirq"),
+            Self::HardIrq => Some("irq"),
+            Self::Nmi => Some("nmi"),
+        }
+    }
+}
+
+fn read_u32<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva) -> Result<u32, PageFault> {
+    let mut bytes = [0; 4];
+    memory.read(at, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
