@@ -7,7 +7,7 @@
 //! lead.
 //!
 //! All that is read on the way is the guest's. A walk ends after the number of frames it is given, and a stack goes up
-//! only, by no more than [`LARGEST_STACK`].
+//! only, by no more than 64 KiB.
 
 use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
 use super::read::u64_at;
