@@ -295,7 +295,7 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x $stack1:«x8[8]»", "an array is read from memory, and this is a value"),
     ("p x file:«u8[4]»", "an array is read from memory, and this is a value"),
     ("p x %di:«string»", "a string is read from memory, and this is a value"),
-    ("p x $arg1:«string»", "a string is read from memory, and this is a value"),
+    ("p x %di:«string»", "a string is read from memory, and this is a value"),
     ("p x $stack:«ustring»", "a string is read from memory, and this is a value"),
     ("p x $comm:«u64»", "a text has the type `string`, and is no array"),
     ("p x $comm:«string[2]»", "a text has the type `string`, and is no array"),

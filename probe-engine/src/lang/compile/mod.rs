@@ -76,23 +76,36 @@ impl Way {
 }
 
 impl Compiler<'_> {
-    /// The arguments, with the function's parameters in place of `$arg*`.
+    /// The arguments, with the function's parameters in place of `$arg*`, and of each `$argN` that has no name of its own:
+    /// that is then shown as the parameter is.
     fn expand(&self, args: &[Argument]) -> Result<Vec<Argument>, Error> {
         let mut expanded = Vec::new();
         for argument in args {
-            if argument.fetch.value != Fetch::AllArguments {
-                expanded.push(argument.clone());
-                continue;
-            }
             let span = &argument.fetch.span;
-            for name in self.parameters(span)?.into_iter().map(|(name, ..)| name) {
+            let parameter = |name| {
                 let of = Spanned { value: Variable::Parameter(name), span: span.clone() };
                 let value = Fetch::Variable { of, path: Vec::new() };
-                expanded.push(Argument {
-                    name: None,
-                    fetch: Spanned { value, span: span.clone() },
-                    ty: None,
-                });
+                Spanned { value, span: span.clone() }
+            };
+            match argument.fetch.value {
+                Fetch::AllArguments => {
+                    let names = self.parameters(span)?.into_iter().map(|(name, ..)| name);
+                    expanded.extend(names.map(|name| Argument {
+                        name: None,
+                        fetch: parameter(name),
+                        ty: None,
+                    }));
+                }
+                Fetch::Argument(n) if argument.name.is_none() => {
+                    let known = self.parameters(span).ok();
+                    let found = known.and_then(|all| all.into_iter().nth((n as usize).checked_sub(1)?));
+                    let fetch = match found {
+                        Some((name, ..)) if !name.is_empty() => parameter(name),
+                        _ => argument.fetch.clone(),
+                    };
+                    expanded.push(Argument { fetch, ..argument.clone() });
+                }
+                _ => expanded.push(argument.clone()),
             }
         }
         Ok(expanded)
@@ -216,16 +229,15 @@ const NOTHING: Source = Source { base: Base::Unknown, hops: Vec::new(), read: Re
 
 /// A string, or several to which pointers lie side by side.
 fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> {
-    let Way { base, mut hops, memory } = way;
+    let Way { base, hops, memory } = way;
     let hop = memory?;
     let hop = Hop { user: user || hop.user, ..hop };
     let (read, shape) = match count {
         None => (Read::Memory(hop, What::String(LONGEST_STRING)), Shape::Text),
+        // `+8(%di)`: the pointers lie there, the strings where they lead to.
         Some(count) => {
-            // `+0(+8(%di))`: pointers lie at the inner address, strings where they lead to.
-            let pointers = hops.pop().filter(|_| hop.offset == 0)?;
             let shape = Shape::Array { count: count as u16, of: Box::new(Shape::Text) };
-            (Read::Memory(pointers, What::Strings(count as u16)), shape)
+            (Read::Memory(hop, What::Strings(count as u16)), shape)
         }
     };
     Some((Source { base, hops, read }, shape))
