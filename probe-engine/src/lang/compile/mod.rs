@@ -118,10 +118,8 @@ impl Compiler<'_> {
             (Fetch::Text(text), _) => {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
-            (Fetch::Variable { of, path }, ty) => {
-                self.variable(of, path, ty.as_ref().map(|ty| &ty.value), span)
-            }
-            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref().map(|ty| &ty.value), span),
+            (Fetch::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
+            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
             (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
             (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
         }
