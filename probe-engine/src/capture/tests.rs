@@ -8,6 +8,7 @@ use crate::linux::testing::Ram;
 use proptest::prelude::*;
 
 const TASK: Task = Task {
+    at: Ram::BASE,
     pid: 42,
     tgid: 41,
     ns_pid: None,
