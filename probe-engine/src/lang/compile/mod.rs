@@ -2,7 +2,11 @@
 //! offsets, before the guest runs.
 
 mod filter;
+mod hist;
+mod operand;
 mod variable;
+
+pub use hist::histogram;
 
 use super::ast::{Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
 use super::error::{Error, Mistake};
