@@ -1,12 +1,14 @@
 //! How hits and the summary are written.
 
 mod event;
+mod hist;
 mod summary;
 
 use crate::args::Format;
 use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
+use hist::Histograms;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use std::time::Duration;
@@ -19,6 +21,7 @@ pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     format: Format,
     probes: Vec<Asked>,
+    histograms: Histograms,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
@@ -28,6 +31,7 @@ impl<'a> Writer<'a> {
         Self {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
+            histograms: Histograms::of(&probes),
             probes,
             failure: None,
             armed_in: Duration::ZERO,
@@ -41,16 +45,25 @@ impl<'a> Writer<'a> {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(probe) = self.probes.get(event.probe.0 as usize) else { return Ok(()) };
+        if let Some(counted) = &probe.counted {
+            self.histograms.add(event, probe, counted);
+            return Ok(());
+        }
         match self.format {
             Format::Text => writeln!(self.out, "{}", EventText { event, probe }),
             Format::Json => json(&mut self.out, &EventJson { event, probe }),
         }
     }
 
-    /// Writes the summary: a table on standard error, and as JSON to where the hits went.
+    /// Writes what was counted to where the hits went, and the summary: a table on standard error, and as JSON to where
+    /// the hits went.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
-        if self.format == Format::Json {
-            summary::write_json(&mut self.out, report, self.armed_in)?;
+        match self.format {
+            Format::Text => self.histograms.write_text(&mut self.out)?,
+            Format::Json => {
+                self.histograms.write_json(&mut self.out)?;
+                summary::write_json(&mut self.out, report, self.armed_in)?;
+            }
         }
         self.out.flush()?;
         if !report.probes.is_empty() {

@@ -2,12 +2,17 @@
 //! offsets, before the guest runs.
 
 mod filter;
+mod hist;
+mod operand;
 mod variable;
 
-use super::ast::{Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
+pub use hist::histogram;
+
+use super::ast::{self, Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
 use super::error::{Error, Mistake};
-use super::{argument_name, check_fields, check_names};
+use super::{argument_name, check_fields, check_filter, check_names};
 use crate::addr::Gva;
+use crate::capture::filter::Filter as Condition;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
 use crate::linux::btf::Btf;
@@ -45,6 +50,16 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
     let filter =
         definition.filter.as_ref().map(|filter| filter::compile(&filter.value, &fields)).transpose()?;
     Ok(Capture { fields, filter })
+}
+
+/// The condition that `filter`, which was written elsewhere, is on the hits of a probe of this kind that reads `fields`.
+///
+/// # Errors
+/// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
+pub fn filter(filter: &ast::Filter, kind: Kind, fields: &[Field]) -> Result<Condition, Error> {
+    let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+    check_filter(kind, filter, &names)?;
+    filter::compile(filter, fields)
 }
 
 struct Compiler<'a> {
