@@ -1,13 +1,17 @@
 //! How hits and the summary are written.
 
 mod event;
+mod stack;
 mod summary;
 
 use crate::args::Format;
 use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
+use probe_engine::linux::names::{ModuleNames, Names};
+use probe_engine::linux::symbols::{SymbolTable, SymbolTableBuilder};
 use serde::Serialize;
+use stack::StackText;
 use std::io::{self, BufWriter, Write};
 use std::time::Duration;
 pub(crate) use summary::end_name;
@@ -19,16 +23,28 @@ pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     format: Format,
     probes: Vec<Asked>,
+    symbols: SymbolTable,
+    slide: u64,
+    modules: Vec<ModuleNames>,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: Vec<Asked>) -> Self {
+    /// Addresses are named by `symbols`, if they are.
+    pub(crate) fn new(
+        out: Box<dyn Write + 'a>,
+        format: Format,
+        probes: Vec<Asked>,
+        symbols: Option<SymbolTable>,
+    ) -> Self {
         Self {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
             probes,
+            symbols: symbols.unwrap_or_else(|| SymbolTableBuilder::default().finish()),
+            slide: 0,
+            modules: Vec::new(),
             failure: None,
             armed_in: Duration::ZERO,
         }
@@ -41,9 +57,16 @@ impl<'a> Writer<'a> {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(probe) = self.probes.get(event.probe.0 as usize) else { return Ok(()) };
+        let names = Names { kernel: &self.symbols, slide: self.slide, modules: &self.modules };
         match self.format {
-            Format::Text => writeln!(self.out, "{}", EventText { event, probe }),
-            Format::Json => json(&mut self.out, &EventJson { event, probe }),
+            Format::Text => {
+                writeln!(self.out, "{}", EventText { event, probe })?;
+                match &event.stack {
+                    Some(stack) => write!(self.out, "{}", StackText { stack, names: &names }),
+                    None => Ok(()),
+                }
+            }
+            Format::Json => json(&mut self.out, &EventJson { event, probe, names: &names }),
         }
     }
 
@@ -67,6 +90,11 @@ impl Sink for Writer<'_> {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
         written
+    }
+
+    fn code(&mut self, slide: u64, modules: &[ModuleNames]) {
+        self.slide = slide;
+        self.modules = modules.to_vec();
     }
 
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
