@@ -87,6 +87,21 @@ pub(crate) struct Run {
     /// Calls beyond that are not followed; they are counted as missed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) maxactive: Option<u32>,
+    /// Show who called at every hit, with at most N frames of the kernel [default: 64]
+    ///
+    /// One line a frame: function+offset/length, the function's module in brackets. A line <interrupt> comes before what
+    /// an interrupt or exception has interrupted, and ? before what had to be guessed. Where the kernel was entered from
+    /// user mode, the process's frames follow, as far as its code keeps frame pointers. When not all is shown, the last
+    /// line says why.
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "64",
+        value_parser = clap::value_parser!(u16).range(1..=256),
+    )]
+    pub(crate) stack: Option<u16>,
     /// Write the hits to this file instead of standard error
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -95,7 +110,9 @@ pub(crate) struct Run {
     /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
     /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
-    /// is behind the instruction that accessed the memory. At the end comes one {"type":"probe"} a probe, with probe,
+    /// is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
+    /// and interrupted or guessed where they are), stack_end (bottom, user, or why it goes on), and where the kernel was
+    /// entered from user mode user_stack (addresses) and user_stack_end. At the end comes one {"type":"probe"} a probe, with probe,
     /// kind (k, r, or w for a watch), module, address, hits, missed, reasons (of what was missed), outstanding (calls that
     /// had not returned) and state, and one {"type":"end"} with end, waits (how often a CPU waited for a slow
     /// reader), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).

@@ -29,7 +29,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Some(target) => target,
         None => {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
-            Target { probes: functions(&args.patterns, &kernel)?, kernel: Landmarks::of(&kernel) }
+            let probes = functions(&args.patterns, &kernel)?;
+            Target { probes, kernel: Landmarks::of(&kernel), symbols: None, unwind: None }
         }
     };
     match host::choose(&args.guest.place)? {
@@ -43,7 +44,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let report = run::session(&args.guest, &files, target.kernel, kvm, probes.collect(), &mut calls)?;
+            let known = (target.kernel, None);
+            let report = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &report)
             {

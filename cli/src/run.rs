@@ -8,12 +8,15 @@ use crate::say::say;
 use crate::target::{self, Asked, Target};
 use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use vmm::code::Unread;
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
 use vmm::probe::Probe;
@@ -62,6 +65,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if let Some(calls) = args.maxactive {
                 words.push(format!("--maxactive={calls}"));
             }
+            if let Some(most) = args.stack {
+                words.push(format!("--stack={most}"));
+            }
             let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
             host::run_emulated(&args.guest, &files, &target, inside)
         }
@@ -79,9 +85,11 @@ fn run_here(
         Some(path) => Box::new(create(path)?),
         None => Box::new(io::stderr()),
     };
-    let mut writer = Writer::new(out, args.format, target.probes.clone());
-    let probes = target.probes.into_iter().map(|asked| probe(asked, args)).collect();
-    let report = session(&args.guest, files, target.kernel, (hypervisor, delivery), probes, &mut writer)?;
+    let Target { kernel, probes, symbols, unwind } = target;
+    let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
+    let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
+    let known = (kernel, unwind);
+    let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -98,7 +106,7 @@ pub(crate) fn create(path: &Path) -> Result<File> {
 pub(crate) fn session(
     guest: &Guest,
     files: &Files,
-    kernel: Landmarks,
+    (kernel, unwind): (Landmarks, Option<KernelCode>),
     (hypervisor, delivery): (&Hypervisor, Delivery),
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
@@ -115,6 +123,7 @@ pub(crate) fn session(
         memory: guest.memory.0,
         delivery,
         symbols: None,
+        unwind: unwind.map(Arc::new),
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;
@@ -126,17 +135,28 @@ pub(crate) fn session(
 
 /// What is registered for what was asked for.
 fn probe(asked: Asked, args: &Run) -> Probe {
+    let stack = args.stack.map(usize::from);
     if let Place::Watch(_) = asked.place {
-        return Probe::watch(asked.place).record().into();
+        let watch = Probe::watch(asked.place).record();
+        return match stack {
+            Some(most) => watch.stack(most).into(),
+            None => watch.into(),
+        };
     }
     if asked.returns {
-        let probe = Probe::on_return(asked.place).record().capture(asked.capture);
-        return match asked.max_active.or(args.maxactive) {
-            Some(calls) => probe.max_active(calls).into(),
+        let mut probe = Probe::on_return(asked.place).record().capture(asked.capture);
+        if let Some(calls) = asked.max_active.or(args.maxactive) {
+            probe = probe.max_active(calls);
+        }
+        return match stack {
+            Some(most) => probe.stack(most).into(),
             None => probe.into(),
         };
     }
-    let probe = Probe::at(asked.place).record().capture(asked.capture);
+    let mut probe = Probe::at(asked.place).record().capture(asked.capture);
+    if let Some(most) = stack {
+        probe = probe.stack(most);
+    }
     if args.once { probe.once() } else { probe }
 }
 
@@ -153,6 +173,11 @@ pub(crate) fn cmdline(guest: &Guest) -> String {
 pub(crate) fn exit_code(report: &Report) -> ExitCode {
     if report.waits > 0 {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
+    }
+    for Unread { module, reason } in &report.unread {
+        say(format_args!(
+            "not all of the module `{module}` is known, and stacks through it may be guessed: {reason}"
+        ));
     }
     match &report.end {
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => ExitCode::SUCCESS,

@@ -12,6 +12,8 @@ use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::symbols::SymbolTable;
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::watch;
@@ -24,6 +26,10 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
     pub(crate) probes: Vec<Asked>,
+    /// Names of its addresses, where they are to be shown.
+    pub(crate) symbols: Option<SymbolTable>,
+    /// How its stacks are walked, where they are.
+    pub(crate) unwind: Option<KernelCode>,
 }
 
 /// A probe that was asked for.
@@ -174,7 +180,10 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
-    Ok(Target { kernel: Landmarks::of(&kernel), probes })
+    let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
+    let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
+    let symbols = run.stack.map(|_| kernel.symbols().clone());
+    Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
 }
 
 /// Says which matches of a pattern are left out.
@@ -233,7 +242,7 @@ mod tests {
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
         let watch = Asked::plain(Place::Watch(watch), false);
-        let written = Target { kernel, probes: vec![probe, watch] };
+        let written = Target { kernel, probes: vec![probe, watch], symbols: None, unwind: None };
         assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];

@@ -8,6 +8,7 @@ use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::{Spot, in_kernel};
 use std::fs;
 use std::io::{self, PipeWriter, Write};
@@ -103,6 +104,7 @@ pub struct Guest {
     cmdline: &'static str,
     patience: Duration,
     script: &'static str,
+    unwind: Option<Arc<KernelCode>>,
     probes: Vec<Probe>,
 }
 
@@ -117,6 +119,7 @@ impl Guest {
             cmdline: "",
             patience: PATIENCE,
             script: "",
+            unwind: None,
             probes: Vec::new(),
         })
     }
@@ -145,6 +148,12 @@ impl Guest {
         self
     }
 
+    /// Whose stacks can be told.
+    pub fn unwind(mut self) -> Self {
+        self.unwind = Some(Arc::new(KernelCode::of(&self.subject.kernel).unwrap()));
+        self
+    }
+
     /// With a probe. They are numbered in the order in which they are given.
     pub fn probe(mut self, probe: impl Into<Probe>) -> Self {
         self.probes.push(probe.into());
@@ -160,7 +169,7 @@ impl Guest {
     /// The same, while `act` uses the session's handle on a thread of its own.
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
-        let Self { fit, subject, cpus, cmdline, patience, script, probes } = self;
+        let Self { fit, subject, cpus, cmdline, patience, script, unwind, probes } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
@@ -175,6 +184,7 @@ impl Guest {
             memory: 256 << 20,
             delivery: fit.delivery,
             symbols: Some(subject.kernel.clone()),
+            unwind,
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),

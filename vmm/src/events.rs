@@ -1,6 +1,7 @@
 //! From the vCPU that took a hit to whoever reads about it: one single-producer ring a vCPU, no lock, no system call.
 
 use crate::clock::Rate;
+use crate::stack::{MOST_PIECES, Piece, Stack};
 use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
 use probe_engine::linux::task::Task;
@@ -16,6 +17,9 @@ pub(crate) const RING: usize = 16 << 10;
 /// Bytes of what hits have captured that a vCPU may be ahead of the reader.
 const BYTES: usize = 4 << 20;
 
+/// Pieces of stacks that a vCPU may be ahead of the reader.
+const PIECES: usize = 128 << 10;
+
 /// How many probes a session can register, unregistered ones included.
 pub const MAX_PROBES: usize = 1 << 20;
 
@@ -27,8 +31,10 @@ struct Record {
     rip: Gva,
     what: What<Ticks>,
     task: Option<Task>,
-    /// How many bytes of the other ring are its own.
+    /// How many bytes of captured values are its own.
     captured: u32,
+    /// How many pieces of stacks are.
+    stack: u32,
 }
 
 /// A duration in ticks.
@@ -53,6 +59,8 @@ pub struct Event {
     pub task: Option<Task>,
     /// What the probe's [`Capture`] has read; its [`values`](Capture::values) are in it.
     pub captured: Vec<u8>,
+    /// Who called, where the probe [asks](crate::probe::Probe::stack) for that.
+    pub stack: Option<Stack>,
 }
 
 impl Event {
@@ -134,16 +142,21 @@ impl Counters {
 pub struct Recorder {
     ring: Producer<Record>,
     bytes: Producer<u8>,
+    stacks: Producer<Piece>,
     /// What the hit of the moment has captured. It never grows.
     captured: Vec<u8>,
+    /// Pieces of its stack.
+    stack: u32,
     counters: Arc<Counters>,
 }
 
 impl Recorder {
-    /// Whether `n` more hits fit, and what they capture. Where one site has so many probes that it might not, what does
+    /// Whether `n` more hits fit, with what they capture and with their stacks. Where one site has so many probes that it might not, what does
     /// not fit is left out.
     pub fn has_room(&self, n: usize) -> bool {
-        self.ring.slots() >= n && self.bytes.slots() >= (n * LONGEST_RECORD).min(BYTES / 2)
+        self.ring.slots() >= n
+            && self.bytes.slots() >= (n * LONGEST_RECORD).min(BYTES / 2)
+            && self.stacks.slots() >= (n * MOST_PIECES).min(PIECES / 2)
     }
 
     /// Reads what `capture` says, for the record that follows. Returns false when its filter does not let the hit pass.
@@ -156,6 +169,15 @@ impl Recorder {
         capture.is_none_or(|capture| capture.take(scene, &mut self.captured))
     }
 
+    /// Notes down what `walk` finds of the stack, for the record that follows.
+    pub(crate) fn stack(&mut self, walk: impl FnOnce(&mut dyn FnMut(Piece))) {
+        if self.stacks.slots() < MOST_PIECES {
+            return;
+        }
+        let (stacks, count) = (&mut self.stacks, &mut self.stack);
+        walk(&mut |piece| *count += u32::from(stacks.push(piece).is_ok()));
+    }
+
     /// Counts that the vCPU waits because the reader is slow.
     pub fn count_wait(&self) {
         bump(&self.counters.waits);
@@ -166,7 +188,8 @@ impl Recorder {
         self.counters.count(probe);
     }
 
-    /// Notes a hit down, which has been counted, with what was [captured](Self::capture). There must be
+    /// Notes a hit down, which has been counted, with what was [captured](Self::capture) and its
+    /// [stack](Self::stack). There must be
     /// [room](Self::has_room).
     pub(crate) fn record(
         &mut self,
@@ -181,7 +204,8 @@ impl Recorder {
             Ok(()) => self.captured.len() as u32,
             Err(_) => 0,
         };
-        let _ = self.ring.push(Record { ticks, probe, rip, what, task, captured });
+        let stack = std::mem::take(&mut self.stack);
+        let _ = self.ring.push(Record { ticks, probe, rip, what, task, captured, stack });
     }
 }
 
@@ -192,7 +216,7 @@ fn bump(counter: &AtomicU64) {
 
 /// The reader's end, for all vCPUs.
 pub struct Reader {
-    rings: Vec<(Consumer<Record>, Consumer<u8>)>,
+    rings: Vec<(Consumer<Record>, Consumer<u8>, Consumer<Piece>)>,
     counters: Vec<Arc<Counters>>,
     batch: Vec<Event>,
 }
@@ -205,10 +229,12 @@ pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
             let (bytes, captured) = RingBuffer::new(BYTES);
+            let (stacks, pieces) = RingBuffer::new(PIECES);
             let counters = Arc::new(Counters::new());
-            reader.rings.push((records, captured));
+            reader.rings.push((records, captured, pieces));
             reader.counters.push(counters.clone());
-            Recorder { ring, bytes, captured: Vec::with_capacity(LONGEST_RECORD), counters }
+            let captured = Vec::with_capacity(LONGEST_RECORD);
+            Recorder { ring, bytes, stacks, captured, stack: 0, counters }
         })
         .collect();
     (recorders, reader)
@@ -218,10 +244,13 @@ impl Reader {
     /// What has come in since the last call, in order of time.
     pub fn drain(&mut self, rate: Rate) -> &[Event] {
         self.batch.clear();
-        for (vcpu, (ring, bytes)) in self.rings.iter_mut().enumerate() {
+        for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
-                let Ok(Record { ticks, probe, rip, what, task, captured: len }) = ring.pop() else { break };
+                let Ok(Record { ticks, probe, rip, what, task, captured: len, stack }) = ring.pop() else {
+                    break;
+                };
+                let stack = Stack::of((0..stack).map_while(|_| stacks.pop().ok()));
                 let mut captured = vec![0; len as usize];
                 // They were pushed before their record.
                 let _ = bytes.pop_entire_slice(&mut captured);
@@ -232,7 +261,8 @@ impl Reader {
                         What::Return { value, duration: Nanos(rate.duration(ticks)) }
                     }
                 };
-                self.batch.push(Event { nanos: rate.nanos(ticks), vcpu, probe, rip, what, task, captured });
+                let nanos = rate.nanos(ticks);
+                self.batch.push(Event { nanos, vcpu, probe, rip, what, task, captured, stack });
             }
         }
         self.batch.sort_by_key(|hit| hit.nanos);

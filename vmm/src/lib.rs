@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod clock;
+pub mod code;
 pub mod devices;
 pub mod events;
 pub mod host;
@@ -12,6 +13,7 @@ pub mod reserved;
 pub mod selftest;
 pub mod session;
 pub mod signals;
+pub mod stack;
 pub mod text;
 mod touched;
 pub mod trap;

@@ -5,6 +5,7 @@
 //! thread signals again until all have answered. A vCPU can also stop by itself with a [`Request`] and is held
 //! until the control thread has answered it. Nothing here is touched by a hit, except one load of `attention`.
 
+use crate::code::GuestCode;
 use crate::kvm::Breakpoints;
 use crate::probe::Active;
 use crate::session::Command;
@@ -34,6 +35,8 @@ pub struct Orders {
     pub task: Option<TaskLayout>,
     /// What KASLR added to the kernel's link-time addresses.
     pub slide: u64,
+    /// What is known of the guest's code.
+    pub code: GuestCode,
     /// The debug registers of every vCPU.
     pub breakpoints: Breakpoints,
     /// Whose they are, where they watch for a probe.

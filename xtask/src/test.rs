@@ -192,6 +192,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "rules",
             "linux",
             "modules",
+            "stacks",
             "ftrace",
             "coverage",
             "workload",

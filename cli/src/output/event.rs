@@ -1,8 +1,10 @@
 //! One event: a line of text, or a JSON object.
 
+use super::stack;
 use crate::target::{Asked, Style};
 use probe_engine::capture::names;
 use probe_engine::capture::shape::Shown;
+use probe_engine::linux::names::Names;
 use probe_engine::linux::task::{Context, Task};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -91,6 +93,7 @@ fn took(f: &mut fmt::Formatter<'_>, Nanos(nanos): Nanos) -> fmt::Result {
 pub(super) struct EventJson<'a> {
     pub(super) event: &'a Event,
     pub(super) probe: &'a Asked,
+    pub(super) names: &'a Names<'a>,
 }
 
 /// A task as JSON.
@@ -160,6 +163,9 @@ impl Serialize for EventJson<'_> {
         if !self.probe.capture.fields.is_empty() {
             map.serialize_entry("fields", &FieldsJson(self))?;
         }
+        if let Some(stack) = &event.stack {
+            stack::serialize(stack, self.names, &mut map)?;
+        }
         map.end()
     }
 }
@@ -191,6 +197,7 @@ mod tests {
         what: What::Hit { args: [1, 2, 3, 4, 5, u64::MAX] },
         task: None,
         captured: Vec::new(),
+        stack: None,
     };
     const RETURN: What<Nanos> = What::Return { value: u64::MAX - 1, duration: Nanos(12_345) };
 
@@ -198,7 +205,7 @@ mod tests {
         let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
         let probes = vec![Asked::plain(place, matches!(event.what, What::Return { .. }))];
-        let mut writer = Writer::new(Box::new(&mut bytes), format, probes);
+        let mut writer = Writer::new(Box::new(&mut bytes), format, probes, None);
         writer.events(&[event]).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()

@@ -2,6 +2,7 @@
 
 mod event;
 mod hist;
+mod stack;
 mod summary;
 
 use crate::args::Format;
@@ -9,7 +10,10 @@ use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
 use hist::Histograms;
+use probe_engine::linux::names::{ModuleNames, Names};
+use probe_engine::linux::symbols::{SymbolTable, SymbolTableBuilder};
 use serde::Serialize;
+use stack::StackText;
 use std::io::{self, BufWriter, Write};
 use std::time::Duration;
 pub(crate) use summary::end_name;
@@ -22,17 +26,29 @@ pub(crate) struct Writer<'a> {
     format: Format,
     probes: Vec<Asked>,
     histograms: Histograms,
+    symbols: SymbolTable,
+    slide: u64,
+    modules: Vec<ModuleNames>,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: Vec<Asked>) -> Self {
+    /// Addresses are named by `symbols`, if they are.
+    pub(crate) fn new(
+        out: Box<dyn Write + 'a>,
+        format: Format,
+        probes: Vec<Asked>,
+        symbols: Option<SymbolTable>,
+    ) -> Self {
         Self {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
             histograms: Histograms::of(&probes),
             probes,
+            symbols: symbols.unwrap_or_else(|| SymbolTableBuilder::default().finish()),
+            slide: 0,
+            modules: Vec::new(),
             failure: None,
             armed_in: Duration::ZERO,
         }
@@ -49,9 +65,16 @@ impl<'a> Writer<'a> {
             self.histograms.add(event, probe, counted);
             return Ok(());
         }
+        let names = Names { kernel: &self.symbols, slide: self.slide, modules: &self.modules };
         match self.format {
-            Format::Text => writeln!(self.out, "{}", EventText { event, probe }),
-            Format::Json => json(&mut self.out, &EventJson { event, probe }),
+            Format::Text => {
+                writeln!(self.out, "{}", EventText { event, probe })?;
+                match &event.stack {
+                    Some(stack) => write!(self.out, "{}", StackText { stack, names: &names }),
+                    None => Ok(()),
+                }
+            }
+            Format::Json => json(&mut self.out, &EventJson { event, probe, names: &names }),
         }
     }
 
@@ -80,6 +103,11 @@ impl Sink for Writer<'_> {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
         written
+    }
+
+    fn code(&mut self, slide: u64, modules: &[ModuleNames]) {
+        self.slide = slide;
+        self.modules = modules.to_vec();
     }
 
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {

@@ -5,6 +5,7 @@
 use super::hit::{INT3, Verdict};
 use super::once::OneShot;
 use crate::addr::Gva;
+use crate::insn::copy::SLOT;
 use crate::insn::emulate::Emulation;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -180,6 +181,13 @@ impl<P> ProbeSet<P> {
     #[must_use]
     pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
         self.copies.get(&copy).copied()
+    }
+
+    /// What `at` stands for when it is in a copy: the original instruction, or from its end on the one behind that.
+    #[must_use]
+    pub fn original(&self, at: Gva) -> Option<Gva> {
+        let inside = at.0 % SLOT as u64;
+        self.copied_from(Gva(at.0 - inside)).map(|original| original.add(inside))
     }
 
     /// Whether `at` is a return trampoline.

@@ -12,6 +12,7 @@ mod faults;
 mod handlers;
 mod returns;
 mod scale;
+mod stacks;
 mod storm;
 mod text;
 mod tracer;

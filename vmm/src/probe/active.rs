@@ -16,6 +16,8 @@ pub struct Active {
     pub(crate) record: bool,
     /// What is read at a hit, and which hits count.
     pub(crate) capture: Option<Arc<Capture>>,
+    /// How many frames of the kernel's stack are noted down, if it is.
+    pub(crate) stack: Option<usize>,
     /// For a probe of which only the first hit counts: whether that was.
     once: Option<AtomicBool>,
     /// A handler panicked: none of them is called again.
@@ -23,6 +25,13 @@ pub struct Active {
     /// It was unregistered: calls that it follows still return, without its handler.
     retired: AtomicBool,
     misses: [AtomicU64; 3],
+}
+
+/// What is written down of a hit.
+pub(crate) struct Notes {
+    pub(crate) record: bool,
+    pub(crate) capture: Option<Arc<Capture>>,
+    pub(crate) stack: Option<usize>,
 }
 
 pub(crate) enum Kind {
@@ -69,26 +78,23 @@ impl Active {
     /// trampolines.
     #[must_use]
     pub fn on_its_own(id: ProbeId, probe: Probe) -> Option<Self> {
-        let kind = match probe.work {
+        let Probe { work, record, capture, stack, once, .. } = probe;
+        let kind = match work {
             Work::Instruction(handlers) => Kind::Instruction(handlers),
             Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
             Work::Return { .. } => return None,
         };
-        Some(Self::new(id, kind, probe.record, probe.once, probe.capture))
+        Some(Self::new(id, kind, Notes { record, capture, stack }, once))
     }
 
-    pub(crate) fn new(
-        id: ProbeId,
-        kind: Kind,
-        record: bool,
-        once: bool,
-        capture: Option<Arc<Capture>>,
-    ) -> Self {
+    pub(crate) fn new(id: ProbeId, kind: Kind, notes: Notes, once: bool) -> Self {
+        let Notes { record, capture, stack } = notes;
         Self {
             id,
             kind,
             record,
             capture,
+            stack,
             once: once.then(AtomicBool::default),
             broken: AtomicBool::new(false),
             retired: AtomicBool::new(false),

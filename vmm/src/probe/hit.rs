@@ -4,7 +4,11 @@ use super::Wish;
 use crate::clock::Clock;
 use crate::memory::GuestRam;
 use crate::session::Command;
+use crate::stack::Stack;
+use crate::world::Orders;
 use probe_engine::addr::Gva;
+use probe_engine::linux::names::Names;
+use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::ProbeId;
@@ -30,6 +34,9 @@ pub struct Hit<'a> {
     /// For a return: how long the call took, in ticks.
     pub(crate) duration: Option<u64>,
     pub(crate) access: Option<Access>,
+    pub(crate) orders: &'a Orders,
+    /// Where the kernel keeps what it has of this vCPU (GVA).
+    pub(crate) area: Option<Gva>,
     pub(crate) wishes: &'a mut Vec<Wish>,
 }
 
@@ -86,6 +93,26 @@ impl Hit<'_> {
         }
     }
 
+    /// Who called: the stack as `regs` have it, with at most `most` frames of the kernel. `None` where the session does
+    /// not know how: see [`Config::unwind`](crate::session::Config::unwind).
+    #[must_use]
+    pub fn stack(&self, most: usize) -> Option<Stack> {
+        Stack::at(self.orders, &self.memory, &self.regs, most)
+    }
+
+    /// Names for the addresses of a stack. `None` where the session has no
+    /// [`symbols`](crate::session::Config::symbols).
+    #[must_use]
+    pub fn names(&self) -> Option<Names<'_>> {
+        self.orders.code.names(self.orders.slide)
+    }
+
+    /// The task that runs on this vCPU, if it can be told.
+    #[must_use]
+    pub fn task(&self) -> Option<Task> {
+        self.orders.task?.read(&self.memory, self.area?.0).ok()
+    }
+
     /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
     pub fn redirect(&mut self, rip: Gva) {
         self.regs.rip = rip.0;
@@ -140,6 +167,9 @@ pub(crate) struct Moment<'a> {
     pub(crate) vcpu: usize,
     pub(crate) ticks: u64,
     pub(crate) clock: &'a Clock,
+    pub(crate) orders: &'a Orders,
+    /// See [`Hit::task`].
+    pub(crate) area: Option<Gva>,
 }
 
 impl<'a> Moment<'a> {
@@ -158,6 +188,8 @@ impl<'a> Moment<'a> {
             clock: self.clock,
             duration: None,
             access: None,
+            orders: self.orders,
+            area: self.area,
             wishes,
         }
     }

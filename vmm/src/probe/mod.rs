@@ -26,7 +26,7 @@ mod active;
 mod hit;
 
 pub use active::Active;
-pub(crate) use active::{Kind, Miss, Watching};
+pub(crate) use active::{Kind, Miss, Notes, Watching};
 pub(crate) use hit::Moment;
 pub use hit::{Access, Fault, Hit};
 
@@ -103,6 +103,7 @@ pub struct Probe {
     pub(crate) work: Work,
     pub(crate) record: bool,
     pub(crate) capture: Option<Arc<Capture>>,
+    pub(crate) stack: Option<usize>,
     pub(crate) once: bool,
     pub(crate) enabled: bool,
 }
@@ -132,7 +133,7 @@ impl Probe {
     }
 
     fn new(at: Where, work: Work) -> Self {
-        Self { at, work, record: false, capture: None, once: false, enabled: true }
+        Self { at, work, record: false, capture: None, stack: None, once: false, enabled: true }
     }
 
     /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
@@ -171,6 +172,15 @@ impl Probe {
     /// let pass are not hits of this probe: they are not counted, and reach no handler.
     pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
         self.capture = Some(capture.into());
+        self
+    }
+
+    /// Also writes down who called, with at most `most` frames of the kernel:
+    /// [`FRAMES`](crate::stack::FRAMES) are enough for most, and there are never more than
+    /// [`MOST_FRAMES`](crate::stack::MOST_FRAMES). The session needs to know
+    /// [how](crate::session::Config::unwind).
+    pub fn stack(mut self, most: usize) -> Self {
+        self.stack = Some(most);
         self
     }
 
@@ -243,6 +253,12 @@ impl<T: Send + 'static> ReturnProbe<T> {
         self
     }
 
+    /// See [`Probe::stack`]. The first frame is the caller.
+    pub fn stack(mut self, most: usize) -> Self {
+        self.probe.stack = Some(most);
+        self
+    }
+
     /// See [`Probe::disabled`].
     pub fn disabled(mut self) -> Self {
         self.probe.enabled = false;
@@ -264,6 +280,12 @@ impl WatchProbe {
     /// See [`Probe::record`].
     pub fn record(mut self) -> Self {
         self.0.record = true;
+        self
+    }
+
+    /// See [`Probe::stack`].
+    pub fn stack(mut self, most: usize) -> Self {
+        self.0.stack = Some(most);
         self
     }
 

@@ -86,9 +86,10 @@ enum Stand {
 }
 
 impl Arming {
-    pub(super) fn new(kernel: Landmarks) -> Self {
+    /// Modules are followed for their probes alone, or always.
+    pub(super) fn new(kernel: Landmarks, follows_modules: bool) -> Self {
         Self {
-            hooks: Hooks::new(&kernel),
+            hooks: Hooks::new(&kernel, follows_modules),
             kernel,
             phase: Phase::Unknown,
             ground: None,

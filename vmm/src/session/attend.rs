@@ -15,6 +15,7 @@ use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
+use std::sync::Arc;
 use std::time::Instant;
 
 impl Control<'_> {
@@ -29,7 +30,8 @@ impl Control<'_> {
         let world = self.world.clone();
         let begun = Instant::now();
         let parked = world.park(|id| self.threads.kick(id));
-        let mut orders = Orders::clone(&world.orders());
+        let before = world.orders();
+        let mut orders = Orders::clone(&before);
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
@@ -64,6 +66,11 @@ impl Control<'_> {
             }
         }
         self.reconcile(&parked, &mut orders);
+        if before.slide != orders.slide || !Arc::ptr_eq(&before.code.modules, &orders.code.modules) {
+            // What is in the rings was seen with the names of before.
+            self.drain();
+            self.sink.code(orders.slide, &orders.code.modules.names);
+        }
         parked.set_orders(orders);
         drop(parked);
         if !self.announced {
@@ -201,13 +208,22 @@ impl Control<'_> {
         let argument = Gva(request.regs.rdi);
         match internal {
             Internal::ModuleReady => {
-                let mut lost = Vec::new();
-                self.with_modules(|modules, registry| lost = modules.ready(argument, registry));
+                let (mut lost, mut unread) = (Vec::new(), std::mem::take(&mut self.unread));
+                let code = &mut orders.code;
+                self.with_modules(|modules, registry| {
+                    lost = modules.ready(argument, registry, code, &mut unread);
+                });
+                self.unread = unread;
                 self.arming.forget(&lost, &mut orders.sites);
             }
-            Internal::ModuleGone => self.with_modules(|modules, registry| modules.gone(argument, registry)),
+            Internal::ModuleGone => {
+                let code = &mut orders.code;
+                self.with_modules(|modules, registry| modules.gone(argument, registry, code));
+            }
             Internal::ModuleInitDone => {
-                modules::retire(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)), &mut self.registry);
+                let range = Gva(request.regs.rsi)..Gva(request.regs.rdx);
+                orders.code.init_done(&range);
+                modules::retire(&range, &mut self.registry);
             }
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };

@@ -8,6 +8,7 @@ use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::stage::Stage;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
+use crate::code::Unread;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Reader;
 use crate::memory::GuestRam;
@@ -99,6 +100,8 @@ pub(super) struct Control<'a> {
     pub(super) lost: HashMap<ProbeId, u64>,
     pub(super) unregistered: Unregistered,
     pub(super) refused: Refused,
+    /// Modules whose tables could not be read.
+    pub(super) unread: Vec<Unread>,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     pub(super) ended: Receiver<End>,
@@ -163,7 +166,8 @@ impl Control<'_> {
         let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);
         let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));
-        Report { end, probes, unregistered, refused, waits: self.reader.waits(), ran, disarmed_in }
+        let unread = std::mem::take(&mut self.unread);
+        Report { end, probes, unregistered, refused, unread, waits: self.reader.waits(), ran, disarmed_in }
     }
 
     /// All probes with what they have seen so far.
@@ -208,7 +212,7 @@ impl Control<'_> {
     }
 
     /// Hands the events on that have come in.
-    fn drain(&mut self) {
+    pub(super) fn drain(&mut self) {
         let events = self.reader.drain(self.clock.rate());
         if events.is_empty() {
             return;

@@ -15,10 +15,12 @@ pub(super) struct Hooks {
     panicked: bool,
     /// Updates of ftrace's sites that have begun and not ended.
     updates: u32,
+    /// Whether modules are of interest without a probe in them.
+    modules: bool,
 }
 
 impl Hooks {
-    pub(super) fn new(kernel: &Landmarks) -> Self {
+    pub(super) fn new(kernel: &Landmarks, modules: bool) -> Self {
         Self {
             links: kernel.hooks,
             panic: kernel.panic,
@@ -26,6 +28,7 @@ impl Hooks {
             init_freed: false,
             panicked: false,
             updates: 0,
+            modules,
         }
     }
 
@@ -33,7 +36,7 @@ impl Hooks {
     pub(super) fn wanted(&self, phase: Phase, registry: &Registry) -> Vec<(Internal, Gva)> {
         let late = phase == Phase::Late;
         let probes = late && !registry.is_empty();
-        let modules = late && registry.has_modules();
+        let modules = late && (self.modules || registry.has_modules());
         let links = &self.links;
         let all = [
             (Internal::Panic, self.panic, !self.panicked),

@@ -26,6 +26,7 @@
 //!     memory: 512 << 20,
 //!     delivery: contract.delivery().ok_or("no breakpoints")?,
 //!     symbols: Some(kernel),
+//!     unwind: None,
 //!     terminal,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
@@ -65,6 +66,7 @@ pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
+use crate::code::GuestCode;
 use crate::devices::{Devices, Printer, console::Console};
 use crate::events::{self, Event};
 use crate::kvm::{Hypervisor, Machine, MachineError};
@@ -79,6 +81,8 @@ use control::{Control, Threads};
 use handle::Message;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use stage::Stage;
@@ -109,6 +113,8 @@ pub struct Config<'a> {
     pub delivery: Delivery,
     /// The kernel to look places up in that are given as text, where there are any.
     pub symbols: Option<Arc<Kernel>>,
+    /// How its stacks are walked. Modules are followed then, for theirs.
+    pub unwind: Option<Arc<KernelCode>>,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -130,6 +136,12 @@ pub trait Sink {
     /// # Errors
     /// When they cannot be kept; they are then counted as missed, and the sink is not called again.
     fn events(&mut self, events: &[Event]) -> io::Result<()>;
+
+    /// From now on KASLR's slide is `slide`, and where stacks are [walked](Config::unwind) the guest has these
+    /// modules. All events of before have been handed on.
+    fn code(&mut self, slide: u64, modules: &[ModuleNames]) {
+        let _ = (slide, modules);
+    }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
@@ -234,7 +246,9 @@ impl<'a> Session<'a> {
 
         let stage = Stage::first(&config.kernel, boot.load)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
-        let orders = Orders { breakpoints, ..Orders::default() };
+        let (unwind, symbols) = (config.unwind.clone(), config.symbols.clone());
+        let code = GuestCode { unwind, symbols, ..GuestCode::default() };
+        let orders = Orders { breakpoints, code, ..Orders::default() };
         let world = Arc::new(World::new(usize::from(config.cpus), orders, wake.clone()));
         let (recorders, reader) = events::rings(usize::from(config.cpus));
         let (ends, ended) = mpsc::channel();
@@ -257,7 +271,7 @@ impl<'a> Session<'a> {
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
         let threads = Threads::start(vcpus, world.clone())?;
         let control = Control {
-            arming: Arming::new(config.kernel.clone()),
+            arming: Arming::new(config.kernel.clone(), config.unwind.is_some()),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,
@@ -275,6 +289,7 @@ impl<'a> Session<'a> {
             lost: HashMap::new(),
             unregistered: Unregistered::default(),
             refused: Refused::default(),
+            unread: Vec::new(),
             wake,
             messages,
             ended,

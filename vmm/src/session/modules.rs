@@ -2,6 +2,7 @@
 
 use super::registry::{Entry, Registry, State};
 use super::text::Ground;
+use crate::code::{GuestCode, Unread};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::linux::modules::{Module, ModuleLayout, ModuleState, modules};
@@ -22,17 +23,25 @@ pub(super) struct Modules<'a> {
 impl Modules<'_> {
     /// The module at `at` is ready: its text is final, and none of it has run. Returns where traps stood (GVA) that
     /// went with an earlier load of it: one that failed ends without a word.
-    pub(super) fn ready(&self, at: Gva, registry: &mut Registry) -> Vec<Gva> {
+    pub(super) fn ready(
+        &self,
+        at: Gva,
+        registry: &mut Registry,
+        code: &mut GuestCode,
+        unread: &mut Vec<Unread>,
+    ) -> Vec<Gva> {
         // What is no module to us has no probes either.
         let Ok(module) = Module::read(self.layout, &self.memory(), at) else { return Vec::new() };
+        code.add(&module, self.layout, &self.memory(), unread);
         let lost = self.lost(&module, registry);
         self.find_places(&module, registry);
         lost
     }
 
     /// The module at `at` is about to be freed.
-    pub(super) fn gone(&self, at: Gva, registry: &mut Registry) {
+    pub(super) fn gone(&self, at: Gva, registry: &mut Registry, code: &mut GuestCode) {
         if let Ok(module) = Module::read(self.layout, &self.memory(), at) {
+            code.remove(&module);
             retire(&module.text, registry);
             retire(&module.init_text, registry);
         }

@@ -3,7 +3,7 @@
 use super::Config;
 use super::report::{ProbeKind, ProbeReport};
 use crate::events::{MAX_PROBES, Reader};
-use crate::probe::{Active, Kind, Miss, Probe, Watching, Where, Work};
+use crate::probe::{Active, Kind, Miss, Notes, Probe, Watching, Where, Work};
 use crate::reserved::TRAMPOLINES;
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
@@ -57,6 +57,9 @@ pub enum RegisterError {
     /// The session was started with landmarks only.
     #[error("`{0}` is given as text, and the session has no kernel to look it up in")]
     NoKernel(String),
+    /// Its stack cannot be told.
+    #[error("`{0}` asks for its stack, and the session does not know how the kernel's stacks lie")]
+    NoUnwind(String),
     /// Not at a function's entry.
     #[error("`{0}` is no function's entry: a return probe goes nowhere else")]
     NotAnEntry(String),
@@ -128,6 +131,8 @@ pub(super) struct Entry {
 pub(super) struct Registry {
     entries: BTreeMap<ProbeId, Entry>,
     kernel: Option<Arc<Kernel>>,
+    /// Whether stacks can be told.
+    unwinds: bool,
     cpus: u8,
     /// How many places can be watched at a time.
     watches: usize,
@@ -144,6 +149,7 @@ impl Registry {
         Self {
             entries: BTreeMap::new(),
             kernel: config.symbols.clone(),
+            unwinds: config.unwind.is_some(),
             cpus: config.cpus,
             watches: config.delivery.watches(),
             armed: true,
@@ -170,8 +176,11 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, work, record, capture, once, enabled } = probe;
+        let Probe { at, work, record, capture, stack, once, enabled } = probe;
         let place = self.place(at, matches!(work, Work::Watch(_)))?;
+        if stack.is_some() && !self.unwinds {
+            return Err(RegisterError::NoUnwind(place.name()));
+        }
         let id = ProbeId(self.next);
         if self.next as usize >= MAX_PROBES {
             return Err(RegisterError::TooMany);
@@ -199,7 +208,7 @@ impl Registry {
             }
         };
         self.next += 1;
-        let active = Arc::new(Active::new(id, kind, record, once, capture));
+        let active = Arc::new(Active::new(id, kind, Notes { record, capture, stack }, once));
         let spot = match &place {
             Place::Kernel { spot, .. } => Some(spot.clone()),
             Place::Module { .. } | Place::Watch(_) => None,
@@ -413,6 +422,7 @@ mod tests {
         Registry {
             entries: BTreeMap::new(),
             kernel: None,
+            unwinds: false,
             cpus,
             watches: delivery.watches(),
             armed: true,

@@ -1,6 +1,7 @@
 //! What a run came to.
 
 use super::registry::State;
+use crate::code::Unread;
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
@@ -17,6 +18,8 @@ pub struct Report {
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
+    /// Modules whose tables could not be read: their frames were guessed, or have no names.
+    pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,
     /// How long the guest ran.

@@ -4,6 +4,7 @@ use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
 use crate::events::{Ticks, What};
 use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
+use crate::stack;
 use crate::trap::Breakpoint;
 use crate::world::Orders;
 use probe_engine::addr::Gva;
@@ -90,6 +91,7 @@ impl Vcpu {
         regs.rip = caller.0;
         let segments = self.kvm.segments();
         let task = if owner.is_recorded() { self.task(orders) } else { None };
+        let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let is_same =
             call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, &segments);
@@ -110,11 +112,15 @@ impl Vcpu {
                 self.recorder.count(owner.id);
             }
             if counts && owner.record {
+                if let Some(most) = owner.stack {
+                    self.recorder.stack(|put| stack::walk(orders, &memory, &regs, most, put));
+                }
                 let what = What::Return { value: regs.rax, duration: Ticks(duration) };
                 self.recorder.record(ticks, owner.id, Gva(regs.rip), what, task);
             }
             if counts && let Some(handler) = &handlers.handler {
-                let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+                let clock = &*self.clock;
+                let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
                 let mut hit = moment.hit(owner.id, call.function, regs, &mut wishes);
                 hit.duration = Some(duration);
                 owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));
@@ -130,7 +136,7 @@ impl Vcpu {
 }
 
 /// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
-fn caller(back: Gva, orders: &Orders) -> Gva {
+pub(crate) fn caller(back: Gva, orders: &Orders) -> Gva {
     /// So many probes on one function show their caller.
     const MOST: usize = 64;
     let mut at = back;

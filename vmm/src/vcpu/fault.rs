@@ -17,6 +17,7 @@ impl Vcpu {
     /// At the entry of a function that every fault in kernel mode passes before it is reported, with its registers
     /// at `saved`: RIP goes back from the copy to the original, and fault handlers are told.
     pub(super) fn fault_reported(&mut self, saved: Gva, fault: &Fault, orders: &Orders) {
+        let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let mut frame = [0; 8 * WORDS];
         if memory.read(saved, &mut frame).is_err() {
@@ -29,7 +30,8 @@ impl Vcpu {
         }
         regs.rip = at.0;
         let mut wishes = Vec::new();
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks: clock::ticks(), clock: &self.clock };
+        let (ticks, clock) = (clock::ticks(), &*self.clock);
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         for hanging in orders.sites.get(at).into_iter().flat_map(|site| &site.probes) {
             let mut hit = moment.hit(hanging.probe.id, at, regs, &mut wishes);
             hanging.probe.fault(&mut hit, fault);

@@ -5,6 +5,7 @@ use crate::clock;
 use crate::events::What;
 use crate::kvm::Exception;
 use crate::probe::{Active, Fault, Kind, Moment, Wish};
+use crate::stack;
 use crate::trap::Breakpoint;
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
@@ -61,8 +62,10 @@ impl Vcpu {
         let segments = self.kvm.segments();
         let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
         let task = if is_recorded { self.task(orders) } else { None };
+        let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+        let clock = &*self.clock;
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
         for hanging in site.probes.iter().filter(is_new) {
@@ -82,6 +85,9 @@ impl Vcpu {
                     }
                     self.recorder.count(probe.id);
                     if probe.record {
+                        if let Some(most) = probe.stack {
+                            self.recorder.stack(|put| stack::walk(orders, &memory, &regs, most, put));
+                        }
                         self.recorder.record(ticks, probe.id, at, What::Hit { args: regs.args() }, task);
                     }
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
@@ -182,8 +188,10 @@ impl Vcpu {
         let mut wishes = Vec::new();
         let mut regs = breakpoint.regs;
         regs.rip = end.next.0;
+        let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks: clock::ticks(), clock: &self.clock };
+        let (ticks, clock) = (clock::ticks(), &*self.clock);
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         // The site may have gone while the copy ran.
         let site = orders.sites.get(end.site);
         for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes)) {

@@ -14,6 +14,7 @@ use crate::memory::GuestRam;
 use crate::session::Desk;
 use crate::trap::{self, Delivery, GuestException, Trap};
 use crate::world::{Cause, Next, Orders, Request, World};
+pub(crate) use call::caller;
 use hit::Passed;
 use probe_engine::addr::Gva;
 use probe_engine::linux::task::Task;
@@ -216,10 +217,15 @@ impl Vcpu {
 
     /// The task that runs on this vCPU; `None` where it cannot be told.
     fn task(&mut self, orders: &Orders) -> Option<Task> {
-        let layout = orders.task?;
-        let area = self.kvm.per_cpu_area()?;
+        let area = self.per_cpu_area(orders)?;
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        layout.read(&memory, area.0).ok()
+        orders.task?.read(&memory, area.0).ok()
+    }
+
+    /// Where the kernel keeps what it has of this vCPU (GVA), where that says which task runs.
+    fn per_cpu_area(&mut self, orders: &Orders) -> Option<Gva> {
+        orders.task?;
+        self.kvm.per_cpu_area()
     }
 
     /// What memory holds at `at` in the address space of the moment.

@@ -6,6 +6,7 @@ use crate::events::What;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
+use crate::stack;
 use crate::trap::{Fired, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
@@ -66,8 +67,10 @@ impl Vcpu {
         let mut regs = fired.regs;
         let mut wishes = Vec::new();
         let task = self.task(orders);
+        let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock: &self.clock };
+        let clock = &*self.clock;
+        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
             let scene = Scene {
@@ -89,6 +92,9 @@ impl Vcpu {
                     None => What::Hit { args: fired.regs.args() },
                     Some(Access { old, new }) => What::Access { old, new },
                 };
+                if let Some(most) = probe.stack {
+                    self.recorder.stack(|put| stack::walk(orders, &memory, &fired.regs, most, put));
+                }
                 self.recorder.record(ticks, probe.id, Gva(fired.regs.rip), what, task);
             }
             if let Some(handler) = &watching.handler {

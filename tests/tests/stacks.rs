@@ -1,0 +1,106 @@
+//! `--stack` on real kernels: who called, by name, through modules and through calls that are followed to their returns.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use serde_json::Value;
+use tests::product::{Run, binary, initrd_with, kernels, module, run};
+
+/// A dummy network device is registered by the module's init.
+const SCRIPT: &str = "\
+set -e
+insmod /dummy.ko
+rmmod dummy
+";
+
+/// The frames of a hit: each one's function, and ` [module]` behind those of modules.
+fn functions(hit: &Value) -> Vec<String> {
+    let frame = |frame: &Value| {
+        let name = frame["name"].as_str().unwrap_or_else(|| panic!("a frame without a name: {hit:#}"));
+        assert!(frame.get("guessed").is_none(), "{hit:#}");
+        let (function, place) = name.split_once('+').unwrap();
+        format!(
+            "{function}{}",
+            place.split_once(' ').map(|(_, module)| format!(" {module}")).unwrap_or_default()
+        )
+    };
+    hit["stack"].as_array().unwrap().iter().map(frame).collect()
+}
+
+/// What was written of `probe`.
+fn hits<'a>(run: &'a Run, probe: &str) -> Vec<&'a Value> {
+    run.output.iter().filter(|o| o["probe"] == probe && o["type"] != "probe").collect()
+}
+
+/// Whether `functions` has these one after the other, with any others in between.
+fn has_in_order(functions: &[String], wanted: &[&str]) -> bool {
+    let mut functions = functions.iter();
+    wanted.iter().all(|wanted| functions.any(|function| function == wanted))
+}
+
+fn shows_who_called(kernel_name: &str) {
+    let Some(binary) = binary() else { return };
+    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let initrd =
+        initrd_with([("dummy.ko", 0o644, module(kernel_name, "dummy")), ("script", 0o644, SCRIPT.into())]);
+    let probes = [
+        "vfs_open",
+        // Their return addresses are trampolines on the stacks of the others.
+        "do_filp_open%return",
+        "path_openat%return",
+        "register_netdevice%return",
+        "dummy:dummy_dev_init",
+    ];
+    let mut words = vec!["--kernel", kernel.to_str().unwrap(), "--initrd", initrd.path().to_str().unwrap()];
+    words.extend(["--cmdline", "workload=open:3,sh:/script loglevel=5", "--stack"]);
+    words.extend(probes.iter().flat_map(|probe| ["--probe", probe]));
+    let run = run(&binary, &words);
+    run.assert_success();
+    run.assert_clean_log();
+    assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
+    const TO_USER: [&str; 3] = ["do_sys_openat2", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"];
+    let by_process: Vec<&Value> =
+        hits(&run, "vfs_open").into_iter().filter(|hit| hit["stack_end"] == "user").collect();
+    assert!(by_process.len() >= 3, "{}", run.said);
+    let opens = by_process.iter().map(|hit| functions(hit)).filter(|functions| {
+        let wanted = ["vfs_open", "path_openat", "do_filp_open", TO_USER[0], TO_USER[1], TO_USER[2]];
+        has_in_order(functions, &wanted)
+    });
+    assert!(opens.count() >= 3, "{by_process:#?}");
+    for hit in &by_process {
+        assert!(!hit["user_stack"].as_array().unwrap().is_empty(), "{hit:#}");
+        assert!(hit["user_stack_end"].is_string(), "{hit:#}");
+    }
+    // Where a function has returned to comes first.
+    let returned = hits(&run, "do_filp_open%return");
+    let returned = returned
+        .iter()
+        .map(|hit| functions(hit))
+        .filter(|functions| functions[0] == TO_USER[0] && has_in_order(functions, &TO_USER));
+    assert!(returned.count() >= 3, "{}", run.said);
+    let inits = hits(&run, "dummy:dummy_dev_init");
+    assert_eq!(inits.len(), 1);
+    let wanted = [
+        "dummy_dev_init [dummy]",
+        "register_netdevice",
+        "dummy_init_module [dummy]",
+        "do_one_initcall",
+        "do_init_module",
+        TO_USER[1],
+        TO_USER[2],
+    ];
+    assert!(has_in_order(&functions(inits[0]), &wanted), "{:#}", inits[0]);
+}
+
+#[test]
+fn stacks_show_who_called_6_12() {
+    shows_who_called("6.12");
+}
+
+#[test]
+fn stacks_show_who_called_6_1() {
+    shows_who_called("6.1");
+}
