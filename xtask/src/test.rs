@@ -48,8 +48,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 /// The engine's tests that read the kernels that have been fetched, and say how many instructions can be probed.
 fn kernel_text() -> anyhow::Result<Command> {
-    let mut tests = cargo(["test", "--package", "probe-engine", "--test=kernel_text", "--test=real_kernels"]);
-    tests.args(["--", "--show-output"]).env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
+    let mut tests = cargo(["test", "--package", "probe-engine"]);
+    tests.args(["--test=kernel_text", "--test=real_kernels", "--test=kernel_stacks", "--", "--show-output"]);
+    tests.env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
     Ok(tests)
 }
 

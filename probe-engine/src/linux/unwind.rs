@@ -7,7 +7,7 @@
 //! lead.
 //!
 //! All that is read on the way is the guest's. A walk ends after the number of frames it is given, and a stack goes up
-//! only, by no more than [`LARGEST_STACK`].
+//! only, by no more than 64 KiB.
 
 use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
 use super::read::u64_at;
@@ -19,7 +19,7 @@ use crate::regs::Regs;
 mod code;
 mod user;
 
-pub use code::{Code, ModuleCode};
+pub use code::{Code, KernelCode, ModuleCode};
 pub use user::{UserEnd, UserWalk};
 
 /// Most bytes of one stack: THREAD_SIZE is 16 KiB, or 32 with KASAN.
@@ -87,6 +87,9 @@ pub enum Cut {
     /// What should be a return address or an interrupted instruction is none.
     #[error("no code at {0}")]
     NoCode(Gva),
+    /// The guest follows a call itself and keeps its return address elsewhere: `kretprobe` or `function_graph`.
+    #[error("the guest keeps the real return address, and has {0} in its place")]
+    Hooked(Gva),
     /// The kernel's tables know nothing of this code, on purpose.
     #[error("nothing is known of the stack at {0}")]
     Undefined(Gva),
@@ -189,7 +192,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let now = self.at;
         let is_known = |row| (row, now.is_reliable);
         let looked_up = if now.signal { now.ip } else { now.ip.offset(-1) };
-        let (row, is_reliable) = match self.code.find(looked_up) {
+        let (row, is_reliable) = match self.code.find(looked_up, self.memory) {
             _ if looked_up == Gva(0) => is_known(NULL_CALL),
             Some(OrcRow::Frame(row)) => is_known(row),
             Some(OrcRow::EndOfStack) => return Err(End::Bottom),
@@ -241,6 +244,9 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             row.holds != Holds::Return || matches!(row.sp, SpBase::SpIndirect | SpBase::BpIndirect);
         next.follow_stack(now.sp, may_leave)?;
         next.ip = (self.real)(Gva(slot), next.ip).unwrap_or(next.ip);
+        if self.code.is_return_hook(next.ip) {
+            return Err(End::Cut(Cut::Hooked(next.ip)));
+        }
         if !self.code.has(next.ip) {
             return Err(End::Cut(Cut::NoCode(next.ip)));
         }

@@ -2,26 +2,33 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::addr::Gva;
-use crate::linux::orc::{OrcRow, OrcTable};
+use crate::linux::kernel::Kernel;
+use crate::linux::orc::{OrcError, OrcRow, OrcTable};
+use crate::memory::{PhysMemory, VirtMemory};
 
 /// Where the kernel maps its modules, and all code that it generates: behind its image (`MODULES_VADDR`, which depends
 /// on its configuration) up to here.
 const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
+/// What ftrace makes a trampoline from: a copy at the start of a page (`create_trampoline`, arch/x86/kernel/ftrace.c).
+const FTRACE: [&str; 2] = ["ftrace_caller", "ftrace_regs_caller"];
+/// Bytes by which such a copy is known: none of them is patched, and only one of the two saves flags so early.
+const FTRACE_START: usize = 16;
+/// Where functions return to when the guest follows them itself: for its return probes, in older kernels for its
+/// kretprobes, and for its function graph tracer.
+const RETURN_HOOKS: [&str; 3] = ["arch_rethook_trampoline", "__kretprobe_trampoline", "return_to_handler"];
 
-/// All code of a running kernel that its own tables describe.
-#[derive(Debug, Clone, Copy)]
-pub struct Code<'a> {
-    /// The kernel's table, at link-time addresses.
-    pub kernel: &'a OrcTable,
-    /// The link-time address where the kernel's text begins.
-    pub text: Gva,
-    /// The link-time address where it ends, init text included.
-    pub text_end: Gva,
-    /// What KASLR adds to link-time addresses.
-    pub slide: u64,
-    /// Its modules.
-    pub modules: &'a [ModuleCode],
+/// What is known of a kernel's code, at link-time addresses and as plain data.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct KernelCode {
+    /// Its table.
+    orc: OrcTable,
+    /// Its text, init text included.
+    text: Range<Gva>,
+    ftrace: [Option<Gva>; FTRACE.len()],
+    return_hooks: [Option<Gva>; RETURN_HOOKS.len()],
 }
 
 /// A module's code, at run-time addresses.
@@ -35,6 +42,42 @@ pub struct ModuleCode {
     pub orc: OrcTable,
 }
 
+/// All code of a running kernel that tables describe.
+#[derive(Debug, Clone, Copy)]
+pub struct Code<'a> {
+    /// The kernel's own.
+    pub kernel: &'a KernelCode,
+    /// What KASLR adds to link-time addresses.
+    pub slide: u64,
+    /// Its modules'.
+    pub modules: &'a [ModuleCode],
+}
+
+impl KernelCode {
+    /// Finds it in `kernel`.
+    ///
+    /// # Errors
+    /// [`OrcError`] when it has no table, or none that is understood.
+    pub fn of(kernel: &Kernel) -> Result<Self, OrcError> {
+        let image = kernel.image();
+        let start = image.text_start();
+        let end =
+            image.sections().filter(|section| section.executable).map(|section| section.range.end).max();
+        Ok(Self {
+            orc: OrcTable::parse(image)?,
+            text: start..end.unwrap_or(start),
+            ftrace: FTRACE.map(|name| kernel.symbol(name)),
+            return_hooks: RETURN_HOOKS.map(|name| kernel.symbol(name)),
+        })
+    }
+
+    /// Its table.
+    #[must_use]
+    pub fn orc(&self) -> &OrcTable {
+        &self.orc
+    }
+}
+
 impl ModuleCode {
     fn has(&self, at: Gva) -> bool {
         at.is_in(&self.text) || at.is_in(&self.init_text)
@@ -43,12 +86,14 @@ impl ModuleCode {
 
 impl Code<'_> {
     /// What is known at the instruction at `at`, a run-time address; `None` where no table says anything.
-    pub(super) fn find(&self, at: Gva) -> Option<OrcRow> {
+    pub(super) fn find<M: PhysMemory + ?Sized>(&self, at: Gva, memory: &VirtMemory<'_, M>) -> Option<OrcRow> {
         if at.is_in(&self.kernel_text()) {
-            let linked = Gva(at.0.wrapping_sub(self.slide));
-            return self.kernel.find(linked);
+            return self.kernel.orc.find(self.linked(at));
         }
-        self.modules.iter().find(|module| module.has(at))?.orc.find(at)
+        match self.modules.iter().find(|module| module.has(at)) {
+            Some(module) => module.orc.find(at),
+            None => self.kernel.orc.find(self.copied_from(at, memory)?),
+        }
     }
 
     /// Whether there may be code at `at`. What the kernel generates is told by its place alone.
@@ -57,7 +102,42 @@ impl Code<'_> {
         at.is_in(&kernel) || at.is_in(&(kernel.end..GENERATED_END))
     }
 
+    /// Whether the guest itself has put `at` in place of a return address.
+    pub(super) fn is_return_hook(&self, at: Gva) -> bool {
+        self.kernel.return_hooks.contains(&Some(self.linked(at)))
+    }
+
+    /// What the code at `at` was copied from by ftrace, linked.
+    fn copied_from<M: PhysMemory + ?Sized>(&self, at: Gva, memory: &VirtMemory<'_, M>) -> Option<Gva> {
+        let offset = at.0 & 0xfff;
+        let start = |at| {
+            let mut bytes = [0; FTRACE_START];
+            memory.read(at, &mut bytes).ok().map(|()| bytes)
+        };
+        let copy = start(Gva(at.0 - offset)).filter(|_| self.has(at))?;
+        let mut templates = self.kernel.ftrace.into_iter().flatten();
+        let from = templates.find(|template| start(template.add(self.slide)) == Some(copy))?;
+        Some(from.add(offset))
+    }
+
     fn kernel_text(&self) -> Range<Gva> {
-        self.text.add(self.slide)..self.text_end.add(self.slide)
+        self.kernel.text.start.add(self.slide)..self.kernel.text.end.add(self.slide)
+    }
+
+    fn linked(&self, at: Gva) -> Gva {
+        Gva(at.0.wrapping_sub(self.slide))
+    }
+}
+
+#[cfg(test)]
+impl KernelCode {
+    /// A kernel of which only this is known.
+    pub(super) fn new(
+        orc: OrcTable,
+        text: Range<Gva>,
+        ftrace: [Option<Gva>; FTRACE.len()],
+        hook: Option<Gva>,
+    ) -> Self {
+        Self { orc, text, ftrace, return_hooks: [None, hook, None] }
     }
 }

@@ -31,6 +31,11 @@ const DI: u64 = 0x680;
 const DX: u64 = 0x6c0;
 const BOTTOM: u64 = 0x700;
 const UNDEFINED: u64 = 0x800;
+/// What ftrace copies: not in the text, but in the memory that tests have.
+const TEMPLATE: u64 = Ram::BASE.0 + 0x2000 - SLIDE - TEXT.0;
+const TEMPLATE_START: [[u8; 8]; 2] = [*b"ftrace_r", *b"egs_call"];
+/// Where the guest's own return probes return to.
+const HOOK: u64 = 0xe00;
 
 fn kernel() -> OrcTable {
     let rows = [
@@ -52,6 +57,8 @@ fn kernel() -> OrcTable {
         (DX, (0, 0, 0x202)),
         (BOTTOM, (0, 0, 0x100)),
         (UNDEFINED, (0, 0, 0)),
+        (TEMPLATE, (8, 0, 0x205)),
+        (TEMPLATE + 4, (0x28, 0, 0x205)),
     ];
     table(TEXT, &rows)
 }
@@ -61,6 +68,11 @@ fn table(start: Gva, rows: &[(u64, (i16, i16, u16))]) -> OrcTable {
     let rows: Vec<_> = rows.iter().map(|(at, row)| (start.add(*at), *row)).collect();
     let (ips, rows) = orc(ips_at, &rows);
     OrcTable::from_parts(OrcLayout::SinceSixFour, &ips, ips_at, &rows).unwrap()
+}
+
+/// A kernel with this table, whose ftrace has one template, and whose kretprobes have a trampoline.
+fn code_of(orc: OrcTable) -> KernelCode {
+    KernelCode::new(orc, TEXT..TEXT.add(TEXT_LEN), [None, Some(TEXT.add(TEMPLATE))], Some(TEXT.add(HOOK)))
 }
 
 /// The run-time address of kernel text.
@@ -75,6 +87,7 @@ fn regs(rip: u64, rsp: u64, rbp: u64) -> Regs {
 /// RAM with these words, each with its address.
 fn ram(words: &[(u64, u64)]) -> Ram {
     let ram = Ram::new();
+    ram.put(Gva(text(TEMPLATE)), &TEMPLATE_START.concat());
     for (at, word) in words {
         ram.put(Gva(*at), &word.to_le_bytes());
     }
@@ -88,9 +101,8 @@ fn walked(regs: &Regs, words: &[(u64, u64)], most: usize) -> String {
         init_text: Gva(0)..Gva(0),
         orc: table(MODULE, &[(0, (16, 0, 0x205)), (0x100, (0, 0, 0))]),
     };
-    let table = kernel();
-    let code =
-        Code { kernel: &table, text: TEXT, text_end: TEXT.add(TEXT_LEN), slide: SLIDE, modules: &[module] };
+    let kernel = code_of(kernel());
+    let code = Code { kernel: &kernel, slide: SLIDE, modules: &[module] };
     // A trampoline for the return to PLAIN_BODY + 9.
     let real = |slot: Gva, value: Gva| {
         (value == Gva(text(0xf00)) && slot.0 >= Ram::BASE.0).then_some(Gva(text(PLAIN_BODY + 9)))
@@ -263,6 +275,30 @@ fn code_without_rows_is_passed_by_its_frame_pointer() {
 }
 
 #[test]
+fn a_trampoline_of_ftrace_is_what_it_was_copied_from() {
+    let page = Ram::BASE.0 + 0x1000;
+    let [first, second] = TEMPLATE_START.map(u64::from_le_bytes);
+    let code = [(page, first), (page + 8, second)];
+    let back = page + 9;
+    let stack = [(STACK, back), (STACK + 0x28, text(BOTTOM + 1))];
+    let walk = |words: &[&[(u64, u64)]]| walk(&regs(text(PLAIN), STACK, 0), &words.concat());
+    assert_eq!(walk(&[&code, &stack]), format!("200 > {back:#x} > 701 bottom"));
+    // Anything else has to have a frame pointer.
+    let guessed = "the stack pointer goes astray, to 0x8";
+    for other in [page, text(TEMPLATE) + 8] {
+        let found = walk(&[&code, &stack, &[(other, 1)]]);
+        assert_eq!(found, format!("200 > {back:#x} {guessed}"));
+    }
+}
+
+#[test]
+fn a_call_that_the_guest_follows_itself_is_the_last() {
+    let words = [(STACK, text(HOOK)), (STACK + 8, text(BOTTOM + 1))];
+    let hooked = "the guest keeps the real return address, and has 0xffffffff8c200e00 in its place";
+    assert_eq!(walk(&regs(text(PLAIN), STACK, 0), &words), format!("200 {hooked}"));
+}
+
+#[test]
 fn a_call_of_null_has_a_caller() {
     let words = [(STACK, text(BOTTOM + 1))];
     assert_eq!(walk(&regs(0, STACK, 0), &words), "0x0 > 701 bottom");
@@ -318,8 +354,8 @@ proptest! {
         words in proptest::collection::vec((any::<bool>(), 0..TEXT_LEN), 0x100),
         most in 0..200usize,
     ) {
-        let table = table(TEXT, &rows);
-        let code = Code { kernel: &table, text: TEXT, text_end: TEXT.add(TEXT_LEN), slide: SLIDE, modules: &[] };
+        let kernel = code_of(table(TEXT, &rows));
+        let code = Code { kernel: &kernel, slide: SLIDE, modules: &[] };
         let ram = Ram::new();
         for (at, (is_text, value)) in (STACK..).step_by(8).zip(&words) {
             let word = if *is_text { text(*value) } else { STACK + value / 2 };
