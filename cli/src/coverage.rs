@@ -199,7 +199,7 @@ fn count(probes: &[ProbeReport]) -> (Vec<(&str, Count)>, Count) {
 
 /// The first word of a function's name: `vfs` of `__vfs_getxattr`.
 fn prefix(name: &str) -> &str {
-    let word = name.trim_start_matches('_').split(['_', '.']).next();
+    let word = name.trim_start_matches('_').split(['_', '.', '#']).next();
     word.filter(|word| !word.is_empty()).unwrap_or(name)
 }
 
@@ -256,6 +256,7 @@ mod tests {
             ("__vfs_getxattr", "vfs"),
             ("__x64_sys_read", "x64"),
             ("schedule", "schedule"),
+            ("show#2", "show"),
             ("memcmp.part.0", "memcmp"),
             ("__", "__"),
         ] {
