@@ -61,7 +61,7 @@ fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     run.shows_warnings = words.iter().any(|words| shows_warnings(words));
     let text = fs::read_to_string(&hits).unwrap_or_default();
     run.output = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    fs::remove_file(&hits).unwrap();
+    fs::remove_file(&hits).unwrap_or_else(|error| panic!("no output: {error}\n{}", run.said));
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "temporary files are left behind");
     run
 }
