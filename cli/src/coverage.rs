@@ -29,7 +29,11 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Some(target) => target,
         None => {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
-            Target { probes: functions(&args.patterns, &kernel)?, kernel: Landmarks::of(&kernel) }
+            Target {
+                probes: functions(&args.patterns, &kernel)?,
+                kernel: Landmarks::of(&kernel),
+                symbols: None,
+            }
         }
     };
     match host::choose(&args.guest.place)? {
@@ -43,7 +47,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let report = run::session(&args.guest, &files, target.kernel, kvm, probes.collect(), &mut calls)?;
+            let names = false;
+            let report =
+                run::session(&args.guest, &files, target.kernel, kvm, probes.collect(), names, &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &report)
             {

@@ -79,9 +79,11 @@ fn run_here(
         Some(path) => Box::new(create(path)?),
         None => Box::new(io::stderr()),
     };
-    let mut writer = Writer::new(out, args.format, target.probes.clone());
+    let names = target.symbols.is_some();
+    let mut writer = Writer::new(out, args.format, target.probes.clone(), target.symbols);
     let probes = target.probes.into_iter().map(|asked| probe(asked, args)).collect();
-    let report = session(&args.guest, files, target.kernel, (hypervisor, delivery), probes, &mut writer)?;
+    let kvm = (hypervisor, delivery);
+    let report = session(&args.guest, files, target.kernel, kvm, probes, names, &mut writer)?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -94,13 +96,15 @@ pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs the guest with `probes` to its end, with this process's terminal.
+/// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
+/// wanted.
 pub(crate) fn session(
     guest: &Guest,
     files: &Files,
     kernel: Landmarks,
     (hypervisor, delivery): (&Hypervisor, Delivery),
     probes: Vec<Probe>,
+    names: bool,
     sink: &mut dyn Sink,
 ) -> Result<Report> {
     let interactive = io::stdin().is_terminal();
@@ -115,6 +119,7 @@ pub(crate) fn session(
         memory: guest.memory.0,
         delivery,
         symbols: None,
+        names,
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;

@@ -175,6 +175,7 @@ impl Guest {
             memory: 256 << 20,
             delivery: fit.delivery,
             symbols: Some(subject.kernel.clone()),
+            names: false,
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),

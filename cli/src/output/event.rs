@@ -1,7 +1,7 @@
 //! One event: a line of text, or a JSON object.
 
 use crate::target::{Asked, Style};
-use probe_engine::capture::names;
+use probe_engine::capture::names::Names;
 use probe_engine::capture::shape::Shown;
 use probe_engine::linux::task::{Context, Task};
 use serde::ser::SerializeMap;
@@ -13,13 +13,14 @@ use vmm::events::{Event, Nanos, What};
 pub(super) struct EventText<'a> {
     pub(super) event: &'a Event,
     pub(super) probe: &'a Asked,
+    pub(super) names: Names<'a>,
 }
 
 impl EventText<'_> {
     /// The values that were read, each as `name=value`.
     fn values(&self, f: &mut fmt::Formatter<'_>, between: &str) -> fmt::Result {
         let mut comma = "";
-        for (name, shown) in values(self.event, self.probe) {
+        for (name, shown) in values(self.event, self.probe, self.names) {
             write!(f, "{comma}{name}={shown}")?;
             comma = between;
         }
@@ -27,11 +28,13 @@ impl EventText<'_> {
     }
 }
 
-fn values<'a>(event: &'a Event, probe: &'a Asked) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
+fn values<'a>(
+    event: &'a Event,
+    probe: &'a Asked,
+    names: Names<'a>,
+) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
     let values = probe.capture.values(&event.captured);
-    values.map(|(field, value)| {
-        (field.name.as_str(), Shown { shape: &field.shape, value, names: &names::none })
-    })
+    values.map(move |(field, value)| (field.name.as_str(), Shown { shape: &field.shape, value, names }))
 }
 
 impl fmt::Display for EventText<'_> {
@@ -53,7 +56,7 @@ impl fmt::Display for EventText<'_> {
             }
             (Style::Call, What::Return { duration, .. }) => {
                 f.write_str(&self.probe.place.name())?;
-                for (_, shown) in values(self.event, self.probe) {
+                for (_, shown) in values(self.event, self.probe, self.names) {
                     write!(f, " = {shown}")?;
                 }
                 took(f, *duration)
@@ -91,6 +94,7 @@ fn took(f: &mut fmt::Formatter<'_>, Nanos(nanos): Nanos) -> fmt::Result {
 pub(super) struct EventJson<'a> {
     pub(super) event: &'a Event,
     pub(super) probe: &'a Asked,
+    pub(super) names: Names<'a>,
 }
 
 /// A task as JSON.
@@ -119,7 +123,7 @@ struct FieldsJson<'a>(&'a EventJson<'a>);
 
 impl Serialize for FieldsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(values(self.0.event, self.0.probe))
+        serializer.collect_map(values(self.0.event, self.0.probe, self.0.names))
     }
 }
 
@@ -197,7 +201,7 @@ mod tests {
         let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
         let probes = vec![Asked::plain(place, matches!(event.what, What::Return { .. }))];
-        let mut writer = Writer::new(Box::new(&mut bytes), format, probes);
+        let mut writer = Writer::new(Box::new(&mut bytes), format, probes, None);
         writer.events(&[event]).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()

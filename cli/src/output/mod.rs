@@ -1,14 +1,19 @@
 //! How hits and the summary are written.
 
 mod event;
+mod names;
 mod summary;
 
 use crate::args::Format;
 use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
+use names::GuestNames;
+use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::symbols::SymbolTable;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use summary::end_name;
 use vmm::events::Event;
@@ -19,16 +24,24 @@ pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     format: Format,
     probes: Vec<Asked>,
+    names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
 
 impl<'a> Writer<'a> {
-    pub(crate) fn new(out: Box<dyn Write + 'a>, format: Format, probes: Vec<Asked>) -> Self {
+    /// Hits of `probes` are written to `out`. What they show as symbols has names where those of the kernel are given.
+    pub(crate) fn new(
+        out: Box<dyn Write + 'a>,
+        format: Format,
+        probes: Vec<Asked>,
+        symbols: Option<SymbolTable>,
+    ) -> Self {
         Self {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
             probes,
+            names: GuestNames::new(symbols),
             failure: None,
             armed_in: Duration::ZERO,
         }
@@ -41,9 +54,10 @@ impl<'a> Writer<'a> {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(probe) = self.probes.get(event.probe.0 as usize) else { return Ok(()) };
+        let names = &|at| self.names.symbol(at);
         match self.format {
-            Format::Text => writeln!(self.out, "{}", EventText { event, probe }),
-            Format::Json => json(&mut self.out, &EventJson { event, probe }),
+            Format::Text => writeln!(self.out, "{}", EventText { event, probe, names }),
+            Format::Json => json(&mut self.out, &EventJson { event, probe, names }),
         }
     }
 
@@ -67,6 +81,10 @@ impl Sink for Writer<'_> {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
         written
+    }
+
+    fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
+        self.names.change(slide, modules);
     }
 
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {

@@ -86,9 +86,10 @@ enum Stand {
 }
 
 impl Arming {
-    pub(super) fn new(kernel: Landmarks) -> Self {
+    /// Nothing is armed yet. `all_modules`: also those are followed that have no probes.
+    pub(super) fn new(kernel: Landmarks, all_modules: bool) -> Self {
         Self {
-            hooks: Hooks::new(&kernel),
+            hooks: Hooks::new(&kernel, all_modules),
             kernel,
             phase: Phase::Unknown,
             ground: None,

@@ -4,6 +4,7 @@ use super::arming::{Phase, Stop};
 use super::control::{Control, GuestPanic, PANIC_GRACE};
 use super::handle::{Answer, Command, CommandError, Message};
 use super::modules::{self, Modules};
+use super::names::Names;
 use super::registry::{RegisterError, Registry, State};
 use super::report::{Death, Outcome};
 use super::stage::{self, Reached};
@@ -174,6 +175,7 @@ impl Control<'_> {
                         }
                     }
                     self.arming.advance(phase, Ground { map, space: request.space }, &stop);
+                    self.sink.names(map.slide(), &[]);
                 }
                 self.stage.breakpoints(&self.kernel)
             }
@@ -204,10 +206,16 @@ impl Control<'_> {
                 let mut lost = Vec::new();
                 self.with_modules(|modules, registry| lost = modules.ready(argument, registry));
                 self.arming.forget(&lost, &mut orders.sites);
+                self.change_names(|names, modules| names.loaded(argument, modules));
             }
-            Internal::ModuleGone => self.with_modules(|modules, registry| modules.gone(argument, registry)),
+            Internal::ModuleGone => {
+                self.with_modules(|modules, registry| modules.gone(argument, registry));
+                self.change_names(|names, modules| names.gone(argument, modules));
+            }
             Internal::ModuleInitDone => {
-                modules::retire(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)), &mut self.registry);
+                let freed = Gva(request.regs.rsi)..Gva(request.regs.rdx);
+                modules::retire(&freed, &mut self.registry);
+                self.change_names(|names, _| names.init_done(&freed));
             }
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };
@@ -222,6 +230,20 @@ impl Control<'_> {
     fn with_modules(&mut self, act: impl FnOnce(&Modules<'_>, &mut Registry)) {
         if let (Some(layout), Some(ground)) = (&self.kernel.modules, self.arming.ground()) {
             act(&Modules { layout, ground, ram: &self.ram }, &mut self.registry);
+        }
+    }
+
+    /// What the guest loads or frees has other names afterwards. The events before that are shown by those of before.
+    fn change_names(&mut self, change: impl FnOnce(&mut Names, &Modules<'_>)) {
+        if self.names.is_none() {
+            return;
+        }
+        self.drain();
+        if let (Some(names), Some(layout), Some(ground)) =
+            (&mut self.names, &self.kernel.modules, self.arming.ground())
+        {
+            change(names, &Modules { layout, ground, ram: &self.ram });
+            self.sink.names(ground.map.slide(), names.modules());
         }
     }
 }

@@ -26,6 +26,7 @@
 //!     memory: 512 << 20,
 //!     delivery: contract.delivery().ok_or("no breakpoints")?,
 //!     symbols: Some(kernel),
+//!     names: false,
 //!     terminal,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
@@ -51,6 +52,7 @@ mod handle;
 mod hooks;
 mod keys;
 mod modules;
+mod names;
 mod registry;
 mod report;
 mod stage;
@@ -79,6 +81,7 @@ use control::{Control, Threads};
 use handle::Message;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::names::ModuleNames;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use stage::Stage;
@@ -109,6 +112,8 @@ pub struct Config<'a> {
     pub delivery: Delivery,
     /// The kernel to look places up in that are given as text, where there are any.
     pub symbols: Option<Arc<Kernel>>,
+    /// Whether the names of all modules' functions are wanted: see [`Sink::names`].
+    pub names: bool,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -130,6 +135,14 @@ pub trait Sink {
     /// # Errors
     /// When they cannot be kept; they are then counted as missed, and the sink is not called again.
     fn events(&mut self, events: &[Event]) -> io::Result<()>;
+
+    /// From now on, and in the events that follow, addresses mean this: the kernel runs `slide` bytes behind where it
+    /// was linked, and has these modules. That is said when the kernel has started; where the session is to know
+    /// [names](Config::names), also whenever a module was loaded or is about to be freed. Without them there are no
+    /// modules here.
+    fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
+        let _ = (slide, modules);
+    }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
@@ -257,7 +270,8 @@ impl<'a> Session<'a> {
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
         let threads = Threads::start(vcpus, world.clone())?;
         let control = Control {
-            arming: Arming::new(config.kernel.clone()),
+            arming: Arming::new(config.kernel.clone(), config.names),
+            names: config.names.then(names::Names::default),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,
