@@ -47,7 +47,8 @@ pub(crate) struct Run {
     ///
     /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
     /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
-    /// (dummy:dummy_xmit), which need not be loaded yet. With %return behind a function or a pattern
+    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2 is the
+    /// second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
     /// (vfs_read%return), its returns are probed.
     #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
     pub(crate) probes: Vec<String>,
@@ -217,13 +218,17 @@ pub(crate) enum Format {
 
 /// List the functions of a kernel that can be probed
 ///
-/// One a line: address as linked, name. Decided from the file; a few more may turn out not to be probeable once
-/// the kernel has patched itself, which `vmm run` then reports.
+/// One a line: address as linked, size in bytes, name. A size reaches to the next symbol. Of several functions that
+/// share a name, NAME#2 is the second by address, and can be probed by that; which file each is from is not known, as
+/// kallsyms has none. Several names of one function are all listed, and each can be probed: all but the first are marked
+/// as its aliases. Decided from the file; a few more may turn out not to be probeable once the kernel has patched
+/// itself, which `vmm run` then reports.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
   vmm symbols 'vfs_*'
   vmm symbols --proto 'vfs_*'
+  vmm symbols init_once
   vmm symbols --all --kernel bzImage > symbols.txt")]
 pub(crate) struct Symbols {
     /// Only functions whose names match, as vfs_*
@@ -242,6 +247,12 @@ pub(crate) struct Symbols {
     /// parameters are not those that the source has. Where functions of one name differ, the first is shown.
     #[arg(long)]
     pub(crate) proto: bool,
+    /// How functions are written
+    ///
+    /// As JSON there is one object a line, with address (a hexadecimal string), name, size, alias_of, prototype (with
+    /// --proto) and refused (why it cannot be probed, with --all).
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
     /// Say on standard error how long it took to understand the kernel, step by step
     #[arg(long)]
     pub(crate) timing: bool,

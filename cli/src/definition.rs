@@ -78,12 +78,8 @@ impl Reader<'_> {
         let spec: ProbeSpec = spec.parse().with_context(|| format!("{} {text}", source.name))?;
         let places = self.places(&spec).with_context(|| format!("{} {text}", source.name))?;
         for place in places {
-            let function = match &place {
-                Place::Kernel { name, .. } if place.is_entry() => Some(name.clone()),
-                _ => None,
-            };
-            let site = Site { function: function.as_deref(), kernel: self.kernel, btf: self.btf };
-            let is_typed = definition.args.is_empty() && function.is_some();
+            let site = Site { function: place.function(), kernel: self.kernel, btf: self.btf };
+            let is_typed = definition.args.is_empty() && site.function.is_some();
             let (fields, call) = if is_typed { self.typed(&place, returns) } else { Default::default() };
             let capture = compile::capture(definition, &site, fields.fields);
             let capture = capture.map_err(|error| Self::mistake(text, source, &error))?;
@@ -111,8 +107,7 @@ impl Reader<'_> {
     /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
     fn typed(&mut self, place: &Place, returns: bool) -> (Capture, Style) {
         let plain = (Capture::default(), Style::Registers);
-        let Place::Kernel { name, .. } = place else { return plain };
-        let Some(btf) = self.btf.filter(|_| place.is_entry()) else { return plain };
+        let (Some(name), Some(btf)) = (place.function(), self.btf) else { return plain };
         let fields = match returns {
             false => typed::arguments(btf, name, self.expand),
             true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),

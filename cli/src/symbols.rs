@@ -1,12 +1,15 @@
 //! `vmm symbols`: what can be probed.
 
-use crate::args::Symbols;
+use crate::args::{Format, Symbols};
+use crate::output::json;
 use crate::target::{kernel_path, read, read_kernel_with};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
-use probe_engine::linux::kernel::UNPACK;
+use probe_engine::linux::kernel::{Kernel, UNPACK};
+use probe_engine::linux::symbols::Symbol;
 use probe_engine::probe::place::in_kernel;
+use serde::Serialize;
 use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -31,14 +34,11 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     let mut found = false;
     for symbol in kernel.symbols().matching(&glob) {
         found = true;
-        let line = match in_kernel(symbol.at, &kernel) {
-            Ok(_) => {
-                let prototype = btf.as_ref().and_then(|btf| prototype(btf, symbol.name));
-                let gap = if prototype.is_some() { " " } else { "" };
-                writeln!(out, "{} {}{gap}{}", symbol.at, symbol.name, prototype.unwrap_or_default())
-            }
-            Err(reason) if args.all => writeln!(out, "{} {}: {reason}", symbol.at, symbol.name),
-            Err(_) => Ok(()),
+        let row = Row::of(&symbol, &kernel, btf.as_ref());
+        let line = match args.format {
+            _ if row.refused.is_some() && !args.all => Ok(()),
+            Format::Text => writeln!(out, "{row}"),
+            Format::Json => json(&mut out, &row),
         };
         // Whoever reads has seen enough.
         if line.is_err() {
@@ -51,6 +51,57 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
         bail!("no function matches `{pattern}`; the nearest names are `{nearest}`");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is said of one symbol.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// As linked.
+    address: String,
+    /// By which a probe can be put there.
+    name: String,
+    /// Up to the next symbol, in bytes; unknown of the last.
+    size: Option<u64>,
+    /// The first symbol there, where that is another.
+    alias_of: Option<String>,
+    prototype: Option<String>,
+    /// Why it cannot be probed.
+    refused: Option<String>,
+}
+
+impl Row {
+    fn of(symbol: &Symbol<'_>, kernel: &Kernel, btf: Option<&Btf<'_>>) -> Self {
+        let function = kernel.symbols().function_at(symbol.at);
+        let first = function.map(|function| function.symbol).filter(|first| first.name != symbol.name);
+        let refused = in_kernel(symbol.at, kernel).err();
+        Self {
+            address: symbol.at.to_string(),
+            name: kernel.symbols().written(symbol),
+            size: function.and_then(|function| function.end.offset_from(symbol.at)),
+            alias_of: first.map(|first| kernel.symbols().written(&first)),
+            prototype: btf.filter(|_| refused.is_none()).and_then(|btf| prototype(btf, symbol.name)),
+            refused: refused.map(|reason| reason.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.size {
+            Some(size) => write!(f, "{} {size:>6} {}", self.address, self.name)?,
+            None => write!(f, "{} {:>6} {}", self.address, "?", self.name)?,
+        }
+        if let Some(prototype) = &self.prototype {
+            write!(f, " {prototype}")?;
+        }
+        if let Some(first) = &self.alias_of {
+            write!(f, " (alias of {first})")?;
+        }
+        match &self.refused {
+            Some(reason) => write!(f, ": {reason}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What the function of that name takes and returns, as far as it is known.
@@ -98,5 +149,34 @@ impl fmt::Display for Timing {
             }
             None => writeln!(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_what_is_known() {
+        let row = |size, alias_of: Option<&str>, prototype: Option<&str>, refused: Option<&str>| Row {
+            address: "0xffffffff81000000".to_owned(),
+            name: "show#2".to_owned(),
+            size,
+            alias_of: alias_of.map(str::to_owned),
+            prototype: prototype.map(str::to_owned),
+            refused: refused.map(str::to_owned),
+        };
+        for (row, text) in [
+            (row(Some(64), None, None, None), "     64 show#2"),
+            (row(None, None, None, Some("no symbol covers it")), "      ? show#2: no symbol covers it"),
+            (
+                row(Some(7), Some("first"), Some("int (void)"), None),
+                "      7 show#2 int (void) (alias of first)",
+            ),
+        ] {
+            assert_eq!(row.to_string(), format!("0xffffffff81000000{text}"));
+        }
+        let json = serde_json::to_value(row(Some(64), None, None, None)).unwrap();
+        assert_eq!((json["size"].as_u64(), json["alias_of"].is_null()), (Some(64), true));
     }
 }

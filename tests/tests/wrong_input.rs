@@ -35,6 +35,21 @@ const CASES: &[Case] = &[
     case(&["--probe", "0x1000"], &["cannot be probed", "not in the kernel's text"]),
     case(&["--probe", "asm_exc_int3"], &["`asm_exc_int3` cannot be probed", "entry code"]),
     case(&["--probe", "vfs_*+4"], &["a pattern takes no offset"]),
+    case(
+        &["--probe", "init_once"],
+        &[
+            "`init_once`, and their files are not known",
+            "choose init_once#1 at 0xffffffff",
+            ", init_once#2 at ",
+        ],
+    ),
+    case(&["--probe", "init_once#99"], &["there are only", "`init_once`: init_once#1 at"]),
+    case(&["--probe", "vfs_read#2"], &["there is only one `vfs_read`: leave out"]),
+    case(&["--probe", "vfs_read#0"], &["`#0` does not say which function", "`#2` for the second"]),
+    case(&["--probe", "p init_once#99 %di"], &["there are only", "`init_once`"]),
+    case(&["--probe", "p vfs_read#x"], &["`x` is not the number of one of several symbols", "write `#2`"]),
+    case(&["--probe", "p vfs_read @show"], &["there are", "`show`", "choose show#1 at"]),
+    case(&["--probe", "__pfx_vfs_read"], &["`__pfx_vfs_read` cannot be probed", "padding before a function"]),
     case(&["--probe", "vfs_read-4"], &["lies before its symbol"]),
     case(&["--probe", "1234"], &["write addresses in hexadecimal"]),
     case(&["--probe", "jiffies"], &["the kernel has no function `jiffies`"]),
@@ -47,6 +62,7 @@ const CASES: &[Case] = &[
     case(&["--watch", "cpu_info:8:w"], &["`cpu_info` is a per-CPU variable"]),
     case(&["--watch", "jiffies:1:x"], &["is not in the kernel's text"]),
     case(&["--watch", "do_sys_openat2+1:1:x"], &["lies inside the", "-byte instruction at"]),
+    case(&["--watch", "init_once:1:x"], &["`init_once`", "choose init_once#1"]),
     case(&["--watch", "vfs_*:1:x"], &["`vfs_*` does not name one place"]),
     case(
         &[

@@ -68,11 +68,11 @@ pub enum Kind {
 /// Where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// `[MOD:]SYM[+offs]`; the symbol may be a pattern where there is no module and no offset.
+    /// `[MOD:]SYM[#N][+offs]`; the symbol may be a pattern where there is no module and no offset.
     Symbol {
         /// `MOD`
         module: Option<String>,
-        /// `SYM`
+        /// `SYM`, or `SYM#N` for the `N`th of that name by address.
         symbol: String,
         /// `offs`
         offset: u64,
@@ -112,9 +112,9 @@ pub enum Fetch {
     Comm,
     /// `@ADDR`: what lies there.
     Memory(u64),
-    /// `@SYM[+|-offs]`: what lies there.
+    /// `@SYM[#N][+|-offs]`: what lies there.
     Symbol {
-        /// `SYM`
+        /// `SYM`, or `SYM#N`
         symbol: String,
         /// `offs`
         offset: i64,

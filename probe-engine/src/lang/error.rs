@@ -3,6 +3,7 @@
 use super::ast::Span;
 use crate::linux::glob::GlobError;
 use crate::linux::nearest;
+use crate::linux::symbols::named::NotOne;
 
 /// A mistake in a definition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +71,7 @@ impl std::fmt::Display for Wanted {
         f.write_str(match self {
             Self::Calls => "a number of calls",
             Self::Symbol => "a symbol",
-            Self::Ordinal => "the number of one of several functions",
+            Self::Ordinal => "the number of one of several symbols",
             Self::PlaceOffset => "an offset into a function",
             Self::Offset => "an offset",
             Self::Address => "an address",
@@ -216,6 +217,8 @@ pub enum Mistake {
     // What the kernel's symbols and types say.
     #[error("the kernel has no symbol `{name}`")]
     UnknownSymbol { name: String, nearest: Nearest },
+    #[error("{0}")]
+    NotOneSymbol(NotOne),
     #[error("the kernel has no type information, so that parameters and members have no names")]
     NoTypes,
     #[error("{0}")]

@@ -3,7 +3,7 @@
 use super::ast::{Fetch, Spanned, Step, Variable};
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, is_of_name, signed, unsigned};
-use super::place::{Site, is_of_symbol};
+use super::place::{Site, check_ordinal, is_of_symbol};
 
 /// How often memory can be read for one argument, one address coming from the other: what the kernel's 16 steps
 /// (FETCH_INSN_MAX) leave beside the first value and the end.
@@ -150,7 +150,7 @@ fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
     Ok(path)
 }
 
-/// `@ADDR`, `@SYM[+|-offs]`
+/// `@ADDR`, `@SYM[#N][+|-offs]`
 fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
     let mut rest = part;
     rest.take_char();
@@ -164,10 +164,11 @@ fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
         let address = unsigned(rest.text());
         return address.map(Fetch::Memory).ok_or_else(|| rest.is_not(Wanted::Address));
     }
-    let symbol = rest.take_while(is_of_symbol);
+    let symbol = rest.take_while(|c| is_of_symbol(c) || c == '#');
     if symbol.is_empty() {
         return Err(rest.is_not(Wanted::Symbol));
     }
+    check_ordinal(symbol)?;
     let offset = match rest.first() {
         None => Some(0),
         Some('+') => rest.text().get(1..).and_then(unsigned).and_then(|offset| offset.try_into().ok()),

@@ -1,9 +1,10 @@
-//! `[MOD:]SYM[+offs][%return]`, `ADDR`: where a probe is wanted.
+//! `[MOD:]SYM[#N][+offs][%return]`, `ADDR`: where a probe is wanted.
 
 use super::ast::{Kind, Place, Spanned};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
+use crate::linux::symbols::named::Named;
 
 /// What the place means for what can be fetched there.
 #[derive(Debug, Clone, Copy)]
@@ -100,15 +101,15 @@ fn offset(mut written: Part<'_>) -> Result<u64, Error> {
     offset.ok_or_else(|| written.is_not(Wanted::PlaceOffset))
 }
 
-/// `SYM#N`: the `N`th of several functions of that name.
-fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
+/// `SYM#N`: the `N`th of several symbols of that name.
+pub(super) fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
     let Some((symbol, number)) = name.split_once('#') else { return Ok(()) };
     if symbol.is_empty() {
         return Err(name.is_not(Wanted::Symbol));
     }
-    match number.text().parse::<u32>() {
-        Ok(1..) if number.text().starts_with(|c: char| c.is_ascii_digit()) => Ok(()),
-        _ => Err(number.is_not(Wanted::Ordinal)),
+    match Named::parse(name.text()) {
+        Some(_) => Ok(()),
+        None => Err(number.is_not(Wanted::Ordinal)),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,7 @@ use super::glob::Glob;
 use super::nearest;
 use crate::addr::Gva;
 
+pub mod named;
 mod packed;
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
@@ -40,6 +42,12 @@ impl Symbol<'_> {
         matches!(self.kind, 't' | 'T' | 'w' | 'W')
     }
 
+    /// Whether it lies in the kernel: a constant does not, and a per-CPU variable has an offset for an address.
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        !matches!(self.kind, 'a' | 'A') && self.at.0 >> 63 != 0
+    }
+
     /// Whether it names the padding before a function.
     #[must_use]
     pub fn is_padding(&self) -> bool {
@@ -47,7 +55,7 @@ impl Symbol<'_> {
     }
 }
 
-/// A function: a text symbol and where the next symbol begins.
+/// A function: a text symbol and where the next symbol begins. Data has such bounds, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function<'a> {
     /// The first of the symbols at its address.
@@ -137,11 +145,7 @@ impl SymbolTableBuilder {
     pub fn finish(self) -> SymbolTable {
         let Self { names, mut entries } = self;
         entries.sort_by_key(|entry| entry.at);
-        let mut by_name: Vec<u32> = (0..entries.len() as u32).collect();
-        let mut table = SymbolTable { names, entries, by_name: Vec::new() };
-        by_name.sort_by_key(|index| table.symbol(*index).map(|symbol| symbol.name));
-        table.by_name = by_name;
-        table
+        SymbolTable { names, entries, by_name: OnceLock::new() }
     }
 }
 
@@ -152,8 +156,8 @@ pub struct SymbolTable {
     names: String,
     /// By address.
     entries: Vec<Entry>,
-    /// Indices into `entries`, by name and then by address.
-    by_name: Vec<u32>,
+    /// Indices into `entries`, by name and then by address; sorted when they are needed first.
+    by_name: OnceLock<Vec<u32>>,
 }
 
 impl fmt::Debug for SymbolTable {
@@ -167,6 +171,12 @@ impl SymbolTable {
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// How much memory it takes, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.names.len() + self.entries.len() * (size_of::<Entry>() + size_of::<u32>())
     }
 
     /// Whether there are none.
@@ -187,8 +197,9 @@ impl SymbolTable {
 
     /// Every symbol of that name, by address: static functions of several files often share one.
     pub fn lookup(&self, name: &str) -> impl Iterator<Item = Symbol<'_>> {
-        let start = self.by_name.partition_point(|index| self.symbol(*index).is_some_and(|s| s.name < name));
-        let from = self.by_name.get(start..).unwrap_or_default().iter().map_while(|i| self.symbol(*i));
+        let by_name = self.by_name();
+        let start = by_name.partition_point(|index| self.symbol(*index).is_some_and(|s| s.name < name));
+        let from = by_name.get(start..).unwrap_or_default().iter().map_while(|i| self.symbol(*i));
         from.take_while(move |symbol| symbol.name == name)
     }
 
@@ -203,12 +214,22 @@ impl SymbolTable {
     /// one address the first. `None` outside text, and behind the last symbol, whose end nothing tells.
     #[must_use]
     pub fn function_at(&self, at: Gva) -> Option<Function<'_>> {
+        self.first_at(at, |symbol| symbol.is_text())
+    }
+
+    /// The same of data as well. `None` for constants, per-CPU variables among them.
+    #[must_use]
+    pub fn symbol_at(&self, at: Gva) -> Option<Function<'_>> {
+        self.first_at(at, |symbol| symbol.is_placed())
+    }
+
+    fn first_at(&self, at: Gva, wanted: impl Fn(&Symbol<'_>) -> bool) -> Option<Function<'_>> {
         let after = self.entries.partition_point(|entry| entry.at <= at);
         let end = self.entries.get(after)?.at;
         let start = self.entries.get(after.checked_sub(1)?)?.at;
         let first = self.entries.partition_point(|entry| entry.at < start);
         let mut aliases = self.entries.get(first..after)?.iter().map(|entry| self.view(entry));
-        Some(Function { symbol: aliases.find(Symbol::is_text)?, end })
+        Some(Function { symbol: aliases.find(wanted)?, end })
     }
 
     /// An address as a user reads it.
@@ -243,6 +264,14 @@ impl SymbolTable {
         self.entries.get(after).map(|entry| entry.at)
     }
 
+    fn by_name(&self) -> &[u32] {
+        self.by_name.get_or_init(|| {
+            let mut by_name: Vec<u32> = (0..self.entries.len() as u32).collect();
+            by_name.sort_by_key(|index| self.symbol(*index).map(|symbol| symbol.name));
+            by_name
+        })
+    }
+
     fn symbol(&self, index: u32) -> Option<Symbol<'_>> {
         self.entries.get(index as usize).map(|entry| self.view(entry))
     }
@@ -258,7 +287,7 @@ impl SymbolTable {
 mod tests {
     use super::*;
 
-    fn table(symbols: &[(u64, u8, &str)]) -> SymbolTable {
+    pub(super) fn table(symbols: &[(u64, u8, &str)]) -> SymbolTable {
         let mut builder = SymbolTableBuilder::default();
         for (at, kind, name) in symbols {
             builder.push(Gva(*at), *kind, name).unwrap();
@@ -338,6 +367,25 @@ mod tests {
             json[column] = value;
             let error = serde_json::from_value::<SymbolTable>(json).unwrap_err();
             assert_eq!(error.to_string(), "a damaged table of symbols", "{column}");
+        }
+    }
+
+    #[test]
+    fn data_has_names_where_it_lies_in_the_kernel() {
+        const KERNEL: u64 = 0xffff_ffff_8100_0000;
+        let table = table(&[
+            (0x20, b'A', "cpu_info"),
+            (0x40, b'D', "cpu_number"),
+            (KERNEL, b'T', "_text"),
+            (KERNEL + 0x10, b'D', "init_task"),
+            (KERNEL + 0x30, b'B', "_end"),
+        ]);
+        let name = |at| table.symbol_at(Gva(at)).map(|found| found.symbol.name);
+        assert_eq!(name(KERNEL + 0x18), Some("init_task"));
+        assert_eq!(name(KERNEL + 0x8), Some("_text"));
+        assert_eq!(table.symbol_at(Gva(KERNEL + 0x18)).unwrap().end, Gva(KERNEL + 0x30));
+        for nothing in [0, 0x28, 0x48, KERNEL - 1, KERNEL + 0x30, u64::MAX] {
+            assert_eq!(name(nothing), None, "{nothing:#x}");
         }
     }
 

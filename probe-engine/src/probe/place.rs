@@ -9,6 +9,7 @@ use crate::insn::decode::{BoundaryError, instruction_at, instructions};
 use crate::insn::plan::{Refusal, plan, skip_endbr};
 use crate::linux::kernel::Kernel;
 use crate::linux::patched::{PatchedText, Why};
+use crate::linux::symbols::named::plain_name;
 use iced_x86::{Instruction, OpKind, Register};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -18,7 +19,7 @@ use std::ops::Range;
 pub enum Place {
     /// In the kernel's own text.
     Kernel {
-        /// `symbol` or `symbol+0x10`, as the user knows it.
+        /// `symbol`, `symbol+0x10` or `symbol#2`, as the user knows it.
         name: String,
         /// What is there, at link-time addresses.
         spot: Spot,
@@ -27,7 +28,7 @@ pub enum Place {
     Module {
         /// The module, as the kernel writes it: with `_` where a file name may have `-`.
         module: String,
-        /// One of its functions.
+        /// One of its functions, `#2` behind it where several share its name.
         symbol: String,
         /// Bytes from there.
         offset: u64,
@@ -45,6 +46,15 @@ impl Place {
             Self::Module { module, symbol, offset: 0 } => format!("{module}:{symbol}"),
             Self::Module { module, symbol, offset } => format!("{module}:{symbol}+{offset:#x}"),
             Self::Watch(watch) => watch.name.clone(),
+        }
+    }
+
+    /// The kernel's own function that this is the entry of, as the kernel calls it.
+    #[must_use]
+    pub fn function(&self) -> Option<&str> {
+        match self {
+            Self::Kernel { name, spot } if spot.is_entry() => Some(plain_name(name)),
+            _ => None,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleError, ModuleLayout};
 use crate::linux::patched::PatchedText;
 use crate::linux::symbols::SymbolTable;
+use crate::linux::symbols::named::NotOne;
 use crate::memory::{PhysMemory, VirtMemory};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -43,15 +44,13 @@ pub enum ResolveError {
         /// Names like it.
         nearest: Vec<String>,
     },
-    /// Several functions share the name.
-    #[error("{owner} has several functions `{name}`: choose one by its address, {}", list(.addresses))]
-    Ambiguous {
+    /// Several functions share the name, and it is not said which.
+    #[error("in {owner}, {which}")]
+    NotOne {
         /// The kernel or a module.
         owner: String,
-        /// What was asked for.
-        name: String,
-        /// Where they are.
-        addresses: Vec<Gva>,
+        /// Which there are.
+        which: NotOne,
     },
     /// The offset leads out of the function.
     #[error("`{name}` is {size:#x} bytes long, the offset {offset:#x} is behind it")]
@@ -98,10 +97,6 @@ pub(super) fn suggestion(nearest: &[String]) -> String {
     }
 }
 
-pub(super) fn list(addresses: &[Gva]) -> String {
-    addresses.iter().map(Gva::to_string).collect::<Vec<_>>().join(" or ")
-}
-
 /// Finds what `spec` means in `kernel`.
 ///
 /// # Errors
@@ -109,14 +104,10 @@ pub(super) fn list(addresses: &[Gva]) -> String {
 pub fn resolve(spec: &ProbeSpec, kernel: &Kernel) -> Result<Resolved, ResolveError> {
     match spec.location() {
         Location::Glob(glob) => resolve_pattern(spec, glob, kernel),
-        Location::Address(at) => one(kernel.symbols().place(*at).to_string(), *at, kernel),
+        Location::Address(at) => one(name_of(*at, kernel), *at, kernel),
         Location::Symbol { name, offset } => {
             let at = resolve_symbol(name, *offset, kernel)?;
-            let place = match offset {
-                0 => name.clone(),
-                _ => format!("{name}+{offset:#x}"),
-            };
-            one(place, at, kernel)
+            one(with_offset(name, *offset), at, kernel)
         }
         Location::Module { module, symbol, offset } => {
             let place =
@@ -124,6 +115,23 @@ pub fn resolve(spec: &ProbeSpec, kernel: &Kernel) -> Result<Resolved, ResolveErr
             Ok(Resolved { places: vec![place], refused: Vec::new() })
         }
     }
+}
+
+fn with_offset(name: &str, offset: u64) -> String {
+    match offset {
+        0 => name.to_owned(),
+        _ => format!("{name}+{offset:#x}"),
+    }
+}
+
+/// How a user can ask for what is at `at` by name.
+fn name_of(at: Gva, kernel: &Kernel) -> String {
+    let function = kernel.symbols().function_at(at);
+    let named = function.and_then(|function| {
+        let name = kernel.symbols().written(&function.symbol);
+        Some(with_offset(&name, at.offset_from(function.symbol.at)?))
+    });
+    named.unwrap_or_else(|| at.to_string())
 }
 
 fn one(name: String, link: Gva, kernel: &Kernel) -> Result<Resolved, ResolveError> {
@@ -134,33 +142,26 @@ fn one(name: String, link: Gva, kernel: &Kernel) -> Result<Resolved, ResolveErro
 }
 
 fn resolve_symbol(name: &str, offset: u64, kernel: &Kernel) -> Result<Gva, ResolveError> {
-    let found = kernel.symbols().lookup(name).filter(|s| s.is_text()).map(|s| s.at).collect();
-    let nearest = |count| kernel.symbols().nearest(name, count).into_iter().map(str::to_owned).collect();
-    choose("the kernel", name, offset, found, |at| kernel.function(at), nearest)
+    choose("the kernel", name, offset, kernel.symbols(), |at| kernel.function(at))
 }
 
-/// The place `offset` bytes into the only one of the functions at `found`.
+/// The place `offset` bytes into the function that `name` means.
 fn choose(
     owner: &str,
     name: &str,
     offset: u64,
-    mut found: Vec<Gva>,
+    symbols: &SymbolTable,
     function: impl Fn(Gva) -> Option<Range<Gva>>,
-    nearest: impl Fn(usize) -> Vec<String>,
 ) -> Result<Gva, ResolveError> {
     /// How many names are offered for one that is unknown.
     const SUGGESTIONS: usize = 3;
-    found.dedup();
-    let start = match *found {
-        [] => {
-            let nearest = nearest(SUGGESTIONS);
-            return Err(ResolveError::Unknown { owner: owner.to_owned(), name: name.to_owned(), nearest });
+    let start = match symbols.find(name, |symbol| symbol.is_text()) {
+        Ok(symbol) => symbol.at,
+        Err(NotOne { name, found, .. }) if found.is_empty() => {
+            let nearest = symbols.nearest(&name, SUGGESTIONS).into_iter().map(str::to_owned).collect();
+            return Err(ResolveError::Unknown { owner: owner.to_owned(), name, nearest });
         }
-        [only] => only,
-        _ => {
-            let owner = owner.to_owned();
-            return Err(ResolveError::Ambiguous { owner, name: name.to_owned(), addresses: found });
-        }
+        Err(which) => return Err(ResolveError::NotOne { owner: owner.to_owned(), which }),
     };
     let end = function(start).map_or(start, |function| function.end);
     match end.offset_from(start.add(offset)) {
@@ -181,7 +182,7 @@ fn resolve_pattern(spec: &ProbeSpec, glob: &Glob, kernel: &Kernel) -> Result<Res
             continue;
         }
         last = Some(symbol.at);
-        let name = symbol.name.to_owned();
+        let name = kernel.symbols().written(&symbol);
         match in_kernel(symbol.at, kernel) {
             Ok(spot) => resolved.places.push(Place::Kernel { name, spot }),
             Err(reason) => resolved.refused.push(Refused { name, reason }),
@@ -252,10 +253,8 @@ impl LoadedModule {
         /// No function is longer; a symbol table that says so is wrong.
         const LONGEST: u64 = 1 << 20;
         let function = |at| self.symbols.function_at(at).map(|function| function.range());
-        let nearest = |count| self.symbols.nearest(symbol, count).into_iter().map(str::to_owned).collect();
-        let found = self.symbols.lookup(symbol).filter(|s| s.is_text()).map(|s| s.at).collect();
         let owner = format!("the module `{}`", self.name);
-        let at = choose(&owner, symbol, offset, found, function, nearest)?;
+        let at = choose(&owner, symbol, offset, &self.symbols, function)?;
         let range = function(at).ok_or(Unprobeable::NoFunction)?;
         let mut bytes = vec![0; range.end.offset_from(range.start).unwrap_or(0).min(LONGEST) as usize];
         memory.read(range.start, &mut bytes).map_err(|_| InModuleError::Text)?;
@@ -268,3 +267,6 @@ impl LoadedModule {
         Ok(text.spot(at, |at, _| self.ftrace.contains(&at))?)
     }
 }
+
+#[cfg(test)]
+mod tests;

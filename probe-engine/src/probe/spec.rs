@@ -1,8 +1,9 @@
 //! Where a user wants a probe: `vfs_read`, `vfs_read+0x10`, `ext4:ext4_readdir`, `0xffffffff81000000` or `vfs_*`,
-//! and `vfs_read%return` for where a function returns.
+//! `show#2` for the second function of that name, and `vfs_read%return` for where a function returns.
 
 use crate::addr::Gva;
 use crate::linux::glob::{Glob, GlobError};
+use crate::linux::symbols::named::{Named, plain_name};
 use std::fmt;
 use std::str::FromStr;
 
@@ -20,7 +21,7 @@ pub struct ProbeSpec {
 pub enum Location {
     /// A place in one function.
     Symbol {
-        /// The symbol's name.
+        /// The symbol's name, with `#2` behind it where one of several is meant.
         name: String,
         /// Bytes from the symbol; 0 is the function's entry.
         offset: u64,
@@ -29,7 +30,7 @@ pub enum Location {
     Module {
         /// The module's name, as `lsmod` prints it.
         module: String,
-        /// The symbol's name.
+        /// The symbol's name, as above.
         symbol: String,
         /// Bytes from the symbol; 0 is the function's entry.
         offset: u64,
@@ -93,8 +94,11 @@ pub enum SpecError {
         source: GlobError,
     },
     /// `+4`.
-    #[error("`{0}` has no symbol: write one before the `+`")]
+    #[error("`{0}` has no symbol: begin with one")]
     NoSymbol(String),
+    /// `show#0`, `show#x`.
+    #[error("`{0}` does not say which function: write `#2` for the second of that name, by address")]
+    BadOrdinal(String),
     /// `vfs_read+`.
     #[error("`{0}` lacks its offset: leave out the `+`, or write bytes behind it")]
     NoOffset(String),
@@ -235,7 +239,7 @@ fn symbol(written: &str) -> Result<(String, u64), SpecError> {
         Some((name, offset)) => (name, Some(offset)),
         None => (written, None),
     };
-    if name.is_empty() {
+    if plain_name(name).is_empty() {
         return Err(SpecError::NoSymbol(written.to_owned()));
     }
     let is_negative = |offset: &str| offset.strip_prefix('-').is_some_and(|rest| number(rest).is_ok());
@@ -243,7 +247,11 @@ fn symbol(written: &str) -> Result<(String, u64), SpecError> {
     if offset.or(minus).is_some_and(is_negative) {
         return Err(SpecError::NegativeOffset(written.to_owned()));
     }
-    check_characters(written, name, is_of_symbol)?;
+    check_characters(written, plain_name(name), is_of_symbol)?;
+    if Named::parse(name).is_none() {
+        let (_, ordinal) = name.split_at(plain_name(name).len());
+        return Err(SpecError::BadOrdinal(ordinal.to_owned()));
+    }
     if name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(SpecError::BareNumber(written.to_owned()));
     }
@@ -321,6 +329,9 @@ mod tests {
             ("do_sys_openat2.constprop.0", symbol("do_sys_openat2.constprop.0", 0)),
             ("_RNvNtCs1_4core3fmt$u20", symbol("_RNvNtCs1_4core3fmt$u20", 0)),
             ("f+0x7fffffffffffffff", symbol("f", i64::MAX as u64)),
+            ("show#2", symbol("show#2", 0)),
+            ("show#2+0x10", symbol("show#2", 16)),
+            ("ext4:show#10+4", module("ext4", "show#10", 4)),
             ("ext4:ext4_readdir", module("ext4", "ext4_readdir", 0)),
             ("kvm_intel:vmx_exit+0x10", module("kvm_intel", "vmx_exit", 16)),
             ("8021q:vlan_init.isra.0", module("8021q", "vlan_init.isra.0", 0)),
@@ -343,6 +354,7 @@ mod tests {
     fn returns_are_asked_for_behind_the_place() {
         let cases = [
             ("vfs_read%return", symbol("vfs_read", 0)),
+            ("show#2%return", symbol("show#2", 0)),
             ("ext4:ext4_readdir%return", module("ext4", "ext4_readdir", 0)),
             ("vfs_*%return", Location::Glob(Glob::new("vfs_*").unwrap())),
         ];
@@ -393,6 +405,12 @@ mod tests {
             ("ext4:+4", SpecError::NoSymbol(text("+4"))),
             ("ext4:a-4", SpecError::NegativeOffset(text("a-4"))),
             ("ext4:a b", character("a b", ' ')),
+            ("show#", SpecError::BadOrdinal(text("#"))),
+            ("show#0", SpecError::BadOrdinal(text("#0"))),
+            ("show#+4", SpecError::BadOrdinal(text("#"))),
+            ("ext4:show#x+4", SpecError::BadOrdinal(text("#x"))),
+            ("#2", SpecError::NoSymbol(text("#2"))),
+            ("vfs_*#2", character("vfs_*#2", '#')),
             ("vfs_read+", SpecError::NoOffset(text("vfs_read+"))),
             ("vfs_read-4", SpecError::NegativeOffset(text("vfs_read-4"))),
             ("vfs_read-0x4", SpecError::NegativeOffset(text("vfs_read-0x4"))),

@@ -3,12 +3,12 @@
 //! The CPU watches by its debug registers (Intel SDM volume 3, 18.2): four places, each 1, 2, 4 or 8 bytes long and
 //! aligned to that.
 
-use super::resolve::{list, suggestion};
+use super::resolve::suggestion;
 use super::spec::{Location, ProbeSpec, SpecError};
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
 use crate::linux::kernel::Kernel;
-use crate::linux::symbols::Symbol;
+use crate::linux::symbols::named::NotOne;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -155,14 +155,9 @@ pub enum WatchError {
         /// Names like it.
         nearest: Vec<String>,
     },
-    /// Several symbols share the name.
-    #[error("the kernel has several symbols `{name}`: choose one by its address, {}", list(.addresses))]
-    Ambiguous {
-        /// What was asked for.
-        name: String,
-        /// Where they are.
-        addresses: Vec<Gva>,
-    },
+    /// Several symbols share the name, and it is not said which.
+    #[error("in the kernel, {0}")]
+    NotOne(NotOne),
     /// An absolute symbol.
     #[error("`{0}` is a per-CPU variable or a constant: it has no one address that could be watched")]
     Absolute(String),
@@ -230,29 +225,22 @@ pub fn resolve(spec: &WatchSpec, kernel: &Kernel) -> Result<Watch, WatchError> {
     Ok(Watch { name: spec.to_string(), at, length: spec.length, condition: spec.condition })
 }
 
-/// The address of `length` bytes at `offset` in the only symbol of this name.
+/// The address of `length` bytes at `offset` in the symbol that `name` means.
 fn in_symbol(name: &str, offset: u64, length: u64, kernel: &Kernel) -> Result<Gva, WatchError> {
     /// How many names are offered for one that is unknown.
     const SUGGESTIONS: usize = 3;
     let symbols = kernel.symbols();
-    let mut found: Vec<Symbol<'_>> = symbols.lookup(name).collect();
-    found.dedup_by_key(|symbol| symbol.at);
-    let name = name.to_owned();
-    let start = match *found {
-        [] => {
+    let start = match symbols.find(name, |_| true) {
+        // System.map has per-CPU variables as data, at their offsets in the per-CPU area.
+        Ok(found) if !found.is_placed() => return Err(WatchError::Absolute(name.to_owned())),
+        Ok(found) => found.at,
+        Err(NotOne { name, found, .. }) if found.is_empty() => {
             let nearest = symbols.nearest_of_all(&name, SUGGESTIONS).into_iter().map(str::to_owned).collect();
             return Err(WatchError::Unknown { name, nearest });
         }
-        // System.map has per-CPU variables as data, at their offsets in the per-CPU area.
-        [only] if matches!(only.kind, 'a' | 'A') || only.at < kernel.image().text_start() => {
-            return Err(WatchError::Absolute(name));
-        }
-        [only] => only.at,
-        _ => {
-            let addresses = found.iter().map(|symbol| symbol.at).collect();
-            return Err(WatchError::Ambiguous { name, addresses });
-        }
+        Err(which) => return Err(WatchError::NotOne(which)),
     };
+    let name = name.to_owned();
     // Nothing tells the end of the last symbol.
     let size = symbols.end_of(start).and_then(|end| end.offset_from(start)).unwrap_or(u64::MAX);
     match offset.checked_add(length) {

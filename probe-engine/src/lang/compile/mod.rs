@@ -134,11 +134,14 @@ impl Compiler<'_> {
             Fetch::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),
             Fetch::Memory(at) => Way::value(self.address(*at)).at(0, false),
             Fetch::Symbol { symbol, offset } => {
-                let found = self.site.kernel.symbols().lookup(symbol).next();
-                let found = found.ok_or_else(|| {
-                    let nearest = self.site.kernel.symbols().nearest_of_all(symbol, 2);
+                let symbols = self.site.kernel.symbols();
+                let found = symbols.find(symbol, |_| true).map_err(|which| {
+                    if !which.found.is_empty() {
+                        return wrong(Mistake::NotOneSymbol(which));
+                    }
+                    let nearest = symbols.nearest_of_all(&which.name, 2);
                     let nearest = nearest.into_iter().map(str::to_owned).collect();
-                    wrong(Mistake::UnknownSymbol { name: symbol.clone(), nearest })
+                    wrong(Mistake::UnknownSymbol { name: which.name, nearest })
                 })?;
                 // Per-CPU variables have offsets instead of addresses.
                 let base = if found.kind.eq_ignore_ascii_case(&'a') {

@@ -97,7 +97,7 @@ fn what_can_be_watched_is_found() {
         ("start:8:rw", TEXT),
         ("0xffffffff81000003:1:x", TEXT + 3),
     ];
-    for (written, at) in cases {
+    for (written, at) in cases.into_iter().chain([("twin#2:8:w", DATA + 0x28)]) {
         let spec: WatchSpec = written.parse().unwrap();
         let watch = resolve(&spec, &kernel).unwrap_or_else(|e| panic!("{written}: {e}"));
         assert_eq!((watch.at, watch.length, watch.condition), (Gva(at), spec.length, spec.condition));
@@ -117,7 +117,11 @@ fn what_cannot_be_watched_has_a_reason() {
         ("qqqqqqqqq:8:w", WatchError::Unknown { name: text("qqqqqqqqq"), nearest: Vec::new() }),
         (
             "twin:8:w",
-            WatchError::Ambiguous { name: text("twin"), addresses: vec![Gva(DATA + 0x20), Gva(DATA + 0x28)] },
+            WatchError::NotOne(NotOne {
+                name: text("twin"),
+                has_ordinal: false,
+                found: vec![Gva(DATA + 0x20), Gva(DATA + 0x28)],
+            }),
         ),
         ("cpu_info:8:w", WatchError::Absolute(text("cpu_info"))),
         ("cpu_number:4:w", WatchError::Absolute(text("cpu_number"))),
