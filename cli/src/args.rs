@@ -57,6 +57,13 @@ pub(crate) struct Run {
     /// A `#` begins a comment. What can be said in a line can also be said to --probe.
     #[arg(long = "probes", value_name = "FILE", conflicts_with = "target")]
     pub(crate) files: Vec<PathBuf>,
+    /// Only hits that meet this condition count, at probes whose definitions have none
+    ///
+    /// Comparisons of a probe's own fields, and of common_pid, comm, cpu and __probe_ip, joined by &&, || and !, as in a
+    /// definition: 'comm == "cat" && count > 4096', 'filename ~ "/etc/*"'. The fields of a plain function are its
+    /// parameters; where the functions of a pattern have none of that name, that is an error.
+    #[arg(long, value_name = "FILTER", conflicts_with = "target")]
+    pub(crate) filter: Option<String>,
     /// Memory of the kernel to watch, as SYMBOL[+OFFSET]:LENGTH:ACCESS; may be repeated
     ///
     /// Instead of the symbol, an address as the kernel was linked (0xffffffff81000280) will do. Per-CPU variables and

@@ -2,13 +2,13 @@
 
 use crate::mistake;
 use crate::say::say;
-use crate::target::{Asked, Style, report_refused};
+use crate::target::{Asked, Counted, Style, report_refused};
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::Capture;
 use probe_engine::capture::typed::{self, Expand, NoArguments};
-use probe_engine::lang::ast::{self, Definition, EventName, Statement};
+use probe_engine::lang;
+use probe_engine::lang::ast::{self, Definition, EventName, Filter, Hist, Spanned, Statement};
 use probe_engine::lang::compile::{self, Site};
-use probe_engine::lang::{self};
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::Place;
@@ -17,13 +17,19 @@ use probe_engine::probe::spec::ProbeSpec;
 
 /// Definitions become probes by this.
 pub(crate) struct Reader<'a> {
-    pub(crate) kernel: &'a Kernel,
-    pub(crate) btf: Option<&'a Btf<'a>>,
-    pub(crate) expand: Expand,
+    kernel: &'a Kernel,
+    btf: Option<&'a Btf<'a>>,
+    expand: Expand,
+    /// Which hits count where a definition does not say it: as written, and as understood.
+    filter: Option<(&'a str, Spanned<Filter>)>,
+    /// All histograms so far.
+    histograms: Vec<Hist>,
     /// How many functions the compiler has changed, so that their parameters are not known.
-    pub(crate) changed: usize,
-    pub(crate) probes: Vec<Asked>,
+    changed: usize,
+    probes: Vec<Asked>,
 }
+
+const FILTER: Source<'static> = Source { name: "--filter", line: 1 };
 
 /// Where a definition was written.
 #[derive(Clone, Copy)]
@@ -34,7 +40,18 @@ pub(crate) struct Source<'a> {
     pub(crate) line: usize,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, btf: Option<&'a Btf<'a>>, expand: Expand) -> Self {
+        Self { kernel, btf, expand, filter: None, histograms: Vec::new(), changed: 0, probes: Vec::new() }
+    }
+
+    /// Reads the filter of all definitions without one.
+    pub(crate) fn filter(&mut self, text: &'a str) -> Result<()> {
+        let filter = lang::parse_filter(text).map_err(|error| Self::mistake(text, FILTER, &error))?;
+        self.filter = Some((text, filter));
+        Ok(())
+    }
+
     /// Reads one definition: a plain place, or a line of `kprobe_events`.
     pub(crate) fn read(&mut self, text: &str, source: Source<'_>) -> Result<()> {
         let Source { name, line } = source;
@@ -66,7 +83,9 @@ impl Reader<'_> {
     fn plain(&mut self, spec: &ProbeSpec) -> Result<()> {
         let returns = spec.returns();
         for place in self.places(spec)? {
-            let (capture, style) = self.typed(&place, returns);
+            let (mut capture, style) = self.typed(&place, returns);
+            let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
+            self.add_filter(&mut capture, kind, &place)?;
             self.probes.push(Asked { capture, style, ..Asked::plain(place, returns) });
         }
         Ok(())
@@ -77,21 +96,65 @@ impl Reader<'_> {
         let spec = spec(&definition.place.value, returns);
         let spec: ProbeSpec = spec.parse().with_context(|| format!("{} {text}", source.name))?;
         let places = self.places(&spec).with_context(|| format!("{} {text}", source.name))?;
+        let number = definition.hist.as_ref().map(|hist| self.histogram(&hist.value)).transpose()?;
+        let filter = || self.filter.as_ref().map(|(_, filter)| filter.clone());
+        let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
         for place in places {
             let site = Site { function: place.function(), kernel: self.kernel, btf: self.btf };
             let is_typed = definition.args.is_empty() && site.function.is_some();
             let (fields, call) = if is_typed { self.typed(&place, returns) } else { Default::default() };
             let capture = compile::capture(definition, &site, fields.fields);
-            let capture = capture.map_err(|error| Self::mistake(text, source, &error))?;
+            let mut capture = capture.map_err(|error| Self::mistake(text, source, &error))?;
+            self.add_filter(&mut capture, definition.kind, &place)?;
+            let plan = compile::histogram(&filtered, &capture.fields);
+            let plan = plan.map_err(|error| Self::mistake(text, source, &error))?;
             let name = &definition.name;
+            let counted = plan.zip(number).map(|(plan, number)| Counted {
+                plan,
+                number,
+                name: histogram_name(definition).unwrap_or_else(|| spec.to_string()),
+            });
             let style = match event(name) {
                 None if is_typed => call,
                 named => Style::Event(named.unwrap_or_else(|| place.name())),
             };
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
-            self.probes.push(Asked { capture, style, max_active, ..Asked::plain(place, returns) });
+            self.probes.push(Asked { capture, style, max_active, counted, ..Asked::plain(place, returns) });
         }
         Ok(())
+    }
+
+    /// Gives what has no filter that of all.
+    fn add_filter(&self, capture: &mut Capture, kind: ast::Kind, place: &Place) -> Result<()> {
+        if let (None, Some((text, filter))) = (&capture.filter, &self.filter) {
+            let condition = compile::filter(&filter.value, kind, &capture.fields)
+                .map_err(|error| Self::mistake(text, FILTER, &error).context(format!("at {}", place.name())));
+            capture.filter = Some(condition?);
+        }
+        Ok(())
+    }
+
+    /// The number of a histogram: one of its own, or that of an earlier one of the same name.
+    fn histogram(&mut self, hist: &Hist) -> Result<usize> {
+        let name = |hist: &Hist| hist.name.as_ref().map(|name| name.value.clone());
+        let counts = |hist: &Hist| {
+            let (keys, values) = (hist.keys.clone(), hist.values.clone());
+            Hist { keys, values, ..Hist::default() }.to_string()
+        };
+        let earlier = self.histograms.iter().position(|own| name(own).is_some() && name(own) == name(hist));
+        match earlier.and_then(|number| Some((number, self.histograms.get(number)?))) {
+            Some((number, own)) if counts(own) == counts(hist) => Ok(number),
+            Some((_, own)) => bail!(
+                "the histogram `{}` is `{}` already, and not `{}`",
+                name(hist).unwrap_or_default(),
+                counts(own),
+                counts(hist)
+            ),
+            None => {
+                self.histograms.push(hist.clone());
+                Ok(self.histograms.len() - 1)
+            }
+        }
     }
 
     fn places(&self, spec: &ProbeSpec) -> Result<Vec<Place>> {
@@ -154,6 +217,12 @@ fn event(name: &EventName) -> Option<String> {
         Some(group) => format!("{}/{}", group.value, event.value),
         None => event.value.clone(),
     })
+}
+
+/// What a histogram is called: as it says, or as its event.
+fn histogram_name(definition: &Definition) -> Option<String> {
+    let hist = definition.hist.as_ref()?;
+    hist.value.name.as_ref().map(|name| name.value.clone()).or_else(|| event(&definition.name))
 }
 
 /// Whether a probe has this name; a group alone names all of it.

@@ -146,7 +146,8 @@ pub(crate) fn session(
 
 /// What is registered for what was asked for.
 fn probe(asked: Asked, args: &Run) -> Probe {
-    let stack = args.stack.map(usize::from);
+    // Histograms show none.
+    let stack = args.stack.filter(|_| asked.counted.is_none()).map(usize::from);
     if let Place::Watch(_) = asked.place {
         let watch = Probe::watch(asked.place).record();
         return match stack {

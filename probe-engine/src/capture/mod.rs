@@ -7,8 +7,10 @@
 mod fetch;
 pub mod filter;
 mod flags;
+pub mod hist;
 pub mod names;
 pub mod shape;
+pub mod tally;
 pub mod typed;
 mod value;
 

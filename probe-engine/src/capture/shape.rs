@@ -370,13 +370,18 @@ fn show_flags(f: &mut impl Write, flags: &[Flag], number: u64) -> fmt::Result {
     if rest != 0 || bar.is_empty() { write!(f, "{bar}{rest:#x}") } else { Ok(()) }
 }
 
-fn up_to_nul(bytes: &[u8]) -> &[u8] {
+pub(super) fn up_to_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// A string of the guest, which may hold anything.
 fn quoted(f: &mut impl Write, bytes: &[u8], cut: bool) -> fmt::Result {
     f.write_char('"')?;
+    escaped(f, bytes)?;
+    f.write_str(if cut { "\"..." } else { "\"" })
+}
+
+/// A string of the guest, which may hold anything.
+pub(super) fn escaped(f: &mut impl Write, bytes: &[u8]) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
             match c {
@@ -391,5 +396,5 @@ fn quoted(f: &mut impl Write, bytes: &[u8], cut: bool) -> fmt::Result {
             write!(f, "\\x{byte:02x}")?;
         }
     }
-    f.write_str(if cut { "\"..." } else { "\"" })
+    Ok(())
 }

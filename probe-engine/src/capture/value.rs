@@ -103,7 +103,7 @@ pub enum Value<'a> {
     Missing,
 }
 
-impl Value<'_> {
+impl<'a> Value<'a> {
     /// Up to 8 bytes as a number, extended with zeros; of a pointer the address.
     #[must_use]
     pub fn number(&self) -> Option<u64> {
@@ -128,7 +128,7 @@ impl Value<'_> {
 
     /// A string, also that which a pointer leads to.
     #[must_use]
-    pub fn text(&self) -> Option<&[u8]> {
+    pub fn text(&self) -> Option<&'a [u8]> {
         match self {
             Self::Text { bytes, .. } => Some(bytes),
             Self::Pointer { to, .. } => match to.clone().next()? {

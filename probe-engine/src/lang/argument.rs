@@ -27,10 +27,13 @@ const RESERVED: [&str; 8] = [
 /// or `arg1`, `arg2`...
 #[must_use]
 pub fn argument_name(argument: &Argument, index: usize) -> String {
+    // The kernel makes another fetch of these.
+    let is_of_other =
+        argument.ty.as_ref().is_some_and(|ty| matches!(ty.value.element, Element::Dentry | Element::File));
     match (&argument.name, &argument.fetch.value) {
         (Some(name), _) => name.value.clone(),
         (None, Fetch::Variable { of: Spanned { value: Variable::Parameter(name), .. }, path })
-            if path.is_empty() =>
+            if path.is_empty() && !is_of_other =>
         {
             name.clone()
         }
@@ -126,9 +129,11 @@ fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
     };
     match ty.element {
         Element::String | Element::UserString => {
-            // A parameter, or what a function returns, may be a `char *`.
-            let may_point =
-                matches!(fetch, Fetch::Variable { .. } | Fetch::ReturnValue | Fetch::Number(_)) || is_text;
+            // A parameter, by its name or its number, or what a function returns, may be a `char *`.
+            let may_point = matches!(
+                fetch,
+                Fetch::Variable { .. } | Fetch::ReturnValue | Fetch::Number(_) | Fetch::Argument(_)
+            ) || is_text;
             if !reads_memory && !may_point {
                 return Err(Mistake::StringOfValue);
             }

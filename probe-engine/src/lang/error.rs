@@ -320,6 +320,12 @@ pub enum Mistake {
     NotAProcess,
     #[error("a histogram has room for {least} to {most} keys")]
     BadSize { least: u64, most: u64 },
+    #[error("hits cannot be counted by `{0}` here")]
+    NotCountable(String),
+    #[error("`{0}` is text, and stands for itself as a key")]
+    ModifierOfText(String),
+    #[error("`{0}` is text, and cannot be summed up")]
+    SumOfText(String),
     #[error("lines can be sorted by keys, values and `hitcount`, not by `{0}`")]
     NotSortable(String),
 }
@@ -411,6 +417,8 @@ impl Mistake {
             Self::NumberPattern(_) | Self::UserStringOfNumber(_) => "put it in quotation marks",
             Self::NoKeys => "write `hist:keys=` and a field",
             Self::NotAProcess => "write `common_pid.execname`",
+            Self::ModifierOfText(_) => "leave out the modifier",
+            Self::SumOfText(_) => "make it a key",
             Self::NotSortable(_) => "add it to the values first",
             _ => return None,
         })

@@ -25,13 +25,6 @@ const COMMON: [&str; 12] = [
 /// # Errors
 /// The first [`Mistake::UnknownField`].
 pub fn check_fields(definition: &Definition, names: &[&str]) -> Result<(), Error> {
-    let own: &[&str] = match definition.kind {
-        Kind::Return => &["__probe_func", "__probe_ret_ip"],
-        Kind::Instruction | Kind::Entry => &[],
-    };
-    // The instruction of a return is called otherwise.
-    let common = COMMON.iter().filter(|name| definition.kind != Kind::Return || **name != "__probe_ip");
-    let known: Vec<&str> = names.iter().chain(common).chain(own).copied().collect();
     let mut fields = Vec::new();
     if let Some(filter) = &definition.filter {
         collect(&filter.value, &mut fields);
@@ -40,6 +33,24 @@ pub fn check_fields(definition: &Definition, names: &[&str]) -> Result<(), Error
         fields.extend(hist.value.keys.iter().map(|key| &key.field));
         fields.extend(&hist.value.values);
     }
+    check(definition.kind, fields, names)
+}
+
+/// As [`check_fields`], of a filter that was written elsewhere.
+pub(super) fn check_filter(kind: Kind, filter: &Filter, names: &[&str]) -> Result<(), Error> {
+    let mut fields = Vec::new();
+    collect(filter, &mut fields);
+    check(kind, fields, names)
+}
+
+fn check(kind: Kind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<(), Error> {
+    let own: &[&str] = match kind {
+        Kind::Return => &["__probe_func", "__probe_ret_ip"],
+        Kind::Instruction | Kind::Entry => &[],
+    };
+    // The instruction of a return is called otherwise.
+    let common = COMMON.iter().filter(|name| kind != Kind::Return || **name != "__probe_ip");
+    let known: Vec<&str> = names.iter().chain(common).chain(own).copied().collect();
     match fields.into_iter().find(|field| !known.contains(&field.value.as_str())) {
         None => Ok(()),
         Some(field) => {

@@ -1,6 +1,6 @@
 //! One definition: `p:vfs/read vfs_read file=$arg1 count=%dx:u64`.
 
-use super::ast::{Definition, EventName, Fetch, Kind, Spanned, Statement};
+use super::ast::{Definition, EventName, Fetch, Filter, Kind, Spanned, Statement};
 use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, Site};
@@ -45,6 +45,23 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
     };
     behind_the_place(&mut definition, rest)?;
     Ok(Statement::Define(Box::new(definition)))
+}
+
+/// Reads a filter alone: what follows `if` in a definition.
+///
+/// # Errors
+/// [`Error`], which says what is wrong and where.
+pub fn parse_filter(text: &str) -> Result<Spanned<Filter>, Error> {
+    let mut rest = Part::whole(text);
+    if text.len() > LONGEST {
+        return Err(rest.end().wrong(Mistake::TooLong(LONGEST)));
+    }
+    let filter = filter::parse(&mut rest)?;
+    rest.take_space();
+    match rest.is_empty() {
+        true => Ok(filter),
+        false => Err(rest.take_word().wrong(Mistake::BehindFilter)),
+    }
 }
 
 /// Whether a first word is a command and not a place: a letter, a number, and what is behind a colon.

@@ -13,6 +13,7 @@
 
 pub mod btf;
 pub mod bzimage;
+pub mod cgroup;
 pub mod current;
 pub mod glob;
 pub mod kallsyms;

@@ -64,6 +64,8 @@ pub enum Context {
 /// A task of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Task {
+    /// Its `task_struct` (GVA).
+    pub at: Gva,
     /// The thread's number, as `gettid` gives it in the first pid namespace; 0 is the idle task of a CPU.
     pub pid: u32,
     /// The process's, as `getpid` gives it there.
@@ -132,6 +134,7 @@ impl TaskLayout {
         memory.read(at.add(self.comm), &mut comm)?;
         let context = self.preempt_count.and_then(|offset| read_u32(memory, Gva(gs_base).add(offset)).ok());
         Ok(Task {
+            at,
             pid: read_u32(memory, at.add(self.pid))?,
             tgid: read_u32(memory, at.add(self.tgid))?,
             ns_pid: self.namespace.and_then(|namespace| namespace.read(memory, at)),

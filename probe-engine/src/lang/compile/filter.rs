@@ -2,9 +2,9 @@
 
 use super::super::ast::{Filter, Operator, Spanned, Value};
 use super::super::error::{Error, Mistake};
+use super::operand::{Class, operand};
 use crate::capture::Field;
-use crate::capture::filter::{Filter as Condition, Operand, Order, Test};
-use crate::capture::shape::Shape;
+use crate::capture::filter::{Filter as Condition, Order, Test};
 use crate::linux::glob::Glob;
 
 /// The condition that `filter` is on hits with `fields`, which have been [checked](super::super::check_fields).
@@ -18,29 +18,13 @@ pub(super) fn compile(filter: &Filter, fields: &[Field]) -> Result<Condition, Er
             if *user_string {
                 return Err(Error { span: field.span.clone(), mistake: Mistake::FetchUserString });
             }
-            let (operand, is_text) = operand(field, fields)?;
-            let (negated, test) = test(*op, value, is_text, field)?;
+            let (operand, class) = operand(&field.value, fields).ok_or_else(|| Error {
+                span: field.span.clone(),
+                mistake: Mistake::NotFilterable(field.value.clone()),
+            })?;
+            let (negated, test) = test(*op, value, matches!(class, Class::Text), field)?;
             let test = Condition::Test(operand, test);
             if negated { Condition::Not(Box::new(test)) } else { test }
-        }
-    })
-}
-
-/// What a name means, and whether that is text.
-fn operand(field: &Spanned<String>, fields: &[Field]) -> Result<(Operand, bool), Error> {
-    let name = field.value.as_str();
-    if let Some(index) = fields.iter().position(|own| own.name == name) {
-        let is_text = fields.get(index).is_some_and(|own| own.shape == Shape::Text);
-        return Ok((Operand::Field(index as u16), is_text));
-    }
-    Ok(match name {
-        "common_pid" => (Operand::Pid, false),
-        "common_cpu" | "cpu" | "CPU" => (Operand::Cpu, false),
-        "comm" | "COMM" => (Operand::Comm, true),
-        "__probe_ip" | "__probe_ret_ip" => (Operand::Ip, false),
-        _ => {
-            let mistake = Mistake::NotFilterable(name.to_owned());
-            return Err(Error { span: field.span.clone(), mistake });
         }
     })
 }

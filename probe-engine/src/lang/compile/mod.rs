@@ -2,12 +2,17 @@
 //! offsets, before the guest runs.
 
 mod filter;
+mod hist;
+mod operand;
 mod variable;
 
-use super::ast::{Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
+pub use hist::histogram;
+
+use super::ast::{self, Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
 use super::error::{Error, Mistake};
-use super::{argument_name, check_fields, check_names};
+use super::{argument_name, check_fields, check_filter, check_names};
 use crate::addr::Gva;
+use crate::capture::filter::Filter as Condition;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
 use crate::linux::btf::Btf;
@@ -47,6 +52,16 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
     Ok(Capture { fields, filter })
 }
 
+/// The condition that `filter`, which was written elsewhere, is on the hits of a probe of this kind that reads `fields`.
+///
+/// # Errors
+/// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
+pub fn filter(filter: &ast::Filter, kind: Kind, fields: &[Field]) -> Result<Condition, Error> {
+    let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+    check_filter(kind, filter, &names)?;
+    filter::compile(filter, fields)
+}
+
 struct Compiler<'a> {
     site: &'a Site<'a>,
     returns: bool,
@@ -76,23 +91,36 @@ impl Way {
 }
 
 impl Compiler<'_> {
-    /// The arguments, with the function's parameters in place of `$arg*`.
+    /// The arguments, with the function's parameters in place of `$arg*`, and of each `$argN` that has no name of its own:
+    /// that is then shown as the parameter is.
     fn expand(&self, args: &[Argument]) -> Result<Vec<Argument>, Error> {
         let mut expanded = Vec::new();
         for argument in args {
-            if argument.fetch.value != Fetch::AllArguments {
-                expanded.push(argument.clone());
-                continue;
-            }
             let span = &argument.fetch.span;
-            for name in self.parameters(span)?.into_iter().map(|(name, ..)| name) {
+            let parameter = |name| {
                 let of = Spanned { value: Variable::Parameter(name), span: span.clone() };
                 let value = Fetch::Variable { of, path: Vec::new() };
-                expanded.push(Argument {
-                    name: None,
-                    fetch: Spanned { value, span: span.clone() },
-                    ty: None,
-                });
+                Spanned { value, span: span.clone() }
+            };
+            match argument.fetch.value {
+                Fetch::AllArguments => {
+                    let names = self.parameters(span)?.into_iter().map(|(name, ..)| name);
+                    expanded.extend(names.map(|name| Argument {
+                        name: None,
+                        fetch: parameter(name),
+                        ty: None,
+                    }));
+                }
+                Fetch::Argument(n) if argument.name.is_none() => {
+                    let known = self.parameters(span).ok();
+                    let found = known.and_then(|all| all.into_iter().nth((n as usize).checked_sub(1)?));
+                    let fetch = match found {
+                        Some((name, ..)) if !name.is_empty() => parameter(name),
+                        _ => argument.fetch.clone(),
+                    };
+                    expanded.push(Argument { fetch, ..argument.clone() });
+                }
+                _ => expanded.push(argument.clone()),
             }
         }
         Ok(expanded)
@@ -105,10 +133,8 @@ impl Compiler<'_> {
             (Fetch::Text(text), _) => {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
-            (Fetch::Variable { of, path }, ty) => {
-                self.variable(of, path, ty.as_ref().map(|ty| &ty.value), span)
-            }
-            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref().map(|ty| &ty.value), span),
+            (Fetch::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
+            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
             (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
             (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
         }
@@ -219,16 +245,15 @@ const NOTHING: Source = Source { base: Base::Unknown, hops: Vec::new(), read: Re
 
 /// A string, or several to which pointers lie side by side.
 fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> {
-    let Way { base, mut hops, memory } = way;
+    let Way { base, hops, memory } = way;
     let hop = memory?;
     let hop = Hop { user: user || hop.user, ..hop };
     let (read, shape) = match count {
         None => (Read::Memory(hop, What::String(LONGEST_STRING)), Shape::Text),
+        // `+8(%di)`: the pointers lie there, the strings where they lead to.
         Some(count) => {
-            // `+0(+8(%di))`: pointers lie at the inner address, strings where they lead to.
-            let pointers = hops.pop().filter(|_| hop.offset == 0)?;
             let shape = Shape::Array { count: count as u16, of: Box::new(Shape::Text) };
-            (Read::Memory(pointers, What::Strings(count as u16)), shape)
+            (Read::Memory(hop, What::Strings(count as u16)), shape)
         }
     };
     Some((Source { base, hops, read }, shape))

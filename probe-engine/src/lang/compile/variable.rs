@@ -3,7 +3,7 @@
 
 use super::super::ast::{Element, Span, Spanned, Step, Type, Variable};
 use super::super::error::{Error, Mistake, nearest};
-use super::{Compiler, Way, strings};
+use super::{Compiler, Way};
 use crate::capture::shape::Shape;
 use crate::capture::typed::{self, ArgumentPlace, Places};
 use crate::capture::{Base, Fetch as Source, Read, Register, What};
@@ -38,7 +38,11 @@ impl Compiler<'_> {
 
     /// `$retval` without members. Where the function's type is known, a value of that; where there is none, as the
     /// older kernels have it.
-    pub(super) fn return_value(&self, ty: Option<&Type>, span: &Span) -> Result<(Source, Shape), Error> {
+    pub(super) fn return_value(
+        &self,
+        ty: Option<&Spanned<Type>>,
+        span: &Span,
+    ) -> Result<(Source, Shape), Error> {
         let way = Way::value(Base::Register(Register::Rax));
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
         let known = match (self.site.btf, self.site.function) {
@@ -50,8 +54,10 @@ impl Compiler<'_> {
         match known {
             Some((_, TypeId::VOID)) => wrong(Mistake::ReturnsNothing),
             Some((btf, id)) => self.finish(btf, Typed { way, ty: id, bits: None }, ty, span),
-            None if ty.is_some_and(is_string) => wrong(Mistake::StringOfValue),
-            None => self.typed(way, ty.unwrap_or(&super::HEX), span),
+            None => match ty {
+                Some(ty) => self.typed(way, &ty.value, &ty.span),
+                None => self.typed(way, &super::HEX, span),
+            },
         }
     }
 
@@ -60,7 +66,7 @@ impl Compiler<'_> {
         &self,
         of: &Spanned<Variable>,
         path: &[Step],
-        ty: Option<&Type>,
+        ty: Option<&Spanned<Type>>,
         span: &Span,
     ) -> Result<(Source, Shape), Error> {
         let (btf, _) = self.function(&of.span)?;
@@ -120,23 +126,20 @@ impl Compiler<'_> {
         &self,
         btf: &Btf<'_>,
         found: Typed,
-        ty: Option<&Type>,
+        ty: Option<&Spanned<Type>>,
         span: &Span,
     ) -> Result<(Source, Shape), Error> {
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
-        if let Some(ty) = ty.filter(|ty| is_string(ty)) {
+        if let Some(ty) = ty.filter(|ty| is_string(&ty.value)) {
             let way = match btf.plain(found.ty).map(|ty| ty.kind) {
                 // The string that a pointer leads to.
                 Some(Kind::Pointer(_)) => found.way.at(0, false),
                 _ => found.way,
             };
-            return match strings(way, ty.element == Element::UserString, ty.count) {
-                Some(found) => Ok(found),
-                None => wrong(Mistake::StringOfValue),
-            };
+            return self.typed(way, &ty.value, &ty.span);
         }
         if let Some(ty) = ty {
-            return self.typed(found.way, ty, span);
+            return self.typed(found.way, &ty.value, &ty.span);
         }
         let Some((bytes, shape)) = own_shape(btf, found.ty) else { return wrong(Mistake::NotANumber) };
         let Some((low, width)) = found.bits else {

@@ -1,0 +1,101 @@
+//! Definitions with a kernel at hand: what they read, and which mistakes only a kernel shows. `VMM_TEST_KERNELS` lists
+//! boot images, separated by colons.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail like tests")]
+
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::{Base, Capture, Hop, Read, Register, What};
+use probe_engine::lang::ast::{Place, Statement};
+use probe_engine::lang::compile::{Site, capture};
+use probe_engine::lang::{self, parse};
+use probe_engine::linux::kernel::Kernel;
+
+/// Calls `check` with the first kernel that has types, by which definitions at a function's entry are compiled.
+fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
+    let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
+        eprintln!("skipped: VMM_TEST_KERNELS names no kernels");
+        return;
+    };
+    for path in list.split(':') {
+        let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
+        let btf = kernel.btf().unwrap();
+        check(&|text| {
+            let Statement::Define(definition) = parse(text)? else { panic!("{text}") };
+            let function = match &definition.place.value {
+                Place::Symbol { symbol, offset: 0, .. } => Some(symbol.as_str()),
+                _ => None,
+            };
+            capture(&definition, &Site { function, kernel: &kernel, btf: Some(&btf) }, Vec::new())
+        });
+    }
+}
+
+#[test]
+fn parameters_and_members_become_registers_and_offsets() {
+    with_kernel(|compile| {
+        let fields = |text: &str| compile(text).unwrap_or_else(|error| panic!("{text}: {error}")).fields;
+        let names = |text: &str| fields(text).into_iter().map(|field| field.name).collect::<Vec<_>>();
+        assert_eq!(names("p do_sys_openat2 $arg*"), ["dfd", "filename", "how"]);
+        assert_eq!(names("p vfs_read $arg3 x=$arg1 %di"), ["count", "x", "arg3"]);
+        assert_eq!(names("p vfs_read file:%pD"), ["arg1"]);
+        let [dfd, filename, how] = fields("p do_sys_openat2 $arg*").try_into().unwrap();
+        assert_eq!((dfd.fetch.read, dfd.shape), (Read::Word(4), Shape::Signed));
+        assert_eq!((filename.fetch.base, filename.shape), (Base::Argument(1), Shape::Hex));
+        assert_eq!((how.fetch.read, how.shape), (Read::Word(8), Shape::Hex));
+        let hop = |offset| Hop { offset, user: false };
+        let [path, mode] = fields("p do_sys_openat2 filename:string how->mode").try_into().unwrap();
+        assert_eq!(path.fetch.read, Read::Memory(hop(0), What::String(4096)));
+        assert_eq!(
+            (mode.fetch.base, mode.fetch.read),
+            (Base::Argument(2), Read::Memory(hop(8), What::Bytes(8)))
+        );
+        // file->f_path.dentry->d_name.name: two pointers on the way to the string.
+        let [name] = fields("p vfs_read n=file->f_path.dentry->d_name.name:string").try_into().unwrap();
+        assert_eq!(name.fetch.hops.len(), 2);
+        assert_eq!(name.fetch.read, Read::Memory(hop(0), What::String(4096)));
+        let [value] = fields("r vfs_read $retval").try_into().unwrap();
+        assert_eq!((value.fetch.base, value.shape), (Base::Register(Register::Rax), Shape::Signed));
+        let [ino] = fields("r do_filp_open ino=$retval->f_inode->i_ino").try_into().unwrap();
+        assert_eq!((ino.fetch.hops.len(), ino.shape), (1, Shape::Unsigned));
+        let [bit] = fields("p wake_up_new_task io=p->in_iowait").try_into().unwrap();
+        assert!(matches!(bit.shape, Shape::BitField { width: 1, .. }), "{bit:?}");
+        let [banner] = fields("p vfs_read b=@linux_banner+2:string").try_into().unwrap();
+        assert!(matches!(banner.fetch.base, Base::Kernel(_)), "an address that KASLR moves");
+    });
+}
+
+/// The mistake is between « and ».
+#[test]
+fn what_only_a_kernel_shows_is_refused_where_it_is_written() {
+    const CASES: &[(&str, &str, Option<&str>)] = &[
+        ("p vfs_read «@linux_baner:string»", "the kernel has no symbol `linux_baner`", Some("linux_banner")),
+        ("p vfs_read «fil»", "there is no variable `fil`", Some("file")),
+        ("p vfs_read file->«f_mod»", "there is no member `f_mod`", Some("f_mode")),
+        ("p vfs_read file->f_path.dentry->«d_nam»", "there is no member `d_nam`", Some("d_name")),
+        ("p vfs_read file->f_path->«dentry»", "what is before the `->` is a structure", Some("`.`")),
+        ("p vfs_read file->f_inode.«i_ino»", "what is before the `.` is a pointer", Some("`->`")),
+        ("p vfs_read count->«x»", "there is no structure that could have a member `x`", None),
+        ("p vfs_read «file->f_path»", "this is no number and no pointer", Some("fetch a member")),
+        ("p vfs_read count:«string»", "a string is read from memory, and this is a value", None),
+        ("p vfs_read $arg3:«string»", "a string is read from memory, and this is a value", None),
+        ("p vfs_read+4 «file»", "a function's parameters are known only at its entry and its returns", None),
+        ("p vfs_read count if «coun» > 1", "there is no field `coun`", Some("count")),
+        ("p vfs_read count if count == «\"x\"»", "`count` is a number, and is not compared with text", None),
+        ("p vfs_read c=$comm if c == «1»", "`c` is text, and is not compared with a number", None),
+        ("p vfs_read count «$arg*»", "`count` is the name of another argument already", None),
+        ("r schedule «$retval»", "the function returns nothing", None),
+    ];
+    with_kernel(|compile| {
+        for (marked, message, hint) in CASES {
+            let text = marked.replace(['«', '»'], "");
+            let start = marked.find('«').unwrap();
+            let end = marked.replace('«', "").find('»').unwrap();
+            let error = compile(&text).map(|_| ()).unwrap_err();
+            assert_eq!(error.to_string(), *message, "{text}");
+            // A fetch's span may or may not have its type in it.
+            assert_eq!(error.span.start, start, "{text}");
+            assert!(error.span.end <= end, "{text}: {:?}", error.span);
+            let said = error.hint().unwrap_or_default();
+            assert!(hint.is_none_or(|hint| said.contains(hint)), "{text}: {said}");
+        }
+    });
+}
