@@ -121,6 +121,7 @@ mod tests {
             probes: Vec::new(),
             unregistered: Default::default(),
             refused: Default::default(),
+            unread: Vec::new(),
             waits: 0,
             ran: Duration::ZERO,
             disarmed_in: Duration::ZERO,
@@ -129,8 +130,9 @@ mod tests {
 
     fn written(format: Format) -> String {
         let mut bytes = Vec::new();
-        let mut writer = Writer::new(Box::new(&mut bytes), format, probes());
+        let mut writer = Writer::new(Box::new(&mut bytes), format, probes(), None);
         let event = |probe, vcpu| Event {
+            stack: None,
             nanos: 0,
             vcpu,
             probe: ProbeId(probe),

@@ -210,6 +210,7 @@ mod tests {
     /// Counts a hit of the thread with this number, with this count; `None` could not be read.
     fn hit(tally: &mut Tally, pid: u32, count: Option<i64>) {
         let task = Task {
+            at: crate::addr::Gva(0),
             pid,
             tgid: pid,
             ns_pid: None,
