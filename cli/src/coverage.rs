@@ -3,7 +3,7 @@
 use crate::args::{Coverage, Format};
 use crate::host::{self, Chosen, Inside};
 use crate::output::{end_name, json, say_armed};
-use crate::run::{self, Files};
+use crate::run::{self, Files, Known};
 use crate::say::say;
 use crate::target::{self, Asked, Target};
 use anyhow::{Result, bail};
@@ -29,8 +29,12 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Some(target) => target,
         None => {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
-            let probes = functions(&args.patterns, &kernel)?;
-            Target { probes, kernel: Landmarks::of(&kernel), symbols: None, unwind: None }
+            Target {
+                probes: functions(&args.patterns, &kernel)?,
+                kernel: Landmarks::of(&kernel),
+                symbols: None,
+                unwind: None,
+            }
         }
     };
     match host::choose(&args.guest.place)? {
@@ -44,7 +48,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let known = (target.kernel, None);
+            let known = Known { kernel: target.kernel, names: false, unwind: None };
             let report = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &report)

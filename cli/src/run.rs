@@ -86,9 +86,9 @@ fn run_here(
         None => Box::new(io::stderr()),
     };
     let Target { kernel, probes, symbols, unwind } = target;
+    let known = Known { kernel, names: symbols.is_some(), unwind };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
-    let known = (kernel, unwind);
     let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
@@ -102,11 +102,21 @@ pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs the guest with `probes` to its end, with this process's terminal.
+/// What a session knows of its kernel.
+pub(crate) struct Known {
+    pub(crate) kernel: Landmarks,
+    /// Whether what it loads has names.
+    pub(crate) names: bool,
+    /// How its stacks are walked.
+    pub(crate) unwind: Option<KernelCode>,
+}
+
+/// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
+/// wanted.
 pub(crate) fn session(
     guest: &Guest,
     files: &Files,
-    (kernel, unwind): (Landmarks, Option<KernelCode>),
+    known: Known,
     (hypervisor, delivery): (&Hypervisor, Delivery),
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
@@ -116,14 +126,15 @@ pub(crate) fn session(
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
     let config = Config {
         image: &files.image,
-        kernel,
+        kernel: known.kernel,
         initrd: Some(&files.initramfs),
         cmdline: &cmdline(guest),
         cpus: guest.cpus,
         memory: guest.memory.0,
         delivery,
         symbols: None,
-        unwind: unwind.map(Arc::new),
+        names: known.names,
+        unwind: known.unwind.map(Arc::new),
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;
@@ -135,7 +146,8 @@ pub(crate) fn session(
 
 /// What is registered for what was asked for.
 fn probe(asked: Asked, args: &Run) -> Probe {
-    let stack = args.stack.map(usize::from);
+    // Histograms show none.
+    let stack = args.stack.filter(|_| asked.counted.is_none()).map(usize::from);
     if let Place::Watch(_) = asked.place {
         let watch = Probe::watch(asked.place).record();
         return match stack {
@@ -175,9 +187,7 @@ pub(crate) fn exit_code(report: &Report) -> ExitCode {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
     for Unread { module, reason } in &report.unread {
-        say(format_args!(
-            "not all of the module `{module}` is known, and stacks through it may be guessed: {reason}"
-        ));
+        say(format_args!("stacks through the module `{module}` are guessed: {reason}"));
     }
     match &report.end {
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => ExitCode::SUCCESS,

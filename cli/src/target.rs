@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
     pub(crate) probes: Vec<Asked>,
-    /// Names of its addresses, where they are to be shown.
+    /// The kernel's symbols, where addresses will be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
     /// How its stacks are walked, where they are.
     pub(crate) unwind: Option<KernelCode>,
@@ -98,8 +98,8 @@ impl Target {
 
     /// Writes it where [`target`] reads it again.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_vec(self).context("the resolved target cannot be written down")?;
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        let bytes = postcard::to_stdvec(self).context("the resolved target cannot be written down")?;
+        fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
@@ -147,7 +147,8 @@ pub(crate) fn read_kernel_with(
 /// What was resolved and [written](Target::write) elsewhere.
 pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
     let Some(path) = &guest.target else { return Ok(None) };
-    serde_json::from_slice(&read(path)?).context("the resolved target is damaged")
+    let target = postcard::from_bytes(&read(path)?).context("the resolved target is damaged")?;
+    Ok(Some(target))
 }
 
 /// Resolves all probes before anything runs: a typo costs no boot.
@@ -180,9 +181,10 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
+    let named = probes.iter().flat_map(|asked| &asked.capture.fields).any(|field| field.shape.has_symbol());
+    let symbols = (named || run.stack.is_some()).then(|| kernel.symbols().clone());
     let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
     let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
-    let symbols = run.stack.map(|_| kernel.symbols().clone());
     Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
 }
 
@@ -208,15 +210,20 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
     use probe_engine::addr::{Gpa, Gva};
+    use probe_engine::capture::filter::{Filter, Operand, Order, Test};
+    use probe_engine::capture::shape::Shape;
+    use probe_engine::capture::{Base, Fetch, Field};
     use probe_engine::linux::current::CurrentTask;
+    use probe_engine::linux::glob::Glob;
     use probe_engine::linux::landmarks::{Boot, Hooks};
+    use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::probe::place::Spot;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 
     #[test]
     fn what_was_written_is_what_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("target.json");
+        let file = folder.path().join("target");
         let kernel = Landmarks {
             text: Gva(0xffff_ffff_8100_0000),
             text_end: Gva(0xffff_ffff_8200_0000),
@@ -242,7 +249,24 @@ mod tests {
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
         let watch = Asked::plain(Place::Watch(watch), false);
-        let written = Target { kernel, probes: vec![probe, watch], symbols: None, unwind: None };
+        let limit = Filter::Not(Box::new(Filter::Test(
+            Operand::Field(0),
+            Test::Number(Order::Less, i128::from(u64::MAX)),
+        )));
+        let file_name = Filter::Test(Operand::Comm, Test::Glob(Glob::new("ca[t-z]*").unwrap()));
+        let capture = Capture {
+            fields: vec![Field {
+                name: "next".to_owned(),
+                fetch: Fetch::word(Base::Argument(1), 8),
+                shape: Shape::Array { count: 2, of: Box::new(Shape::Symbol) },
+            }],
+            filter: Some(Filter::All(vec![limit, file_name])),
+        };
+        let filtered = Asked { capture, ..probe.clone() };
+        let mut symbols = SymbolTableBuilder::default();
+        symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
+        let symbols = Some(symbols.finish());
+        let written = Target { kernel, probes: vec![probe, watch, filtered], symbols, unwind: None };
         assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];
@@ -250,5 +274,8 @@ mod tests {
         let read = resolved(&run.guest).unwrap().unwrap();
         assert_eq!(read.kernel, written.kernel);
         assert_eq!(read.probes, written.probes);
+        assert!(read.symbols.unwrap().iter().eq(written.symbols.unwrap().iter()));
+        fs::write(&file, b"\xff damaged").unwrap();
+        assert!(resolved(&run.guest).is_err());
     }
 }

@@ -184,6 +184,7 @@ impl Guest {
             memory: 256 << 20,
             delivery: fit.delivery,
             symbols: Some(subject.kernel.clone()),
+            names: unwind.is_some(),
             unwind,
             terminal: Terminal {
                 out: Box::new(console.clone()),

@@ -119,3 +119,15 @@ fn a_one_shot_probe_stays_spent_when_its_module_comes_back() {
     assert_eq!(run.hits("dummy:dummy_validate"), 0);
     assert_eq!(run.probe("dummy:dummy_validate")["state"], "[GONE]");
 }
+
+/// No probe is in a module here: `do_one_initcall(fn)` calls the init of each.
+#[test]
+fn functions_of_modules_have_names() {
+    let words = ["--cpus=2", "--probe", "p:init do_one_initcall fn=%di:symbol"];
+    let Some(run) = with_modules("6.12", COMES_AND_GOES, &words) else { return };
+    let names: Vec<_> = run.output.iter().filter_map(|o| o["fields"]["fn"].as_str()).collect();
+    let of_module: Vec<_> = names.iter().filter(|name| name.ends_with(" [dummy]")).collect();
+    assert_eq!(of_module.len(), 8, "{names:?}");
+    assert!(of_module.iter().all(|name| name.starts_with("dummy_init_module+0x0/0x")), "{of_module:?}");
+    assert!(names.iter().all(|name| name.contains("+0x0/0x")), "{names:?}");
+}

@@ -57,7 +57,7 @@ pub(crate) fn walk(
     mut put: impl FnMut(Piece),
 ) {
     let Some(kernel) = &orders.code.unwind else { return };
-    let code = Code { kernel, slide: orders.slide, modules: &orders.code.modules.code };
+    let code = Code { kernel, slide: orders.slide, modules: &orders.code.modules };
     let real = |_, value| real(value, orders);
     let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), real);
     frames.by_ref().for_each(|frame| put(Piece::Frame(frame)));

@@ -55,7 +55,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
                 "--host=kvm",
                 "--kernel=/guest/vmlinuz",
                 "--initrd=/guest/initramfs",
-                "--target=/guest/target.json",
+                "--target=/guest/target",
                 "--memory=256M",
                 "--output=/dev/null",
                 "--cmdline",
@@ -102,7 +102,7 @@ fn target(vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFi
     resolve.args(PROBES.map(|probe| format!("--probe={probe}")));
     let status = resolve.arg("--write-target").arg(file.path()).status().context("cannot run vmm")?;
     ensure!(status.success(), "vmm did not resolve the probes");
-    bochs::file("guest/target.json", 0o644, file.path())
+    bochs::file("guest/target", 0o644, file.path())
 }
 
 fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {

@@ -1,10 +1,9 @@
 //! One event: a line of text, or a JSON object.
 
-use super::stack;
+use super::stack::NamedStack;
 use crate::target::{Asked, Style};
-use probe_engine::capture::names;
+use probe_engine::capture::names::Names;
 use probe_engine::capture::shape::Shown;
-use probe_engine::linux::names::Names;
 use probe_engine::linux::task::{Context, Task};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -15,13 +14,14 @@ use vmm::events::{Event, Nanos, What};
 pub(super) struct EventText<'a> {
     pub(super) event: &'a Event,
     pub(super) probe: &'a Asked,
+    pub(super) names: Names<'a>,
 }
 
 impl EventText<'_> {
     /// The values that were read, each as `name=value`.
     fn values(&self, f: &mut fmt::Formatter<'_>, between: &str) -> fmt::Result {
         let mut comma = "";
-        for (name, shown) in values(self.event, self.probe) {
+        for (name, shown) in values(self.event, self.probe, self.names) {
             write!(f, "{comma}{name}={shown}")?;
             comma = between;
         }
@@ -29,11 +29,13 @@ impl EventText<'_> {
     }
 }
 
-fn values<'a>(event: &'a Event, probe: &'a Asked) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
+fn values<'a>(
+    event: &'a Event,
+    probe: &'a Asked,
+    names: Names<'a>,
+) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
     let values = probe.capture.values(&event.captured);
-    values.map(|(field, value)| {
-        (field.name.as_str(), Shown { shape: &field.shape, value, names: &names::none })
-    })
+    values.map(move |(field, value)| (field.name.as_str(), Shown { shape: &field.shape, value, names }))
 }
 
 impl fmt::Display for EventText<'_> {
@@ -55,7 +57,7 @@ impl fmt::Display for EventText<'_> {
             }
             (Style::Call, What::Return { duration, .. }) => {
                 f.write_str(&self.probe.place.name())?;
-                for (_, shown) in values(self.event, self.probe) {
+                for (_, shown) in values(self.event, self.probe, self.names) {
                     write!(f, " = {shown}")?;
                 }
                 took(f, *duration)
@@ -93,7 +95,8 @@ fn took(f: &mut fmt::Formatter<'_>, Nanos(nanos): Nanos) -> fmt::Result {
 pub(super) struct EventJson<'a> {
     pub(super) event: &'a Event,
     pub(super) probe: &'a Asked,
-    pub(super) names: &'a Names<'a>,
+    pub(super) names: Names<'a>,
+    pub(super) stack: Option<NamedStack<'a>>,
 }
 
 /// A task as JSON.
@@ -122,7 +125,7 @@ struct FieldsJson<'a>(&'a EventJson<'a>);
 
 impl Serialize for FieldsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(values(self.0.event, self.0.probe))
+        serializer.collect_map(values(self.0.event, self.0.probe, self.0.names))
     }
 }
 
@@ -163,8 +166,8 @@ impl Serialize for EventJson<'_> {
         if !self.probe.capture.fields.is_empty() {
             map.serialize_entry("fields", &FieldsJson(self))?;
         }
-        if let Some(stack) = &event.stack {
-            stack::serialize(stack, self.names, &mut map)?;
+        if let Some(stack) = &self.stack {
+            stack.serialize(&mut map)?;
         }
         map.end()
     }

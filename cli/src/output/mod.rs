@@ -2,6 +2,7 @@
 
 mod event;
 mod hist;
+mod names;
 mod stack;
 mod summary;
 
@@ -10,11 +11,13 @@ use crate::say::say;
 use crate::target::Asked;
 use event::{EventJson, EventText};
 use hist::Histograms;
-use probe_engine::linux::names::{ModuleNames, Names};
-use probe_engine::linux::symbols::{SymbolTable, SymbolTableBuilder};
+use names::GuestNames;
+use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::symbols::SymbolTable;
 use serde::Serialize;
-use stack::StackText;
+use stack::NamedStack;
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use summary::end_name;
 use vmm::events::Event;
@@ -26,15 +29,13 @@ pub(crate) struct Writer<'a> {
     format: Format,
     probes: Vec<Asked>,
     histograms: Histograms,
-    symbols: SymbolTable,
-    slide: u64,
-    modules: Vec<ModuleNames>,
+    names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
 
 impl<'a> Writer<'a> {
-    /// Addresses are named by `symbols`, if they are.
+    /// Hits of `probes` are written to `out`. What they show as symbols has names where those of the kernel are given.
     pub(crate) fn new(
         out: Box<dyn Write + 'a>,
         format: Format,
@@ -46,9 +47,7 @@ impl<'a> Writer<'a> {
             format,
             histograms: Histograms::of(&probes),
             probes,
-            symbols: symbols.unwrap_or_else(|| SymbolTableBuilder::default().finish()),
-            slide: 0,
-            modules: Vec::new(),
+            names: GuestNames::new(symbols),
             failure: None,
             armed_in: Duration::ZERO,
         }
@@ -65,16 +64,15 @@ impl<'a> Writer<'a> {
             self.histograms.add(event, probe, counted);
             return Ok(());
         }
-        let names = Names { kernel: &self.symbols, slide: self.slide, modules: &self.modules };
+        let names = &|at| self.names.symbol(at);
+        let stack =
+            event.stack.as_ref().zip(self.names.all()).map(|(stack, names)| NamedStack { stack, names });
         match self.format {
             Format::Text => {
-                writeln!(self.out, "{}", EventText { event, probe })?;
-                match &event.stack {
-                    Some(stack) => write!(self.out, "{}", StackText { stack, names: &names }),
-                    None => Ok(()),
-                }
+                writeln!(self.out, "{}", EventText { event, probe, names })?;
+                stack.map_or(Ok(()), |stack| write!(self.out, "{stack}"))
             }
-            Format::Json => json(&mut self.out, &EventJson { event, probe, names: &names }),
+            Format::Json => json(&mut self.out, &EventJson { event, probe, names, stack }),
         }
     }
 
@@ -105,9 +103,8 @@ impl Sink for Writer<'_> {
         written
     }
 
-    fn code(&mut self, slide: u64, modules: &[ModuleNames]) {
-        self.slide = slide;
-        self.modules = modules.to_vec();
+    fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
+        self.names.change(slide, modules);
     }
 
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {

@@ -7,13 +7,13 @@ use serde::ser::SerializeMap;
 use std::fmt;
 use vmm::stack::{Stack, UserStack};
 
-/// A stack as lines of text.
-pub(super) struct StackText<'a> {
+/// A stack, and names for its addresses.
+pub(super) struct NamedStack<'a> {
     pub(super) stack: &'a Stack,
-    pub(super) names: &'a Names<'a>,
+    pub(super) names: Names<'a>,
 }
 
-impl fmt::Display for StackText<'_> {
+impl fmt::Display for NamedStack<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for frame in &self.stack.frames {
             if frame.kind == FrameKind::Interrupted {
@@ -64,28 +64,27 @@ impl FrameJson {
     }
 }
 
-/// Writes `stack` as entries of `map`.
-pub(super) fn serialize<M: SerializeMap>(
-    stack: &Stack,
-    names: &Names<'_>,
-    map: &mut M,
-) -> Result<(), M::Error> {
-    let frames: Vec<_> = stack.frames.iter().map(|frame| FrameJson::of(frame, names)).collect();
-    map.serialize_entry("stack", &frames)?;
-    let end = match stack.end {
-        End::Bottom => "bottom".to_owned(),
-        End::User(_) => "user".to_owned(),
-        End::Cut(why) => why.to_string(),
-    };
-    map.serialize_entry("stack_end", &end)?;
-    let Some(UserStack { frames, end }) = &stack.user else { return Ok(()) };
-    let frames: Vec<_> = frames.iter().map(ToString::to_string).collect();
-    map.serialize_entry("user_stack", &frames)?;
-    let end = match end {
-        UserEnd::Bottom => "bottom".to_owned(),
-        why => why.to_string(),
-    };
-    map.serialize_entry("user_stack_end", &end)
+impl NamedStack<'_> {
+    /// Writes it as entries of `map`.
+    pub(super) fn serialize<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let Self { stack, names } = self;
+        let frames: Vec<_> = stack.frames.iter().map(|frame| FrameJson::of(frame, names)).collect();
+        map.serialize_entry("stack", &frames)?;
+        let end = match stack.end {
+            End::Bottom => "bottom".to_owned(),
+            End::User(_) => "user".to_owned(),
+            End::Cut(why) => why.to_string(),
+        };
+        map.serialize_entry("stack_end", &end)?;
+        let Some(UserStack { frames, end }) = &stack.user else { return Ok(()) };
+        let frames: Vec<_> = frames.iter().map(ToString::to_string).collect();
+        map.serialize_entry("user_stack", &frames)?;
+        let end = match end {
+            UserEnd::Bottom => "bottom".to_owned(),
+            why => why.to_string(),
+        };
+        map.serialize_entry("user_stack_end", &end)
+    }
 }
 
 #[cfg(test)]
@@ -115,17 +114,17 @@ mod tests {
         [Stack { frames, end, user: Some(user) }, cut]
     }
 
-    fn with_names<T>(use_names: impl FnOnce(&Names<'_>) -> T) -> T {
+    fn with_names<T>(use_names: impl FnOnce(Names<'_>) -> T) -> T {
         let mut symbols = SymbolTableBuilder::default();
         for (offset, kind, name) in [(0, b'T', "do_read"), (0x40, b'T', "tick"), (0x80, b'D', "data")] {
             symbols.push(READ.add(offset), kind, name).unwrap();
         }
-        use_names(&Names { kernel: &symbols.finish(), slide: 0, modules: &[] })
+        use_names(Names { kernel: &symbols.finish(), slide: 0, modules: &[] })
     }
 
     #[test]
     fn a_stack_is_a_line_a_frame() {
-        let text = |stack| with_names(|names| StackText { stack, names }.to_string());
+        let text = |stack| with_names(|names| NamedStack { stack, names }.to_string());
         let [whole, cut] = stacks();
         assert_eq!(
             text(&whole),
@@ -138,15 +137,16 @@ mod tests {
 
     #[test]
     fn a_stack_is_members_of_its_hit() {
-        struct Hit<'a>(&'a Stack, &'a Names<'a>);
+        struct Hit<'a>(NamedStack<'a>);
         impl Serialize for Hit<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let mut map = serializer.serialize_map(None)?;
-                super::serialize(self.0, self.1, &mut map)?;
+                self.0.serialize(&mut map)?;
                 map.end()
             }
         }
-        let json = |stack| with_names(|names| serde_json::to_value(Hit(stack, names)).unwrap());
+        let json =
+            |stack| with_names(|names| serde_json::to_value(Hit(NamedStack { stack, names })).unwrap());
         let [whole, cut] = stacks();
         let expected = serde_json::json!({
             "stack": [

@@ -59,6 +59,20 @@ pub enum Shape {
     },
 }
 
+impl Shape {
+    /// Whether it shows an address as the symbol there.
+    #[must_use]
+    pub fn has_symbol(&self) -> bool {
+        // As deep as types are nested when it is made.
+        match self {
+            Self::Symbol => true,
+            Self::Pointer(Some(of)) | Self::BitField { of, .. } | Self::Array { of, .. } => of.has_symbol(),
+            Self::Struct { members, .. } => members.iter().any(|member| member.shape.has_symbol()),
+            _ => false,
+        }
+    }
+}
+
 /// A member of a structure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {

@@ -3,12 +3,15 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::modules::{Module, ModuleError, ModuleLayout};
 use super::symbols::{Function, SymbolTable};
 use super::unwind::{Frame, FrameKind};
 use crate::addr::Gva;
+use crate::memory::{PhysMemory, VirtMemory};
 
 /// The symbols of a running kernel and its modules.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +21,7 @@ pub struct Names<'a> {
     /// What KASLR adds to link-time addresses.
     pub slide: u64,
     /// Its modules'.
-    pub modules: &'a [ModuleNames],
+    pub modules: &'a [Arc<ModuleNames>],
 }
 
 /// A module's symbols, at run-time addresses.
@@ -47,6 +50,26 @@ pub struct Name<'a> {
     pub module: Option<&'a str>,
 }
 
+impl ModuleNames {
+    /// Reads those of `module` through `memory` of the guest's kernel.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when its tables cannot be read.
+    pub fn read<M: PhysMemory + ?Sized>(
+        module: &Module,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<Self, ModuleError> {
+        let symbols = module.symbols(layout, memory)?;
+        let (text, init_text) = (module.text.clone(), module.init_text.clone());
+        Ok(Self { name: module.name.clone(), text, init_text, symbols })
+    }
+
+    fn has(&self, at: Gva) -> bool {
+        at.is_in(&self.text) || at.is_in(&self.init_text)
+    }
+}
+
 impl<'a> Names<'a> {
     /// The name of a frame. A return address is shown in the function that has called, also where the call is the
     /// last of its instructions.
@@ -58,11 +81,24 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// The symbol at an address, as `%pS` has it: a function, or the kernel's own data. `None` where the kernel would
+    /// print the number.
+    #[must_use]
+    pub fn symbol(&self, at: Gva) -> Option<Name<'a>> {
+        let name = self.name(at, 0);
+        if name.function.is_some() || name.module.is_some() {
+            return Some(name).filter(|name| name.function.is_some());
+        }
+        let inside = Gva(at.0.wrapping_sub(self.slide));
+        let found = self.kernel.symbol_at(inside)?;
+        let offset = inside.offset_from(found.symbol.at)?;
+        Some(Name { at, function: Some(found), offset, module: None })
+    }
+
     /// The name of what is `before` bytes before `at`, and its distance to `at`.
     fn name(&self, at: Gva, before: u64) -> Name<'a> {
         let inside = Gva(at.0.wrapping_sub(before));
-        let has = |module: &&ModuleNames| inside.is_in(&module.text) || inside.is_in(&module.init_text);
-        let module = self.modules.iter().find(has);
+        let module = self.modules.iter().find(|module| module.has(inside));
         let (symbols, slide) = module.map_or((self.kernel, self.slide), |module| (&module.symbols, 0));
         let inside = Gva(inside.0.wrapping_sub(slide));
         let function = symbols.function_at(inside);
@@ -119,7 +155,7 @@ mod tests {
         let text = Gva(MODULE)..Gva(MODULE + 0x1000);
         let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]);
         let module = ModuleNames { name: "ext4".into(), text, init_text: Gva(0)..Gva(0), symbols };
-        let names = Names { kernel: &kernel, slide: SLIDE, modules: &[module] };
+        let names = Names { kernel: &kernel, slide: SLIDE, modules: &[Arc::new(module)] };
         let vfs_read = KERNEL + 0x40 + SLIDE;
         use FrameKind::{Interrupted, Return, Start};
         for (at, kind, expected) in [
@@ -137,6 +173,34 @@ mod tests {
         ] {
             let frame = Frame { at: Gva(at), kind, is_reliable: true };
             assert_eq!(names.frame(&frame).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn symbols_are_named_as_the_kernel_names_them() {
+        let kernel = table(&[
+            (0x40, b'A', "cpu_info"),
+            (KERNEL, b'T', "vfs_read"),
+            (KERNEL + 0x40, b'D', "ext4_file_operations"),
+            (KERNEL + 0x80, b'B', "_end"),
+        ]);
+        let text = Gva(MODULE)..Gva(MODULE + 0x1000);
+        let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]);
+        let module = ModuleNames { name: "ext4".into(), text, init_text: Gva(0)..Gva(0), symbols };
+        let names = Names { kernel: &kernel, slide: SLIDE, modules: &[Arc::new(module)] };
+        let symbol = |at| names.symbol(Gva(at)).map(|name| name.to_string());
+        for (at, expected) in [
+            (KERNEL + SLIDE, Some("vfs_read+0x0/0x40")),
+            (KERNEL + SLIDE + 0x48, Some("ext4_file_operations+0x8/0x40")),
+            (MODULE + 0x18, Some("ext4_read+0x8/0x20 [ext4]")),
+            // In the module, but in none of its functions; behind the kernel; per-CPU; with the slide's wrap.
+            (MODULE + 0x38, None),
+            (KERNEL + SLIDE + 0x80, None),
+            (0x40 + SLIDE, None),
+            (0x48, None),
+            (0, None),
+        ] {
+            assert_eq!(symbol(at).as_deref(), expected, "{at:#x}");
         }
     }
 }

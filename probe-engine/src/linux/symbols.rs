@@ -173,6 +173,12 @@ impl SymbolTable {
         self.entries.len()
     }
 
+    /// How much memory it takes, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.names.len() + self.entries.len() * (size_of::<Entry>() + size_of::<u32>())
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

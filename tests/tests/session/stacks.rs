@@ -33,7 +33,7 @@ for event in kprobes/opened syscalls/sys_enter_openat irq_vectors/local_timer_en
     echo 1 > events/$event/enable
 done
 n=0
-while [ $n -lt 6 ]; do
+while [ $n -lt 4 ]; do
     dd if=/dev/zero of=/tmp/zeros bs=100k count=1 2> /dev/null
     cat /proc/self/maps > /dev/null
     n=$((n + 1))

@@ -86,10 +86,10 @@ enum Stand {
 }
 
 impl Arming {
-    /// Modules are followed for their probes alone, or always.
-    pub(super) fn new(kernel: Landmarks, follows_modules: bool) -> Self {
+    /// Nothing is armed yet. `all_modules`: also those are followed that have no probes.
+    pub(super) fn new(kernel: Landmarks, all_modules: bool) -> Self {
         Self {
-            hooks: Hooks::new(&kernel, follows_modules),
+            hooks: Hooks::new(&kernel, all_modules),
             kernel,
             phase: Phase::Unknown,
             ground: None,

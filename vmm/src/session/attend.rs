@@ -4,6 +4,7 @@ use super::arming::{Phase, Stop};
 use super::control::{Control, GuestPanic, PANIC_GRACE};
 use super::handle::{Answer, Command, CommandError, Message};
 use super::modules::{self, Modules};
+use super::names::Names;
 use super::registry::{RegisterError, Registry, State};
 use super::report::{Death, Outcome};
 use super::stage::{self, Reached};
@@ -15,7 +16,6 @@ use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
-use std::sync::Arc;
 use std::time::Instant;
 
 impl Control<'_> {
@@ -30,8 +30,7 @@ impl Control<'_> {
         let world = self.world.clone();
         let begun = Instant::now();
         let parked = world.park(|id| self.threads.kick(id));
-        let before = world.orders();
-        let mut orders = Orders::clone(&before);
+        let mut orders = Orders::clone(&world.orders());
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
@@ -66,11 +65,6 @@ impl Control<'_> {
             }
         }
         self.reconcile(&parked, &mut orders);
-        if before.slide != orders.slide || !Arc::ptr_eq(&before.code.modules, &orders.code.modules) {
-            // What is in the rings was seen with the names of before.
-            self.drain();
-            self.sink.code(orders.slide, &orders.code.modules.names);
-        }
         parked.set_orders(orders);
         drop(parked);
         if !self.announced {
@@ -181,6 +175,7 @@ impl Control<'_> {
                         }
                     }
                     self.arming.advance(phase, Ground { map, space: request.space }, &stop);
+                    self.sink.names(map.slide(), &[]);
                 }
                 self.stage.breakpoints(&self.kernel)
             }
@@ -215,15 +210,18 @@ impl Control<'_> {
                 });
                 self.unread = unread;
                 self.arming.forget(&lost, &mut orders.sites);
+                self.change_names(orders, |names, modules| names.loaded(argument, modules));
             }
             Internal::ModuleGone => {
                 let code = &mut orders.code;
                 self.with_modules(|modules, registry| modules.gone(argument, registry, code));
+                self.change_names(orders, |names, modules| names.gone(argument, modules));
             }
             Internal::ModuleInitDone => {
-                let range = Gva(request.regs.rsi)..Gva(request.regs.rdx);
-                orders.code.init_done(&range);
-                modules::retire(&range, &mut self.registry);
+                let freed = Gva(request.regs.rsi)..Gva(request.regs.rdx);
+                modules::retire(&freed, &mut self.registry);
+                orders.code.init_done(&freed);
+                self.change_names(orders, |names, _| names.init_done(&freed));
             }
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };
@@ -238,6 +236,21 @@ impl Control<'_> {
     fn with_modules(&mut self, act: impl FnOnce(&Modules<'_>, &mut Registry)) {
         if let (Some(layout), Some(ground)) = (&self.kernel.modules, self.arming.ground()) {
             act(&Modules { layout, ground, ram: &self.ram }, &mut self.registry);
+        }
+    }
+
+    /// What the guest loads or frees has other names afterwards. The events before that are shown by those of before.
+    fn change_names(&mut self, orders: &mut Orders, change: impl FnOnce(&mut Names, &Modules<'_>)) {
+        if self.names.is_none() {
+            return;
+        }
+        self.drain();
+        if let (Some(names), Some(layout), Some(ground)) =
+            (&mut self.names, &self.kernel.modules, self.arming.ground())
+        {
+            change(names, &Modules { layout, ground, ram: &self.ram });
+            self.sink.names(ground.map.slide(), names.modules());
+            orders.code.names = names.modules().into();
         }
     }
 }

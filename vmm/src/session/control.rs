@@ -3,6 +3,7 @@
 use super::arming::{Arming, Stop};
 use super::handle::Message;
 use super::keys::{Keys, Typed};
+use super::names::Names;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::stage::Stage;
@@ -84,6 +85,8 @@ pub(super) struct Control<'a> {
     pub(super) stage: Stage,
     pub(super) arming: Arming,
     pub(super) registry: Registry,
+    /// What is loaded, where that is wanted.
+    pub(super) names: Option<Names>,
     pub(super) ram: Arc<GuestRam>,
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,

@@ -13,22 +13,22 @@ pub(super) struct Hooks {
     free_init: Option<Gva>,
     init_freed: bool,
     panicked: bool,
+    /// Whether modules are followed that have no probes, too.
+    all_modules: bool,
     /// Updates of ftrace's sites that have begun and not ended.
     updates: u32,
-    /// Whether modules are of interest without a probe in them.
-    modules: bool,
 }
 
 impl Hooks {
-    pub(super) fn new(kernel: &Landmarks, modules: bool) -> Self {
+    pub(super) fn new(kernel: &Landmarks, all_modules: bool) -> Self {
         Self {
             links: kernel.hooks,
             panic: kernel.panic,
             free_init: kernel.free_init,
             init_freed: false,
             panicked: false,
+            all_modules,
             updates: 0,
-            modules,
         }
     }
 
@@ -36,7 +36,7 @@ impl Hooks {
     pub(super) fn wanted(&self, phase: Phase, registry: &Registry) -> Vec<(Internal, Gva)> {
         let late = phase == Phase::Late;
         let probes = late && !registry.is_empty();
-        let modules = late && (self.modules || registry.has_modules());
+        let modules = late && (self.all_modules || registry.has_modules());
         let links = &self.links;
         let all = [
             (Internal::Panic, self.panic, !self.panicked),

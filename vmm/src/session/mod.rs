@@ -26,6 +26,7 @@
 //!     memory: 512 << 20,
 //!     delivery: contract.delivery().ok_or("no breakpoints")?,
 //!     symbols: Some(kernel),
+//!     names: false,
 //!     unwind: None,
 //!     terminal,
 //! };
@@ -52,6 +53,7 @@ mod handle;
 mod hooks;
 mod keys;
 mod modules;
+mod names;
 mod registry;
 mod report;
 mod stage;
@@ -113,7 +115,10 @@ pub struct Config<'a> {
     pub delivery: Delivery,
     /// The kernel to look places up in that are given as text, where there are any.
     pub symbols: Option<Arc<Kernel>>,
-    /// How its stacks are walked. Modules are followed then, for theirs.
+    /// Whether the names of all modules' functions are wanted: see [`Sink::names`] and
+    /// [`Hit::names`](crate::probe::Hit::names).
+    pub names: bool,
+    /// How its stacks are walked, if they are. Modules are followed then, for theirs.
     pub unwind: Option<Arc<KernelCode>>,
     /// The guest's console.
     pub terminal: Terminal,
@@ -137,9 +142,11 @@ pub trait Sink {
     /// When they cannot be kept; they are then counted as missed, and the sink is not called again.
     fn events(&mut self, events: &[Event]) -> io::Result<()>;
 
-    /// From now on KASLR's slide is `slide`, and where stacks are [walked](Config::unwind) the guest has these
-    /// modules. All events of before have been handed on.
-    fn code(&mut self, slide: u64, modules: &[ModuleNames]) {
+    /// From now on, and in the events that follow, addresses mean this: the kernel runs `slide` bytes behind where it
+    /// was linked, and has these modules. That is said when the kernel has started; where the session is to know
+    /// [names](Config::names), also whenever a module was loaded or is about to be freed. Without them there are no
+    /// modules here.
+    fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
         let _ = (slide, modules);
     }
 
@@ -271,7 +278,8 @@ impl<'a> Session<'a> {
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
         let threads = Threads::start(vcpus, world.clone())?;
         let control = Control {
-            arming: Arming::new(config.kernel.clone(), config.unwind.is_some()),
+            arming: Arming::new(config.kernel.clone(), config.names || config.unwind.is_some()),
+            names: config.names.then(names::Names::default),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,

@@ -103,7 +103,7 @@ impl Modules<'_> {
         }
     }
 
-    fn memory(&self) -> VirtMemory<'_, GuestRam> {
+    pub(super) fn memory(&self) -> VirtMemory<'_, GuestRam> {
         VirtMemory { phys: self.ram, space: self.ground.space }
     }
 }

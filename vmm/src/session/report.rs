@@ -18,7 +18,7 @@ pub struct Report {
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
-    /// Modules whose tables could not be read: their frames were guessed, or have no names.
+    /// Modules whose tables could not be read: stacks through them were guessed.
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,

@@ -1,0 +1,58 @@
+//! Names for addresses in the guest.
+
+use probe_engine::addr::Gva;
+use probe_engine::linux::names::{ModuleNames, Names};
+use probe_engine::linux::symbols::SymbolTable;
+use std::sync::Arc;
+
+/// What is known about where things are in the guest.
+#[derive(Default)]
+pub(crate) struct GuestNames {
+    /// The kernel's symbols, where anything has to be named.
+    pub(crate) kernel: Option<SymbolTable>,
+    slide: u64,
+    modules: Vec<Arc<ModuleNames>>,
+}
+
+impl GuestNames {
+    pub(crate) fn new(kernel: Option<SymbolTable>) -> Self {
+        Self { kernel, ..Self::default() }
+    }
+
+    /// See [`vmm::session::Sink::names`].
+    pub(crate) fn change(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
+        self.slide = slide;
+        self.modules = modules.to_vec();
+    }
+
+    /// As the kernel's own are looked up; `None` without its symbols.
+    pub(crate) fn all(&self) -> Option<Names<'_>> {
+        let kernel = self.kernel.as_ref()?;
+        Some(Names { kernel, slide: self.slide, modules: &self.modules })
+    }
+
+    /// The symbol at a run-time address, as the kernel's `%pS` writes it.
+    pub(crate) fn symbol(&self, at: Gva) -> Option<String> {
+        Some(self.all()?.symbol(at)?.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::linux::symbols::SymbolTableBuilder;
+
+    #[test]
+    fn addresses_have_names_when_the_kernel_has_been_found() {
+        const KERNEL: Gva = Gva(0xffff_ffff_8100_0000);
+        const SLIDE: u64 = 0x20_0000;
+        let mut builder = SymbolTableBuilder::default();
+        builder.push(KERNEL, b'T', "vfs_read").unwrap();
+        builder.push(KERNEL.add(0x40), b'T', "_etext").unwrap();
+        let mut names = GuestNames::new(Some(builder.finish()));
+        names.change(SLIDE, &[]);
+        assert_eq!(names.symbol(KERNEL.add(SLIDE + 4)).as_deref(), Some("vfs_read+0x4/0x40"));
+        assert_eq!(names.symbol(KERNEL), None);
+        assert_eq!(GuestNames::new(None).symbol(KERNEL), None);
+    }
+}
