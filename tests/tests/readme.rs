@@ -24,7 +24,7 @@ fn shape(line: &str) -> String {
     let line = line.split("...").next().unwrap_or_default();
     let mut shape = String::new();
     for word in line.split_whitespace() {
-        let is_number = |c: char| c.is_ascii_hexdigit() || "x.[]".contains(c);
+        let is_number = |c: char| c.is_ascii_hexdigit() || "x.[]{}(),".contains(c);
         let value = word.rsplit('=').next().unwrap_or_default();
         let varies =
             value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);

@@ -423,6 +423,8 @@ mod user {
         assert_eq!(from(first, &[(first, first + 16)]), UserEnd::Bottom);
         assert!(matches!(from(1, &[]), UserEnd::Memory(fault) if fault.at == Gva(1)));
         assert!(matches!(from(USER_STACK + Ram::LEN - 8, &[]), UserEnd::Memory(_)));
-        assert!(matches!(from(0x1000_0000_0000_0000, &[]), UserEnd::Memory(fault) if !fault.canonical));
+        let nowhere = 0x1000_0000_0000_0000;
+        assert_eq!(from(nowhere, &[]), UserEnd::NoUser(Gva(nowhere)));
+        assert_eq!(from(first, &[(first + 8, nowhere)]), UserEnd::NoUser(Gva(nowhere)));
     }
 }

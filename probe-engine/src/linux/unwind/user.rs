@@ -56,25 +56,25 @@ impl<'a, M: PhysMemory + ?Sized> UserWalk<'a, M> {
     fn step(&mut self) -> Result<Gva, UserEnd> {
         let rbp = Gva(self.rbp);
         let mut words = [0; 16];
-        user(rbp)?;
+        self.user(rbp)?;
         self.memory.read(rbp, &mut words)?;
         let [next, back] = words.as_chunks().0 else { return Err(UserEnd::Bottom) };
         let (next, back) = (u64::from_le_bytes(*next), Gva(u64::from_le_bytes(*back)));
-        user(back)?;
+        self.user(back)?;
         if next != 0 && next <= rbp.0 {
             return Err(UserEnd::NotRising(rbp));
         }
         self.rbp = next;
         Ok(back)
     }
-}
 
-/// Checks that `at` may be an address of a process.
-fn user(at: Gva) -> Result<(), UserEnd> {
-    match at.0 {
-        0 => Err(UserEnd::Bottom),
-        at if is_kernel(at) => Err(UserEnd::NoUser(Gva(at))),
-        _ => Ok(()),
+    /// Checks that `at` may be an address of a process.
+    fn user(&self, at: Gva) -> Result<(), UserEnd> {
+        match at {
+            Gva(0) => Err(UserEnd::Bottom),
+            at if is_kernel(at.0) || !self.memory.space.is_canonical(at) => Err(UserEnd::NoUser(at)),
+            _ => Ok(()),
+        }
     }
 }
 
