@@ -39,22 +39,40 @@ Examples:
   vmm run --probe do_sys_openat2
   vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
+  vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
+  vmm run --probe 'p vfs_read hist:keys=comm:values=count' --probe 'r vfs_read ret=$retval if ret < 0'
   vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) guest: Guest,
     /// Where to probe; may be repeated
     ///
-    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
-    /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
-    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2 is the
-    /// second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
-    /// (vfs_read%return), its returns are probed.
-    #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
+    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was
+    /// linked (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
+    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2
+    /// is the second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
+    /// (vfs_read%return), its returns are probed. A function is shown as a call, by its own parameters.
+    ///
+    /// Or a definition in the language of the kernel's kprobe_events: p, r for returns or f for a
+    /// function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, @SYM,
+    /// +OFFS(FETCH), a parameter, and its members); which hits count; and by what they are counted instead
+    /// of being shown:
+    ///
+    ///   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
+    ///   r vfs_read ret=$retval if ret < 0 && comm != "cat"
+    ///   p do_sys_openat2 if filename ~ "/etc/*"
+    ///   p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending
+    ///
+    /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A
+    /// histogram follows the hits when the guest has ended, as the kernel's hist file shows it. Its keys,
+    /// three at most, are fields, common_pid, comm, cpu and __probe_ip, as they are or with .log2,
+    /// .buckets=N, .hex, .sym, .sym-offset, .syscall or .execname.
+    #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target", verbatim_doc_comment)]
     pub(crate) probes: Vec<String>,
     /// Read definitions from this file, one a line; may be repeated
     ///
-    /// A `#` begins a comment. What can be said in a line can also be said to --probe.
+    /// A `#` begins a comment, and a line that ends in a `\` goes on in the next. `-:NAME` takes an earlier definition
+    /// back. What can be said in a line can also be said to --probe.
     #[arg(long = "probes", value_name = "FILE", conflicts_with = "target")]
     pub(crate) files: Vec<PathBuf>,
     /// Only hits that meet this condition count, at probes whose definitions have none
@@ -113,7 +131,10 @@ pub(crate) struct Run {
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
     /// is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
     /// and interrupted or guessed where they are), stack_end (bottom, user, or why it goes on), and where the kernel was
-    /// entered from user mode user_stack (addresses) and user_stack_end. At the end comes one {"type":"probe"} a probe, with probe,
+    /// entered from user mode user_stack (addresses) and user_stack_end.
+    /// What a probe fetches is in fields. A histogram is one
+    /// {"type":"entry"} a key, with histogram (its name), keys, hitcount and values, and one {"type":"histogram"} with
+    /// definition, hits, entries and dropped. At the end comes one {"type":"probe"} a probe, with probe,
     /// kind (k, r, or w for a watch), module, address, hits, missed, reasons (of what was missed), outstanding (calls that
     /// had not returned) and state, and one {"type":"end"} with end, waits (how often a CPU waited for a slow
     /// reader), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).

@@ -127,9 +127,9 @@ impl<'a> Reader<'a> {
     /// Gives what has no filter that of all.
     fn add_filter(&self, capture: &mut Capture, kind: ast::Kind, place: &Place) -> Result<()> {
         if let (None, Some((text, filter))) = (&capture.filter, &self.filter) {
-            let condition = compile::filter(&filter.value, kind, &capture.fields)
-                .map_err(|error| Self::mistake(text, FILTER, &error).context(format!("at {}", place.name())));
-            capture.filter = Some(condition?);
+            compile::filter(&filter.value, kind, capture).map_err(|error| {
+                Self::mistake(text, FILTER, &error).context(format!("at {}", place.name()))
+            })?;
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
         };
         match fields {
-            Ok(fields) => (Capture { fields, filter: None }, Style::Call),
+            Ok(fields) => (Capture { fields, ..Capture::default() }, Style::Call),
             Err(reason) => {
                 self.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
                 plain

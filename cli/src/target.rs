@@ -260,6 +260,7 @@ mod tests {
                 fetch: Fetch::word(Base::Argument(1), 8),
                 shape: Shape::Array { count: 2, of: Box::new(Shape::Symbol) },
             }],
+            hidden: vec![Fetch::word(Base::Stack(1), 8)],
             filter: Some(Filter::All(vec![limit, file_name])),
         };
         let filtered = Asked { capture, ..probe.clone() };

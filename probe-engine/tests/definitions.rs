@@ -109,6 +109,8 @@ const WELL_FORMED: &[(&str, &str)] = &[
     ("p x if a.ustring ~ \"*pass*\"", "p x if a.ustring ~ \"*pass*\""),
     ("p x if cpu & CPUS{4,0-3,17-42}", "p x if cpu & CPUS{0-4,17-42}"),
     ("p x if CPU != CPUS{1}", "p x if CPU != CPUS{1}"),
+    ("p x if CPU & CPUS{all}", "p x if CPU & CPUS{0-8191}"),
+    ("p x if CPU & CPUS{0,2-N}", "p x if CPU & CPUS{0,2-8191}"),
     (
         "p x if a == 18446744073709551615 && b == -9223372036854775808",
         "p x if a == 18446744073709551615 && b == -9223372036854775808",
@@ -341,6 +343,7 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x if cpu & «CPUS{1»", "`CPUS{1` is not a list of CPUs"),
     ("p x if cpu & «CPUS{3-1}»", "`CPUS{3-1}` is not a list of CPUs"),
     ("p x if cpu & «CPUS{9000}»", "`CPUS{9000}` is not a list of CPUs"),
+    ("p x if cpu & «CPUS{N}»", "`CPUS{N}` is not a list of CPUs"),
     ("p x if cpu & «CPUS{a}»", "`CPUS{a}` is not a list of CPUs"),
     ("p x if a == 1 «if» b == 1", "there is a filter already"),
     ("p x if a == 1 hist:keys=a «if» b == 1", "there is a filter already"),

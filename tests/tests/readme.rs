@@ -19,6 +19,18 @@ fn examples(text: &str) -> Vec<Example> {
     blocks.filter_map(example).collect()
 }
 
+/// The words of a command as a shell has them, as far as single quotes go.
+fn words(command: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    for (n, part) in command.split('\'').enumerate() {
+        match n % 2 {
+            0 => words.extend(part.split_whitespace()),
+            _ => words.push(part),
+        }
+    }
+    words
+}
+
 /// A line without what differs from run to run: numbers, and all after `...`.
 fn shape(line: &str) -> String {
     let line = line.split("...").next().unwrap_or_default();
@@ -43,7 +55,7 @@ fn every_command_prints_what_is_shown() {
     assert_eq!(examples.len(), readme.matches("```console").count());
     assert!(examples.len() >= 2);
     for Example { command: words, shown } in examples {
-        let words: Vec<&str> = words.split(' ').map(|word| word.trim_matches('\'')).collect();
+        let words = self::words(&words);
         let output = command(&binary, std::env::temp_dir().as_path(), &words).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         let printed: Vec<String> = String::from_utf8_lossy(&text).lines().map(shape).collect();

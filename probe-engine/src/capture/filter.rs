@@ -26,6 +26,8 @@ pub enum Filter {
 pub enum Operand {
     /// Field `n` of the capture.
     Field(u16),
+    /// Value `n` of the record: a string that is [read](super::Capture::hidden) for the filter alone.
+    Hidden(u16),
     /// The pid of the thread that runs, as the kernel's events have it.
     Pid,
     /// The name of the task that runs.
@@ -124,6 +126,7 @@ impl Operand {
                     (shape, value) => Is::Number(number(shape, &value)?),
                 }
             }
+            Self::Hidden(n) => Is::Text(values.nth(usize::from(n))?.text()?),
             Self::Pid => Is::Number(at.task?.pid.into()),
             Self::Cpu => Is::Number(at.cpu as i128),
             Self::Ip => Is::Number(at.ip.into()),

@@ -32,6 +32,8 @@ pub const LONGEST_RECORD: usize = 16 << 10;
 pub struct Capture {
     /// The values, in the order in which they are shown.
     pub fields: Vec<Field>,
+    /// What is read behind them for the filter alone, and not kept.
+    pub hidden: Vec<Fetch>,
     /// Which hits count; all without one.
     pub filter: Option<Filter>,
 }
@@ -78,12 +80,14 @@ impl Capture {
             field.fetch.take(scene, record);
         }
         let Some(filter) = &self.filter else { return true };
+        let kept = record.len();
+        for fetch in &self.hidden {
+            fetch.take(scene, record);
+        }
         let circumstances = Circumstances { cpu: scene.cpu, task: scene.task, ip: scene.regs.rip };
         let values = Values::of(record.get(start..).unwrap_or_default());
         let passes = filter.passes(&self.fields, values, &circumstances);
-        if !passes {
-            record.truncate(start);
-        }
+        record.truncate(if passes { kept } else { start });
         passes
     }
 

@@ -294,8 +294,8 @@ pub enum Mistake {
     TextForNumber(String),
     #[error("`{0}` is text, and is not compared with a number")]
     NumberForText(String),
-    #[error("a filter does not read strings from memory by itself")]
-    FetchUserString,
+    #[error("`{0}` is no address that a string could lie at")]
+    NotAnAddress(String),
 
     // The histogram.
     #[error("there is a histogram already")]
@@ -399,7 +399,6 @@ impl Mistake {
             Self::DotOnPointer => "write `->`",
             Self::ArrowOnStructure => "write `.`",
             Self::NumberForText(_) => "put it in quotation marks",
-            Self::FetchUserString => "fetch it: `name=+0($arg1):ustring`, and filter on `name`",
             Self::NeedsString => "leave out the type",
             Self::StringOfValue | Self::ArrayOfValue => {
                 "write `+0(...)` around the value to read what it points to"

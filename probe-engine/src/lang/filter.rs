@@ -197,7 +197,7 @@ fn check(value: &Value, op: Operator, written: Part<'_>) -> Result<(), Error> {
     }
 }
 
-/// `0-3,7`, sorted and put together.
+/// `0-3,7`, `4-N`, `all`, sorted and put together.
 fn cpus(list: &str) -> Option<Vec<Range<u32>>> {
     let number = |text: &str| {
         let is_decimal = text.chars().all(|c| c.is_ascii_digit());
@@ -205,8 +205,15 @@ fn cpus(list: &str) -> Option<Vec<Range<u32>>> {
     };
     let mut ranges = Vec::new();
     for range in list.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (number(first.trim())?, number(last.trim())?);
+        let (first, last) = match range.trim() {
+            "all" => ("0", "N"),
+            range => range.split_once('-').unwrap_or((range, range)),
+        };
+        let first = number(first.trim())?;
+        let last = match last.trim() {
+            "N" => MOST_CPUS - 1,
+            last => number(last)?,
+        };
         if last < first {
             return None;
         }

@@ -6,6 +6,8 @@ use super::btf::Btf;
 use crate::addr::{Gpa, Gva};
 use crate::memory::{self, PhysMemory, VirtMemory};
 use crate::paging::AddressSpace;
+use std::path::Path;
+use std::{env, fs};
 
 /// One section, which becomes a segment of its own.
 pub(crate) struct Part {
@@ -237,7 +239,38 @@ impl Ram {
         VirtMemory { phys: &self.0, space: AddressSpace::new(0, 0) }
     }
 
+    /// What is not zero, in pieces of up to 255 bytes: an offset as u16, a length as u8, and so many bytes.
+    pub(crate) fn pieces(&self) -> Vec<u8> {
+        /// As many zeros cost less than another head.
+        const GAP: usize = 4;
+        let mut bytes = vec![0; 0x1_0000];
+        self.0.read(Gpa(0x4000), &mut bytes).unwrap();
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        while let Some(skipped) = bytes[at..].iter().position(|byte| *byte != 0) {
+            at += skipped;
+            let rest = &bytes[at..bytes.len().min(at + 255)];
+            let len = rest.windows(GAP).position(|window| window == [0; GAP]).unwrap_or(rest.len());
+            pieces.extend((at as u16).to_le_bytes());
+            pieces.push(len as u8);
+            pieces.extend(&rest[..len]);
+            at += len;
+        }
+        pieces
+    }
+
     pub(crate) fn put(&self, at: Gva, bytes: &[u8]) {
         self.0.write(Gpa(0x4000 + at.offset_from(Self::BASE).unwrap()), bytes).unwrap();
     }
+}
+
+/// Holds a seed of the fuzz targets (`fuzz`) to what is made here; writes it when `WRITE_SEEDS` is set.
+pub(crate) fn seed(path: &str, bytes: &[u8]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz").join(path);
+    if env::var_os("WRITE_SEEDS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+    }
+    let written = fs::read(&path).unwrap();
+    assert!(written == bytes, "{} is not as it is made here: set WRITE_SEEDS=1", path.display());
 }

@@ -3,30 +3,79 @@
 use super::super::ast::{Filter, Operator, Spanned, Value};
 use super::super::error::{Error, Mistake};
 use super::operand::{Class, operand};
-use crate::capture::Field;
-use crate::capture::filter::{Filter as Condition, Order, Test};
+use crate::capture::filter::{Filter as Condition, Operand, Order, Test};
+use crate::capture::{Capture, Fetch, Field, Hop, LONGEST_STRING, Read, What};
 use crate::linux::glob::Glob;
 
-/// The condition that `filter` is on hits with `fields`, which have been [checked](super::super::check_fields).
-pub(super) fn compile(filter: &Filter, fields: &[Field]) -> Result<Condition, Error> {
-    // As deep as the parser lets it be.
-    Ok(match filter {
-        Filter::And(left, right) => Condition::All(vec![compile(left, fields)?, compile(right, fields)?]),
-        Filter::Or(left, right) => Condition::Any(vec![compile(left, fields)?, compile(right, fields)?]),
-        Filter::Not(inner) => Condition::Not(Box::new(compile(inner, fields)?)),
-        Filter::Compare { field, user_string, op, value } => {
-            if *user_string {
-                return Err(Error { span: field.span.clone(), mistake: Mistake::FetchUserString });
+/// Makes `filter` the condition on what `capture` reads, whose fields have been [checked](super::super::check_fields).
+pub(super) fn compile(filter: &Filter, capture: &mut Capture) -> Result<(), Error> {
+    let mut compiler = Compiler { fields: &capture.fields, hidden: Vec::new() };
+    let condition = compiler.condition(filter)?;
+    let hidden = compiler.hidden;
+    capture.filter = Some(condition);
+    capture.hidden = hidden;
+    Ok(())
+}
+
+struct Compiler<'a> {
+    fields: &'a [Field],
+    /// What is read besides.
+    hidden: Vec<Fetch>,
+}
+
+impl Compiler<'_> {
+    /// As deep as the parser lets it be.
+    fn condition(&mut self, filter: &Filter) -> Result<Condition, Error> {
+        Ok(match filter {
+            Filter::And(left, right) => Condition::All(vec![self.condition(left)?, self.condition(right)?]),
+            Filter::Or(left, right) => Condition::Any(vec![self.condition(left)?, self.condition(right)?]),
+            Filter::Not(inner) => Condition::Not(Box::new(self.condition(inner)?)),
+            Filter::Compare { field, user_string, op, value } => {
+                let (operand, is_text) = match user_string {
+                    true => (self.user_string(field)?, true),
+                    false => self.operand(field)?,
+                };
+                let (negated, test) = test(*op, value, is_text, field)?;
+                let test = Condition::Test(operand, test);
+                if negated { Condition::Not(Box::new(test)) } else { test }
             }
-            let (operand, class) = operand(&field.value, fields).ok_or_else(|| Error {
-                span: field.span.clone(),
-                mistake: Mistake::NotFilterable(field.value.clone()),
-            })?;
-            let (negated, test) = test(*op, value, matches!(class, Class::Text), field)?;
-            let test = Condition::Test(operand, test);
-            if negated { Condition::Not(Box::new(test)) } else { test }
+        })
+    }
+
+    /// What a name means, and whether that is text.
+    fn operand(&self, field: &Spanned<String>) -> Result<(Operand, bool), Error> {
+        match operand(&field.value, self.fields) {
+            Some((operand, class)) => Ok((operand, matches!(class, Class::Text))),
+            None => {
+                let mistake = Mistake::NotFilterable(field.value.clone());
+                Err(Error { span: field.span.clone(), mistake })
+            }
         }
-    })
+    }
+
+    /// The string of a process that lies at the address that a field is.
+    fn user_string(&mut self, field: &Spanned<String>) -> Result<Operand, Error> {
+        let fetch = self.fields.iter().find(|own| own.name == field.value).and_then(|own| at(&own.fetch));
+        let fetch = fetch.ok_or_else(|| Error {
+            span: field.span.clone(),
+            mistake: Mistake::NotAnAddress(field.value.clone()),
+        })?;
+        let operand = Operand::Hidden((self.fields.len() + self.hidden.len()) as u16);
+        self.hidden.push(fetch);
+        Ok(operand)
+    }
+}
+
+/// The string of a process at the address that is fetched.
+fn at(address: &Fetch) -> Option<Fetch> {
+    let mut hops = address.hops.clone();
+    match address.read {
+        Read::Word(8) | Read::Pointee(_) => {}
+        Read::Memory(hop, What::Bytes(8)) => hops.push(hop),
+        _ => return None,
+    }
+    let string = Read::Memory(Hop { offset: 0, user: true }, What::String(LONGEST_STRING));
+    Some(Fetch { base: address.base.clone(), hops, read: string })
 }
 
 /// A comparison, and whether its opposite is meant.
@@ -65,4 +114,64 @@ fn order(op: Operator) -> Option<Order> {
         Operator::GreaterOrEqual => Order::GreaterOrEqual,
         Operator::And | Operator::Glob => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Gva;
+    use crate::capture::shape::Shape;
+    use crate::capture::{Base, Scene, Values};
+    use crate::lang::parse_filter;
+    use crate::linux::testing::Ram;
+    use crate::regs::Regs;
+
+    /// A number in RDI, one in memory that RSI leads to, and one of 4 bytes.
+    fn capture(filter: &str) -> Result<Capture, Error> {
+        let fetch = |base, hops, read| Fetch { base, hops, read };
+        let field = |name: &str, fetch| Field { name: name.to_owned(), fetch, shape: Shape::Unsigned };
+        let behind = Read::Memory(Hop { offset: 8, user: false }, What::Bytes(8));
+        let fields = vec![
+            field("name", fetch(Base::Argument(0), vec![], Read::Word(8))),
+            field("inner", fetch(Base::Argument(1), vec![], behind)),
+            field("small", fetch(Base::Argument(0), vec![], Read::Word(4))),
+        ];
+        let mut capture = Capture { fields, ..Capture::default() };
+        compile(&parse_filter(filter).unwrap().value, &mut capture)?;
+        Ok(capture)
+    }
+
+    #[test]
+    fn strings_of_the_user_are_read_for_the_filter_alone() {
+        let ram = Ram::new();
+        ram.put(Ram::BASE.add(0x100), b"/etc/passwd\0");
+        ram.put(Ram::BASE.add(0x208), &Ram::USER.add(0x104).0.to_le_bytes());
+        let memory = ram.memory();
+        let regs = Regs { rdi: Ram::USER.add(0x100).0, rsi: Ram::BASE.add(0x200).0, ..Regs::default() };
+        let passes = |filter: &str, regs: &Regs| {
+            let scene = Scene { regs, entered_with: None, memory: &memory, slide: 0, task: None, cpu: 0 };
+            let mut record = Vec::new();
+            let passes = capture(filter).unwrap().take(&scene, &mut record);
+            assert_eq!(Values::of(&record).count(), if passes { 3 } else { 0 }, "{filter}");
+            passes
+        };
+        assert!(passes("name.ustring ~ \"/etc/*\"", &regs));
+        assert!(passes("inner.ustring == \"/passwd\" && name.ustring != \"/passwd\"", &regs));
+        assert!(!passes("name.ustring ~ \"/usr/*\" || inner.ustring == \"\"", &regs));
+        // A string of the kernel is none of the user, and one that is not there is neither equal nor different.
+        for rdi in [Ram::BASE.add(0x100), Gva(0), Gva(1 << 40)] {
+            let regs = Regs { rdi: rdi.0, ..regs };
+            assert!(!passes("name.ustring ~ \"*\"", &regs));
+            assert!(!passes("name.ustring != \"x\"", &regs));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_leads_to_no_string() {
+        for field in ["small", "comm"] {
+            let error = capture(&format!("{field}.ustring == \"a\"")).unwrap_err();
+            assert_eq!(error.to_string(), format!("`{field}` is no address that a string could lie at"));
+            assert_eq!(error.span, 0..field.len());
+        }
+    }
 }

@@ -12,7 +12,6 @@ use super::ast::{self, Argument, Definition, Element, Fetch, Kind, Span, Spanned
 use super::error::{Error, Mistake};
 use super::{argument_name, check_fields, check_filter, check_names};
 use crate::addr::Gva;
-use crate::capture::filter::Filter as Condition;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
 use crate::linux::btf::Btf;
@@ -47,19 +46,21 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
     };
     let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
     check_fields(definition, &names)?;
-    let filter =
-        definition.filter.as_ref().map(|filter| filter::compile(&filter.value, &fields)).transpose()?;
-    Ok(Capture { fields, filter })
+    let mut capture = Capture { fields, ..Capture::default() };
+    if let Some(filter) = &definition.filter {
+        filter::compile(&filter.value, &mut capture)?;
+    }
+    Ok(capture)
 }
 
-/// The condition that `filter`, which was written elsewhere, is on the hits of a probe of this kind that reads `fields`.
+/// Makes `filter`, which was written elsewhere, the condition on what `capture` reads at a probe of this kind.
 ///
 /// # Errors
 /// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
-pub fn filter(filter: &ast::Filter, kind: Kind, fields: &[Field]) -> Result<Condition, Error> {
-    let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+pub fn filter(filter: &ast::Filter, kind: Kind, capture: &mut Capture) -> Result<(), Error> {
+    let names: Vec<&str> = capture.fields.iter().map(|field| field.name.as_str()).collect();
     check_filter(kind, filter, &names)?;
-    filter::compile(filter, fields)
+    filter::compile(filter, capture)
 }
 
 struct Compiler<'a> {

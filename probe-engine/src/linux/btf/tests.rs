@@ -1,6 +1,6 @@
 use super::record::kind;
 use super::*;
-use crate::linux::testing::BtfBuilder;
+use crate::linux::testing::{self, BtfBuilder};
 use proptest::prelude::*;
 
 /// ```c
@@ -313,6 +313,19 @@ fn look(btf: &Btf<'_>) {
         };
         assert!(entries <= 0xffff);
         assert!(found.name().is_empty() || btf.named(found.name()).any(|same| same.id == found.id));
+    }
+}
+
+#[test]
+fn seeds_of_the_fuzz_target() {
+    let section = section();
+    let kernel = Btf::parse(&section).unwrap();
+    let mut module = BtfBuilder::on_top_of(&kernel);
+    let own = module.structure("own", 16, &[("low", 1, 0), ("next", kernel.type_count() + 2, 8)]);
+    module.pointer(own);
+    for (name, module) in [("kernel", Vec::new()), ("with_a_module", module.finish())] {
+        let bytes = [(section.len() as u32).to_le_bytes().to_vec(), section.clone(), module].concat();
+        testing::seed(&format!("seeds/btf/{name}"), &bytes);
     }
 }
 

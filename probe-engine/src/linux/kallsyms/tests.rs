@@ -1,5 +1,5 @@
 use super::*;
-use crate::linux::testing::{Part, elf};
+use crate::linux::testing::{self, Part, elf};
 use proptest::prelude::*;
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -167,6 +167,19 @@ fn a_truncated_table_is_an_error() {
 #[test]
 fn many_false_starts_end_the_search() {
     assert_eq!(decode(&image(DIGITS.repeat(5000))).unwrap_err(), KallsymsError::NoTokens);
+}
+
+#[test]
+fn seeds_of_the_fuzz_target() {
+    for layout in LAYOUTS {
+        // More than one marker, and names of two lengths.
+        let symbols = sample(layout);
+        for (symbols, name) in [(&symbols[..5], "few"), (&symbols[..300], "many")] {
+            let text = Part::text(".text", TEXT, vec![0x90; 64]);
+            let file = elf(&[text, Part::data(".rodata", RODATA, encode(symbols, layout).0)]);
+            testing::seed(&format!("seeds/kallsyms/{name}_{layout:?}"), &file);
+        }
+    }
 }
 
 proptest! {

@@ -460,6 +460,16 @@ fn the_orc_table_is_read_and_put_in_order() {
     }
 }
 
+#[test]
+fn seeds_of_the_fuzz_target() {
+    for (which, name) in [(false, "until_6_3"), (true, "since_6_4")] {
+        let bytes = [vec![which.into()], ram(which).pieces()].concat();
+        testing::seed(&format!("seeds/modules/{name}"), &bytes);
+    }
+    let layouts = [layout(false), layout(true)];
+    testing::seed("src/module_layouts.json", serde_json::to_string_pretty(&layouts).unwrap().as_bytes());
+}
+
 proptest! {
     #[test]
     fn no_corruption_panics(

@@ -152,6 +152,23 @@ fn a_table_arrives_as_it_was_sent() {
     }
 }
 
+#[test]
+fn seeds_of_the_fuzz_target() {
+    let rows: Vec<_> = (0..40).map(|n| (n * 3, (8 + n as i16, -16, 0x205 + (n as u16 & 1) * 0x10))).collect();
+    for (layout, name, rows) in [
+        (0, "until_6_2", &[(0, (8, 0, 0x005)), (0x20, (0, 0, 0x400))][..]),
+        (1, "since_6_4", &[(0x40, (0, 0, 0x100)), (0x10, (8, 0, 0x205)), (0x11, (16, -16, 0x215))]),
+        (1, "many_rows", &rows),
+        (1, "no_rows", &[]),
+    ] {
+        let (ips, rows) = parts(rows);
+        let bytes = [vec![layout], IPS.0.to_le_bytes().to_vec(), ips, rows].concat();
+        testing::seed(&format!("seeds/orc/{name}"), &bytes);
+    }
+    let sent = table(OrcLayout::SinceSixFour, &[(0x10, (8, 0, 0x205)), (0x400, (0, 0, 0))]).unwrap();
+    testing::seed("seeds/orc/sent", serde_json::to_string(&sent).unwrap().as_bytes());
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_table_or_an_error(
