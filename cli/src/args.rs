@@ -38,6 +38,7 @@ pub(crate) enum Command {
 Examples:
   vmm run --probe do_sys_openat2
   vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
+  vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags if dfd == -100'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
   vmm run --probe 'p vfs_read hist:keys=comm:values=count' --probe 'r vfs_read ret=$retval if ret < 0'
@@ -140,6 +141,21 @@ pub(crate) struct Run {
     /// reader), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
+    /// Say what would be armed, how, and what is read there, and boot nothing
+    ///
+    /// A table on standard output has for each probe its kind (p at an instruction, r at returns, w a watch), its name,
+    /// its address as the kernel was linked, and how the guest would get past the probed instruction: `emulate` by the
+    /// host, `copy` by running a copy of it, `put back` with --once, `debug register`. At an entry that ftrace keeps 5
+    /// bytes for, a jump could stand instead of a trap: it is marked as `detour candidate`. Below are the values that are
+    /// read with their types, the filter and the histogram. Probes in modules are pending until those are loaded. Then
+    /// come all functions that match a pattern and cannot be probed, by reason. The live text decides again when a probe
+    /// is armed.
+    ///
+    /// As JSON (--format json) there is one object a line. {"type":"probe"} has kind, probe, event, address, how,
+    /// detour_candidate, module, fields (each with name, type and fetch) and conditions (filter and histogram);
+    /// {"type":"refused"} has pattern, function and reason.
+    #[arg(long, conflicts_with_all = ["target", "output", "write_target"])]
+    pub(crate) dry_run: bool,
     /// Write what was resolved to this file, for `--target`, and run nothing
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "target")]
     pub(crate) write_target: Option<PathBuf>,

@@ -2,7 +2,7 @@
 
 use crate::mistake;
 use crate::say::say;
-use crate::target::{Asked, Counted, Style, report_refused};
+use crate::target::{Asked, Counted, Found, Style};
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::Capture;
 use probe_engine::capture::typed::{self, Expand, NoArguments};
@@ -26,7 +26,7 @@ pub(crate) struct Reader<'a> {
     histograms: Vec<Hist>,
     /// How many functions the compiler has changed, so that their parameters are not known.
     changed: usize,
-    probes: Vec<Asked>,
+    found: Found,
 }
 
 const FILTER: Source<'static> = Source { name: "--filter", line: 1 };
@@ -42,7 +42,8 @@ pub(crate) struct Source<'a> {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(kernel: &'a Kernel, btf: Option<&'a Btf<'a>>, expand: Expand) -> Self {
-        Self { kernel, btf, expand, filter: None, histograms: Vec::new(), changed: 0, probes: Vec::new() }
+        let found = Found { probes: Vec::new(), refused: Vec::new() };
+        Self { kernel, btf, expand, filter: None, histograms: Vec::new(), changed: 0, found }
     }
 
     /// Reads the filter of all definitions without one.
@@ -64,9 +65,9 @@ impl<'a> Reader<'a> {
         match statement {
             Statement::Define(definition) => self.define(&definition, text, source),
             Statement::Remove(event) => {
-                let before = self.probes.len();
-                self.probes.retain(|asked| !is_named(asked, &event));
-                if self.probes.len() == before {
+                let before = self.found.probes.len();
+                self.found.probes.retain(|asked| !is_named(asked, &event));
+                if self.found.probes.len() == before {
                     bail!("{name}, line {line}: no event of that name was defined before: `{written}`");
                 }
                 Ok(())
@@ -86,7 +87,7 @@ impl<'a> Reader<'a> {
             let (mut capture, style) = self.typed(&place, returns);
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
-            self.probes.push(Asked { capture, style, ..Asked::plain(place, returns) });
+            self.found.probes.push(Asked { capture, style, ..Asked::plain(place, returns) });
         }
         Ok(())
     }
@@ -119,7 +120,11 @@ impl<'a> Reader<'a> {
                 named => Style::Event(named.unwrap_or_else(|| place.name())),
             };
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
-            self.probes.push(Asked { capture, style, max_active, counted, ..Asked::plain(place, returns) });
+            let filter = definition.filter.as_ref().map(|filter| format!("if {filter}"));
+            let written =
+                filter.into_iter().chain(definition.hist.as_ref().map(ToString::to_string)).collect();
+            let plain = Asked::plain(place, returns);
+            self.found.probes.push(Asked { capture, style, max_active, counted, written, ..plain });
         }
         Ok(())
     }
@@ -157,9 +162,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn places(&self, spec: &ProbeSpec) -> Result<Vec<Place>> {
+    fn places(&mut self, spec: &ProbeSpec) -> Result<Vec<Place>> {
         let resolved = resolve(spec, self.kernel)?;
-        report_refused(&spec.to_string(), &resolved.refused);
+        if !resolved.refused.is_empty() {
+            self.found.refused.push((spec.to_string(), resolved.refused));
+        }
         let other = resolved.places.iter().find(|place| spec.returns() && !place.is_entry());
         if let Some(place) = other {
             bail!("`{}` is no function's entry: only functions return", place.name());
@@ -184,8 +191,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// All probes, in the order in which they were asked for. Says what could not be shown as one may expect.
-    pub(crate) fn finish(self) -> Vec<Asked> {
+    /// All that was found, in the order in which it was asked for. Says what could not be shown as one may expect.
+    pub(crate) fn finish(self) -> Found {
         if self.changed > 0 {
             say(format_args!(
                 "the compiler has changed the parameters of {} of these functions (.isra, .constprop or .part in \
@@ -193,7 +200,7 @@ impl<'a> Reader<'a> {
                 self.changed
             ));
         }
-        self.probes
+        self.found
     }
 }
 

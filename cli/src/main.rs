@@ -4,6 +4,7 @@ mod args;
 mod coverage;
 mod definition;
 mod doctor;
+mod dry_run;
 mod host;
 mod mistake;
 mod output;

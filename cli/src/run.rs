@@ -2,6 +2,7 @@
 
 use crate::EXIT_DIED;
 use crate::args::{Guest, Run};
+use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
 use crate::output::Writer;
 use crate::say::say;
@@ -44,6 +45,9 @@ impl Files {
 }
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
+    if args.dry_run {
+        return dry_run::main(args);
+    }
     let files = Files::read(&args.guest)?;
     let target = target::target(args, &files)?;
     if let Some(path) = &args.write_target {

@@ -46,6 +46,9 @@ pub(crate) struct Asked {
     pub(crate) style: Style,
     /// By what its hits are counted, instead of being shown one by one.
     pub(crate) counted: Option<Counted>,
+    /// Its filter and its histogram as they were written, for whoever asks what will be done.
+    #[serde(skip)]
+    pub(crate) written: Vec<String>,
 }
 
 /// How the hits of a probe are counted.
@@ -81,6 +84,7 @@ impl Asked {
             capture: Capture::default(),
             style: Style::Registers,
             counted: None,
+            written: Vec::new(),
         }
     }
 
@@ -157,9 +161,27 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         return Ok(target);
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
+    let Found { probes, refused } = find(run, &kernel)?;
+    refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
+    let named = probes.iter().flat_map(|asked| &asked.capture.fields).any(|field| field.shape.has_symbol());
+    let symbols = (named || run.stack.is_some()).then(|| kernel.symbols().clone());
+    let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
+    let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
+    Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
+}
+
+/// What was asked for came to this.
+pub(crate) struct Found {
+    pub(crate) probes: Vec<Asked>,
+    /// Patterns, and which of their matches are left out.
+    pub(crate) refused: Vec<(String, Vec<Refused>)>,
+}
+
+/// Finds all that was asked for in `kernel`.
+pub(crate) fn find(run: &Run, kernel: &Kernel) -> Result<Found> {
     let btf = kernel.btf().ok();
     let expand = if run.deep { Expand::All } else { Expand::Small };
-    let mut reader = Reader::new(&kernel, btf.as_ref(), expand);
+    let mut reader = Reader::new(kernel, btf.as_ref(), expand);
     if let Some(filter) = &run.filter {
         reader.filter(filter)?;
     }
@@ -173,23 +195,19 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
             reader.read(&definition, Source { name: &path.display().to_string(), line })?;
         }
     }
-    let mut probes = reader.finish();
+    let Found { mut probes, refused } = reader.finish();
     for spec in &run.watches {
-        let watch = watch::resolve(spec, &kernel).with_context(|| format!("--watch {spec}"))?;
+        let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         probes.push(Asked::plain(Place::Watch(watch), false));
     }
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
-    let named = probes.iter().flat_map(|asked| &asked.capture.fields).any(|field| field.shape.has_symbol());
-    let symbols = (named || run.stack.is_some()).then(|| kernel.symbols().clone());
-    let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
-    let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
-    Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
+    Ok(Found { probes, refused })
 }
 
 /// Says which matches of a pattern are left out.
-pub(crate) fn report_refused(spec: &str, refused: &[Refused]) {
+fn report_refused(spec: &str, refused: &[Refused]) {
     const SHOWN: usize = 3;
     if refused.is_empty() {
         return;

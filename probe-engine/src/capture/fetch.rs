@@ -65,6 +65,31 @@ impl Register {
         })
     }
 
+    /// By the name that the kernel's probes have for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rax => "ax",
+            Self::Rbx => "bx",
+            Self::Rcx => "cx",
+            Self::Rdx => "dx",
+            Self::Rsi => "si",
+            Self::Rdi => "di",
+            Self::Rsp => "sp",
+            Self::Rbp => "bp",
+            Self::R8 => "r8",
+            Self::R9 => "r9",
+            Self::R10 => "r10",
+            Self::R11 => "r11",
+            Self::R12 => "r12",
+            Self::R13 => "r13",
+            Self::R14 => "r14",
+            Self::R15 => "r15",
+            Self::Rip => "ip",
+            Self::Rflags => "flags",
+        }
+    }
+
     /// The register of argument `n`, from 0 on (System V ABI, 3.2.3); `None` for those on the stack.
     #[must_use]
     pub fn of_argument(n: usize) -> Option<Self> {

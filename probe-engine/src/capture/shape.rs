@@ -60,6 +60,15 @@ pub enum Shape {
 }
 
 impl Shape {
+    /// Whether it shows a string, or several.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        match self {
+            Self::Array { of, .. } => **of == Self::Text,
+            shape => *shape == Self::Text,
+        }
+    }
+
     /// Whether it shows an address as the symbol there.
     #[must_use]
     pub fn has_symbol(&self) -> bool {

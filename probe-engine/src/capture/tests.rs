@@ -45,7 +45,7 @@ fn taken(ram: &Ram, capture: &Capture) -> Option<String> {
 }
 
 fn one(fetch: Fetch, shape: Shape) -> Capture {
-    Capture { fields: vec![Field { name: "a".to_owned(), fetch, shape }], filter: None }
+    Capture { fields: vec![Field { name: "a".to_owned(), fetch, shape }], hidden: Vec::new(), filter: None }
 }
 
 fn of(base: Base, hops: &[i64], read: Read) -> Fetch {
@@ -289,7 +289,7 @@ proptest! {
         let memory = ram.memory();
         let scene = Scene { regs: &regs, entered_with: None, memory: &memory, slide: 0, task: Some(&TASK), cpu: 0 };
         let field = |fetch: &Fetch| Field { name: String::new(), fetch: fetch.clone(), shape: Shape::Hex };
-        let capture = Capture { fields: fetches.iter().map(field).collect(), filter: None };
+        let capture = Capture { fields: fetches.iter().map(field).collect(), hidden: Vec::new(), filter: None };
         let mut record = Vec::new();
         prop_assert!(capture.take(&scene, &mut record));
         prop_assert!(record.len() <= LONGEST_RECORD);

@@ -6,7 +6,7 @@
 use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
-use crate::insn::plan::{Refusal, plan, skip_endbr};
+use crate::insn::plan::{Plan, Refusal, plan, skip_endbr};
 use crate::linux::kernel::Kernel;
 use crate::linux::patched::{PatchedText, Why};
 use crate::linux::symbols::named::plain_name;
@@ -210,6 +210,20 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
     let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
     let fentry = kernel.symbol("__fentry__");
     text.spot(link, |at, bytes| fentry.is_some() && called_by(at, bytes) == fentry)
+}
+
+/// How the guest gets past the instruction of a probe at `spot`, as far as the kernel's file tells.
+///
+/// # Errors
+/// [`Unprobeable`], the reason why it does not.
+pub fn plan_of(spot: &Spot, kernel: &Kernel) -> Result<Plan, Unprobeable> {
+    let Range { start, end } = spot.function;
+    let length = end.offset_from(start).unwrap_or(0) as usize;
+    let bytes = kernel.image().bytes_at(start, length).ok_or(Unprobeable::NotText)?;
+    let text = FunctionText { range: start..end, bytes, patched: kernel.patched(), knows_locks: true };
+    let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
+    let previous = instruction_at(bytes, start, at)?.previous;
+    Ok(plan(text.from(at), at, previous.as_ref(), spot.fixup)?)
 }
 
 /// The target of the `call rel32` at `at`, if `bytes` are one.

@@ -1,0 +1,234 @@
+//! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
+
+use crate::args::{Format, HostKind, Run};
+use crate::output::json;
+use crate::target::{self, Asked, Found, Style};
+use anyhow::Result;
+use probe_engine::insn::plan::Plan;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::{self, Place};
+use probe_engine::probe::resolve::Refused;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+use vmm::session::RegisterError;
+use vmm::trap::Delivery;
+
+pub(crate) fn main(args: &Run) -> Result<ExitCode> {
+    let path = target::kernel_path(args.guest.kernel.as_deref())?;
+    let kernel = target::read_kernel(&path, &target::read(&path)?, &args.guest.symbols)?;
+    let found = target::find(args, &kernel)?;
+    let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
+    // Which host it will be is not known without a look at this machine.
+    let most = match args.guest.place.host {
+        HostKind::Emulated => Delivery::Reflected.watches(),
+        HostKind::Auto | HostKind::Kvm => Delivery::Intercepted.watches(),
+    };
+    if watches > most {
+        return Err(RegisterError::TooManyWatches(most).into());
+    }
+    let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, args.once, &kernel)).collect();
+    // Nobody may be there to read it.
+    let _ = print(args.format, &rows, &found);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is said of one probe.
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    r#type: &'static str,
+    kind: char,
+    probe: String,
+    event: Option<&'a str>,
+    /// As linked; unknown in a module.
+    address: Option<String>,
+    how: String,
+    detour_candidate: bool,
+    module: Option<&'a str>,
+    fields: Vec<FieldRow<'a>>,
+    conditions: &'a [String],
+}
+
+/// A value that is read.
+#[derive(Debug, Serialize)]
+struct FieldRow<'a> {
+    name: &'a str,
+    r#type: String,
+    fetch: String,
+}
+
+/// A match of a pattern that is left out.
+#[derive(Serialize)]
+struct RefusedRow<'a> {
+    r#type: &'static str,
+    pattern: &'a str,
+    function: &'a str,
+    reason: String,
+}
+
+impl<'a> Row<'a> {
+    fn of(asked: &'a Asked, once: bool, kernel: &Kernel) -> Self {
+        let mut row = Self {
+            r#type: "probe",
+            kind: if asked.returns { 'r' } else { 'p' },
+            probe: asked.name(),
+            event: match &asked.style {
+                Style::Event(name) if *name != asked.place.name() => Some(name),
+                Style::Event(_) | Style::Registers | Style::Call => None,
+            },
+            address: None,
+            how: String::new(),
+            detour_candidate: false,
+            module: None,
+            fields: Vec::new(),
+            conditions: &asked.written,
+        };
+        row.fields.extend(asked.capture.fields.iter().map(|field| FieldRow {
+            name: &field.name,
+            r#type: field.type_name(),
+            fetch: field.source(asked.returns),
+        }));
+        match &asked.place {
+            Place::Kernel { spot, .. } => {
+                row.address = Some(spot.at.to_string());
+                row.how = match place::plan_of(spot, kernel) {
+                    Ok(_) if once && !asked.returns => "put back".to_owned(),
+                    Ok(Plan::Emulate(_)) => "emulate".to_owned(),
+                    Ok(Plan::OutOfLine(_)) => "copy".to_owned(),
+                    Err(reason) => format!("refused: {reason}"),
+                };
+                row.detour_candidate = spot.is_entry() && spot.ftrace.is_some();
+            }
+            Place::Module { module, .. } => {
+                row.how = format!("pending (module {module})");
+                row.module = Some(module);
+            }
+            Place::Watch(watch) => {
+                row.kind = 'w';
+                row.address = Some(watch.at.to_string());
+                row.how = "debug register".to_owned();
+            }
+        }
+        row
+    }
+}
+
+fn print(format: Format, rows: &[Row<'_>], found: &Found) -> io::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match format {
+        Format::Text => {
+            out.write_all(table(rows).as_bytes())?;
+            for (pattern, refused) in &found.refused {
+                out.write_all(refusals(pattern, refused).as_bytes())?;
+            }
+            writeln!(out, "\nThis is what the kernel's file says: its live text decides again.")?;
+        }
+        Format::Json => {
+            rows.iter().try_for_each(|row| json(&mut out, row))?;
+            for (pattern, refused) in &found.refused {
+                for Refused { name, reason } in refused {
+                    let reason = reason.to_string();
+                    json(&mut out, &RefusedRow { r#type: "refused", pattern, function: name, reason })?;
+                }
+            }
+        }
+    }
+    out.flush()
+}
+
+fn table(rows: &[Row<'_>]) -> String {
+    let names: Vec<String> = rows
+        .iter()
+        .map(|row| row.event.map_or_else(|| row.probe.clone(), |event| format!("{event}: {}", row.probe)))
+        .collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
+    let mut table = format!("kind  {:width$}  {:18}  how\n", "probe", "address");
+    for (row, name) in rows.iter().zip(names) {
+        let candidate = if row.detour_candidate { " (detour candidate)" } else { "" };
+        let address = row.address.as_deref().unwrap_or("-");
+        let _ = writeln!(table, "{:4}  {name:width$}  {address:18}  {}{candidate}", row.kind, row.how);
+        for FieldRow { name, r#type, fetch } in &row.fields {
+            let _ = writeln!(table, "        {name}: {type} = {fetch}");
+        }
+        for condition in row.conditions {
+            let _ = writeln!(table, "        {condition}");
+        }
+    }
+    table
+}
+
+/// The functions that match `pattern` and cannot be probed, by reason, the most frequent first.
+fn refusals(pattern: &str, refused: &[Refused]) -> String {
+    let mut groups = BTreeMap::<String, Vec<&str>>::new();
+    for Refused { name, reason } in refused {
+        groups.entry(reason.to_string()).or_default().push(name);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
+    let mut text = format!("\n{pattern}: {} matching functions cannot be probed\n", refused.len());
+    for (reason, names) in groups {
+        let _ = writeln!(text, "  {reason}: {}", names.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::linux::patched::Why;
+    use probe_engine::probe::place::Unprobeable;
+
+    #[test]
+    fn the_table_has_what_is_read_below_each_probe() {
+        let conditions = ["if dfd == -100".to_owned()];
+        let row = |kind, probe: &str| Row {
+            r#type: "probe",
+            kind,
+            probe: probe.to_owned(),
+            event: None,
+            address: Some("0xffffffff81000000".to_owned()),
+            how: "emulate".to_owned(),
+            detour_candidate: false,
+            module: None,
+            fields: Vec::new(),
+            conditions: &[],
+        };
+        let dfd = FieldRow { name: "dfd", r#type: "s32".to_owned(), fetch: "%di".to_owned() };
+        let pending = "pending (module dummy)".to_owned();
+        let rows = [
+            Row {
+                event: Some("opens"),
+                detour_candidate: true,
+                fields: vec![dfd],
+                conditions: &conditions,
+                ..row('p', "openat2")
+            },
+            Row { how: pending, address: None, module: Some("dummy"), ..row('r', "dummy:dummy_xmit%return") },
+            Row { how: "debug register".to_owned(), ..row('w', "jiffies:8:w") },
+        ];
+        assert_eq!(
+            table(&rows),
+            "kind  probe                    address             how\n\
+             p     opens: openat2           0xffffffff81000000  emulate (detour candidate)\n        \
+                     dfd: s32 = %di\n        \
+                     if dfd == -100\n\
+             r     dummy:dummy_xmit%return  -                   pending (module dummy)\n\
+             w     jiffies:8:w              0xffffffff81000000  debug register\n"
+        );
+        let json = serde_json::to_value(&rows[0]).unwrap();
+        assert_eq!((&json["kind"], &json["fields"][0]["fetch"]), (&"p".into(), &"%di".into()));
+    }
+
+    #[test]
+    fn refusals_come_by_reason() {
+        let refused =
+            |name: &str, why| Refused { name: name.to_owned(), reason: Unprobeable::LeftAlone(why) };
+        let refused = [refused("a", Why::Entry), refused("b", Why::Noinstr), refused("c", Why::Noinstr)];
+        let text = refusals("*", &refused);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "*: 3 matching functions cannot be probed");
+        assert!(lines[2].ends_with(": b, c") && lines[3].ends_with(": a"), "{text}");
+    }
+}
