@@ -52,6 +52,7 @@ const WELL_FORMED: &[(&str, &str)] = &[
     ("p x %di %r15 %orig_ax %flags %ip %rip %rsp", "p x %di %r15 %orig_ax %flags %ip %rip %rsp"),
     ("p x $stack $stack0 $stack2048 $comm $COMM", "p x $stack $stack0 $stack2048 $comm $comm"),
     ("p x $arg1 $arg12", "p x $arg1 $arg12"),
+    ("p x g=$cgroup $comm if g == \"/\"", "p x g=$cgroup $comm if g == \"/\""),
     ("p x $arg*", "p x $arg*"),
     ("r x $arg* $retval", "r x $arg* $retval"),
     ("r x $arg1 size", "r x $arg1 size"),

@@ -65,7 +65,7 @@ impl Base {
             Self::Kernel(at) => at.to_string(),
             Self::Comm => "$comm".to_owned(),
             Self::Text(text) => format!("\\\"{text}\""),
-            Self::Cgroup(_) => "the control group".to_owned(),
+            Self::Cgroup(_) => "$cgroup".to_owned(),
             Self::Unknown => "nowhere that can be read".to_owned(),
         }
     }

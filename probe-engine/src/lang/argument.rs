@@ -118,7 +118,7 @@ fn split_type(body: Part<'_>) -> (Part<'_>, Option<Part<'_>>) {
 
 /// Whether a value of `fetch` can be read as `ty`, as far as that does not depend on the function's parameters.
 fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
-    let is_text = matches!(fetch, Fetch::Comm | Fetch::Text(_));
+    let is_text = matches!(fetch, Fetch::Comm | Fetch::Cgroup | Fetch::Text(_));
     if is_text && *ty != (Type { element: Element::String, count: None }) {
         return Err(Mistake::NeedsString);
     }

@@ -110,6 +110,8 @@ pub enum Fetch {
     ReturnValue,
     /// `$comm`
     Comm,
+    /// `$cgroup`: the path of the task's control group; the kernel has no such fetch.
+    Cgroup,
     /// `@ADDR`: what lies there.
     Memory(u64),
     /// `@SYM[#N][+|-offs]`: what lies there.

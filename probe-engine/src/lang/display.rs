@@ -79,6 +79,7 @@ impl Display for Fetch {
             Self::AllArguments => f.write_str("$arg*"),
             Self::ReturnValue => f.write_str("$retval"),
             Self::Comm => f.write_str("$comm"),
+            Self::Cgroup => f.write_str("$cgroup"),
             Self::Memory(address) => write!(f, "@{address:#x}"),
             Self::Symbol { symbol, offset: 0 } => write!(f, "@{symbol}"),
             Self::Symbol { symbol, offset } => write!(f, "@{symbol}{offset:+}"),

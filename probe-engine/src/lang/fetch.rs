@@ -105,6 +105,7 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
             Fetch::StackSlot(number.ok_or_else(|| written.wrong(Mistake::BadStackSlot(MOST_SLOTS)))?)
         }
         None if name == "comm" || name == "COMM" => Fetch::Comm,
+        None if name == "cgroup" => Fetch::Cgroup,
         _ => {
             let name = written.text();
             let nearest = nearest(VARIABLES, name);
@@ -228,7 +229,7 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
         });
     };
     let of = parse(inner, site, depth + 1)?;
-    if matches!(of.value, Fetch::Comm | Fetch::Text(_)) {
+    if matches!(of.value, Fetch::Comm | Fetch::Cgroup | Fetch::Text(_)) {
         return Err(inner.wrong(Mistake::DereferencedText));
     }
     Ok(Fetch::Dereference { offset, user, of: Box::new(of) })

@@ -15,6 +15,7 @@ use crate::addr::Gva;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
 use crate::linux::btf::Btf;
+use crate::linux::cgroup::CgroupLayout;
 use crate::linux::kernel::Kernel;
 
 /// Where a definition's probe is, and what is known about the kernel.
@@ -131,6 +132,10 @@ impl Compiler<'_> {
         let span = &argument.fetch.span;
         match (&argument.fetch.value, &argument.ty) {
             (Fetch::Comm, _) => Ok((Way::value(Base::Comm).read(Read::Word(0)), Shape::Text)),
+            (Fetch::Cgroup, _) => match self.site.btf.and_then(CgroupLayout::find) {
+                Some(layout) => Ok((Way::value(Base::Cgroup(layout)).read(Read::Word(0)), Shape::Text)),
+                None => Err(Error { span: span.clone(), mistake: Mistake::NoTypes }),
+            },
             (Fetch::Text(text), _) => {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
@@ -185,7 +190,7 @@ impl Compiler<'_> {
                 };
                 inner.at(*offset, *user)
             }
-            Fetch::Comm | Fetch::Text(_) => return Err(wrong(Mistake::DereferencedText)),
+            Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => return Err(wrong(Mistake::DereferencedText)),
             Fetch::AllArguments | Fetch::Variable { .. } => return Err(wrong(Mistake::DressedAllArguments)),
         })
     }
