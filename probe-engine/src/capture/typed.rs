@@ -17,7 +17,9 @@ const MOST_ELEMENTS: u32 = 16;
 const MOST_BYTES: u64 = 4096;
 /// Longest string that is read of an argument.
 const STRING: u16 = 512;
-/// Anonymous structures in each other, typedefs of typedefs.
+/// Most structures inside each other that are shown.
+const MOST_NESTED: usize = 4;
+/// Typedefs of typedefs.
 const DEEPEST: usize = 16;
 /// Argument registers.
 const REGISTERS: u8 = 6;
@@ -69,7 +71,7 @@ pub fn prototype<'a>(btf: &Btf<'a>, function: &str) -> Result<Prototype<'a>, NoA
 /// # Errors
 /// [`NoArguments`], the reason.
 pub fn arguments(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Vec<Field>, NoArguments> {
-    let types = Types { btf, owner: function, expand };
+    let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
     let mut places = Places::default();
     let parameters = prototype(btf, function)?.parameters().enumerate();
     Ok(parameters
@@ -86,7 +88,7 @@ pub fn arguments(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Vec<Fi
 /// # Errors
 /// [`NoArguments`], the reason.
 pub fn return_value(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Option<Field>, NoArguments> {
-    let types = Types { btf, owner: function, expand };
+    let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
     let ty = prototype(btf, function)?.returns;
     let Some(size) = btf.size(ty) else { return Ok(None) };
     let base = Base::Register(Register::Rax);
@@ -166,6 +168,8 @@ struct Types<'a> {
     btf: &'a Btf<'a>,
     owner: &'a str,
     expand: Expand,
+    /// How many structures may still be inside each other: a damaged description may have one inside itself.
+    depth: usize,
 }
 
 impl Types<'_> {
@@ -262,7 +266,8 @@ impl Types<'_> {
             Kind::Structure(structure)
                 if !structure.is_union && (self.expand == Expand::All || is_small(structure)) =>
             {
-                let inner = Self { btf: self.btf, owner: pointee.name(), expand: Expand::Small };
+                let inner =
+                    Self { btf: self.btf, owner: pointee.name(), expand: Expand::Small, depth: self.depth };
                 Shape::Pointer(Some(Box::new(inner.structure(structure, false))))
             }
             _ => Shape::Pointer(None),
@@ -272,8 +277,8 @@ impl Types<'_> {
     /// The members of a structure; those of anonymous ones in it are its own, of a union the first.
     fn structure(&self, structure: Structure<'_>, nested: bool) -> Shape {
         let mut members = Vec::new();
-        let mut more = false;
-        let mut open = vec![(structure, 0u64)];
+        let mut more = self.depth == 0;
+        let mut open = if more { Vec::new() } else { vec![(structure, 0u64)] };
         // Innermost first, so that members come in their order.
         let mut steps = 0;
         let mut queue: Vec<(TypeId, &str, u64, Option<u8>)> = Vec::new();
@@ -308,7 +313,8 @@ impl Types<'_> {
     fn member(&self, name: &str, ty: TypeId, bit: u64, bits: Option<u8>, nested: bool) -> Option<Member> {
         let size = self.btf.size(ty)?;
         let plain = self.btf.plain(ty)?;
-        let inner = Self { btf: self.btf, owner: self.owner, expand: Expand::Small };
+        let depth = self.depth.saturating_sub(1);
+        let inner = Self { btf: self.btf, owner: self.owner, expand: Expand::Small, depth };
         let (shape, len) = match (plain.kind, bits) {
             (_, Some(width)) => {
                 let low = (bit % 8) as u8;
@@ -328,9 +334,9 @@ impl Types<'_> {
                 };
                 (shape, shown)
             }
-            // What they lead to is another level.
-            (Kind::Pointer(_), None) => match inner.shape(name, ty) {
-                Shape::Symbol => (Shape::Symbol, size),
+            // What they lead to is another level, and may lead back here.
+            (Kind::Pointer(to), None) => match self.btf.plain(to).map(|to| to.kind) {
+                Some(Kind::Prototype(_)) => (Shape::Symbol, size),
                 _ => (Shape::Pointer(None), size),
             },
             (_, None) => (inner.shape(name, ty), size),
@@ -389,4 +395,37 @@ fn is_string(btf: &Btf<'_>, name: &str, pointee: TypeId) -> bool {
         }
     }
     STRINGS.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::testing::BtfBuilder;
+
+    /// `int f(struct list *, struct self *)`, where a list leads to a list, and a damaged structure has itself inside.
+    #[test]
+    fn types_that_lead_back_to_themselves_come_to_an_end() {
+        let mut btf = BtfBuilder::default();
+        let int = btf.int("int", 4);
+        // Numbers are given in order: the pointer comes right behind its structure.
+        let list = btf.structure("list", 16, &[("next", int + 2, 0), ("prev", int + 2, 8)]);
+        let pointer = btf.pointer(list);
+        let inside = btf.structure("self", 16, &[("self", pointer + 1, 0), ("x", int, 8)]);
+        let other = btf.pointer(inside);
+        let prototype = [btf.name("l"), pointer, btf.name("s"), other];
+        let prototype = btf.add("", 13, 2, false, int, &prototype);
+        btf.add("f", 12, 1, false, prototype, &[]);
+        let section = btf.finish();
+        let btf = Btf::parse(&section).unwrap();
+        for expand in [Expand::Small, Expand::All] {
+            let fields = arguments(&btf, "f", expand).unwrap();
+            let [list, itself] = fields.try_into().unwrap();
+            let Shape::Pointer(Some(to)) = list.shape else { panic!("{list:?}") };
+            let Shape::Struct { members, more: false } = *to else { panic!("{to:?}") };
+            assert!(members.iter().all(|member| member.shape == Shape::Pointer(None)), "{members:?}");
+            assert!(matches!(itself.shape, Shape::Pointer(Some(_))), "{itself:?}");
+        }
+        assert_eq!(arguments(&btf, "g", Expand::All), Err(NoArguments::Unknown("g".to_owned())));
+        assert_eq!(arguments(&btf, "f.isra.0", Expand::All), Err(NoArguments::Changed("f.isra.0".to_owned())));
+    }
 }
