@@ -49,6 +49,25 @@ const CASES: &[Case] = &[
     case(&["--probe", "p init_once#99 %di"], &["there are only", "`init_once`"]),
     case(&["--probe", "p vfs_read#x"], &["`x` is not the number of one of several symbols", "write `#2`"]),
     case(&["--probe", "p vfs_read @show"], &["there are", "`show`", "choose show#1 at"]),
+    case(&["--probe", "p vfs_read n=%di if m == 1"], &["there is no field `m`", "did you mean `n`"]),
+    case(&["--probe", "p vfs_read n=%di if n == cat"], &["`n` is a number, and is not compared with text"]),
+    case(&["--probe", "p vfs_read hist:keys=coun"], &["there is no field `coun`", "did you mean `count`"]),
+    case(&["--probe", "p vfs_read file->f_opp"], &["there is no member `f_opp`", "did you mean `f_op`"]),
+    case(&["--probe", "vfs_read", "--filter", "coun > 3"], &["there is no field `coun`", "`count`"]),
+    case(&["--dry-run", "--probe", "do_sys_opena2"], &["the kernel has no function `do_sys_opena2`"]),
+    case(&["--dry-run", "--probe", "p vfs_read hist:keys=coun"], &["there is no field `coun`"]),
+    case(&["--dry-run", "--output", "x"], &["cannot be used with"]),
+    case(
+        &[
+            "--dry-run",
+            "--host=emulated",
+            "--watch=init_task:8:w",
+            "--watch=init_task+8:8:w",
+            "--watch=init_task+16:8:w",
+            "--watch=jiffies:8:w",
+        ],
+        &["3 places can be watched at a time"],
+    ),
     case(&["--probe", "__pfx_vfs_read"], &["`__pfx_vfs_read` cannot be probed", "padding before a function"]),
     case(&["--probe", "vfs_read-4"], &["lies before its symbol"]),
     case(&["--probe", "1234"], &["write addresses in hexadecimal"]),
@@ -160,4 +179,31 @@ fn an_error_that_nobody_can_read_is_still_an_exit_code() {
         .status()
         .unwrap();
     assert_eq!(status.code(), Some(2));
+}
+
+/// No host is looked for, and no initramfs: what a kernel's file says is all that is needed.
+#[test]
+fn a_dry_run_boots_nothing() {
+    let Some(binary) = binary() else { return };
+    let temporary = tempfile::tempdir().unwrap();
+    let words = ["run", "--dry-run", "--format=json", "--initrd=NONE", "--kvm-device=NONE"];
+    let probes =
+        ["--probe=list_sort", "--probe=asm_acpi_mp_play_dea?", "--probe=*_int3*", "--probe=dummy:dummy_xmit"];
+    let words = [&words[..], &probes[..], &["--probe=r vfs_read n=$retval if n > 3"]].concat();
+    let output = command(&binary, temporary.path(), &words).env("PATH", temporary.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = |probe: &str| rows.iter().find(|row| row["probe"] == probe).unwrap();
+    // Its file is compiled without ftrace's sites.
+    assert_eq!(row("list_sort")["detour_candidate"], false);
+    assert_eq!(row("list_sort")["how"], "emulate");
+    assert_eq!(row("asm_acpi_mp_play_dead")["how"], "copy");
+    assert_eq!(row("dummy:dummy_xmit")["how"], "pending (module dummy)");
+    let read = row("vfs_read%return");
+    assert_eq!((&read["kind"], &read["conditions"][0]), (&"r".into(), &"if n > 3".into()));
+    assert_eq!(read["detour_candidate"], true);
+    assert_eq!(read["fields"][0], serde_json::json!({ "name": "n", "type": "s64", "fetch": "$retval" }));
+    let refused = rows.iter().find(|row| row["function"] == "exc_int3").unwrap();
+    assert!(refused["reason"].as_str().unwrap().contains("noinstr"), "{refused}");
 }
