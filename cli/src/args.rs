@@ -41,34 +41,34 @@ Examples:
   vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags if dfd == -100'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
-  vmm run --probe 'p vfs_read hist:keys=comm:values=count' --probe 'r vfs_read ret=$retval if ret < 0'
-  vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json")]
+  vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json
+
+Definitions:
+  p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
+  r vfs_read ret=$retval if ret < 0 && comm != \"cat\"
+  p do_sys_openat2 if filename ~ \"/etc/*\"
+  p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) guest: Guest,
     /// Where to probe; may be repeated
     ///
-    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was
-    /// linked (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
-    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2
-    /// is the second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
+    /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
+    /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
+    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2 is the
+    /// second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
     /// (vfs_read%return), its returns are probed. A function is shown as a call, by its own parameters.
     ///
-    /// Or a definition in the language of the kernel's kprobe_events: p, r for returns or f for a
-    /// function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, @SYM,
-    /// +OFFS(FETCH), a parameter, and its members); which hits count; and by what they are counted instead
-    /// of being shown:
+    /// Or a definition in the language of the kernel's kprobe_events, of which there are examples below: p, r for
+    /// returns or f for a function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, $cgroup, @SYM,
+    /// +OFFS(FETCH), a parameter, and its members, with a type); which hits count; and by what they are counted instead
+    /// of being shown.
     ///
-    ///   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
-    ///   r vfs_read ret=$retval if ret < 0 && comm != "cat"
-    ///   p do_sys_openat2 if filename ~ "/etc/*"
-    ///   p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending
-    ///
-    /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A
-    /// histogram follows the hits when the guest has ended, as the kernel's hist file shows it. Its keys,
-    /// three at most, are fields, common_pid, comm, cpu and __probe_ip, as they are or with .log2,
-    /// .buckets=N, .hex, .sym, .sym-offset, .syscall or .execname.
-    #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target", verbatim_doc_comment)]
+    /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A histogram follows
+    /// the hits when the guest has ended, as the kernel's hist file shows it. Its keys, three at most, are fields,
+    /// common_pid, comm, cpu and __probe_ip, as they are or with .log2, .buckets=N, .hex, .sym, .sym-offset, .syscall
+    /// or .execname.
+    #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
     pub(crate) probes: Vec<String>,
     /// Read definitions from this file, one a line; may be repeated
     ///

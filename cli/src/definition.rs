@@ -87,7 +87,8 @@ impl<'a> Reader<'a> {
             let (mut capture, style) = self.typed(&place, returns);
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
-            self.found.probes.push(Asked { capture, style, ..Asked::plain(place, returns) });
+            let written = self.filter.iter().map(|(_, filter)| format!("if {filter}")).collect();
+            self.found.probes.push(Asked { capture, style, written, ..Asked::plain(place, returns) });
         }
         Ok(())
     }
@@ -120,9 +121,8 @@ impl<'a> Reader<'a> {
                 named => Style::Event(named.unwrap_or_else(|| place.name())),
             };
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
-            let filter = definition.filter.as_ref().map(|filter| format!("if {filter}"));
-            let written =
-                filter.into_iter().chain(definition.hist.as_ref().map(ToString::to_string)).collect();
+            let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
+            let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
             let plain = Asked::plain(place, returns);
             self.found.probes.push(Asked { capture, style, max_active, counted, written, ..plain });
         }

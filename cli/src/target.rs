@@ -7,7 +7,7 @@ use crate::say::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use probe_engine::capture::Capture;
-use probe_engine::capture::hist::Histogram;
+use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
@@ -88,6 +88,17 @@ impl Asked {
         }
     }
 
+    /// Whether addresses are shown by their names.
+    fn has_symbols(&self) -> bool {
+        let by_name = |form: &Form| match form {
+            Form::Symbol | Form::SymbolOffset => true,
+            Form::Number(shape) => shape.has_symbol(),
+            _ => false,
+        };
+        self.capture.fields.iter().any(|field| field.shape.has_symbol())
+            || self.counted.iter().flat_map(|counted| &counted.plan.keys).any(|key| by_name(&key.form))
+    }
+
     /// As the user writes it.
     pub(crate) fn name(&self) -> String {
         format!("{}{}", self.place.name(), if self.returns { "%return" } else { "" })
@@ -163,8 +174,8 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
     let Found { probes, refused } = find(run, &kernel)?;
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
-    let named = probes.iter().flat_map(|asked| &asked.capture.fields).any(|field| field.shape.has_symbol());
-    let symbols = (named || run.stack.is_some()).then(|| kernel.symbols().clone());
+    let symbols =
+        (run.stack.is_some() || probes.iter().any(Asked::has_symbols)).then(|| kernel.symbols().clone());
     let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
     let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
     Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
@@ -282,6 +293,7 @@ mod tests {
             filter: Some(Filter::All(vec![limit, file_name])),
         };
         let filtered = Asked { capture, ..probe.clone() };
+        assert!(filtered.has_symbols() && !probe.has_symbols());
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());

@@ -189,7 +189,8 @@ fn a_dry_run_boots_nothing() {
     let words = ["run", "--dry-run", "--format=json", "--initrd=NONE", "--kvm-device=NONE"];
     let probes =
         ["--probe=list_sort", "--probe=asm_acpi_mp_play_dea?", "--probe=*_int3*", "--probe=dummy:dummy_xmit"];
-    let words = [&words[..], &probes[..], &["--probe=r vfs_read n=$retval if n > 3"]].concat();
+    let more = ["--probe=r vfs_read n=$retval if n > 3", "--filter=common_cpu == 1"];
+    let words = [&words[..], &probes[..], &more[..]].concat();
     let output = command(&binary, temporary.path(), &words).env("PATH", temporary.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -200,6 +201,7 @@ fn a_dry_run_boots_nothing() {
     assert_eq!(row("list_sort")["how"], "emulate");
     assert_eq!(row("asm_acpi_mp_play_dead")["how"], "copy");
     assert_eq!(row("dummy:dummy_xmit")["how"], "pending (module dummy)");
+    assert_eq!(row("dummy:dummy_xmit")["conditions"][0], "if common_cpu == 1");
     let read = row("vfs_read%return");
     assert_eq!((&read["kind"], &read["conditions"][0]), (&"r".into(), &"if n > 3".into()));
     assert_eq!(read["detour_candidate"], true);

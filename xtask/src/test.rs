@@ -199,6 +199,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "console",
             "host_exec",
             "wrong_input",
+            "oracle",
             "readme",
         ]
         .map(|name| format!("--test={name}")),

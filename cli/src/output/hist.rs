@@ -4,7 +4,7 @@ use super::json;
 use crate::target::{Asked, Counted};
 use probe_engine::capture::Values;
 use probe_engine::capture::filter::Circumstances;
-use probe_engine::capture::names;
+use probe_engine::capture::names::Names;
 use probe_engine::capture::tally::{Line, Tally};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -58,15 +58,15 @@ impl Histograms {
         tally.add(&counted.plan, &probe.capture.fields, Values::of(&event.captured), &at);
     }
 
-    pub(super) fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn write_text(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
         self.all
             .values()
-            .try_for_each(|Histogram { name, tally }| writeln!(out, "# {name}\n{}", tally.text(&names::none)))
+            .try_for_each(|Histogram { name, tally }| writeln!(out, "# {name}\n{}", tally.text(names)))
     }
 
-    pub(super) fn write_json(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn write_json(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
         for Histogram { name, tally } in self.all.values() {
-            for line in tally.lines(&names::none) {
+            for line in tally.lines(names) {
                 json(out, &JsonEntry { r#type: "entry", histogram: name, line })?;
             }
             let whole = JsonHistogram {

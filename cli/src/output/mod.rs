@@ -79,10 +79,11 @@ impl<'a> Writer<'a> {
     /// Writes what was counted to where the hits went, and the summary: a table on standard error, and as JSON to where
     /// the hits went.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
+        let names = &|at| self.names.symbol(at);
         match self.format {
-            Format::Text => self.histograms.write_text(&mut self.out)?,
+            Format::Text => self.histograms.write_text(&mut self.out, names)?,
             Format::Json => {
-                self.histograms.write_json(&mut self.out)?;
+                self.histograms.write_json(&mut self.out, names)?;
                 summary::write_json(&mut self.out, report, self.armed_in)?;
             }
         }

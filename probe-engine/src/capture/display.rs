@@ -81,6 +81,7 @@ fn type_name(shape: &Shape, bytes: u16) -> String {
         Shape::Bool => "bool".to_owned(),
         Shape::Char => "char".to_owned(),
         Shape::Symbol => "symbol".to_owned(),
+        Shape::SymbolText => "symstr".to_owned(),
         Shape::Enum(_) => "enum".to_owned(),
         Shape::Flags(_) => "flags".to_owned(),
         Shape::Pointer(None) => "pointer".to_owned(),

@@ -24,6 +24,8 @@ pub enum Shape {
     Char,
     /// An address as the symbol there.
     Symbol,
+    /// The same in quotation marks.
+    SymbolText,
     /// The name of a number of an enumeration.
     Enum(Vec<(i64, String)>),
     /// The names of bits.
@@ -74,7 +76,7 @@ impl Shape {
     pub fn has_symbol(&self) -> bool {
         // As deep as types are nested when it is made.
         match self {
-            Self::Symbol => true,
+            Self::Symbol | Self::SymbolText => true,
             Self::Pointer(Some(of)) | Self::BitField { of, .. } | Self::Array { of, .. } => of.has_symbol(),
             Self::Struct { members, .. } => members.iter().any(|member| member.shape.has_symbol()),
             _ => false,
@@ -242,6 +244,10 @@ impl<'a> Shown<'a> {
             Shape::Char => match char::from(number as u8) {
                 c @ ' '..='~' => write!(f, "'{c}'"),
                 _ => write!(f, "'\\x{:02x}'", number as u8),
+            },
+            Shape::SymbolText => match (self.names)(Gva(number)) {
+                Some(name) => write!(f, "\"{name}\""),
+                None => write!(f, "\"{number:#x}\""),
             },
             Shape::Symbol => match (self.names)(Gva(number)) {
                 Some(name) => f.write_str(&name),

@@ -426,6 +426,9 @@ mod tests {
             assert!(matches!(itself.shape, Shape::Pointer(Some(_))), "{itself:?}");
         }
         assert_eq!(arguments(&btf, "g", Expand::All), Err(NoArguments::Unknown("g".to_owned())));
-        assert_eq!(arguments(&btf, "f.isra.0", Expand::All), Err(NoArguments::Changed("f.isra.0".to_owned())));
+        assert_eq!(
+            arguments(&btf, "f.isra.0", Expand::All),
+            Err(NoArguments::Changed("f.isra.0".to_owned()))
+        );
     }
 }

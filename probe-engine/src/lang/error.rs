@@ -398,6 +398,7 @@ impl Mistake {
             Self::NotAWord | Self::NotANumber => "fetch a member, or give it a type",
             Self::DotOnPointer => "write `->`",
             Self::ArrowOnStructure => "write `.`",
+            Self::TextForNumber(_) => "fetch it as a `string`, or write `.ustring` behind it",
             Self::NumberForText(_) => "put it in quotation marks",
             Self::NeedsString => "leave out the type",
             Self::StringOfValue | Self::ArrayOfValue => {

@@ -9,7 +9,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::btf::Btf;
-use super::modules::{Counted, MOST_MODULES, Module, ModuleError, counted, counted_at, field, offset};
+use super::modules::{
+    Counted, MOST_MODULES, Module, ModuleError, bytes_at, counted, counted_at, field, offset,
+};
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
@@ -72,9 +74,7 @@ impl Module {
             if size > LARGEST {
                 return Err(ModuleError::Large(self.at));
             }
-            let mut bytes = vec![0; size as usize];
-            memory.read(data, &mut bytes)?;
-            return Ok(Some(bytes));
+            return Ok(Some(bytes_at(memory, data, size as usize)?));
         }
         Err(ModuleError::Endless)
     }

@@ -368,6 +368,22 @@ pub(super) fn counted_at<M: PhysMemory + ?Sized>(
     Ok((Gva(start), read_u32(memory, field(structure, place.count))?))
 }
 
+/// `len` bytes, for which room is made as they turn out to exist.
+pub(super) fn bytes_at<M: PhysMemory + ?Sized>(
+    memory: &VirtMemory<'_, M>,
+    at: Gva,
+    len: usize,
+) -> Result<Vec<u8>, PageFault> {
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        let mut piece = [0; 0x1000];
+        let (piece, _) = piece.split_at_mut((len - bytes.len()).min(0x1000));
+        memory.read(at.add(bytes.len() as u64), piece)?;
+        bytes.extend_from_slice(piece);
+    }
+    Ok(bytes)
+}
+
 /// The range of that size; `None` unless it lies in the kernel's half of the address space.
 pub(super) fn kernel_range(start: Gva, size: u64) -> Option<Range<Gva>> {
     let end = start.0.checked_add(size).filter(|_| size <= LARGEST_TEXT && start.0 >> 63 != 0)?;

@@ -272,7 +272,8 @@ fn element(element: Element) -> (u8, Shape) {
         Element::Signed(bits) => (bits / 8, Shape::Signed),
         Element::Hex(bits) => (bits / 8, Shape::Hex),
         Element::Char => (1, Shape::Char),
-        Element::Symbol | Element::SymbolString => (8, Shape::Symbol),
+        Element::Symbol => (8, Shape::Symbol),
+        Element::SymbolString => (8, Shape::SymbolText),
         Element::BitField { width, offset, container } => {
             (container / 8, Shape::BitField { low: offset, width, of: Box::new(Shape::Unsigned) })
         }

@@ -466,6 +466,10 @@ fn seeds_of_the_fuzz_target() {
         let bytes = [vec![which.into()], ram(which).pieces()].concat();
         testing::seed(&format!("seeds/modules/{name}"), &bytes);
     }
+    // Types that say that they are 15 MiB: no room is made for what is not there.
+    let ram = ram(true);
+    ram.put(at(BTF + 0x300 + 48), &(15_u32 << 20).to_le_bytes());
+    testing::seed("seeds/modules/types_that_are_not_there", &[vec![1], ram.pieces()].concat());
     let layouts = [layout(false), layout(true)];
     testing::seed("src/module_layouts.json", serde_json::to_string_pretty(&layouts).unwrap().as_bytes());
 }

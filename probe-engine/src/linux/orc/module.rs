@@ -1,10 +1,8 @@
 //! The ORC table of a module, out of the guest's memory.
 
 use super::{IP_LEN, OrcError, OrcLayout, OrcTable, ROW_LEN};
-use crate::addr::Gva;
-use crate::linux::modules::{Counted, Module, ModuleError, ModuleLayout, counted_at};
+use crate::linux::modules::{Counted, Module, ModuleError, ModuleLayout, bytes_at, counted_at};
 use crate::memory::{PhysMemory, VirtMemory};
-use crate::paging::PageFault;
 
 /// Most rows of one module; `amdgpu` has some 300,000.
 const MOST_ROWS: u32 = 1 << 20;
@@ -26,26 +24,10 @@ impl Module {
             if count > MOST_ROWS {
                 return Err(ModuleError::Large(self.at));
             }
-            Ok((at, read(memory, at, count as usize * len)?))
+            Ok((at, bytes_at(memory, at, count as usize * len)?))
         };
         let (ips_at, ips) = part(place.ips, IP_LEN)?;
         let (_, rows) = part(place.rows, ROW_LEN)?;
         Ok(OrcTable::from_parts(written, &ips, ips_at, &rows)?)
     }
-}
-
-/// `len` bytes, for which room is made as they turn out to exist.
-fn read<M: PhysMemory + ?Sized>(
-    memory: &VirtMemory<'_, M>,
-    at: Gva,
-    len: usize,
-) -> Result<Vec<u8>, PageFault> {
-    let mut bytes = Vec::new();
-    while bytes.len() < len {
-        let mut piece = [0; 0x1000];
-        let (piece, _) = piece.split_at_mut((len - bytes.len()).min(0x1000));
-        memory.read(at.add(bytes.len() as u64), piece)?;
-        bytes.extend_from_slice(piece);
-    }
-    Ok(bytes)
 }
