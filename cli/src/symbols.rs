@@ -47,8 +47,12 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     }
     let _ = out.flush();
     if !found {
-        let nearest = kernel.symbols().nearest(pattern, 3).join("`, `");
-        bail!("no function matches `{pattern}`; the nearest names are `{nearest}`");
+        match kernel.symbols().nearest(pattern, 3).as_slice() {
+            [] => bail!("no function matches `{pattern}`"),
+            nearest => {
+                bail!("no function matches `{pattern}`; the nearest names are `{}`", nearest.join("`, `"))
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -151,8 +151,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Whether `n` more hits fit, with what they capture and with their stacks. Where one site has so many probes that it might not, what does
-    /// not fit is left out.
+    /// Whether `n` more hits fit, with what they capture and with their stacks. Where one site has so many probes that
+    /// they might not, what does not fit is left out.
     pub fn has_room(&self, n: usize) -> bool {
         self.ring.slots() >= n
             && self.bytes.slots() >= (n * LONGEST_RECORD).min(BYTES / 2)
@@ -189,8 +189,7 @@ impl Recorder {
     }
 
     /// Notes a hit down, which has been counted, with what was [captured](Self::capture) and its
-    /// [stack](Self::stack). There must be
-    /// [room](Self::has_room).
+    /// [stack](Self::stack). There must be [room](Self::has_room).
     pub(crate) fn record(
         &mut self,
         ticks: u64,

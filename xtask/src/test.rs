@@ -200,6 +200,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "host_exec",
             "wrong_input",
             "oracle",
+            "tasks",
             "readme",
         ]
         .map(|name| format!("--test={name}")),
