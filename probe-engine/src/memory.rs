@@ -63,6 +63,16 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
         Ok(())
     }
 
+    /// Reads one little-endian u32 at guest-virtual `at`.
+    ///
+    /// # Errors
+    /// The [`PageFault`] that the guest's own load would have met.
+    pub fn read_u32(&self, at: Gva) -> Result<u32, PageFault> {
+        let mut b = [0; 4];
+        self.read(at, &mut b)?;
+        Ok(u32::from_le_bytes(b))
+    }
+
     /// Reads one little-endian u64 at guest-virtual `at`.
     ///
     /// # Errors

@@ -245,7 +245,7 @@ impl Module {
         let name = c_string(memory, field(at, layout.name), LONGEST_MODULE_NAME)?;
         let name = name.and_then(|name| String::from_utf8(name).ok());
         let name = name.filter(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_graphic()));
-        let state = match read_u32(memory, field(at, layout.state))? {
+        let state = match memory.read_u32(field(at, layout.state))? {
             0 => ModuleState::Live,
             1 => ModuleState::Coming,
             2 => ModuleState::Going,
@@ -365,7 +365,7 @@ pub(super) fn counted_at<M: PhysMemory + ?Sized>(
     place: Counted,
 ) -> Result<(Gva, u32), PageFault> {
     let start = memory.read_u64(field(structure, place.start))?;
-    Ok((Gva(start), read_u32(memory, field(structure, place.count))?))
+    Ok((Gva(start), memory.read_u32(field(structure, place.count))?))
 }
 
 /// `len` bytes, for which room is made as they turn out to exist.
@@ -388,12 +388,6 @@ pub(super) fn bytes_at<M: PhysMemory + ?Sized>(
 pub(super) fn kernel_range(start: Gva, size: u64) -> Option<Range<Gva>> {
     let end = start.0.checked_add(size).filter(|_| size <= LARGEST_TEXT && start.0 >> 63 != 0)?;
     Some(start..Gva(end))
-}
-
-fn read_u32<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva) -> Result<u32, PageFault> {
-    let mut bytes = [0; 4];
-    memory.read(at, &mut bytes)?;
-    Ok(u32::from_le_bytes(bytes))
 }
 
 /// The bytes before the next NUL; `None` when there is none among `longest` and one more.

@@ -132,15 +132,15 @@ impl TaskLayout {
         let at = self.current.read(memory, gs_base)?;
         let mut comm = [0; COMM];
         memory.read(at.add(self.comm), &mut comm)?;
-        let context = self.preempt_count.and_then(|offset| read_u32(memory, Gva(gs_base).add(offset)).ok());
+        let context = self.preempt_count.and_then(|offset| memory.read_u32(Gva(gs_base).add(offset)).ok());
         Ok(Task {
             at,
-            pid: read_u32(memory, at.add(self.pid))?,
-            tgid: read_u32(memory, at.add(self.tgid))?,
+            pid: memory.read_u32(at.add(self.pid))?,
+            tgid: memory.read_u32(at.add(self.tgid))?,
             ns_pid: self.namespace.and_then(|namespace| namespace.read(memory, at)),
             uid: self.user.and_then(|user| {
                 let cred = memory.read_u64(at.add(user.cred)).ok()?;
-                read_u32(memory, Gva(cred).add(user.uid)).ok()
+                memory.read_u32(Gva(cred).add(user.uid)).ok()
             }),
             context: context.map_or(Context::Task, Context::of),
             comm,
@@ -159,9 +159,9 @@ fn preempt_count(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<u64> {
 impl Namespace {
     fn read<M: PhysMemory + ?Sized>(&self, memory: &VirtMemory<'_, M>, task: Gva) -> Option<u32> {
         let pid = memory.read_u64(task.add(self.thread_pid)).ok().filter(|pid| *pid != 0).map(Gva)?;
-        let level = read_u32(memory, pid.add(self.level)).ok().filter(|level| *level < MOST_LEVELS)?;
+        let level = memory.read_u32(pid.add(self.level)).ok().filter(|level| *level < MOST_LEVELS)?;
         let entry = pid.add(self.numbers).add(u64::from(level) * self.stride);
-        read_u32(memory, entry.add(self.number)).ok()
+        memory.read_u32(entry.add(self.number)).ok()
     }
 }
 
@@ -187,10 +187,4 @@ impl Context {
             Self::Nmi => Some("nmi"),
         }
     }
-}
-
-fn read_u32<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva) -> Result<u32, PageFault> {
-    let mut bytes = [0; 4];
-    memory.read(at, &mut bytes)?;
-    Ok(u32::from_le_bytes(bytes))
 }

@@ -7,6 +7,7 @@ use crate::session::Command;
 use crate::stack::Stack;
 use crate::world::Orders;
 use probe_engine::addr::Gva;
+use probe_engine::capture::Scene;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
@@ -110,7 +111,7 @@ impl Hit<'_> {
     /// The task that runs on this vCPU, if it can be told.
     #[must_use]
     pub fn task(&self) -> Option<Task> {
-        self.orders.task?.read(&self.memory, self.area?.0).ok()
+        task(self.orders, &self.memory, self.area)
     }
 
     /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
@@ -172,7 +173,30 @@ pub(crate) struct Moment<'a> {
     pub(crate) area: Option<Gva>,
 }
 
+/// The task of the vCPU whose per-CPU area is at `area`, if it can be told.
+fn task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Option<Task> {
+    orders.task?.read(memory, area?.0).ok()
+}
+
 impl<'a> Moment<'a> {
+    /// The task that runs, if it can be told.
+    pub(crate) fn task(&self) -> Option<Task> {
+        task(self.orders, self.memory, self.area)
+    }
+
+    /// What can be read now, with these registers; at a return with the arguments that the function was entered with.
+    pub(crate) fn scene<'b>(
+        &self,
+        regs: &'b Regs,
+        entered_with: Option<[u64; 6]>,
+        task: Option<&'b Task>,
+    ) -> Scene<'b, GuestRam>
+    where
+        'a: 'b,
+    {
+        Scene { regs, entered_with, memory: self.memory, slide: self.orders.slide, task, cpu: self.vcpu }
+    }
+
     /// The hit of `probe` at `at`.
     pub(crate) fn hit<'b>(&self, probe: ProbeId, at: Gva, regs: Regs, wishes: &'b mut Vec<Wish>) -> Hit<'b>
     where

@@ -1,14 +1,13 @@
 //! Calls that a return probe follows: from the function's entry to its return.
 
+use super::hit::note;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
 use crate::events::{Ticks, What};
 use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
-use crate::stack;
 use crate::trap::Breakpoint;
 use crate::world::Orders;
 use probe_engine::addr::Gva;
-use probe_engine::capture::Scene;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::returns::{Call, Pool};
@@ -90,7 +89,6 @@ impl Vcpu {
         let caller = caller(call.back, orders);
         regs.rip = caller.0;
         let segments = self.kvm.segments();
-        let task = if owner.is_recorded() { self.task(orders) } else { None };
         let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let is_same =
@@ -99,28 +97,16 @@ impl Vcpu {
             owner.miss(Miss::Stray);
         } else if !owner.is_broken() && !owner.is_retired() {
             let duration = ticks.saturating_sub(call.ticks);
-            let scene = Scene {
-                regs: &regs,
-                entered_with: Some(call.args),
-                memory: &memory,
-                slide: orders.slide,
-                task: task.as_ref(),
-                cpu: self.id,
-            };
+            let clock = &*self.clock;
+            let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
+            let task = if owner.is_recorded() { moment.task() } else { None };
+            let scene = moment.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(owner.capture.as_deref(), &scene);
             if counts {
-                self.recorder.count(owner.id);
-            }
-            if counts && owner.record {
-                if let Some(most) = owner.stack {
-                    self.recorder.stack(|put| stack::walk(orders, &memory, &regs, most, put));
-                }
                 let what = What::Return { value: regs.rax, duration: Ticks(duration) };
-                self.recorder.record(ticks, owner.id, Gva(regs.rip), what, task);
+                note(&mut self.recorder, owner, &moment, &regs, Gva(regs.rip), what, task);
             }
             if counts && let Some(handler) = &handlers.handler {
-                let clock = &*self.clock;
-                let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
                 let mut hit = moment.hit(owner.id, call.function, regs, &mut wishes);
                 hit.duration = Some(duration);
                 owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));

@@ -2,15 +2,15 @@
 
 use super::{End, Flow, Vcpu};
 use crate::clock;
-use crate::events::What;
+use crate::events::{Recorder, Ticks, What};
 use crate::kvm::Exception;
 use crate::probe::{Active, Fault, Kind, Moment, Wish};
 use crate::stack;
 use crate::trap::Breakpoint;
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
-use probe_engine::capture::Scene;
 use probe_engine::insn::emulate::{EmulationFault, Passed as How};
+use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
 use probe_engine::regs::Regs;
@@ -60,36 +60,24 @@ impl Vcpu {
         let mut regs = breakpoint.regs;
         let mut wishes = Vec::new();
         let segments = self.kvm.segments();
-        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
-        let task = if is_recorded { self.task(orders) } else { None };
         let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
+        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
+        let task = if is_recorded { moment.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
         for hanging in site.probes.iter().filter(is_new) {
             let probe = &*hanging.probe;
             match &probe.kind {
                 Kind::Instruction(_) => {
-                    let scene = Scene {
-                        regs: &regs,
-                        entered_with: None,
-                        memory: &memory,
-                        slide: orders.slide,
-                        task: task.as_ref(),
-                        cpu: self.id,
-                    };
+                    let scene = moment.scene(&regs, None, task.as_ref());
                     if !self.recorder.capture(probe.capture.as_deref(), &scene) || !probe.takes_hit() {
                         continue;
                     }
-                    self.recorder.count(probe.id);
-                    if probe.record {
-                        if let Some(most) = probe.stack {
-                            self.recorder.stack(|put| stack::walk(orders, &memory, &regs, most, put));
-                        }
-                        self.recorder.record(ticks, probe.id, at, What::Hit { args: regs.args() }, task);
-                    }
+                    let what = What::Hit { args: regs.args() };
+                    note(&mut self.recorder, probe, &moment, &regs, at, what, task);
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                     probe.pre(&mut hit);
                     regs = hit.regs;
@@ -234,6 +222,27 @@ impl Vcpu {
             flow => flow,
         }
     }
+}
+
+/// Counts a hit of `probe`, and notes it down with the stack that it asks for, where it is recorded. What it has
+/// captured is in `recorder`.
+pub(super) fn note(
+    recorder: &mut Recorder,
+    probe: &Active,
+    moment: &Moment<'_>,
+    regs: &Regs,
+    rip: Gva,
+    what: What<Ticks>,
+    task: Option<Task>,
+) {
+    recorder.count(probe.id);
+    if !probe.record {
+        return;
+    }
+    if let Some(most) = probe.stack {
+        recorder.stack(|put| stack::walk(moment.orders, moment.memory, regs, most, put));
+    }
+    recorder.record(moment.ticks, probe.id, rip, what, task);
 }
 
 /// Those of `probes` that have one to be called.

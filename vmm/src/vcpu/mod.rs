@@ -17,7 +17,6 @@ use crate::world::{Cause, Next, Orders, Request, World};
 pub(crate) use call::caller;
 use hit::Passed;
 use probe_engine::addr::Gva;
-use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
@@ -213,13 +212,6 @@ impl Vcpu {
         let mut regs = self.kvm.regs();
         regs.rflags |= rflags::RF;
         self.kvm.set_regs(&regs);
-    }
-
-    /// The task that runs on this vCPU; `None` where it cannot be told.
-    fn task(&mut self, orders: &Orders) -> Option<Task> {
-        let area = self.per_cpu_area(orders)?;
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        orders.task?.read(&memory, area.0).ok()
     }
 
     /// Where the kernel keeps what it has of this vCPU (GVA), where that says which task runs.

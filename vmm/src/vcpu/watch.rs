@@ -1,16 +1,15 @@
 //! Debug registers fired: at a step of the boot, or at what is watched.
 
+use super::hit::note;
 use super::{Flow, Vcpu};
 use crate::clock;
 use crate::events::What;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
-use crate::stack;
 use crate::trap::{Fired, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
-use probe_engine::capture::Scene;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::watch::{Condition, Length};
 use probe_engine::regs::{Regs, rflags};
@@ -66,37 +65,24 @@ impl Vcpu {
         let ticks = clock::ticks();
         let mut regs = fired.regs;
         let mut wishes = Vec::new();
-        let task = self.task(orders);
         let area = self.per_cpu_area(orders);
         let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
-            let scene = Scene {
-                regs: &regs,
-                entered_with: None,
-                memory: &memory,
-                slide: orders.slide,
-                task: task.as_ref(),
-                cpu: self.id,
-            };
+            let task = if probe.is_recorded() { moment.task() } else { None };
+            let scene = moment.scene(&regs, None, task.as_ref());
             let counts = !probe.is_retired() && self.recorder.capture(probe.capture.as_deref(), &scene);
             if !counts || !probe.takes_hit() {
                 continue;
             }
             let access = access(watching, register, &memory);
-            self.recorder.count(probe.id);
-            if probe.record {
-                let what = match access {
-                    None => What::Hit { args: fired.regs.args() },
-                    Some(Access { old, new }) => What::Access { old, new },
-                };
-                if let Some(most) = probe.stack {
-                    self.recorder.stack(|put| stack::walk(orders, &memory, &fired.regs, most, put));
-                }
-                self.recorder.record(ticks, probe.id, Gva(fired.regs.rip), what, task);
-            }
+            let what = match access {
+                None => What::Hit { args: fired.regs.args() },
+                Some(Access { old, new }) => What::Access { old, new },
+            };
+            note(&mut self.recorder, probe, &moment, &fired.regs, Gva(fired.regs.rip), what, task);
             if let Some(handler) = &watching.handler {
                 let mut hit = moment.hit(probe.id, register.at, regs, &mut wishes);
                 hit.access = access;
