@@ -201,12 +201,13 @@ fn product(vmm: &Path, long: bool) -> Command {
             "wrong_input",
             "oracle",
             "tasks",
+            "probeable",
             "readme",
         ]
         .map(|name| format!("--test={name}")),
     );
     if long {
-        tests.arg("--test=soak");
+        tests.arg("--test=soak").env("VMM_LONG", "1");
     }
     tests.args(["--", "--test-threads", "2"]);
     tests.env("VMM_BIN", vmm);
