@@ -15,7 +15,7 @@ pub const LONGEST_STRING: u16 = 4096;
 const USER_END: u64 = 1 << 56;
 
 /// A general register, RIP or RFLAGS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the architecture's own names")]
 pub enum Register {
     Rax,
@@ -94,6 +94,30 @@ impl Register {
     #[must_use]
     pub fn of_argument(n: usize) -> Option<Self> {
         [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9].get(n).copied()
+    }
+
+    /// Gives it a value.
+    pub fn set(self, regs: &mut Regs, value: u64) {
+        *match self {
+            Self::Rax => &mut regs.rax,
+            Self::Rbx => &mut regs.rbx,
+            Self::Rcx => &mut regs.rcx,
+            Self::Rdx => &mut regs.rdx,
+            Self::Rsi => &mut regs.rsi,
+            Self::Rdi => &mut regs.rdi,
+            Self::Rsp => &mut regs.rsp,
+            Self::Rbp => &mut regs.rbp,
+            Self::R8 => &mut regs.r8,
+            Self::R9 => &mut regs.r9,
+            Self::R10 => &mut regs.r10,
+            Self::R11 => &mut regs.r11,
+            Self::R12 => &mut regs.r12,
+            Self::R13 => &mut regs.r13,
+            Self::R14 => &mut regs.r14,
+            Self::R15 => &mut regs.r15,
+            Self::Rip => &mut regs.rip,
+            Self::Rflags => &mut regs.rflags,
+        } = value;
     }
 
     /// Its value.

@@ -43,6 +43,17 @@ impl CurrentTask {
     }
 }
 
+/// Where a CPU keeps its own number, in bytes from the start of its own area: `pcpu_hot.cpu_number` from 6.2 to 6.14, the
+/// variable `cpu_number` before and after.
+#[must_use]
+pub fn cpu_number(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<u64> {
+    let offset = match per_cpu(symbols, "pcpu_hot") {
+        Some(at) => at.checked_add(btf?.member("pcpu_hot", "cpu_number")?.offset()?)?,
+        None => per_cpu(symbols, "cpu_number")?,
+    };
+    (offset < LARGEST_AREA).then_some(offset)
+}
+
 /// Where a per-CPU variable lies, in bytes from the start of a CPU's own area: the only symbol of that name, an absolute
 /// one.
 pub(super) fn per_cpu(symbols: &SymbolTable, name: &str) -> Option<u64> {

@@ -4,7 +4,7 @@
 //! to wherever the guest runs. All addresses are link-time addresses.
 
 use super::bzimage::KernelJumps;
-use super::current::CurrentTask;
+use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::task::TaskLayout;
@@ -48,6 +48,8 @@ pub struct Landmarks {
     pub current: Option<CurrentTask>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
+    /// Where a CPU keeps its own number, in bytes from the start of its own area.
+    pub cpu_number: Option<u64>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -146,6 +148,7 @@ impl Landmarks {
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
+            cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
         }
     }
 

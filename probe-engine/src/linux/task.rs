@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a task's name, its NUL included (TASK_COMM_LEN, include/linux/sched.h).
 pub const COMM: usize = 16;
 /// Deepest nesting of pid namespaces (MAX_PID_NS_LEVEL, include/linux/pid_namespace.h).
-const MOST_LEVELS: u32 = 32;
+pub(crate) const MOST_LEVELS: u32 = 32;
 
 /// Where to read about a task. Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,30 +21,30 @@ pub struct TaskLayout {
     /// The task of a CPU.
     pub current: CurrentTask,
     /// `preempt_count`, from the start of the CPU's own area, which says whether it serves an interrupt.
-    preempt_count: Option<u64>,
-    comm: u64,
-    pid: u64,
-    tgid: u64,
-    user: Option<User>,
-    namespace: Option<Namespace>,
+    pub(crate) preempt_count: Option<u64>,
+    pub(crate) comm: u64,
+    pub(crate) pid: u64,
+    pub(crate) tgid: u64,
+    pub(crate) user: Option<User>,
+    pub(crate) namespace: Option<Namespace>,
 }
 
 /// `task->cred->uid`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct User {
-    cred: u64,
-    uid: u64,
+pub(crate) struct User {
+    pub(crate) cred: u64,
+    pub(crate) uid: u64,
 }
 
 /// `task->thread_pid->numbers[thread_pid->level].nr`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Namespace {
-    thread_pid: u64,
-    level: u64,
-    numbers: u64,
+pub(crate) struct Namespace {
+    pub(crate) thread_pid: u64,
+    pub(crate) level: u64,
+    pub(crate) numbers: u64,
     /// Bytes of `struct upid`.
-    stride: u64,
-    number: u64,
+    pub(crate) stride: u64,
+    pub(crate) number: u64,
 }
 
 /// What a CPU does for a task, or instead of it.
@@ -168,7 +168,7 @@ impl Namespace {
 impl Context {
     /// By `preempt_count` (include/linux/preempt.h): bits 20 to 23 count NMIs, 16 to 19 interrupts; bit 8 says that soft
     /// interrupts are served, those above it that they are held off.
-    fn of(preempt_count: u32) -> Self {
+    pub(crate) fn of(preempt_count: u32) -> Self {
         match preempt_count {
             count if count & 0x00f0_0000 != 0 => Self::Nmi,
             count if count & 0x000f_0000 != 0 => Self::HardIrq,

@@ -114,6 +114,8 @@ pub struct ProbeSet<P> {
     copy_ends: HashMap<Gva, CopyEnd, BuildHasherDefault<AddressHasher>>,
     /// From a copy to its original.
     copies: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
+    /// Detours whose probes have moved behind their nop: where a CPU is that was counted there, and the nop.
+    left: Vec<(Range<Gva>, Gva)>,
     trampolines: Range<Gva>,
     /// Whose each row of trampolines is.
     owners: Vec<Option<P>>,
@@ -126,6 +128,7 @@ impl<P> Default for ProbeSet<P> {
             removed: HashSet::default(),
             copy_ends: HashMap::default(),
             copies: HashMap::default(),
+            left: Vec::new(),
             trampolines: Gva(0)..Gva(0),
             owners: Vec::new(),
         }
@@ -171,10 +174,23 @@ impl<P> ProbeSet<P> {
         self.copy_ends.extend(end);
     }
 
-    /// Forgets the copies that are not `in_use`: nobody can be inside any more.
+    /// The probes of the detour at `nop` have moved behind that. A CPU in `passed` was counted, or will be, before it
+    /// comes there.
+    pub fn leave(&mut self, passed: Range<Gva>, nop: Gva) {
+        self.left.push((passed, nop));
+    }
+
+    /// The nop whose probes have counted a CPU that is at `at`.
+    #[must_use]
+    pub fn left(&self, at: Gva) -> Option<Gva> {
+        self.left.iter().find(|(passed, _)| at.is_in(passed)).map(|(_, nop)| *nop)
+    }
+
+    /// Forgets the copies and detours that are not `in_use`: nobody can be inside any more.
     pub fn retain_copies(&mut self, in_use: impl Fn(Gva) -> bool) {
         self.copies.retain(|copy, _| in_use(*copy));
         self.copy_ends.retain(|end, _| in_use(*end));
+        self.left.retain(|(passed, _)| in_use(passed.start));
     }
 
     /// The original of the copy at `copy`.

@@ -1,0 +1,151 @@
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 1.
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | [`HITS`]: a u64 a probe, how often it was hit |
+//! | 2 MiB | [`DROPS`]: a u64 a probe, how many of these hits found no room in a ring |
+//! | 4 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//!
+//! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
+//! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
+//! them so many that the longest record may begin in the last one.
+//!
+//! A record takes a number of cells in a row, and is claimed by moving the head. All its words are little-endian:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | u64: [`sequence`] of its first cell, written last: until then, whatever stands there is another number |
+//! | 8 | u64: the guest's time-stamp counter |
+//! | 16 | u32: the probe, as in the tables of counters, and in the top 8 bits how many cells; u32: the CPU's `preempt_count` |
+//! | 24 | u64: the current task (GVA) |
+//! | 32 | u32: its pid; u32: its tgid |
+//! | 40 | u64: its uid, or [`UNKNOWN`] |
+//! | 48 | u64: its pid in its own namespace, or [`UNKNOWN`] |
+//! | 56 | 16 bytes: its name |
+//! | 72 | 6 u64: rdi, rsi, rdx, rcx, r8, r9 |
+//! | 120 | the other registers that the probe reads, a u64 each |
+
+use crate::linux::task::COMM;
+
+/// Bytes of the data window.
+pub const SIZE: u64 = 16 << 20;
+/// How many probes have counters: those with a smaller number.
+pub const COUNTERS: u32 = 256 << 10;
+/// See the [module](self).
+pub const HITS: u64 = 0;
+/// See the [module](self).
+pub const DROPS: u64 = HITS + COUNTERS as u64 * 8;
+const RINGS: u64 = DROPS + COUNTERS as u64 * 8;
+
+/// See the [module](self).
+pub const HEAD: u64 = 0;
+/// See the [module](self).
+pub const TAIL: u64 = 64;
+/// See the [module](self).
+pub const CELLS: u64 = 128;
+
+/// Bytes of a cell.
+pub const CELL: u64 = 128;
+/// Cells of the longest record.
+pub const MOST_CELLS: u64 = 2;
+
+/// Offsets in a record: see the [module](self).
+pub mod record {
+    #![allow(missing_docs, reason = "the table of the module says it")]
+    pub const SEQUENCE: u64 = 0;
+    pub const TICKS: u64 = 8;
+    pub const PROBE: u64 = 16;
+    pub const PREEMPT_COUNT: u64 = 20;
+    pub const TASK: u64 = 24;
+    pub const PID: u64 = 32;
+    pub const TGID: u64 = 36;
+    pub const UID: u64 = 40;
+    pub const NAMESPACE_PID: u64 = 48;
+    pub const COMM: u64 = 56;
+    pub const ARGUMENTS: u64 = COMM + super::COMM as u64;
+    pub const REGISTERS: u64 = ARGUMENTS + 6 * 8;
+}
+
+/// Stands for what is not known. No u32 is so large.
+pub const UNKNOWN: u64 = u64::MAX;
+
+/// How many cells a record with so many other registers takes.
+#[must_use]
+pub fn cells_of(registers: usize) -> u64 {
+    (record::REGISTERS + 8 * registers as u64).div_ceil(CELL)
+}
+
+/// What says in a record whose it is, and how many cells it takes.
+#[must_use]
+pub fn head(probe: u32, cells: u64) -> u32 {
+    probe & (COUNTERS - 1) | (cells as u32) << 24
+}
+
+/// What that says.
+#[must_use]
+pub fn of_head(head: u32) -> (u32, u64) {
+    (head & 0xff_ffff, u64::from(head >> 24))
+}
+
+/// The number that is written into a record that begins with the cell which `claimed` others came before. It is never 0.
+#[must_use]
+pub fn sequence(claimed: u64) -> u64 {
+    claimed.wrapping_add(1)
+}
+
+/// The rings of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rings {
+    /// How many there are, one a CPU.
+    pub cpus: u32,
+    /// Bytes from one to the next.
+    pub stride: u64,
+    /// Cells of each, a power of two.
+    pub cells: u64,
+}
+
+impl Rings {
+    /// Those of a guest with so many CPUs, 256 at most.
+    #[must_use]
+    pub fn of(cpus: u8) -> Self {
+        const LINE: u64 = 128;
+        let cpus = u32::from(cpus).max(1);
+        let stride = (SIZE - RINGS) / u64::from(cpus) / LINE * LINE;
+        let room = (stride - CELLS) / CELL - (MOST_CELLS - 1);
+        Self { cpus, stride, cells: 1 << room.ilog2() }
+    }
+
+    /// Where the ring of `cpu` begins in the data window.
+    #[must_use]
+    pub fn offset(&self, cpu: u32) -> u64 {
+        RINGS + u64::from(cpu) * self.stride
+    }
+
+    /// Where in its ring the cell lies that `claimed` others came before.
+    #[must_use]
+    pub fn cell(&self, claimed: u64) -> u64 {
+        CELLS + claimed % self.cells * CELL
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_lie_in_the_window_and_not_in_each_other() {
+        for cpus in 1..=255 {
+            let rings = Rings::of(cpus);
+            let longest = rings.cell(rings.cells - 1) + MOST_CELLS * CELL;
+            assert!(longest <= rings.stride, "{rings:?}");
+            assert!(rings.offset(u32::from(cpus)) <= SIZE, "{rings:?}");
+            assert!(rings.cells >= 64 && rings.stride.is_multiple_of(64), "{rings:?}");
+        }
+        assert_eq!(Rings::of(2).cells, 32 << 10);
+    }
+
+    #[test]
+    fn a_record_without_other_registers_takes_one_cell() {
+        assert_eq!((cells_of(0), cells_of(1), cells_of(2), cells_of(12)), (1, 1, 2, 2));
+    }
+}

@@ -1,0 +1,153 @@
+//! Reading a ring that the guest fills. It is the guest's memory: whatever stands in it has to do no harm.
+
+use super::layout::{self, CELL, HEAD, MOST_CELLS, Rings, TAIL, UNKNOWN, record, sequence};
+use crate::addr::{Gpa, Gva};
+use crate::linux::task::{COMM, Context, Task};
+use crate::memory::{NoMemory, PhysMemory};
+
+/// The reader's end of one ring.
+#[derive(Debug, Clone)]
+pub struct Ring {
+    rings: Rings,
+    at: Gpa,
+    /// Cells that have been read.
+    tail: u64,
+    /// The guest has written nonsense to it.
+    is_broken: bool,
+}
+
+/// What a detour has noted down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The guest's time-stamp counter.
+    pub ticks: u64,
+    /// The probe, as in the tables of counters. It may be any number.
+    pub probe: u32,
+    /// The task that ran.
+    pub task: Task,
+    /// rdi, rsi, rdx, rcx, r8, r9.
+    pub args: [u64; 6],
+    /// The other registers, and what else is in the record's last cell.
+    pub registers: Vec<u64>,
+}
+
+impl Ring {
+    /// The ring of `cpu` in the data window at `window`.
+    #[must_use]
+    pub fn new(rings: Rings, window: Gpa, cpu: u32) -> Self {
+        Self { rings, at: window.add(rings.offset(cpu)), tail: 0, is_broken: false }
+    }
+
+    /// Whether the guest has written to it what no detour writes. It is not read any more then.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Reads the records that are there, oldest first, as many as the ring can hold at most. One that is claimed and
+    /// not published ends it: an NMI may have come between the two.
+    ///
+    /// # Errors
+    /// The memory of the ring is not there.
+    pub fn drain<M: PhysMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        mut each: impl FnMut(Record),
+    ) -> Result<(), NoMemory> {
+        let end = self.tail.wrapping_add(self.rings.cells);
+        let begin = self.tail;
+        while !self.is_broken && self.tail != end {
+            let cell = self.at.add(self.rings.cell(self.tail));
+            let expected = sequence(self.tail);
+            // An atomic access: what was written before the sequence number is there when that is.
+            if !memory.compare_exchange(cell.add(record::SEQUENCE), expected, expected)? {
+                break;
+            }
+            let mut bytes = [0; (MOST_CELLS * CELL) as usize];
+            let (first, more) = bytes.split_at_mut(CELL as usize);
+            memory.read(cell, first)?;
+            let (_, length) = layout::of_head(u32_at(first, record::PROBE));
+            // Both ends of the record are in what was claimed: the rest of the ring holds older ones.
+            if !(1..=MOST_CELLS).contains(&length) || end.wrapping_sub(self.tail) < length {
+                self.is_broken = true;
+                break;
+            }
+            if let Some(rest) = more.get_mut(..((length - 1) * CELL) as usize) {
+                memory.read(cell.add(CELL), rest)?;
+            }
+            each(Record::of(bytes.get(..(length * CELL) as usize).unwrap_or_default()));
+            // What a record holds must not look like the start of another one, when its cells are used again.
+            for n in 0..length {
+                memory.write(self.at.add(self.rings.cell(self.tail.wrapping_add(n))), &[0; 8])?;
+            }
+            self.tail = self.tail.wrapping_add(length);
+        }
+        // The guest may use the cells again once it sees this, and not before they have been read.
+        let tail = self.at.add(TAIL);
+        if self.tail != begin && !memory.compare_exchange(tail, begin, self.tail)? {
+            self.is_broken = true;
+        }
+        Ok(())
+    }
+
+    /// How many cells have been claimed and not read.
+    ///
+    /// # Errors
+    /// The memory of the ring is not there.
+    pub fn outstanding<M: PhysMemory + ?Sized>(&self, memory: &M) -> Result<u64, NoMemory> {
+        let mut head = [0; 8];
+        memory.read(self.at.add(HEAD), &mut head)?;
+        Ok(u64::from_le_bytes(head).wrapping_sub(self.tail))
+    }
+}
+
+impl Record {
+    fn of(bytes: &[u8]) -> Self {
+        let word = |at| u64_at(bytes, at);
+        let half = |at| u32_at(bytes, at);
+        let comm = usize::try_from(record::COMM).ok().and_then(|at| bytes.get(at..)?.first_chunk::<COMM>());
+        let known = |word: u64| (word != UNKNOWN).then_some(word as u32);
+        let registers = (record::REGISTERS..bytes.len() as u64).step_by(8).map(word).collect();
+        let arguments: [u64; 6] = std::array::from_fn(|n| word(record::ARGUMENTS + 8 * n as u64));
+        Self {
+            ticks: word(record::TICKS),
+            probe: layout::of_head(half(record::PROBE)).0,
+            task: Task {
+                at: Gva(word(record::TASK)),
+                pid: half(record::PID),
+                tgid: half(record::TGID),
+                ns_pid: known(word(record::NAMESPACE_PID)),
+                uid: known(word(record::UID)),
+                context: Context::of(half(record::PREEMPT_COUNT)),
+                comm: comm.copied().unwrap_or_default(),
+            },
+            args: arguments,
+            registers,
+        }
+    }
+}
+
+fn u64_at(bytes: &[u8], at: u64) -> u64 {
+    let word = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    word.copied().map_or(0, u64::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: u64) -> u32 {
+    let word = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    word.copied().map_or(0, u32::from_le_bytes)
+}
+
+/// Counters in the data window at `window`: of the probe of this number, at [`HITS`](layout::HITS) or
+/// [`DROPS`](layout::DROPS). 0 for one that has none.
+#[must_use]
+pub fn counter<M: PhysMemory + ?Sized>(memory: &M, window: Gpa, table: u64, probe: u32) -> u64 {
+    let mut bytes = [0; 8];
+    let at = window.add(table).add(8 * u64::from(probe));
+    match probe < layout::COUNTERS && memory.read(at, &mut bytes).is_ok() {
+        true => u64::from_le_bytes(bytes),
+        false => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use super::*;
+use crate::linux::current::CurrentTask;
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
+
+const SITE: Gva = Gva(0xffff_ffff_8100_0000);
+const AT: Gva = Gva(0xffff_ffff_9060_0000);
+
+fn guest() -> Guest {
+    Guest {
+        window: Gva(0xffff_ffff_9100_0000),
+        rings: Rings::of(2),
+        cpu_number: 0x3_500c,
+        task: TaskLayout {
+            current: CurrentTask { offset: 0x3_5000 },
+            preempt_count: Some(0x3_5008),
+            comm: 2976,
+            pid: 2432,
+            tgid: 2436,
+            user: Some(task::User { cred: 2952, uid: 8 }),
+            namespace: Some(task::Namespace {
+                thread_pid: 2496,
+                level: 4,
+                numbers: 96,
+                stride: 16,
+                number: 0,
+            }),
+        },
+        slide: 0,
+    }
+}
+
+fn counts(condition: Option<Condition>) -> Work {
+    Work { probe: 3, condition, record: None }
+}
+
+fn assemble(works: &[Work]) -> Stub {
+    Stub::assemble(&guest(), AT, SITE, SITE.add(5), works).unwrap()
+}
+
+fn decode(code: &[u8]) -> Vec<Instruction> {
+    Decoder::with_ip(64, code, AT.0, DecoderOptions::NONE).into_iter().collect()
+}
+
+/// The instructions of a hit at which interrupts are on and no branch is taken but those that end it.
+fn straight(code: &[u8]) -> Vec<Instruction> {
+    let all = decode(code);
+    let mut path = Vec::new();
+    let mut next = AT.0;
+    while let Some(instruction) = all.iter().find(|instruction| instruction.ip() == next) {
+        path.push(*instruction);
+        next = match instruction.flow_control() {
+            FlowControl::UnconditionalBranch => instruction.near_branch_target(),
+            _ => instruction.next_ip(),
+        };
+    }
+    assert_eq!(next, SITE.0 + 5, "it leads back");
+    path
+}
+
+#[test]
+fn a_count_takes_eleven_instructions_with_the_jump() {
+    let stub = assemble(&[counts(None)]);
+    let path = straight(&stub.code);
+    let names: Vec<String> = path.iter().map(|i| format!("{:?}", i.mnemonic()).to_lowercase()).collect();
+    assert_eq!(names.join(" "), "pushfq cli nop inc test je and popfq sti jmp");
+    let inc = path[3];
+    assert!(inc.has_lock_prefix());
+    assert_eq!(inc.ip_rel_memory_address(), guest().window.0 + HITS + 3 * 8);
+}
+
+#[test]
+fn a_record_takes_less_than_eighty() {
+    let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()) }]);
+    let path = straight(&stub.code);
+    assert!(path.len() < 80, "{}", path.len());
+    let mut stores =
+        path.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.memory_base() == iced_x86::Register::RCX);
+    let last = stores.rfind(|i| i.op0_kind() == iced_x86::OpKind::Memory).unwrap();
+    assert_eq!(last.memory_displacement64(), record::SEQUENCE, "the sequence number is written last");
+}
+
+#[test]
+fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
+    let everything = Condition::All(vec![
+        Condition::Not(Box::new(Condition::Comm(true, "cat".to_owned()))),
+        Condition::Any(vec![
+            Condition::Number(
+                Number { from: Origin::Pid, low: 0, width: 32, is_signed: false },
+                Test::Number(Order::Greater, 7),
+            ),
+            Condition::Number(
+                Number { from: Origin::Cpu, low: 0, width: 32, is_signed: false },
+                Test::Among(vec![0..2, 5..6]),
+            ),
+            Condition::Number(
+                Number { from: Origin::Register(Register::Rsp), low: 3, width: 9, is_signed: true },
+                Test::Bits(0xf000_0000_0000_0001),
+            ),
+        ]),
+    ]);
+    let record = Some(vec![Register::Rax, Register::Rsp, Register::Rflags, Register::R15]);
+    let stub = assemble(&[Work { probe: 3, condition: Some(everything), record }, counts(None)]);
+    let mut depth = 0i64;
+    for instruction in decode(&stub.code) {
+        match instruction.mnemonic() {
+            Mnemonic::Push | Mnemonic::Pushfq => depth += 1,
+            Mnemonic::Pop => depth -= 1,
+            _ => {}
+        }
+        // Only what is saved is written.
+        let mut info = iced_x86::InstructionInfoFactory::new();
+        for used in info.info(&instruction).used_registers() {
+            use iced_x86::OpAccess::{CondWrite, ReadCondWrite, ReadWrite, Write};
+            let writes = matches!(used.access(), Write | CondWrite | ReadWrite | ReadCondWrite);
+            let full = used.register().full_register();
+            let saved = [
+                iced_x86::Register::RAX,
+                iced_x86::Register::RCX,
+                iced_x86::Register::RDX,
+                iced_x86::Register::R8,
+                iced_x86::Register::RSP,
+            ];
+            assert!(!writes || saved.contains(&full), "{instruction} writes {full:?}");
+        }
+    }
+    assert_eq!(depth, 1, "the flags are popped on both ways out");
+}
+
+#[test]
+fn a_shut_gate_leads_past_all_that_is_done() {
+    let stub = assemble(&[counts(None)]);
+    let mut code = stub.code.clone();
+    let (at, bytes) = stub.shut().unwrap();
+    code[at..at + JUMP].copy_from_slice(&bytes);
+    let names: Vec<Mnemonic> = straight(&code).iter().map(Instruction::mnemonic).collect();
+    assert!(!names.contains(&Mnemonic::Inc), "{names:?}");
+    assert_eq!(names.first(), Some(&Mnemonic::Pushfq));
+    assert_eq!(names.last(), Some(&Mnemonic::Jmp));
+    assert_eq!(stub.passed(AT).start, AT.add(7));
+}
+
+#[test]
+fn what_is_too_far_is_refused() {
+    let far = Gva(0xffff_ffff_0000_0000);
+    assert!(jump(far, SITE).is_err());
+    assert!(Stub::assemble(&guest(), far, SITE, SITE.add(5), &[counts(None)]).is_err());
+    assert_eq!(jump(SITE, SITE.add(0x105)).unwrap(), [0xe9, 0, 1, 0, 0]);
+}

@@ -1,0 +1,237 @@
+//! What a detour has to do for a probe, and what none can do.
+
+use crate::addr::{Gpa, Gva};
+use crate::capture::filter::{Filter, Operand, Test};
+use crate::capture::shape::Shape;
+use crate::capture::{Base, Capture, Fetch, Field, Read, Register, Scene};
+use crate::detour::layout::{CELL, MOST_CELLS, record};
+use crate::detour::ring::Record;
+use crate::memory::{NoMemory, PhysMemory, VirtMemory};
+use crate::paging::AddressSpace;
+use crate::regs::Regs;
+use std::collections::BTreeSet;
+
+/// What is done for one probe at a hit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work {
+    /// The probe's number in the tables of counters, less than [`COUNTERS`](super::layout::COUNTERS).
+    pub probe: u32,
+    /// Which hits count.
+    pub condition: Option<Condition>,
+    /// The registers that are noted down besides those of arguments, in this order; `None` when hits are only counted.
+    pub record: Option<Vec<Register>>,
+}
+
+/// Why a probe cannot be served by a detour.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unsuited {
+    /// A load in the guest that may fault.
+    #[error("`{0}` reads memory")]
+    Memory(String),
+    /// The path of a control group.
+    #[error("`{0}` reads the task's control group")]
+    Cgroup(String),
+    /// More than a record holds.
+    #[error("it reads too many registers")]
+    TooManyRegisters,
+    /// A comparison of strings, but for the task's whole name.
+    #[error("its filter compares strings")]
+    Text,
+    /// A comparison of what is no number.
+    #[error("its filter compares `{0}`, which is no number")]
+    NoNumber(String),
+}
+
+/// Which hits count, in terms of what a detour has at hand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// All of them.
+    All(Vec<Condition>),
+    /// One of them at least.
+    Any(Vec<Condition>),
+    /// Not this one.
+    Not(Box<Condition>),
+    /// A number, and how it is compared.
+    Number(Number, Test),
+    /// Whether the task's name is this one.
+    Comm(bool, String),
+}
+
+/// A number that can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Number {
+    /// Where it comes from.
+    pub from: Origin,
+    /// The lowest of its bits that counts.
+    pub low: u8,
+    /// How many do, from 1 to 64.
+    pub width: u8,
+    /// Whether the highest one is its sign.
+    pub is_signed: bool,
+}
+
+/// Where a number comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A register.
+    Register(Register),
+    /// Known beforehand.
+    Constant(u64),
+    /// An address in the kernel, as it was linked.
+    Kernel(Gva),
+    /// The pid of the task that runs.
+    Pid,
+    /// The CPU.
+    Cpu,
+}
+
+impl Work {
+    /// What a probe of this number needs that reads `capture` and notes its hits down if they are to be `recorded`.
+    ///
+    /// # Errors
+    /// [`Unsuited`]: it has to stay on a trap.
+    pub fn of(probe: u32, capture: Option<&Capture>, recorded: bool) -> Result<Self, Unsuited> {
+        let condition = match capture.and_then(|capture| Some((capture, capture.filter.as_ref()?))) {
+            Some((capture, filter)) => Some(Condition::of(filter, &capture.fields)?),
+            None => None,
+        };
+        let mut others = BTreeSet::new();
+        for field in capture.iter().flat_map(|capture| &capture.fields) {
+            if let Some(register) = field.fetch.register(&field.name)?.filter(|_| recorded) {
+                others.insert(register);
+            }
+        }
+        others.retain(|register| argument(*register).is_none());
+        if record::REGISTERS + 8 * others.len() as u64 > MOST_CELLS * CELL {
+            return Err(Unsuited::TooManyRegisters);
+        }
+        Ok(Self { probe, condition, record: recorded.then(|| others.into_iter().collect()) })
+    }
+
+    /// What `capture` reads of a record of this work, made at `rip` (GVA) on `cpu` of a kernel with this slide. Returns
+    /// false when the record cannot have been made by it.
+    pub fn replay(
+        &self,
+        capture: Option<&Capture>,
+        record: &Record,
+        rip: Gva,
+        slide: u64,
+        cpu: usize,
+        captured: &mut Vec<u8>,
+    ) -> bool {
+        captured.clear();
+        let Some(capture) = capture else { return true };
+        let [rdi, rsi, rdx, rcx, r8, r9] = record.args;
+        let mut regs = Regs { rdi, rsi, rdx, rcx, r8, r9, rip: rip.0, ..Regs::default() };
+        for (register, value) in self.record.iter().flatten().zip(&record.registers) {
+            register.set(&mut regs, *value);
+        }
+        let memory = VirtMemory { phys: &Nowhere, space: AddressSpace::new(0, 0) };
+        let task = Some(&record.task);
+        capture.take(&Scene { regs: &regs, entered_with: None, memory: &memory, slide, task, cpu }, captured)
+    }
+}
+
+/// Which argument this register is, from 0 on.
+fn argument(register: Register) -> Option<usize> {
+    (0..6).find(|n| Register::of_argument(*n) == Some(register))
+}
+
+impl Fetch {
+    /// The register that has to be noted down for it, if any: the rest is known without.
+    fn register(&self, name: &str) -> Result<Option<Register>, Unsuited> {
+        let memory = || Unsuited::Memory(name.to_owned());
+        match self.base {
+            Base::Comm | Base::Text(_) | Base::Unknown => return Ok(None),
+            Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
+            _ => {}
+        }
+        if !self.hops.is_empty() || !matches!(self.read, Read::Word(_)) {
+            return Err(memory());
+        }
+        match self.base {
+            Base::Register(Register::Rip) => Ok(None),
+            Base::Register(register) => Ok(Some(register)),
+            Base::Argument(n) => Register::of_argument(n.into()).map(Some).ok_or_else(memory),
+            // Both are arguments, which every record has.
+            Base::Arguments(n) if n < 5 => Ok(None),
+            Base::Arguments(_) | Base::Stack(_) => Err(memory()),
+            Base::Constant(_) | Base::Kernel(_) => Ok(None),
+            Base::Comm | Base::Text(_) | Base::Unknown | Base::Cgroup(_) => Ok(None),
+        }
+    }
+}
+
+impl Condition {
+    fn of(filter: &Filter, fields: &[Field]) -> Result<Self, Unsuited> {
+        let all = |filters: &[Filter]| -> Result<Vec<Self>, Unsuited> {
+            filters.iter().map(|filter| Self::of(filter, fields)).collect()
+        };
+        Ok(match filter {
+            Filter::All(filters) => Self::All(all(filters)?),
+            Filter::Any(filters) => Self::Any(all(filters)?),
+            Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields)?)),
+            Filter::Test(Operand::Comm, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
+                Self::Comm(*equal, text.clone())
+            }
+            Filter::Test(_, Test::Text(..) | Test::Glob(_)) => return Err(Unsuited::Text),
+            Filter::Test(operand, test) => Self::Number(Number::of(*operand, fields)?, test.clone()),
+        })
+    }
+}
+
+impl Number {
+    fn of(operand: Operand, fields: &[Field]) -> Result<Self, Unsuited> {
+        let whole = |from, width| Self { from, low: 0, width, is_signed: false };
+        let n = match operand {
+            Operand::Pid => return Ok(whole(Origin::Pid, 32)),
+            Operand::Cpu => return Ok(whole(Origin::Cpu, 32)),
+            Operand::Ip => return Ok(whole(Origin::Register(Register::Rip), 64)),
+            Operand::Comm | Operand::Hidden(_) => return Err(Unsuited::Text),
+            Operand::Field(n) => n,
+        };
+        let field = fields.get(usize::from(n)).ok_or(Unsuited::Text)?;
+        let no_number = || Unsuited::NoNumber(field.name.clone());
+        let from = match field.fetch.base {
+            Base::Register(register) => Origin::Register(register),
+            Base::Argument(n) => Origin::Register(Register::of_argument(n.into()).ok_or_else(no_number)?),
+            Base::Constant(number) => Origin::Constant(number),
+            Base::Kernel(link) => Origin::Kernel(link),
+            _ => return Err(no_number()),
+        };
+        let bits = match field.fetch.read {
+            Read::Word(bytes @ 1..=8) if field.fetch.hops.is_empty() => 8 * bytes,
+            _ => return Err(Unsuited::Memory(field.name.clone())),
+        };
+        let is_signed = |shape: &Shape| matches!(shape, Shape::Signed | Shape::Result | Shape::Enum(_));
+        match &field.shape {
+            Shape::BitField { low, width, of } => {
+                let fits = *width > 0 && u32::from(*low) + u32::from(*width) <= u32::from(bits);
+                fits.then_some(Self { from, low: *low, width: *width, is_signed: is_signed(of) })
+            }
+            Shape::Text => None,
+            shape => Some(Self { from, low: 0, width: bits, is_signed: is_signed(shape) }),
+        }
+        .ok_or_else(no_number)
+    }
+}
+
+/// No memory at all: a record is all that is left of a hit.
+struct Nowhere;
+
+impl PhysMemory for Nowhere {
+    fn read(&self, at: Gpa, _: &mut [u8]) -> Result<(), NoMemory> {
+        Err(NoMemory(at))
+    }
+
+    fn write(&self, at: Gpa, _: &[u8]) -> Result<(), NoMemory> {
+        Err(NoMemory(at))
+    }
+
+    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
+        Err(NoMemory(at))
+    }
+}
+
+#[cfg(test)]
+mod tests;
