@@ -3,13 +3,14 @@
 //! It is a memory slot outside the guest's memory map, seen through two free entries of the guest's own page
 //! tables near its kernel's text:
 //!
-//! - the code window (read and execute): return trampolines, copies of instructions, and int3 in all the rest;
-//! - the data window (read and write, no execute).
+//! - the code window (read and execute): return trampolines, then slots with copies of instructions and with the stubs
+//!   of detours, and int3 in all the rest;
+//! - the data window (read and write, no execute): [counters and rings](probe_engine::detour::layout).
 //!
 //! An entry that was absent needs no flush when it is filled: the CPU caches no absent entry (Intel SDM volume 3,
 //! 4.10.4.3). It is never changed or removed while the guest runs.
 //!
-//! A copy is written to a slot. A slot that is retired may still have someone inside: a vCPU, or a task that was
+//! A copy is written to a slot, a stub to several in a row. A slot that is retired may still have someone inside: a vCPU, or a task that was
 //! interrupted there and is to return. [`Reserved::reclaim`] finds them without knowing anything of the guest's
 //! kernel: the CPU saves the RIP of what it interrupts as an aligned word on a stack (Intel SDM volume 3, 6.14.2),
 //! so a slot to which no word of RAM points has nobody inside. A word that points there by chance, or because the
@@ -31,20 +32,23 @@ use std::ops::Range;
 
 /// How many return trampolines there are. Each is one int3, at the start of the code window.
 pub const TRAMPOLINES: u32 = 64 << 10;
-/// How many slots there are, behind the trampolines. What follows them in the code window is free.
-pub const SLOTS: u16 = 32 << 10;
+/// How many slots there are, behind the trampolines.
+pub const SLOTS: u32 = (window::CODE as u32 - TRAMPOLINES) / SLOT as u32;
 /// The memory of the code window.
 const CODE: Gpa = layout::RESERVED;
-/// The memory of the data window, [`window::SIZE`] bytes, zero at first.
-pub const DATA: Gpa = Gpa(layout::RESERVED.0 + window::SIZE);
+/// The memory of the data window, [`window::DATA`] bytes, zero at first.
+pub const DATA: Gpa = Gpa(layout::RESERVED.0 + window::CODE);
 
-const _: () = assert!(TRAMPOLINES as u64 + SLOTS as u64 * SLOT as u64 <= window::SIZE);
-const _: () =
-    assert!(layout::RESERVED_SIZE == 2 * window::SIZE && layout::RESERVED.0.is_multiple_of(window::SIZE));
+const _: () = assert!(layout::RESERVED_SIZE == window::CODE + window::DATA);
+const _: () = assert!(layout::RESERVED.0.is_multiple_of(window::PAGE));
 
-/// The number of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u16);
+/// Slots in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// The number of the first.
+    first: u32,
+    count: u32,
+}
 
 /// The reserved memory cannot be mapped into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -65,11 +69,11 @@ pub struct Reserved {
     /// The data window.
     data: Gva,
     /// The lowest slot that was never used; all after it are like it.
-    unused: u16,
+    unused: u32,
     /// Slots that were used, and in which nobody can be.
-    free: BTreeSet<Slot>,
+    free: BTreeSet<u32>,
     /// Slots in which someone may still be.
-    retired: BTreeSet<Slot>,
+    retired: BTreeSet<u32>,
 }
 
 impl Reserved {
@@ -85,9 +89,16 @@ impl Reserved {
         text: &Range<Gva>,
     ) -> Result<Self, ReservedError> {
         let windows = window::find(ram, space, text)?;
-        ram.write(CODE, &vec![INT3; window::SIZE as usize])?;
-        ram.write(windows.data_entry, &window::data_entry(DATA).to_le_bytes())?;
-        ram.write(windows.code_entry, &window::code_entry(CODE).to_le_bytes())?;
+        ram.write(CODE, &vec![INT3; window::CODE as usize])?;
+        let pages = |size: u64| (0..size / window::PAGE).map(|page| (8 * page, window::PAGE * page));
+        for (entry, page) in pages(window::DATA) {
+            let frame = DATA.add(page);
+            ram.write(windows.data_entry.add(entry), &window::data_entry(frame).to_le_bytes())?;
+        }
+        for (entry, page) in pages(window::CODE) {
+            let frame = CODE.add(page);
+            ram.write(windows.code_entry.add(entry), &window::code_entry(frame).to_le_bytes())?;
+        }
         Ok(Self {
             code: windows.code,
             data: windows.data,
@@ -100,7 +111,7 @@ impl Reserved {
     /// The data window.
     #[must_use]
     pub fn data(&self) -> Range<Gva> {
-        self.data..self.data.add(window::SIZE)
+        self.data..self.data.add(window::DATA)
     }
 
     /// The address of return trampoline `instance`, which is less than [`TRAMPOLINES`].
@@ -116,48 +127,91 @@ impl Reserved {
         (instance < TRAMPOLINES).then_some(instance)
     }
 
-    /// Where the guest runs what is in `slot`.
+    /// Where the guest runs what is in `slots`.
     #[must_use]
-    pub fn address(&self, slot: Slot) -> Gva {
-        self.slots().start.add(offset(slot))
+    pub fn address(&self, slots: Slots) -> Gva {
+        self.slots().start.add(offset(slots.first))
     }
 
     /// The slot that `at` lies in, whether or not it is in use.
     #[must_use]
-    pub fn slot_of(&self, at: Gva) -> Option<Slot> {
+    pub fn slot_of(&self, at: Gva) -> Option<Slots> {
+        Some(Slots { first: self.number_of(at)?, count: 1 })
+    }
+
+    fn number_of(&self, at: Gva) -> Option<u32> {
         let number = at.offset_from(self.slots().start)? / SLOT as u64;
-        u16::try_from(number).ok().filter(|number| *number < SLOTS).map(Slot)
+        u32::try_from(number).ok().filter(|number| *number < SLOTS)
     }
 
-    /// Takes a slot. `None` when all are in use or retired: see [`reclaim`](Self::reclaim).
-    pub fn allocate(&mut self) -> Option<Slot> {
-        if let Some(slot) = self.free.pop_first() {
-            return Some(slot);
+    /// Takes slots for `length` bytes. `None` when too many are in use or retired: see [`reclaim`](Self::reclaim).
+    pub fn allocate(&mut self, length: usize) -> Option<Slots> {
+        let count = u32::try_from(length.div_ceil(SLOT)).ok()?.max(1);
+        if let Some(first) = self.free_row(count) {
+            for slot in first..first + count {
+                self.free.remove(&slot);
+            }
+            return Some(Slots { first, count });
         }
-        let slot = Slot(self.unused);
-        (self.unused < SLOTS).then(|| {
-            self.unused += 1;
-            slot
-        })
+        let first = self.unused;
+        let end = first.checked_add(count).filter(|end| *end <= SLOTS)?;
+        self.unused = end;
+        Some(Slots { first, count })
     }
 
-    /// Fills a slot to which nothing leads yet.
+    /// The first of so many free slots in a row.
+    fn free_row(&self, count: u32) -> Option<u32> {
+        let (mut first, mut found) = (0, 0);
+        for slot in &self.free {
+            if first + found != *slot {
+                (first, found) = (*slot, 0);
+            }
+            found += 1;
+            if found == count {
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    /// Gives back what code of `length` bytes at the start of `slots` does not need.
+    pub fn shrink(&mut self, slots: Slots, length: usize) -> Slots {
+        let Slots { first, count } = slots;
+        let kept = u32::try_from(length.div_ceil(SLOT)).unwrap_or(count).clamp(1, count);
+        let (rest, end) = (first + kept, first + count);
+        if end == self.unused {
+            self.unused = rest;
+        } else {
+            self.free.extend(rest..end);
+        }
+        Slots { first, count: kept }
+    }
+
+    /// Fills slots with code for which they were [allocated](Self::allocate), and to which nothing leads yet.
     ///
     /// # Errors
     /// Never in a guest in which the reserved memory was mapped.
-    pub fn write(&self, ram: &GuestRam, slot: Slot, code: &[u8; SLOT]) -> Result<(), NoMemory> {
-        ram.write(CODE.add(u64::from(TRAMPOLINES) + offset(slot)), code)
+    pub fn write(&self, ram: &GuestRam, slots: Slots, code: &[u8]) -> Result<(), NoMemory> {
+        self.overwrite(ram, slots, 0, code.get(..slots.count as usize * SLOT).unwrap_or(code))
     }
 
-    /// Gives a slot back to which nothing leads any more. Its code stays: someone may be inside.
-    pub fn retire(&mut self, slot: Slot) {
-        self.retired.insert(slot);
+    /// Overwrites code at an offset in slots that are in use.
+    ///
+    /// # Errors
+    /// As of [`write`](Self::write).
+    pub fn overwrite(&self, ram: &GuestRam, slots: Slots, at: usize, code: &[u8]) -> Result<(), NoMemory> {
+        ram.write(CODE.add(u64::from(TRAMPOLINES) + offset(slots.first) + at as u64), code)
+    }
+
+    /// Gives slots back to which nothing leads any more. Their code stays: someone may be inside.
+    pub fn retire(&mut self, slots: Slots) {
+        self.retired.extend(slots.first..slots.first + slots.count);
     }
 
     /// Whether `at` lies in a slot that is in use, or in which someone may be.
     #[must_use]
     pub fn is_in_use(&self, at: Gva) -> bool {
-        self.slot_of(at).is_some_and(|slot| slot.0 < self.unused && !self.free.contains(&slot))
+        self.number_of(at).is_some_and(|slot| slot < self.unused && !self.free.contains(&slot))
     }
 
     /// Frees the retired slots in which nobody can be: no vCPU's RIP (`vcpu_rips`, of all of them) and no aligned
@@ -171,7 +225,7 @@ impl Reserved {
         let mut occupied = BTreeSet::new();
         // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
         let mut mark =
-            |rip: Gva| occupied.extend([rip, rip.offset(-1)].into_iter().filter_map(|at| self.slot_of(at)));
+            |rip: Gva| occupied.extend([rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at)));
         vcpu_rips.iter().copied().for_each(&mut mark);
         let (start, length) = (slots.start.0, slots.end.0 - slots.start.0);
         let points_there = |word: u64| word.wrapping_sub(start) <= length;
@@ -181,9 +235,9 @@ impl Reserved {
                 page.iter().copied().filter(|word| points_there(*word)).map(Gva).for_each(&mut mark);
             }
         })?;
-        for slot in self.retired.difference(&occupied) {
-            if self.write(ram, *slot, &[INT3; SLOT]).is_ok() {
-                self.free.insert(*slot);
+        for slot in self.retired.difference(&occupied).copied() {
+            if self.write(ram, Slots { first: slot, count: 1 }, &[INT3; SLOT]).is_ok() {
+                self.free.insert(slot);
             }
         }
         self.retired.retain(|slot| occupied.contains(slot));
@@ -197,9 +251,9 @@ impl Reserved {
     }
 }
 
-/// Where `slot` lies behind the first.
-fn offset(Slot(number): Slot) -> u64 {
-    u64::from(number) * SLOT as u64
+/// Where the slot of this number lies behind the first.
+fn offset(slot: u32) -> u64 {
+    u64::from(slot) * SLOT as u64
 }
 
 #[cfg(test)]

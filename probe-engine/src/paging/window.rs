@@ -1,17 +1,24 @@
 //! A place in the guest's page tables for memory that the guest does not know: two windows near its text, one
 //! for code and one for data.
 //!
-//! Each window is one large page of 2 MiB (Intel SDM volume 3, table 4-18), so that no page table of ours comes
+//! Both windows are made of large pages of 2 MiB (Intel SDM volume 3, table 4-18), so that no page table of ours comes
 //! into the guest's tables. Linux walks all of them when it looks for pages that are both writable and executable
 //! (mm/ptdump.c), and reads every table through its direct map, where memory outside the memory map is absent.
 
 use super::{AddressSpace, FRAME, LARGE, PRESENT, WRITABLE};
 use crate::addr::{Gpa, Gva};
+use crate::detour::layout;
 use crate::memory::PhysMemory;
 use std::ops::Range;
 
-/// Bytes that one window shows.
-pub const SIZE: u64 = 2 << 20;
+/// Bytes of a large page, which one entry maps.
+pub const PAGE: u64 = 2 << 20;
+/// Bytes of the code window.
+pub const CODE: u64 = 8 << 20;
+/// Bytes of the data window.
+pub const DATA: u64 = layout::SIZE;
+/// How many entries they take.
+const WANTED: usize = ((CODE + DATA) / PAGE) as usize;
 
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
@@ -26,14 +33,14 @@ const MODULES: usize = 256;
 /// So many entries on both sides of the windows are free too.
 const MARGIN: usize = 8;
 
-/// Two adjacent free entries of a page directory.
+/// Free entries of a page directory, in a row: those of the code window, then those of the data window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Where the entry of the code window is to be written.
+    /// Where the entries of the code window are to be written.
     pub code_entry: Gpa,
     /// Where the code window is seen.
     pub code: Gva,
-    /// Where the entry of the data window is to be written.
+    /// Where the entries of the data window are to be written.
     pub data_entry: Gpa,
     /// Where the data window is seen.
     pub data: Gva,
@@ -82,20 +89,20 @@ pub fn find<M: PhysMemory + ?Sized>(
     if entries.get(first).is_none_or(|entry| entry & PRESENT == 0) {
         return Err(NoWindow::NotMapped(text.start));
     }
-    let free = free_pair(&entries, first, last).ok_or(NoWindow::Full)? as u64;
+    let free = free_row(&entries, first, last).ok_or(NoWindow::Full)? as u64;
     let entry = directory.add(free * 8);
-    let code = Gva((text.start.0 & !0x3fff_ffff) | (free * SIZE));
-    Ok(Windows { code_entry: entry, code, data_entry: entry.add(8), data: code.add(SIZE) })
+    let code = Gva((text.start.0 & !0x3fff_ffff) | (free * PAGE));
+    Ok(Windows { code_entry: entry, code, data_entry: entry.add(CODE / PAGE * 8), data: code.add(CODE) })
 }
 
-/// The entry by which supervisor code can read and execute the 2 MiB at `frame`, a multiple of [`SIZE`]. Not
+/// The entry by which supervisor code can read and execute the 2 MiB at `frame`, a multiple of [`PAGE`]. Not
 /// dirty: a page that is dirty and read-only is a shadow stack (Intel SDM volume 3, 4.6).
 #[must_use]
 pub fn code_entry(frame: Gpa) -> u64 {
     frame.0 & FRAME | PRESENT | ACCESSED | LARGE
 }
 
-/// The entry by which supervisor code can read and write the 2 MiB at `frame`, a multiple of [`SIZE`]. The guest
+/// The entry by which supervisor code can read and write the 2 MiB at `frame`, a multiple of [`PAGE`]. The guest
 /// must have set EFER.NXE, as every 64-bit Linux does where the CPU has it: otherwise bit 63 is a reserved bit,
 /// and every access faults.
 #[must_use]
@@ -133,15 +140,17 @@ fn index(at: Gva, level: u32) -> usize {
     (at.0 >> (12 + 9 * level)) as usize % ENTRIES
 }
 
-/// The first of two free entries. Above the text (entries `first..=last`) by choice: the kernel's per-CPU
+/// The first of so many free entries. Above the text (entries `first..=last`) by choice: the kernel's per-CPU
 /// variables are addressed relative to RIP past the end of the address space, and a copy below the text could not
 /// reach as far.
-fn free_pair(entries: &[u64], first: usize, last: usize) -> Option<usize> {
-    let candidates = MARGIN..MODULES - MARGIN - 1;
+fn free_row(entries: &[u64], first: usize, last: usize) -> Option<usize> {
+    let candidates = MARGIN..MODULES - MARGIN - WANTED + 1;
     let above = candidates.clone().filter(|at| *at > last);
     let below = candidates.rev().filter(|at| *at < first);
     above.chain(below).find(|at| {
-        entries.get(at - MARGIN..at + 2 + MARGIN).is_some_and(|near| near.iter().all(|entry| *entry == 0))
+        entries
+            .get(at - MARGIN..at + WANTED + MARGIN)
+            .is_some_and(|near| near.iter().all(|entry| *entry == 0))
     })
 }
 

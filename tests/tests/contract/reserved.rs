@@ -62,14 +62,14 @@ fn run(what: &[u8], fill: impl FnOnce(&mut Reserved, &GuestRam) -> Gva) -> Optio
 
 /// Writes a copy that ends with a jump to `back`, and returns its address.
 fn copy(reserved: &mut Reserved, ram: &GuestRam, instruction: &[u8], back: Gva) -> Gva {
-    let slot = reserved.allocate().unwrap();
+    let slot = reserved.allocate(SLOT).unwrap();
     let at = reserved.address(slot);
     let mut code = instruction.to_vec();
     code.push(0xe9);
     let next = at.add(code.len() as u64 + 4);
     code.extend((back.0.wrapping_sub(next.0) as u32).to_le_bytes());
     code.resize(SLOT, 0xcc);
-    reserved.write(ram, slot, &code.try_into().unwrap()).unwrap();
+    reserved.write(ram, slot, &code).unwrap();
     at
 }
 

@@ -10,6 +10,11 @@ const LARGE_PAGE: u64 = 0x83;
 const TEXT: Range<Gva> = Gva(0xffff_ffff_8100_0000)..Gva(0xffff_ffff_8120_0000);
 const STACK: Gpa = Gpa(0x10_0000);
 
+/// The slot of this number.
+fn one(first: u32) -> Slots {
+    Slots { first, count: 1 }
+}
+
 fn standing() -> World {
     World::new(0, Orders::default(), EventFd::new(0).unwrap().into())
 }
@@ -48,13 +53,13 @@ fn code_is_int3_and_data_is_zero_behind_the_entries() {
     let (ram, reserved) = mapped();
     let space = AddressSpace::new(PML4, 0);
     let gpa = |at| space.translate(&ram, at, probe_engine::paging::Access::Read).unwrap();
-    let last = reserved.trampoline(0).add(window::SIZE - 8);
-    for at in [reserved.trampoline(0), reserved.address(Slot(0)), last] {
+    let last = reserved.trampoline(0).add(window::CODE - 8);
+    for at in [reserved.trampoline(0), reserved.address(one(0)), last] {
         assert_eq!(word(&ram, gpa(at)), 0xcccc_cccc_cccc_cccc);
     }
     assert_eq!(gpa(reserved.data().start), DATA);
     assert_eq!(word(&ram, gpa(reserved.data().end.offset(-8))), 0);
-    assert_eq!(gpa(reserved.address(Slot(SLOTS - 1))), CODE.add(0x1_0000 + 32767 * 32));
+    assert_eq!(gpa(reserved.address(one(SLOTS - 1))), CODE.add(window::CODE - 32));
 }
 
 #[test]
@@ -89,33 +94,33 @@ fn addresses_lead_back_to_what_they_are_of() {
     assert_eq!(reserved.instance_of(reserved.trampoline(65535)), Some(65535));
     assert_eq!(reserved.instance_of(reserved.trampoline(65536)), None);
     assert_eq!(reserved.slot_of(reserved.trampoline(65535)), None);
-    for slot in [Slot(0), Slot(1), Slot(SLOTS - 1)] {
+    for slot in [one(0), one(1), one(SLOTS - 1)] {
         let at = reserved.address(slot);
         assert_eq!(reserved.slot_of(at), Some(slot));
         assert_eq!(reserved.slot_of(at.add(SLOT as u64 - 1)), Some(slot));
         assert_eq!(reserved.instance_of(at), None);
     }
-    assert_eq!(reserved.slot_of(reserved.address(Slot(SLOTS - 1)).add(SLOT as u64)), None);
+    assert_eq!(reserved.slot_of(reserved.address(one(SLOTS - 1)).add(SLOT as u64)), None);
     assert_eq!(reserved.slot_of(Gva(0)), None);
 }
 
 #[test]
 fn a_slot_is_given_out_again_only_when_reclaimed() {
     let (ram, mut reserved) = mapped();
-    let slots: Vec<Slot> = std::iter::from_fn(|| reserved.allocate()).collect();
-    let different: BTreeSet<Slot> = slots.iter().copied().collect();
-    assert_eq!((slots.len(), different.len()), (usize::from(SLOTS), usize::from(SLOTS)));
+    let slots: Vec<Slots> = std::iter::from_fn(|| reserved.allocate(SLOT)).collect();
+    let different: BTreeSet<u32> = slots.iter().map(|slot| slot.first).collect();
+    assert_eq!((slots.len(), different.len()), (SLOTS as usize, SLOTS as usize));
     let slot = slots[7];
     reserved.write(&ram, slot, &[0x90; SLOT]).unwrap();
     reserved.retire(slot);
-    assert_eq!(reserved.allocate(), None);
+    assert_eq!(reserved.allocate(SLOT), None);
     let space = AddressSpace::new(PML4, 0);
     let at = space.translate(&ram, reserved.address(slot), probe_engine::paging::Access::Read).unwrap();
     assert_eq!(word(&ram, at), 0x9090_9090_9090_9090, "someone may be inside");
     assert_eq!(reclaim(&mut reserved, &ram, &[]), 1);
     assert_eq!(word(&ram, at), 0xcccc_cccc_cccc_cccc);
-    assert_eq!(reserved.allocate(), Some(slot));
-    assert_eq!(reserved.allocate(), None);
+    assert_eq!(reserved.allocate(SLOT), Some(slot));
+    assert_eq!(reserved.allocate(SLOT), None);
     assert_eq!(reclaim(&mut reserved, &ram, &[]), 0);
 }
 
@@ -127,22 +132,22 @@ fn who_is_inside_keeps_the_slot() {
         [(-1, false), (0, true), (1, true), (size - 1, true), (size, true), (size + 1, false)]
     {
         let (ram, mut reserved) = mapped();
-        reserved.allocate().unwrap();
-        let slot = reserved.allocate().unwrap();
+        reserved.allocate(SLOT).unwrap();
+        let slot = reserved.allocate(SLOT).unwrap();
         reserved.retire(slot);
         let rip = reserved.address(slot).offset(offset);
         let freed = usize::from(!keeps);
 
         assert_eq!(reclaim(&mut reserved, &ram, &[Gva(0), rip]), freed, "a vCPU at {offset}");
-        assert_eq!(reserved.retired.contains(&slot), keeps);
+        assert_eq!(reserved.retired.contains(&slot.first), keeps);
 
-        let mut reserved = Reserved { retired: [slot].into(), free: BTreeSet::new(), ..reserved };
+        let mut reserved = Reserved { retired: [slot.first].into(), free: BTreeSet::new(), ..reserved };
         let last = Gpa((2 << 20) - 8);
         for at in [STACK, last] {
             put(&ram, at, rip.0);
             assert_eq!(reclaim(&mut reserved, &ram, &[]), freed, "a frame with {offset}");
             put(&ram, at, 0);
-            reserved = Reserved { retired: [slot].into(), free: BTreeSet::new(), ..reserved };
+            reserved = Reserved { retired: [slot.first].into(), free: BTreeSet::new(), ..reserved };
         }
         assert_eq!(reclaim(&mut reserved, &ram, &[]), 1, "it has returned");
     }
@@ -151,10 +156,30 @@ fn who_is_inside_keeps_the_slot() {
 #[test]
 fn a_word_that_is_no_saved_address_keeps_nothing() {
     let (ram, mut reserved) = mapped();
-    let slot = reserved.allocate().unwrap();
+    let slot = reserved.allocate(SLOT).unwrap();
     reserved.retire(slot);
     // Not aligned, as no frame is; and in the reserved memory, which has no stacks.
     put(&ram, STACK.add(4), reserved.address(slot).0);
     put(&ram, DATA, reserved.address(slot).0);
     assert_eq!(reclaim(&mut reserved, &ram, &[]), 1);
+}
+
+#[test]
+fn code_that_needs_several_slots_gets_them_in_a_row() {
+    let (ram, mut reserved) = mapped();
+    let stubs: Vec<Slots> = (0..4).map(|_| reserved.allocate(2 * SLOT + 1).unwrap()).collect();
+    assert_eq!(reserved.address(stubs[1]), reserved.address(stubs[0]).add(3 * SLOT as u64));
+    let rest = Slots { first: 12, count: SLOTS - 12 };
+    assert_eq!(reserved.allocate(rest.count as usize * SLOT), Some(rest));
+    assert_eq!(reserved.allocate(1), None);
+    // Someone is in the last slot of the second.
+    [0, 1, 3].into_iter().for_each(|n| reserved.retire(stubs[n]));
+    put(&ram, STACK, reserved.address(stubs[1]).0 + 3 * SLOT as u64 - 1);
+    assert_eq!(reclaim(&mut reserved, &ram, &[]), 8);
+    assert_eq!(reserved.allocate(4 * SLOT), Some(Slots { first: 0, count: 4 }));
+    assert_eq!(reserved.allocate(2 * SLOT), Some(Slots { first: 9, count: 2 }));
+    assert_eq!(reserved.allocate(2 * SLOT), None);
+    assert_eq!(reserved.allocate(0), Some(one(4)));
+    assert_eq!(reserved.allocate(0), Some(one(11)));
+    assert_eq!(reserved.allocate(0), None);
 }
