@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::{ProbeReport, Report, Sink, State};
+use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     let files = Files::read(&args.guest)?;
@@ -48,7 +48,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let known = Known { kernel: target.kernel, names: false, unwind: None };
+            let known = Known { kernel: target.kernel, names: false, unwind: None, optimize: Optimize::Off };
             let report = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &report)
@@ -249,6 +249,7 @@ mod tests {
             hits,
             missed: Missed::default(),
             outstanding: 0,
+            trapped: None,
             state,
         }
     }

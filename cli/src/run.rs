@@ -8,6 +8,7 @@ use crate::output::Writer;
 use crate::say::say;
 use crate::target::{self, Asked, Target};
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
@@ -21,7 +22,7 @@ use vmm::code::Unread;
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
 use vmm::probe::Probe;
-use vmm::session::{Config, Death, Outcome, RegisterError, Report, Session, Sink, Terminal};
+use vmm::session::{Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
 
 /// What every guest needs: its console, and an end when it panics.
@@ -72,6 +73,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if let Some(most) = args.stack {
                 words.push(format!("--stack={most}"));
             }
+            if let Some(value) = args.optimize.to_possible_value() {
+                words.push(format!("--optimize={}", value.get_name()));
+            }
             let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
             host::run_emulated(&args.guest, &files, &target, inside)
         }
@@ -90,7 +94,7 @@ fn run_here(
         None => Box::new(io::stderr()),
     };
     let Target { kernel, probes, symbols, unwind } = target;
-    let known = Known { kernel, names: symbols.is_some(), unwind };
+    let known = Known { kernel, names: symbols.is_some(), unwind, optimize: args.optimize.to_session() };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
     let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
@@ -113,6 +117,8 @@ pub(crate) struct Known {
     pub(crate) names: bool,
     /// How its stacks are walked.
     pub(crate) unwind: Option<KernelCode>,
+    /// How its probes are served.
+    pub(crate) optimize: Optimize,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
@@ -139,6 +145,7 @@ pub(crate) fn session(
         symbols: None,
         names: known.names,
         unwind: known.unwind.map(Arc::new),
+        optimize: known.optimize,
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;

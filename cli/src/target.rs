@@ -270,6 +270,7 @@ mod tests {
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,
+            cpu_number: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };

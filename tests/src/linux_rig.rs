@@ -5,11 +5,11 @@ use crate::product::{complaint, number};
 use guest_kernels::Cache;
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use probe_engine::insn::decode::{instructions, text};
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{Plan, plan, skip_endbr};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
-use probe_engine::probe::place::{Spot, in_kernel};
+use probe_engine::probe::place::{FTRACE_SITE, Spot, in_kernel};
 use std::fs;
 use std::io::{self, PipeWriter, Write};
 use std::path::PathBuf;
@@ -18,7 +18,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::{Command, Config, Handle, Outcome, ProbeReport, Report, Session, Sink, Terminal};
+use vmm::session::{
+    Command, Config, Handle, Optimize, Outcome, ProbeReport, Report, Session, Sink, Terminal,
+};
 
 /// How long a guest may take. Only one that hangs takes it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -87,6 +89,14 @@ impl Subject {
         all.collect()
     }
 
+    /// The place behind ftrace's site at the entry of `function`.
+    pub fn behind_site(&self, function: &str) -> String {
+        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
+        let bytes = self.kernel.image().bytes_at(range.start, 16).unwrap();
+        let site = skip_endbr(bytes, range.start).add(FTRACE_SITE);
+        format!("{function}+{:#x}", site.offset_from(range.start).unwrap())
+    }
+
     /// The first instruction of `function` that `is` the one looked for.
     #[track_caller]
     pub fn find(&self, function: &str, is: impl Fn(&Instruction) -> bool) -> Instruction {
@@ -105,6 +115,8 @@ pub struct Guest {
     patience: Duration,
     script: &'static str,
     unwind: Option<Arc<KernelCode>>,
+    optimize: Optimize,
+    asleep: Duration,
     probes: Vec<Probe>,
 }
 
@@ -120,6 +132,8 @@ impl Guest {
             patience: PATIENCE,
             script: "",
             unwind: None,
+            optimize: Optimize::Off,
+            asleep: Duration::ZERO,
             probes: Vec::new(),
         })
     }
@@ -154,6 +168,18 @@ impl Guest {
         self
     }
 
+    /// Whose probes are served by detours where they can be.
+    pub fn optimize(mut self) -> Self {
+        self.optimize = Optimize::Auto;
+        self
+    }
+
+    /// Whose events nobody reads for so long after the first.
+    pub fn asleep(mut self, time: Duration) -> Self {
+        self.asleep = time;
+        self
+    }
+
     /// With a probe. They are numbered in the order in which they are given.
     pub fn probe(mut self, probe: impl Into<Probe>) -> Self {
         self.probes.push(probe.into());
@@ -169,7 +195,7 @@ impl Guest {
     /// The same, while `act` uses the session's handle on a thread of its own.
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
-        let Self { fit, subject, cpus, cmdline, patience, script, unwind, probes } = self;
+        let Self { fit, subject, cpus, cmdline, patience, script, unwind, optimize, asleep, probes } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
@@ -186,6 +212,7 @@ impl Guest {
             symbols: Some(subject.kernel.clone()),
             names: unwind.is_some(),
             unwind,
+            optimize,
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),
@@ -195,7 +222,7 @@ impl Guest {
         let mut session = Session::new(&fit.hypervisor, config).unwrap();
         session.register_all(probes).unwrap();
         let handle = session.handle();
-        let mut events = Events(Vec::new());
+        let mut events = Events(Vec::new(), asleep);
         let report = thread::scope(|scope| {
             let watchdog = scope.spawn({
                 let (console, handle) = (&console, handle.clone());
@@ -234,10 +261,12 @@ impl Drop for StopOnPanic {
     }
 }
 
-struct Events(Vec<Event>);
+/// Keeps all events, and sleeps so long over the first.
+struct Events(Vec<Event>, Duration);
 
 impl Sink for Events {
     fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        thread::sleep(std::mem::take(&mut self.1));
         self.0.extend_from_slice(events);
         Ok(())
     }

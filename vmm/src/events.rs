@@ -1,15 +1,21 @@
 //! From the vCPU that took a hit to whoever reads about it: one single-producer ring a vCPU, no lock, no system call.
 
 use crate::clock::Rate;
+use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
+use detoured::Detours;
+pub use detoured::Known;
 use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
 use probe_engine::linux::task::Task;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::table::ProbeId;
 use rtrb::{Consumer, Producer, RingBuffer};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+
+mod detoured;
 
 /// How many hits a vCPU may be ahead of the reader.
 pub(crate) const RING: usize = 16 << 10;
@@ -217,13 +223,15 @@ fn bump(counter: &AtomicU64) {
 pub struct Reader {
     rings: Vec<(Consumer<Record>, Consumer<u8>, Consumer<Piece>)>,
     counters: Vec<Arc<Counters>>,
+    /// What the guest's detours write.
+    detours: Option<Detours>,
     batch: Vec<Event>,
 }
 
 /// Rings for `cpus` vCPUs.
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
-    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), batch: Vec::new() };
+    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None, batch: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
@@ -240,9 +248,18 @@ pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
 }
 
 impl Reader {
-    /// What has come in since the last call, in order of time.
-    pub fn drain(&mut self, rate: Rate) -> &[Event] {
+    /// From now on also reads what detours write, in a guest with this memory and so many CPUs, whose time-stamp counters
+    /// are `tsc` ticks ahead of the host's.
+    pub fn follow_detours(&mut self, ram: Arc<GuestRam>, cpus: u8, tsc: u64) {
+        self.detours = Some(Detours::new(ram, cpus, tsc));
+    }
+
+    /// What has come in since the last call, in order of time. `known` are the probes that detours record for.
+    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> &[Event] {
         self.batch.clear();
+        if let Some(detours) = &mut self.detours {
+            detours.drain(rate, known, &mut self.batch);
+        }
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
@@ -271,7 +288,21 @@ impl Reader {
     /// Hits of `probe` on all vCPUs.
     #[must_use]
     pub fn hits(&self, probe: ProbeId) -> u64 {
-        self.counters.iter().map(|c| c.hits(probe)).sum()
+        let detoured = self.detours.as_ref().map_or(0, |detours| detours.hits(probe));
+        self.counters.iter().map(|c| c.hits(probe)).sum::<u64>() + detoured
+    }
+
+    /// Those of them that a detour could not write down.
+    #[must_use]
+    pub fn dropped(&self, probe: ProbeId, is_recorded: bool) -> u64 {
+        self.detours.as_ref().filter(|_| is_recorded).map_or(0, |detours| detours.dropped(probe))
+    }
+
+    /// All has been read, and the guest runs no more: what a detour has begun to write and not finished is lost.
+    pub fn close(&mut self) {
+        if let Some(detours) = &mut self.detours {
+            detours.close();
+        }
     }
 
     /// How often any vCPU waited for the reader.
@@ -296,10 +327,11 @@ mod tests {
             recorders[n % 2].count(ProbeId(0));
             recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT, None);
         }
-        let order: Vec<u64> = reader.drain(clock.rate()).iter().map(|hit| hit.rip.0).collect();
+        let order: Vec<u64> =
+            reader.drain(clock.rate(), &HashMap::new()).iter().map(|hit| hit.rip.0).collect();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
         assert_eq!(reader.hits(ProbeId(0)), 10);
-        assert!(reader.drain(clock.rate()).is_empty());
+        assert!(reader.drain(clock.rate(), &HashMap::new()).is_empty());
     }
 
     #[test]
@@ -312,7 +344,7 @@ mod tests {
         }
         assert_eq!(recorded, RING - 1);
         let clock = Clock::start(None);
-        assert_eq!(reader.drain(clock.rate()).len(), recorded);
+        assert_eq!(reader.drain(clock.rate(), &HashMap::new()).len(), recorded);
         assert!(recorders[0].has_room(2));
     }
 }

@@ -117,6 +117,7 @@ mod tests {
 
     fn report() -> Report {
         Report {
+            exits: None,
             end: Outcome::PoweredOff,
             probes: Vec::new(),
             unregistered: Default::default(),

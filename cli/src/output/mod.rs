@@ -116,7 +116,10 @@ impl Sink for Writer<'_> {
 
 /// Says how many are armed, and how long the guest stood still for it.
 pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
-    let armed = probes.iter().filter(|p| matches!(p.state, State::Armed(_) | State::Spent(_))).count();
+    let armed = probes
+        .iter()
+        .filter(|p| matches!(p.state, State::Armed(_) | State::Optimized(_) | State::Spent(_)))
+        .count();
     if !probes.is_empty() {
         say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
     }

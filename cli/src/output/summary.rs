@@ -19,6 +19,9 @@ struct JsonProbe<'a> {
     reasons: String,
     outstanding: usize,
     state: String,
+    /// Why it was not served by a detour.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trapped: Option<&'a str>,
 }
 
 /// The end of the run as JSON.
@@ -27,6 +30,8 @@ struct JsonEnd {
     r#type: &'static str,
     end: String,
     waits: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exits: Option<u64>,
     /// How long the guest stood still until all was armed.
     armed_us: u128,
     /// And to be disarmed at its end.
@@ -47,6 +52,7 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
             reasons: reasons(&probe.missed),
             outstanding: probe.outstanding,
             state: state_name(&probe.state),
+            trapped: probe.trapped.as_deref(),
         };
         json(out, &line)?;
     }
@@ -54,6 +60,7 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
         r#type: "end",
         end: end_name(&report.end),
         waits: report.waits,
+        exits: report.exits,
         armed_us: armed_in.as_micros(),
         disarmed_us: report.disarmed_in.as_micros(),
     };
@@ -73,6 +80,7 @@ pub(super) fn table(probes: &[ProbeReport]) -> String {
         if !matches!(probe.state, State::Armed(_)) {
             notes.push(state_name(&probe.state));
         }
+        notes.extend(probe.trapped.as_ref().map(|reason| format!("on a trap: {reason}")));
         let reasons = reasons(&probe.missed);
         if !reasons.is_empty() {
             notes.push(format!("missed: {reasons}"));
@@ -107,6 +115,7 @@ fn kind(probe: &ProbeReport) -> char {
 fn reasons(missed: &Missed) -> String {
     let all = [
         (missed.output, "could not be written"),
+        (missed.ring, "found no room in the guest's ring"),
         (missed.instance, "with too many calls under way (--maxactive)"),
         (missed.stack, "with a return address that could not be followed"),
         (missed.yields, "times the guest worked on this text, and hits were lost uncounted"),
@@ -118,6 +127,7 @@ fn reasons(missed: &Missed) -> String {
 fn state_name(state: &State) -> String {
     match state {
         State::Armed(_) => "armed".to_owned(),
+        State::Optimized(_) => "[OPTIMIZED]".to_owned(),
         State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
         State::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
         State::Disabled => "[DISABLED]".to_owned(),
@@ -161,6 +171,7 @@ mod tests {
             hits: 7,
             missed: Missed::default(),
             outstanding: 0,
+            trapped: None,
             state,
         };
         let mut returns = report("b", State::Armed(Gva(0)));

@@ -8,6 +8,7 @@
 
 mod changes;
 mod commands;
+mod detours;
 mod faults;
 mod handlers;
 mod returns;
@@ -26,7 +27,7 @@ use vmm::session::{Handle, ProbeReport, State};
 
 /// Number, hits and whether it stands, of all probes.
 fn listed(handle: &Handle) -> Vec<(u32, u64, bool)> {
-    let line = |p: &ProbeReport| (p.id.0, p.hits, matches!(p.state, State::Armed(_)));
+    let line = |p: &ProbeReport| (p.id.0, p.hits, matches!(p.state, State::Armed(_) | State::Optimized(_)));
     handle.list().unwrap().iter().map(line).collect()
 }
 

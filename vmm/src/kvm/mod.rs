@@ -1,11 +1,13 @@
 //! The only doors to KVM: the device and what it must be able to do, the machine, its vCPUs.
 
+mod counters;
 mod exit;
 mod fault;
 mod guest_debug;
 mod machine;
 mod vcpu;
 
+pub use counters::Statistics;
 pub use exit::{DebugExit, Exit};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};

@@ -3,6 +3,7 @@
 //! Everything that changes what is wanted (a probe is registered, disabled, moved; the guest frees text, loads a
 //! module, or works on its own text) ends in one [`reconcile`](Arming::reconcile), in one stop of the world.
 
+use super::detours::{Detours, Tools};
 use super::hooks::Hooks;
 use super::registry::{Entry, Registry, State};
 use super::text::{Function, Ground, Traps};
@@ -10,10 +11,10 @@ use super::watches;
 use crate::events::RING;
 use crate::memory::GuestRam;
 use crate::probe::Active;
-use crate::reserved::{Reserved, Slot, TRAMPOLINES};
+use crate::reserved::{Reserved, Slots, TRAMPOLINES};
 use crate::world::{Orders, Parked};
 use probe_engine::addr::Gva;
-use probe_engine::insn::copy::{Ending, OutOfLine};
+use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
 use probe_engine::insn::plan::{Plan, skip_endbr};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::hit::INT3;
@@ -48,6 +49,7 @@ pub(super) struct Arming {
     traps: Traps,
     /// What stands, and how it is passed.
     standing: BTreeMap<Gva, Standing>,
+    pub(super) detours: Detours,
     reserved: Result<Reserved, String>,
     /// Instructions that were seen to access a device: the host cannot emulate them.
     device: BTreeSet<Gva>,
@@ -56,7 +58,7 @@ pub(super) struct Arming {
 
 struct Standing {
     past: Past,
-    slot: Option<Slot>,
+    slot: Option<Slots>,
     /// Whether its copy ends in a trap.
     traps_again: bool,
 }
@@ -87,7 +89,7 @@ enum Stand {
 
 impl Arming {
     /// Nothing is armed yet. `all_modules`: also those are followed that have no probes.
-    pub(super) fn new(kernel: Landmarks, all_modules: bool) -> Self {
+    pub(super) fn new(kernel: Landmarks, all_modules: bool, detours: Detours) -> Self {
         Self {
             hooks: Hooks::new(&kernel, all_modules),
             kernel,
@@ -95,6 +97,7 @@ impl Arming {
             ground: None,
             traps: Traps::default(),
             standing: BTreeMap::new(),
+            detours,
             device: BTreeSet::new(),
             reserved: Err("the kernel has not started".to_owned()),
         }
@@ -108,6 +111,9 @@ impl Arming {
             let text = ground.map.gva(self.kernel.text)..ground.map.gva(self.kernel.text_end);
             let reserved = Reserved::map(stop.parked, stop.ram, ground.space, &text);
             self.reserved = reserved.map_err(|e| e.to_string());
+            if let Ok(reserved) = &self.reserved {
+                self.detours.advance(&self.kernel, reserved, ground.map.slide());
+            }
         }
     }
 
@@ -137,6 +143,9 @@ impl Arming {
         self.take_out(&wanted, registry, stop, &mut orders.sites);
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
+            if self.divert(*at, wanted, &probes, registry, stop, &mut orders.sites) {
+                continue;
+            }
             match self.put_in(*at, wanted, &probes, &ground, stop, &mut orders.sites) {
                 Ok(past) => orders.sites.insert(*at, Site { probes, internal: wanted.internal, past }),
                 Err(reason) => {
@@ -173,6 +182,10 @@ impl Arming {
                     let is_new = entry.state != state;
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
+                }
+                Stand::At { footing, .. } if self.detours.refuses(&entry.active, footing).is_some() => {
+                    let reason = self.detours.refuses(&entry.active, footing);
+                    entry.state = State::Refused(reason.unwrap_or_default());
                 }
                 Stand::At { at, function, footing } => match &self.reserved {
                     Err(reason) if entry.active.pool().is_some() => {
@@ -276,6 +289,14 @@ impl Arming {
         set: &mut ProbeSet<Arc<Active>>,
     ) {
         let goes: Vec<Gva> = self.standing.keys().copied().filter(|at| !wanted.contains_key(at)).collect();
+        let moved: BTreeSet<Gva> =
+            wanted.values().flat_map(|wanted| &wanted.probes).filter_map(behind).collect();
+        for at in self.detours.unwanted(|at| wanted.contains_key(&at)) {
+            let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
+            if !self.detours.take_down(at, moved.contains(&at), &mut tools) {
+                registry.overwritten(at);
+            }
+        }
         for at in goes {
             set.remove(at);
             self.device.remove(&at);
@@ -291,25 +312,58 @@ impl Arming {
         self.retire(standing.slot);
         match &standing.past {
             Past::PutBack(once) if once.is_done() => {
-                self.traps.forget(at);
+                self.traps.forget(at, 1);
                 true
             }
-            _ => self.traps.lift(stop.parked, stop.ram, at),
+            _ => self.traps.lift(stop.parked, stop.ram, at, 1),
         }
+    }
+
+    /// Has `probes` served by a detour at `at`, if they can be. Otherwise none stands there afterwards.
+    fn divert(
+        &mut self,
+        at: Gva,
+        wanted: &Wanted,
+        probes: &[Hanging<Arc<Active>>],
+        registry: &mut Registry,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) -> bool {
+        let Some(ground) = self.ground else { return false };
+        let works = self.detours.works(wanted.internal, probes, registry);
+        if works.is_some() && self.standing.contains_key(&at) {
+            set.remove(at);
+            self.take_down(at, stop);
+        }
+        let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
+        let reason = match works.map(|works| self.detours.divert(at, works, probes, &ground, &mut tools)) {
+            Some(Ok(())) => {
+                probes.iter().for_each(|p| registry.set_state(p.probe.id, State::Optimized(at)));
+                return true;
+            }
+            Some(Err(reason)) => Some(reason),
+            None => None,
+        };
+        for probe in reason.iter().flat_map(|_| probes) {
+            registry.stays_trapped(probe.probe.id, reason.clone().unwrap_or_default());
+        }
+        // What the guest has written there is found when the trap is planted.
+        self.detours.take_down(at, false, &mut tools);
+        false
     }
 
     /// Forgets what stood at `lost`: the text that it was in is no more.
     pub(super) fn forget(&mut self, lost: &[Gva], set: &mut ProbeSet<Arc<Active>>) {
         for at in lost {
             set.remove(*at);
-            self.traps.forget(*at);
+            self.traps.forget(*at, 1);
             let standing = self.standing.remove(at);
             self.retire(standing.and_then(|standing| standing.slot));
         }
     }
 
     /// Nobody new comes to the copy in `slot`, if there is one.
-    fn retire(&mut self, slot: Option<Slot>) {
+    fn retire(&mut self, slot: Option<Slots>) {
         if let (Some(slot), Ok(reserved)) = (slot, &mut self.reserved) {
             reserved.retire(slot);
         }
@@ -383,18 +437,9 @@ impl Arming {
         has_post: bool,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
-    ) -> Result<Slot, String> {
+    ) -> Result<Slots, String> {
         let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
-        let slot = match reserved.allocate() {
-            Some(slot) => slot,
-            None => {
-                let rips = stop.parked.rips();
-                reserved.reclaim(stop.parked, stop.ram, &rips).map_err(|e| e.to_string())?;
-                let slot = reserved.allocate().ok_or("there is no room for another copy")?;
-                set.retain_copies(|at| reserved.is_in_use(at));
-                slot
-            }
-        };
+        let slot = room(reserved, SLOT, stop, set)?;
         let entry = reserved.address(slot);
         let ending = if has_post { Ending::Trap } else { Ending::Jump };
         let code = copy.place(entry, ending).map_err(|e| e.to_string());
@@ -425,12 +470,43 @@ impl Arming {
 
     /// Restores all text at the end. A site that the guest has changed is left as it is, and reported.
     pub(super) fn disarm(&mut self, registry: &mut Registry, stop: &Stop<'_>) {
+        let set = &mut ProbeSet::default();
+        for at in self.detours.unwanted(|_| false) {
+            let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
+            if !self.detours.take_down(at, false, &mut tools) {
+                registry.overwritten(at);
+            }
+        }
         let all: Vec<Gva> = self.standing.keys().copied().collect();
         for at in all {
             if !self.take_down(at, stop) {
                 registry.overwritten(at);
             }
         }
+    }
+}
+
+/// Takes room for `length` bytes of code. Frees what nobody needs when there is none.
+pub(super) fn room(
+    reserved: &mut Reserved,
+    length: usize,
+    stop: &Stop<'_>,
+    set: &mut ProbeSet<Arc<Active>>,
+) -> Result<Slots, String> {
+    if let Some(slots) = reserved.allocate(length) {
+        return Ok(slots);
+    }
+    let rips = stop.parked.rips();
+    reserved.reclaim(stop.parked, stop.ram, &rips).map_err(|e| e.to_string())?;
+    set.retain_copies(|at| reserved.is_in_use(at));
+    Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
+}
+
+/// The nop that this probe has left.
+fn behind(hanging: &Hanging<Arc<Active>>) -> Option<Gva> {
+    match hanging.footing {
+        Footing::Behind(nop) => Some(nop),
+        Footing::Firm | Footing::Nop => None,
     }
 }
 

@@ -135,6 +135,10 @@ impl Control<'_> {
                 self.registry.arm(armed);
                 Ok(Vec::new())
             }
+            Command::Optimize(on) => {
+                self.arming.detours.switch(on);
+                Ok(Vec::new())
+            }
             Command::Stop => {
                 self.outcome = Some(Outcome::Stopped);
                 Ok(Vec::new())

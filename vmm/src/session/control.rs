@@ -12,6 +12,7 @@ use crate::clock::Clock;
 use crate::code::Unread;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Reader;
+use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::signals::Signals;
 use crate::trap::Delivery;
@@ -92,6 +93,8 @@ pub(super) struct Control<'a> {
     pub(super) threads: Threads,
     pub(super) devices: Arc<Devices>,
     pub(super) reader: Reader,
+    /// Of each vCPU; `None` where its KVM has none.
+    pub(super) statistics: Option<Vec<Statistics>>,
     pub(super) clock: Arc<Clock>,
     pub(super) sink: &'a mut dyn Sink,
     pub(super) sink_failed: bool,
@@ -160,6 +163,7 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
+        self.reader.close();
         self.devices.console.flush();
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
@@ -170,7 +174,18 @@ impl Control<'_> {
         let end = self.outcome.unwrap_or(Outcome::Quit);
         let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));
         let unread = std::mem::take(&mut self.unread);
-        Report { end, probes, unregistered, refused, unread, waits: self.reader.waits(), ran, disarmed_in }
+        let exits = self.statistics.map(|all| all.iter().map(Statistics::exits).sum());
+        Report {
+            end,
+            exits,
+            probes,
+            unregistered,
+            refused,
+            unread,
+            waits: self.reader.waits(),
+            ran,
+            disarmed_in,
+        }
     }
 
     /// All probes with what they have seen so far.
@@ -216,7 +231,7 @@ impl Control<'_> {
 
     /// Hands the events on that have come in.
     pub(super) fn drain(&mut self) {
-        let events = self.reader.drain(self.clock.rate());
+        let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
         if events.is_empty() {
             return;
         }

@@ -22,6 +22,8 @@ pub enum Command {
     Disable(Vec<ProbeId>),
     /// Arms or disarms all probes at once. Each stays enabled or disabled as it is.
     Arm(bool),
+    /// Has all probes served by detours where they can be, or none.
+    Optimize(bool),
     /// Ends the guest.
     Stop,
 }

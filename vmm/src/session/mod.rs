@@ -8,7 +8,7 @@
 //! use std::sync::Arc;
 //! use vmm::kvm::Hypervisor;
 //! use vmm::probe::Probe;
-//! use vmm::session::{Config, Session, Terminal};
+//! use vmm::session::{Config, Optimize, Session, Terminal};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hypervisor = Hypervisor::open("/dev/kvm".as_ref())?;
@@ -28,6 +28,7 @@
 //!     symbols: Some(kernel),
 //!     names: false,
 //!     unwind: None,
+//!     optimize: Optimize::Auto,
 //!     terminal,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
@@ -49,6 +50,7 @@
 mod arming;
 mod attend;
 mod control;
+mod detours;
 mod handle;
 mod hooks;
 mod keys;
@@ -60,6 +62,7 @@ mod stage;
 mod text;
 mod watches;
 
+pub use detours::Optimize;
 pub(crate) use handle::enter_session;
 pub use handle::{Answer, Command, CommandError, Desk, Handle};
 pub use registry::{RegisterError, State};
@@ -71,7 +74,7 @@ use crate::clock::Clock;
 use crate::code::GuestCode;
 use crate::devices::{Devices, Printer, console::Console};
 use crate::events::{self, Event};
-use crate::kvm::{Hypervisor, Machine, MachineError};
+use crate::kvm::{Hypervisor, KvmVcpu, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
 use crate::probe::Probe;
 use crate::reserved::TRAMPOLINES;
@@ -80,6 +83,7 @@ use crate::vcpu::Vcpu;
 use crate::world::{Orders, World};
 use arming::Arming;
 use control::{Control, Threads};
+use detours::Detours;
 use handle::Message;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
@@ -120,6 +124,8 @@ pub struct Config<'a> {
     pub names: bool,
     /// How its stacks are walked, if they are. Modules are followed then, for theirs.
     pub unwind: Option<Arc<KernelCode>>,
+    /// Whether probes are served by detours where they can be.
+    pub optimize: Optimize,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -257,11 +263,13 @@ impl<'a> Session<'a> {
         let code = GuestCode { unwind, symbols, ..GuestCode::default() };
         let orders = Orders { breakpoints, code, ..Orders::default() };
         let world = Arc::new(World::new(usize::from(config.cpus), orders, wake.clone()));
-        let (recorders, reader) = events::rings(usize::from(config.cpus));
+        let (recorders, mut reader) = events::rings(usize::from(config.cpus));
         let (ends, ended) = mpsc::channel();
 
         let kvms = (0..config.cpus).map(|id| machine.add_vcpu(hypervisor, id, config.cpus, &boot));
         let kvms = kvms.collect::<Result<Vec<_>, _>>()?;
+        reader.follow_detours(ram.clone(), config.cpus, kvms.first().map_or(0, KvmVcpu::tsc_offset));
+        let statistics = kvms.iter().map(KvmVcpu::statistics).collect();
         let clock = Arc::new(Clock::start(kvms.first().and_then(|kvm| kvm.tsc_khz())));
         let vcpu = |((id, kvm), recorder)| Vcpu {
             id,
@@ -278,7 +286,11 @@ impl<'a> Session<'a> {
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
         let threads = Threads::start(vcpus, world.clone())?;
         let control = Control {
-            arming: Arming::new(config.kernel.clone(), config.names || config.unwind.is_some()),
+            arming: Arming::new(
+                config.kernel.clone(),
+                config.names || config.unwind.is_some(),
+                Detours::new(config.optimize, config.cpus),
+            ),
             names: config.names.then(names::Names::default),
             registry,
             kernel: config.kernel,
@@ -289,6 +301,7 @@ impl<'a> Session<'a> {
             threads,
             devices,
             reader,
+            statistics,
             clock,
             sink,
             sink_failed: false,

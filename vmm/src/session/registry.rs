@@ -26,6 +26,8 @@ pub enum State {
     Pending(String),
     /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
     Armed(Gva),
+    /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.
+    Optimized(Gva),
     /// It is disabled, or all are disarmed.
     Disabled,
     /// The guest works on the text here, and there is no room behind it.
@@ -119,6 +121,8 @@ pub(super) struct Entry {
     pub(super) spot: Option<Spot>,
     pub(super) enabled: bool,
     pub(super) state: State,
+    /// Why it stands on a trap and not on a detour, where that has been asked for.
+    pub(super) trapped: Option<String>,
     /// Where it stood last (GVA).
     pub(super) stood: Option<Gva>,
     /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
@@ -216,7 +220,17 @@ impl Registry {
         let state = State::Waiting;
         self.entries.insert(
             id,
-            Entry { active, place, spot, enabled, state, stood: None, made_room: false, yields: 0 },
+            Entry {
+                active,
+                place,
+                spot,
+                enabled,
+                state,
+                trapped: None,
+                stood: None,
+                made_room: false,
+                yields: 0,
+            },
         );
         Ok(id)
     }
@@ -316,10 +330,18 @@ impl Registry {
         }
     }
 
+    /// Why a probe stands on a trap.
+    pub(super) fn stays_trapped(&mut self, id: ProbeId, reason: String) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.trapped = Some(reason);
+        }
+    }
+
     /// The guest has changed the text at `at`. A probe that has moved from there stands where it is now.
     pub(super) fn overwritten(&mut self, at: Gva) {
         let stood = |entry: &&mut Entry| {
-            entry.stood == Some(at) && matches!(entry.state, State::Armed(_) | State::Disabled)
+            entry.stood == Some(at)
+                && matches!(entry.state, State::Armed(_) | State::Optimized(_) | State::Disabled)
         };
         self.entries.values_mut().filter(stood).for_each(|entry| entry.state = State::Overwritten(at));
     }
@@ -331,7 +353,7 @@ impl Registry {
 
     /// One of them, if it is registered.
     pub(super) fn report_of(&self, id: ProbeId, reader: &Reader, lost: u64) -> Option<ProbeReport> {
-        Some(self.entries.get(&id)?.report(id, reader.hits(id), lost))
+        Some(self.entries.get(&id)?.report(id, reader, lost))
     }
 }
 
@@ -341,7 +363,8 @@ impl Entry {
         self.active.is_broken() || self.active.is_spent()
     }
 
-    fn report(&self, id: ProbeId, counted: u64, lost: u64) -> ProbeReport {
+    fn report(&self, id: ProbeId, reader: &Reader, lost: u64) -> ProbeReport {
+        let dropped = reader.dropped(id, self.active.record);
         let state = match &self.state {
             State::Armed(at) if self.active.is_spent() => State::Spent(*at),
             State::Waiting => match &self.place {
@@ -352,6 +375,7 @@ impl Entry {
         };
         let address = match state {
             State::Armed(at)
+            | State::Optimized(at)
             | State::Gone(at)
             | State::Overwritten(at)
             | State::Yielded(at)
@@ -379,13 +403,15 @@ impl Entry {
             },
             address,
             enabled: self.enabled,
-            hits: counted.saturating_sub(lost),
+            hits: reader.hits(id).saturating_sub(lost + dropped),
             missed: super::report::Missed {
                 output: lost,
+                ring: dropped,
                 instance: self.active.missed(Miss::NoInstance),
                 stack: self.active.missed(Miss::NoStack) + self.active.missed(Miss::Stray),
                 yields: self.yields,
             },
+            trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
             outstanding: self.active.pool().map_or(0, Pool::outstanding),
             state,
         }

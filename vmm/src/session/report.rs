@@ -22,6 +22,8 @@ pub struct Report {
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,
+    /// How often its CPUs have left the guest, for KVM or for us, where KVM counts that.
+    pub exits: Option<u64>,
     /// How long the guest ran.
     pub ran: Duration,
     /// How long it took to restore its text at the end.
@@ -50,6 +52,8 @@ pub struct ProbeReport {
     pub missed: Missed,
     /// Calls that a return probe follows at this moment.
     pub outstanding: usize,
+    /// Why it stands on a trap and not on a detour, where detours are wanted.
+    pub trapped: Option<String>,
     /// What became of it.
     pub state: State,
 }
@@ -92,6 +96,8 @@ pub enum ProbeKind {
 pub struct Missed {
     /// They could not be written down: the sink failed.
     pub output: u64,
+    /// The ring was full, or the guest has spoilt it, or a record was begun in it and never finished.
+    pub ring: u64,
     /// So many calls were followed already (maxactive).
     pub instance: u64,
     /// The return address could not be replaced, or its call returned elsewhere.
@@ -105,7 +111,7 @@ impl Missed {
     /// Hits that are known to be missed.
     #[must_use]
     pub fn hits(&self) -> u64 {
-        self.output + self.instance + self.stack
+        self.output + self.ring + self.instance + self.stack
     }
 }
 

@@ -1,4 +1,4 @@
-//! The guest's text as the guest knows it: memory, with our trap bytes undone.
+//! The guest's text as the guest knows it: memory, with our trap bytes and jumps undone.
 
 use super::stage::KernelMap;
 use crate::memory::GuestRam;
@@ -23,21 +23,22 @@ pub(super) struct Ground {
     pub(super) space: AddressSpace,
 }
 
-/// The trap bytes that stand in the text.
+/// The trap bytes and jumps that stand in the text.
 #[derive(Default)]
 pub(super) struct Traps {
-    /// By guest-virtual address.
-    planted: BTreeMap<Gva, Trap>,
+    /// Each byte by its guest-virtual address.
+    planted: BTreeMap<Gva, Planted>,
     /// The page that was translated last: probes come in order of address.
     last_page: Cell<Option<(Gva, Gpa)>>,
 }
 
 const PAGE: u64 = 4096;
 
-/// A trap byte and what it hides.
+/// A byte of ours and what it hides.
 #[derive(Clone, Copy)]
-struct Trap {
+struct Planted {
     gpa: Gpa,
+    ours: u8,
     original: u8,
 }
 
@@ -105,8 +106,8 @@ impl Traps {
             (next, rest) = (next.add(in_page as u64), later);
         }
         let end = at.add(buf.len() as u64);
-        for (trap, Trap { original, .. }) in self.planted.range(at..end) {
-            let offset = trap.offset_from(at).unwrap_or(0) as usize;
+        for (planted, Planted { original, .. }) in self.planted.range(at..end) {
+            let offset = planted.offset_from(at).unwrap_or(0) as usize;
             if let Some(byte) = buf.get_mut(offset) {
                 *byte = *original;
             }
@@ -160,19 +161,58 @@ impl Traps {
         ram.read(gpa, &mut original).map_err(|_| TextError::NotMapped(at))?;
         let [original] = original;
         patch(parked, ram, &Patch { at: gpa, expect: original, write: INT3 })?;
-        self.planted.insert(at, Trap { gpa, original });
+        self.planted.insert(at, Planted { gpa, ours: INT3, original });
         Ok((gpa, original))
     }
 
-    /// Takes the trap byte at `at` out. False when the guest has written there: it is then left as it is.
-    pub(super) fn lift(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva) -> bool {
-        let Some(Trap { gpa, original }) = self.planted.remove(&at) else { return false };
-        patch(parked, ram, &Patch { at: gpa, expect: INT3, write: original }).is_ok()
+    /// Writes `ours` over one instruction of as many bytes at `at`, which is `original`.
+    pub(super) fn replace<const N: usize>(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        ground: &Ground,
+        at: Gva,
+        original: [u8; N],
+        ours: [u8; N],
+    ) -> Result<(), TextError> {
+        // It may lie in two pages, and they anywhere.
+        let bytes = (0..).zip(original).zip(ours).map(|((n, original), ours)| {
+            let at = at.add(n);
+            Ok((at, Planted { gpa: self.translate(ram, ground, at)?, ours, original }))
+        });
+        let placed: Vec<_> = bytes.collect::<Result<_, TextError>>()?;
+        for (n, (_, Planted { gpa, ours, original })) in placed.iter().enumerate() {
+            if let Err(error) = patch(parked, ram, &Patch { at: *gpa, expect: *original, write: *ours }) {
+                for (_, Planted { gpa, ours, original }) in placed.iter().take(n) {
+                    patch(parked, ram, &Patch { at: *gpa, expect: *ours, write: *original })?;
+                }
+                return Err(error.into());
+            }
+        }
+        self.planted.extend(placed);
+        Ok(())
     }
 
-    /// Forgets the trap byte at `at`, which is no more.
-    pub(super) fn forget(&mut self, at: Gva) {
-        self.planted.remove(&at);
+    /// Takes what is ours at `at` out, `length` bytes. False when the guest has written there: it is then left as it is.
+    pub(super) fn lift(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, length: u64) -> bool {
+        let bytes: Vec<Planted> = (0..length).filter_map(|n| self.planted.remove(&at.add(n))).collect();
+        let is_ours = |byte: &Planted| {
+            let mut found = [0];
+            ram.read(byte.gpa, &mut found).is_ok() && found == [byte.ours]
+        };
+        if bytes.len() as u64 != length || !bytes.iter().all(is_ours) {
+            return false;
+        }
+        bytes.iter().all(|Planted { gpa, ours, original }| {
+            patch(parked, ram, &Patch { at: *gpa, expect: *ours, write: *original }).is_ok()
+        })
+    }
+
+    /// Forgets what is ours at `at`, `length` bytes, which are no more.
+    pub(super) fn forget(&mut self, at: Gva, length: u64) {
+        for n in 0..length {
+            self.planted.remove(&at.add(n));
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{EmulationFault, Passed as How};
 use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
+use probe_engine::probe::place::FTRACE_SITE;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
 use probe_engine::regs::Regs;
 use std::sync::Arc;
@@ -24,13 +25,19 @@ use std::sync::Arc;
 pub struct Passed {
     nop: Gva,
     to: Gva,
-    rsp: u64,
+    /// Its stack pointer there, where that is known: in a detour it depends on how far that has come.
+    rsp: Option<u64>,
 }
 
 impl Passed {
+    /// By a vCPU in the detour that stood at `nop`.
+    pub(super) fn in_detour(nop: Gva) -> Self {
+        Self { nop, to: nop.add(FTRACE_SITE), rsp: None }
+    }
+
     /// Whether that is still what a vCPU with these registers is about to do.
     pub(super) fn is_next(&self, regs: &Regs) -> bool {
-        self.to == Gva(regs.rip) && self.rsp == regs.rsp
+        self.to == Gva(regs.rip) && self.rsp.is_none_or(|rsp| rsp == regs.rsp)
     }
 
     /// Whether the probe was counted there.
@@ -119,7 +126,7 @@ impl Vcpu {
                         self.go_on(breakpoint, &regs);
                         let is_nop = site.probes.iter().any(|hanging| hanging.footing == Footing::Nop);
                         if is_nop {
-                            self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: regs.rsp });
+                            self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: Some(regs.rsp) });
                         }
                         if is_nop || how == How::InShadow {
                             self.kvm.hold_interrupts_for_one_instruction();

@@ -152,7 +152,10 @@ impl Vcpu {
             Next::Run(new) => {
                 *orders = new;
                 let regs = self.kvm.regs();
-                self.passed = self.passed.filter(|passed| passed.is_next(&regs));
+                self.passed = match orders.sites.left(Gva(regs.rip)) {
+                    Some(nop) => Some(Passed::in_detour(nop)),
+                    None => self.passed.filter(|passed| passed.is_next(&regs)),
+                };
                 self.kvm.excuse_pause();
                 self.apply(orders)
             }

@@ -1,0 +1,211 @@
+//! Probes that are served by detours: what they see is what a trap would have seen, and the guest is not left for it.
+
+use super::after;
+use probe_engine::capture::filter::{Filter, Operand, Order, Test};
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tests::linux_rig::Guest;
+use vmm::events::Event;
+use vmm::probe::Probe;
+use vmm::session::{Command, Missed, State};
+
+/// Called once for each step of a workload that says so, and seldom else.
+const FUNCTION: &str = "__x64_sys_getppid";
+
+/// Reads these registers.
+fn reading(registers: &[Register]) -> Capture {
+    let field = |register: &Register| Field {
+        name: register.name().to_owned(),
+        fetch: Fetch::word(Base::Register(*register), 8),
+        shape: Shape::Hex,
+    };
+    Capture { fields: registers.iter().map(field).collect(), ..Capture::default() }
+}
+
+/// The values of an event that do not depend on where exactly the probe stands.
+fn seen(event: &Event) -> impl PartialEq + std::fmt::Debug {
+    (event.what, event.task, event.vcpu, event.captured.clone())
+}
+
+/// The same hit twice: by a detour at the function's entry, and by a trap behind it.
+fn sees_what_a_trap_sees(kernel: &str, cpus: u8) {
+    const FUNCTIONS: [&str; 3] = ["vfs_read", "do_sys_openat2", "wake_up_new_task"];
+    let Some(mut guest) = Guest::new(kernel) else { return };
+    let registers = || reading(&[Register::Rbx, Register::Rsp, Register::R12, Register::Rax, Register::Rdx]);
+    for function in FUNCTIONS {
+        let behind = guest.subject.behind_site(function);
+        guest = guest.probe(Probe::at(function).capture(registers()).record());
+        guest = guest.probe(Probe::at(behind).capture(registers()).record().pre(|_| {}));
+    }
+    let ended = guest.cpus(cpus).optimize().run("mix:20,fork:5,open:50");
+    ended.assert_in_order();
+    for (n, function) in FUNCTIONS.iter().enumerate() {
+        let n = 2 * n as u32;
+        let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
+        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert_eq!(trap.trapped.as_deref(), Some("it is not at an entry for which ftrace keeps five bytes"));
+        let of = |probe| ended.events.iter().filter(move |event| event.probe == probe);
+        println!("{kernel}, {cpus} CPUs: {} hits of {function}", detour.hits);
+        assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
+        assert_eq!((detour.missed, trap.missed), Default::default());
+        // On one CPU they alternate; their order between CPUs is that of time.
+        for vcpu in 0..usize::from(cpus) {
+            let detoured: Vec<_> = of(detour.id).filter(|event| event.vcpu == vcpu).map(seen).collect();
+            let trapped: Vec<_> = of(trap.id).filter(|event| event.vcpu == vcpu).map(seen).collect();
+            // A task may be moved to another CPU between the two.
+            if cpus == 1 {
+                assert_eq!(detoured, trapped, "{function} on vCPU {vcpu}");
+            }
+        }
+        if cpus == 1 {
+            for (detoured, trapped) in of(detour.id).zip(of(trap.id)) {
+                assert!(detoured.nanos <= trapped.nanos, "{detoured:?} {trapped:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_detour_sees_what_a_trap_sees_6_12() {
+    sees_what_a_trap_sees("6.12", 1);
+    sees_what_a_trap_sees("6.12", 2);
+}
+
+#[test]
+fn a_detour_sees_what_a_trap_sees_6_1() {
+    sees_what_a_trap_sees("6.1", 1);
+}
+
+/// A thousand and ten thousand hits: what they cost in exits.
+#[test]
+fn hits_of_a_detour_leave_the_guest_where_it_is() {
+    let exits = |calls: u64| {
+        let guest = Guest::new("6.12")?.optimize();
+        let guest = guest.probe(Probe::at(FUNCTION)).probe(Probe::at(FUNCTION).record());
+        let ended = guest.run(&format!("getppid:{calls}"));
+        ended.assert_in_order();
+        for n in 0..2 {
+            assert_eq!(ended.probe(n).hits, calls, "{:?}", ended.probe(n));
+            assert!(matches!(ended.probe(n).state, State::Optimized(_)));
+        }
+        assert_eq!(ended.events.len() as u64, calls);
+        ended.report.exits
+    };
+    let (Some(few), Some(many)) = (exits(1000), exits(11_000)) else {
+        println!("this KVM does not count exits");
+        return;
+    };
+    println!("1,000 calls: {few} exits; 11,000 calls: {many} exits");
+    // A trap would have taken 10,000 more; the timer ticks a little longer, and each boot differs by some hundreds.
+    assert!(many < few + 5000, "{few} {many}");
+}
+
+#[test]
+fn a_condition_counts_as_it_does_at_a_trap() {
+    let Some(mut guest) = Guest::new("6.12") else { return };
+    let field = |n, bytes, shape| Field {
+        name: format!("arg{n}"),
+        fetch: Fetch::word(Base::Argument(n), bytes),
+        shape,
+    };
+    let test = |operand, test| Filter::Test(operand, test);
+    let number = |operand, order, than| test(operand, Test::Number(order, than));
+    let conditions = [
+        number(Operand::Field(0), Order::Less, 0),
+        number(Operand::Field(0), Order::Equal, -100),
+        number(Operand::Field(1), Order::Greater, -1),
+        number(Operand::Field(1), Order::LessOrEqual, 1 << 70),
+        test(Operand::Field(2), Test::Bits(0x80)),
+        test(Operand::Comm, Test::Text(true, "init".to_owned())),
+        test(Operand::Comm, Test::Text(false, "a name that is too long".to_owned())),
+        test(Operand::Comm, Test::Text(true, "ini".to_owned())),
+        Filter::Not(Box::new(number(Operand::Pid, Order::NotEqual, 1))),
+        test(Operand::Cpu, Test::Among(vec![1..2, 5..9])),
+        Filter::Any(vec![
+            Filter::All(vec![number(Operand::Pid, Order::Equal, 1), number(Operand::Cpu, Order::Equal, 1)]),
+            number(Operand::Pid, Order::Greater, 1),
+        ]),
+    ];
+    let capture = |filter: &Filter| Capture {
+        fields: vec![field(0, 4, Shape::Signed), field(1, 8, Shape::Hex), field(2, 1, Shape::Unsigned)],
+        filter: Some(filter.clone()),
+        ..Capture::default()
+    };
+    for filter in &conditions {
+        guest = guest.probe(Probe::at("do_sys_openat2").capture(capture(filter)).record());
+    }
+    // All of them again, on a trap.
+    let behind = guest.subject.behind_site("do_sys_openat2");
+    for filter in &conditions {
+        guest = guest.probe(Probe::at(behind.as_str()).capture(capture(filter)).record());
+    }
+    let ended = guest.cpus(2).optimize().run("mix:20,open:30,fork:5,pinned:10");
+    ended.assert_in_order();
+    for (n, filter) in conditions.iter().enumerate() {
+        let (detour, trap) = (ended.probe(n as u32), ended.probe((n + conditions.len()) as u32));
+        println!("{} hits: {filter:?}", detour.hits);
+        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert_eq!((detour.hits, detour.missed), (trap.hits, trap.missed), "{filter:?}");
+    }
+}
+
+/// Nobody reads for a while: what does not fit is dropped, counted, and the guest goes on.
+#[test]
+fn what_finds_no_room_is_counted() {
+    const CALLS: u64 = 300_000;
+    let Some(guest) = Guest::new("6.12") else { return };
+    let guest = guest.optimize().asleep(Duration::from_secs(8)).probe(Probe::at(FUNCTION).record());
+    let ended = guest.run(&format!("getppid:{CALLS}"));
+    ended.assert_in_order();
+    let probe = ended.probe(0);
+    println!("{} recorded, {:?}", probe.hits, probe.missed);
+    assert_eq!(probe.hits + probe.missed.ring, CALLS);
+    assert_eq!(probe.hits, ended.events.len() as u64);
+    assert!(probe.missed.ring > 0, "the ring is larger than was thought");
+    assert_eq!(probe.missed, Missed { ring: probe.missed.ring, ..Missed::default() });
+}
+
+/// Probes come and go at one place and at many, and the switch for detours is thrown, while two CPUs run there.
+#[test]
+fn detours_come_and_go_under_load() {
+    let Some(guest) = Guest::new("6.12") else { return };
+    let mut counted = BTreeMap::new();
+    let guest = guest.cpus(2).optimize().probe(Probe::at(FUNCTION));
+    let ended = guest.run_with("open:1,sh:/gate,pinned:6000", |handle, console| {
+        after(handle, console, "workload: open", 1);
+        console.open_gate();
+        for round in 0..60 {
+            let more = vec![Probe::at(FUNCTION).record(), Probe::at(FUNCTION), Probe::at("vfs_read")];
+            let Ok(ids) = handle.register(more) else { break };
+            let change = match round % 4 {
+                0 => Command::Optimize(false),
+                1 => Command::Optimize(true),
+                2 => Command::Disable(vec![ids[0]]),
+                _ => Command::Enable(ids.clone()),
+            };
+            if handle.command(change).is_err() {
+                break;
+            }
+            for probe in handle.list().unwrap_or_default() {
+                let kind = match probe.state {
+                    State::Optimized(_) => "optimized",
+                    State::Armed(_) => "trapped",
+                    _ => "other",
+                };
+                *counted.entry(kind).or_insert(0) += 1;
+            }
+            if handle.command(Command::Unregister(ids)).is_err() {
+                break;
+            }
+        }
+    });
+    ended.assert_in_order();
+    let calls = ended.workload("workload: pinned", "calls");
+    println!("{calls} calls, {counted:?}, {:?}", ended.report.unregistered);
+    assert_eq!(ended.probe(0).hits, calls, "the one that stayed has seen all");
+    assert_eq!(ended.probe(0).missed, Missed::default());
+    assert!(counted["optimized"] > 20 && counted["trapped"] > 20, "{counted:?}");
+}

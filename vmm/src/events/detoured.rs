@@ -1,0 +1,98 @@
+//! What the guest's detours write, read while it runs.
+
+use super::{Event, What};
+use crate::clock::Rate;
+use crate::memory::GuestRam;
+use crate::probe::Active;
+use crate::reserved;
+use probe_engine::addr::Gva;
+use probe_engine::detour::layout::{self, Rings};
+use probe_engine::detour::ring::{Record, Ring, counter};
+use probe_engine::detour::work::Work;
+use probe_engine::probe::table::ProbeId;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A probe that a detour records for.
+pub struct Known {
+    pub(crate) probe: Arc<Active>,
+    pub(crate) work: Work,
+    /// Where it stands (GVA).
+    pub(crate) at: Gva,
+    /// What KASLR added to the kernel's link-time addresses.
+    pub(crate) slide: u64,
+}
+
+/// The reader's end.
+pub(super) struct Detours {
+    ram: Arc<GuestRam>,
+    rings: Vec<Ring>,
+    /// By how many ticks the guest's time-stamp counters are ahead.
+    tsc: u64,
+    /// How many records of a probe have been read.
+    read: HashMap<u32, u64>,
+    /// Whether there will be no more.
+    is_closed: bool,
+}
+
+impl Detours {
+    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64) -> Self {
+        let rings = Rings::of(cpus);
+        let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
+        Self { ram, rings, tsc, read: HashMap::new(), is_closed: false }
+    }
+
+    /// Appends what has come in. Records of no probe are not ours.
+    pub(super) fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>, batch: &mut Vec<Event>) {
+        if known.is_empty() {
+            return;
+        }
+        let Self { ram, rings, tsc, read, .. } = self;
+        for (vcpu, ring) in rings.iter_mut().enumerate() {
+            // The memory is there as long as the guest is.
+            let _ = ring.drain(&**ram, |record| {
+                if let Some(event) =
+                    known.get(&record.probe).and_then(|known| known.event(vcpu, &record, rate, *tsc))
+                {
+                    *read.entry(record.probe).or_default() += 1;
+                    batch.push(event);
+                }
+            });
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Hits of `probe`.
+    pub(super) fn hits(&self, probe: ProbeId) -> u64 {
+        counter(&*self.ram, reserved::DATA, layout::HITS, probe.0)
+    }
+
+    /// Those of a recorded probe that have been lost: in the end all that have not been read.
+    pub(super) fn dropped(&self, probe: ProbeId) -> u64 {
+        if self.is_closed {
+            return self.hits(probe).saturating_sub(self.read.get(&probe.0).copied().unwrap_or(0));
+        }
+        counter(&*self.ram, reserved::DATA, layout::DROPS, probe.0)
+    }
+}
+
+impl Known {
+    /// The event that `record` is of; `None` when that cannot be.
+    fn event(&self, vcpu: usize, record: &Record, rate: Rate, tsc: u64) -> Option<Event> {
+        let (capture, mut captured) = (self.probe.capture.as_deref(), Vec::new());
+        let is_its = self.work.replay(capture, record, self.at, self.slide, vcpu, &mut captured);
+        is_its.then(|| Event {
+            nanos: rate.nanos(record.ticks.wrapping_sub(tsc)),
+            vcpu,
+            probe: self.probe.id,
+            rip: self.at,
+            what: What::Hit { args: record.args },
+            task: Some(record.task),
+            captured,
+            stack: None,
+        })
+    }
+}

@@ -1,0 +1,247 @@
+//! Which probes are served by detours instead of traps, and where those stand.
+
+use super::arming::{Stop, room};
+use super::registry::Registry;
+use super::text::{Ground, Traps};
+use crate::events::Known;
+use crate::probe::{Active, Handlers, Kind};
+use crate::reserved::{Reserved, Slots};
+use probe_engine::addr::Gva;
+use probe_engine::detour::layout::{COUNTERS, Rings};
+use probe_engine::detour::stub::{Guest, Stub, jump};
+use probe_engine::detour::work::Work;
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
+use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Whether probes are served by detours, which cost no exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Optimize {
+    /// None of them: all stand on traps.
+    #[default]
+    Off,
+    /// Those that can.
+    Auto,
+    /// All: one that cannot is refused.
+    Require,
+}
+
+/// The detours in the guest's text.
+pub(super) struct Detours {
+    optimize: Optimize,
+    /// The switch for all of them.
+    is_on: bool,
+    rings: Rings,
+    guest: Option<Guest>,
+    standing: BTreeMap<Gva, Detour>,
+    known: HashMap<u32, Known>,
+}
+
+struct Detour {
+    slots: Slots,
+    stub: Stub,
+    works: Vec<Work>,
+}
+
+/// What it takes to change text in a stop.
+pub(super) struct Tools<'a> {
+    pub(super) traps: &'a mut Traps,
+    pub(super) reserved: &'a mut Result<Reserved, String>,
+    pub(super) set: &'a mut ProbeSet<Arc<Active>>,
+    pub(super) stop: &'a Stop<'a>,
+}
+
+impl Detours {
+    pub(super) fn new(optimize: Optimize, cpus: u8) -> Self {
+        Self {
+            optimize,
+            is_on: true,
+            rings: Rings::of(cpus),
+            guest: None,
+            standing: BTreeMap::new(),
+            known: HashMap::new(),
+        }
+    }
+
+    /// The guest's kernel runs `slide` bytes behind where it was linked.
+    pub(super) fn advance(&mut self, kernel: &Landmarks, reserved: &Reserved, slide: u64) {
+        let (Some(task), Some(cpu_number)) = (kernel.task, kernel.cpu_number) else { return };
+        let window = reserved.data().start;
+        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide });
+    }
+
+    /// The switch for all.
+    pub(super) fn switch(&mut self, is_on: bool) {
+        self.is_on = is_on;
+    }
+
+    /// Whose records there may be in the rings, by their numbers.
+    pub(super) fn known(&self) -> &HashMap<u32, Known> {
+        &self.known
+    }
+
+    /// Where detours stand that are not `wanted` any more.
+    pub(super) fn unwanted(&self, wanted: impl Fn(Gva) -> bool) -> Vec<Gva> {
+        self.standing.keys().copied().filter(|at| !wanted(*at)).collect()
+    }
+
+    /// Why a probe has to be refused: no detour can serve it, and nothing else will do.
+    pub(super) fn refuses(&self, probe: &Active, footing: Footing) -> Option<String> {
+        if self.optimize != Optimize::Require {
+            return None;
+        }
+        let unsuited = match footing {
+            Footing::Firm => Some(NO_SITE.to_owned()),
+            Footing::Nop | Footing::Behind(_) => work(probe).err(),
+        };
+        unsuited.map(|reason| format!("no detour can serve it: {reason}"))
+    }
+
+    /// Has `probes` served by a detour at `at` that does `works`, which is known to be ftrace's nop.
+    ///
+    /// # Errors
+    /// Why not. Nothing of ours stands there then.
+    pub(super) fn divert(
+        &mut self,
+        at: Gva,
+        works: Vec<Work>,
+        probes: &[Hanging<Arc<Active>>],
+        ground: &Ground,
+        tools: &mut Tools<'_>,
+    ) -> Result<(), String> {
+        if self.standing.get(&at).is_none_or(|detour| detour.works != works) {
+            // The old stub stays as it is: who is inside is counted there.
+            if !self.take_down(at, false, tools) {
+                return Err("the guest has written there".to_owned());
+            }
+            self.stand(at, &works, ground, tools)?;
+        }
+        let slide = ground.map.slide();
+        for (hanging, work) in probes.iter().zip(works) {
+            if work.record.is_some() {
+                let known = Known { probe: hanging.probe.clone(), work, at, slide };
+                self.known.insert(hanging.probe.id.0, known);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be done for all of `probes`; `None` if any of them needs a trap, and each is told why.
+    pub(super) fn works(
+        &self,
+        internal: Option<Internal>,
+        probes: &[Hanging<Arc<Active>>],
+        registry: &mut Registry,
+    ) -> Option<Vec<Work>> {
+        if self.optimize == Optimize::Off || probes.is_empty() {
+            return None;
+        }
+        let mut works = Vec::new();
+        let at_site = match internal {
+            _ if !self.is_on => Err("detours are switched off"),
+            _ if self.guest.is_none() => {
+                Err("this kernel does not say how a CPU finds its number and its task")
+            }
+            Some(_) => Err("a trap of our own stands here"),
+            None => Ok(()),
+        };
+        for hanging in probes {
+            let footing = match hanging.footing {
+                Footing::Nop => Ok(()),
+                Footing::Firm => Err(NO_SITE),
+                Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
+            };
+            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| work(&hanging.probe));
+            match work {
+                Ok(work) => works.push(work),
+                Err(reason) => registry.stays_trapped(hanging.probe.id, reason),
+            }
+        }
+        if works.len() == probes.len() {
+            return Some(works);
+        }
+        for work in works {
+            registry
+                .stays_trapped(ProbeId(work.probe), "another probe at this place needs a trap".to_owned());
+        }
+        None
+    }
+
+    /// Leads the guest from the nop at `at` to a new stub.
+    fn stand(
+        &mut self,
+        at: Gva,
+        works: &[Work],
+        ground: &Ground,
+        tools: &mut Tools<'_>,
+    ) -> Result<(), String> {
+        let Tools { traps, reserved, set, stop } = tools;
+        let guest = self.guest.as_ref().ok_or("the kernel has not started")?;
+        let reserved = reserved.as_mut().map_err(|reason| reason.clone())?;
+        let room = room(reserved, Stub::most_bytes(works), stop, set)?;
+        let entry = reserved.address(room);
+        let stub = Stub::assemble(guest, entry, at, at.add(FTRACE_SITE), works);
+        let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
+            reserved.write(stop.ram, room, &stub.code).map_err(|error| error.to_string())?;
+            let jump = jump(at, entry).map_err(|error| error.to_string())?;
+            let there = traps.replace(stop.parked, stop.ram, ground, at, FTRACE_NOP, jump);
+            there.map_err(|error| error.to_string())?;
+            Ok(stub)
+        });
+        match written {
+            Ok(stub) => {
+                let slots = reserved.shrink(room, stub.code.len());
+                self.standing.insert(at, Detour { slots, stub, works: works.to_vec() });
+                Ok(())
+            }
+            Err(reason) => {
+                reserved.retire(room);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Takes the detour at `at` out, if there is one. Where its probes `move` behind the nop, who has not been counted in it
+    /// yet is counted there, and who has is not. False when the guest has written over it.
+    pub(super) fn take_down(&mut self, at: Gva, moves: bool, tools: &mut Tools<'_>) -> bool {
+        let Tools { traps, reserved, set, stop } = tools;
+        let (Some(detour), Ok(reserved)) = (self.standing.remove(&at), reserved.as_mut()) else {
+            return true;
+        };
+        if moves && let Ok((gate, shut)) = detour.stub.shut() {
+            // It can be written: it was.
+            let _ = reserved.overwrite(stop.ram, detour.slots, gate, &shut);
+            set.leave(detour.stub.passed(reserved.address(detour.slots)), at);
+        }
+        reserved.retire(detour.slots);
+        traps.lift(stop.parked, stop.ram, at, FTRACE_SITE)
+    }
+}
+
+/// Why a detour has no place.
+const NO_SITE: &str = "it is not at an entry for which ftrace keeps five bytes";
+
+/// What a detour has to do for `probe`, or why none can.
+fn work(probe: &Active) -> Result<Work, String> {
+    let needs = match &probe.kind {
+        Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => None,
+        Kind::Instruction(_) => Some("a handler on the host sees its hits"),
+        Kind::Return(..) => Some("it follows calls to their returns"),
+        Kind::Watch(_) => Some("it is a debug register"),
+    };
+    let needs = needs.or_else(|| match probe {
+        probe if probe.stack.is_some() => Some("its hits are shown with their stacks"),
+        probe if probe.is_once() => Some("only its first hit counts"),
+        probe if probe.id.0 >= COUNTERS => Some("there are too many probes"),
+        _ => None,
+    });
+    match needs {
+        Some(reason) => Err(reason.to_owned()),
+        None => {
+            let work = Work::of(probe.id.0, probe.capture.as_deref(), probe.record);
+            work.map_err(|error| error.to_string())
+        }
+    }
+}
