@@ -7,6 +7,7 @@
 
 pub mod addr;
 pub mod capture;
+pub mod detour;
 pub mod insn;
 pub mod lang;
 pub mod linux;
