@@ -55,7 +55,7 @@ struct RipRelative {
 impl OutOfLine {
     /// A copy of the first instruction of `bytes`, which lie at `at`; `None` when it has an operand that cannot be
     /// re-based: with an address-size prefix it is relative to the low half of RIP.
-    pub(super) fn new(bytes: &[u8], at: Gva) -> Option<Self> {
+    pub(crate) fn new(bytes: &[u8], at: Gva) -> Option<Self> {
         let mut decoder = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE);
         let instruction = decoder.decode();
         let length = instruction.len();
@@ -72,6 +72,12 @@ impl OutOfLine {
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
+    }
+
+    /// Its bytes, here as there.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.length
     }
 
     /// The address of the instruction behind the original.
@@ -113,7 +119,7 @@ fn rip_relative(decoder: &Decoder<'_>, instruction: &Instruction) -> Option<RipR
 }
 
 /// The 32 bits that lead from `origin`, the end of an instruction in `slot`, to `target`.
-fn distance(slot: Gva, origin: Gva, target: Gva) -> Result<[u8; 4], OutOfReach> {
+pub(crate) fn distance(slot: Gva, origin: Gva, target: Gva) -> Result<[u8; 4], OutOfReach> {
     let distance = target.0.wrapping_sub(origin.0) as i64;
     i32::try_from(distance).map(i32::to_le_bytes).map_err(|_| OutOfReach { slot, target })
 }

@@ -71,6 +71,13 @@ const STARTUP: [&str; 22] = [
     "load_current_idt",
 ];
 
+/// struct jump_entry {s32 code, s32 target, s64 key} (include/linux/jump_label.h), between these symbols.
+const JUMP_LABELS: (&str, &str) = ("__start___jump_table", "__stop___jump_table");
+const JUMP_LABEL: usize = 16;
+/// struct exception_table_entry {s32 instruction, s32 fixup, s32 data} (arch/x86/include/asm/extable.h).
+const EXCEPTIONS: &str = "__ex_table";
+const EXCEPTION: usize = 12;
+
 /// The calls inside ftrace's own trampolines that choose what it calls (arch/x86/kernel/ftrace_64.S).
 const FTRACE_CALLS: [&str; 2] = ["ftrace_call", "ftrace_regs_call"];
 
@@ -112,11 +119,14 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    pub(super) fn read(image: &'a Vmlinux, symbols: &'a SymbolTable) -> Self {
+    fn new(image: &'a Vmlinux, symbols: &'a SymbolTable) -> Self {
         let text =
             image.sections().filter(|section| section.executable).map(|section| section.range).collect();
-        let mut tables =
-            Self { image, symbols, text, found: Vec::new(), fixups: Vec::new(), missing: Vec::new() };
+        Self { image, symbols, text, found: Vec::new(), fixups: Vec::new(), missing: Vec::new() }
+    }
+
+    pub(super) fn read(image: &'a Vmlinux, symbols: &'a SymbolTable) -> Self {
+        let mut tables = Self::new(image, symbols);
         tables.forbidden_text();
         tables.blacklist();
         tables.named_functions();
@@ -126,8 +136,7 @@ impl<'a> Tables<'a> {
         tables.runtime_constants();
         tables.calls();
         tables.fixups();
-        // struct jump_entry {s32 code, s32 target, s64 key}, include/linux/jump_label.h
-        tables.between_sites("__start___jump_table", "__stop___jump_table", 16, Why::JumpLabel);
+        tables.between_sites(JUMP_LABELS.0, JUMP_LABELS.1, JUMP_LABEL, Why::JumpLabel);
         // struct static_call_site {s32 addr, s32 key}, include/linux/static_call_types.h
         tables.between_sites("__start_static_call_sites", "__stop_static_call_sites", 8, Why::StaticCall);
         // s32 each, tools/objtool/check.c; to the prefix byte in case of LOCK_PREFIX,
@@ -323,10 +332,19 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// struct exception_table_entry {s32 instruction, s32 fixup, s32 data} (arch/x86/include/asm/extable.h).
     fn fixups(&mut self) {
-        if let Some(table) = self.section("__ex_table") {
-            self.fixups = table.entries(12).filter_map(|entry| entry.target(0)).collect();
+        if let Some(table) = self.section(EXCEPTIONS) {
+            self.fixups = table.entries(EXCEPTION).filter_map(|entry| entry.target(0)).collect();
         }
     }
+}
+
+/// Where the guest goes on by its tables, without a branch in its text that says so: behind faults that are put
+/// right (`__ex_table`), and where jump labels lead once they are enabled (`__jump_table`). In no order.
+pub(crate) fn landings(image: &Vmlinux, symbols: &SymbolTable) -> Vec<Gva> {
+    let tables = Tables::new(image, symbols);
+    let exceptions = tables.section(EXCEPTIONS).into_iter().flat_map(|table| table.entries(EXCEPTION));
+    let labels = tables.between(JUMP_LABELS.0, JUMP_LABELS.1);
+    let labels = labels.into_iter().flat_map(|table| table.entries(JUMP_LABEL));
+    exceptions.chain(labels).filter_map(|entry| entry.target(4)).take(MOST_RANGES).collect()
 }

@@ -162,6 +162,17 @@ fn fixups_are_found_by_the_start_of_an_instruction() {
 }
 
 #[test]
+fn landings_are_the_second_field_of_fixups_and_jump_labels() {
+    let (parts, symbols) = parts();
+    let image = Vmlinux::parse(elf(&parts)).unwrap();
+    let labels = symbols.address_of("__start___jump_table").unwrap();
+    let fixups = image.section("__ex_table").unwrap().range.start;
+    // All of these fields are zero, and so lead to themselves.
+    let fields = [fixups.add(4), fixups.add(16), labels.add(4), labels.add(20)];
+    assert_eq!(super::super::patch_tables::landings(&image, &symbols), fields);
+}
+
+#[test]
 fn a_lasting_reason_comes_before_one_of_booting() {
     let range = |start, end| Gva(start)..Gva(end);
     let both =

@@ -1,0 +1,206 @@
+//! The instructions that a detour's jump overwrites, and how they run elsewhere.
+
+use std::ops::Range;
+
+use iced_x86::{FlowControl, Instruction};
+
+use super::targets::branch_target;
+use crate::addr::Gva;
+use crate::insn::copy::{Ending, OutOfLine, OutOfReach, distance};
+use crate::insn::decode::text;
+use crate::insn::plan::{Refusal, plan, plan_copy};
+
+/// Bytes of `jmp rel32`, with which a detour begins.
+pub const JUMP: u64 = 5;
+
+/// `jmp rel32`, without its distance.
+const JMP_REL32: u8 = 0xe9;
+/// Bytes of such a distance.
+const DISTANCE: u64 = 4;
+
+/// The least run of whole instructions that covers the 5 bytes of a jump, at the addresses that it was found at.
+///
+/// Only [`verdict`](super::verdict::verdict) makes one. When the jump is written, no CPU and no task may be inside:
+/// behind [`at`](Self::at), and before [`end`](Self::end). Where it [is one
+/// instruction](Self::is_one_instruction), none can be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    at: Gva,
+    length: u8,
+    /// Bytes at its end that never run and are not moved.
+    padding: u8,
+    moved: Vec<Moved>,
+}
+
+/// One instruction, as it is moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Moved {
+    at: Gva,
+    form: Form,
+    goes_on: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Form {
+    /// Its own bytes, with the displacement of a RIP-relative operand changed.
+    Copy(OutOfLine),
+    /// Other bytes that do the same and end in a branch, whose distance follows.
+    Branch { code: Vec<u8>, target: Gva },
+}
+
+impl Form {
+    /// Bytes, wherever it is placed.
+    fn length(&self) -> u64 {
+        match self {
+            Self::Copy(copy) => copy.length() as u64,
+            Self::Branch { code, .. } => code.len() as u64 + DISTANCE,
+        }
+    }
+}
+
+impl Moved {
+    /// How to move `instruction`, the first of `bytes`, with `previous` before it.
+    pub(super) fn new(
+        bytes: &[u8],
+        instruction: &Instruction,
+        previous: Option<&Instruction>,
+    ) -> Result<Self, Refusal> {
+        let at = Gva(instruction.ip());
+        let refused = || Refusal::Branch(text(instruction));
+        let flow = instruction.flow_control();
+        let form = match (flow, branch_target(instruction)) {
+            (FlowControl::Next, _) => Form::Copy(plan_copy(bytes, at, previous, false)?),
+            (FlowControl::Return, _) => {
+                // The plan refuses all returns but near ones.
+                plan(bytes, at, previous, false)?;
+                Form::Copy(OutOfLine::new(bytes, at).ok_or_else(refused)?)
+            }
+            (_, Some(target)) => {
+                plan(bytes, at, previous, false)?;
+                let code = branch(bytes, instruction).ok_or_else(refused)?;
+                Form::Branch { code, target }
+            }
+            (_, None) => {
+                plan(bytes, at, previous, false)?;
+                return Err(refused());
+            }
+        };
+        let goes_on = matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch);
+        Ok(Self { at, form, goes_on })
+    }
+
+    /// Whether what follows in the region may run next. What a call returns to is never inside.
+    pub(super) fn goes_on(&self) -> bool {
+        self.goes_on
+    }
+}
+
+/// What does the same as the direct branch at the start of `bytes` once its distance of 32 bits follows. `None` for
+/// a call whose return address cannot be pushed.
+fn branch(bytes: &[u8], instruction: &Instruction) -> Option<Vec<u8>> {
+    /// `push imm32`, which is extended by its sign: as the kernel's addresses are, the topmost 2 GiB.
+    const PUSH_IMM32: u8 = 0x68;
+    /// `jcc rel32`; the condition is added to the second byte.
+    const JCC_REL32: [u8; 2] = [0x0f, 0x80];
+    match instruction.flow_control() {
+        FlowControl::UnconditionalBranch => Some(vec![JMP_REL32]),
+        // The callee has to return behind the original, where stack traces have to see it.
+        FlowControl::Call => {
+            let back = i32::try_from(instruction.next_ip() as i64).ok()?;
+            Some([&[PUSH_IMM32][..], &back.to_le_bytes(), &[JMP_REL32]].concat())
+        }
+        FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+            let [escape, opcode] = JCC_REL32;
+            Some(vec![escape, opcode | (instruction.condition_code() as u8).checked_sub(1)?])
+        }
+        // `loop` and `jrcxz` have a distance of 8 bits only: over a jump around the jump.
+        FlowControl::ConditionalBranch => {
+            let (_, opcode) = bytes.get(..instruction.len())?.split_last()?;
+            Some([opcode, &[2, 0xeb, JUMP as u8, JMP_REL32]].concat())
+        }
+        _ => None,
+    }
+}
+
+impl Region {
+    pub(super) fn new(at: Gva, length: u8, padding: u8, moved: Vec<Moved>) -> Self {
+        Self { at, length, padding, moved }
+    }
+
+    /// Whether no second instruction is overwritten: then there is no place inside where anyone could be.
+    #[must_use]
+    pub fn is_one_instruction(&self) -> bool {
+        self.moved.len() == 1 && self.padding == 0
+    }
+
+    /// Where it starts: the probed instruction.
+    #[must_use]
+    pub fn at(&self) -> Gva {
+        self.at
+    }
+
+    /// Where it ends: the first instruction that stays.
+    #[must_use]
+    pub fn end(&self) -> Gva {
+        self.at.add(self.length.into())
+    }
+
+    /// All its addresses.
+    #[must_use]
+    pub fn range(&self) -> Range<Gva> {
+        self.at..self.end()
+    }
+
+    /// The addresses of its instructions, rising. The bytes behind the last may be padding.
+    pub fn instructions(&self) -> impl Iterator<Item = Gva> {
+        self.moved.iter().map(|moved| moved.at)
+    }
+
+    /// Whether the moved instructions go on at [`end`](Self::end), so that a jump there has to follow them. They do
+    /// not behind a jump, a return, or a call, which returns there by itself.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        self.moved.last().is_none_or(Moved::goes_on)
+    }
+
+    /// Bytes of the moved instructions, wherever they are.
+    #[must_use]
+    pub fn moved_length(&self) -> u64 {
+        self.moved.iter().map(|moved| moved.form.length()).sum()
+    }
+
+    /// The original of the moved instruction that has the byte at `offset`, of those that
+    /// [`assemble`](Self::assemble) returns: to tell what faulted, or where an interrupted task is.
+    #[must_use]
+    pub fn original(&self, offset: u64) -> Option<Gva> {
+        let mut end = 0;
+        let around = self.moved.iter().find(|moved| {
+            end += moved.form.length();
+            offset < end
+        });
+        around.map(|moved| moved.at)
+    }
+
+    /// The moved instructions, to be written to `stub_at`. Registers and stack have to be those of the region's start
+    /// when they run. Unless the region [`goes_on`](Self::goes_on), nothing behind them runs.
+    ///
+    /// # Errors
+    /// [`OutOfReach`] when a branch or an operand does not reach from there.
+    pub fn assemble(&self, stub_at: Gva) -> Result<Vec<u8>, OutOfReach> {
+        let mut assembled = Vec::with_capacity(self.moved_length() as usize);
+        for Moved { form, .. } in &self.moved {
+            let here = stub_at.add(assembled.len() as u64);
+            match form {
+                Form::Copy(copy) => {
+                    let placed = copy.place(here, Ending::Trap)?;
+                    assembled.extend(placed.into_iter().take(copy.length()));
+                }
+                Form::Branch { code, target } => {
+                    assembled.extend(code);
+                    assembled.extend(distance(here, here.add(form.length()), *target)?);
+                }
+            }
+        }
+        Ok(assembled)
+    }
+}
