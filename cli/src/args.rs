@@ -153,14 +153,15 @@ pub(crate) struct Run {
     ///
     /// A table on standard output has for each probe its kind (p at an instruction, r at returns, w a watch), its name,
     /// its address as the kernel was linked, and how the guest would get past the probed instruction: `emulate` by the
-    /// host, `copy` by running a copy of it, `put back` with --once, `debug register`. At an entry that ftrace keeps 5
-    /// bytes for, a jump could stand instead of a trap: it is marked as `detour candidate`. Below are the values that are
+    /// host, `copy` by running a copy of it, `put back` with --once, `debug register`. Behind that comes `detour`, where
+    /// one would serve the probe instead, or why none would. A `detour candidate` is a place at which a jump would fit, but
+    /// where none is written: only at entries that ftrace keeps 5 bytes for. Below are the values that are
     /// read with their types, the filter and the histogram. Probes in modules are pending until those are loaded. Then
     /// come all functions that match a pattern and cannot be probed, by reason. The live text decides again when a probe
     /// is armed.
     ///
     /// As JSON (--format json) there is one object a line. {"type":"probe"} has kind, probe, event, address, how,
-    /// detour_candidate, module, fields (each with name, type and fetch) and conditions (filter and histogram);
+    /// detour (as in the table), module, fields (each with name, type and fetch) and conditions (filter and histogram);
     /// {"type":"refused"} has pattern, function and reason.
     #[arg(long, conflicts_with_all = ["target", "output", "write_target"])]
     pub(crate) dry_run: bool,

@@ -1,18 +1,25 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
-use crate::args::{Format, HostKind, Run};
+use crate::args::{Format, HostKind, Optimize, Run};
 use crate::output::json;
+use crate::run::probe;
 use crate::target::{self, Asked, Found, Style};
 use anyhow::Result;
-use probe_engine::insn::plan::Plan;
+use probe_engine::detour::targets::JumpTargets;
+use probe_engine::detour::verdict::{Function, verdict};
+use probe_engine::insn::plan::{Plan, skip_endbr};
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::place::{self, Place};
+use probe_engine::probe::place::{self, Place, Spot};
 use probe_engine::probe::resolve::Refused;
+use probe_engine::probe::table::ProbeId;
 use serde::Serialize;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::process::ExitCode;
+use vmm::probe::Active;
 use vmm::session::RegisterError;
 use vmm::trap::Delivery;
 
@@ -29,7 +36,8 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if watches > most {
         return Err(RegisterError::TooManyWatches(most).into());
     }
-    let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, args.once, &kernel)).collect();
+    let detours = Detours { args, kernel: &kernel, targets: OnceCell::new() };
+    let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
     // Nobody may be there to read it.
     let _ = print(args.format, &rows, &found);
     Ok(ExitCode::SUCCESS)
@@ -45,7 +53,9 @@ struct Row<'a> {
     /// As linked; unknown in a module.
     address: Option<String>,
     how: String,
-    detour_candidate: bool,
+    /// Whether a detour would serve it, or why not; nothing is known of modules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detour: Option<String>,
     module: Option<&'a str>,
     fields: Vec<FieldRow<'a>>,
     conditions: &'a [String],
@@ -69,7 +79,8 @@ struct RefusedRow<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn of(asked: &'a Asked, once: bool, kernel: &Kernel) -> Self {
+    fn of(asked: &'a Asked, detours: &Detours<'_>) -> Self {
+        let (once, kernel) = (detours.args.once, detours.kernel);
         let mut row = Self {
             r#type: "probe",
             kind: if asked.returns { 'r' } else { 'p' },
@@ -80,7 +91,7 @@ impl<'a> Row<'a> {
             },
             address: None,
             how: String::new(),
-            detour_candidate: false,
+            detour: None,
             module: None,
             fields: Vec::new(),
             conditions: &asked.written,
@@ -99,7 +110,7 @@ impl<'a> Row<'a> {
                     Ok(Plan::OutOfLine(_)) => "copy".to_owned(),
                     Err(reason) => format!("refused: {reason}"),
                 };
-                row.detour_candidate = spot.is_entry() && spot.ftrace.is_some();
+                row.detour = Some(detours.of(asked, spot));
             }
             Place::Module { module, .. } => {
                 row.how = format!("pending (module {module})");
@@ -112,6 +123,44 @@ impl<'a> Row<'a> {
             }
         }
         row
+    }
+}
+
+/// Which probes would be served by detours.
+struct Detours<'a> {
+    args: &'a Run,
+    kernel: &'a Kernel,
+    targets: OnceCell<JumpTargets>,
+}
+
+impl Detours<'_> {
+    /// `detour`, or why there would be none: because of what the probe does, or of where it is.
+    fn of(&self, asked: &Asked, spot: &Spot) -> String {
+        let served = match Active::on_its_own(ProbeId(0), probe(asked.clone(), self.args)) {
+            _ if self.args.optimize == Optimize::Off => return "no detour: --optimize=off".to_owned(),
+            Some(probe) => probe.detour().map(drop),
+            None => Err("it follows calls to their returns".to_owned()),
+        };
+        match served.and_then(|()| self.room(spot)) {
+            Ok(None) => "detour".to_owned(),
+            Ok(Some(instructions)) => format!("detour candidate: {instructions} instructions would be moved"),
+            Err(reason) => format!("no detour: {reason}"),
+        }
+    }
+
+    /// How many instructions a jump would take the place of, where they are not ftrace's own.
+    fn room(&self, spot: &Spot) -> Result<Option<usize>, String> {
+        if spot.is_entry() && spot.ftrace.is_some() {
+            return Ok(None);
+        }
+        let Range { start, end } = spot.function;
+        let length = end.offset_from(start).unwrap_or(0) as usize;
+        let bytes = self.kernel.image().bytes_at(start, length).ok_or("it is not in the kernel's file")?;
+        let targets = self.targets.get_or_init(|| JumpTargets::scan(self.kernel));
+        let function = Function { start, bytes, slide: 0, patched: self.kernel.patched(), targets };
+        let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
+        let region = verdict(&function, at).map_err(|reason| reason.to_string())?;
+        Ok(Some(region.instructions().count()))
     }
 }
 
@@ -146,9 +195,9 @@ fn table(rows: &[Row<'_>]) -> String {
     let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
     let mut table = format!("kind  {:width$}  {:18}  how\n", "probe", "address");
     for (row, name) in rows.iter().zip(names) {
-        let candidate = if row.detour_candidate { " (detour candidate)" } else { "" };
+        let detour = row.detour.as_ref().map(|detour| format!(" ({detour})")).unwrap_or_default();
         let address = row.address.as_deref().unwrap_or("-");
-        let _ = writeln!(table, "{:4}  {name:width$}  {address:18}  {}{candidate}", row.kind, row.how);
+        let _ = writeln!(table, "{:4}  {name:width$}  {address:18}  {}{detour}", row.kind, row.how);
         for FieldRow { name, r#type, fetch } in &row.fields {
             let _ = writeln!(table, "        {name}: {type} = {fetch}");
         }
@@ -190,7 +239,7 @@ mod tests {
             event: None,
             address: Some("0xffffffff81000000".to_owned()),
             how: "emulate".to_owned(),
-            detour_candidate: false,
+            detour: None,
             module: None,
             fields: Vec::new(),
             conditions: &[],
@@ -200,7 +249,7 @@ mod tests {
         let rows = [
             Row {
                 event: Some("opens"),
-                detour_candidate: true,
+                detour: Some("detour".to_owned()),
                 fields: vec![dfd],
                 conditions: &conditions,
                 ..row('p', "openat2")
@@ -211,7 +260,7 @@ mod tests {
         assert_eq!(
             table(&rows),
             "kind  probe                    address             how\n\
-             p     opens: openat2           0xffffffff81000000  emulate (detour candidate)\n        \
+             p     opens: openat2           0xffffffff81000000  emulate (detour)\n        \
                      dfd: s32 = %di\n        \
                      if dfd == -100\n\
              r     dummy:dummy_xmit%return  -                   pending (module dummy)\n\

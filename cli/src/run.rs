@@ -156,7 +156,7 @@ pub(crate) fn session(
 }
 
 /// What is registered for what was asked for.
-fn probe(asked: Asked, args: &Run) -> Probe {
+pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
     // Histograms show none.
     let stack = args.stack.filter(|_| asked.counted.is_none()).map(usize::from);
     if let Place::Watch(_) = asked.place {

@@ -197,14 +197,15 @@ fn a_dry_run_boots_nothing() {
     let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let row = |probe: &str| rows.iter().find(|row| row["probe"] == probe).unwrap();
     // Its file is compiled without ftrace's sites.
-    assert_eq!(row("list_sort")["detour_candidate"], false);
+    let candidate = row("list_sort")["detour"].as_str().unwrap().to_owned();
+    assert!(candidate.starts_with("detour candidate: "), "{candidate}");
     assert_eq!(row("list_sort")["how"], "emulate");
     assert_eq!(row("asm_acpi_mp_play_dead")["how"], "copy");
     assert_eq!(row("dummy:dummy_xmit")["how"], "pending (module dummy)");
     assert_eq!(row("dummy:dummy_xmit")["conditions"][0], "if common_cpu == 1");
     let read = row("vfs_read%return");
     assert_eq!((&read["kind"], &read["conditions"][0]), (&"r".into(), &"if n > 3".into()));
-    assert_eq!(read["detour_candidate"], true);
+    assert_eq!(read["detour"], "no detour: it follows calls to their returns");
     assert_eq!(read["fields"][0], serde_json::json!({ "name": "n", "type": "s64", "fetch": "$retval" }));
     let refused = rows.iter().find(|row| row["function"] == "exc_int3").unwrap();
     assert!(refused["reason"].as_str().unwrap().contains("noinstr"), "{refused}");

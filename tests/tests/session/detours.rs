@@ -203,7 +203,7 @@ fn detours_come_and_go_under_load() {
         }
     });
     ended.assert_in_order();
-    let calls = ended.workload("workload: pinned", "calls");
+    let calls = ended.workload("pinned", "calls");
     println!("{calls} calls, {counted:?}, {:?}", ended.report.unregistered);
     assert_eq!(ended.probe(0).hits, calls, "the one that stayed has seen all");
     assert_eq!(ended.probe(0).missed, Missed::default());

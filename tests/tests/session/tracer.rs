@@ -34,7 +34,7 @@ echo at the gate
 read what
 if [ \"$what\" = trace ]; then
     echo busy > /tmp/tracer
-    (echo function > current_tracer; echo nop > current_tracer; echo idle > /tmp/tracer) &
+    (echo function > current_tracer; echo nop > current_tracer; echo idle > /tmp/idle; mv /tmp/idle /tmp/tracer) &
 fi
 ";
 

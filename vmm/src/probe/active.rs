@@ -1,7 +1,9 @@
 //! A registered probe as vCPU threads see it.
 
-use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish, Work};
+use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish};
 use probe_engine::capture::Capture;
+use probe_engine::detour::layout::COUNTERS;
+use probe_engine::detour::work::Work;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,9 +82,9 @@ impl Active {
     pub fn on_its_own(id: ProbeId, probe: Probe) -> Option<Self> {
         let Probe { work, record, capture, stack, once, .. } = probe;
         let kind = match work {
-            Work::Instruction(handlers) => Kind::Instruction(handlers),
-            Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
-            Work::Return { .. } => return None,
+            super::Work::Instruction(handlers) => Kind::Instruction(handlers),
+            super::Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
+            super::Work::Return { .. } => return None,
         };
         Some(Self::new(id, kind, Notes { record, capture, stack }, once))
     }
@@ -139,6 +141,29 @@ impl Active {
     /// Whether something is done after the instruction.
     pub(crate) fn has_post(&self) -> bool {
         matches!(&self.kind, Kind::Instruction(Handlers { post: Some(_), .. }))
+    }
+
+    /// What a detour has to do for it.
+    ///
+    /// # Errors
+    /// Why none can: it has to stand on a trap.
+    pub fn detour(&self) -> Result<Work, String> {
+        let needs = match &self.kind {
+            Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => None,
+            Kind::Instruction(_) => Some("a handler on the host sees its hits"),
+            Kind::Return(..) => Some("it follows calls to their returns"),
+            Kind::Watch(_) => Some("it is a debug register"),
+        };
+        let needs = needs.or_else(|| match self {
+            probe if probe.stack.is_some() => Some("its hits are shown with their stacks"),
+            probe if probe.is_once() => Some("only its first hit counts"),
+            probe if probe.id.0 >= COUNTERS => Some("there are too many probes"),
+            _ => None,
+        });
+        match needs {
+            Some(reason) => Err(reason.to_owned()),
+            None => Work::of(self.id.0, self.capture.as_deref(), self.record).map_err(|e| e.to_string()),
+        }
     }
 
     /// The instances of a return probe.

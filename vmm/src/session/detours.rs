@@ -4,10 +4,10 @@ use super::arming::{Stop, room};
 use super::registry::Registry;
 use super::text::{Ground, Traps};
 use crate::events::Known;
-use crate::probe::{Active, Handlers, Kind};
+use crate::probe::Active;
 use crate::reserved::{Reserved, Slots};
 use probe_engine::addr::Gva;
-use probe_engine::detour::layout::{COUNTERS, Rings};
+use probe_engine::detour::layout::Rings;
 use probe_engine::detour::stub::{Guest, Stub, jump};
 use probe_engine::detour::work::Work;
 use probe_engine::linux::landmarks::Landmarks;
@@ -94,7 +94,7 @@ impl Detours {
         }
         let unsuited = match footing {
             Footing::Firm => Some(NO_SITE.to_owned()),
-            Footing::Nop | Footing::Behind(_) => work(probe).err(),
+            Footing::Nop | Footing::Behind(_) => probe.detour().err(),
         };
         unsuited.map(|reason| format!("no detour can serve it: {reason}"))
     }
@@ -153,7 +153,7 @@ impl Detours {
                 Footing::Firm => Err(NO_SITE),
                 Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
-            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| work(&hanging.probe));
+            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| hanging.probe.detour());
             match work {
                 Ok(work) => works.push(work),
                 Err(reason) => registry.stays_trapped(hanging.probe.id, reason),
@@ -222,26 +222,3 @@ impl Detours {
 
 /// Why a detour has no place.
 const NO_SITE: &str = "it is not at an entry for which ftrace keeps five bytes";
-
-/// What a detour has to do for `probe`, or why none can.
-fn work(probe: &Active) -> Result<Work, String> {
-    let needs = match &probe.kind {
-        Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => None,
-        Kind::Instruction(_) => Some("a handler on the host sees its hits"),
-        Kind::Return(..) => Some("it follows calls to their returns"),
-        Kind::Watch(_) => Some("it is a debug register"),
-    };
-    let needs = needs.or_else(|| match probe {
-        probe if probe.stack.is_some() => Some("its hits are shown with their stacks"),
-        probe if probe.is_once() => Some("only its first hit counts"),
-        probe if probe.id.0 >= COUNTERS => Some("there are too many probes"),
-        _ => None,
-    });
-    match needs {
-        Some(reason) => Err(reason.to_owned()),
-        None => {
-            let work = Work::of(probe.id.0, probe.capture.as_deref(), probe.record);
-            work.map_err(|error| error.to_string())
-        }
-    }
-}
