@@ -1,19 +1,16 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
 use crate::args::{Coverage, Format};
+use crate::functions::functions;
 use crate::host::{self, Chosen, Inside};
 use crate::output::{end_name, json, say_armed};
 use crate::run::{self, Files, Known};
 use crate::say::say;
-use crate::target::{self, Asked, Target};
-use anyhow::{Result, bail};
-use probe_engine::linux::kernel::Kernel;
+use crate::target::{self, Target};
+use anyhow::Result;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::resolve;
-use probe_engine::probe::spec::{Location, ProbeSpec};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -29,8 +26,10 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Some(target) => target,
         None => {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
+            let all = ["*".parse()?];
+            let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             Target {
-                probes: functions(&args.patterns, &kernel)?,
+                probes: functions(patterns, &kernel)?,
                 kernel: Landmarks::of(&kernel),
                 symbols: None,
                 unwind: None,
@@ -60,36 +59,6 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             Ok(run::exit_code(&report))
         }
     }
-}
-
-/// The functions that match, as far as ftrace could trace them: only their entries are final early in boot.
-fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<Asked>> {
-    let all = ["*".parse()?];
-    let patterns = if patterns.is_empty() { &all } else { patterns };
-    let (mut functions, mut seen) = (Vec::new(), HashSet::new());
-    for pattern in patterns {
-        if pattern.returns()
-            || !matches!(pattern.location(), Location::Glob(_) | Location::Symbol { offset: 0, .. })
-        {
-            bail!("`{pattern}` is neither a function of the kernel nor a pattern: write vfs_read or vfs_*");
-        }
-        let resolved = resolve(pattern, kernel)?;
-        let matches = resolved.places.len() + resolved.refused.len();
-        let is_traceable =
-            |place: &Place| matches!(place, Place::Kernel { spot, .. } if spot.ftrace.is_some());
-        let mut places = resolved.places;
-        places.retain(is_traceable);
-        if places.is_empty() {
-            bail!("none of the {matches} functions that match `{pattern}` can be traced by ftrace");
-        }
-        if places.len() < matches {
-            let left_out = matches - places.len();
-            say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
-        }
-        places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
-        functions.extend(places.into_iter().map(|place| Asked::plain(place, false)));
-    }
-    Ok(functions)
 }
 
 /// The first calls, as they come in.

@@ -5,6 +5,7 @@ mod coverage;
 mod definition;
 mod doctor;
 mod dry_run;
+mod functions;
 mod host;
 mod mistake;
 mod output;

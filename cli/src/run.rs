@@ -6,7 +6,7 @@ use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
 use crate::output::Writer;
 use crate::say::say;
-use crate::target::{self, Asked, Target};
+use crate::target::{self, Asked, Style, Target};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use probe_engine::linux::landmarks::Landmarks;
@@ -175,6 +175,9 @@ pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
             Some(most) => probe.stack(most).into(),
             None => probe.into(),
         };
+    }
+    if asked.style == Style::Count {
+        return Probe::at(asked.place);
     }
     let mut probe = Probe::at(asked.place).record().capture(asked.capture);
     if let Some(most) = stack {

@@ -2,6 +2,7 @@
 
 use crate::args::{Guest, Run, SymbolSource};
 use crate::definition::{Reader, Source};
+use crate::functions::functions;
 use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
@@ -72,6 +73,8 @@ pub(crate) enum Style {
     Call,
     /// As an event of this name with its fields.
     Event(String),
+    /// Not one by one: hits are only counted.
+    Count,
 }
 
 impl Asked {
@@ -207,6 +210,8 @@ pub(crate) fn find(run: &Run, kernel: &Kernel) -> Result<Found> {
         }
     }
     let Found { mut probes, refused } = reader.finish();
+    let counted = functions(&run.counts, kernel).context("--count")?;
+    probes.extend(counted.into_iter().map(|asked| Asked { style: Style::Count, ..asked }));
     for spec in &run.watches {
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         probes.push(Asked::plain(Place::Watch(watch), false));

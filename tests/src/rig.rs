@@ -318,7 +318,7 @@ impl Running {
 
     /// Takes what the vCPUs have recorded.
     pub fn drain(&mut self) {
-        self.hits.extend_from_slice(self.reader.drain(self.clock.rate(), &HashMap::new()));
+        self.hits.extend(self.reader.drain(self.clock.rate(), &HashMap::new()));
     }
 
     /// How often a vCPU has waited for the reader.

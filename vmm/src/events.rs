@@ -225,13 +225,12 @@ pub struct Reader {
     counters: Vec<Arc<Counters>>,
     /// What the guest's detours write.
     detours: Option<Detours>,
-    batch: Vec<Event>,
 }
 
 /// Rings for `cpus` vCPUs.
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
-    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None, batch: Vec::new() };
+    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None };
     let recorders = (0..cpus)
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
@@ -255,10 +254,10 @@ impl Reader {
     }
 
     /// What has come in since the last call, in order of time. `known` are the probes that detours record for.
-    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> &[Event] {
-        self.batch.clear();
+    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> Vec<Event> {
+        let mut batch = Vec::new();
         if let Some(detours) = &mut self.detours {
-            detours.drain(rate, known, &mut self.batch);
+            detours.drain(rate, known, &mut batch);
         }
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
@@ -278,11 +277,16 @@ impl Reader {
                     }
                 };
                 let nanos = rate.nanos(ticks);
-                self.batch.push(Event { nanos, vcpu, probe, rip, what, task, captured, stack });
+                batch.push(Event { nanos, vcpu, probe, rip, what, task, captured, stack });
             }
         }
-        self.batch.sort_by_key(|hit| hit.nanos);
-        &self.batch
+        batch.sort_by_key(|hit| hit.nanos);
+        batch
+    }
+
+    /// Whether detours may soon find no room. It is counted as a wait.
+    pub fn is_behind(&mut self) -> bool {
+        self.detours.as_mut().is_some_and(Detours::is_behind)
     }
 
     /// Hits of `probe` on all vCPUs.
@@ -308,7 +312,8 @@ impl Reader {
     /// How often any vCPU waited for the reader.
     #[must_use]
     pub fn waits(&self) -> u64 {
-        self.counters.iter().map(|c| c.waits()).sum()
+        let detours = self.detours.as_ref().map_or(0, |detours| detours.waits);
+        self.counters.iter().map(|c| c.waits()).sum::<u64>() + detours
     }
 }
 

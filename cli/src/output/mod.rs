@@ -8,7 +8,7 @@ mod summary;
 
 use crate::args::Format;
 use crate::say::say;
-use crate::target::Asked;
+use crate::target::{Asked, Style};
 use event::{EventJson, EventText};
 use hist::Histograms;
 use names::GuestNames;
@@ -81,17 +81,30 @@ impl<'a> Writer<'a> {
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
         let names = &|at| self.names.symbol(at);
         match self.format {
-            Format::Text => self.histograms.write_text(&mut self.out, names)?,
+            Format::Text => {
+                self.histograms.write_text(&mut self.out, names)?;
+                self.out.write_all(summary::counts(&self.counts(report)).as_bytes())?;
+            }
             Format::Json => {
                 self.histograms.write_json(&mut self.out, names)?;
                 summary::write_json(&mut self.out, report, self.armed_in)?;
             }
         }
         self.out.flush()?;
-        if !report.probes.is_empty() {
-            io::stderr().lock().write_all(summary::table(&report.probes).as_bytes())?;
+        let shown: Vec<&ProbeReport> = report.probes.iter().filter(|probe| !self.is_count(probe)).collect();
+        if !shown.is_empty() {
+            io::stderr().lock().write_all(summary::table(&shown).as_bytes())?;
         }
         Ok(())
+    }
+
+    /// Whether hits of this probe are only counted.
+    fn is_count(&self, probe: &ProbeReport) -> bool {
+        self.probes.get(probe.id.0 as usize).is_some_and(|asked| asked.style == Style::Count)
+    }
+
+    fn counts<'r>(&self, report: &'r Report) -> Vec<&'r ProbeReport> {
+        report.probes.iter().filter(|probe| self.is_count(probe)).collect()
     }
 }
 

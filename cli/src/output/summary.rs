@@ -2,6 +2,7 @@
 
 use super::json;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::io::{self, Write};
 use std::time::Duration;
 use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, Report, State};
@@ -69,8 +70,8 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
 
 /// The table that ends a run: probe, address, hits, missed with the reasons, and the state when it is out of the
 /// ordinary.
-pub(super) fn table(probes: &[ProbeReport]) -> String {
-    let names: Vec<String> = probes.iter().map(name).collect();
+pub(super) fn table(probes: &[&ProbeReport]) -> String {
+    let names: Vec<String> = probes.iter().map(|probe| name(probe)).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
     let mut table = format!("{:width$}  {:18}  {:>10}  {:>6}\n", "probe", "address", "hits", "missed");
     for (name, probe) in names.iter().zip(probes) {
@@ -95,6 +96,20 @@ pub(super) fn table(probes: &[ProbeReport]) -> String {
         table.push('\n');
     }
     table
+}
+
+/// How often each function was called that was, the most frequent first.
+pub(super) fn counts(probes: &[&ProbeReport]) -> String {
+    if probes.is_empty() {
+        return String::new();
+    }
+    let mut called: Vec<&ProbeReport> = probes.iter().copied().filter(|probe| probe.hits > 0).collect();
+    called.sort_by_key(|probe| (Reverse(probe.hits), probe.id));
+    let mut text = format!("{:>12}  function: {} of {} were called\n", "calls", called.len(), probes.len());
+    for probe in called {
+        text.push_str(&format!("{:>12}  {}\n", probe.hits, probe.name));
+    }
+    text
 }
 
 /// As the user wrote it.
@@ -177,7 +192,7 @@ mod tests {
         let mut returns = report("b", State::Armed(Gva(0)));
         (returns.kind, returns.outstanding, returns.missed.instance) = (ProbeKind::Return, 2, 40);
         let gone = report("start_kernel", State::Gone(Gva(0)));
-        let table = table(&[report("a", State::Armed(Gva(0))), gone, returns]);
+        let table = table(&[&report("a", State::Armed(Gva(0))), &gone, &returns]);
         assert_eq!(
             table,
             "probe         address                   hits  missed\n\
@@ -185,5 +200,29 @@ mod tests {
              start_kernel  0xffffffff81000000           7       0  [GONE]\n\
              b%return      0xffffffff81000000           7      40  missed: 40 with too many calls under way (--maxactive); 2 calls have not returned\n"
         );
+    }
+
+    #[test]
+    fn what_was_called_most_comes_first() {
+        let report = |id, name: &str, hits| ProbeReport {
+            id: ProbeId(id),
+            name: name.to_owned(),
+            kind: ProbeKind::Instruction,
+            module: None,
+            enabled: true,
+            address: Gva(0),
+            hits,
+            missed: Missed::default(),
+            outstanding: 0,
+            trapped: None,
+            state: State::Optimized(Gva(0)),
+        };
+        let all =
+            [report(0, "rare", 1), report(1, "never", 0), report(2, "often", 1000), report(3, "too", 1)];
+        assert_eq!(
+            counts(&all.each_ref()),
+            "       calls  function: 3 of 4 were called\n        1000  often\n           1  rare\n           1  too\n"
+        );
+        assert_eq!(counts(&[]), "");
     }
 }

@@ -44,8 +44,8 @@ impl Ring {
         self.is_broken
     }
 
-    /// Reads the records that are there, oldest first, as many as the ring can hold at most. One that is claimed and
-    /// not published ends it: an NMI may have come between the two.
+    /// Reads the records that are there, oldest first, a sixteenth of what the ring can hold at most: meanwhile the guest
+    /// has no more room. One that is claimed and not published ends it: an NMI may have come between the two.
     ///
     /// # Errors
     /// The memory of the ring is not there.
@@ -54,9 +54,9 @@ impl Ring {
         memory: &M,
         mut each: impl FnMut(Record),
     ) -> Result<(), NoMemory> {
-        let end = self.tail.wrapping_add(self.rings.cells);
         let begin = self.tail;
-        while !self.is_broken && self.tail != end {
+        let is_over = |tail: u64| tail.wrapping_sub(begin) >= (self.rings.cells / 16).max(MOST_CELLS);
+        while !self.is_broken && !is_over(self.tail) {
             let cell = self.at.add(self.rings.cell(self.tail));
             let expected = sequence(self.tail);
             // An atomic access: what was written before the sequence number is there when that is.
@@ -67,8 +67,7 @@ impl Ring {
             let (first, more) = bytes.split_at_mut(CELL as usize);
             memory.read(cell, first)?;
             let (_, length) = layout::of_head(u32_at(first, record::PROBE));
-            // Both ends of the record are in what was claimed: the rest of the ring holds older ones.
-            if !(1..=MOST_CELLS).contains(&length) || end.wrapping_sub(self.tail) < length {
+            if !(1..=MOST_CELLS).contains(&length) {
                 self.is_broken = true;
                 break;
             }
@@ -90,14 +89,12 @@ impl Ring {
         Ok(())
     }
 
-    /// How many cells have been claimed and not read.
-    ///
-    /// # Errors
-    /// The memory of the ring is not there.
-    pub fn outstanding<M: PhysMemory + ?Sized>(&self, memory: &M) -> Result<u64, NoMemory> {
+    /// Whether a quarter of its cells, and no more than all, have been claimed and not read.
+    pub fn is_behind<M: PhysMemory + ?Sized>(&self, memory: &M) -> bool {
         let mut head = [0; 8];
-        memory.read(self.at.add(HEAD), &mut head)?;
-        Ok(u64::from_le_bytes(head).wrapping_sub(self.tail))
+        let there = memory.read(self.at.add(HEAD), &mut head).is_ok() && !self.is_broken;
+        let claimed = u64::from_le_bytes(head).wrapping_sub(self.tail);
+        there && (self.rings.cells / 4..=self.rings.cells).contains(&claimed)
     }
 }
 

@@ -174,7 +174,7 @@ fn detours_come_and_go_under_load() {
     let Some(guest) = Guest::new("6.12") else { return };
     let mut counted = BTreeMap::new();
     let guest = guest.cpus(2).optimize().probe(Probe::at(FUNCTION));
-    let ended = guest.run_with("open:1,sh:/gate,pinned:6000", |handle, console| {
+    let ended = guest.run_with("open:1,sh:/gate,pinned:60000", |handle, console| {
         after(handle, console, "workload: open", 1);
         console.open_gate();
         for round in 0..60 {
@@ -205,7 +205,8 @@ fn detours_come_and_go_under_load() {
     ended.assert_in_order();
     let calls = ended.workload("pinned", "calls");
     println!("{calls} calls, {counted:?}, {:?}", ended.report.unregistered);
-    assert_eq!(ended.probe(0).hits, calls, "the one that stayed has seen all");
+    // The shell asks for its parent, too.
+    assert_eq!(ended.probe(0).hits, calls + 1, "the one that stayed has seen all");
     assert_eq!(ended.probe(0).missed, Missed::default());
     assert!(counted["optimized"] > 20 && counted["trapped"] > 20, "{counted:?}");
 }

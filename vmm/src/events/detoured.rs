@@ -33,13 +33,15 @@ pub(super) struct Detours {
     read: HashMap<u32, u64>,
     /// Whether there will be no more.
     is_closed: bool,
+    /// How often the reader was too slow.
+    pub(super) waits: u64,
 }
 
 impl Detours {
     pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64) -> Self {
         let rings = Rings::of(cpus);
         let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
-        Self { ram, rings, tsc, read: HashMap::new(), is_closed: false }
+        Self { ram, rings, tsc, read: HashMap::new(), is_closed: false, waits: 0 }
     }
 
     /// Appends what has come in. Records of no probe are not ours.
@@ -59,6 +61,13 @@ impl Detours {
                 }
             });
         }
+    }
+
+    /// Whether a quarter of any ring is waiting to be read.
+    pub(super) fn is_behind(&mut self) -> bool {
+        let behind = self.rings.iter().any(|ring| ring.is_behind(&*self.ram));
+        self.waits += u64::from(behind);
+        behind
     }
 
     pub(super) fn close(&mut self) {

@@ -11,7 +11,7 @@ use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::code::Unread;
 use crate::devices::{Devices, PowerEvent};
-use crate::events::Reader;
+use crate::events::{Event, Reader};
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::signals::Signals;
@@ -200,7 +200,7 @@ impl Control<'_> {
 
     /// What is done regularly, and after every event.
     fn tick(&mut self) {
-        self.drain();
+        self.keep_up();
         if let Ok(end) = self.ended.try_recv() {
             self.vcpu_ended(end);
         }
@@ -229,9 +229,39 @@ impl Control<'_> {
         }
     }
 
-    /// Hands the events on that have come in.
+    /// Hands the events on that have come in. A vCPU waits when its trap has no room for another one, and a detour does
+    /// not: before it finds none, all of them wait here, until there is nothing left to hand on.
+    fn keep_up(&mut self) {
+        /// So many events take less time than a ring lasts.
+        const CHUNK: usize = 512;
+        let world = self.world.clone();
+        let mut held = None;
+        loop {
+            let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
+            for chunk in events.chunks(CHUNK) {
+                self.hand_on(chunk);
+                if held.is_none() && self.reader.is_behind() {
+                    held = Some(world.park(|id| self.threads.kick(id)));
+                }
+            }
+            if held.is_none() || events.is_empty() {
+                break;
+            }
+        }
+    }
+
+    /// Hands all events on, while no vCPU runs.
     pub(super) fn drain(&mut self) {
-        let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
+        loop {
+            let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
+            if events.is_empty() {
+                break;
+            }
+            self.hand_on(&events);
+        }
+    }
+
+    fn hand_on(&mut self, events: &[Event]) {
         if events.is_empty() {
             return;
         }

@@ -48,8 +48,13 @@ fn publish(ram: &Ram, ring: &Ring, claimed: u64) {
 
 fn drain(ram: &Ram, ring: &mut Ring) -> Vec<u32> {
     let mut probes = Vec::new();
-    ring.drain(ram, |record| probes.push(record.probe)).unwrap();
-    probes
+    loop {
+        let before = probes.len();
+        ring.drain(ram, |record| probes.push(record.probe)).unwrap();
+        if probes.len() == before {
+            return probes;
+        }
+    }
 }
 
 #[test]
@@ -66,7 +71,6 @@ fn records_come_out_as_they_were_put_in_over_many_rounds() {
     }
     popped.extend(drain(&ram, &mut ring));
     assert!(pushed.len() > 4900 && pushed == popped);
-    assert_eq!(ring.outstanding(&ram), Ok(0));
     assert!(!ring.is_broken());
 }
 
@@ -80,13 +84,25 @@ fn a_full_ring_takes_nothing() {
 }
 
 #[test]
+fn a_quarter_of_a_ring_is_much() {
+    let (ram, mut ring) = ring();
+    let quarter = ring.rings.cells / 4;
+    assert!((1..quarter).all(|_| push(&ram, &ring, 0, 1)) && !ring.is_behind(&ram));
+    assert!(push(&ram, &ring, 0, 1) && ring.is_behind(&ram));
+    drain(&ram, &mut ring);
+    assert!(!ring.is_behind(&ram));
+    // The guest may say what it likes.
+    ram.write(ring.at.add(HEAD), &u64::MAX.to_le_bytes()).unwrap();
+    assert!(!ring.is_behind(&ram));
+}
+
+#[test]
 fn what_is_claimed_and_not_published_waits() {
     let (ram, mut ring) = ring();
     let outer = claim(&ram, &ring, 1).unwrap();
     // An NMI between the claim and the publication.
     assert!(push(&ram, &ring, 7, 2));
     assert!(drain(&ram, &mut ring).is_empty());
-    assert_eq!(ring.outstanding(&ram), Ok(3));
     fill(&ram, &ring, outer, 5, 1);
     publish(&ram, &ring, outer);
     assert_eq!(drain(&ram, &mut ring), [5, 7]);
@@ -137,8 +153,11 @@ proptest! {
         if sequences {
             (0..ring.rings.cells).for_each(|claimed| publish(&ram, &ring, claimed));
         }
-        for _ in 0..3 {
-            prop_assert!(drain(&ram, &mut ring).len() as u64 <= ring.rings.cells);
+        let most = ring.rings.cells;
+        let mut records = 0;
+        for _ in 0..40 {
+            ring.drain(&ram, |_| records += 1).unwrap();
         }
+        prop_assert!(records <= most, "{records}");
     }
 }

@@ -69,6 +69,13 @@ fn a_count_takes_eleven_instructions_with_the_jump() {
 }
 
 #[test]
+fn a_count_that_is_written_out_is_what_is_assembled() {
+    let works = [counts(None)];
+    let assembled = Stub::assemble_any(&guest(), AT, SITE, SITE.add(5), &works).unwrap();
+    assert_eq!(assemble(&works), assembled);
+}
+
+#[test]
 fn a_record_takes_less_than_eighty() {
     let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()) }]);
     let path = straight(&stub.code);
