@@ -18,15 +18,17 @@
 //!         jmp back
 //! ```
 
-use super::layout::{self, CELLS, DROPS, HEAD, HITS, Rings, TAIL, record};
-use super::work::{Condition, Number, Origin, Work};
+mod condition;
+mod record;
+
+use super::layout::{HITS, Rings};
+use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
-use crate::capture::filter::{Order, Test};
-use crate::linux::task::{self, COMM, TaskLayout};
+use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, edx, qword_ptr, r8,
-    r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, qword_ptr, r8, r9, r10, r11, r12,
+    r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand};
 use std::ops::Range;
@@ -251,102 +253,6 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    fn record(&mut self, probe: u32, registers: &[Register], next: CodeLabel) -> Done {
-        let Guest { window, rings, cpu_number, .. } = *self.guest;
-        let cells = layout::cells_of(registers.len());
-        let (mut full, mut again) = (self.asm.create_label(), self.asm.create_label());
-        // The ring of this CPU. Its number is the guest's word.
-        self.asm.mov(eax, own(dword_ptr(displacement(cpu_number)?)))?;
-        self.asm.cmp(eax, rings.cpus.cast_signed())?;
-        self.asm.jae(full)?;
-        self.asm.imul_3(eax, eax, imm(rings.stride)?)?;
-        self.asm.add_instruction(Instruction::with2(
-            Code::Lea_r64_m,
-            iced_x86::Register::RCX,
-            rip_relative(window.add(rings.offset(0))),
-        )?)?;
-        self.asm.add(rcx, rax)?;
-        // Claims its cells. No other CPU does in this ring, but an NMI may: then it is tried again.
-        self.asm.mov(rax, qword_ptr(rcx + HEAD))?;
-        self.asm.set_label(&mut again)?;
-        self.asm.lea(rdx, qword_ptr(rax + cells))?;
-        self.asm.mov(r8, rdx)?;
-        self.asm.sub(r8, qword_ptr(rcx + TAIL))?;
-        self.asm.cmp(r8, imm(rings.cells)?)?;
-        self.asm.ja(full)?;
-        self.asm.cmpxchg(qword_ptr(rcx + HEAD), rdx)?;
-        self.asm.jne(again)?;
-        // From here on: rcx the record, r8 its sequence number, rax and rdx for anything.
-        self.asm.lea(r8, qword_ptr(rax + 1))?;
-        self.asm.and(eax, imm(rings.cells - 1)?)?;
-        self.asm.shl(eax, layout::CELL.ilog2())?;
-        self.asm.lea(rcx, qword_ptr(rcx + rax + CELLS))?;
-        self.asm.rdtsc()?;
-        self.asm.shl(rdx, 32u32)?;
-        self.asm.or(rax, rdx)?;
-        self.asm.mov(qword_ptr(rcx + record::TICKS), rax)?;
-        self.asm.mov(dword_ptr(rcx + record::PROBE), layout::head(probe, cells).cast_signed())?;
-        let arguments = (0..6).filter_map(Register::of_argument);
-        let places = (record::ARGUMENTS..).step_by(8).zip(arguments);
-        let others = (record::REGISTERS..).step_by(8).zip(registers.iter().copied());
-        for (at, register) in places.chain(others) {
-            let value = self.register(register)?;
-            self.asm.mov(qword_ptr(rcx + at), value)?;
-        }
-        self.task()?;
-        self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
-        self.asm.jmp(next)?;
-        self.asm.set_label(&mut full)?;
-        self.increment(DROPS, probe)
-    }
-
-    /// Notes the current task down, in the record at rcx.
-    fn task(&mut self) -> Done {
-        let TaskLayout { current, preempt_count, comm, pid, tgid, user, namespace } = self.guest.task;
-        if let Some(at) = preempt_count {
-            self.asm.mov(eax, own(dword_ptr(displacement(at)?)))?;
-        } else {
-            self.asm.xor(eax, eax)?;
-        }
-        self.asm.mov(dword_ptr(rcx + record::PREEMPT_COUNT), eax)?;
-        self.asm.mov(rdx, own(qword_ptr(displacement(current.offset)?)))?;
-        self.asm.mov(qword_ptr(rcx + record::TASK), rdx)?;
-        for (from, to) in [(pid, record::PID), (tgid, record::TGID)] {
-            self.asm.mov(eax, dword_ptr(rdx + imm(from)?))?;
-            self.asm.mov(dword_ptr(rcx + to), eax)?;
-        }
-        for half in [0, 8] {
-            self.asm.mov(rax, qword_ptr(rdx + imm(comm + half)?))?;
-            self.asm.mov(qword_ptr(rcx + (record::COMM + half)), rax)?;
-        }
-        match user {
-            Some(task::User { cred, uid }) => {
-                self.asm.mov(rax, qword_ptr(rdx + imm(cred)?))?;
-                self.asm.mov(eax, dword_ptr(rax + imm(uid)?))?;
-            }
-            None => self.asm.mov(rax, UNKNOWN)?,
-        }
-        self.asm.mov(qword_ptr(rcx + record::UID), rax)?;
-        let (mut unknown, mut known) = (self.asm.create_label(), self.asm.create_label());
-        if let Some(task::Namespace { thread_pid, level, numbers, stride, number }) = namespace {
-            // A task that has exited has none.
-            self.asm.mov(rdx, qword_ptr(rdx + imm(thread_pid)?))?;
-            self.asm.test(rdx, rdx)?;
-            self.asm.jz(unknown)?;
-            self.asm.mov(eax, dword_ptr(rdx + imm(level)?))?;
-            self.asm.cmp(eax, task::MOST_LEVELS.cast_signed())?;
-            self.asm.jae(unknown)?;
-            self.asm.imul_3(eax, eax, imm(stride)?)?;
-            self.asm.mov(eax, dword_ptr(rdx + rax + imm(numbers + number)?))?;
-            self.asm.jmp(known)?;
-        }
-        self.asm.set_label(&mut unknown)?;
-        self.asm.mov(rax, UNKNOWN)?;
-        self.asm.set_label(&mut known)?;
-        self.asm.mov(qword_ptr(rcx + record::NAMESPACE_PID), rax)?;
-        Ok(())
-    }
-
     /// Where the value of a register at the hit is: in itself, or in rax.
     fn register(&mut self, register: Register) -> Result<AsmRegister64, NoStub> {
         let itself = match register {
@@ -391,188 +297,7 @@ impl Assembler<'_> {
     fn pushed(&self) -> u64 {
         8 * self.saved.len() as u64
     }
-
-    /// Goes to `to` if the condition is `wanted`, and falls through otherwise. Uses rax, rcx and rdx.
-    fn branch(&mut self, condition: &Condition, wanted: bool, to: CodeLabel) -> Done {
-        match condition {
-            Condition::Not(condition) => self.branch(condition, !wanted, to),
-            Condition::All(all) => self.branch_each(all, false, wanted, to),
-            Condition::Any(any) => self.branch_each(any, true, wanted, to),
-            Condition::Comm(equal, text) => self.branch_on_comm(text, *equal == wanted, to),
-            Condition::Number(number, test) => {
-                self.number(number)?;
-                self.branch_on_rax(test, number.is_signed, wanted, to)
-            }
-        }
-    }
-
-    /// One of `conditions` that is `decisive` decides.
-    fn branch_each(&mut self, conditions: &[Condition], decisive: bool, wanted: bool, to: CodeLabel) -> Done {
-        if wanted == decisive {
-            return conditions.iter().try_for_each(|condition| self.branch(condition, decisive, to));
-        }
-        let mut decided = self.asm.create_label();
-        conditions.iter().try_for_each(|condition| self.branch(condition, decisive, decided))?;
-        self.asm.jmp(to)?;
-        self.asm.set_label(&mut decided)?;
-        self.asm.zero_bytes()?;
-        Ok(())
-    }
-
-    /// Loads a number into rax, extended to 64 bits.
-    fn number(&mut self, number: &Number) -> Done {
-        match number.from {
-            Origin::Register(register) => {
-                let value = self.register(register)?;
-                if value != rax {
-                    self.asm.mov(rax, value)?;
-                }
-            }
-            Origin::Constant(value) => self.asm.mov(rax, value)?,
-            Origin::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
-            Origin::Pid => {
-                self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-                self.asm.mov(eax, dword_ptr(rax + imm(self.guest.task.pid)?))?;
-            }
-            Origin::Cpu => self.asm.mov(eax, own(dword_ptr(displacement(self.guest.cpu_number)?)))?,
-        }
-        let (low, width) = (u32::from(number.low), u32::from(number.width).clamp(1, 64));
-        let unused = 64 - width;
-        if let above @ 1.. = unused.saturating_sub(low) {
-            self.asm.shl(rax, above)?;
-        }
-        match (unused, number.is_signed) {
-            (0, _) => {}
-            (_, true) => self.asm.sar(rax, unused)?,
-            (_, false) => self.asm.shr(rax, unused)?,
-        }
-        Ok(())
-    }
-
-    fn branch_on_rax(&mut self, test: &Test, is_signed: bool, wanted: bool, to: CodeLabel) -> Done {
-        match test {
-            Test::Number(order, than) => self.branch_on_order(*order, *than, is_signed, wanted, to),
-            Test::Bits(bits) => {
-                self.asm.mov(rdx, *bits)?;
-                self.asm.test(rax, rdx)?;
-                if wanted {
-                    self.asm.jnz(to)?
-                } else {
-                    self.asm.jz(to)?
-                }
-                Ok(())
-            }
-            Test::Among(ranges) => {
-                let (mut inside, mut end) = (self.asm.create_label(), self.asm.create_label());
-                for Range { start, end } in ranges {
-                    let mut next = self.asm.create_label();
-                    self.asm.mov(edx, start.cast_signed())?;
-                    self.asm.cmp(rax, rdx)?;
-                    self.asm.jb(next)?;
-                    self.asm.mov(edx, end.cast_signed())?;
-                    self.asm.cmp(rax, rdx)?;
-                    self.asm.jb(if wanted { to } else { inside })?;
-                    self.asm.set_label(&mut next)?;
-                    self.asm.zero_bytes()?;
-                }
-                self.asm.jmp(if wanted { end } else { to })?;
-                self.asm.set_label(&mut inside)?;
-                self.asm.zero_bytes()?;
-                self.asm.set_label(&mut end)?;
-                self.asm.zero_bytes()?;
-                Ok(())
-            }
-            // They are conditions of their own.
-            Test::Text(..) | Test::Glob(_) => Err(NoStub("a comparison of strings".to_owned())),
-        }
-    }
-
-    fn branch_on_order(
-        &mut self,
-        order: Order,
-        than: i128,
-        is_signed: bool,
-        wanted: bool,
-        to: CodeLabel,
-    ) -> Done {
-        let known =
-            if is_signed { i64::try_from(than).ok() } else { u64::try_from(than).ok().map(u64::cast_signed) };
-        let Some(than_bits) = known else {
-            // Beyond what the number can be, on one side or the other.
-            let is_above = than > 0;
-            let holds = match order {
-                Order::Equal => false,
-                Order::NotEqual => true,
-                Order::Less | Order::LessOrEqual => is_above,
-                Order::Greater | Order::GreaterOrEqual => !is_above,
-            };
-            if holds == wanted {
-                self.asm.jmp(to)?;
-            }
-            return Ok(());
-        };
-        self.asm.mov(rdx, than_bits.cast_unsigned())?;
-        self.asm.cmp(rax, rdx)?;
-        let order = match (order, wanted) {
-            (order, true) => order,
-            (Order::Equal, false) => Order::NotEqual,
-            (Order::NotEqual, false) => Order::Equal,
-            (Order::Less, false) => Order::GreaterOrEqual,
-            (Order::LessOrEqual, false) => Order::Greater,
-            (Order::Greater, false) => Order::LessOrEqual,
-            (Order::GreaterOrEqual, false) => Order::Less,
-        };
-        match (order, is_signed) {
-            (Order::Equal, _) => self.asm.je(to)?,
-            (Order::NotEqual, _) => self.asm.jne(to)?,
-            (Order::Less, true) => self.asm.jl(to)?,
-            (Order::LessOrEqual, true) => self.asm.jle(to)?,
-            (Order::Greater, true) => self.asm.jg(to)?,
-            (Order::GreaterOrEqual, true) => self.asm.jge(to)?,
-            (Order::Less, false) => self.asm.jb(to)?,
-            (Order::LessOrEqual, false) => self.asm.jbe(to)?,
-            (Order::Greater, false) => self.asm.ja(to)?,
-            (Order::GreaterOrEqual, false) => self.asm.jae(to)?,
-        }
-        Ok(())
-    }
-
-    /// Goes to `to` if whether the task's name is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
-    fn branch_on_comm(&mut self, text: &str, wanted: bool, to: CodeLabel) -> Done {
-        let mut bytes = text.as_bytes().to_vec();
-        if bytes.len() > COMM {
-            if !wanted {
-                self.asm.jmp(to)?;
-            }
-            return Ok(());
-        }
-        if bytes.len() < COMM {
-            bytes.push(0);
-        }
-        let mut differs = self.asm.create_label();
-        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-        for (n, part) in (0..).zip(bytes.chunks(8)) {
-            let name = part.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
-            let unused = 64 - 8 * part.len() as u32;
-            self.asm.mov(rcx, qword_ptr(rax + imm(self.guest.task.comm + 8 * n)?))?;
-            self.asm.mov(rdx, name << unused)?;
-            if unused > 0 {
-                self.asm.shl(rcx, unused)?;
-            }
-            self.asm.cmp(rcx, rdx)?;
-            self.asm.jne(if wanted { differs } else { to })?;
-        }
-        if wanted {
-            self.asm.jmp(to)?;
-        }
-        self.asm.set_label(&mut differs)?;
-        self.asm.zero_bytes()?;
-        Ok(())
-    }
 }
-
-/// What is not known, as `mov` takes it.
-const UNKNOWN: u64 = layout::UNKNOWN;
 
 /// In the CPU's own area.
 fn own(at: AsmMemoryOperand) -> AsmMemoryOperand {

@@ -1,5 +1,9 @@
 use super::*;
+use crate::capture::filter::{Order, Test};
+use crate::detour::layout::record;
+use crate::detour::work::{Condition, Number, Origin};
 use crate::linux::current::CurrentTask;
+use crate::linux::task;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
 
 const SITE: Gva = Gva(0xffff_ffff_8100_0000);
@@ -79,6 +83,7 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
 fn a_record_takes_less_than_eighty() {
     let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()) }]);
     let path = straight(&stub.code);
+    println!("a record takes {} instructions with the jump", path.len() + 1);
     assert!(path.len() < 80, "{}", path.len());
     let mut stores =
         path.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.memory_base() == iced_x86::Register::RCX);

@@ -1,0 +1,188 @@
+//! Which hits count, as branches.
+
+use super::{Assembler, Done, NoStub, displacement, imm, own};
+use crate::capture::filter::{Order, Test};
+use crate::detour::work::{Condition, Number, Origin};
+use crate::linux::task::COMM;
+use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rcx, rdx};
+use std::ops::Range;
+
+impl Assembler<'_> {
+    /// Goes to `to` if the condition is `wanted`, and falls through otherwise. Uses rax, rcx and rdx.
+    pub(super) fn branch(&mut self, condition: &Condition, wanted: bool, to: CodeLabel) -> Done {
+        match condition {
+            Condition::Not(condition) => self.branch(condition, !wanted, to),
+            Condition::All(all) => self.branch_each(all, false, wanted, to),
+            Condition::Any(any) => self.branch_each(any, true, wanted, to),
+            Condition::Comm(equal, text) => self.branch_on_comm(text, *equal == wanted, to),
+            Condition::Number(number, test) => {
+                self.number(number)?;
+                self.branch_on_rax(test, number.is_signed, wanted, to)
+            }
+        }
+    }
+
+    /// One of `conditions` that is `decisive` decides.
+    fn branch_each(&mut self, conditions: &[Condition], decisive: bool, wanted: bool, to: CodeLabel) -> Done {
+        if wanted == decisive {
+            return conditions.iter().try_for_each(|condition| self.branch(condition, decisive, to));
+        }
+        let mut decided = self.asm.create_label();
+        conditions.iter().try_for_each(|condition| self.branch(condition, decisive, decided))?;
+        self.asm.jmp(to)?;
+        self.asm.set_label(&mut decided)?;
+        self.asm.zero_bytes()?;
+        Ok(())
+    }
+
+    /// Loads a number into rax, extended to 64 bits.
+    fn number(&mut self, number: &Number) -> Done {
+        match number.from {
+            Origin::Register(register) => {
+                let value = self.register(register)?;
+                if value != rax {
+                    self.asm.mov(rax, value)?;
+                }
+            }
+            Origin::Constant(value) => self.asm.mov(rax, value)?,
+            Origin::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
+            Origin::Pid => {
+                self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
+                self.asm.mov(eax, dword_ptr(rax + imm(self.guest.task.pid)?))?;
+            }
+            Origin::Cpu => self.asm.mov(eax, own(dword_ptr(displacement(self.guest.cpu_number)?)))?,
+        }
+        let (low, width) = (u32::from(number.low), u32::from(number.width).clamp(1, 64));
+        let unused = 64 - width;
+        if let above @ 1.. = unused.saturating_sub(low) {
+            self.asm.shl(rax, above)?;
+        }
+        match (unused, number.is_signed) {
+            (0, _) => {}
+            (_, true) => self.asm.sar(rax, unused)?,
+            (_, false) => self.asm.shr(rax, unused)?,
+        }
+        Ok(())
+    }
+
+    fn branch_on_rax(&mut self, test: &Test, is_signed: bool, wanted: bool, to: CodeLabel) -> Done {
+        match test {
+            Test::Number(order, than) => self.branch_on_order(*order, *than, is_signed, wanted, to),
+            Test::Bits(bits) => {
+                self.asm.mov(rdx, *bits)?;
+                self.asm.test(rax, rdx)?;
+                if wanted {
+                    self.asm.jnz(to)?
+                } else {
+                    self.asm.jz(to)?
+                }
+                Ok(())
+            }
+            Test::Among(ranges) => {
+                let (mut inside, mut end) = (self.asm.create_label(), self.asm.create_label());
+                for Range { start, end } in ranges {
+                    let mut next = self.asm.create_label();
+                    self.asm.mov(edx, start.cast_signed())?;
+                    self.asm.cmp(rax, rdx)?;
+                    self.asm.jb(next)?;
+                    self.asm.mov(edx, end.cast_signed())?;
+                    self.asm.cmp(rax, rdx)?;
+                    self.asm.jb(if wanted { to } else { inside })?;
+                    self.asm.set_label(&mut next)?;
+                    self.asm.zero_bytes()?;
+                }
+                self.asm.jmp(if wanted { end } else { to })?;
+                self.asm.set_label(&mut inside)?;
+                self.asm.zero_bytes()?;
+                self.asm.set_label(&mut end)?;
+                self.asm.zero_bytes()?;
+                Ok(())
+            }
+            // They are conditions of their own.
+            Test::Text(..) | Test::Glob(_) => Err(NoStub("a comparison of strings".to_owned())),
+        }
+    }
+
+    fn branch_on_order(
+        &mut self,
+        order: Order,
+        than: i128,
+        is_signed: bool,
+        wanted: bool,
+        to: CodeLabel,
+    ) -> Done {
+        let known =
+            if is_signed { i64::try_from(than).ok() } else { u64::try_from(than).ok().map(u64::cast_signed) };
+        let Some(than_bits) = known else {
+            // Beyond what the number can be, on one side or the other.
+            let is_above = than > 0;
+            let holds = match order {
+                Order::Equal => false,
+                Order::NotEqual => true,
+                Order::Less | Order::LessOrEqual => is_above,
+                Order::Greater | Order::GreaterOrEqual => !is_above,
+            };
+            if holds == wanted {
+                self.asm.jmp(to)?;
+            }
+            return Ok(());
+        };
+        self.asm.mov(rdx, than_bits.cast_unsigned())?;
+        self.asm.cmp(rax, rdx)?;
+        let order = match (order, wanted) {
+            (order, true) => order,
+            (Order::Equal, false) => Order::NotEqual,
+            (Order::NotEqual, false) => Order::Equal,
+            (Order::Less, false) => Order::GreaterOrEqual,
+            (Order::LessOrEqual, false) => Order::Greater,
+            (Order::Greater, false) => Order::LessOrEqual,
+            (Order::GreaterOrEqual, false) => Order::Less,
+        };
+        match (order, is_signed) {
+            (Order::Equal, _) => self.asm.je(to)?,
+            (Order::NotEqual, _) => self.asm.jne(to)?,
+            (Order::Less, true) => self.asm.jl(to)?,
+            (Order::LessOrEqual, true) => self.asm.jle(to)?,
+            (Order::Greater, true) => self.asm.jg(to)?,
+            (Order::GreaterOrEqual, true) => self.asm.jge(to)?,
+            (Order::Less, false) => self.asm.jb(to)?,
+            (Order::LessOrEqual, false) => self.asm.jbe(to)?,
+            (Order::Greater, false) => self.asm.ja(to)?,
+            (Order::GreaterOrEqual, false) => self.asm.jae(to)?,
+        }
+        Ok(())
+    }
+
+    /// Goes to `to` if whether the task's name is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
+    fn branch_on_comm(&mut self, text: &str, wanted: bool, to: CodeLabel) -> Done {
+        let mut bytes = text.as_bytes().to_vec();
+        if bytes.len() > COMM {
+            if !wanted {
+                self.asm.jmp(to)?;
+            }
+            return Ok(());
+        }
+        if bytes.len() < COMM {
+            bytes.push(0);
+        }
+        let mut differs = self.asm.create_label();
+        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
+        for (n, part) in (0..).zip(bytes.chunks(8)) {
+            let name = part.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+            let unused = 64 - 8 * part.len() as u32;
+            self.asm.mov(rcx, qword_ptr(rax + imm(self.guest.task.comm + 8 * n)?))?;
+            self.asm.mov(rdx, name << unused)?;
+            if unused > 0 {
+                self.asm.shl(rcx, unused)?;
+            }
+            self.asm.cmp(rcx, rdx)?;
+            self.asm.jne(if wanted { differs } else { to })?;
+        }
+        if wanted {
+            self.asm.jmp(to)?;
+        }
+        self.asm.set_label(&mut differs)?;
+        self.asm.zero_bytes()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! Noting a hit down in the ring of the CPU.
+
+use super::{Assembler, Done, Guest, displacement, imm, own, rip_relative};
+use crate::capture::Register;
+use crate::detour::layout::{self, CELLS, DROPS, HEAD, TAIL, UNKNOWN, record};
+use crate::linux::task::{self, TaskLayout};
+use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdx};
+use iced_x86::{Code, Instruction};
+
+impl Assembler<'_> {
+    /// In the end goes to `next`, also when there is no room. Uses what is saved.
+    pub(super) fn record(&mut self, probe: u32, registers: &[Register], next: CodeLabel) -> Done {
+        let Guest { window, rings, cpu_number, .. } = *self.guest;
+        let cells = layout::cells_of(registers.len());
+        let (mut full, mut again) = (self.asm.create_label(), self.asm.create_label());
+        // The ring of this CPU. Its number is the guest's word.
+        self.asm.mov(eax, own(dword_ptr(displacement(cpu_number)?)))?;
+        self.asm.cmp(eax, rings.cpus.cast_signed())?;
+        self.asm.jae(full)?;
+        self.asm.imul_3(eax, eax, imm(rings.stride)?)?;
+        self.asm.add_instruction(Instruction::with2(
+            Code::Lea_r64_m,
+            iced_x86::Register::RCX,
+            rip_relative(window.add(rings.offset(0))),
+        )?)?;
+        self.asm.add(rcx, rax)?;
+        // Claims its cells. No other CPU does in this ring, but an NMI may: then it is tried again.
+        self.asm.mov(rax, qword_ptr(rcx + HEAD))?;
+        self.asm.set_label(&mut again)?;
+        self.asm.lea(rdx, qword_ptr(rax + cells))?;
+        self.asm.mov(r8, rdx)?;
+        self.asm.sub(r8, qword_ptr(rcx + TAIL))?;
+        self.asm.cmp(r8, imm(rings.cells)?)?;
+        self.asm.ja(full)?;
+        self.asm.cmpxchg(qword_ptr(rcx + HEAD), rdx)?;
+        self.asm.jne(again)?;
+        // From here on: rcx the record, r8 its sequence number, rax and rdx for anything.
+        self.asm.lea(r8, qword_ptr(rax + 1))?;
+        self.asm.and(eax, imm(rings.cells - 1)?)?;
+        self.asm.shl(eax, layout::CELL.ilog2())?;
+        self.asm.lea(rcx, qword_ptr(rcx + rax + CELLS))?;
+        self.asm.rdtsc()?;
+        self.asm.shl(rdx, 32u32)?;
+        self.asm.or(rax, rdx)?;
+        self.asm.mov(qword_ptr(rcx + record::TICKS), rax)?;
+        self.asm.mov(dword_ptr(rcx + record::PROBE), layout::head(probe, cells).cast_signed())?;
+        let arguments = (0..6).filter_map(Register::of_argument);
+        let places = (record::ARGUMENTS..).step_by(8).zip(arguments);
+        let others = (record::REGISTERS..).step_by(8).zip(registers.iter().copied());
+        for (at, register) in places.chain(others) {
+            let value = self.register(register)?;
+            self.asm.mov(qword_ptr(rcx + at), value)?;
+        }
+        self.task()?;
+        self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
+        self.asm.jmp(next)?;
+        self.asm.set_label(&mut full)?;
+        self.increment(DROPS, probe)
+    }
+
+    /// Notes the current task down, in the record at rcx.
+    fn task(&mut self) -> Done {
+        let TaskLayout { current, preempt_count, comm, pid, tgid, user, namespace } = self.guest.task;
+        if let Some(at) = preempt_count {
+            self.asm.mov(eax, own(dword_ptr(displacement(at)?)))?;
+        } else {
+            self.asm.xor(eax, eax)?;
+        }
+        self.asm.mov(dword_ptr(rcx + record::PREEMPT_COUNT), eax)?;
+        self.asm.mov(rdx, own(qword_ptr(displacement(current.offset)?)))?;
+        self.asm.mov(qword_ptr(rcx + record::TASK), rdx)?;
+        for (from, to) in [(pid, record::PID), (tgid, record::TGID)] {
+            self.asm.mov(eax, dword_ptr(rdx + imm(from)?))?;
+            self.asm.mov(dword_ptr(rcx + to), eax)?;
+        }
+        for half in [0, 8] {
+            self.asm.mov(rax, qword_ptr(rdx + imm(comm + half)?))?;
+            self.asm.mov(qword_ptr(rcx + (record::COMM + half)), rax)?;
+        }
+        match user {
+            Some(task::User { cred, uid }) => {
+                self.asm.mov(rax, qword_ptr(rdx + imm(cred)?))?;
+                self.asm.mov(eax, dword_ptr(rax + imm(uid)?))?;
+            }
+            None => self.asm.mov(rax, UNKNOWN)?,
+        }
+        self.asm.mov(qword_ptr(rcx + record::UID), rax)?;
+        let (mut unknown, mut known) = (self.asm.create_label(), self.asm.create_label());
+        if let Some(task::Namespace { thread_pid, level, numbers, stride, number }) = namespace {
+            // A task that has exited has none.
+            self.asm.mov(rdx, qword_ptr(rdx + imm(thread_pid)?))?;
+            self.asm.test(rdx, rdx)?;
+            self.asm.jz(unknown)?;
+            self.asm.mov(eax, dword_ptr(rdx + imm(level)?))?;
+            self.asm.cmp(eax, task::MOST_LEVELS.cast_signed())?;
+            self.asm.jae(unknown)?;
+            self.asm.imul_3(eax, eax, imm(stride)?)?;
+            self.asm.mov(eax, dword_ptr(rdx + rax + imm(numbers + number)?))?;
+            self.asm.jmp(known)?;
+        }
+        self.asm.set_label(&mut unknown)?;
+        self.asm.mov(rax, UNKNOWN)?;
+        self.asm.set_label(&mut known)?;
+        self.asm.mov(qword_ptr(rcx + record::NAMESPACE_PID), rax)?;
+        Ok(())
+    }
+}
