@@ -257,6 +257,18 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// Maps the reserved memory near `text`, and calls `fill` with it. Returns the guest's memory.
+    pub fn reserve(&self, text: &Range<Gva>, fill: impl FnOnce(&mut Reserved, &GuestRam)) -> Arc<GuestRam> {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let ram = self.guest.ram();
+        let space = self.guest.address_space();
+        let mut reserved = Reserved::map(&world.park(|_| ()), ram, space, text).unwrap();
+        fill(&mut reserved, ram);
+        ram.clone()
+    }
+}
+
 fn numbered(probes: Vec<Probe>) -> Vec<Arc<Active>> {
     let active = |(id, probe)| Arc::new(Active::on_its_own(ProbeId(id), probe).unwrap());
     (0..).zip(probes).map(active).collect()

@@ -13,14 +13,20 @@
 )]
 
 use probe_engine::addr::Gva;
+use probe_engine::detour::layout::{self, Rings};
+use probe_engine::detour::ring::{Ring, counter};
+use probe_engine::detour::stub::{self, JUMP, Stub};
+use probe_engine::detour::work::Work;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde_json::json;
 use std::array;
 use std::time::Duration;
-use tests::code::{CODE, ending, mov, repeat, stack};
+use tests::code::{CODE, DATA, ending, mov, repeat, stack};
 use tests::host::{Fit, fit};
 use tests::rig::{Rig, Start};
 use vmm::clock::ticks;
+use vmm::memory::GuestRam;
+use vmm::reserved::{self, Reserved};
 use vmm::vcpu::End;
 
 /// Fewer than a ring holds in 2N hits: nobody reads while the guest runs.
@@ -35,23 +41,39 @@ struct Row {
     name: &'static str,
     /// What one pass of the guest's loop comes to, beside the loop's own two instructions.
     inside: &'static str,
-    body: &'static [u8],
-    /// Whether a probe stands on the body.
-    probed: bool,
+    body: Body,
 }
 
-const ROWS: [Row; 2] = [
+/// What a guest does over and over.
+enum Body {
+    /// These instructions.
+    Code(&'static [u8]),
+    /// A nop on which a probe stands.
+    Probed,
+    /// A nop of ftrace's, in whose place a detour stands that counts, and records if it is told to.
+    Detoured { record: bool },
+}
+
+const ROWS: [Row; 4] = [
     Row {
         name: "empty port exit",
         inside: "out to a port that nobody has, KVM's exit, the vCPU thread's look at it, KVM_RUN",
-        body: &[0xe6, 0x80], // out 0x80, al
-        probed: false,
+        body: Body::Code(&[0xe6, 0x80]), // out 0x80, al
     },
     Row {
         name: "trap hit, empty handler",
         inside: "int3, KVM's exit, the lookup, one record with six arguments, the nop emulated, KVM_RUN",
-        body: &[0x90], // nop
-        probed: true,
+        body: Body::Probed,
+    },
+    Row {
+        name: "detour, count",
+        inside: "the jump, the stub that counts, the jump back",
+        body: Body::Detoured { record: false },
+    },
+    Row {
+        name: "detour, record",
+        inside: "the same with a record: time stamp, six arguments, task with pids, uid and name",
+        body: Body::Detoured { record: true },
     },
 ];
 
@@ -87,18 +109,78 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     /// A guest that hangs takes it.
     const PATIENCE: Duration = Duration::from_secs(60);
     let set_up = mov(RDI, n);
-    let body = Gva(CODE.0 + set_up.len() as u64);
+    let at = Gva(CODE.0 + set_up.len() as u64);
     let mut rig = Rig::new(fit);
-    rig.write(CODE, &ending(&[&set_up, row.body, &repeat(row.body.len())]));
-    if row.probed {
-        rig.arm(body, &[0]);
+    let (mut jump, mut memory) = ([0; JUMP], None);
+    if let Body::Detoured { record } = row.body {
+        memory = Some(rig.reserve(&(CODE..CODE.add(1)), |reserved, ram| {
+            jump = divert(&rig, at, record, reserved, ram);
+        }));
+    }
+    let body = match row.body {
+        Body::Code(code) => code,
+        Body::Probed => &[0x90],
+        Body::Detoured { .. } => &jump,
+    };
+    rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
+    if let Body::Probed = row.body {
+        rig.arm(at, &[0]);
     }
     let before = ticks();
     let mut running = rig.run(&[Start::at(CODE, stack(0))]);
     let end = running.end_within(PATIENCE);
     let after = ticks();
     assert!(matches!(end, Some(End::Power(_))), "the guest ended with {end:?}");
-    assert_eq!(running.count(0), if row.probed { n } else { 0 }, "hits");
+    match (&row.body, memory) {
+        (Body::Detoured { record }, Some(ram)) => assert_eq!(seen(&ram), (n, if *record { n } else { 0 })),
+        (Body::Probed, _) => assert_eq!(running.count(0), n, "hits"),
+        _ => assert_eq!(running.count(0), 0, "hits"),
+    }
     running.end();
     after - before
+}
+
+/// Makes a detour for the nop at `at`, and returns the jump to it.
+fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &GuestRam) -> [u8; JUMP] {
+    /// The CPU's own area begins at 0 here: its number and its task are at these addresses, and what that has.
+    const CPU: Gva = DATA;
+    const TASK: Gva = Gva(DATA.0 + 0x100);
+    const OTHERS: Gva = Gva(DATA.0 + 0x200);
+    let task = json!({
+        "current": { "offset": CPU.0 + 8 }, "preempt_count": CPU.0 + 16,
+        "comm": 0, "pid": 16, "tgid": 20,
+        "user": { "cred": 24, "uid": 8 },
+        "namespace": { "thread_pid": 32, "level": 0, "numbers": 16, "stride": 16, "number": 0 },
+    });
+    rig.write(CPU.add(8), &TASK.0.to_le_bytes());
+    for member in [24, 32] {
+        rig.write(TASK.add(member), &OTHERS.0.to_le_bytes());
+    }
+    let guest = stub::Guest {
+        window: reserved.data().start,
+        rings: Rings::of(1),
+        cpu_number: CPU.0,
+        task: serde_json::from_value(task).expect("a layout of tasks"),
+        slide: 0,
+    };
+    let works = [Work { probe: 0, condition: None, record: record.then(Vec::new) }];
+    let slots = reserved.allocate(Stub::most_bytes(&works)).expect("room");
+    let entry = reserved.address(slots);
+    let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), &works).expect("a stub");
+    reserved.write(ram, slots, &stub.code).expect("room");
+    stub::jump(at, entry).expect("it is near")
+}
+
+/// How many hits a detour has counted, and how many it has recorded.
+fn seen(ram: &GuestRam) -> (u64, u64) {
+    let mut ring = Ring::new(Rings::of(1), reserved::DATA, 0);
+    let mut records = 0;
+    loop {
+        let before = records;
+        ring.drain(ram, |_| records += 1).expect("the ring's memory");
+        if records == before {
+            break;
+        }
+    }
+    (counter(ram, reserved::DATA, layout::HITS, 0), records)
 }

@@ -152,7 +152,6 @@ fn hits_in_interrupts_do_not_hide_that_a_call_was_counted() {
 /// A vCPU may be anywhere in a detour, or on its way to it, when that is taken out.
 #[test]
 fn a_detour_that_gives_way_to_a_tracer_counts_each_call_once_6_12() {
-    counts_each_call_once("6.12", SPARSE, 3, None, Standing::Detour);
     let beside = Some("hrtimer_interrupt");
     counts_each_call_once("6.12", BUSIER, 2, beside, Standing::Detour);
 }
