@@ -12,7 +12,7 @@ const FUNCTION: &str = "__x64_sys_getppid";
 /// What the guest does in a round, on each of two CPUs: little else than calls, so that a vCPU is mostly found in one.
 const BUSY: &str = "pinned:3000";
 /// The same where a call costs little.
-const BUSIER: &str = "pinned:30000";
+const BUSIER: &str = "pinned:60000";
 /// Twenty calls now and then, so that it is mostly found elsewhere.
 const SPARSE: &str = "mix:3";
 /// Each hit of a timer's interrupt makes the next one come sooner.
@@ -106,7 +106,7 @@ fn counts_each_call_once(
     let behind = nop.add(FTRACE_SITE);
     let calls: Vec<u64> = ended.console.lines().filter_map(calls).collect();
     assert_eq!(calls.len(), seen.len());
-    let mut wrong = Vec::new();
+    let (mut wrong, mut moves) = (Vec::new(), 0);
     for (n, (probe, calls)) in seen.iter().zip(calls).enumerate() {
         let expected = calls + BY_THE_SHELL;
         let at = |place| {
@@ -122,10 +122,14 @@ fn counts_each_call_once(
         };
         let is_whole =
             before + after == expected && probe.hits == expected && probe.missed == Missed::default();
-        if !is_whole || probe.state != moved || before == 0 || (after == 0) != (n == 0) {
+        // Calls that cost no exit may all be over before the tracer has come.
+        let is_late = on == Standing::Detour && after == 0;
+        if !is_whole || probe.state != moved || before == 0 || (after == 0) != (n == 0) && !is_late {
             wrong.push((n, probe));
         }
+        moves += u32::from(after > 0);
     }
+    assert!(moves > 0, "no probe has moved while its function was called");
     assert!(wrong.is_empty(), "{wrong:#?}");
     Some(hits.load(Ordering::Relaxed))
 }
