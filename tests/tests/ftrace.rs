@@ -9,6 +9,7 @@
 use probe_engine::insn::decode::decode;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::{Behind, Spot, in_kernel};
+use serde_json::Value;
 use std::fs;
 use tests::product::{Run, binary, initrd_with, kernels, run};
 
@@ -154,7 +155,8 @@ fn shares_functions(kernel: &str) {
     assert!(matches!(traces[2..], [("function_graph", 20..=40)]), "{traces:?}");
     assert_eq!(run.workload("fentry function=do_sys_openat2", "runs"), 20);
     let all = run.output.iter().filter(|o| o["type"] == "probe");
-    assert!(all.into_iter().all(|probe| probe["state"] == "armed"), "{:?}", run.output.last());
+    let stands = |probe: &Value| probe["state"] == "armed" || probe["state"] == "[OPTIMIZED]";
+    assert!(all.into_iter().all(stands), "{:?}", run.output);
 }
 
 #[test]
@@ -242,7 +244,7 @@ fn waits_where_there_is_no_room(kernel: &str) {
     let Some(run) = guest.run("sh:/script,walk:1", [("script", ON_AND_OFF)], &words) else { return };
     assert!(run.hits(FUNCTION) > 0);
     let probe = run.probe(FUNCTION);
-    assert_eq!(probe["state"], "armed");
+    assert_eq!(probe["state"], "[OPTIMIZED]", "a detour, before and after");
     // The tracer on, and off again.
     assert_eq!(probe["reasons"], "2 times the guest worked on this text, and hits were lost uncounted");
 }
