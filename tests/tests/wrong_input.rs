@@ -187,8 +187,12 @@ fn a_dry_run_boots_nothing() {
     let Some(binary) = binary() else { return };
     let temporary = tempfile::tempdir().unwrap();
     let words = ["run", "--dry-run", "--format=json", "--initrd=NONE", "--kvm-device=NONE"];
-    let probes =
-        ["--probe=list_sort", "--probe=asm_acpi_mp_play_dea?", "--probe=*_int3*", "--probe=dummy:dummy_xmit"];
+    let probes = [
+        "--probe=p list_sort head=%di",
+        "--probe=asm_acpi_mp_play_dea?",
+        "--probe=*_int3*",
+        "--probe=dummy:dummy_xmit",
+    ];
     let more = ["--probe=r vfs_read n=$retval if n > 3", "--filter=common_cpu == 1"];
     let words = [&words[..], &probes[..], &more[..]].concat();
     let output = command(&binary, temporary.path(), &words).env("PATH", temporary.path()).output().unwrap();
