@@ -1,5 +1,7 @@
 //! The registers of one vCPU, as a handler and the emulator see them.
 
+use serde::{Deserialize, Serialize};
+
 /// General-purpose registers, instruction pointer and flags of a vCPU that is stopped at a trap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs, reason = "the fields are the architecture's own register names")]
@@ -29,6 +31,138 @@ impl Regs {
     #[must_use]
     pub fn args(&self) -> [u64; 6] {
         [self.rdi, self.rsi, self.rdx, self.rcx, self.r8, self.r9]
+    }
+}
+
+/// A general register, RIP or RFLAGS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the architecture's own names")]
+pub enum Register {
+    Rax,
+    Rbx,
+    Rcx,
+    Rdx,
+    Rsi,
+    Rdi,
+    Rsp,
+    Rbp,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    Rip,
+    Rflags,
+}
+
+impl Register {
+    /// By the name that the kernel's probes have for it (`di`, `ip`, `flags`) or the processor's (`rdi`).
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "ax" | "rax" => Self::Rax,
+            "bx" | "rbx" => Self::Rbx,
+            "cx" | "rcx" => Self::Rcx,
+            "dx" | "rdx" => Self::Rdx,
+            "si" | "rsi" => Self::Rsi,
+            "di" | "rdi" => Self::Rdi,
+            "sp" | "rsp" => Self::Rsp,
+            "bp" | "rbp" => Self::Rbp,
+            "r8" => Self::R8,
+            "r9" => Self::R9,
+            "r10" => Self::R10,
+            "r11" => Self::R11,
+            "r12" => Self::R12,
+            "r13" => Self::R13,
+            "r14" => Self::R14,
+            "r15" => Self::R15,
+            "ip" | "rip" => Self::Rip,
+            "flags" | "rflags" => Self::Rflags,
+            _ => return None,
+        })
+    }
+
+    /// By the name that the kernel's probes have for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rax => "ax",
+            Self::Rbx => "bx",
+            Self::Rcx => "cx",
+            Self::Rdx => "dx",
+            Self::Rsi => "si",
+            Self::Rdi => "di",
+            Self::Rsp => "sp",
+            Self::Rbp => "bp",
+            Self::R8 => "r8",
+            Self::R9 => "r9",
+            Self::R10 => "r10",
+            Self::R11 => "r11",
+            Self::R12 => "r12",
+            Self::R13 => "r13",
+            Self::R14 => "r14",
+            Self::R15 => "r15",
+            Self::Rip => "ip",
+            Self::Rflags => "flags",
+        }
+    }
+
+    /// The register of argument `n`, from 0 on (System V ABI, 3.2.3); `None` for those on the stack.
+    #[must_use]
+    pub fn of_argument(n: usize) -> Option<Self> {
+        [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9].get(n).copied()
+    }
+
+    /// The place of its value.
+    pub fn slot(self, regs: &mut Regs) -> &mut u64 {
+        match self {
+            Self::Rax => &mut regs.rax,
+            Self::Rbx => &mut regs.rbx,
+            Self::Rcx => &mut regs.rcx,
+            Self::Rdx => &mut regs.rdx,
+            Self::Rsi => &mut regs.rsi,
+            Self::Rdi => &mut regs.rdi,
+            Self::Rsp => &mut regs.rsp,
+            Self::Rbp => &mut regs.rbp,
+            Self::R8 => &mut regs.r8,
+            Self::R9 => &mut regs.r9,
+            Self::R10 => &mut regs.r10,
+            Self::R11 => &mut regs.r11,
+            Self::R12 => &mut regs.r12,
+            Self::R13 => &mut regs.r13,
+            Self::R14 => &mut regs.r14,
+            Self::R15 => &mut regs.r15,
+            Self::Rip => &mut regs.rip,
+            Self::Rflags => &mut regs.rflags,
+        }
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn of(self, regs: &Regs) -> u64 {
+        match self {
+            Self::Rax => regs.rax,
+            Self::Rbx => regs.rbx,
+            Self::Rcx => regs.rcx,
+            Self::Rdx => regs.rdx,
+            Self::Rsi => regs.rsi,
+            Self::Rdi => regs.rdi,
+            Self::Rsp => regs.rsp,
+            Self::Rbp => regs.rbp,
+            Self::R8 => regs.r8,
+            Self::R9 => regs.r9,
+            Self::R10 => regs.r10,
+            Self::R11 => regs.r11,
+            Self::R12 => regs.r12,
+            Self::R13 => regs.r13,
+            Self::R14 => regs.r14,
+            Self::R15 => regs.r15,
+            Self::Rip => regs.rip,
+            Self::Rflags => regs.rflags,
+        }
     }
 }
 

@@ -15,7 +15,8 @@ pub mod tally;
 pub mod typed;
 mod value;
 
-pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, Register, What};
+pub use crate::regs::Register;
+pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, What};
 pub use value::{Value, Values};
 
 use crate::linux::task::Task;

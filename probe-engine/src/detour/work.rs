@@ -124,7 +124,7 @@ impl Work {
         let [rdi, rsi, rdx, rcx, r8, r9] = record.args;
         let mut regs = Regs { rdi, rsi, rdx, rcx, r8, r9, rip: rip.0, ..Regs::default() };
         for (register, value) in self.record.iter().flatten().zip(&record.registers) {
-            register.set(&mut regs, *value);
+            *register.slot(&mut regs) = *value;
         }
         let memory = VirtMemory { phys: &Nowhere, space: AddressSpace::new(0, 0) };
         let task = Some(&record.task);

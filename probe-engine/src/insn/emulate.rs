@@ -13,16 +13,16 @@
 use super::access;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
-use super::operand::{Address, Gpr, Part, Place, Segment, Source, Width};
+use super::operand::{Address, Part, Place, Segment, Source, Width};
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::{Access, PageFault};
-use crate::regs::Regs;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
+use crate::regs::{Register, Regs};
 use iced_x86::Instruction;
 
 /// Where `lahf` and `sahf` have the flags, and products of bytes their high half.
-const AH: Part = Part { register: Gpr::Rax, width: Width::Byte, high: true };
+const AH: Part = Part { register: Register::Rax, width: Width::Byte, high: true };
 
 /// The flags that they move.
 const IN_AH: u64 = SF | ZF | AF | PF | CF;
@@ -188,8 +188,8 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
             }
             Action::MultiplyWide { by, is_signed } => {
                 let width = by.width();
-                let low = Part::low(Gpr::Rax, width);
-                let high = if width == Width::Byte { AH } else { Part::low(Gpr::Rdx, width) };
+                let low = Part::low(Register::Rax, width);
+                let high = if width == Width::Byte { AH } else { Part::low(Register::Rdx, width) };
                 let (outcome, rest) = multiply(low.get(&self.regs), self.get(&by)?, is_signed, width);
                 low.set(&mut self.regs, outcome.value);
                 high.set(&mut self.regs, rest);

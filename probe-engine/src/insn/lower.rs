@@ -1,7 +1,8 @@
 //! From a decoded instruction to what the host does in its place.
 
 use super::flags::{Binary, Bit, Shift};
-use super::operand::{Address, Gpr, Part, Place, Source, Width};
+use super::operand::{Address, Part, Place, Source, Width};
+use crate::regs::Register;
 use crate::regs::rflags::{CF, DF, IF};
 use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind};
 
@@ -21,7 +22,7 @@ pub(super) enum Action {
     PushFlags,
     PopFlags,
     Push(Source),
-    Pop(Gpr),
+    Pop(Register),
     /// `mov rsp, rbp; pop rbp`.
     Leave,
     Move {
@@ -129,11 +130,14 @@ impl Action {
             is_in_operand(instruction).then_some(Self::Bit { operation, to: place(0)?, index: source(1)? })
         };
         let extend_rax = |to, from| {
-            let from = Place::Register(Part::low(Gpr::Rax, from));
-            Some(Self::Extend { to: Part::low(Gpr::Rax, to), from, signed: true })
+            let from = Place::Register(Part::low(Register::Rax, from));
+            Some(Self::Extend { to: Part::low(Register::Rax, to), from, signed: true })
         };
         let spread_rax = |width| {
-            Some(Self::SpreadSign { to: Part::low(Gpr::Rdx, width), from: Part::low(Gpr::Rax, width) })
+            Some(Self::SpreadSign {
+                to: Part::low(Register::Rdx, width),
+                from: Part::low(Register::Rax, width),
+            })
         };
         match instruction.mnemonic() {
             Mnemonic::Nop | Mnemonic::Pause | Mnemonic::Endbr64 | Mnemonic::Endbr32 => Some(Self::Nothing),
@@ -222,10 +226,10 @@ fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
 fn counting(instruction: &Instruction) -> Option<Action> {
     let counter = match instruction.code() {
         Code::Loop_rel8_64_RCX | Code::Loope_rel8_64_RCX | Code::Loopne_rel8_64_RCX | Code::Jrcxz_rel8_64 => {
-            Part::low(Gpr::Rcx, Width::Qword)
+            Part::low(Register::Rcx, Width::Qword)
         }
         Code::Loop_rel8_64_ECX | Code::Loope_rel8_64_ECX | Code::Loopne_rel8_64_ECX | Code::Jecxz_rel8_64 => {
-            Part::low(Gpr::Rcx, Width::Dword)
+            Part::low(Register::Rcx, Width::Dword)
         }
         _ => return None,
     };

@@ -1,96 +1,29 @@
 //! Operands as the run-time path wants them: registers by index, widths and addresses resolved.
 
-use crate::regs::Regs;
-use iced_x86::{Instruction, OpKind, Register};
+use crate::regs::{Register, Regs};
+use iced_x86::{Instruction, OpKind};
 
-/// A general-purpose register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gpr {
-    Rax,
-    Rcx,
-    Rdx,
-    Rbx,
-    Rsp,
-    Rbp,
-    Rsi,
-    Rdi,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-}
-
-impl Gpr {
-    /// The register that `register` is, or is a part of.
-    fn new(register: Register) -> Option<Self> {
-        Some(match register.full_register() {
-            Register::RAX => Self::Rax,
-            Register::RCX => Self::Rcx,
-            Register::RDX => Self::Rdx,
-            Register::RBX => Self::Rbx,
-            Register::RSP => Self::Rsp,
-            Register::RBP => Self::Rbp,
-            Register::RSI => Self::Rsi,
-            Register::RDI => Self::Rdi,
-            Register::R8 => Self::R8,
-            Register::R9 => Self::R9,
-            Register::R10 => Self::R10,
-            Register::R11 => Self::R11,
-            Register::R12 => Self::R12,
-            Register::R13 => Self::R13,
-            Register::R14 => Self::R14,
-            Register::R15 => Self::R15,
-            _ => return None,
-        })
-    }
-
-    /// All 64 bits.
-    pub(super) fn get(self, regs: &Regs) -> u64 {
-        match self {
-            Self::Rax => regs.rax,
-            Self::Rcx => regs.rcx,
-            Self::Rdx => regs.rdx,
-            Self::Rbx => regs.rbx,
-            Self::Rsp => regs.rsp,
-            Self::Rbp => regs.rbp,
-            Self::Rsi => regs.rsi,
-            Self::Rdi => regs.rdi,
-            Self::R8 => regs.r8,
-            Self::R9 => regs.r9,
-            Self::R10 => regs.r10,
-            Self::R11 => regs.r11,
-            Self::R12 => regs.r12,
-            Self::R13 => regs.r13,
-            Self::R14 => regs.r14,
-            Self::R15 => regs.r15,
-        }
-    }
-
-    /// The place of all 64 bits.
-    pub(super) fn slot(self, regs: &mut Regs) -> &mut u64 {
-        match self {
-            Self::Rax => &mut regs.rax,
-            Self::Rcx => &mut regs.rcx,
-            Self::Rdx => &mut regs.rdx,
-            Self::Rbx => &mut regs.rbx,
-            Self::Rsp => &mut regs.rsp,
-            Self::Rbp => &mut regs.rbp,
-            Self::Rsi => &mut regs.rsi,
-            Self::Rdi => &mut regs.rdi,
-            Self::R8 => &mut regs.r8,
-            Self::R9 => &mut regs.r9,
-            Self::R10 => &mut regs.r10,
-            Self::R11 => &mut regs.r11,
-            Self::R12 => &mut regs.r12,
-            Self::R13 => &mut regs.r13,
-            Self::R14 => &mut regs.r14,
-            Self::R15 => &mut regs.r15,
-        }
-    }
+/// The general register that `register` is, or is a part of.
+fn general(register: iced_x86::Register) -> Option<Register> {
+    Some(match register.full_register() {
+        iced_x86::Register::RAX => Register::Rax,
+        iced_x86::Register::RCX => Register::Rcx,
+        iced_x86::Register::RDX => Register::Rdx,
+        iced_x86::Register::RBX => Register::Rbx,
+        iced_x86::Register::RSP => Register::Rsp,
+        iced_x86::Register::RBP => Register::Rbp,
+        iced_x86::Register::RSI => Register::Rsi,
+        iced_x86::Register::RDI => Register::Rdi,
+        iced_x86::Register::R8 => Register::R8,
+        iced_x86::Register::R9 => Register::R9,
+        iced_x86::Register::R10 => Register::R10,
+        iced_x86::Register::R11 => Register::R11,
+        iced_x86::Register::R12 => Register::R12,
+        iced_x86::Register::R13 => Register::R13,
+        iced_x86::Register::R14 => Register::R14,
+        iced_x86::Register::R15 => Register::R15,
+        _ => return None,
+    })
 }
 
 /// How many bytes an operand has.
@@ -146,7 +79,7 @@ impl Width {
 /// A register, or the part of one, that an instruction names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
-    pub(super) register: Gpr,
+    pub(super) register: Register,
     pub(super) width: Width,
     /// ah, ch, dh or bh: the byte above the lowest.
     pub(super) high: bool,
@@ -156,17 +89,20 @@ impl Part {
     /// The part that operand `index` names; `None` when it is not a general-purpose register.
     pub(super) fn of(instruction: &Instruction, index: u32) -> Option<Self> {
         let register = instruction.try_op_register(index).ok()?;
-        let high = matches!(register, Register::AH | Register::CH | Register::DH | Register::BH);
-        Some(Self { register: Gpr::new(register)?, width: Width::new(register.size())?, high })
+        let high = matches!(
+            register,
+            iced_x86::Register::AH | iced_x86::Register::CH | iced_x86::Register::DH | iced_x86::Register::BH
+        );
+        Some(Self { register: general(register)?, width: Width::new(register.size())?, high })
     }
 
     /// The low part of `register`.
-    pub(super) fn low(register: Gpr, width: Width) -> Self {
+    pub(super) fn low(register: Register, width: Width) -> Self {
         Self { register, width, high: false }
     }
 
     pub(super) fn get(self, regs: &Regs) -> u64 {
-        let full = self.register.get(regs);
+        let full = self.register.of(regs);
         (if self.high { full >> 8 } else { full }) & self.width.mask()
     }
 
@@ -196,8 +132,8 @@ pub(super) enum Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) segment: Segment,
-    base: Option<Gpr>,
-    index: Option<Gpr>,
+    base: Option<Register>,
+    index: Option<Register>,
     scale: u64,
     /// Absolute for a RIP-relative operand.
     displacement: u64,
@@ -209,10 +145,14 @@ impl Address {
     /// The address of the memory operand; `None` when it has registers that no general-purpose instruction has.
     pub(super) fn of(instruction: &Instruction) -> Option<Self> {
         let segment = match instruction.memory_segment() {
-            Register::FS => Segment::Fs,
-            Register::GS => Segment::Gs,
+            iced_x86::Register::FS => Segment::Fs,
+            iced_x86::Register::GS => Segment::Gs,
             // 64-bit mode ignores the other segments' prefixes: the base decides (SDM volume 1, 3.7.4).
-            _ if matches!(instruction.memory_base().full_register(), Register::RSP | Register::RBP) => {
+            _ if matches!(
+                instruction.memory_base().full_register(),
+                iced_x86::Register::RSP | iced_x86::Register::RBP
+            ) =>
+            {
                 Segment::Stack
             }
             _ => Segment::Flat,
@@ -223,8 +163,8 @@ impl Address {
             return Some(Self { segment, base: None, index: None, scale: 1, displacement, narrow: false });
         }
         let register = |register| match register {
-            Register::None => Some(None),
-            other => Gpr::new(other).map(Some),
+            iced_x86::Register::None => Some(None),
+            other => general(other).map(Some),
         };
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         Some(Self {
@@ -239,7 +179,7 @@ impl Address {
 
     /// The effective address: what `lea` yields, without a segment base.
     pub(super) fn effective(&self, regs: &Regs) -> u64 {
-        let value = |register: Option<Gpr>| register.map_or(0, |register| register.get(regs));
+        let value = |register: Option<Register>| register.map_or(0, |register| register.of(regs));
         let sum = value(self.base)
             .wrapping_add(value(self.index).wrapping_mul(self.scale))
             .wrapping_add(self.displacement);
