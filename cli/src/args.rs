@@ -133,8 +133,9 @@ pub(crate) struct Run {
     ///
     /// A detour is a jump in place of the five bytes that ftrace keeps at the entries of most functions of the kernel. What
     /// it leads to counts, filters and records in the guest, and is read while the guest runs: a hit costs it some tens
-    /// of instructions. When hits are not read fast enough they are not waited for, but counted as missed. Probes that
-    /// cannot be served so stand on traps; the table at the end says which do, and why.
+    /// of instructions. When hits are not read fast enough, the guest is stopped until they have been; what finds no room
+    /// before anyone looks is counted as missed. Probes that cannot be served so stand on traps; the table at the end
+    /// says which do, and why.
     #[arg(long, value_enum, default_value_t = Optimize::Auto)]
     pub(crate) optimize: Optimize,
     /// Write the hits to this file instead of standard error
@@ -152,8 +153,9 @@ pub(crate) struct Run {
     /// {"type":"entry"} a key, with histogram (its name), keys, hitcount and values, and one {"type":"histogram"} with
     /// definition, hits, entries and dropped. At the end comes one {"type":"probe"} a probe, with probe,
     /// kind (k, r, or w for a watch), module, address, hits, missed, reasons (of what was missed), outstanding (calls that
-    /// had not returned), state, and trapped (why it was not served by a detour), and one {"type":"end"} with end, waits (how often a CPU waited for a slow
-    /// reader), exits (how often the guest's CPUs were left, by KVM's own count), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
+    /// had not returned), state, and trapped (why it was not served by a detour), and one {"type":"end"} with end, waits
+    /// (how often a CPU, or the whole guest, waited for a slow reader), exits (how often the guest's CPUs were left, by
+    /// KVM's own count), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
     /// Say what would be armed, how, and what is read there, and boot nothing

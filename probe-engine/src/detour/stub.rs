@@ -55,8 +55,8 @@ pub struct Stub {
     pub code: Vec<u8>,
     /// Where the gate begins in it.
     gate: usize,
-    /// Where the end begins.
-    end: usize,
+    /// The jump from there to the end.
+    shut: [u8; JUMP],
 }
 
 /// The stub of one probe that only counts, without what depends on where it is.
