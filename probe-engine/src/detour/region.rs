@@ -6,16 +6,11 @@ use iced_x86::{FlowControl, Instruction};
 
 use super::targets::branch_target;
 use crate::addr::Gva;
-use crate::insn::copy::{Ending, OutOfLine, OutOfReach, distance};
+use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance};
 use crate::insn::decode::text;
 use crate::insn::plan::{Refusal, plan, plan_copy};
 
-/// Bytes of `jmp rel32`, with which a detour begins.
-pub const JUMP: u64 = 5;
-
-/// `jmp rel32`, without its distance.
-const JMP_REL32: u8 = 0xe9;
-/// Bytes of such a distance.
+/// Bytes of a branch's distance.
 const DISTANCE: u64 = 4;
 
 /// The least run of whole instructions that covers the 5 bytes of a jump, at the addresses that it was found at.

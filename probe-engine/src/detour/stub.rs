@@ -25,6 +25,7 @@ use super::layout::{HITS, Rings};
 use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
+use crate::insn::copy::{JUMP, OutOfReach, jump};
 use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, qword_ptr, r8, r9, r10, r11, r12,
@@ -79,9 +80,6 @@ const COUNT_BACK: [usize; 2] = [30, 36];
 /// No stub is longer, in bytes.
 const LONGEST: usize = 4096;
 
-/// Bytes of a jump, and of the gate.
-pub const JUMP: usize = 5;
-
 /// A stub cannot be assembled: it is too far from where it has to lead, or too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no detour can be assembled for it: {0}")]
@@ -93,16 +91,10 @@ impl From<IcedError> for NoStub {
     }
 }
 
-/// The `jmp rel32` at `at` that leads to `to`.
-///
-/// # Errors
-/// [`NoStub`] when it is too far.
-pub fn jump(at: Gva, to: Gva) -> Result<[u8; JUMP], NoStub> {
-    const JMP_REL32: u8 = 0xe9;
-    let distance = to.0.wrapping_sub(at.add(JUMP as u64).0).cast_signed();
-    let distance = i32::try_from(distance).map_err(|_| NoStub(format!("{to} is too far from {at}")))?;
-    let [a, b, c, d] = distance.to_le_bytes();
-    Ok([JMP_REL32, a, b, c, d])
+impl From<OutOfReach> for NoStub {
+    fn from(error: OutOfReach) -> Self {
+        Self(error.to_string())
+    }
 }
 
 impl Stub {
@@ -130,7 +122,7 @@ impl Stub {
         };
         lead(COUNT_HITS, guest.window.add(HITS).add(8 * u64::from(probe)))?;
         COUNT_BACK.into_iter().try_for_each(|field| lead(field, back))?;
-        Ok(Self { code, gate: 2, end: COUNT_HITS + 4 })
+        Self::with_gate(code, 2, COUNT_HITS + 4)
     }
 
     fn assemble_any(guest: &Guest, at: Gva, site: Gva, back: Gva, works: &[Work]) -> Result<Self, NoStub> {
@@ -151,7 +143,7 @@ impl Stub {
         };
         let (gate, end, code) = (offset(&gate)?, offset(&end)?, done.inner.code_buffer);
         match code.len() {
-            0..=LONGEST => Ok(Self { code, gate, end }),
+            0..=LONGEST => Self::with_gate(code, gate, end),
             _ => Err(NoStub("so many probes stand here".to_owned())),
         }
     }
@@ -167,12 +159,15 @@ impl Stub {
         (64 + works.iter().map(of).sum::<usize>()).min(LONGEST)
     }
 
+    /// One whose gate leads from `gate` to `end` when it is shut.
+    fn with_gate(code: Vec<u8>, gate: usize, end: usize) -> Result<Self, NoStub> {
+        Ok(Self { code, gate, shut: jump(Gva(gate as u64), Gva(end as u64))? })
+    }
+
     /// Where in the code its gate is, and what shuts it: whoever comes there afterwards does nothing.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn shut(&self) -> Result<(usize, [u8; JUMP]), NoStub> {
-        Ok((self.gate, jump(Gva(self.gate as u64), Gva(self.end as u64))?))
+    #[must_use]
+    pub fn shut(&self) -> (usize, [u8; JUMP]) {
+        (self.gate, self.shut)
     }
 
     /// Where a CPU is that has passed the gate of this stub at `at`, and has not left.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
-use super::region::{JUMP, Moved, Region};
+use super::region::{Moved, Region};
 use super::targets::{JumpTargets, branch_target};
 use crate::addr::Gva;
+use crate::insn::copy::JUMP;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions, text};
 use crate::insn::plan::{Refusal, skip_endbr};
 use crate::linux::patched::{PatchedText, Why};
@@ -125,7 +126,7 @@ impl Function<'_> {
             }
             // Fewer than 5 bytes were there, and no instruction has more than 15.
             length = length.saturating_add(instruction.len() as u8);
-            if u64::from(length) >= JUMP {
+            if usize::from(length) >= JUMP {
                 return Ok(Region::new(at, length, padding, moved));
             }
             previous = Some(instruction);

@@ -103,12 +103,25 @@ impl OutOfLine {
             put(&mut code, operand.offset, &distance(slot, after, operand.target)?);
         }
         if ending == Ending::Jump {
-            const JMP_REL32: u8 = 0xe9;
-            put(&mut code, self.length, &[JMP_REL32]);
-            put(&mut code, self.length + 1, &distance(slot, after.add(5), self.next())?);
+            let jump = jump(after, self.next()).map_err(|error| OutOfReach { slot, ..error })?;
+            put(&mut code, self.length, &jump);
         }
         Ok(code)
     }
+}
+
+/// Bytes of `jmp rel32`.
+pub const JUMP: usize = 5;
+/// Its first one; a distance follows.
+pub(crate) const JMP_REL32: u8 = 0xe9;
+
+/// The `jmp rel32` at `at` that leads to `to`.
+///
+/// # Errors
+/// [`OutOfReach`].
+pub fn jump(at: Gva, to: Gva) -> Result<[u8; JUMP], OutOfReach> {
+    let [a, b, c, d] = distance(at, at.add(JUMP as u64), to)?;
+    Ok([JMP_REL32, a, b, c, d])
 }
 
 fn rip_relative(decoder: &Decoder<'_>, instruction: &Instruction) -> Option<RipRelative> {

@@ -15,8 +15,9 @@
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::stub::{self, JUMP, Stub};
+use probe_engine::detour::stub::{self, Stub};
 use probe_engine::detour::work::Work;
+use probe_engine::insn::copy::{self, JUMP};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde_json::json;
 use std::array;
@@ -168,7 +169,7 @@ fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &Guest
     let entry = reserved.address(slots);
     let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), &works).expect("a stub");
     reserved.write(ram, slots, &stub.code).expect("room");
-    stub::jump(at, entry).expect("it is near")
+    copy::jump(at, entry).expect("it is near")
 }
 
 /// How many hits a detour has counted, and how many it has recorded.

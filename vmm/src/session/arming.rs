@@ -183,11 +183,10 @@ impl Arming {
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
                 }
-                Stand::At { footing, .. } if self.detours.refuses(&entry.active, footing).is_some() => {
-                    let reason = self.detours.refuses(&entry.active, footing);
-                    entry.state = State::Refused(reason.unwrap_or_default());
-                }
                 Stand::At { at, function, footing } => match &self.reserved {
+                    _ if let Some(reason) = self.detours.refuses(&entry.active, footing) => {
+                        entry.state = State::Refused(reason);
+                    }
                     Err(reason) if entry.active.pool().is_some() => {
                         entry.state = State::Refused(reason.clone());
                     }

@@ -8,8 +8,9 @@ use crate::probe::Active;
 use crate::reserved::{Reserved, Slots};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::Rings;
-use probe_engine::detour::stub::{Guest, Stub, jump};
+use probe_engine::detour::stub::{Guest, Stub};
 use probe_engine::detour::work::Work;
+use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
@@ -210,7 +211,8 @@ impl Detours {
         let (Some(detour), Ok(reserved)) = (self.standing.remove(&at), reserved.as_mut()) else {
             return true;
         };
-        if moves && let Ok((gate, shut)) = detour.stub.shut() {
+        if moves {
+            let (gate, shut) = detour.stub.shut();
             // It can be written: it was.
             let _ = reserved.overwrite(stop.ram, detour.slots, gate, &shut);
             set.leave(detour.stub.passed(reserved.address(detour.slots)), at);

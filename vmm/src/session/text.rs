@@ -159,9 +159,8 @@ impl Traps {
         let gpa = self.translate(ram, ground, at)?;
         let mut original = [0];
         ram.read(gpa, &mut original).map_err(|_| TextError::NotMapped(at))?;
+        self.replace(parked, ram, ground, at, original, [INT3])?;
         let [original] = original;
-        patch(parked, ram, &Patch { at: gpa, expect: original, write: INT3 })?;
-        self.planted.insert(at, Planted { gpa, ours: INT3, original });
         Ok((gpa, original))
     }
 
