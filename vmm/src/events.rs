@@ -7,6 +7,7 @@ use detoured::Detours;
 pub use detoured::Known;
 use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
+use probe_engine::detour::layout;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::table::ProbeId;
@@ -300,6 +301,19 @@ impl Reader {
     #[must_use]
     pub fn dropped(&self, probe: ProbeId, is_recorded: bool) -> u64 {
         self.detours.as_ref().filter(|_| is_recorded).map_or(0, |detours| detours.dropped(probe))
+    }
+
+    /// Calls that a detour of `probe` could not follow, as too many were followed, and those that came back elsewhere.
+    #[must_use]
+    pub fn unfollowed(&self, probe: ProbeId) -> (u64, u64) {
+        let counter = |table| self.detours.as_ref().map_or(0, |detours| detours.counter(table, probe));
+        (counter(layout::UNFOLLOWED), counter(layout::STRAYS))
+    }
+
+    /// How many calls detours follow right now, by the probe.
+    #[must_use]
+    pub fn outstanding(&self) -> HashMap<u32, usize> {
+        self.detours.as_ref().map(Detours::outstanding).unwrap_or_default()
     }
 
     /// All has been read, and the guest runs no more: what a detour has begun to write and not finished is lost.

@@ -3,8 +3,8 @@
 //! It is a memory slot outside the guest's memory map, seen through two free entries of the guest's own page
 //! tables near its kernel's text:
 //!
-//! - the code window (read and execute): return trampolines, then slots with copies of instructions and with the stubs
-//!   of detours, and int3 in all the rest;
+//! - the code window (read and execute): return trampolines of traps, then those of detours, then slots with copies of
+//!   instructions and with the stubs of detours, and int3 in all the rest;
 //! - the data window (read and write, no execute): [counters and rings](probe_engine::detour::layout).
 //!
 //! An entry that was absent needs no flush when it is filled: the CPU caches no absent entry (Intel SDM volume 3,
@@ -13,27 +13,33 @@
 //! A copy is written to a slot, a stub to several in a row. A slot that is retired may still have someone inside: a vCPU, or a task that was
 //! interrupted there and is to return. [`Reserved::reclaim`] finds them without knowing anything of the guest's
 //! kernel: the CPU saves the RIP of what it interrupts as an aligned word on a stack (Intel SDM volume 3, 6.14.2),
-//! so a slot to which no word of RAM points has nobody inside. A word that points there by chance, or because the
-//! guest wants it to, only delays.
+//! so slots to which no word of RAM points have nobody inside. A word that points there by chance, or because the
+//! guest wants it to, only delays. Slots in a row stay together: who is in one of them goes on to the others.
 
 use crate::boot::layout;
 use crate::memory::GuestRam;
 use crate::touched;
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::detour::layout::{CALLS, TRAMPOLINE};
+use probe_engine::detour::stub::LEAVE;
 use probe_engine::insn::copy::SLOT;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use probe_engine::paging::AddressSpace;
 use probe_engine::paging::window::{self, NoWindow};
 use probe_engine::probe::hit::INT3;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 
 /// How many return trampolines there are. Each is one int3, at the start of the code window.
 pub const TRAMPOLINES: u32 = 64 << 10;
-/// How many slots there are, behind the trampolines.
-pub const SLOTS: u32 = (window::CODE as u32 - TRAMPOLINES) / SLOT as u32;
+/// Bytes of the return trampolines of detours, behind those.
+const DETOURS: u64 = (CALLS as u64 * TRAMPOLINE + LEAVE as u64).next_multiple_of(SLOT as u64);
+/// Where the slots begin in the code window.
+const FIRST: u64 = TRAMPOLINES as u64 + DETOURS;
+/// How many slots there are.
+pub const SLOTS: u32 = ((window::CODE - FIRST) / SLOT as u64) as u32;
 /// The memory of the code window.
 const CODE: Gpa = layout::RESERVED;
 /// The memory of the data window, [`window::DATA`] bytes, zero at first.
@@ -72,8 +78,8 @@ pub struct Reserved {
     unused: u32,
     /// Slots that were used, and in which nobody can be.
     free: BTreeSet<u32>,
-    /// Slots in which someone may still be.
-    retired: BTreeSet<u32>,
+    /// Slots in which someone may still be: the number of the first ones, and how many follow in a row.
+    retired: BTreeMap<u32, u32>,
 }
 
 impl Reserved {
@@ -104,7 +110,7 @@ impl Reserved {
             data: windows.data,
             unused: 0,
             free: BTreeSet::new(),
-            retired: BTreeSet::new(),
+            retired: BTreeMap::new(),
         })
     }
 
@@ -125,6 +131,21 @@ impl Reserved {
     pub fn instance_of(&self, at: Gva) -> Option<u32> {
         let instance = u32::try_from(at.offset_from(self.code)?).ok()?;
         (instance < TRAMPOLINES).then_some(instance)
+    }
+
+    /// Where the return trampolines of detours are (GVA).
+    #[must_use]
+    pub fn detours(&self) -> Range<Gva> {
+        let start = self.code.add(TRAMPOLINES.into());
+        start..start.add(u64::from(CALLS) * TRAMPOLINE)
+    }
+
+    /// Fills these, and what they lead to, with `code`.
+    ///
+    /// # Errors
+    /// As of [`write`](Self::write).
+    pub fn write_detours(&self, ram: &GuestRam, code: &[u8]) -> Result<(), NoMemory> {
+        ram.write(CODE.add(TRAMPOLINES.into()), code)
     }
 
     /// Where the guest runs what is in `slots`.
@@ -200,12 +221,12 @@ impl Reserved {
     /// # Errors
     /// As of [`write`](Self::write).
     pub fn overwrite(&self, ram: &GuestRam, slots: Slots, at: usize, code: &[u8]) -> Result<(), NoMemory> {
-        ram.write(CODE.add(u64::from(TRAMPOLINES) + offset(slots.first) + at as u64), code)
+        ram.write(CODE.add(FIRST + offset(slots.first) + at as u64), code)
     }
 
     /// Gives slots back to which nothing leads any more. Their code stays: someone may be inside.
     pub fn retire(&mut self, slots: Slots) {
-        self.retired.extend(slots.first..slots.first + slots.count);
+        self.retired.insert(slots.first, slots.count);
     }
 
     /// Whether `at` lies in a slot that is in use, or in which someone may be.
@@ -214,19 +235,19 @@ impl Reserved {
         self.number_of(at).is_some_and(|slot| slot < self.unused && !self.free.contains(&slot))
     }
 
-    /// Frees the retired slots in which nobody can be: no vCPU's RIP (`vcpu_rips`, of all of them) and no aligned
-    /// word of RAM points into them. Reads all RAM that was ever touched; for when [`allocate`](Self::allocate)
+    /// Frees the retired slots in which nobody can be: nobody goes on at `known` (the RIPs of all vCPUs, and what is
+    /// known besides), and no aligned word of RAM points into them. Reads all RAM that was ever touched; for when [`allocate`](Self::allocate)
     /// has nothing left. Returns how many are free.
     ///
     /// # Errors
     /// The host does not tell which memory was touched; no slot is freed.
-    pub fn reclaim(&mut self, _: &Parked<'_>, ram: &GuestRam, vcpu_rips: &[Gva]) -> io::Result<usize> {
+    pub fn reclaim(&mut self, _: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<usize> {
         let slots = self.slots();
         let mut occupied = BTreeSet::new();
         // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
         let mut mark =
             |rip: Gva| occupied.extend([rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at)));
-        vcpu_rips.iter().copied().for_each(&mut mark);
+        known.iter().copied().for_each(&mut mark);
         let (start, length) = (slots.start.0, slots.end.0 - slots.start.0);
         let points_there = |word: u64| word.wrapping_sub(start) <= length;
         touched::each_page(ram, |page| {
@@ -235,20 +256,28 @@ impl Reserved {
                 page.iter().copied().filter(|word| points_there(*word)).map(Gva).for_each(&mut mark);
             }
         })?;
-        for slot in self.retired.difference(&occupied).copied() {
-            if self.write(ram, Slots { first: slot, count: 1 }, &[INT3; SLOT]).is_ok() {
-                self.free.insert(slot);
+        let free = &mut self.free;
+        self.retired.retain(|first, count| {
+            let slots = *first..*first + *count;
+            let is_occupied = occupied.range(slots.clone()).next().is_some();
+            if !is_occupied {
+                free.extend(slots.clone().filter(|slot| clear(ram, *slot).is_ok()));
             }
-        }
-        self.retired.retain(|slot| occupied.contains(slot));
+            is_occupied
+        });
         Ok(self.free.len())
     }
 
     /// Where all slots lie.
     fn slots(&self) -> Range<Gva> {
-        let start = self.code.add(u64::from(TRAMPOLINES));
+        let start = self.code.add(FIRST);
         start..start.add(u64::from(SLOTS) * SLOT as u64)
     }
+}
+
+/// Makes a slot int3 again.
+fn clear(ram: &GuestRam, slot: u32) -> Result<(), NoMemory> {
+    ram.write(CODE.add(FIRST + offset(slot)), &[INT3; SLOT])
 }
 
 /// Where the slot of this number lies behind the first.

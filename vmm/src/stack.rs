@@ -1,7 +1,7 @@
 //! Who called: the stack of a vCPU at a hit, walked by its own thread.
 
 use crate::memory::GuestRam;
-use crate::vcpu::caller;
+use crate::vcpu::{caller, is_trampoline};
 use crate::world::Orders;
 use probe_engine::addr::Gva;
 use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
@@ -58,7 +58,7 @@ pub(crate) fn walk(
 ) {
     let Some(kernel) = &orders.code.unwind else { return };
     let code = Code { kernel, slide: orders.slide, modules: &orders.code.modules };
-    let real = |_, value| real(value, orders);
+    let real = |_, value| real(value, orders, memory.phys);
     let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), real);
     frames.by_ref().for_each(|frame| put(Piece::Frame(frame)));
     let Some(end) = frames.end() else { return };
@@ -73,9 +73,9 @@ pub(crate) fn walk(
 }
 
 /// What `at` stands for: a trampoline for the caller behind it, a copy for its original.
-fn real(at: Gva, orders: &Orders) -> Option<Gva> {
-    if orders.sites.is_trampoline(at) {
-        return Some(caller(at, orders));
+fn real(at: Gva, orders: &Orders, ram: &GuestRam) -> Option<Gva> {
+    if is_trampoline(at, orders) {
+        return Some(caller(at, orders, ram));
     }
     orders.sites.original(at)
 }

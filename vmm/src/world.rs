@@ -10,11 +10,13 @@ use crate::kvm::Breakpoints;
 use crate::probe::Active;
 use crate::session::Command;
 use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::task::TaskLayout;
 use probe_engine::paging::AddressSpace;
 use probe_engine::probe::table::{Internal, ProbeSet};
 use probe_engine::regs::Regs;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,6 +31,8 @@ pub struct Orders {
     pub returns: Vec<Arc<Active>>,
     /// The first return trampoline.
     pub trampolines: Gva,
+    /// The calls that detours follow, once they may.
+    pub detoured: Option<Detoured>,
     /// How the task of a vCPU is found.
     pub current: Option<CurrentTask>,
     /// How to read about it.
@@ -43,6 +47,15 @@ pub struct Orders {
     pub watches: [Option<Arc<Active>>; 4],
     /// The guest's entry for vector 3, when one of the breakpoints stands on it because #BP is not intercepted.
     pub int3_handler: Option<Gva>,
+}
+
+/// Calls that detours follow.
+#[derive(Clone)]
+pub struct Detoured {
+    /// Their instances.
+    pub instances: Instances,
+    /// Their trampolines.
+    pub trampolines: Range<Gva>,
 }
 
 /// A vCPU stopped by itself and waits for the control thread.

@@ -1,10 +1,15 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 1.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 2.
 //!
 //! | offset | what |
 //! |---|---|
 //! | 0 | [`HITS`]: a u64 a probe, how often it was hit |
-//! | 2 MiB | [`DROPS`]: a u64 a probe, how many of these hits found no room in a ring |
-//! | 4 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//! | 1 MiB | [`DROPS`]: a u64 a probe, how many of these hits found no room in a ring |
+//! | 2 MiB | [`UNFOLLOWED`]: a u64 a probe, how many calls were not followed to their return |
+//! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
+//! | 4 MiB | [`TICKETS`]: a u64 a probe, how many more calls it may follow now, where that is limited |
+//! | 5 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU |
+//! | 6 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
+//! | 10 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
 //! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
 //! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
@@ -22,20 +27,44 @@
 //! | 40 | u64: its uid, or [`UNKNOWN`] |
 //! | 48 | u64: its pid in its own namespace, or [`UNKNOWN`] |
 //! | 56 | 16 bytes: its name |
-//! | 72 | 6 u64: rdi, rsi, rdx, rcx, r8, r9 |
-//! | 120 | the other registers that the probe reads, a u64 each |
+//! | 72 | 6 u64 of a hit: rdi, rsi, rdx, rcx, r8, r9; of a return: rax, when the call began, where it returns to (GVA) |
+//! | 120 | a u64 each: at a return rdi, rsi, rdx, rcx, r8, r9 of the call, if the probe reads any; the other registers that it reads |
 
 use crate::linux::task::COMM;
 
 /// Bytes of the data window.
-pub const SIZE: u64 = 16 << 20;
+pub const SIZE: u64 = 24 << 20;
 /// How many probes have counters: those with a smaller number.
-pub const COUNTERS: u32 = 256 << 10;
+pub const COUNTERS: u32 = 128 << 10;
+const TABLE: u64 = COUNTERS as u64 * 8;
 /// See the [module](self).
 pub const HITS: u64 = 0;
 /// See the [module](self).
-pub const DROPS: u64 = HITS + COUNTERS as u64 * 8;
-const RINGS: u64 = DROPS + COUNTERS as u64 * 8;
+pub const DROPS: u64 = TABLE;
+/// See the [module](self).
+pub const UNFOLLOWED: u64 = 2 * TABLE;
+/// See the [module](self).
+pub const STRAYS: u64 = 3 * TABLE;
+/// See the [module](self).
+pub const TICKETS: u64 = 4 * TABLE;
+/// See the [module](self).
+pub const LIVE: u64 = 5 * TABLE;
+/// See the [module](self).
+pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
+/// See the [module](self).
+pub const INSTANCES: u64 = 6 * TABLE;
+const RINGS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
+
+/// How many instances there are, of calls that are followed. Number 0 stands for none.
+pub const CALLS: u32 = 32 << 10;
+/// Bytes of an instance.
+pub const INSTANCE: u64 = 128;
+/// Bytes of a pool.
+pub const POOL: u64 = 64;
+/// Bytes of the trampoline of an instance, and of its word in [`LIVE`].
+pub const TRAMPOLINE: u64 = 8;
+
+const _: () = assert!(POOLS + POOL * u8::MAX as u64 <= INSTANCES && RINGS < SIZE);
 
 /// See the [module](self).
 pub const HEAD: u64 = 0;
@@ -63,6 +92,9 @@ pub mod record {
     pub const NAMESPACE_PID: u64 = 48;
     pub const COMM: u64 = 56;
     pub const ARGUMENTS: u64 = COMM + super::COMM as u64;
+    pub const VALUE: u64 = ARGUMENTS;
+    pub const BEGAN: u64 = ARGUMENTS + 8;
+    pub const BACK: u64 = ARGUMENTS + 16;
     pub const REGISTERS: u64 = ARGUMENTS + 6 * 8;
 }
 

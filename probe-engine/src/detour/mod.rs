@@ -17,6 +17,7 @@
 //! jump. Whoever writes the jump has to look, with every vCPU parked; until someone does, jumps stand at ftrace's sites
 //! alone, which are one instruction.
 
+pub mod instances;
 pub mod layout;
 pub mod region;
 pub mod ring;

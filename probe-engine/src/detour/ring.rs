@@ -25,10 +25,21 @@ pub struct Record {
     pub probe: u32,
     /// The task that ran.
     pub task: Task,
-    /// rdi, rsi, rdx, rcx, r8, r9.
+    /// Of a hit: rdi, rsi, rdx, rcx, r8, r9.
     pub args: [u64; 6],
-    /// The other registers, and what else is in the record's last cell.
+    /// What follows them, to the end of the record's last cell.
     pub registers: Vec<u64>,
+}
+
+/// What a record says of a call that has returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Returned {
+    /// rax.
+    pub value: u64,
+    /// The guest's time-stamp counter when it began.
+    pub began: u64,
+    /// Where it returned to.
+    pub back: Gva,
 }
 
 impl Ring {
@@ -99,6 +110,13 @@ impl Ring {
 }
 
 impl Record {
+    /// The call, for the record of a return.
+    #[must_use]
+    pub fn returned(&self) -> Returned {
+        let [value, began, back, ..] = self.args;
+        Returned { value, began, back: Gva(back) }
+    }
+
     fn of(bytes: &[u8]) -> Self {
         let word = |at| u64_at(bytes, at);
         let half = |at| u32_at(bytes, at);

@@ -17,10 +17,16 @@
 //! quiet:  popfq
 //!         jmp back
 //! ```
+//!
+//! Where a probe is of a function's returns, its call is [followed](calls) instead, and counted at the return.
 
+mod calls;
 mod condition;
 mod record;
 
+pub use calls::{LEAVE, trampolines};
+
+use super::instances::instance;
 use super::layout::{HITS, Rings};
 use super::work::Work;
 use crate::addr::Gva;
@@ -47,6 +53,8 @@ pub struct Guest {
     pub task: TaskLayout,
     /// What KASLR added to the kernel's link-time addresses.
     pub slide: u64,
+    /// The [`trampolines`] (GVA).
+    pub trampolines: Gva,
 }
 
 /// A stub for one site.
@@ -58,6 +66,8 @@ pub struct Stub {
     gate: usize,
     /// The jump from there to the end.
     shut: [u8; JUMP],
+    /// How many bytes are of the site itself. What follows is for the returns of calls.
+    entry: usize,
 }
 
 /// The stub of one probe that only counts, without what depends on where it is.
@@ -107,13 +117,15 @@ impl Stub {
         jump(at, back)?;
         jump(at.add(LONGEST as u64), back)?;
         match works {
-            [Work { probe, condition: None, record: None }] => Self::count(guest, at, back, *probe),
+            [Work { probe, condition: None, record: None, calls: None }] => {
+                Self::only_counting(guest, at, back, *probe)
+            }
             _ => Self::assemble_any(guest, at, site, back, works),
         }
     }
 
     /// One that only counts, which is what tens of thousands of functions get at a time.
-    fn count(guest: &Guest, at: Gva, back: Gva, probe: u32) -> Result<Self, NoStub> {
+    fn only_counting(guest: &Guest, at: Gva, back: Gva, probe: u32) -> Result<Self, NoStub> {
         let mut code = COUNT.to_vec();
         let mut lead = |field: usize, to: Gva| -> Done {
             let [_, distance @ ..] = jump(at.add(field as u64 - 1), to)?;
@@ -122,28 +134,47 @@ impl Stub {
         };
         lead(COUNT_HITS, guest.window.add(HITS).add(8 * u64::from(probe)))?;
         COUNT_BACK.into_iter().try_for_each(|field| lead(field, back))?;
-        Self::with_gate(code, 2, COUNT_HITS + 4)
+        let entry = code.len();
+        Self::with_gate(code, 2, COUNT_HITS + 4, entry)
     }
 
     fn assemble_any(guest: &Guest, at: Gva, site: Gva, back: Gva, works: &[Work]) -> Result<Self, NoStub> {
-        let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site, saved: &[] };
+        let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[] };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
-        if works.iter().any(|work| work.record.is_some() || work.condition.is_some()) {
+        if works.iter().any(|work| work.calls.is_some()) {
+            code.save(calls::SAVED)?;
+        } else if works.iter().any(|work| work.record.is_some() || work.condition.is_some()) {
             code.save(&[rax, rcx, rdx, r8])?;
         }
+        let mut returns = Vec::new();
         for work in works {
-            code.work(work)?;
+            match work.calls {
+                None => code.work(work)?,
+                Some(calls) => {
+                    let label = code.asm.create_label();
+                    code.enter(work, calls, label)?;
+                    returns.push((work, calls, label));
+                }
+            }
         }
         code.restore()?;
         code.end(back, &mut end)?;
+        let mut behind = code.asm.create_label();
+        code.asm.set_label(&mut behind)?;
+        code.asm.zero_bytes()?;
+        code.site = None;
+        for (work, calls, label) in &mut returns {
+            code.leave(work, *calls, label)?;
+        }
         let done = code.asm.assemble_options(at.0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
         let offset = |label: &CodeLabel| -> Result<usize, NoStub> {
             Ok(done.label_ip(label)?.wrapping_sub(at.0) as usize)
         };
-        let (gate, end, code) = (offset(&gate)?, offset(&end)?, done.inner.code_buffer);
+        let (gate, end, entry) = (offset(&gate)?, offset(&end)?, offset(&behind)?);
+        let code = done.inner.code_buffer;
         match code.len() {
-            0..=LONGEST => Self::with_gate(code, gate, end),
+            0..=LONGEST => Self::with_gate(code, gate, end, entry),
             _ => Err(NoStub("so many probes stand here".to_owned())),
         }
     }
@@ -151,17 +182,18 @@ impl Stub {
     /// No stub for these takes more bytes.
     #[must_use]
     pub fn most_bytes(works: &[Work]) -> usize {
-        let of = |work: &Work| match (&work.condition, &work.record) {
-            (None, None) => 16,
-            (None, Some(_)) => 512,
-            (Some(_), _) => LONGEST,
+        let of = |work: &Work| match (&work.condition, &work.record, work.calls) {
+            (Some(_), ..) => LONGEST,
+            (None, None, None) => 16,
+            (None, Some(_), None) => 512,
+            (None, _, Some(_)) => 1024,
         };
         (64 + works.iter().map(of).sum::<usize>()).min(LONGEST)
     }
 
     /// One whose gate leads from `gate` to `end` when it is shut.
-    fn with_gate(code: Vec<u8>, gate: usize, end: usize) -> Result<Self, NoStub> {
-        Ok(Self { code, gate, shut: jump(Gva(gate as u64), Gva(end as u64))? })
+    fn with_gate(code: Vec<u8>, gate: usize, end: usize, entry: usize) -> Result<Self, NoStub> {
+        Ok(Self { code, gate, shut: jump(Gva(gate as u64), Gva(end as u64))?, entry })
     }
 
     /// Where in the code its gate is, and what shuts it: whoever comes there afterwards does nothing.
@@ -173,14 +205,15 @@ impl Stub {
     /// Where a CPU is that has passed the gate of this stub at `at`, and has not left.
     #[must_use]
     pub fn passed(&self, at: Gva) -> Range<Gva> {
-        at.add((self.gate + JUMP) as u64)..at.add(self.code.len() as u64)
+        at.add((self.gate + JUMP) as u64)..at.add(self.entry as u64)
     }
 }
 
 struct Assembler<'a> {
     asm: CodeAssembler,
     guest: &'a Guest,
-    site: Gva,
+    /// The site (GVA) while its own hit is dealt with, and not the return of a call.
+    site: Option<Gva>,
     /// What has been pushed behind the flags, in this order.
     saved: &'static [AsmRegister64],
 }
@@ -229,9 +262,9 @@ impl Assembler<'_> {
         if let Some(condition) = &work.condition {
             self.branch(condition, false, next)?;
         }
-        self.increment(HITS, work.probe)?;
+        self.count(Code::Inc_rm64, HITS, work.probe)?;
         if let Some(registers) = &work.record {
-            self.record(work.probe, registers, next)?;
+            self.record(work, registers, next)?;
         }
         self.asm.set_label(&mut next)?;
         // A label is of an instruction.
@@ -239,12 +272,12 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// `lock inc` of a counter: another CPU may count the same probe.
-    fn increment(&mut self, table: u64, probe: u32) -> Done {
+    /// `lock inc` of a counter, or `lock dec`: another CPU may count the same probe.
+    fn count(&mut self, how: Code, table: u64, probe: u32) -> Done {
         let at = self.guest.window.add(table).add(8 * u64::from(probe));
-        let mut inc = Instruction::with1(Code::Inc_rm64, rip_relative(at))?;
-        inc.set_has_lock_prefix(true);
-        self.asm.add_instruction(inc)?;
+        let mut count = Instruction::with1(how, rip_relative(at))?;
+        count.set_has_lock_prefix(true);
+        self.asm.add_instruction(count)?;
         Ok(())
     }
 
@@ -267,7 +300,9 @@ impl Assembler<'_> {
             Register::R14 => r14,
             Register::R15 => r15,
             Register::Rsp => {
-                self.asm.lea(rax, qword_ptr(rsp + self.pushed() + 8))?;
+                // At a return, that is as it will be behind it.
+                let popped = if self.site.is_some() { 0 } else { 8 };
+                self.asm.lea(rax, qword_ptr(rsp + self.pushed() + 8 + popped))?;
                 return Ok(rax);
             }
             Register::Rflags => {
@@ -275,7 +310,10 @@ impl Assembler<'_> {
                 return Ok(rax);
             }
             Register::Rip => {
-                self.asm.mov(rax, self.site.0)?;
+                match self.site {
+                    Some(site) => self.asm.mov(rax, site.0)?,
+                    None => self.asm.mov(rax, qword_ptr(r9 + instance::CALLER))?,
+                }
                 return Ok(rax);
             }
         };

@@ -11,7 +11,7 @@ use crate::paging::AddressSpace;
 use crate::regs::Regs;
 use std::collections::BTreeSet;
 
-/// What is done for one probe at a hit.
+/// What is done for one probe at a hit, or at a return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
     /// The probe's number in the tables of counters, less than [`COUNTERS`](super::layout::COUNTERS).
@@ -20,6 +20,26 @@ pub struct Work {
     pub condition: Option<Condition>,
     /// The registers that are noted down besides those of arguments, in this order; `None` when hits are only counted.
     pub record: Option<Vec<Register>>,
+    /// The calls that are followed, where returns are hits. Then all above is of the moment of a return.
+    pub calls: Option<Calls>,
+}
+
+/// What the hits of a probe are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hits {
+    /// Passes of an instruction.
+    Passes,
+    /// Returns of a function, of which so many calls are followed at a time, if that is limited.
+    Returns(Option<u32>),
+}
+
+/// Calls that are followed to their return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Calls {
+    /// How many at a time, if that is limited.
+    pub most: Option<u32>,
+    /// Whether the arguments are kept with which each was made.
+    pub arguments: bool,
 }
 
 /// Why a probe cannot be served by a detour.
@@ -75,6 +95,8 @@ pub struct Number {
 pub enum Origin {
     /// A register.
     Register(Register),
+    /// An argument in a register, from 0 on, that the call was made with which returns.
+    Entered(u8),
     /// Known beforehand.
     Constant(u64),
     /// An address in the kernel, as it was linked.
@@ -86,26 +108,44 @@ pub enum Origin {
 }
 
 impl Work {
-    /// What a probe of this number needs that reads `capture` and notes its hits down if they are to be `recorded`.
+    /// What a probe of this number needs that reads `capture` at its `hits`, and notes them down if they are to be
+    /// `recorded`.
     ///
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
-    pub fn of(probe: u32, capture: Option<&Capture>, recorded: bool) -> Result<Self, Unsuited> {
-        let condition = match capture.and_then(|capture| Some((capture, capture.filter.as_ref()?))) {
-            Some((capture, filter)) => Some(Condition::of(filter, &capture.fields)?),
+    pub fn of(probe: u32, capture: Option<&Capture>, recorded: bool, hits: Hits) -> Result<Self, Unsuited> {
+        let fields = capture.map_or([].as_slice(), |capture| &capture.fields);
+        let calls = match hits {
+            Hits::Passes => None,
+            Hits::Returns(most) => Some(Calls { most, arguments: fields.iter().any(reads_argument) }),
+        };
+        let condition = match capture.and_then(|capture| capture.filter.as_ref()) {
+            Some(filter) => Some(Condition::of(filter, fields, calls.is_some())?),
             None => None,
         };
         let mut others = BTreeSet::new();
-        for field in capture.iter().flat_map(|capture| &capture.fields) {
-            if let Some(register) = field.fetch.register(&field.name)?.filter(|_| recorded) {
-                others.insert(register);
-            }
+        for field in fields {
+            let register = field.fetch.register(&field.name, calls.is_some())?;
+            others.extend(register.filter(|_| recorded));
         }
-        others.retain(|register| argument(*register).is_none());
-        if record::REGISTERS + 8 * others.len() as u64 > MOST_CELLS * CELL {
+        others.retain(|register| match calls {
+            None => argument(*register).is_none(),
+            Some(_) => *register != Register::Rax,
+        });
+        let work = Self { probe, condition, record: recorded.then(|| others.into_iter().collect()), calls };
+        if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
-        Ok(Self { probe, condition, record: recorded.then(|| others.into_iter().collect()) })
+        Ok(work)
+    }
+
+    /// How many words follow the first six of its records.
+    pub(super) fn words(&self) -> usize {
+        self.record.as_ref().map_or(0, Vec::len) + if self.keeps_arguments() { ARGUMENTS } else { 0 }
+    }
+
+    pub(super) fn keeps_arguments(&self) -> bool {
+        self.calls.is_some_and(|calls| calls.arguments)
     }
 
     /// What `capture` reads of a record of this work, made at `rip` (GVA) on `cpu` of a kernel with this slide. Returns
@@ -121,15 +161,32 @@ impl Work {
     ) -> bool {
         captured.clear();
         let Some(capture) = capture else { return true };
-        let [rdi, rsi, rdx, rcx, r8, r9] = record.args;
-        let mut regs = Regs { rdi, rsi, rdx, rcx, r8, r9, rip: rip.0, ..Regs::default() };
-        for (register, value) in self.record.iter().flatten().zip(&record.registers) {
+        let mut regs = Regs { rip: rip.0, ..Regs::default() };
+        let (kept, others) = match self.keeps_arguments() {
+            true => record.registers.split_at_checked(ARGUMENTS).unwrap_or_default(),
+            false => ([].as_slice(), record.registers.as_slice()),
+        };
+        let entered_with = if self.calls.is_some() {
+            regs.rax = record.returned().value;
+            Some(std::array::from_fn(|n| kept.get(n).copied().unwrap_or(0)))
+        } else {
+            [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9] = record.args;
+            None
+        };
+        for (register, value) in self.record.iter().flatten().zip(others) {
             *register.slot(&mut regs) = *value;
         }
         let memory = VirtMemory { phys: &Nowhere, space: AddressSpace::new(0, 0) };
         let task = Some(&record.task);
-        capture.take(&Scene { regs: &regs, entered_with: None, memory: &memory, slide, task, cpu }, captured)
+        capture.take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu }, captured)
     }
+}
+
+/// How many arguments are in registers.
+const ARGUMENTS: usize = 6;
+
+fn reads_argument(field: &Field) -> bool {
+    matches!(field.fetch.base, Base::Argument(_) | Base::Arguments(_))
 }
 
 /// Which argument this register is, from 0 on.
@@ -139,7 +196,7 @@ fn argument(register: Register) -> Option<usize> {
 
 impl Fetch {
     /// The register that has to be noted down for it, if any: the rest is known without.
-    fn register(&self, name: &str) -> Result<Option<Register>, Unsuited> {
+    fn register(&self, name: &str, at_return: bool) -> Result<Option<Register>, Unsuited> {
         let memory = || Unsuited::Memory(name.to_owned());
         match self.base {
             Base::Comm | Base::Text(_) | Base::Unknown => return Ok(None),
@@ -152,6 +209,8 @@ impl Fetch {
         match self.base {
             Base::Register(Register::Rip) => Ok(None),
             Base::Register(register) => Ok(Some(register)),
+            // They are kept, and there are no others.
+            Base::Argument(_) | Base::Arguments(_) if at_return => Ok(None),
             Base::Argument(n) => Register::of_argument(n.into()).map(Some).ok_or_else(memory),
             // Both are arguments, which every record has.
             Base::Arguments(n) if n < 5 => Ok(None),
@@ -163,25 +222,27 @@ impl Fetch {
 }
 
 impl Condition {
-    fn of(filter: &Filter, fields: &[Field]) -> Result<Self, Unsuited> {
+    fn of(filter: &Filter, fields: &[Field], at_return: bool) -> Result<Self, Unsuited> {
         let all = |filters: &[Filter]| -> Result<Vec<Self>, Unsuited> {
-            filters.iter().map(|filter| Self::of(filter, fields)).collect()
+            filters.iter().map(|filter| Self::of(filter, fields, at_return)).collect()
         };
         Ok(match filter {
             Filter::All(filters) => Self::All(all(filters)?),
             Filter::Any(filters) => Self::Any(all(filters)?),
-            Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields)?)),
+            Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields, at_return)?)),
             Filter::Test(Operand::Comm, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
                 Self::Comm(*equal, text.clone())
             }
             Filter::Test(_, Test::Text(..) | Test::Glob(_)) => return Err(Unsuited::Text),
-            Filter::Test(operand, test) => Self::Number(Number::of(*operand, fields)?, test.clone()),
+            Filter::Test(operand, test) => {
+                Self::Number(Number::of(*operand, fields, at_return)?, test.clone())
+            }
         })
     }
 }
 
 impl Number {
-    fn of(operand: Operand, fields: &[Field]) -> Result<Self, Unsuited> {
+    fn of(operand: Operand, fields: &[Field], at_return: bool) -> Result<Self, Unsuited> {
         let whole = |from, width| Self { from, low: 0, width, is_signed: false };
         let n = match operand {
             Operand::Pid => return Ok(whole(Origin::Pid, 32)),
@@ -194,6 +255,8 @@ impl Number {
         let no_number = || Unsuited::NoNumber(field.name.clone());
         let from = match field.fetch.base {
             Base::Register(register) => Origin::Register(register),
+            Base::Argument(n) if at_return && usize::from(n) < ARGUMENTS => Origin::Entered(n),
+            Base::Argument(_) if at_return => return Err(no_number()),
             Base::Argument(n) => Origin::Register(Register::of_argument(n.into()).ok_or_else(no_number)?),
             Base::Constant(number) => Origin::Constant(number),
             Base::Kernel(link) => Origin::Kernel(link),

@@ -163,8 +163,9 @@ fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &Guest
         cpu_number: CPU.0,
         task: serde_json::from_value(task).expect("a layout of tasks"),
         slide: 0,
+        trampolines: reserved.detours().start,
     };
-    let works = [Work { probe: 0, condition: None, record: record.then(Vec::new) }];
+    let works = [Work { probe: 0, condition: None, record: record.then(Vec::new), calls: None }];
     let slots = reserved.allocate(Stub::most_bytes(&works)).expect("room");
     let entry = reserved.address(slots);
     let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), &works).expect("a stub");

@@ -8,6 +8,7 @@
 
 mod changes;
 mod commands;
+mod detoured_returns;
 mod detours;
 mod faults;
 mod handlers;

@@ -27,7 +27,7 @@ pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
 /// [`crate::reserved`]). In the hole below 4 GiB, where no device is.
 pub const RESERVED: Gpa = Gpa(0xd000_0000);
 /// Its size, in bytes.
-pub const RESERVED_SIZE: u64 = 24 << 20;
+pub const RESERVED_SIZE: u64 = 32 << 20;
 
 /// Registers of the interrupt controllers (fixed by the PC platform and by KVM).
 pub const IOAPIC: u32 = 0xfec0_0000;

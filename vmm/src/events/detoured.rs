@@ -1,13 +1,14 @@
 //! What the guest's detours write, read while it runs.
 
-use super::{Event, What};
+use super::{Event, Nanos, What};
 use crate::clock::Rate;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved;
 use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
-use probe_engine::detour::ring::{Record, Ring, counter};
+use probe_engine::detour::ring::{Record, Returned, Ring, counter};
 use probe_engine::detour::work::Work;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ pub struct Known {
 pub(super) struct Detours {
     ram: Arc<GuestRam>,
     rings: Vec<Ring>,
+    instances: Instances,
     /// By how many ticks the guest's time-stamp counters are ahead.
     tsc: u64,
     /// How many records of a probe have been read.
@@ -41,7 +43,8 @@ impl Detours {
     pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64) -> Self {
         let rings = Rings::of(cpus);
         let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
-        Self { ram, rings, tsc, read: HashMap::new(), is_closed: false, waits: 0 }
+        let instances = Instances::new(reserved::DATA, cpus);
+        Self { ram, rings, instances, tsc, read: HashMap::new(), is_closed: false, waits: 0 }
     }
 
     /// Appends what has come in. Records of no probe are not ours.
@@ -76,7 +79,17 @@ impl Detours {
 
     /// Hits of `probe`.
     pub(super) fn hits(&self, probe: ProbeId) -> u64 {
-        counter(&*self.ram, reserved::DATA, layout::HITS, probe.0)
+        self.counter(layout::HITS, probe)
+    }
+
+    /// How many calls are followed, by the probe.
+    pub(super) fn outstanding(&self) -> HashMap<u32, usize> {
+        self.instances.outstanding(&*self.ram)
+    }
+
+    /// Another counter of `probe`, from a table of the data window.
+    pub(super) fn counter(&self, table: u64, probe: ProbeId) -> u64 {
+        counter(&*self.ram, reserved::DATA, table, probe.0)
     }
 
     /// Those of a recorded probe that have been lost: in the end all that have not been read.
@@ -84,21 +97,30 @@ impl Detours {
         if self.is_closed {
             return self.hits(probe).saturating_sub(self.read.get(&probe.0).copied().unwrap_or(0));
         }
-        counter(&*self.ram, reserved::DATA, layout::DROPS, probe.0)
+        self.counter(layout::DROPS, probe)
     }
 }
 
 impl Known {
-    /// The event that `record` is of; `None` when that cannot be.
+    /// The event that `record` is of; `None` when that cannot be, or nobody waits for the return any more.
     fn event(&self, vcpu: usize, record: &Record, rate: Rate, tsc: u64) -> Option<Event> {
         let (capture, mut captured) = (self.probe.capture.as_deref(), Vec::new());
-        let is_its = self.work.replay(capture, record, self.at, self.slide, vcpu, &mut captured);
+        let (rip, what) = match self.work.calls {
+            None => (self.at, What::Hit { args: record.args }),
+            Some(_) if self.probe.is_retired() => return None,
+            Some(_) => {
+                let Returned { value, began, back } = record.returned();
+                let duration = Nanos(rate.duration(record.ticks.saturating_sub(began)));
+                (back, What::Return { value, duration })
+            }
+        };
+        let is_its = self.work.replay(capture, record, rip, self.slide, vcpu, &mut captured);
         is_its.then(|| Event {
             nanos: rate.nanos(record.ticks.wrapping_sub(tsc)),
             vcpu,
             probe: self.probe.id,
-            rip: self.at,
-            what: What::Hit { args: record.args },
+            rip,
+            what,
             task: Some(record.task),
             captured,
             stack: None,

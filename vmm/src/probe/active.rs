@@ -3,7 +3,7 @@
 use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish};
 use probe_engine::capture::Capture;
 use probe_engine::detour::layout::COUNTERS;
-use probe_engine::detour::work::Work;
+use probe_engine::detour::work::{Hits, Work};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +38,8 @@ pub(crate) struct Notes {
 
 pub(crate) enum Kind {
     Instruction(Handlers),
-    Return(ReturnHandlers, Pool<Data>),
+    /// And how many calls it is to follow at most, if that was said.
+    Return(ReturnHandlers, Pool<Data>, Option<u32>),
     Watch(Watching),
 }
 
@@ -148,28 +149,22 @@ impl Active {
     /// # Errors
     /// Why none can: it has to stand on a trap.
     pub fn detour(&self) -> Result<Work, String> {
-        let needs = match &self.kind {
-            Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => None,
-            Kind::Instruction(_) => Some("a handler on the host sees its hits"),
-            Kind::Return(..) => Some("it follows calls to their returns"),
-            Kind::Watch(_) => Some("it is a debug register"),
-        };
-        let needs = needs.or_else(|| match self {
-            probe if probe.stack.is_some() => Some("its hits are shown with their stacks"),
-            probe if probe.is_once() => Some("only its first hit counts"),
-            probe if probe.id.0 >= COUNTERS => Some("there are too many probes"),
-            _ => None,
-        });
-        match needs {
-            Some(reason) => Err(reason.to_owned()),
-            None => Work::of(self.id.0, self.capture.as_deref(), self.record).map_err(|e| e.to_string()),
-        }
+        let hits = match &self.kind {
+            _ if self.stack.is_some() => Err("its hits are shown with their stacks"),
+            _ if self.is_once() => Err("only its first hit counts"),
+            _ if self.id.0 >= COUNTERS => Err("there are too many probes"),
+            Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => Ok(Hits::Passes),
+            Kind::Return(ReturnHandlers { entry: None, handler: None }, _, most) => Ok(Hits::Returns(*most)),
+            Kind::Instruction(_) | Kind::Return(..) => Err("a handler on the host sees its hits"),
+            Kind::Watch(_) => Err("it is a debug register"),
+        }?;
+        Work::of(self.id.0, self.capture.as_deref(), self.record, hits).map_err(|e| e.to_string())
     }
 
     /// The instances of a return probe.
     pub(crate) fn pool(&self) -> Option<&Pool<Data>> {
         match &self.kind {
-            Kind::Return(_, pool) => Some(pool),
+            Kind::Return(_, pool, _) => Some(pool),
             Kind::Instruction(_) | Kind::Watch(_) => None,
         }
     }

@@ -14,6 +14,7 @@ use crate::probe::Active;
 use crate::reserved::{Reserved, Slots, TRAMPOLINES};
 use crate::world::{Orders, Parked};
 use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
 use probe_engine::insn::plan::{Plan, skip_endbr};
 use probe_engine::linux::landmarks::Landmarks;
@@ -438,7 +439,7 @@ impl Arming {
         set: &mut ProbeSet<Arc<Active>>,
     ) -> Result<Slots, String> {
         let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
-        let slot = room(reserved, SLOT, stop, set)?;
+        let slot = room(reserved, SLOT, self.detours.instances(), stop, set)?;
         let entry = reserved.address(slot);
         let ending = if has_post { Ending::Trap } else { Ending::Jump };
         let code = copy.place(entry, ending).map_err(|e| e.to_string());
@@ -457,6 +458,7 @@ impl Arming {
         registry.release_trampolines();
         let Ok(reserved) = &self.reserved else { return };
         orders.trampolines = reserved.trampoline(0);
+        orders.detoured = self.detours.calls(reserved);
         orders.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
         orders.sites.disown_all();
         orders.returns = registry.returns().cloned().collect();
@@ -485,18 +487,21 @@ impl Arming {
     }
 }
 
-/// Takes room for `length` bytes of code. Frees what nobody needs when there is none.
+/// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which `calls` tell more than
+/// the guest's memory.
 pub(super) fn room(
     reserved: &mut Reserved,
     length: usize,
+    calls: &Instances,
     stop: &Stop<'_>,
     set: &mut ProbeSet<Arc<Active>>,
 ) -> Result<Slots, String> {
     if let Some(slots) = reserved.allocate(length) {
         return Ok(slots);
     }
-    let rips = stop.parked.rips();
-    reserved.reclaim(stop.parked, stop.ram, &rips).map_err(|e| e.to_string())?;
+    let mut known = stop.parked.rips();
+    known.extend(calls.stubs(stop.ram));
+    reserved.reclaim(stop.parked, stop.ram, &known).map_err(|e| e.to_string())?;
     set.retain_copies(|at| reserved.is_in_use(at));
     Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
 }

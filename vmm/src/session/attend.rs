@@ -111,8 +111,7 @@ impl Control<'_> {
             }
             Command::Unregister(ids) => {
                 known(&self.registry, &ids)?;
-                let seen = |id: &ProbeId| self.registry.report_of(*id, &self.reader, self.lost(*id));
-                for probe in ids.iter().filter_map(seen).collect::<Vec<_>>() {
+                for probe in self.registry.report_of(&ids, &self.reader, |id| self.lost(id)) {
                     self.unregistered.probes += 1;
                     self.unregistered.hits += probe.hits;
                     self.unregistered.missed += probe.missed.hits();

@@ -4,17 +4,20 @@ use super::arming::{Stop, room};
 use super::registry::Registry;
 use super::text::{Ground, Traps};
 use crate::events::Known;
+use crate::memory::GuestRam;
 use crate::probe::Active;
-use crate::reserved::{Reserved, Slots};
+use crate::reserved::{DATA, Reserved, Slots};
+use crate::world::Detoured;
 use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
-use probe_engine::detour::stub::{Guest, Stub};
-use probe_engine::detour::work::Work;
+use probe_engine::detour::stub::{Guest, Stub, trampolines};
+use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Whether probes are served by detours, which cost no exit.
@@ -38,6 +41,11 @@ pub(super) struct Detours {
     guest: Option<Guest>,
     standing: BTreeMap<Gva, Detour>,
     known: HashMap<u32, Known>,
+    instances: Instances,
+    /// Whether they can be used.
+    follows_calls: bool,
+    /// The probes that follow a limited number of calls, and have been told how many.
+    limited: HashSet<u32>,
 }
 
 struct Detour {
@@ -63,6 +71,9 @@ impl Detours {
             guest: None,
             standing: BTreeMap::new(),
             known: HashMap::new(),
+            instances: Instances::new(DATA, cpus),
+            follows_calls: false,
+            limited: HashSet::new(),
         }
     }
 
@@ -70,7 +81,18 @@ impl Detours {
     pub(super) fn advance(&mut self, kernel: &Landmarks, reserved: &Reserved, slide: u64) {
         let (Some(task), Some(cpu_number)) = (kernel.task, kernel.cpu_number) else { return };
         let window = reserved.data().start;
-        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide });
+        let trampolines = reserved.detours().start;
+        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide, trampolines });
+    }
+
+    pub(super) fn instances(&self) -> &Instances {
+        &self.instances
+    }
+
+    /// The calls that are followed, if any can be.
+    pub(super) fn calls(&self, reserved: &Reserved) -> Option<Detoured> {
+        let (instances, trampolines) = (self.instances, reserved.detours());
+        self.follows_calls.then_some(Detoured { instances, trampolines })
     }
 
     /// The switch for all.
@@ -179,11 +201,12 @@ impl Detours {
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
         let Tools { traps, reserved, set, stop } = tools;
-        let guest = self.guest.as_ref().ok_or("the kernel has not started")?;
+        let guest = self.guest.ok_or("the kernel has not started")?;
         let reserved = reserved.as_mut().map_err(|reason| reason.clone())?;
-        let room = room(reserved, Stub::most_bytes(works), stop, set)?;
+        self.follow_calls(works, reserved, stop.ram)?;
+        let room = room(reserved, Stub::most_bytes(works), &self.instances, stop, set)?;
         let entry = reserved.address(room);
-        let stub = Stub::assemble(guest, entry, at, at.add(FTRACE_SITE), works);
+        let stub = Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), works);
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
             reserved.write(stop.ram, room, &stub.code).map_err(|error| error.to_string())?;
             let jump = jump(at, entry).map_err(|error| error.to_string())?;
@@ -202,6 +225,24 @@ impl Detours {
                 Err(reason)
             }
         }
+    }
+
+    /// Gets all ready that the calls need which `works` follow.
+    fn follow_calls(&mut self, works: &[Work], reserved: &Reserved, ram: &GuestRam) -> Result<(), String> {
+        let Some(guest) = &self.guest else { return Ok(()) };
+        for Work { probe, calls, .. } in works {
+            let Some(Calls { most, .. }) = calls else { continue };
+            if !self.follows_calls {
+                let code = trampolines(guest).map_err(|error| error.to_string())?;
+                let written = self.instances.prepare(ram).and_then(|()| reserved.write_detours(ram, &code));
+                written.map_err(|error| error.to_string())?;
+                self.follows_calls = true;
+            }
+            if let Some(most) = most.filter(|_| self.limited.insert(*probe)) {
+                self.instances.limit(ram, *probe, most).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes the detour at `at` out, if there is one. Where its probes `move` behind the nop, who has not been counted in it

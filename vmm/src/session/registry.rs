@@ -13,7 +13,7 @@ use probe_engine::probe::returns::Pool;
 use probe_engine::probe::spec::{ProbeSpec, SpecError};
 use probe_engine::probe::table::{ProbeId, TRAMPOLINE_ROW};
 use probe_engine::probe::watch::{self, WatchError, WatchSpecError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -208,7 +208,8 @@ impl Registry {
             Work::Return { handlers, max_active } => {
                 let calls = max_active.unwrap_or(10.max(2 * u32::from(self.cpus)));
                 let rows = self.rows.take(calls).ok_or(RegisterError::NoTrampolines)?;
-                Kind::Return(handlers, Pool::new(rows.start, calls, self.cpus.into()))
+                let pool = Pool::new(rows.start, calls, self.cpus.into());
+                Kind::Return(handlers, pool, max_active)
             }
         };
         self.next += 1;
@@ -348,12 +349,19 @@ impl Registry {
 
     /// All probes with what they have seen. Of their hits, `lost` were not handed on.
     pub(super) fn report(&self, reader: &Reader, lost: impl Fn(ProbeId) -> u64) -> Vec<ProbeReport> {
-        self.entries.keys().filter_map(|id| self.report_of(*id, reader, lost(*id))).collect()
+        self.report_of(&self.entries.keys().copied().collect::<Vec<_>>(), reader, lost)
     }
 
-    /// One of them, if it is registered.
-    pub(super) fn report_of(&self, id: ProbeId, reader: &Reader, lost: u64) -> Option<ProbeReport> {
-        Some(self.entries.get(&id)?.report(id, reader, lost))
+    /// Those of `ids` that are registered.
+    pub(super) fn report_of(
+        &self,
+        ids: &[ProbeId],
+        reader: &Reader,
+        lost: impl Fn(ProbeId) -> u64,
+    ) -> Vec<ProbeReport> {
+        let detoured = reader.outstanding();
+        let report = |id: &ProbeId| Some(self.entries.get(id)?.report(*id, reader, lost(*id), &detoured));
+        ids.iter().filter_map(report).collect()
     }
 }
 
@@ -363,8 +371,11 @@ impl Entry {
         self.active.is_broken() || self.active.is_spent()
     }
 
-    fn report(&self, id: ProbeId, reader: &Reader, lost: u64) -> ProbeReport {
+    /// `detoured`: how many calls detours follow, by the probe.
+    fn report(&self, id: ProbeId, reader: &Reader, lost: u64, detoured: &HashMap<u32, usize>) -> ProbeReport {
         let dropped = reader.dropped(id, self.active.record);
+        let (unfollowed, strays) = reader.unfollowed(id);
+        let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
             State::Armed(at) if self.active.is_spent() => State::Spent(*at),
             State::Waiting => match &self.place {
@@ -407,12 +418,13 @@ impl Entry {
             missed: super::report::Missed {
                 output: lost,
                 ring: dropped,
-                instance: self.active.missed(Miss::NoInstance),
-                stack: self.active.missed(Miss::NoStack) + self.active.missed(Miss::Stray),
+                instance: missed(Miss::NoInstance) + unfollowed,
+                stack: missed(Miss::NoStack) + missed(Miss::Stray) + strays,
                 yields: self.yields,
             },
             trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
-            outstanding: self.active.pool().map_or(0, Pool::outstanding),
+            outstanding: self.active.pool().map_or(0, Pool::outstanding)
+                + detoured.get(&id.0).copied().unwrap_or(0),
             state,
         }
     }

@@ -91,6 +91,9 @@ impl Vcpu {
                 for pool in orders.returns.iter().filter_map(|probe| probe.pool()) {
                     pool.forget_task(task);
                 }
+                if let Some(detoured) = &orders.detoured {
+                    detoured.instances.forget_task(&*self.ram, task);
+                }
             }
             _ => {}
         }

@@ -4,10 +4,12 @@ use super::hit::note;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
 use crate::events::{Ticks, What};
+use crate::memory::GuestRam;
 use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
 use crate::trap::Breakpoint;
-use crate::world::Orders;
+use crate::world::{Detoured, Orders};
 use probe_engine::addr::Gva;
+use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::returns::{Call, Pool};
@@ -52,18 +54,14 @@ pub(super) fn enter(
 /// on its stack, and one in this very slot unless the slot leads to a trampoline already (as in a tail call).
 fn reserve(pool: &Pool<Data>, vcpu: usize, task: Gva, slot: Gva, back: Gva, orders: &Orders) -> Option<u32> {
     pool.reserve(vcpu).or_else(|| {
-        let is_chained = orders.sites.is_trampoline(back);
+        let is_chained = is_trampoline(back, orders);
         pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
         pool.reserve(vcpu)
     })
 }
 
 /// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
-fn current_task(
-    orders: &Orders,
-    memory: &VirtMemory<'_, crate::memory::GuestRam>,
-    segments: &Segments,
-) -> Gva {
+fn current_task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, segments: &Segments) -> Gva {
     orders.current.and_then(|current| current.read(memory, segments.gs_base).ok()).unwrap_or(Gva(0))
 }
 
@@ -78,7 +76,7 @@ impl Vcpu {
     ) -> (Flow, Vec<Wish>) {
         let ticks = clock::ticks();
         let mut wishes = Vec::new();
-        let Kind::Return(handlers, pool) = &owner.kind else {
+        let Kind::Return(handlers, pool, _) = &owner.kind else {
             return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
         };
         let Some((call, data)) = pool.leave(number) else {
@@ -86,7 +84,7 @@ impl Vcpu {
         };
         let mut regs = breakpoint.regs;
         // Other probes may follow the same call: what handlers and readers see is the caller's own address.
-        let caller = caller(call.back, orders);
+        let caller = caller(call.back, orders, &self.ram);
         regs.rip = caller.0;
         let segments = self.kvm.segments();
         let area = self.per_cpu_area(orders);
@@ -121,14 +119,24 @@ impl Vcpu {
     }
 }
 
+/// Whether a call returns there that is followed, by a trap or by a detour.
+pub(crate) fn is_trampoline(at: Gva, orders: &Orders) -> bool {
+    let is_detours = |detoured: &Detoured| at.is_in(&detoured.trampolines);
+    orders.sites.is_trampoline(at) || orders.detoured.as_ref().is_some_and(is_detours)
+}
+
 /// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
-pub(crate) fn caller(back: Gva, orders: &Orders) -> Gva {
+pub(crate) fn caller(back: Gva, orders: &Orders, ram: &GuestRam) -> Gva {
     /// So many probes on one function show their caller.
     const MOST: usize = 64;
     let mut at = back;
     for _ in 0..MOST {
-        let next = orders.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
-        match next {
+        let by_detour = |Detoured { instances, trampolines }: &Detoured| {
+            let offset = at.offset_from(trampolines.start).filter(|_| at.is_in(trampolines))?;
+            instances.caller(ram, offset / TRAMPOLINE)
+        };
+        let by_trap = || orders.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
+        match orders.detoured.as_ref().and_then(by_detour).or_else(by_trap) {
             Some(next) => at = next,
             None => break,
         }

@@ -90,7 +90,7 @@ impl Vcpu {
                     regs = hit.regs;
                 }
                 // A function that a handler before has skipped is not entered.
-                Kind::Return(handlers, pool) if regs.rip == at.0 => {
+                Kind::Return(handlers, pool, _) if regs.rip == at.0 => {
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                     super::call::enter(probe, handlers, pool, &mut hit, &segments, orders);
                     regs = hit.regs;

@@ -14,7 +14,7 @@ use crate::memory::GuestRam;
 use crate::session::Desk;
 use crate::trap::{self, Delivery, GuestException, Trap};
 use crate::world::{Cause, Next, Orders, Request, World};
-pub(crate) use call::caller;
+pub(crate) use call::{caller, is_trampoline};
 use hit::Passed;
 use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;

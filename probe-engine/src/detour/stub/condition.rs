@@ -2,9 +2,10 @@
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::capture::filter::{Order, Test};
+use crate::detour::instances::instance;
 use crate::detour::work::{Condition, Number, Origin};
 use crate::linux::task::COMM;
-use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rcx, rdx};
+use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx};
 use std::ops::Range;
 
 impl Assembler<'_> {
@@ -43,6 +44,9 @@ impl Assembler<'_> {
                 if value != rax {
                     self.asm.mov(rax, value)?;
                 }
+            }
+            Origin::Entered(n) => {
+                self.asm.mov(rax, qword_ptr(r9 + instance::ARGUMENTS + 8 * u64::from(n)))?;
             }
             Origin::Constant(value) => self.asm.mov(rax, value)?,
             Origin::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,

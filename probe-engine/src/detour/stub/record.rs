@@ -1,29 +1,26 @@
 //! Noting a hit down in the ring of the CPU.
 
-use super::{Assembler, Done, Guest, displacement, imm, own, rip_relative};
+use super::{Assembler, Done, Guest, displacement, imm, own};
 use crate::capture::Register;
 use crate::detour::layout::{self, CELLS, DROPS, HEAD, TAIL, UNKNOWN, record};
+use crate::detour::work::Work;
 use crate::linux::task::{self, TaskLayout};
+use iced_x86::Code;
 use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdx};
-use iced_x86::{Code, Instruction};
 
 impl Assembler<'_> {
     /// In the end goes to `next`, also when there is no room. Uses what is saved.
-    pub(super) fn record(&mut self, probe: u32, registers: &[Register], next: CodeLabel) -> Done {
-        let Guest { window, rings, cpu_number, .. } = *self.guest;
-        let cells = layout::cells_of(registers.len());
+    pub(super) fn record(&mut self, work: &Work, registers: &[Register], next: CodeLabel) -> Done {
+        let Guest { rings, cpu_number, .. } = *self.guest;
+        let probe = work.probe;
+        let cells = layout::cells_of(work.words());
         let (mut full, mut again) = (self.asm.create_label(), self.asm.create_label());
         // The ring of this CPU. Its number is the guest's word.
         self.asm.mov(eax, own(dword_ptr(displacement(cpu_number)?)))?;
         self.asm.cmp(eax, rings.cpus.cast_signed())?;
         self.asm.jae(full)?;
         self.asm.imul_3(eax, eax, imm(rings.stride)?)?;
-        self.asm.add_instruction(Instruction::with2(
-            Code::Lea_r64_m,
-            iced_x86::Register::RCX,
-            rip_relative(window.add(rings.offset(0))),
-        )?)?;
-        self.asm.add(rcx, rax)?;
+        self.asm.lea(rcx, qword_ptr(rax + self.at(rings.offset(0))?))?;
         // Claims its cells. No other CPU does in this ring, but an NMI may: then it is tried again.
         self.asm.mov(rax, qword_ptr(rcx + HEAD))?;
         self.asm.set_label(&mut again)?;
@@ -44,18 +41,29 @@ impl Assembler<'_> {
         self.asm.or(rax, rdx)?;
         self.asm.mov(qword_ptr(rcx + record::TICKS), rax)?;
         self.asm.mov(dword_ptr(rcx + record::PROBE), layout::head(probe, cells).cast_signed())?;
-        let arguments = (0..6).filter_map(Register::of_argument);
-        let places = (record::ARGUMENTS..).step_by(8).zip(arguments);
-        let others = (record::REGISTERS..).step_by(8).zip(registers.iter().copied());
-        for (at, register) in places.chain(others) {
-            let value = self.register(register)?;
-            self.asm.mov(qword_ptr(rcx + at), value)?;
+        let mut places = (record::REGISTERS..).step_by(8);
+        match work.calls {
+            None => self.put((record::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?,
+            Some(_) => self.returned()?,
         }
+        if work.keeps_arguments() {
+            self.entered_with(&mut places)?;
+        }
+        self.put(places, registers.iter().copied())?;
         self.task()?;
         self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
         self.asm.jmp(next)?;
         self.asm.set_label(&mut full)?;
-        self.increment(DROPS, probe)
+        self.count(Code::Inc_rm64, DROPS, probe)
+    }
+
+    /// Notes registers down at `places` in the record at rcx.
+    fn put(&mut self, places: impl Iterator<Item = u64>, registers: impl Iterator<Item = Register>) -> Done {
+        for (at, register) in places.zip(registers) {
+            let value = self.register(register)?;
+            self.asm.mov(qword_ptr(rcx + at), value)?;
+        }
+        Ok(())
     }
 
     /// Notes the current task down, in the record at rcx.

@@ -1,7 +1,8 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::detour::layout::record;
-use crate::detour::work::{Condition, Number, Origin};
+use crate::detour::layout::{self, CALLS};
+use crate::detour::work::{Calls, Condition, Number, Origin};
 use crate::linux::current::CurrentTask;
 use crate::linux::task;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
@@ -30,11 +31,12 @@ fn guest() -> Guest {
             }),
         },
         slide: 0,
+        trampolines: Gva(0xffff_ffff_9050_0000),
     }
 }
 
 fn counts(condition: Option<Condition>) -> Work {
-    Work { probe: 3, condition, record: None }
+    Work { probe: 3, condition, record: None, calls: None }
 }
 
 fn assemble(works: &[Work]) -> Stub {
@@ -81,7 +83,7 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
 
 #[test]
 fn a_record_takes_less_than_eighty() {
-    let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()) }]);
+    let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()), calls: None }]);
     let path = straight(&stub.code);
     println!("a record takes {} instructions with the jump", path.len() + 1);
     assert!(path.len() < 80, "{}", path.len());
@@ -111,7 +113,7 @@ fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
         ]),
     ]);
     let record = Some(vec![Register::Rax, Register::Rsp, Register::Rflags, Register::R15]);
-    let stub = assemble(&[Work { probe: 3, condition: Some(everything), record }, counts(None)]);
+    let stub = assemble(&[Work { probe: 3, condition: Some(everything), record, calls: None }, counts(None)]);
     let mut depth = 0i64;
     for instruction in decode(&stub.code) {
         match instruction.mnemonic() {
@@ -157,4 +159,82 @@ fn what_is_too_far_is_refused() {
     assert!(jump(far, SITE).is_err());
     assert!(Stub::assemble(&guest(), far, SITE, SITE.add(5), &[counts(None)]).is_err());
     assert_eq!(jump(SITE, SITE.add(0x105)).unwrap(), [0xe9, 0, 1, 0, 0]);
+}
+
+/// A probe of returns that reads `record` of each.
+fn returns(record: Option<Vec<Register>>, calls: Calls) -> Work {
+    Work { probe: 3, condition: None, record, calls: Some(calls) }
+}
+
+/// The instructions from the way out of a trampoline to the caller.
+fn straight_out(code: &[u8]) -> Vec<Instruction> {
+    let all = decode(code);
+    let mut path = Vec::new();
+    let mut next = all.iter().find(|instruction| instruction.mnemonic() == Mnemonic::Endbr64).unwrap().ip();
+    while let Some(instruction) = all.iter().find(|instruction| instruction.ip() == next) {
+        path.push(*instruction);
+        next = match instruction.flow_control() {
+            FlowControl::UnconditionalBranch => instruction.near_branch_target(),
+            FlowControl::Return => break,
+            _ => instruction.next_ip(),
+        };
+    }
+    assert_eq!(path.last().unwrap().mnemonic(), Mnemonic::Ret);
+    path
+}
+
+#[test]
+fn a_return_that_is_recorded_takes_less_than_a_hundred_and_sixty() {
+    let stub = assemble(&[returns(Some(Vec::new()), Calls::default())]);
+    let trampolines = trampolines(&guest()).unwrap();
+    let leave = &trampolines[CALLS as usize * layout::TRAMPOLINE as usize..];
+    // The jump at the entry, and the call of the trampoline.
+    let of_leave = decode(leave).len();
+    let (entry, exit) = (straight(&stub.code).len() + 1, straight_out(&stub.code).len() + of_leave + 1);
+    println!("a return takes {entry} instructions at the entry and {exit} at the return");
+    assert!(entry + exit <= 160, "{entry} + {exit}");
+}
+
+#[test]
+fn every_trampoline_leads_to_the_way_out_and_names_its_instance() {
+    let guest = guest();
+    let code = trampolines(&guest).unwrap();
+    let step = layout::TRAMPOLINE as usize;
+    let leave = guest.trampolines.0 + CALLS as u64 * layout::TRAMPOLINE;
+    for number in [0, 1, CALLS as usize - 1] {
+        let at = guest.trampolines.0 + (number * step) as u64;
+        let call = Decoder::with_ip(64, &code[number * step..], at, DecoderOptions::NONE).decode();
+        assert_eq!((call.mnemonic(), call.near_branch_target()), (Mnemonic::Call, leave));
+        assert_eq!(call.len(), 5, "what it pushes is 5 behind the trampoline");
+    }
+    assert_eq!(code.len() - CALLS as usize * step, decode_len(&code[CALLS as usize * step..]));
+    assert!(code.len() <= CALLS as usize * step + LEAVE);
+}
+
+fn decode_len(code: &[u8]) -> usize {
+    decode(code).iter().map(Instruction::len).sum()
+}
+
+#[test]
+fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
+    let limited = Calls { most: Some(2), arguments: true };
+    let stub = assemble(&[returns(Some(vec![Register::Rsp, Register::R9, Register::Rip]), limited)]);
+    let code = decode(&stub.code);
+    let (entry, exit) = code.split_at(code.iter().position(|i| i.mnemonic() == Mnemonic::Endbr64).unwrap());
+    let count = |code: &[Instruction], what| code.iter().filter(|i| i.mnemonic() == what).count();
+    assert_eq!((count(entry, Mnemonic::Push), count(entry, Mnemonic::Pop)), (5, 5));
+    assert_eq!((count(exit, Mnemonic::Push), count(exit, Mnemonic::Pop)), (0, 5));
+    assert_eq!(stub.passed(AT).end.0, exit[0].ip(), "the way out is not the entry's");
+    let mut info = iced_x86::InstructionInfoFactory::new();
+    for instruction in &code {
+        use iced_x86::{
+            OpAccess::{CondWrite, ReadCondWrite, ReadWrite, Write},
+            Register as R,
+        };
+        for used in info.info(instruction).used_registers() {
+            let writes = matches!(used.access(), Write | CondWrite | ReadWrite | ReadCondWrite);
+            let saved = [R::RAX, R::RCX, R::RDX, R::R8, R::R9, R::RSP];
+            assert!(!writes || saved.contains(&used.register().full_register()), "{instruction}");
+        }
+    }
 }

@@ -21,7 +21,7 @@ fn what_reads_memory_stays_on_the_trap() {
     let far = Fetch { hops: vec![Hop { offset: 8, user: false }], ..Fetch::word(Base::Argument(0), 8) };
     for fetch in [string, far, Fetch::word(Base::Stack(1), 8), Fetch::word(Base::Argument(6), 8)] {
         let fields = vec![Field { name: "it".to_owned(), fetch, shape: Shape::Hex }];
-        let refused = Work::of(0, Some(&capture(fields, None)), true);
+        let refused = Work::of(0, Some(&capture(fields, None)), true, Hits::Passes);
         assert_eq!(refused, Err(Unsuited::Memory("it".to_owned())));
     }
 }
@@ -36,11 +36,11 @@ fn arguments_are_in_every_record_and_other_registers_once() {
         field("e", Base::Comm, 0, Shape::Text),
         field("f", Base::Constant(7), 8, Shape::Unsigned),
     ];
-    let work = Work::of(9, Some(&capture(fields.clone(), None)), true).unwrap();
-    assert_eq!(work, Work { probe: 9, condition: None, record: Some(vec![Register::R12]) });
-    let counted = Work::of(9, Some(&capture(fields, None)), false).unwrap();
+    let work = Work::of(9, Some(&capture(fields.clone(), None)), true, Hits::Passes).unwrap();
+    assert_eq!(work, Work { probe: 9, condition: None, record: Some(vec![Register::R12]), calls: None });
+    let counted = Work::of(9, Some(&capture(fields, None)), false, Hits::Passes).unwrap();
     assert_eq!(counted.record, None);
-    assert_eq!(Work::of(1, None, true).unwrap().record, Some(Vec::new()));
+    assert_eq!(Work::of(1, None, true, Hits::Passes).unwrap().record, Some(Vec::new()));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_record_is_read_as_the_hit_would_have_been() {
         ],
         Some(Filter::Test(Operand::Field(0), Test::Number(Order::Less, 0))),
     );
-    let work = Work::of(0, Some(&capture), true).unwrap();
+    let work = Work::of(0, Some(&capture), true, Hits::Passes).unwrap();
     let mut comm = [0; COMM];
     comm[..3].copy_from_slice(b"cat");
     let task = Task { at: Gva(0), pid: 7, tgid: 7, ns_pid: None, uid: None, context: Context::Task, comm };
@@ -88,7 +88,7 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     };
     let of = |operand, test| {
         let capture = capture(fields(), Some(Filter::Test(operand, test)));
-        Work::of(0, Some(&capture), true).map(|work| work.condition.unwrap())
+        Work::of(0, Some(&capture), true, Hits::Passes).map(|work| work.condition.unwrap())
     };
     let test = || Test::Number(Order::Equal, 5);
     let number =

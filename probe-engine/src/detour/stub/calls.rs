@@ -1,0 +1,235 @@
+//! Following a call to its return: see [`instances`](crate::detour::instances).
+//!
+//! ```text
+//! trampoline:     call leave          names the instance by what it pushes, where the return address was
+//!
+//! leave:          pushfq              for all of them, behind the last trampoline
+//!                 cli
+//!                 push ...
+//!                 jmp [the instance's stub]
+//!
+//! stub:           endbr64             behind the one of the function's entry
+//!                 the return address is what it was
+//!                 lock inc [hits]     if it is the call that was followed, and the condition holds; then its record
+//!                 the instance is given back
+//!                 pop ...
+//!                 popfq
+//!                 ret
+//! ```
+//!
+//! In all of this r9 is the address of the instance.
+
+use super::{Assembler, Done, Guest, NoStub, displacement, imm, own};
+use crate::addr::Gva;
+use crate::capture::Register;
+use crate::detour::instances::instance;
+use crate::detour::layout::{
+    CALLS, INSTANCE, INSTANCES, LIVE, POOL, POOLS, STRAYS, TICKETS, TRAMPOLINE, UNFOLLOWED, record,
+};
+use crate::detour::work::{Calls, Work};
+use iced_x86::Code;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r8d, r9, r9d, rax, rcx,
+    rdx, rsp,
+};
+
+/// Bytes of the code that all trampolines lead to.
+pub const LEAVE: usize = 64;
+
+/// What trampolines need besides what a stub does.
+pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, r9];
+
+/// The trampolines of all instances, for [`Guest::trampolines`], with the code that they lead to behind them.
+///
+/// # Errors
+/// Never, where the data window is near.
+pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
+    const INT3: u8 = 0xcc;
+    const CALL: u8 = 0xe8;
+    let leave = guest.trampolines.add(u64::from(CALLS) * TRAMPOLINE);
+    let mut code = vec![INT3; CALLS as usize * TRAMPOLINE as usize];
+    let (trampolines, _) = code.as_chunks_mut::<{ TRAMPOLINE as usize }>();
+    for (number, trampoline) in (0..).zip(trampolines) {
+        let next = u64::from(CALLS) * TRAMPOLINE - number * TRAMPOLINE - 5;
+        let [a, b, c, d, ..] = next.to_le_bytes();
+        *trampoline = [CALL, a, b, c, d, INT3, INT3, INT3];
+    }
+    let mut code_of_leave = Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[] };
+    code_of_leave.lead_on()?;
+    let leave = code_of_leave.asm.assemble(leave.0)?;
+    if leave.len() > LEAVE {
+        return Err(NoStub("the way out of a call is too long".to_owned()));
+    }
+    code.extend(leave);
+    Ok(code)
+}
+
+impl Assembler<'_> {
+    /// From a trampoline to the stub of its instance, with all saved.
+    fn lead_on(&mut self) -> Done {
+        self.asm.pushfq()?;
+        self.asm.cli()?;
+        self.save(SAVED)?;
+        self.asm.mov(r9, qword_ptr(rsp + self.pushed() + 8))?;
+        self.asm.sub(r9, absolute(self.guest.trampolines.add(5))?)?;
+        self.asm.shl(r9, (INSTANCE / TRAMPOLINE).ilog2())?;
+        self.asm.lea(r9, qword_ptr(r9 + self.at(INSTANCES)?))?;
+        self.asm.jmp(qword_ptr(r9 + instance::STUB))?;
+        Ok(())
+    }
+
+    /// At a function's entry: follows the call, which is to return to `leave`. Uses what is saved.
+    pub(super) fn enter(&mut self, work: &Work, calls: Calls, leave: CodeLabel) -> Done {
+        let Guest { rings, cpu_number, task, trampolines, .. } = *self.guest;
+        let (pools, live) = (self.at(POOLS)?, self.at(LIVE)?);
+        let (mut none, mut no_ticket, mut again, mut next) = (
+            self.asm.create_label(),
+            self.asm.create_label(),
+            self.asm.create_label(),
+            self.asm.create_label(),
+        );
+        let slot = imm(self.pushed() + 8)?;
+        if calls.most.is_some() {
+            self.count(Code::Dec_rm64, TICKETS, work.probe)?;
+            self.asm.js(no_ticket)?;
+        }
+        // The pool of this CPU. Its number is the guest's word.
+        self.asm.mov(r9d, own(dword_ptr(displacement(cpu_number)?)))?;
+        self.asm.cmp(r9d, rings.cpus.cast_signed())?;
+        self.asm.jae(none)?;
+        self.asm.shl(r9d, POOL.ilog2())?;
+        // Takes its first instance, unless another CPU gives one back in this moment: then it is tried again.
+        self.asm.mov(rax, qword_ptr(r9 + pools))?;
+        self.asm.set_label(&mut again)?;
+        self.asm.mov(rdx, rax)?;
+        self.asm.shr(rdx, 32u32)?;
+        self.asm.jz(none)?;
+        self.asm.lea(r8d, dword_ptr(rax + 1))?;
+        self.asm.or(r8, qword_ptr(rdx + live))?;
+        self.asm.lock().cmpxchg(qword_ptr(r9 + pools), r8)?;
+        self.asm.jne(again)?;
+        // From here on: rdx where its word in LIVE is, and its trampoline.
+        self.asm.mov(r9, rdx)?;
+        self.asm.shl(r9, (INSTANCE / TRAMPOLINE).ilog2())?;
+        self.asm.lea(r9, qword_ptr(r9 + self.at(INSTANCES)?))?;
+        self.asm.mov(rax, qword_ptr(rsp + slot))?;
+        self.asm.mov(qword_ptr(r9 + instance::BACK), rax)?;
+        self.asm.mov(dword_ptr(r9 + instance::PROBE), work.probe.cast_signed())?;
+        // A call that returns through another instance returns where that does.
+        let mut known = self.asm.create_label();
+        self.asm.mov(qword_ptr(r9 + instance::CALLER), rax)?;
+        self.asm.sub(rax, absolute(trampolines)?)?;
+        self.asm.cmp(rax, imm(u64::from(CALLS) * TRAMPOLINE)?)?;
+        self.asm.jae(known)?;
+        self.asm.shl(rax, (INSTANCE / TRAMPOLINE).ilog2())?;
+        self.asm.mov(rax, qword_ptr(rax + self.at(INSTANCES + instance::CALLER)?))?;
+        self.asm.mov(qword_ptr(r9 + instance::CALLER), rax)?;
+        self.asm.set_label(&mut known)?;
+        self.asm.lea(rax, qword_ptr(rsp + slot))?;
+        self.asm.mov(qword_ptr(r9 + instance::SLOT), rax)?;
+        self.asm.lea(rax, qword_ptr(leave))?;
+        self.asm.mov(qword_ptr(r9 + instance::STUB), rax)?;
+        self.asm.mov(rax, own(qword_ptr(displacement(task.current.offset)?)))?;
+        self.asm.mov(qword_ptr(rdx + live), rax)?;
+        self.asm.add(rdx, absolute(trampolines)?)?;
+        self.asm.mov(qword_ptr(rsp + slot), rdx)?;
+        if calls.arguments {
+            let arguments = (0..6).filter_map(Register::of_argument);
+            for (at, register) in (instance::ARGUMENTS..).step_by(8).zip(arguments) {
+                let value = self.register(register)?;
+                self.asm.mov(qword_ptr(r9 + at), value)?;
+            }
+        }
+        if work.record.is_some() {
+            self.asm.rdtsc()?;
+            self.asm.shl(rdx, 32u32)?;
+            self.asm.or(rax, rdx)?;
+            self.asm.mov(qword_ptr(r9 + instance::BEGAN), rax)?;
+        }
+        self.asm.jmp(next)?;
+        self.asm.set_label(&mut none)?;
+        self.asm.zero_bytes()?;
+        self.asm.set_label(&mut no_ticket)?;
+        if calls.most.is_some() {
+            self.count(Code::Inc_rm64, TICKETS, work.probe)?;
+        }
+        self.count(Code::Inc_rm64, UNFOLLOWED, work.probe)?;
+        self.asm.set_label(&mut next)?;
+        self.asm.zero_bytes()?;
+        Ok(())
+    }
+
+    /// A call returns, and all is saved: counts and records it, and leaves for where it really returns to.
+    pub(super) fn leave(&mut self, work: &Work, calls: Calls, label: &mut CodeLabel) -> Done {
+        self.saved = SAVED;
+        let (mut stray, mut free, mut again) =
+            (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
+        let (slot, live) = (imm(self.pushed() + 8)?, self.at(LIVE)?);
+        self.asm.set_label(label)?;
+        self.asm.endbr64()?;
+        self.asm.mov(rax, qword_ptr(r9 + instance::BACK))?;
+        self.asm.mov(qword_ptr(rsp + slot), rax)?;
+        self.asm.lea(rax, qword_ptr(rsp + slot))?;
+        self.asm.cmp(rax, qword_ptr(r9 + instance::SLOT))?;
+        self.asm.jne(stray)?;
+        self.asm.mov(edx, dword_ptr(r9 + (instance::SELF + 4)))?;
+        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
+        self.asm.cmp(rax, qword_ptr(rdx + live))?;
+        self.asm.jne(stray)?;
+        self.work(work)?;
+        self.asm.jmp(free)?;
+        self.asm.set_label(&mut stray)?;
+        self.count(Code::Inc_rm64, STRAYS, work.probe)?;
+        self.asm.set_label(&mut free)?;
+        self.asm.mov(edx, dword_ptr(r9 + (instance::SELF + 4)))?;
+        self.asm.mov(r8, qword_ptr(r9 + instance::HOME))?;
+        let home = qword_ptr(r8 + self.at(0)?);
+        self.asm.mov(rax, home)?;
+        self.asm.set_label(&mut again)?;
+        // The next one in the upper half, and nothing in the lower.
+        self.asm.mov(ecx, eax)?;
+        self.asm.xor(rcx, rax)?;
+        self.asm.mov(qword_ptr(rdx + live), rcx)?;
+        self.asm.lea(ecx, dword_ptr(rax + 1))?;
+        self.asm.or(rcx, qword_ptr(r9 + instance::SELF))?;
+        self.asm.lock().cmpxchg(home, rcx)?;
+        self.asm.jne(again)?;
+        if calls.most.is_some() {
+            self.count(Code::Inc_rm64, TICKETS, work.probe)?;
+        }
+        self.restore()?;
+        self.asm.popfq()?;
+        self.asm.ret()?;
+        Ok(())
+    }
+
+    /// What a record of a return says of its call, in the record at rcx. Uses rax.
+    pub(super) fn returned(&mut self) -> Done {
+        let value = self.register(Register::Rax)?;
+        self.asm.mov(qword_ptr(rcx + record::VALUE), value)?;
+        for (from, to) in [(instance::BEGAN, record::BEGAN), (instance::CALLER, record::BACK)] {
+            self.asm.mov(rax, qword_ptr(r9 + from))?;
+            self.asm.mov(qword_ptr(rcx + to), rax)?;
+        }
+        Ok(())
+    }
+
+    /// The arguments that the call was made with, at `places` in the record at rcx. Uses rax.
+    pub(super) fn entered_with(&mut self, places: &mut impl Iterator<Item = u64>) -> Done {
+        for (from, to) in (instance::ARGUMENTS..).step_by(8).take(6).zip(places) {
+            self.asm.mov(rax, qword_ptr(r9 + from))?;
+            self.asm.mov(qword_ptr(rcx + to), rax)?;
+        }
+        Ok(())
+    }
+
+    /// An offset in the data window as a displacement.
+    pub(super) fn at(&self, offset: u64) -> Result<i32, NoStub> {
+        absolute(self.guest.window.add(offset))
+    }
+}
+
+/// An address in the last 2 GiB, where Linux has its text and our windows are near, as a displacement or an immediate.
+fn absolute(at: Gva) -> Result<i32, NoStub> {
+    i32::try_from(at.0.cast_signed()).map_err(|_| NoStub(format!("{at} is not in the last 2 GiB")))
+}

@@ -1,0 +1,213 @@
+//! Return probes that are served by detours: calls are followed and come back as with traps, and nobody leaves the guest.
+
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
+use std::time::Duration;
+use tests::linux_rig::{Ended, Guest};
+use vmm::events::What;
+use vmm::probe::{Probe, ReturnProbe};
+use vmm::session::{Command, Missed, State};
+
+/// Reads the arguments of this number that the call was made with, and its value.
+fn reading(arguments: &[u8]) -> Capture {
+    let field =
+        |name: &str, base| Field { name: name.to_owned(), fetch: Fetch::word(base, 4), shape: Shape::Hex };
+    let arguments = arguments.iter().map(|n| field("argument", Base::Argument(*n)));
+    let value = field("value", Base::Register(Register::Rax));
+    Capture { fields: arguments.chain([value]).collect(), ..Capture::default() }
+}
+
+/// What a probe has seen of the workload's own process, as far as it is the same in every boot.
+fn seen(ended: &Ended, n: u32) -> Vec<(u64, i64, Vec<u8>)> {
+    let probe = ended.probe(n);
+    let start = probe.address;
+    let its = ended.events.iter().filter(|event| event.probe == probe.id);
+    let its = its.filter(|event| event.task.is_some_and(|task| task.pid == 1));
+    its.map(|event| match event.what {
+        What::Return { value, duration } => {
+            assert!(duration.0 <= event.nanos, "{event:?}");
+            (value, event.rip.0.wrapping_sub(start.0).cast_signed(), event.captured.clone())
+        }
+        _ => panic!("{event:?}"),
+    })
+    .collect()
+}
+
+/// The same calls of two boots, followed by detours in one and by traps in the other.
+fn sees_what_a_trap_sees(kernel: &str) {
+    let run = |optimized: bool| {
+        let guest = Guest::new(kernel)?;
+        let read = |function: &str, arguments: &[u8]| {
+            Probe::on_return(function).capture(reading(arguments)).record().max_active(64)
+        };
+        let guest = guest.probe(read("do_sys_openat2", &[0])).probe(read("vfs_read", &[2]));
+        // Two at one function, of which the second follows the first.
+        let guest = guest.probe(read("ksys_read", &[0])).probe(read("ksys_read", &[0, 2]));
+        let guest = if optimized { guest.optimize() } else { guest };
+        let ended = guest.run("open:50,pipe:20,try:/etc/group,try:/nonexistent");
+        ended.assert_in_order();
+        Some(ended)
+    };
+    let (Some(detoured), Some(trapped)) = (run(true), run(false)) else { return };
+    for n in 0..4 {
+        let (detour, trap) = (detoured.probe(n), trapped.probe(n));
+        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert_eq!((detour.missed, trap.missed), Default::default());
+        assert_eq!((detour.outstanding, trap.outstanding), (0, 0));
+        let (by_detour, by_trap) = (seen(&detoured, n), seen(&trapped, n));
+        println!("{kernel}: {} returns of {}, {} of the workload", detour.hits, detour.name, by_detour.len());
+        assert!(by_detour.len() > 4);
+        assert_eq!(by_detour, by_trap, "{}", detour.name);
+    }
+    assert_eq!(
+        seen(&detoured, 0).iter().filter(|(value, ..)| *value == -2i64 as u64).count(),
+        1,
+        "no such file"
+    );
+    assert!(detoured.hits(2) == detoured.hits(3) && detoured.hits(2) > 20);
+}
+
+#[test]
+fn a_return_by_a_detour_is_that_by_a_trap_6_12() {
+    sees_what_a_trap_sees("6.12");
+}
+
+#[test]
+fn a_return_by_a_detour_is_that_by_a_trap_6_1() {
+    sees_what_a_trap_sees("6.1");
+}
+
+/// As many calls are followed at a time as were asked for, and the others are counted.
+#[test]
+fn recursion_beyond_the_limit_is_missed() {
+    const FUNCTION: &str = "btf_array_show";
+    let Some(guest) = Guest::new("6.12") else { return };
+    let ended = guest
+        .optimize()
+        .probe(Probe::on_return(FUNCTION).max_active(10).record())
+        .probe(Probe::at(FUNCTION))
+        .probe(Probe::on_return(FUNCTION))
+        .run("nest:50,nest:50");
+    ended.assert_in_order();
+    for n in 0..3 {
+        assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
+        assert_eq!(ended.probe(n).outstanding, 0);
+    }
+    assert_eq!((ended.hits(0), ended.probe(0).missed.instance), (20, 80));
+    assert_eq!((ended.hits(1), ended.hits(2), ended.probe(2).missed), (100, 100, Missed::default()));
+    let callers: Vec<_> = ended.events.iter().map(|event| event.rip).collect();
+    assert_eq!(callers.len(), 20);
+    assert!(
+        callers.iter().all(|caller| caller.0.abs_diff(ended.probe(0).address.0) < 16 << 20),
+        "{callers:?}"
+    );
+}
+
+#[test]
+fn tasks_that_die_leave_no_instance_behind() {
+    const FUNCTIONS: [&str; 4] = ["do_exit", "do_group_exit", "__x64_sys_pause", "pipe_read"];
+    let Some(mut guest) = Guest::new("6.12") else { return };
+    for function in FUNCTIONS {
+        guest = guest.probe(Probe::on_return(function).max_active(256)).probe(Probe::at(function));
+    }
+    let ended = guest.optimize().run("die:1000,idle:2");
+    ended.assert_in_order();
+    let [paused, reading] = ["paused", "reading"].map(|key| ended.workload("die", key));
+    for n in [0, 2, 4, 6] {
+        let probe = ended.probe(n);
+        println!("{}: entered {} times, {} returns", probe.name, ended.hits(n + 1), probe.hits);
+        assert_eq!((probe.outstanding, probe.missed.hits()), (0, 0), "{probe:?}");
+    }
+    let [exit, group, pause, read] = [0, 2, 4, 6].map(|n| (ended.hits(n), ended.hits(n + 1)));
+    assert!(exit.0 == 0 && exit.1 >= 1000, "{exit:?}");
+    assert!(group.0 == 0 && group.1 >= 1000, "{group:?}");
+    assert_eq!((pause, read), ((paused, paused), (reading, reading)));
+}
+
+/// Calls that sleep, are preempted and go on on another CPU return to their own callers, and all are seen.
+fn migration(kernel: &str) {
+    const FUNCTIONS: [&str; 4] = ["pipe_read", "pipe_write", "do_nanosleep", "vfs_read"];
+    let Some(guest) = Guest::new(kernel) else { return };
+    let mut guest = guest.cpus(2).optimize();
+    for function in FUNCTIONS {
+        guest = guest.probe(Probe::on_return(function).record()).probe(Probe::at(function));
+    }
+    let ended = guest.probe(Probe::on_return("__schedule")).run("pipe:300,fork:10,pinned:100,idle:1");
+    ended.assert_in_order();
+    for (n, function) in (0..).step_by(2).zip(FUNCTIONS) {
+        let probe = ended.probe(n);
+        assert!(matches!(probe.state, State::Optimized(_)), "{probe:?}");
+        assert_eq!((probe.missed, probe.outstanding), (Missed::default(), 0), "{probe:?}");
+        assert!(probe.hits > 0 && probe.hits == ended.hits(n + 1), "{function}: {probe:?}");
+    }
+    let schedule = ended.probe(2 * FUNCTIONS.len() as u32);
+    assert!(schedule.outstanding > 0 && schedule.hits > 100, "tasks sleep in it: {schedule:?}");
+    assert_eq!(schedule.missed, Missed::default());
+}
+
+#[test]
+fn calls_that_sleep_and_move_return_6_12() {
+    migration("6.12");
+}
+
+#[test]
+fn calls_that_sleep_and_move_return_6_1() {
+    migration("6.1");
+}
+
+/// Probes come and go while calls are followed on two CPUs: tasks return through stubs of probes that have gone, and no
+/// place of theirs is used again before.
+#[test]
+fn return_probes_come_and_go_while_they_follow_calls() {
+    const FUNCTIONS: [&str; 5] =
+        ["pipe_read", "do_nanosleep", "__schedule", "do_sys_openat2", "__x64_sys_getppid"];
+    let Some(guest) = Guest::new("6.12") else { return };
+    let guest = guest.cpus(2).optimize().patience(Duration::from_secs(600));
+    let guest = guest.probe(Probe::on_return("__x64_sys_getppid")).probe(Probe::at("__x64_sys_getppid"));
+    let ended =
+        guest.run_with("open:1,pinned:3000,pipe:500,idle:1,pinned:3000,pipe:500", |handle, console| {
+            console.wait_for("workload: open", 1);
+            let probe = |function: &&str| -> Probe {
+                let probe: ReturnProbe<()> = Probe::on_return(*function);
+                probe.record().into()
+            };
+            for round in 0..40 {
+                let ids = handle.register(FUNCTIONS.iter().map(probe).collect()).unwrap();
+                match round % 4 {
+                    0 => drop(handle.command(Command::Optimize(false)).unwrap()),
+                    1 => drop(handle.command(Command::Disable(ids.clone())).unwrap()),
+                    _ => {}
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                handle.command(Command::Optimize(true)).unwrap();
+                handle.command(Command::Unregister(ids)).unwrap();
+            }
+        });
+    ended.assert_in_order();
+    // Where it stands on a trap for a while, some ten calls at a time can be followed, which is enough here.
+    let (returns, entries) = (ended.probe(0), ended.probe(1));
+    println!("{} calls, {} returns; {:?}", entries.hits, returns.hits, ended.report.unregistered);
+    assert!(entries.hits >= 12_000, "{entries:?}");
+    assert_eq!((returns.hits, returns.missed, returns.outstanding), (entries.hits, Missed::default(), 0));
+    assert!(ended.report.unregistered.hits > 1000);
+}
+
+#[test]
+fn returns_leave_the_guest_where_it_is() {
+    const FUNCTION: &str = "__x64_sys_getppid";
+    let exits = |calls: u64| {
+        let ended = Guest::new("6.12")?.optimize().probe(Probe::on_return(FUNCTION).record());
+        let ended = ended.run(&format!("getppid:{calls}"));
+        ended.assert_in_order();
+        assert_eq!((ended.hits(0), ended.events.len() as u64), (calls, calls));
+        ended.report.exits
+    };
+    let (Some(few), Some(many)) = (exits(1000), exits(11_000)) else {
+        println!("this KVM does not count exits");
+        return;
+    };
+    println!("1,000 returns: {few} exits; 11,000 returns: {many} exits");
+    // Traps would have taken 20,000 more; the timer ticks a little longer, and each boot differs by some hundreds.
+    assert!(many < few + 5000, "{few} {many}");
+}
