@@ -41,6 +41,7 @@ Examples:
   vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags if dfd == -100'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
+  vmm run --graph 'vfs_*' --graph do_sys_openat2 --output calls.txt
   vmm run --probe do_sys_openat2+0x5 --probe 0xffffffff81000280 --format json --output hits.json
 
 Definitions:
@@ -77,6 +78,15 @@ pub(crate) struct Run {
     /// costs the guest eleven instructions more.
     #[arg(long = "count", value_name = "PATTERN", conflicts_with_all = ["target", "once"])]
     pub(crate) counts: Vec<ProbeSpec>,
+    /// Show calls of these functions and their returns as a graph; may be repeated
+    ///
+    /// Functions or patterns, as vfs_*, which the kernel's ftrace could trace. Each call is a line, indented by the calls of
+    /// other such functions that it is made in, with how long it took; where it makes such calls itself, a line for its
+    /// beginning and one for its end. Calls that are not followed or cannot be written are counted as missed; a line
+    /// for the end is then not there. As JSON, they are hits and returns like any other. At most 4096 functions can be
+    /// followed.
+    #[arg(long = "graph", value_name = "PATTERN", conflicts_with_all = ["target", "once", "stack"])]
+    pub(crate) graphs: Vec<ProbeSpec>,
     /// Read definitions from this file, one a line; may be repeated
     ///
     /// A `#` begins a comment, and a line that ends in a `\` goes on in the next. `-:NAME` takes an earlier definition

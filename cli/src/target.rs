@@ -75,6 +75,8 @@ pub(crate) enum Style {
     Event(String),
     /// Not one by one: hits are only counted.
     Count,
+    /// As part of the graph of calls.
+    Graph,
 }
 
 impl Asked {
@@ -212,6 +214,10 @@ pub(crate) fn find(run: &Run, kernel: &Kernel) -> Result<Found> {
     let Found { mut probes, refused } = reader.finish();
     let counted = functions(&run.counts, kernel).context("--count")?;
     probes.extend(counted.into_iter().map(|asked| Asked { style: Style::Count, ..asked }));
+    for asked in functions(&run.graphs, kernel).context("--graph")? {
+        let entry = Asked { style: Style::Graph, ..asked };
+        probes.extend([entry.clone(), Asked { returns: true, ..entry }]);
+    }
     for spec in &run.watches {
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         probes.push(Asked::plain(Place::Watch(watch), false));

@@ -330,7 +330,9 @@ impl Running {
 
     /// Takes what the vCPUs have recorded.
     pub fn drain(&mut self) {
-        self.hits.extend(self.reader.drain(self.clock.rate(), &HashMap::new()));
+        while let Some(hits) = self.reader.drain(self.clock.rate(), &HashMap::new()) {
+            self.hits.extend(hits);
+        }
     }
 
     /// How often a vCPU has waited for the reader.

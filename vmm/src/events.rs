@@ -1,6 +1,6 @@
 //! From the vCPU that took a hit to whoever reads about it: one single-producer ring a vCPU, no lock, no system call.
 
-use crate::clock::Rate;
+use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
 use detoured::Detours;
@@ -226,12 +226,14 @@ pub struct Reader {
     counters: Vec<Arc<Counters>>,
     /// What the guest's detours write.
     detours: Option<Detours>,
+    /// What has been read before something that came earlier.
+    early: Vec<Event>,
 }
 
 /// Rings for `cpus` vCPUs.
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
-    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None };
+    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None, early: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
@@ -254,12 +256,17 @@ impl Reader {
         self.detours = Some(Detours::new(ram, cpus, tsc));
     }
 
-    /// What has come in since the last call, in order of time. `known` are the probes that detours record for.
-    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> Vec<Event> {
-        let mut batch = Vec::new();
-        if let Some(detours) = &mut self.detours {
-            detours.drain(rate, known, &mut batch);
-        }
+    /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
+    /// call to the next as well, wherever it runs. `known` are the probes that detours record for.
+    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> Option<Vec<Event>> {
+        /// So many are not kept back: a hostile guest may say that its events were later than they were.
+        const MOST: usize = 1 << 18;
+        let now = rate.nanos(ticks());
+        let mut batch = std::mem::take(&mut self.early);
+        let mut until = match &mut self.detours {
+            Some(detours) => detours.drain(rate, now, known, &mut batch),
+            None => now,
+        };
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
@@ -281,8 +288,16 @@ impl Reader {
                 batch.push(Event { nanos, vcpu, probe, rip, what, task, captured, stack });
             }
         }
-        batch.sort_by_key(|hit| hit.nanos);
-        batch
+        if batch.is_empty() {
+            return None;
+        }
+        batch.sort_by_key(|event| event.nanos);
+        // What came in since, on a CPU whose events had been read by then, may be earlier than what was read after it.
+        if batch.len() > MOST {
+            until = u64::MAX;
+        }
+        self.early = batch.split_off(batch.partition_point(|event| event.nanos < until));
+        Some(batch)
     }
 
     /// Whether detours may soon find no room. It is counted as a wait.
@@ -334,7 +349,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, ticks};
+    use crate::clock::Clock;
 
     const HIT: What<Ticks> = What::Hit { args: [0; 6] };
 
@@ -346,11 +361,25 @@ mod tests {
             recorders[n % 2].count(ProbeId(0));
             recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT, None);
         }
-        let order: Vec<u64> =
-            reader.drain(clock.rate(), &HashMap::new()).iter().map(|hit| hit.rip.0).collect();
+        let hits = reader.drain(clock.rate(), &HashMap::new()).unwrap();
+        let order: Vec<u64> = hits.iter().map(|hit| hit.rip.0).collect();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
         assert_eq!(reader.hits(ProbeId(0)), 10);
-        assert!(reader.drain(clock.rate(), &HashMap::new()).is_empty());
+        assert!(reader.drain(clock.rate(), &HashMap::new()).is_none());
+    }
+
+    #[test]
+    fn what_comes_too_early_is_kept_until_its_time() {
+        let clock = Clock::start(None);
+        let (mut recorders, mut reader) = rings(1);
+        let (now, later) = (ticks(), u64::MAX);
+        for ticks in [later, now] {
+            recorders[0].record(ticks, ProbeId(0), Gva(ticks), HIT, None);
+        }
+        let mut drain = || reader.drain(clock.rate(), &HashMap::new()).unwrap();
+        assert_eq!(drain().iter().map(|hit| hit.rip).collect::<Vec<_>>(), [Gva(now)]);
+        assert!(drain().is_empty(), "it is there, and not yet due");
+        assert_eq!(reader.early.len(), 1);
     }
 
     #[test]
@@ -363,7 +392,7 @@ mod tests {
         }
         assert_eq!(recorded, RING - 1);
         let clock = Clock::start(None);
-        assert_eq!(reader.drain(clock.rate(), &HashMap::new()).len(), recorded);
+        assert_eq!(reader.drain(clock.rate(), &HashMap::new()).unwrap().len(), recorded);
         assert!(recorders[0].has_room(2));
     }
 }

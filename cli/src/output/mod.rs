@@ -1,6 +1,7 @@
 //! How hits and the summary are written.
 
 mod event;
+mod graph;
 mod hist;
 mod names;
 mod stack;
@@ -10,6 +11,7 @@ use crate::args::Format;
 use crate::say::say;
 use crate::target::{Asked, Style};
 use event::{EventJson, EventText};
+use graph::Graph;
 use hist::Histograms;
 use names::GuestNames;
 use probe_engine::linux::names::ModuleNames;
@@ -29,6 +31,7 @@ pub(crate) struct Writer<'a> {
     format: Format,
     probes: Vec<Asked>,
     histograms: Histograms,
+    graph: Graph,
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
@@ -46,6 +49,7 @@ impl<'a> Writer<'a> {
             out: BufWriter::with_capacity(64 << 10, out),
             format,
             histograms: Histograms::of(&probes),
+            graph: Graph::default(),
             probes,
             names: GuestNames::new(symbols),
             failure: None,
@@ -63,6 +67,9 @@ impl<'a> Writer<'a> {
         if let Some(counted) = &probe.counted {
             self.histograms.add(event, probe, counted);
             return Ok(());
+        }
+        if self.format == Format::Text && probe.style == Style::Graph {
+            return self.graph.add(&mut self.out, event, probe);
         }
         let names = &|at| self.names.symbol(at);
         let stack =
@@ -82,6 +89,7 @@ impl<'a> Writer<'a> {
         let names = &|at| self.names.symbol(at);
         match self.format {
             Format::Text => {
+                self.graph.finish(&mut self.out)?;
                 self.histograms.write_text(&mut self.out, names)?;
                 self.out.write_all(summary::counts(&self.counts(report)).as_bytes())?;
             }

@@ -56,7 +56,8 @@ impl Ring {
     }
 
     /// Reads the records that are there, oldest first, a sixteenth of what the ring can hold at most: meanwhile the guest
-    /// has no more room. One that is claimed and not published ends it: an NMI may have come between the two.
+    /// has no more room. One that is claimed and not published ends it: an NMI may have come between the two. Says whether
+    /// it stopped for having read enough.
     ///
     /// # Errors
     /// The memory of the ring is not there.
@@ -64,7 +65,7 @@ impl Ring {
         &mut self,
         memory: &M,
         mut each: impl FnMut(Record),
-    ) -> Result<(), NoMemory> {
+    ) -> Result<bool, NoMemory> {
         let begin = self.tail;
         let is_over = |tail: u64| tail.wrapping_sub(begin) >= (self.rings.cells / 16).max(MOST_CELLS);
         while !self.is_broken && !is_over(self.tail) {
@@ -97,7 +98,7 @@ impl Ring {
         if self.tail != begin && !memory.compare_exchange(tail, begin, self.tail)? {
             self.is_broken = true;
         }
-        Ok(())
+        Ok(!self.is_broken && is_over(self.tail))
     }
 
     /// Whether a quarter of its cells, and no more than all, have been claimed and not read.

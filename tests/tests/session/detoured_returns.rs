@@ -133,7 +133,7 @@ fn migration(kernel: &str) {
     for function in FUNCTIONS {
         guest = guest.probe(Probe::on_return(function).record()).probe(Probe::at(function));
     }
-    let ended = guest.probe(Probe::on_return("__schedule")).run("pipe:300,fork:10,pinned:100,idle:1");
+    let ended = guest.probe(Probe::on_return("schedule")).run("pipe:300,fork:10,pinned:100,idle:1");
     ended.assert_in_order();
     for (n, function) in (0..).step_by(2).zip(FUNCTIONS) {
         let probe = ended.probe(n);
@@ -142,6 +142,7 @@ fn migration(kernel: &str) {
         assert!(probe.hits > 0 && probe.hits == ended.hits(n + 1), "{function}: {probe:?}");
     }
     let schedule = ended.probe(2 * FUNCTIONS.len() as u32);
+    assert!(matches!(schedule.state, State::Optimized(_)), "{schedule:?}");
     assert!(schedule.outstanding > 0 && schedule.hits > 100, "tasks sleep in it: {schedule:?}");
     assert_eq!(schedule.missed, Missed::default());
 }
@@ -161,7 +162,7 @@ fn calls_that_sleep_and_move_return_6_1() {
 #[test]
 fn return_probes_come_and_go_while_they_follow_calls() {
     const FUNCTIONS: [&str; 5] =
-        ["pipe_read", "do_nanosleep", "__schedule", "do_sys_openat2", "__x64_sys_getppid"];
+        ["pipe_read", "do_nanosleep", "schedule", "do_sys_openat2", "__x64_sys_getppid"];
     let Some(guest) = Guest::new("6.12") else { return };
     let guest = guest.cpus(2).optimize().patience(Duration::from_secs(600));
     let guest = guest.probe(Probe::on_return("__x64_sys_getppid")).probe(Probe::at("__x64_sys_getppid"));

@@ -47,23 +47,37 @@ impl Detours {
         Self { ram, rings, instances, tsc, read: HashMap::new(), is_closed: false, waits: 0 }
     }
 
-    /// Appends what has come in. Records of no probe are not ours.
-    pub(super) fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>, batch: &mut Vec<Event>) {
+    /// Appends what has come in until `now`, in nanoseconds since the guest was started. Records of no probe are not ours.
+    /// Returns until when all has been read: where there is more in a ring than is read at a time, that is not now.
+    pub(super) fn drain(
+        &mut self,
+        rate: Rate,
+        now: u64,
+        known: &HashMap<u32, Known>,
+        batch: &mut Vec<Event>,
+    ) -> u64 {
+        let mut until = now;
         if known.is_empty() {
-            return;
+            return until;
         }
         let Self { ram, rings, tsc, read, .. } = self;
         for (vcpu, ring) in rings.iter_mut().enumerate() {
+            let mut last = now;
             // The memory is there as long as the guest is.
-            let _ = ring.drain(&**ram, |record| {
-                if let Some(event) =
-                    known.get(&record.probe).and_then(|known| known.event(vcpu, &record, rate, *tsc))
-                {
+            let has_more = ring.drain(&**ram, |record| {
+                // Whatever the guest says, it was not later than this.
+                last = rate.nanos(record.ticks.wrapping_sub(*tsc)).min(now);
+                let known = known.get(&record.probe);
+                if let Some(event) = known.and_then(|known| known.event(vcpu, last, &record, rate)) {
                     *read.entry(record.probe).or_default() += 1;
                     batch.push(event);
                 }
             });
+            if has_more.unwrap_or(false) {
+                until = until.min(last);
+            }
         }
+        until
     }
 
     /// Whether a quarter of any ring is waiting to be read.
@@ -103,7 +117,7 @@ impl Detours {
 
 impl Known {
     /// The event that `record` is of; `None` when that cannot be, or nobody waits for the return any more.
-    fn event(&self, vcpu: usize, record: &Record, rate: Rate, tsc: u64) -> Option<Event> {
+    fn event(&self, vcpu: usize, nanos: u64, record: &Record, rate: Rate) -> Option<Event> {
         let (capture, mut captured) = (self.probe.capture.as_deref(), Vec::new());
         let (rip, what) = match self.work.calls {
             None => (self.at, What::Hit { args: record.args }),
@@ -116,7 +130,7 @@ impl Known {
         };
         let is_its = self.work.replay(capture, record, rip, self.slide, vcpu, &mut captured);
         is_its.then(|| Event {
-            nanos: rate.nanos(record.ticks.wrapping_sub(tsc)),
+            nanos,
             vcpu,
             probe: self.probe.id,
             rip,

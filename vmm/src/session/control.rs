@@ -236,15 +236,14 @@ impl Control<'_> {
         const CHUNK: usize = 512;
         let world = self.world.clone();
         let mut held = None;
-        loop {
-            let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
+        while let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
             for chunk in events.chunks(CHUNK) {
                 self.hand_on(chunk);
                 if held.is_none() && self.reader.is_behind() {
                     held = Some(world.park(|id| self.threads.kick(id)));
                 }
             }
-            if held.is_none() || events.is_empty() {
+            if held.is_none() {
                 break;
             }
         }
@@ -252,11 +251,7 @@ impl Control<'_> {
 
     /// Hands all events on, while no vCPU runs.
     pub(super) fn drain(&mut self) {
-        loop {
-            let events = self.reader.drain(self.clock.rate(), self.arming.detours.known());
-            if events.is_empty() {
-                break;
-            }
+        while let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
             self.hand_on(&events);
         }
     }

@@ -1,0 +1,209 @@
+//! Calls and returns as a graph: which function called which, and how long each took.
+
+use crate::target::Asked;
+use probe_engine::addr::Gva;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use vmm::events::{Event, Nanos, What};
+
+/// Calls of a task that have not returned, of which this many are remembered: a task that dies leaves some behind.
+const DEEPEST: usize = 256;
+
+/// The calls that are under way, by task.
+#[derive(Default)]
+pub(super) struct Graph {
+    tasks: HashMap<Gva, Calls>,
+}
+
+/// The calls of one task.
+#[derive(Default)]
+struct Calls {
+    /// Other tasks may follow at the same address.
+    pid: u32,
+    /// The outermost first.
+    open: Vec<Open>,
+    /// Whether the line of the last one is still to be written: what calls nothing takes one line.
+    waits: Option<String>,
+}
+
+/// A call that has not returned.
+struct Open {
+    function: String,
+    /// When it began, in nanoseconds since the guest was started.
+    began: u64,
+}
+
+impl Graph {
+    /// Writes what an event of a function's entry or return adds to the graph.
+    pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Asked) -> io::Result<()> {
+        let name = probe.place.name();
+        let (at, pid) = event.task.as_ref().map_or((Gva(0), 0), |task| (task.at, task.pid));
+        let calls = self.tasks.entry(at).or_default();
+        if calls.pid != pid {
+            *calls = Calls { pid, ..Calls::default() };
+        }
+        match event.what {
+            What::Hit { .. } => {
+                calls.write_waiting(out)?;
+                if calls.open.len() >= DEEPEST {
+                    calls.open.remove(0);
+                }
+                calls.waits =
+                    Some(format!("{}{name}()", Head { event, took: None, depth: calls.open.len() }));
+                calls.open.push(Open { function: name, began: event.nanos });
+            }
+            What::Return { duration: Nanos(took), .. } => {
+                let began = event.nanos.saturating_sub(took);
+                let is_its = |open: &Open| open.function == name;
+                // In a recursion of which a return was missed, the time tells which call it is.
+                let its = calls.open.iter().rposition(|open| is_its(open) && open.began <= began);
+                let its = its.or_else(|| calls.open.iter().rposition(is_its));
+                let depth = its.unwrap_or(calls.open.len());
+                let is_last = depth + 1 == calls.open.len();
+                let head = Head { event, took: Some(took), depth };
+                if its.is_some() && is_last && calls.waits.take().is_some() {
+                    writeln!(out, "{head}{name}();")?;
+                } else {
+                    calls.write_waiting(out)?;
+                    writeln!(out, "{head}}} /* {name} */")?;
+                }
+                // Those that it called and that have not returned never will, or nobody has seen it.
+                calls.open.truncate(depth);
+                if calls.open.is_empty() {
+                    self.tasks.remove(&at);
+                }
+            }
+            What::Access { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Writes the calls that were begun last and have not returned.
+    pub(super) fn finish(&mut self, out: &mut impl Write) -> io::Result<()> {
+        self.tasks.values_mut().try_for_each(|calls| calls.write_waiting(out))
+    }
+}
+
+impl Calls {
+    /// The last call has turned out to call others.
+    fn write_waiting(&mut self, out: &mut impl Write) -> io::Result<()> {
+        match self.waits.take() {
+            Some(line) => writeln!(out, "{line} {{"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a line begins with.
+struct Head<'a> {
+    event: &'a Event,
+    took: Option<u64>,
+    depth: usize,
+}
+
+impl std::fmt::Display for Head<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Event { nanos, vcpu, task, .. } = self.event;
+        let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+        let task = task.as_ref().map(|task| {
+            let context = task.context.name().map(|name| format!(" [{name}]")).unwrap_or_default();
+            format!("{}-{}{context}", task.comm(), task.pid)
+        });
+        let took = self.took.map(|took| format!("{}.{:03} us", took / 1000, took % 1000));
+        let (task, took) = (task.unwrap_or_default(), took.unwrap_or_default());
+        write!(f, "[{seconds:5}.{nanos:09}] cpu{vcpu} {task:<20} {took:>14} | {:1$}", "", 2 * self.depth)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::linux::task::{Context, Task};
+    use probe_engine::probe::place::{Place, Spot};
+    use probe_engine::probe::table::ProbeId;
+
+    const OUTER: u64 = 0x1000;
+    const INNER: u64 = 0x2000;
+
+    fn asked(at: u64, returns: bool) -> Asked {
+        let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
+        let function = Gva(at)..Gva(at + 0x100);
+        let spot = Spot { at: Gva(at), function, fixup: false, ftrace: None, traced: false };
+        Asked::plain(Place::Kernel { name, spot }, returns)
+    }
+
+    fn event(nanos: u64, pid: u32, what: What<Nanos>) -> Event {
+        let context = Context::Task;
+        let task = Task {
+            at: Gva(8),
+            pid,
+            tgid: pid,
+            ns_pid: None,
+            uid: None,
+            context,
+            comm: *b"cat\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        };
+        Event {
+            nanos,
+            vcpu: 0,
+            probe: ProbeId(0),
+            rip: Gva(0),
+            what,
+            task: Some(task),
+            captured: Vec::new(),
+            stack: None,
+        }
+    }
+
+    /// The lines that calls (`Ok`) and returns (`Err`, with how long they took) make, without their times.
+    fn lines(events: &[(u64, u64, Result<(), u64>)]) -> Vec<String> {
+        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        for (nanos, at, what) in events {
+            let (what, returns) = match what {
+                Ok(()) => (What::Hit { args: [0; 6] }, false),
+                Err(took) => (What::Return { value: 0, duration: Nanos(*took) }, true),
+            };
+            graph.add(&mut out, &event(*nanos, 7, what), &asked(*at, returns)).unwrap();
+        }
+        graph.finish(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        text.lines().map(|line| line.split_once("cat-7").unwrap().1.trim_start().to_owned()).collect()
+    }
+
+    #[test]
+    fn what_calls_nothing_takes_one_line() {
+        let calls = [(1, OUTER, Ok(())), (2, INNER, Ok(())), (5, INNER, Err(3)), (9000, OUTER, Err(8999))];
+        assert_eq!(lines(&calls), ["| outer() {", "0.003 us |   inner();", "8.999 us | } /* outer */"]);
+    }
+
+    #[test]
+    fn a_return_that_was_missed_closes_with_its_caller() {
+        let calls = [(1, OUTER, Ok(())), (2, INNER, Ok(())), (9, OUTER, Err(8)), (10, INNER, Ok(()))];
+        assert_eq!(
+            lines(&calls),
+            ["| outer() {", "|   inner() {", "0.008 us | } /* outer */", "| inner() {"]
+        );
+    }
+
+    #[test]
+    fn recursion_of_which_the_inner_return_was_missed_is_told_by_its_time() {
+        let calls = [(1, OUTER, Ok(())), (5, OUTER, Ok(())), (9, OUTER, Err(7))];
+        assert_eq!(lines(&calls), ["| outer() {", "|   outer() {", "0.007 us | } /* outer */"]);
+    }
+
+    #[test]
+    fn a_return_without_its_call_stands_alone() {
+        assert_eq!(lines(&[(9, OUTER, Err(7))]), ["0.007 us | } /* outer */"]);
+    }
+
+    #[test]
+    fn another_task_at_the_same_address_begins_anew_and_what_never_returns_is_forgotten() {
+        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        for n in 0..2 * DEEPEST as u64 {
+            graph.add(&mut out, &event(n, 7, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
+        }
+        assert_eq!(graph.tasks[&Gva(8)].open.len(), DEEPEST);
+        graph.add(&mut out, &event(9, 8, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
+        assert_eq!(graph.tasks[&Gva(8)].open.len(), 1);
+    }
+}
