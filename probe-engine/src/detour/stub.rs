@@ -20,6 +20,7 @@
 
 mod condition;
 mod record;
+mod region;
 
 use super::layout::{HITS, Rings};
 use super::work::Work;
@@ -108,7 +109,7 @@ impl Stub {
         jump(at.add(LONGEST as u64), back)?;
         match works {
             [Work { probe, condition: None, record: None }] => Self::count(guest, at, back, *probe),
-            _ => Self::assemble_any(guest, at, site, back, works),
+            _ => Self::assemble_any(guest, at, site, works, |code, end| code.end(back, end)),
         }
     }
 
@@ -125,7 +126,14 @@ impl Stub {
         Self::with_gate(code, 2, COUNT_HITS + 4)
     }
 
-    fn assemble_any(guest: &Guest, at: Gva, site: Gva, back: Gva, works: &[Work]) -> Result<Self, NoStub> {
+    /// One that does any `works`, and then what `finish` makes its end, from the label on that the gate leads to.
+    fn assemble_any(
+        guest: &Guest,
+        at: Gva,
+        site: Gva,
+        works: &[Work],
+        finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel) -> Done,
+    ) -> Result<Self, NoStub> {
         let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site, saved: &[] };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
@@ -136,7 +144,7 @@ impl Stub {
             code.work(work)?;
         }
         code.restore()?;
-        code.end(back, &mut end)?;
+        finish(&mut code, &mut end)?;
         let done = code.asm.assemble_options(at.0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
         let offset = |label: &CodeLabel| -> Result<usize, NoStub> {
             Ok(done.label_ip(label)?.wrapping_sub(at.0) as usize)
