@@ -139,7 +139,8 @@ impl Detours<'_> {
         }
         match rooms::served(asked, self.args).and_then(|()| self.room(spot)) {
             Ok(None) => "detour".to_owned(),
-            Ok(Some(instructions)) => format!("detour candidate: {instructions} instructions would be moved"),
+            Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
+            Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),
             Err(reason) => format!("no detour: {reason}"),
         }
     }
