@@ -141,11 +141,11 @@ pub(crate) struct Run {
     pub(crate) stack: Option<u16>,
     /// Serve probes by detours, which cost the guest no exit
     ///
-    /// A detour is a jump in place of the five bytes that ftrace keeps at the entries of most functions of the kernel. What
-    /// it leads to counts, filters and records in the guest, and is read while the guest runs: a hit costs it some tens
-    /// of instructions. When hits are not read fast enough, the guest is stopped until they have been; what finds no room
-    /// before anyone looks is counted as missed. Probes that cannot be served so stand on traps; the table at the end
-    /// says which do, and why.
+    /// A detour is a jump in place of the five bytes that ftrace keeps at the entries of most functions of the kernel, or
+    /// of a few instructions elsewhere, which run behind what it leads to. That counts, filters and records in the guest, and
+    /// is read while the guest runs: a hit costs it some tens of instructions. When hits are not read fast enough, the
+    /// guest is stopped until they have been; what finds no room before anyone looks is counted as missed. Probes that
+    /// cannot be served so stand on traps; the table at the end says which do, and why.
     #[arg(long, value_enum, default_value_t = Optimize::Auto)]
     pub(crate) optimize: Optimize,
     /// Write the hits to this file instead of standard error
@@ -173,9 +173,8 @@ pub(crate) struct Run {
     /// A table on standard output has for each probe its kind (p at an instruction, r at returns, w a watch), its name,
     /// its address as the kernel was linked, and how the guest would get past the probed instruction: `emulate` by the
     /// host, `copy` by running a copy of it, `put back` with --once, `debug register`. Behind that comes `detour`, where
-    /// one would serve the probe instead, or why none would. A `detour candidate` is a place at which a jump would fit, but
-    /// where none is written: only at entries that ftrace keeps 5 bytes for. Below are the values that are
-    /// read with their types, the filter and the histogram. Probes in modules are pending until those are loaded. Then
+    /// one would serve the probe instead, and how many instructions would make room for it where ftrace keeps no 5 bytes, or
+    /// why none would. Below are the values that are read with their types, the filter and the histogram. Probes in modules are pending until those are loaded. Then
     /// come all functions that match a pattern and cannot be probed, by reason. The live text decides again when a probe
     /// is armed.
     ///

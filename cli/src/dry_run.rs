@@ -2,24 +2,21 @@
 
 use crate::args::{Format, HostKind, Optimize, Run};
 use crate::output::json;
-use crate::run::probe;
+use crate::rooms::{self, Rooms};
 use crate::target::{self, Asked, Found, Style};
 use anyhow::Result;
-use probe_engine::detour::targets::JumpTargets;
 use probe_engine::detour::verdict::{Function, verdict};
-use probe_engine::insn::plan::{Plan, skip_endbr};
+use probe_engine::insn::plan::Plan;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::thunks::Thunks;
 use probe_engine::probe::place::{self, Place, Spot};
 use probe_engine::probe::resolve::Refused;
-use probe_engine::probe::table::ProbeId;
 use serde::Serialize;
-use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::process::ExitCode;
-use vmm::probe::Active;
 use vmm::session::RegisterError;
 use vmm::trap::Delivery;
 
@@ -36,7 +33,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if watches > most {
         return Err(RegisterError::TooManyWatches(most).into());
     }
-    let detours = Detours { args, kernel: &kernel, targets: OnceCell::new() };
+    let detours = Detours { args, kernel: &kernel, rooms: Rooms::new(&kernel), thunks: Thunks::of(&kernel) };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
     // Nobody may be there to read it.
     let _ = print(args.format, &rows, &found);
@@ -130,20 +127,20 @@ impl<'a> Row<'a> {
 struct Detours<'a> {
     args: &'a Run,
     kernel: &'a Kernel,
-    targets: OnceCell<JumpTargets>,
+    rooms: Rooms<'a>,
+    thunks: Thunks,
 }
 
 impl Detours<'_> {
     /// `detour`, or why there would be none: because of what the probe does, or of where it is.
     fn of(&self, asked: &Asked, spot: &Spot) -> String {
-        let served = match Active::on_its_own(ProbeId(0), probe(asked.clone(), self.args)) {
-            _ if self.args.optimize == Optimize::Off => return "no detour: --optimize=off".to_owned(),
-            Some(probe) => probe.detour().map(drop),
-            None => Err("it follows calls to their returns".to_owned()),
-        };
-        match served.and_then(|()| self.room(spot)) {
+        if self.args.optimize == Optimize::Off {
+            return "no detour: --optimize=off".to_owned();
+        }
+        match rooms::served(asked, self.args).and_then(|()| self.room(spot)) {
             Ok(None) => "detour".to_owned(),
-            Ok(Some(instructions)) => format!("detour candidate: {instructions} instructions would be moved"),
+            Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
+            Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),
             Err(reason) => format!("no detour: {reason}"),
         }
     }
@@ -156,10 +153,9 @@ impl Detours<'_> {
         let Range { start, end } = spot.function;
         let length = end.offset_from(start).unwrap_or(0) as usize;
         let bytes = self.kernel.image().bytes_at(start, length).ok_or("it is not in the kernel's file")?;
-        let targets = self.targets.get_or_init(|| JumpTargets::scan(self.kernel));
-        let function = Function { start, bytes, slide: 0, patched: self.kernel.patched(), targets };
-        let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
-        let region = verdict(&function, at).map_err(|reason| reason.to_string())?;
+        let room = &self.rooms.of(spot).ok_or("it is not in the kernel's file")?;
+        let function = Function { start, bytes, slide: 0, room, thunks: &self.thunks };
+        let region = verdict(&function).map_err(|reason| reason.to_string())?;
         Ok(Some(region.instructions().count()))
     }
 }

@@ -9,6 +9,7 @@ mod functions;
 mod host;
 mod mistake;
 mod output;
+mod rooms;
 mod run;
 mod say;
 mod symbols;

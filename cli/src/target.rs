@@ -3,6 +3,7 @@
 use crate::args::{Guest, Run, SymbolSource};
 use crate::definition::{Reader, Source};
 use crate::functions::functions;
+use crate::rooms::Rooms;
 use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
@@ -177,7 +178,8 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         return Ok(target);
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
-    let Found { probes, refused } = find(run, &kernel)?;
+    let Found { mut probes, refused } = find(run, &kernel)?;
+    Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     let symbols =
         (run.stack.is_some() || probes.iter().any(Asked::has_symbols)).then(|| kernel.symbols().clone());
@@ -257,6 +259,7 @@ mod tests {
     use probe_engine::linux::glob::Glob;
     use probe_engine::linux::landmarks::{Boot, Hooks};
     use probe_engine::linux::symbols::SymbolTableBuilder;
+    use probe_engine::linux::thunks::Thunks;
     use probe_engine::probe::place::Spot;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 
@@ -282,9 +285,11 @@ mod tests {
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,
             cpu_number: None,
+            thunks: Thunks::default(),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let spot = Spot { at: function.start, function, fixup: false, ftrace: None, traced: false };
+        let spot =
+            Spot { at: function.start, function, fixup: false, ftrace: None, traced: false, room: None };
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
         let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);

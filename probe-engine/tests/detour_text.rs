@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use probe_engine::addr::Gva;
 use probe_engine::detour::region::Region;
-use probe_engine::detour::targets::JumpTargets;
 use probe_engine::detour::verdict::{self, NotMovable, verdict};
 use probe_engine::insn::decode::{decode, instructions};
 use probe_engine::insn::plan::skip_endbr;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::targets::JumpTargets;
+use probe_engine::linux::thunks::Thunks;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
+use probe_engine::probe::room::Room;
 
 /// Calls `check` with each kernel's name and what was read of it.
 fn each_kernel(check: impl Fn(&str, &Kernel)) {
@@ -55,10 +57,8 @@ impl Function {
         Some(Self { start, code, entry, traced })
     }
 
-    fn verdict(&self, kernel: &Kernel, targets: &JumpTargets, at: Gva) -> Result<Region, NotMovable> {
-        let patched = kernel.patched();
-        let function = verdict::Function { start: self.start, bytes: &self.code, slide: 0, patched, targets };
-        verdict(&function, at)
+    fn verdict(&self, room: &Room, thunks: &Thunks) -> Result<Region, NotMovable> {
+        verdict(&verdict::Function { start: self.start, bytes: &self.code, slide: 0, room, thunks })
     }
 }
 
@@ -143,6 +143,7 @@ fn most_functions_have_room_for_a_detour() {
         let start = Instant::now();
         let targets = JumpTargets::scan(kernel);
         println!("{name}: {} jump targets in {:?}", targets.len(), start.elapsed());
+        let thunks = Thunks::of(kernel);
         let functions = functions(kernel);
         let landings = landings(kernel, &functions);
         assert!(landings.len() > 200_000);
@@ -153,7 +154,8 @@ fn most_functions_have_room_for_a_detour() {
         let mut accepted = 0;
         for (number, function) in functions.iter().enumerate() {
             let mut check = |at: Gva, tally: &mut Tally| {
-                let found = function.verdict(kernel, &targets, at);
+                let room = Room::at(at, kernel.patched(), &targets);
+                let found = function.verdict(&room, &thunks);
                 if let Ok(region) = &found {
                     accepted += 1;
                     let place = kernel.symbols().place(at);

@@ -201,8 +201,8 @@ fn a_dry_run_boots_nothing() {
     let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let row = |probe: &str| rows.iter().find(|row| row["probe"] == probe).unwrap();
     // Its file is compiled without ftrace's sites.
-    let candidate = row("list_sort")["detour"].as_str().unwrap().to_owned();
-    assert!(candidate.starts_with("detour candidate: "), "{candidate}");
+    let detour = row("list_sort")["detour"].as_str().unwrap();
+    assert!(detour.starts_with("detour: "), "{detour}");
     assert_eq!(row("list_sort")["how"], "emulate");
     assert_eq!(row("asm_acpi_mp_play_dead")["how"], "copy");
     assert_eq!(row("dummy:dummy_xmit")["how"], "pending (module dummy)");

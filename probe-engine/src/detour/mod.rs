@@ -11,17 +11,15 @@
 //!
 //! The jump has 5 bytes, most instructions have fewer. [`verdict::verdict`] tells whether a whole run of them may go:
 //! it follows `can_optimize` in arch/x86/kernel/kprobes/opt.c, which decides the same for the kernel's own
-//! jump-optimised kprobes, and is stricter where the guest cannot be asked. [`targets::JumpTargets`] is where the
-//! kernel's control flow lands, and [`region::Region`] is such a run, and how it is moved. What no text can tell is
-//! whether a task sleeps between two of these instructions, or was interrupted there: it would go on in the middle of the
-//! jump. Whoever writes the jump has to look, with every vCPU parked; until someone does, jumps stand at ftrace's sites
-//! alone, which are one instruction.
+//! jump-optimised kprobes, and is stricter where the guest cannot be asked. [`Room`](crate::probe::room::Room) is what
+//! has to be known for that of the whole kernel, and [`region::Region`] is such a run, and how it is moved. What no text
+//! can tell is whether a task was interrupted between two of these instructions: it would go on in the middle of the jump.
+//! Whoever writes the jump has to look, with every vCPU parked.
 
 pub mod instances;
 pub mod layout;
 pub mod region;
 pub mod ring;
 pub mod stub;
-pub mod targets;
 pub mod verdict;
 pub mod work;

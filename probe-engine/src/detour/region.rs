@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
 
-use super::targets::branch_target;
 use crate::addr::Gva;
 use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance};
 use crate::insn::decode::text;
 use crate::insn::plan::{Refusal, plan, plan_copy};
+use crate::linux::targets::branch_target;
 
 /// Bytes of a branch's distance.
 const DISTANCE: u64 = 4;
@@ -164,16 +164,13 @@ impl Region {
         self.moved.iter().map(|moved| moved.form.length()).sum()
     }
 
-    /// The original of the moved instruction that has the byte at `offset`, of those that
-    /// [`assemble`](Self::assemble) returns: to tell what faulted, or where an interrupted task is.
-    #[must_use]
-    pub fn original(&self, offset: u64) -> Option<Gva> {
-        let mut end = 0;
-        let around = self.moved.iter().find(|moved| {
-            end += moved.form.length();
-            offset < end
-        });
-        around.map(|moved| moved.at)
+    /// Where each instruction is among the bytes that [`assemble`](Self::assemble) returns, and its original.
+    pub(super) fn places(&self) -> impl Iterator<Item = (u64, Gva)> {
+        self.moved.iter().scan(0, |end, moved| {
+            let offset = *end;
+            *end += moved.form.length();
+            Some((offset, moved.at))
+        })
     }
 
     /// The moved instructions, to be written to `stub_at`. Registers and stack have to be those of the region's start

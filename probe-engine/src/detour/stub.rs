@@ -23,6 +23,7 @@
 mod calls;
 mod condition;
 mod record;
+mod region;
 
 pub use calls::{LEAVE, trampolines};
 
@@ -120,7 +121,7 @@ impl Stub {
             [Work { probe, condition: None, record: None, calls: None }] => {
                 Self::only_counting(guest, at, back, *probe)
             }
-            _ => Self::assemble_any(guest, at, site, back, works),
+            _ => Self::assemble_any(guest, at, site, works, |code, end, _| code.end(back, end)),
         }
     }
 
@@ -138,7 +139,15 @@ impl Stub {
         Self::with_gate(code, 2, COUNT_HITS + 4, entry)
     }
 
-    fn assemble_any(guest: &Guest, at: Gva, site: Gva, back: Gva, works: &[Work]) -> Result<Self, NoStub> {
+    /// One that does any `works`, and then what `finish` makes its end, from the first label on, to which the gate leads.
+    /// The second one is behind all that is assembled.
+    fn assemble_any(
+        guest: &Guest,
+        at: Gva,
+        site: Gva,
+        works: &[Work],
+        finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel, CodeLabel) -> Done,
+    ) -> Result<Self, NoStub> {
         let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[] };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
@@ -159,19 +168,21 @@ impl Stub {
             }
         }
         code.restore()?;
-        code.end(back, &mut end)?;
-        let mut behind = code.asm.create_label();
-        code.asm.set_label(&mut behind)?;
+        let (mut entry, mut tail) = (code.asm.create_label(), code.asm.create_label());
+        finish(&mut code, &mut end, tail)?;
+        code.asm.set_label(&mut entry)?;
         code.asm.zero_bytes()?;
         code.site = None;
         for (work, calls, label) in &mut returns {
             code.leave(work, *calls, label)?;
         }
+        code.asm.set_label(&mut tail)?;
+        code.asm.zero_bytes()?;
         let done = code.asm.assemble_options(at.0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
         let offset = |label: &CodeLabel| -> Result<usize, NoStub> {
             Ok(done.label_ip(label)?.wrapping_sub(at.0) as usize)
         };
-        let (gate, end, entry) = (offset(&gate)?, offset(&end)?, offset(&behind)?);
+        let (gate, end, entry) = (offset(&gate)?, offset(&end)?, offset(&entry)?);
         let code = done.inner.code_buffer;
         match code.len() {
             0..=LONGEST => Self::with_gate(code, gate, end, entry),

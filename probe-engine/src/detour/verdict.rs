@@ -5,13 +5,14 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use super::region::{Moved, Region};
-use super::targets::{JumpTargets, branch_target};
 use crate::addr::Gva;
 use crate::insn::copy::JUMP;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions, text};
 use crate::insn::plan::{Refusal, skip_endbr};
-use crate::linux::patched::{PatchedText, Why};
-use crate::probe::place::is_settled_late;
+use crate::linux::patched::Why;
+use crate::linux::targets::branch_target;
+use crate::linux::thunks::Thunks;
+use crate::probe::room::Room;
 
 /// One function as it stands, in the kernel's file or in its memory, and what is known about it.
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +24,10 @@ pub struct Function<'a> {
     pub bytes: &'a [u8],
     /// How far its addresses are above those at which the kernel was linked.
     pub slide: u64,
-    /// What must be left alone in the kernel, at link-time addresses.
-    pub patched: &'a PatchedText,
-    /// Where the kernel's control flow lands, at link-time addresses.
-    pub targets: &'a JumpTargets,
+    /// What the kernel's tables say of the instruction that is to make room, and of what follows it.
+    pub room: &'a Room,
+    /// What its indirect jumps may look like.
+    pub thunks: &'a Thunks,
 }
 
 /// Why the instructions at a probe cannot make room for a jump.
@@ -77,21 +78,22 @@ pub enum NotMovable {
     Instruction(#[from] Refusal),
 }
 
-/// Whether a jump may be written at `at`, over the instructions that it returns, as far as text can tell. Addresses
-/// are those of `function`; the region's are the same.
+/// Whether a jump may be written where `function` has [`room`](Function::room), over the instructions that it
+/// returns, as far as text can tell. Addresses are those of `function`; the region's are the same.
 ///
 /// As good as the bytes: what the kernel's file allows may be refused in the running kernel, and the other way
 /// round.
 ///
 /// # Errors
 /// [`NotMovable`], the first reason why not.
-pub fn verdict(function: &Function<'_>, at: Gva) -> Result<Region, NotMovable> {
+pub fn verdict(function: &Function<'_>) -> Result<Region, NotMovable> {
+    let at = function.room.start().add(function.slide);
     if at.is_in(&(function.start..skip_endbr(function.bytes, function.start))) {
         return Err(NotMovable::Endbr(at));
     }
     let region = function.region(at)?;
     let range = region.range();
-    if let Some(target) = function.targets.first_inside(&function.linked(&range)) {
+    if let Some(target) = function.room.target_before(function.link(range.end)) {
         return Err(NotMovable::Target(target.add(function.slide)));
     }
     // No way through the function leads into a single instruction.
@@ -138,10 +140,10 @@ impl Function<'_> {
     fn may_go(&self, instruction: &Instruction) -> Result<(), NotMovable> {
         let at = Gva(instruction.ip());
         let link = self.linked(&(at..Gva(instruction.next_ip())));
-        if let Some(why) = self.patched.covers(link.clone()).filter(|why| !is_settled_late(*why)) {
+        if let Some(why) = self.room.covers(&link) {
             return Err(NotMovable::LeftAlone { at, why });
         }
-        match self.patched.has_fixup(link) {
+        match self.room.has_fixup(&link) {
             true => Err(NotMovable::Fixup(at)),
             false => Ok(()),
         }
@@ -160,7 +162,7 @@ impl Function<'_> {
                 return Err(NotMovable::Target(target));
             }
             let is_indirect = match (instruction.flow_control(), target) {
-                (FlowControl::UnconditionalBranch, Some(target)) => self.targets.is_thunk(self.link(target)),
+                (FlowControl::UnconditionalBranch, Some(target)) => self.thunks.stand_at(self.link(target)),
                 (FlowControl::IndirectBranch, _) => true,
                 // `sync_core` jumps by `iretq`.
                 (FlowControl::Return, _) => instruction.mnemonic() != Mnemonic::Ret,

@@ -8,6 +8,7 @@ use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::task::TaskLayout;
+use super::thunks::Thunks;
 use crate::addr::{Gpa, Gva};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub struct Landmarks {
     pub task: Option<TaskLayout>,
     /// Where a CPU keeps its own number, in bytes from the start of its own area.
     pub cpu_number: Option<u64>,
+    /// What it jumps to where it means an indirect branch.
+    pub thunks: Thunks,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -80,6 +83,12 @@ pub struct Hooks {
 }
 
 impl Hooks {
+    /// Whether this kernel tells when its own code faults, so that RIP can be put right.
+    #[must_use]
+    pub fn sees_faults(&self) -> bool {
+        self.fault.is_some() && self.page_fault_oops.is_some()
+    }
+
     fn of(kernel: &Kernel) -> Self {
         Self {
             module_init: kernel.symbol("do_init_module"),
@@ -149,6 +158,7 @@ impl Landmarks {
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
+            thunks: Thunks::of(kernel),
         }
     }
 

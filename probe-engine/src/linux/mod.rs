@@ -31,9 +31,11 @@ pub(crate) mod read;
 pub mod symbols;
 pub mod symtab;
 pub mod system_map;
+pub mod targets;
 pub mod task;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod thunks;
 pub mod unpack;
 pub mod unwind;
 pub mod vmlinux;

@@ -10,9 +10,10 @@ use super::patch_tables::Tables;
 use super::symbols::SymbolTable;
 use super::vmlinux::Vmlinux;
 use crate::addr::Gva;
+use serde::{Deserialize, Serialize};
 
 /// Why an instruction is left alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Why {
     /// `__entry_text_start` to `__entry_text_end`.
     Entry,
@@ -147,8 +148,24 @@ impl PatchedText {
     /// guest finds the place by the address of the fault, so that it must never run from a copy.
     #[must_use]
     pub fn has_fixup(&self, bytes: Range<Gva>) -> bool {
+        self.first_fixup(&bytes).is_some()
+    }
+
+    /// The first of these bytes that are left alone for a reason that `counts`, and that reason.
+    pub(crate) fn first(&self, bytes: &Range<Gva>, counts: impl Fn(Why) -> bool) -> Option<(Gva, Why)> {
+        let first = |ranges: &[(Range<Gva>, Why)]| {
+            let begin = ranges.partition_point(|(range, _)| range.end <= bytes.start);
+            let near = ranges.iter().skip(begin).take_while(|(range, _)| range.start < bytes.end);
+            let found = near.map(|(range, why)| (range.start.max(bytes.start), *why));
+            found.filter(|(_, why)| counts(*why)).min()
+        };
+        [&self.always, &self.booting].into_iter().filter_map(|ranges| first(ranges)).min_by_key(|(at, _)| *at)
+    }
+
+    /// The first of these bytes at which an instruction begins that may fault and be resumed elsewhere.
+    pub(crate) fn first_fixup(&self, bytes: &Range<Gva>) -> Option<Gva> {
         let first = self.fixups.partition_point(|at| *at < bytes.start);
-        self.fixups.get(first).is_some_and(|at| *at < bytes.end)
+        self.fixups.get(first).copied().filter(|at| *at < bytes.end)
     }
 
     /// Tables that the kernel should have and that were not found or not understood. What they list is not

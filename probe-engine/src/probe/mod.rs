@@ -5,6 +5,7 @@ pub mod once;
 pub mod place;
 pub mod resolve;
 pub mod returns;
+pub mod room;
 pub mod spec;
 pub mod table;
 pub mod watch;

@@ -3,6 +3,7 @@
 //! What is decided here from the file is decided again from the live text when a probe is armed: the guest's own
 //! alternatives may have moved an instruction's bounds by then.
 
+use super::room::Room;
 use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
@@ -83,6 +84,8 @@ pub struct Spot {
     pub ftrace: Option<Behind>,
     /// Whether the function begins with one of ftrace's sites.
     pub traced: bool,
+    /// What is in the way of a jump there, where that was asked for.
+    pub room: Option<Room>,
 }
 
 /// The instruction behind one of ftrace's sites, where a probe of that site stands while ftrace is busy there.
@@ -148,7 +151,7 @@ impl FunctionText<'_> {
         let fixup = self.check(stands)?;
         let ftrace = is_ftrace(stands, self.from(stands)).then(|| self.behind(stands.add(FTRACE_SITE)));
         let traced = is_ftrace(entry, self.from(entry));
-        Ok(Spot { at, function: self.range.clone(), fixup, ftrace, traced })
+        Ok(Spot { at, function: self.range.clone(), fixup, ftrace, traced, room: None })
     }
 
     /// Whether a probe of the ftrace site before `at` can stand here.

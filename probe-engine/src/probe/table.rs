@@ -114,6 +114,8 @@ pub struct ProbeSet<P> {
     copy_ends: HashMap<Gva, CopyEnd, BuildHasherDefault<AddressHasher>>,
     /// From a copy to its original.
     copies: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
+    /// From an instruction in a detour to its original.
+    moved: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
     /// Detours whose probes have moved behind their nop: where a CPU is that was counted there, and the nop.
     left: Vec<(Range<Gva>, Gva)>,
     trampolines: Range<Gva>,
@@ -128,6 +130,7 @@ impl<P> Default for ProbeSet<P> {
             removed: HashSet::default(),
             copy_ends: HashMap::default(),
             copies: HashMap::default(),
+            moved: HashMap::default(),
             left: Vec::new(),
             trampolines: Gva(0)..Gva(0),
             owners: Vec::new(),
@@ -174,6 +177,16 @@ impl<P> ProbeSet<P> {
         self.copy_ends.extend(end);
     }
 
+    /// All copies, each with its original.
+    pub fn copies(&self) -> impl Iterator<Item = (Gva, Gva)> {
+        self.copies.iter().map(|(copy, original)| (*copy, *original))
+    }
+
+    /// Instructions that detours have moved: where each is, and its original.
+    pub fn add_moved(&mut self, moved: impl IntoIterator<Item = (Gva, Gva)>) {
+        self.moved.extend(moved);
+    }
+
     /// The probes of the detour at `nop` have moved behind that. A CPU in `passed` was counted, or will be, before it
     /// comes there.
     pub fn leave(&mut self, passed: Range<Gva>, nop: Gva) {
@@ -189,21 +202,22 @@ impl<P> ProbeSet<P> {
     /// Forgets the copies and detours that are not `in_use`: nobody can be inside any more.
     pub fn retain_copies(&mut self, in_use: impl Fn(Gva) -> bool) {
         self.copies.retain(|copy, _| in_use(*copy));
+        self.moved.retain(|moved, _| in_use(*moved));
         self.copy_ends.retain(|end, _| in_use(*end));
         self.left.retain(|(passed, _)| in_use(passed.start));
     }
 
-    /// The original of the copy at `copy`.
+    /// The original of the instruction at `copy`, if that is a copy or in a detour.
     #[must_use]
     pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
-        self.copies.get(&copy).copied()
+        self.copies.get(&copy).or_else(|| self.moved.get(&copy)).copied()
     }
 
     /// What `at` stands for when it is in a copy: the original instruction, or from its end on the one behind that.
     #[must_use]
     pub fn original(&self, at: Gva) -> Option<Gva> {
         let inside = at.0 % SLOT as u64;
-        self.copied_from(Gva(at.0 - inside)).map(|original| original.add(inside))
+        self.copies.get(&Gva(at.0 - inside)).map(|original| original.add(inside))
     }
 
     /// Whether `at` is a return trampoline.

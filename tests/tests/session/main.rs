@@ -12,6 +12,7 @@ mod detoured_returns;
 mod detours;
 mod faults;
 mod handlers;
+mod regions;
 mod returns;
 mod scale;
 mod stacks;

@@ -3,7 +3,7 @@
 //! Everything that changes what is wanted (a probe is registered, disabled, moved; the guest frees text, loads a
 //! module, or works on its own text) ends in one [`reconcile`](Arming::reconcile), in one stop of the world.
 
-use super::detours::{Detours, Tools};
+use super::detours::{Detours, Tools, refusal};
 use super::hooks::Hooks;
 use super::registry::{Entry, Registry, State};
 use super::text::{Function, Ground, Traps};
@@ -23,6 +23,7 @@ use probe_engine::probe::once::OneShot;
 use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, Place};
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Internal, Past, ProbeSet, Site};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How far the guest's text is final.
@@ -142,6 +143,7 @@ impl Arming {
         orders.task = self.kernel.task;
         orders.slide = ground.map.slide();
         self.take_out(&wanted, registry, stop, &mut orders.sites);
+        self.make_room(&mut wanted, registry, stop, &orders.sites);
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
             if self.divert(*at, wanted, &probes, registry, stop, &mut orders.sites) {
@@ -185,7 +187,7 @@ impl Arming {
                     entry.state = state;
                 }
                 Stand::At { at, function, footing } => match &self.reserved {
-                    _ if let Some(reason) = self.detours.refuses(&entry.active, footing) => {
+                    _ if let Some(reason) = self.detours.refuses(&entry.active) => {
                         entry.state = State::Refused(reason);
                     }
                     Err(reason) if entry.active.pool().is_some() => {
@@ -205,7 +207,7 @@ impl Arming {
             let start = ground.map.gva(link);
             if let Some(at) = self.hook_place(start, ground, ram) {
                 // Only its entry is of interest, whatever the function's length.
-                let function = Function { range: at..at.add(16), fixup: false, traced: false };
+                let function = Function { range: at..at.add(16), fixup: false, traced: false, room: None };
                 all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
             }
         }
@@ -222,7 +224,8 @@ impl Arming {
             return Stand::Not(State::Gone(asked));
         }
         let range = spot.function.start.add(slide)..spot.function.end.add(slide);
-        let function = |fixup| Function { range: range.clone(), fixup, traced: spot.traced };
+        let function =
+            |fixup| Function { range: range.clone(), fixup, traced: spot.traced, room: spot.room.clone() };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
         let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
@@ -280,6 +283,42 @@ impl Arming {
         }
     }
 
+    /// Finds out where several instructions can make room for a jump, and refuses what can only stand on one and
+    /// cannot.
+    fn make_room(
+        &mut self,
+        wanted: &mut BTreeMap<Gva, Wanted>,
+        registry: &mut Registry,
+        stop: &Stop<'_>,
+        set: &ProbeSet<Arc<Active>>,
+    ) {
+        let (Some(ground), Ok(reserved)) = (&self.ground, &self.reserved) else { return };
+        let detours = &mut self.detours;
+        detours.regions.retain(|at| wanted.contains_key(&at));
+        let mut new = Vec::new();
+        wanted.retain(|at, wanted| {
+            if detours.stands(*at) || !detours.wants_region(wanted.internal, &wanted.probes) {
+                return true;
+            }
+            let is_required = detours.is_required();
+            match detours.regions.verdict(*at, &wanted.function, &self.traps, ground, stop) {
+                Err(reason) if is_required => {
+                    refuse(registry, &wanted.probes, &refusal(reason));
+                    return false;
+                }
+                Err(_) => {}
+                Ok(()) => new.push(*at),
+            }
+            true
+        });
+        detours.regions.look(&new, |range| is_taken(wanted, range), reserved, set, stop);
+    }
+
+    /// Whether it is time to try again what could not be done before.
+    pub(super) fn is_due(&self) -> bool {
+        self.detours.regions.is_due()
+    }
+
     /// Takes out what is not wanted any more.
     fn take_out(
         &mut self,
@@ -291,7 +330,10 @@ impl Arming {
         let goes: Vec<Gva> = self.standing.keys().copied().filter(|at| !wanted.contains_key(at)).collect();
         let moved: BTreeSet<Gva> =
             wanted.values().flat_map(|wanted| &wanted.probes).filter_map(behind).collect();
-        for at in self.detours.unwanted(|at| wanted.contains_key(&at)) {
+        let is_wanted = |range: &Range<Gva>| {
+            wanted.contains_key(&range.start) && !is_taken(wanted, &(range.start.add(1)..range.end))
+        };
+        for at in self.detours.unwanted(is_wanted) {
             let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
             if !self.detours.take_down(at, moved.contains(&at), &mut tools) {
                 registry.overwritten(at);
@@ -330,7 +372,7 @@ impl Arming {
         set: &mut ProbeSet<Arc<Active>>,
     ) -> bool {
         let Some(ground) = self.ground else { return false };
-        let works = self.detours.works(wanted.internal, probes, registry);
+        let works = self.detours.works(at, wanted.internal, probes, registry);
         if works.is_some() && self.standing.contains_key(&at) {
             set.remove(at);
             self.take_down(at, stop);
@@ -504,6 +546,11 @@ pub(super) fn room(
     reserved.reclaim(stop.parked, stop.ram, &known).map_err(|e| e.to_string())?;
     set.retain_copies(|at| reserved.is_in_use(at));
     Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
+}
+
+/// Whether something is wanted in `range`.
+fn is_taken(wanted: &BTreeMap<Gva, Wanted>, range: &Range<Gva>) -> bool {
+    wanted.range(range.clone()).next().is_some()
 }
 
 /// The nop that this probe has left.

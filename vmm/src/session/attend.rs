@@ -19,12 +19,13 @@ use probe_engine::probe::table::{Internal, ProbeId};
 use std::time::Instant;
 
 impl Control<'_> {
-    /// Answers the vCPUs that stopped by themselves and carries out what was commanded, all in one stop of the
-    /// world.
+    /// Answers the vCPUs that stopped by themselves, carries out what was commanded, and tries again what could not be
+    /// done before, all in one stop of the world.
     pub(super) fn attend(&mut self) {
         let messages: Vec<Message> = self.messages.try_iter().collect();
         let requests = self.world.take_requests();
-        if messages.is_empty() && requests.is_empty() || self.outcome.is_some() {
+        let is_idle = messages.is_empty() && requests.is_empty() && !self.arming.is_due();
+        if is_idle || self.outcome.is_some() {
             return;
         }
         let world = self.world.clone();

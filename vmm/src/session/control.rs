@@ -201,6 +201,9 @@ impl Control<'_> {
     /// What is done regularly, and after every event.
     fn tick(&mut self) {
         self.keep_up();
+        if self.arming.is_due() {
+            self.attend();
+        }
         if let Ok(end) = self.ended.try_recv() {
             self.vcpu_ended(end);
         }

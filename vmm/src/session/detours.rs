@@ -1,6 +1,7 @@
 //! Which probes are served by detours instead of traps, and where those stand.
 
 use super::arming::{Stop, room};
+use super::regions::{Movable, Regions};
 use super::registry::Registry;
 use super::text::{Ground, Traps};
 use crate::events::Known;
@@ -11,6 +12,7 @@ use crate::world::Detoured;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
+use probe_engine::detour::region::Region;
 use probe_engine::detour::stub::{Guest, Stub, trampolines};
 use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
@@ -18,6 +20,7 @@ use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Whether probes are served by detours, which cost no exit.
@@ -28,7 +31,7 @@ pub enum Optimize {
     Off,
     /// Those that can.
     Auto,
-    /// All: one that cannot is refused.
+    /// All: one that cannot is refused. Who could, and has to wait for its place, stands on a trap meanwhile.
     Require,
 }
 
@@ -40,6 +43,7 @@ pub(super) struct Detours {
     rings: Rings,
     guest: Option<Guest>,
     standing: BTreeMap<Gva, Detour>,
+    pub(super) regions: Regions,
     known: HashMap<u32, Known>,
     instances: Instances,
     /// Whether they can be used.
@@ -52,6 +56,8 @@ struct Detour {
     slots: Slots,
     stub: Stub,
     works: Vec<Work>,
+    /// What its jump takes the place of, where that is not ftrace's nop.
+    region: Option<Region>,
 }
 
 /// What it takes to change text in a stop.
@@ -63,13 +69,14 @@ pub(super) struct Tools<'a> {
 }
 
 impl Detours {
-    pub(super) fn new(optimize: Optimize, cpus: u8) -> Self {
+    pub(super) fn new(optimize: Optimize, cpus: u8, kernel: &Landmarks) -> Self {
         Self {
             optimize,
             is_on: true,
             rings: Rings::of(cpus),
             guest: None,
             standing: BTreeMap::new(),
+            regions: Regions::new(kernel),
             known: HashMap::new(),
             instances: Instances::new(DATA, cpus),
             follows_calls: false,
@@ -105,24 +112,39 @@ impl Detours {
         &self.known
     }
 
-    /// Where detours stand that are not `wanted` any more.
-    pub(super) fn unwanted(&self, wanted: impl Fn(Gva) -> bool) -> Vec<Gva> {
-        self.standing.keys().copied().filter(|at| !wanted(*at)).collect()
+    /// Where detours stand that are not `wanted` any more, in place of the text in a range.
+    pub(super) fn unwanted(&self, wanted: impl Fn(&Range<Gva>) -> bool) -> Vec<Gva> {
+        let range = |(at, detour): (&Gva, &Detour)| match &detour.region {
+            Some(region) => region.range(),
+            None => *at..at.add(FTRACE_SITE),
+        };
+        self.standing.iter().map(range).filter(|range| !wanted(range)).map(|range| range.start).collect()
+    }
+
+    /// Whether one stands at `at`.
+    pub(super) fn stands(&self, at: Gva) -> bool {
+        self.standing.contains_key(&at)
     }
 
     /// Why a probe has to be refused: no detour can serve it, and nothing else will do.
-    pub(super) fn refuses(&self, probe: &Active, footing: Footing) -> Option<String> {
-        if self.optimize != Optimize::Require {
-            return None;
-        }
-        let unsuited = match footing {
-            Footing::Firm => Some(NO_SITE.to_owned()),
-            Footing::Nop | Footing::Behind(_) => probe.detour().err(),
-        };
-        unsuited.map(|reason| format!("no detour can serve it: {reason}"))
+    pub(super) fn refuses(&self, probe: &Active) -> Option<String> {
+        self.is_required().then(|| probe.detour().err()).flatten().map(refusal)
     }
 
-    /// Has `probes` served by a detour at `at` that does `works`, which is known to be ftrace's nop.
+    /// Whether a probe is refused that no detour can serve.
+    pub(super) fn is_required(&self) -> bool {
+        self.optimize == Optimize::Require
+    }
+
+    /// Whether several instructions have to make room for a detour that serves `probes`, as far as they can be served.
+    pub(super) fn wants_region(&self, internal: Option<Internal>, probes: &[Hanging<Arc<Active>>]) -> bool {
+        let is_served = |p: &Hanging<Arc<Active>>| p.footing == Footing::Firm && p.probe.detour().is_ok();
+        let is_possible = self.optimize != Optimize::Off && self.is_on && self.guest.is_some();
+        is_possible && internal.is_none() && !probes.is_empty() && probes.iter().all(is_served)
+    }
+
+    /// Has `probes` served by a detour at `at` that does `works`: in place of ftrace's nop, or of instructions that are
+    /// known to make [room](Regions::open).
     ///
     /// # Errors
     /// Why not. Nothing of ours stands there then.
@@ -139,7 +161,8 @@ impl Detours {
             if !self.take_down(at, false, tools) {
                 return Err("the guest has written there".to_owned());
             }
-            self.stand(at, &works, ground, tools)?;
+            let is_nop = probes.iter().any(|hanging| hanging.footing == Footing::Nop);
+            self.stand(at, is_nop, &works, ground, tools)?;
         }
         let slide = ground.map.slide();
         for (hanging, work) in probes.iter().zip(works) {
@@ -151,9 +174,10 @@ impl Detours {
         Ok(())
     }
 
-    /// What is to be done for all of `probes`; `None` if any of them needs a trap, and each is told why.
+    /// What is to be done for all of `probes` at `at`; `None` if any of them needs a trap, and each is told why.
     pub(super) fn works(
         &self,
+        at: Gva,
         internal: Option<Internal>,
         probes: &[Hanging<Arc<Active>>],
         registry: &mut Registry,
@@ -172,12 +196,15 @@ impl Detours {
         };
         for hanging in probes {
             let footing = match hanging.footing {
-                Footing::Nop => Ok(()),
-                Footing::Firm => Err(NO_SITE),
+                Footing::Nop | Footing::Firm => Ok(()),
                 Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
             let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| hanging.probe.detour());
-            match work {
+            let room = |work| match hanging.footing {
+                Footing::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
+                Footing::Firm | Footing::Nop | Footing::Behind(_) => Ok(work),
+            };
+            match work.and_then(room) {
                 Ok(work) => works.push(work),
                 Err(reason) => registry.stays_trapped(hanging.probe.id, reason),
             }
@@ -192,10 +219,11 @@ impl Detours {
         None
     }
 
-    /// Leads the guest from the nop at `at` to a new stub.
+    /// Leads the guest from `at`, ftrace's nop or more, to a new stub.
     fn stand(
         &mut self,
         at: Gva,
+        is_nop: bool,
         works: &[Work],
         ground: &Ground,
         tools: &mut Tools<'_>,
@@ -204,20 +232,33 @@ impl Detours {
         let guest = self.guest.ok_or("the kernel has not started")?;
         let reserved = reserved.as_mut().map_err(|reason| reason.clone())?;
         self.follow_calls(works, reserved, stop.ram)?;
-        let room = room(reserved, Stub::most_bytes(works), &self.instances, stop, set)?;
+        let movable = if is_nop { None } else { Some(self.regions.open(at).ok_or("it has no room")?) };
+        let original = match movable {
+            Some(movable) => live(movable, traps, stop, ground)?,
+            None => FTRACE_NOP,
+        };
+        let region = movable.map(|movable| &movable.region);
+        let length =
+            region.map_or_else(|| Stub::most_bytes(works), |region| Stub::most_bytes_over(region, works));
+        let room = room(reserved, length, &self.instances, stop, set)?;
         let entry = reserved.address(room);
-        let stub = Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), works);
+        let stub = match region {
+            Some(region) => Stub::over(&guest, entry, region, works),
+            None => Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), works),
+        };
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
             reserved.write(stop.ram, room, &stub.code).map_err(|error| error.to_string())?;
             let jump = jump(at, entry).map_err(|error| error.to_string())?;
-            let there = traps.replace(stop.parked, stop.ram, ground, at, FTRACE_NOP, jump);
+            let there = traps.replace(stop.parked, stop.ram, ground, at, original, jump);
             there.map_err(|error| error.to_string())?;
             Ok(stub)
         });
         match written {
             Ok(stub) => {
                 let slots = reserved.shrink(room, stub.code.len());
-                self.standing.insert(at, Detour { slots, stub, works: works.to_vec() });
+                let region = region.cloned();
+                set.add_moved(region.iter().flat_map(|region| stub.moved(entry, region)));
+                self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), region });
                 Ok(())
             }
             Err(reason) => {
@@ -258,10 +299,29 @@ impl Detours {
             let _ = reserved.overwrite(stop.ram, detour.slots, gate, &shut);
             set.leave(detour.stub.passed(reserved.address(detour.slots)), at);
         }
+        if let Some(region) = &detour.region {
+            let entry = reserved.address(detour.slots);
+            self.regions.leave(entry..entry.add(detour.stub.code.len() as u64), region);
+        }
         reserved.retire(detour.slots);
         traps.lift(stop.parked, stop.ram, at, FTRACE_SITE)
     }
 }
 
-/// Why a detour has no place.
-const NO_SITE: &str = "it is not at an entry for which ftrace keeps five bytes";
+/// What a probe is told that no detour can serve, and nothing else will do.
+pub(super) fn refusal(reason: impl std::fmt::Display) -> String {
+    format!("no detour can serve it: {reason}")
+}
+
+/// The bytes that the jump takes the place of, if all are still those that were looked at.
+fn live(
+    movable: &Movable,
+    traps: &Traps,
+    stop: &Stop<'_>,
+    ground: &Ground,
+) -> Result<[u8; FTRACE_SITE as usize], String> {
+    let mut bytes = vec![0; movable.bytes.len()];
+    traps.read(stop.ram, ground, movable.region.at(), &mut bytes).map_err(|error| error.to_string())?;
+    let first = bytes.first_chunk().filter(|_| bytes == movable.bytes);
+    first.copied().ok_or_else(|| "the guest has changed the instructions that would be moved".to_owned())
+}

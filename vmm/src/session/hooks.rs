@@ -71,7 +71,7 @@ impl Hooks {
 
     /// Whether this kernel tells when its own code faults, so that RIP can be put right.
     pub(super) fn sees_faults(&self) -> bool {
-        self.links.fault.is_some() && self.links.page_fault_oops.is_some()
+        self.links.sees_faults()
     }
 
     /// Whether the text of `link` was freed.

@@ -49,6 +49,7 @@
 
 mod arming;
 mod attend;
+mod caught;
 mod control;
 mod detours;
 mod handle;
@@ -56,6 +57,7 @@ mod hooks;
 mod keys;
 mod modules;
 mod names;
+mod regions;
 mod registry;
 mod report;
 mod stage;
@@ -289,7 +291,7 @@ impl<'a> Session<'a> {
             arming: Arming::new(
                 config.kernel.clone(),
                 config.names || config.unwind.is_some(),
-                Detours::new(config.optimize, config.cpus),
+                Detours::new(config.optimize, config.cpus, &config.kernel),
             ),
             names: config.names.then(names::Names::default),
             registry,

@@ -1,18 +1,21 @@
 //! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
 
-use super::Config;
 use super::report::{ProbeKind, ProbeReport};
+use super::{Config, Optimize};
 use crate::events::{MAX_PROBES, Reader};
 use crate::probe::{Active, Kind, Miss, Notes, Probe, Watching, Where, Work};
 use crate::reserved::TRAMPOLINES;
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::targets::JumpTargets;
 use probe_engine::probe::place::{Place, Spot};
 use probe_engine::probe::resolve::{ResolveError, resolve};
 use probe_engine::probe::returns::Pool;
+use probe_engine::probe::room::Room;
 use probe_engine::probe::spec::{ProbeSpec, SpecError};
 use probe_engine::probe::table::{ProbeId, TRAMPOLINE_ROW};
 use probe_engine::probe::watch::{self, WatchError, WatchSpecError};
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -135,6 +138,10 @@ pub(super) struct Entry {
 pub(super) struct Registry {
     entries: BTreeMap<ProbeId, Entry>,
     kernel: Option<Arc<Kernel>>,
+    /// Whether probes are served by detours where they can be.
+    optimizes: bool,
+    /// Where its control flow lands, once that was asked for.
+    targets: OnceCell<JumpTargets>,
     /// Whether stacks can be told.
     unwinds: bool,
     cpus: u8,
@@ -153,6 +160,8 @@ impl Registry {
         Self {
             entries: BTreeMap::new(),
             kernel: config.symbols.clone(),
+            optimizes: config.optimize != Optimize::Off,
+            targets: OnceCell::new(),
             unwinds: config.unwind.is_some(),
             cpus: config.cpus,
             watches: config.delivery.watches(),
@@ -215,7 +224,7 @@ impl Registry {
         self.next += 1;
         let active = Arc::new(Active::new(id, kind, Notes { record, capture, stack }, once));
         let spot = match &place {
-            Place::Kernel { spot, .. } => Some(spot.clone()),
+            Place::Kernel { spot, .. } => Some(Spot { room: self.room(spot, &active), ..spot.clone() }),
             Place::Module { .. } | Place::Watch(_) => None,
         };
         let state = State::Waiting;
@@ -234,6 +243,17 @@ impl Registry {
             },
         );
         Ok(id)
+    }
+
+    /// What is in the way of a jump at `spot`, where one could serve `probe`.
+    fn room(&self, spot: &Spot, probe: &Active) -> Option<Room> {
+        let is_wanted = self.optimizes && spot.ftrace.is_none() && probe.detour().is_ok();
+        let kernel = self.kernel.as_ref().filter(|_| is_wanted && spot.room.is_none());
+        match kernel {
+            // Takes a moment, the first time.
+            Some(kernel) => Room::of(spot, kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
+            None => spot.room.clone(),
+        }
     }
 
     fn place(&self, at: Where, is_watch: bool) -> Result<Place, RegisterError> {
@@ -460,6 +480,8 @@ mod tests {
         Registry {
             entries: BTreeMap::new(),
             kernel: None,
+            optimizes: false,
+            targets: OnceCell::new(),
             unwinds: false,
             cpus,
             watches: delivery.watches(),
@@ -494,7 +516,8 @@ mod tests {
     fn a_return_probe_follows_ten_calls_or_two_a_vcpu_if_nothing_else_is_said() {
         let entry = |max_active: Option<u32>| {
             let at = Gva(0x1000);
-            let spot = Spot { at, function: at..at.add(0x100), fixup: false, ftrace: None, traced: false };
+            let function = at..at.add(0x100);
+            let spot = Spot { at, function, fixup: false, ftrace: None, traced: false, room: None };
             let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), spot });
             Probe::from(match max_active {
                 Some(calls) => probe.max_active(calls),

@@ -11,6 +11,7 @@ use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::place::FTRACE_NOP;
+use probe_engine::probe::room::Room;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,6 +50,8 @@ pub(super) struct Function {
     pub(super) fixup: bool,
     /// Whether the function begins with one of ftrace's sites.
     pub(super) traced: bool,
+    /// What is in the way of a jump at the instruction, where that is known.
+    pub(super) room: Option<Room>,
 }
 
 /// ftrace's site at the start of a function may be half written at this moment: it is one instruction, whatever it is.
@@ -115,6 +118,26 @@ impl Traps {
         Ok(())
     }
 
+    /// The text of `function`, up to `end` at most.
+    pub(super) fn function(
+        &self,
+        ram: &GuestRam,
+        ground: &Ground,
+        function: &Function,
+        end: Gva,
+    ) -> Result<Vec<u8>, TextError> {
+        /// No function is longer; a symbol table that says so is wrong.
+        const LONGEST: u64 = 1 << 20;
+        let Function { range, traced, .. } = function;
+        let length = range.end.min(end).offset_from(range.start).unwrap_or(0).min(LONGEST);
+        let mut text = vec![0; length as usize];
+        self.read(ram, ground, range.start, &mut text)?;
+        if *traced {
+            stand_still(&mut text, range.start);
+        }
+        Ok(text)
+    }
+
     /// How the instruction at `at` in `function` is passed: by a copy if `only_copy` will do. A boundary is proven
     /// from the function's start.
     pub(super) fn plan(
@@ -127,16 +150,8 @@ impl Traps {
     ) -> Result<Plan, String> {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
-        /// No function is longer; a symbol table that says so is wrong.
-        const LONGEST_FUNCTION: u64 = 1 << 20;
-        let Function { range, fixup, traced } = function;
-        let end = range.end.min(at.add(LONGEST));
-        let length = end.offset_from(range.start).unwrap_or(0).min(LONGEST_FUNCTION);
-        let mut text = vec![0; length as usize];
-        self.read(ram, ground, range.start, &mut text).map_err(|e| e.to_string())?;
-        if *traced {
-            stand_still(&mut text, range.start);
-        }
+        let Function { range, fixup, .. } = function;
+        let text = self.function(ram, ground, function, at.add(LONGEST)).map_err(|e| e.to_string())?;
         let found = instruction_at(&text, range.start, at).map_err(|e| e.to_string())?;
         let offset = at.offset_from(range.start).unwrap_or(0) as usize;
         let bytes = text.get(offset..).unwrap_or_default();

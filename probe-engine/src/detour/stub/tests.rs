@@ -2,9 +2,15 @@ use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::detour::layout::record;
 use crate::detour::layout::{self, CALLS};
+use crate::detour::region::Region;
+use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::{Calls, Condition, Number, Origin};
 use crate::linux::current::CurrentTask;
+use crate::linux::patched::PatchedText;
+use crate::linux::targets::tests::targets;
 use crate::linux::task;
+use crate::linux::thunks::tests::thunks;
+use crate::probe::room::Room;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
 
 const SITE: Gva = Gva(0xffff_ffff_8100_0000);
@@ -77,7 +83,8 @@ fn a_count_takes_eleven_instructions_with_the_jump() {
 #[test]
 fn a_count_that_is_written_out_is_what_is_assembled() {
     let works = [counts(None)];
-    let assembled = Stub::assemble_any(&guest(), AT, SITE, SITE.add(5), &works).unwrap();
+    let assembled =
+        Stub::assemble_any(&guest(), AT, SITE, &works, |code, end, _| code.end(SITE.add(5), end)).unwrap();
     assert_eq!(assemble(&works), assembled);
 }
 
@@ -237,4 +244,64 @@ fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
             assert!(!writes || saved.contains(&used.register().full_register()), "{instruction}");
         }
     }
+}
+
+/// The stub of a count over the region at the start of `code`, at [`SITE`].
+fn over(code: &[u8]) -> (Stub, Region) {
+    stub_over(code, &[counts(None)])
+}
+
+fn stub_over(code: &[u8], works: &[Work]) -> (Stub, Region) {
+    let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
+    let room = &Room::at(SITE, &patched, &targets(&[], &[]));
+    let region = verdict(&Function { start: SITE, bytes: code, slide: 0, room, thunks: &thunks() }).unwrap();
+    let stub = Stub::over(&guest(), AT, &region, works).unwrap();
+    assert!(stub.code.len() <= Stub::most_bytes_over(&region, works));
+    (stub, region)
+}
+
+#[test]
+fn moved_instructions_run_when_the_flags_are_back() {
+    // push rbp; mov rbp, rsp; mov rax, [rip+0x100]; ret
+    let code = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x8b, 0x05, 0, 1, 0, 0, 0xc3];
+    let (stub, region) = over(&code);
+    let path = decode(&stub.code);
+    let names: Vec<String> = path.iter().map(|i| format!("{:?}", i.mnemonic()).to_lowercase()).collect();
+    assert_eq!(names.join(" "), "pushfq cli nop inc popfq push mov mov jmp");
+    assert_eq!(path[7].ip_rel_memory_address(), SITE.0 + 11 + 0x100);
+    assert_eq!(path[8].near_branch_target(), SITE.0 + 11);
+    let moved: Vec<_> = stub.moved(AT, &region).collect();
+    let expected = [(5, 0), (6, 1), (7, 4)].map(|(n, at)| (Gva(path[n].ip()), SITE.add(at)));
+    assert_eq!(moved, expected);
+    // Who comes to a shut gate runs them as well.
+    let (gate, shut) = stub.shut();
+    let shut = Decoder::with_ip(64, &shut, AT.0 + gate as u64, DecoderOptions::NONE).decode();
+    assert_eq!(shut.near_branch_target(), path[4].ip());
+}
+
+#[test]
+fn a_moved_call_leaves_the_stub() {
+    // push rbx; call +0x100; ret
+    let (stub, region) = over(&[0x53, 0xe8, 0, 1, 0, 0, 0xc3]);
+    let path = decode(&stub.code);
+    let names: Vec<Mnemonic> = path.iter().skip(4).map(Instruction::mnemonic).collect();
+    assert_eq!(names, [Mnemonic::Popfq, Mnemonic::Push, Mnemonic::Push, Mnemonic::Jmp]);
+    assert_eq!(path[6].immediate32to64() as u64, SITE.0 + 6, "it returns behind the original");
+    assert_eq!(path[7].near_branch_target(), SITE.0 + 0x106);
+    assert!(stub.moved(AT, &region).eq([(Gva(path[5].ip()), SITE), (Gva(path[6].ip()), SITE.add(1))]));
+}
+
+#[test]
+fn moved_instructions_are_behind_what_returns_need() {
+    let (stub, region) = stub_over(&[0x55, 0x48, 0x89, 0xe5, 0x53, 0xc3], &[returns(None, Calls::default())]);
+    let path = decode(&stub.code);
+    let jump = path.iter().position(|i| i.mnemonic() == Mnemonic::Popfq).unwrap() + 1;
+    let names: Vec<Mnemonic> = path.iter().skip(path.len() - 4).map(Instruction::mnemonic).collect();
+    assert_eq!(names, [Mnemonic::Push, Mnemonic::Mov, Mnemonic::Push, Mnemonic::Jmp]);
+    assert_eq!(path[jump].near_branch_target(), path[path.len() - 4].ip());
+    let (_, shut) = stub.shut();
+    let gate = AT.0 + stub.shut().0 as u64;
+    let shut = Decoder::with_ip(64, &shut, gate, DecoderOptions::NONE).decode();
+    assert_eq!(shut.near_branch_target(), path[jump - 1].ip());
+    assert_eq!(stub.moved(AT, &region).next(), Some((Gva(path[path.len() - 4].ip()), SITE)));
 }

@@ -1,6 +1,8 @@
-use super::super::targets::tests::{TEXT, targets};
 use super::*;
 use crate::insn::decode::decode;
+use crate::linux::patched::PatchedText;
+use crate::linux::targets::tests::{TEXT, targets};
+use crate::linux::thunks::tests::thunks;
 use proptest::prelude::*;
 
 const SLIDE: u64 = 0x1e00_0000;
@@ -20,12 +22,8 @@ fn judge(
     let fixups = fixups.iter().map(|at| TEXT.add(*at)).collect();
     let patched = PatchedText::new(found, fixups, Vec::new());
     // Branches of the function itself are to be found in it, not among the kernel's.
-    let targets = targets(&[], stored);
-    let judge = |slide| {
-        let start = TEXT.add(slide);
-        let function = Function { start, bytes: code, slide, patched: &patched, targets: &targets };
-        verdict(&function, start.add(offset))
-    };
+    let (room, thunks) = (&Room::at(TEXT.add(offset), &patched, &targets(&[], stored)), &thunks());
+    let judge = |slide| verdict(&Function { start: TEXT.add(slide), bytes: code, slide, room, thunks });
     let (linked, live) = (judge(0), judge(SLIDE));
     match (&linked, &live) {
         (Ok(linked), Ok(live)) => assert_eq!(linked.end().add(SLIDE), live.end()),
@@ -241,10 +239,9 @@ fn a_moved_call_returns_behind_the_original() {
     // A return address that push does not extend to.
     let start = Gva(0xffff_8000_0000_0000);
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
-    let targets = targets(&[], &[]);
-    let bytes = [0xe8, 0, 1, 0, 0];
-    let function = Function { start, bytes: &bytes, slide: 0, patched: &patched, targets: &targets };
-    assert!(matches!(verdict(&function, start), Err(NotMovable::Instruction(Refusal::Branch(_)))));
+    let (room, thunks) = (&Room::at(start, &patched, &targets(&[], &[])), &thunks());
+    let function = Function { start, bytes: &[0xe8, 0, 1, 0, 0], slide: 0, room, thunks };
+    assert!(matches!(verdict(&function), Err(NotMovable::Instruction(Refusal::Branch(_)))));
 }
 
 #[test]
@@ -271,9 +268,8 @@ fn a_loop_jumps_over_a_jump() {
     let jump = decode(&code[4..], STUB.add(4)).unwrap();
     assert_eq!((jump.len(), jump.near_branch_target()), (5, TEXT.add(0x12).0));
     assert_eq!(code[9..], [0x90; 3]);
-    let originals = (0..13).map(|offset| region.original(offset).map(|at| at.0 - TEXT.0));
-    let expected = [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 4].map(Some);
-    assert!(originals.eq(expected.into_iter().chain([None])));
+    let places = region.places().map(|(offset, at)| (offset, at.0 - TEXT.0));
+    assert!(places.eq([(0, 0), (9, 2), (10, 3), (11, 4)]));
 }
 
 #[test]
@@ -338,10 +334,10 @@ proptest! {
         let Ok(region) = plain(&code) else { return Ok(()) };
         let moved = region.assemble(Gva(stub)).unwrap();
         let mut now = instructions(&moved, Gva(stub));
-        for at in region.instructions() {
+        for (offset, at) in region.places() {
             let was = decode(&code[(at.0 - TEXT.0) as usize..], at).unwrap();
             let mut is = now.next().unwrap();
-            prop_assert_eq!(region.original(is.ip() - stub), Some(at));
+            prop_assert_eq!(is.ip() - stub, offset);
             if was.is_call_near() {
                 prop_assert_eq!(is.immediate32to64() as u64, was.next_ip());
                 is = now.next().unwrap();

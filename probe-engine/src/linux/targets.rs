@@ -1,19 +1,15 @@
-//! Where a kernel's control flow lands: a detour must not overwrite what something else leads to.
+//! Where a kernel's control flow lands: a jump of ours must not overwrite what something else leads to.
 
 use std::ops::Range;
 
 use iced_x86::{Instruction, OpKind};
-use serde::{Deserialize, Serialize};
 
+use super::kernel::Kernel;
+use super::patch_tables::landings;
+use super::read::u64_at;
+use super::thunks;
 use crate::addr::Gva;
 use crate::insn::decode::instructions;
-use crate::linux::kernel::Kernel;
-use crate::linux::patch_tables::landings;
-use crate::linux::read::u64_at;
-
-/// Functions that stand for an indirect branch (arch/x86/lib/retpoline.S): `__x86_indirect_thunk_rax`,
-/// `__x86_indirect_jump_thunk_rax`, `__x86_indirect_its_thunk_rax` and so on.
-const THUNKS: &str = "__x86_indirect_";
 
 /// All known places in a kernel's text that are not only reached from the instruction before, at link-time
 /// addresses.
@@ -21,14 +17,11 @@ const THUNKS: &str = "__x86_indirect_";
 /// These are the targets of its direct branches, and the places in its text that it stores the address of: for
 /// faults that are resumed elsewhere, for jump labels, and for tables that it jumps or calls through. Starts of
 /// functions are among them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JumpTargets {
-    /// From its first section of code to the end of its last.
     text: Range<Gva>,
     /// Distances from the start of the text, rising.
     targets: Vec<u32>,
-    /// Apart from each other.
-    thunks: Vec<Range<Gva>>,
 }
 
 impl JumpTargets {
@@ -37,14 +30,10 @@ impl JumpTargets {
     #[must_use]
     pub fn scan(kernel: &Kernel) -> Self {
         let (image, symbols) = (kernel.image(), kernel.symbols());
-        let is_code = |range: &Range<Gva>| range.start < range.end;
-        let code = || image.sections().filter(|section| section.executable && is_code(&section.range));
-        let start = code().map(|section| section.range.start).min().unwrap_or_default();
-        let end = code().map(|section| section.range.end).max().unwrap_or_default();
-        let mut found = Found { text: start..end, targets: Vec::new() };
+        let mut found = Found { text: thunks::code(image), targets: Vec::new() };
 
         let starts: Vec<Gva> = symbols.text().map(|symbol| symbol.at).collect();
-        for section in code() {
+        for section in image.sections().filter(|section| section.executable) {
             let first = starts.partition_point(|at| *at <= section.range.start);
             let (mut at, mut rest) = (section.range.start, section.bytes);
             for next in starts.get(first..).unwrap_or_default() {
@@ -62,10 +51,7 @@ impl JumpTargets {
             let words = section.bytes.chunks_exact(8).filter_map(|word| u64_at(word, 0));
             words.for_each(|word| found.push(Gva(word)));
         }
-
-        let thunks = symbols.text().filter(|symbol| symbol.name.starts_with(THUNKS));
-        let thunks = thunks.filter_map(|symbol| symbols.function_at(symbol.at));
-        found.finish(thunks.map(|function| function.range()).collect())
+        found.finish()
     }
 
     /// How many places there are.
@@ -92,17 +78,10 @@ impl JumpTargets {
         let first = self.targets.partition_point(|distance| target(distance) <= range.start);
         self.targets.get(first).map(target).filter(|at| *at < range.end)
     }
-
-    /// Whether a direct jump to this place stands for an indirect one: it leads to a thunk, or out of the kernel's
-    /// text, where the guest makes thunks of its own (`its_allocate_thunk` in arch/x86/kernel/alternative.c).
-    #[must_use]
-    pub fn is_thunk(&self, at: Gva) -> bool {
-        !at.is_in(&self.text) || self.thunks.iter().any(|thunk| at.is_in(thunk))
-    }
 }
 
 /// The target of a direct branch: `jmp`, `jcc`, `call`, `loop`, `jrcxz`, `xbegin`.
-pub(super) fn branch_target(instruction: &Instruction) -> Option<Gva> {
+pub(crate) fn branch_target(instruction: &Instruction) -> Option<Gva> {
     let is_direct =
         matches!(instruction.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32 | OpKind::NearBranch16);
     is_direct.then(|| Gva(instruction.near_branch_target()))
@@ -124,35 +103,26 @@ impl Found {
         instructions(code, at).filter_map(|found| branch_target(&found)).for_each(|at| self.push(at));
     }
 
-    fn finish(mut self, mut thunks: Vec<Range<Gva>>) -> JumpTargets {
+    fn finish(mut self) -> JumpTargets {
         self.targets.sort_unstable();
         self.targets.dedup();
         self.targets.shrink_to_fit();
-        thunks.sort_unstable_by_key(|thunk| thunk.start);
-        thunks.dedup_by(|next, last| {
-            let touches = next.start <= last.end;
-            if touches {
-                last.end = last.end.max(next.end);
-            }
-            touches
-        });
-        JumpTargets { text: self.text, targets: self.targets, thunks }
+        JumpTargets { text: self.text, targets: self.targets }
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(in super::super) const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
+    pub(crate) const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
 
-    /// Of a kernel whose text is `code` at [`TEXT`], with a thunk at its end, and that stores `stored`.
-    pub(in super::super) fn targets(code: &[u8], stored: &[u64]) -> JumpTargets {
-        let thunk = TEXT.add(0x1000)..TEXT.add(0x1020);
-        let mut found = Found { text: TEXT..thunk.end, targets: Vec::new() };
+    /// Of a kernel whose text is `code` at [`TEXT`], and that stores `stored`.
+    pub(crate) fn targets(code: &[u8], stored: &[u64]) -> JumpTargets {
+        let mut found = Found { text: TEXT..TEXT.add(0x1020), targets: Vec::new() };
         found.branches(code, TEXT);
         stored.iter().for_each(|at| found.push(TEXT.add(*at)));
-        found.finish(vec![thunk])
+        found.finish()
     }
 
     #[test]
@@ -185,14 +155,5 @@ pub(super) mod tests {
         assert_eq!(inside(0x0b, 0x10), None);
         assert_eq!(inside(0x1b, 0x21), Some(TEXT.add(0x20)));
         assert_eq!(inside(0x20, 0x30), None);
-    }
-
-    #[test]
-    fn a_jump_out_of_the_text_is_taken_for_one_to_a_thunk() {
-        let found = targets(&[], &[]);
-        for (at, expected) in [(0, false), (0xfff, false), (0x1000, true), (0x101f, true), (0x1020, true)] {
-            assert_eq!(found.is_thunk(TEXT.add(at)), expected, "{at:#x}");
-        }
-        assert!(found.is_thunk(TEXT.offset(-1)));
     }
 }

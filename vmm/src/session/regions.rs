@@ -1,0 +1,199 @@
+//! Where several instructions make room for a jump: what the text says of it, and whether someone is inside.
+//!
+//! What leads to these instructions is found once, in the kernel's file ([`Room`]), and travels with the probe. What they
+//! are is read from the live text, in which alternatives have been applied. Once a jump stands, nobody comes to the
+//! instructions behind it any more, so that another may take its place in the same stop.
+
+use super::arming::Stop;
+use super::caught::Places;
+use super::text::{Function, Ground, Traps};
+use crate::probe::Active;
+use crate::reserved::Reserved;
+use probe_engine::addr::Gva;
+use probe_engine::detour::region::Region;
+use probe_engine::detour::verdict::{self, verdict};
+use probe_engine::insn::copy::SLOT;
+use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::thunks::Thunks;
+use probe_engine::probe::table::ProbeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A place for a jump over several instructions.
+#[derive(Debug, Clone)]
+pub(super) struct Movable {
+    pub(super) region: Region,
+    /// Its bytes when it was looked at.
+    pub(super) bytes: Vec<u8>,
+}
+
+/// All such places.
+#[derive(Default)]
+pub(super) struct Regions {
+    thunks: Thunks,
+    /// Whether RIP can be put right where a moved instruction faults.
+    sees_faults: bool,
+    /// What the text says, by place. It stays so as long as a probe is wanted there.
+    verdicts: BTreeMap<Gva, Result<Movable, String>>,
+    /// Where no jump may be written for now, and why.
+    closed: BTreeMap<Gva, &'static str>,
+    /// Stubs to which nothing leads any more, each with the place that it leads back to.
+    left: Vec<(Range<Gva>, Gva)>,
+    retry: Option<Retry>,
+}
+
+/// When we look again whether someone is still inside.
+struct Retry {
+    /// Where someone was.
+    caught: BTreeSet<Gva>,
+    at: Instant,
+    pause: Duration,
+}
+
+/// Why no jump is written in this moment.
+const CAUGHT: &str = "a task is inside the instructions that would be moved: it is tried again";
+const SHARED: &str = "another probe stands inside the instructions that would be moved";
+
+impl Regions {
+    pub(super) fn new(kernel: &Landmarks) -> Self {
+        let (thunks, sees_faults) = (kernel.thunks.clone(), kernel.hooks.sees_faults());
+        Self { thunks, sees_faults, ..Self::default() }
+    }
+
+    /// What is known of the instruction at `at`, read in the text of `function`.
+    pub(super) fn verdict(
+        &mut self,
+        at: Gva,
+        function: &Function,
+        text: &Traps,
+        ground: &Ground,
+        stop: &Stop<'_>,
+    ) -> Result<(), &str> {
+        let (thunks, sees_faults) = (&self.thunks, self.sees_faults);
+        let verdict = self.verdicts.entry(at).or_insert_with(|| {
+            if !sees_faults {
+                return Err("this kernel's faults in code elsewhere cannot be followed".to_owned());
+            }
+            let slide = ground.map.slide();
+            // Modules are not scanned for what leads where.
+            let room = function.room.as_ref().filter(|room| room.start().add(slide) == at);
+            let end = function.range.end;
+            let room = room.ok_or("what leads to the instructions behind it is not known")?;
+            let bytes =
+                &text.function(stop.ram, ground, function, end).map_err(|error| error.to_string())?[..];
+            let function = verdict::Function { start: function.range.start, bytes, slide, room, thunks };
+            let region = verdict(&function).map_err(|reason| reason.to_string())?;
+            let mut bytes = vec![0; region.end().offset_from(at).unwrap_or(0) as usize];
+            text.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;
+            Ok(Movable { region, bytes })
+        });
+        verdict.as_ref().map(|_| ()).map_err(String::as_str)
+    }
+
+    /// Forgets the places that are not `wanted`.
+    pub(super) fn retain(&mut self, wanted: impl Fn(Gva) -> bool) {
+        self.verdicts.retain(|at, _| wanted(*at));
+    }
+
+    /// Why no jump is to be written at `at`, where that is known.
+    pub(super) fn why_not(&self, at: Gva) -> Option<&str> {
+        match self.verdicts.get(&at)? {
+            Ok(_) => self.closed.get(&at).copied(),
+            Err(reason) => Some(reason),
+        }
+    }
+
+    /// What makes room for a jump at `at`, if one may be written.
+    pub(super) fn open(&self, at: Gva) -> Option<&Movable> {
+        let is_open = !self.closed.contains_key(&at);
+        self.verdicts.get(&at)?.as_ref().ok().filter(|_| is_open)
+    }
+
+    /// Finds out at which of the `new` places, where no jump stands, one may be written in this stop. `is_taken` tells
+    /// whether another probe stands in a range.
+    pub(super) fn look(
+        &mut self,
+        new: &[Gva],
+        is_taken: impl Fn(&Range<Gva>) -> bool,
+        reserved: &Reserved,
+        set: &ProbeSet<Arc<Active>>,
+        stop: &Stop<'_>,
+    ) {
+        self.closed.clear();
+        self.left.retain(|(stub, _)| reserved.is_in_use(stub.start));
+        let mut free = BTreeMap::new();
+        for at in new {
+            let Some(Ok(Movable { region, .. })) = self.verdicts.get(at) else { continue };
+            match is_taken(&(at.add(1)..region.end())) {
+                true => drop(self.closed.insert(*at, SHARED)),
+                false => drop(free.insert(*at, region)),
+            }
+        }
+        if free.is_empty() {
+            self.retry = None;
+            return;
+        }
+        let begun = Instant::now();
+        // Each change comes by here: those that wait already do not have the guest wait more often than it has to.
+        if let Some(retry) = self.retry.as_ref().filter(|retry| begun < retry.at)
+            && free.keys().all(|at| retry.caught.contains(at))
+        {
+            self.closed.extend(free.keys().map(|at| (*at, CAUGHT)));
+            return;
+        }
+        let places = places(&free, &self.left, set);
+        // Without an answer, everyone may be inside.
+        let caught = places.caught(stop).unwrap_or_else(|_| free.keys().copied().collect());
+        self.closed.extend(caught.iter().map(|at| (*at, CAUGHT)));
+        self.retry = (!caught.is_empty()).then(|| Retry::after(self.retry.take(), caught, begun.elapsed()));
+    }
+
+    /// Whether it is time to [look](Self::look) again.
+    pub(super) fn is_due(&self) -> bool {
+        self.retry.as_ref().is_some_and(|retry| Instant::now() >= retry.at)
+    }
+
+    /// Nothing leads to the `stub` over `region` any more. Whoever is inside goes on behind that.
+    pub(super) fn leave(&mut self, stub: Range<Gva>, region: &Region) {
+        self.left.push((stub, region.end()));
+    }
+}
+
+impl Retry {
+    /// Someone was `caught`, `before` that as well or not; it took so long to see it.
+    fn after(before: Option<Self>, caught: BTreeSet<Gva>, cost: Duration) -> Self {
+        const SHORTEST: Duration = Duration::from_millis(20);
+        const LONGEST: Duration = Duration::from_secs(10);
+        /// So many times longer the guest runs than it waits for us.
+        const SHARE: u32 = 20;
+        // A place that was not among them yet is not to wait for what the others have come to.
+        let longer = before.filter(|before| caught.is_subset(&before.caught)).map(|before| 2 * before.pause);
+        let pause = longer.unwrap_or(SHORTEST).min(LONGEST).max(SHARE * cost);
+        Self { caught, at: Instant::now() + pause, pause }
+    }
+}
+
+/// Where nobody may be when jumps are written over the `free` regions.
+fn places(free: &BTreeMap<Gva, &Region>, left: &[(Range<Gva>, Gva)], set: &ProbeSet<Arc<Active>>) -> Places {
+    let around = |at: Gva| free.range(..=at).next_back().map(|(_, region)| *region);
+    let mut places = Places::default();
+    for region in free.values() {
+        for at in region.instructions().skip(1) {
+            places.add(at..at.add(1), region.at());
+        }
+    }
+    // A copy of one of its instructions leads to the next one.
+    for (copy, original) in set.copies() {
+        if let Some(region) = around(original).filter(|region| original.is_in(&region.range())) {
+            places.add(copy..copy.add(SLOT as u64), region.at());
+        }
+    }
+    for (stub, back) in left {
+        if let Some(region) = around(*back).filter(|region| back.is_in(&(region.at().add(1)..region.end()))) {
+            places.add(stub.clone(), region.at());
+        }
+    }
+    places
+}
