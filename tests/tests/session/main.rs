@@ -11,6 +11,7 @@ mod commands;
 mod detours;
 mod faults;
 mod handlers;
+mod realtime;
 mod returns;
 mod scale;
 mod stacks;
