@@ -10,6 +10,7 @@ mod changes;
 mod commands;
 mod detours;
 mod faults;
+mod fire;
 mod handlers;
 mod realtime;
 mod returns;
