@@ -201,6 +201,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "oracle",
             "tasks",
             "probeable",
+            "optimized",
             "readme",
         ]
         .map(|name| format!("--test={name}")),
