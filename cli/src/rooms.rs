@@ -14,10 +14,7 @@ use vmm::probe::Active;
 
 /// Whether what was asked for can be done by a detour, or why not.
 pub(crate) fn served(asked: &Asked, args: &Run) -> Result<(), String> {
-    match Active::on_its_own(ProbeId(0), probe(asked.clone(), args)) {
-        Some(probe) => probe.detour().map(drop),
-        None => Err("it follows calls to their returns".to_owned()),
-    }
+    Active::on_its_own(ProbeId(0), probe(asked.clone(), args)).detour().map(drop)
 }
 
 /// What the kernel's tables say of the instructions at probes. All of its text is decoded for the first.

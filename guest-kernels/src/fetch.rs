@@ -77,11 +77,11 @@ pub enum FetchError {
         /// What it said last.
         message: String,
     },
-    /// Apt knows no image of the series.
-    #[error("apt offers no {series} kernel by the name of {}", packages.join(" or "))]
+    /// Apt knows no image of the kernel.
+    #[error("apt offers no {kernel} kernel by the name of {}", packages.join(" or "))]
     NoImage {
-        /// The series.
-        series: &'static str,
+        /// The kernel's name.
+        kernel: &'static str,
         /// The packages that were asked for.
         packages: &'static [&'static str],
     },
@@ -145,7 +145,7 @@ pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel) -> Result<Fetched, FetchE
     }
 }
 
-/// The image that apt offers for a series.
+/// The image that apt offers for a kernel.
 fn candidate(kernel: &Kernel) -> Result<Candidate, FetchError> {
     for meta in kernel.packages {
         let text = match show(meta) {
@@ -157,7 +157,7 @@ fn candidate(kernel: &Kernel) -> Result<Candidate, FetchError> {
             return Ok(image);
         }
     }
-    Err(FetchError::NoImage { series: kernel.name, packages: kernel.packages })
+    Err(FetchError::NoImage { kernel: kernel.name, packages: kernel.packages })
 }
 
 /// The value of a field in what `apt-cache show` prints.

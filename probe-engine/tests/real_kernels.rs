@@ -130,6 +130,11 @@ fn few_functions_are_refused_at_their_entry() {
     });
 }
 
+/// Whether its kernel has PREEMPT_RT, under which soft interrupts are tasks' own.
+fn is_realtime(btf: &Btf<'_>) -> bool {
+    btf.member("task_struct", "softirq_disable_cnt").is_some()
+}
+
 #[test]
 fn types_tell_where_members_are() {
     each_kernel(|name, image| {
@@ -176,10 +181,12 @@ fn types_are_written_as_c() {
         let task = show("task_struct").concat();
         let size = btf.size_of("task_struct").unwrap();
         let pid = btf.member("task_struct", "pid").unwrap().offset().unwrap();
-        assert_eq!(
-            (size, pid),
-            if btf.member("module", "mem").is_some() { (9792, 2432) } else { (size, 2416) }
-        );
+        let expected = match (btf.member("module", "mem").is_some(), is_realtime(&btf)) {
+            (true, false) => (9792, 2432),
+            (true, true) => (9792, 2472),
+            (false, _) => (size, 2416),
+        };
+        assert_eq!((size, pid), expected);
         assert!(
             task.contains(&format!(
                 "pid_t pid;                                  /* offset: {pid}, size: 4 */"
@@ -251,7 +258,8 @@ fn modules_tasks_and_hooks_are_found() {
         let start = Instant::now();
         let landmarks = Landmarks::of(&kernel);
         eprintln!("{path}: landmarks in {:?}: {landmarks:#?}", start.elapsed());
-        let has_mem = kernel.btf().unwrap().member("module", "mem").is_some();
+        let btf = kernel.btf().unwrap();
+        let has_mem = btf.member("module", "mem").is_some();
 
         let layout = landmarks.modules.unwrap();
         assert_eq!((layout.state, layout.list, layout.name), (0, 8, 24));
@@ -276,7 +284,11 @@ fn modules_tasks_and_hooks_are_found() {
         let orc = layout.orc.unwrap();
         assert_eq!((orc.ips.entry, orc.rows.entry, orc.ips.count), (4, 6, orc.rows.count));
 
-        let offset = if has_mem { 0x35000 } else { 0x1fb80 };
+        let offset = match (has_mem, is_realtime(&btf)) {
+            (true, false) => 0x35000,
+            (true, true) => 0x35e00,
+            (false, _) => 0x1fb80,
+        };
         assert_eq!(landmarks.current, Some(CurrentTask { offset }));
 
         let hooks = landmarks.hooks;

@@ -2,8 +2,8 @@
 
 use crate::host::{Fit, fit};
 use crate::product::{complaint, number};
-use guest_kernels::Cache;
 use guest_kernels::initramfs::{ExtraFile, overlay};
+use guest_kernels::{Cache, KERNELS};
 use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{Plan, plan, skip_endbr};
 use probe_engine::linux::kernel::Kernel;
@@ -50,11 +50,10 @@ pub struct Instruction {
 
 /// The kernel of this name. `VMM_GUEST_KERNEL_6_12` may say where its file is, otherwise it is in the cache.
 pub fn subject(name: &str) -> &'static Subject {
-    static SUBJECTS: [OnceLock<Subject>; 2] = [const { OnceLock::new() }; 2];
-    let number = guest_kernels::KERNELS.iter().position(|kernel| kernel.name == name).unwrap();
+    static SUBJECTS: [OnceLock<Subject>; KERNELS.len()] = [const { OnceLock::new() }; KERNELS.len()];
+    let number = KERNELS.iter().position(|kernel| kernel.name == name).unwrap();
     SUBJECTS[number].get_or_init(|| {
-        let variable = format!("VMM_GUEST_KERNEL_{}", name.replace('.', "_"));
-        let image = read(&variable, || Cache::open().unwrap().kernel(name).unwrap().image);
+        let image = read(&KERNELS[number].variable(), || Cache::open().unwrap().kernel(name).unwrap().image);
         let kernel = Arc::new(Kernel::read(&image, None).unwrap());
         Subject { image, landmarks: Landmarks::of(&kernel), kernel }
     })

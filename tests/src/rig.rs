@@ -71,7 +71,7 @@ struct Sites {
 impl Sites {
     /// Arms probes that record.
     fn arm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: &[u32]) {
-        let probe = |id: &u32| Active::on_its_own(ProbeId(*id), Probe::at("").record()).unwrap();
+        let probe = |id: &u32| Active::on_its_own(ProbeId(*id), Probe::at("").record());
         self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect());
     }
 
@@ -192,14 +192,14 @@ impl Rig {
     /// Arms a one-shot probe and one that stays at `at`.
     pub fn arm_once_and_always(&mut self, at: Gva, first: u32, stays: u32) {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
-        let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record()).unwrap();
+        let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record());
         let probes = vec![once(first), Arc::new(stays)];
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes);
     }
 
     /// Lets the next debug register do this for `probe`.
     pub fn watch(&mut self, register: DebugRegister, id: u32, probe: impl Into<Probe>) {
-        let active = Active::on_its_own(ProbeId(id), probe.into()).unwrap();
+        let active = Active::on_its_own(ProbeId(id), probe.into());
         self.watches.push((register, Arc::new(active)));
     }
 
@@ -270,12 +270,12 @@ impl Rig {
 }
 
 fn numbered(probes: Vec<Probe>) -> Vec<Arc<Active>> {
-    let active = |(id, probe)| Arc::new(Active::on_its_own(ProbeId(id), probe).unwrap());
+    let active = |(id, probe)| Arc::new(Active::on_its_own(ProbeId(id), probe));
     (0..).zip(probes).map(active).collect()
 }
 
 fn once(probe: u32) -> Arc<Active> {
-    Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record().once()).unwrap())
+    Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record().once()))
 }
 
 /// How many probes a rig has at most.

@@ -61,6 +61,7 @@ counts_opens! {
     opens_6_1_2_cpus_kaslr: "6.1", "2", "";
     opens_6_1_1_cpu_nokaslr: "6.1", "1", "nokaslr";
     opens_6_1_2_cpus_nokaslr: "6.1", "2", "nokaslr";
+    opens_6_12_rt_2_cpus_kaslr: "6.12-rt", "2", "";
 }
 
 /// Under page table isolation user mode has page tables without the kernel: what a probe is armed, read and emulated

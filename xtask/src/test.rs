@@ -89,8 +89,7 @@ fn session(start: Instant, vmm: &Path, long: bool) -> anyhow::Result<()> {
     inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1", "--file"]);
     inside.arg(variable("VMM_GUEST_INITRD", &cache.initramfs()?));
     for kernel in KERNELS {
-        let name = format!("VMM_GUEST_KERNEL_{}", kernel.name.replace('.', "_"));
-        inside.arg("--file").arg(variable(&name, &cache.kernel(kernel.name)?.image));
+        inside.arg("--file").arg(variable(&kernel.variable(), &cache.kernel(kernel.name)?.image));
     }
     if long {
         inside.args(["--env", "VMM_LONG=1"]);
@@ -202,6 +201,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "oracle",
             "tasks",
             "probeable",
+            "optimized",
             "readme",
         ]
         .map(|name| format!("--test={name}")),

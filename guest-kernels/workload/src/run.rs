@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::step::{During, End, Failure, Step};
@@ -39,6 +40,7 @@ pub(crate) fn step(step: &Step) -> Result<(), Failure> {
         &Step::Nest(depth) => nest(depth).during("nest"),
         Step::Fentry(function) => fentry(function).during("fentry"),
         Step::Sh(path) => sh(path).during("sh"),
+        Step::Beside(path) => beside(path).during("beside"),
         &Step::Mix(seconds) => mix(Duration::from_secs(seconds.into())).during("mix"),
         &Step::Idle(seconds) => {
             std::thread::sleep(Duration::from_secs(seconds.into()));
@@ -319,9 +321,53 @@ fn runs(program: &File) -> io::Result<u64> {
 }
 
 fn sh(path: &str) -> io::Result<()> {
-    let script = sys::c_path(path)?;
-    let status = sys::spawn(c"/bin/sh", &[c"sh", &script], &SHELL_ENV, || ())?.wait()?;
+    let status = run_script(path)?;
     say(format_args!("sh path={path} status={status}"));
+    Ok(())
+}
+
+fn run_script(path: &str) -> io::Result<libc::c_int> {
+    let script = sys::c_path(path)?;
+    sys::spawn(c"/bin/sh", &[c"sh", &script], &SHELL_ENV, || ())?.wait()
+}
+
+/// Calls on every CPU before a script begins, and until it has ended: whenever that has nothing to do.
+fn beside(path: &str) -> io::Result<()> {
+    const AT_ONCE: u32 = 100;
+    let cpus = sys::cpus()?;
+    let begun = Barrier::new(cpus.len() + 1);
+    let (is_over, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+    let on_cpu = |cpu: usize| {
+        let call = || {
+            sys::getppid(AT_ONCE);
+            calls.fetch_add(AT_ONCE.into(), Ordering::Relaxed);
+        };
+        let ready = sys::pin(cpu).and_then(|()| sys::give_way());
+        call();
+        begun.wait();
+        ready?;
+        while !is_over.load(Ordering::Relaxed) {
+            call();
+        }
+        Ok(())
+    };
+    let status = std::thread::scope(|scope| {
+        let start = |&cpu| {
+            sys::count_thread();
+            let on_cpu = &on_cpu;
+            scope.spawn(move || on_cpu(cpu))
+        };
+        let threads: Vec<_> = cpus.iter().map(start).collect();
+        begun.wait();
+        let status = run_script(path);
+        is_over.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread did not end well")))
+        })?;
+        status
+    })?;
+    let calls = calls.into_inner();
+    say(format_args!("beside path={path} status={status} calls={calls} cpus={}", cpus.len()));
     Ok(())
 }
 

@@ -14,6 +14,7 @@
 //! | `nest:N` | `btf_array_show` calls itself until it is N deep, once: the kernel prints a BPF map whose value is arrays in arrays | `nest depth=N bytes=B openat=1` |
 //! | `fentry:FUNCTION` | a BPF program attached to the entry of a kernel function, 20 files opened, detached | `fentry function=FUNCTION opened=20 runs=R openat=22` |
 //! | `sh:PATH` | the shell runs a script to its end; what it does itself is not in the totals | `sh path=PATH status=S` |
+//! | `beside:PATH` | a thread on every online CPU, pinned, each calling `getppid` 100 times and then, where nothing else runs, until the shell has run a script to its end | `beside path=PATH status=S calls=N cpus=C` |
 //! | `mix:N` | for N seconds: on every CPU a thread that opens files, calls `getppid` and touches fresh memory, and beside them children, pipes, signals and short sleeps | `mix rounds=R checks=C`, and every file read was whole |
 //! | `idle:N` | sleeps N seconds | `idle seconds=N` |
 //! | `shell` | an interactive shell on the console until it exits | `shell status=S` |
@@ -43,6 +44,7 @@ pub(crate) enum Step {
     Nest(u32),
     Fentry(String),
     Sh(String),
+    Beside(String),
     Mix(u32),
     Idle(u32),
     Shell,
@@ -137,6 +139,7 @@ impl Step {
             "nest" => Self::Nest(depth(MAX_NEST)?),
             "fentry" => Self::Fentry(text("FUNCTION")?),
             "sh" => Self::Sh(text("PATH")?),
+            "beside" => Self::Beside(text("PATH")?),
             "mix" => Self::Mix(count()?),
             "idle" => Self::Idle(count()?),
             "shell" => Self::Shell,

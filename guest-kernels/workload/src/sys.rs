@@ -175,6 +175,14 @@ pub(crate) fn cpus() -> io::Result<Vec<usize>> {
     Ok((0..most).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
 }
 
+/// Lets all others run before the calling thread.
+pub(crate) fn give_way() -> io::Result<()> {
+    const LEAST: c_int = 19;
+    // SAFETY: takes numbers and touches no memory. On Linux the calling thread alone is meant.
+    checked(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, LEAST) }.into())?;
+    Ok(())
+}
+
 /// Binds the calling thread to one CPU, and makes sure that it runs there.
 pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     // SAFETY: an all-zero set is an empty set.

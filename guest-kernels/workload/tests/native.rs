@@ -25,13 +25,16 @@ fn number(said: &str, step: &str, key: &str) -> u64 {
 
 #[test]
 fn every_step_says_what_it_did() {
-    let (said, code) = steps(&format!("{STEPS},sh:/nonexistent"));
+    let (said, code) = steps(&format!("{STEPS},sh:/nonexistent,beside:/nonexistent"));
     assert_eq!(code, Some(0), "{said}");
     let cpus = number(&said, "pinned", "cpus");
     let bytes = number(&said, "open", "bytes");
     let shell = number(&said, "sh", "status");
     assert_ne!(shell, 0, "{said}");
-    let done = format!("openat=20 getppid={} execve=4 clone={}", 6 + 7 * cpus, 3 + 1 + cpus + 7 + 1);
+    let beside = number(&said, "beside", "calls");
+    assert!(beside >= 100 * cpus, "{said}");
+    let (getppid, clone) = (6 + 7 * cpus + beside, 3 + 1 + cpus + 7 + 1 + cpus + 1);
+    let done = format!("openat=20 getppid={getppid} execve=5 clone={clone}");
     let expected = [
         format!("open calls=5 bytes={bytes}"),
         "getppid calls=6".to_owned(),
@@ -44,6 +47,7 @@ fn every_step_says_what_it_did() {
         "try path=/etc/passwd errno=0".to_owned(),
         format!("try path=/nonexistent errno={}", libc::ENOENT),
         format!("sh path=/nonexistent status={shell}"),
+        format!("beside path=/nonexistent status={shell} calls={beside} cpus={cpus}"),
         format!("done {done}"),
     ];
     assert_eq!(said, expected.map(|line| format!("workload: {line}\n")).concat());

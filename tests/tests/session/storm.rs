@@ -23,7 +23,7 @@ const FUNCTIONS: usize = 200;
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Where the guest is busiest.
-const HOT: [&str; 40] = [
+pub(super) const HOT: [&str; 40] = [
     "try_to_wake_up",
     "ttwu_do_activate",
     "wake_up_process",
@@ -180,7 +180,7 @@ fn copies(places: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item = P
 
 /// What `answer` says; `None` when the guest has ended, which it does at any time.
 #[track_caller]
-fn unless_ended<T>(answer: Result<T, CommandError>) -> Option<T> {
+pub(super) fn unless_ended<T>(answer: Result<T, CommandError>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
         Err(CommandError::Ended) => None,
@@ -190,7 +190,7 @@ fn unless_ended<T>(answer: Result<T, CommandError>) -> Option<T> {
 
 /// No handler has found anything wrong, and no call came back elsewhere.
 #[track_caller]
-fn check(probes: &[ProbeReport]) {
+pub(super) fn check(probes: &[ProbeReport]) {
     let is_wrong = |p: &&ProbeReport| matches!(p.state, State::Broken(_)) || p.missed.stack > 0;
     let wrong: Vec<_> = probes.iter().filter(is_wrong).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");

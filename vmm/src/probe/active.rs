@@ -77,17 +77,18 @@ pub(crate) enum Miss {
 }
 
 impl Active {
-    /// A probe at an instruction, or a watch, outside of any session. `None` for a return probe, which needs
-    /// trampolines.
+    /// A probe outside of any session. A return probe has no trampolines there, and follows no call.
     #[must_use]
-    pub fn on_its_own(id: ProbeId, probe: Probe) -> Option<Self> {
+    pub fn on_its_own(id: ProbeId, probe: Probe) -> Self {
         let Probe { work, record, capture, stack, once, .. } = probe;
         let kind = match work {
             super::Work::Instruction(handlers) => Kind::Instruction(handlers),
             super::Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
-            super::Work::Return { .. } => return None,
+            super::Work::Return { handlers, max_active } => {
+                Kind::Return(handlers, Pool::new(0, 0, 1), max_active)
+            }
         };
-        Some(Self::new(id, kind, Notes { record, capture, stack }, once))
+        Self::new(id, kind, Notes { record, capture, stack }, once)
     }
 
     pub(crate) fn new(id: ProbeId, kind: Kind, notes: Notes, once: bool) -> Self {
