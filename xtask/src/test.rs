@@ -21,12 +21,21 @@ pub(crate) struct Options {
     /// Also storms and soaks that take long
     #[arg(long, conflicts_with = "vmx")]
     long: bool,
+    /// Only what is run beside others: see [`Beside`]
+    #[arg(long, hide = true, conflicts_with = "vmx")]
+    beside: bool,
 }
+
+/// The modules of the library's tests on real kernels that are run beside the others.
+const BESIDE: [&str; 5] = ["detours::", "detoured_returns::", "regions::", "fire::", "realtime::"];
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
     let ready = setup::run()?;
-    if !options.vmx {
+    if options.beside {
+        vmx::run(&ready.vmm)?;
+        session(start, &ready.vmm, options.long, &BESIDE)?;
+    } else if !options.vmx {
         step(start, "format", cargo(["fmt", "--all", "--check"]))?;
         let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
         step(start, "lints", cargo(lints))?;
@@ -34,8 +43,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         step(start, "the text of real kernels", kernel_text()?)?;
         contract(start, &ready.vmm)?;
         differential(start, &ready.vmm)?;
-        let beside = Beside::start(start)?;
-        session(start, &ready.vmm, options.long)?;
+        let beside = Beside::start(start, options.long)?;
+        let others: Vec<&str> = BESIDE.iter().flat_map(|module| ["--skip", module]).collect();
+        session(start, &ready.vmm, options.long, &others)?;
         beside.end(start)?;
         step(start, "the product on real kernels", product(&ready.vmm, options.long))?;
     } else {
@@ -82,8 +92,9 @@ fn contract(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     step(start, "the KVM contract in the emulated host", inside)
 }
 
-/// The library on real kernels: each test boots a guest in its own process, inside the emulated host.
-fn session(start: Instant, vmm: &Path, long: bool) -> anyhow::Result<()> {
+/// The library on real kernels: each test boots a guest in its own process, inside the emulated host. `which`: words for
+/// the test program that choose some of them.
+fn session(start: Instant, vmm: &Path, long: bool, which: &[&str]) -> anyhow::Result<()> {
     let cache = Cache::open()?;
     let mut inside = Command::new(vmm);
     inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1", "--file"]);
@@ -94,34 +105,39 @@ fn session(start: Instant, vmm: &Path, long: bool) -> anyhow::Result<()> {
     if long {
         inside.args(["--env", "VMM_LONG=1"]);
     }
-    inside.arg(test_program("session")?).args(["--test-threads=1", "--show-output"]);
+    inside.arg(test_program("session")?).args(["--test-threads=1", "--show-output"]).args(which);
     step(start, "the library on real kernels, in the emulated host", inside)
 }
 
-/// The tests on VMX, while others run: Bochs and the emulated host keep one processor busy each. They are stopped when
-/// this is dropped, for then something else has failed.
+/// The tests on VMX and then those of [`BESIDE`], while others run: Bochs and each emulated host keep one processor busy.
+/// They are stopped when this is dropped, for then something else has failed.
 struct Beside {
     tests: Child,
     printed: NamedTempFile,
 }
 
 impl Beside {
-    fn start(start: Instant) -> anyhow::Result<Self> {
-        say(start, "beside what follows: the KVM contract and a kernel in Bochs, on VMX");
+    fn start(start: Instant, long: bool) -> anyhow::Result<Self> {
+        say(start, "beside what follows: Bochs, and what detours do in the emulated host");
         let printed = NamedTempFile::new().context("no temporary file")?;
         let output = printed.reopen()?;
         let mut tests = Command::new(env::current_exe().context("no name of this program")?);
-        tests.args(["test", "--vmx"]).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        tests
+            .args(["test", "--beside"])
+            .args(long.then_some("--long"))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
         let tests = tests.spawn().with_context(|| format!("cannot run {tests:?}"))?;
         Ok(Self { tests, printed })
     }
 
     /// Waits for them and shows what they printed.
     fn end(mut self, start: Instant) -> anyhow::Result<()> {
-        say(start, "waiting for Bochs");
-        let status = self.tests.wait().context("cannot wait for the tests in Bochs")?;
+        say(start, "waiting for what runs beside");
+        let status = self.tests.wait().context("cannot wait for what runs beside")?;
         print!("{}", String::from_utf8_lossy(&fs::read(&self.printed)?));
-        ensure!(status.success(), "the tests in Bochs: failed");
+        ensure!(status.success(), "what ran beside: failed");
         Ok(())
     }
 }
@@ -202,6 +218,7 @@ fn product(vmm: &Path, long: bool) -> Command {
             "tasks",
             "probeable",
             "optimized",
+            "graph",
             "readme",
         ]
         .map(|name| format!("--test={name}")),
