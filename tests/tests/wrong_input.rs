@@ -209,7 +209,7 @@ fn a_dry_run_boots_nothing() {
     assert_eq!(row("dummy:dummy_xmit")["conditions"][0], "if common_cpu == 1");
     let read = row("vfs_read%return");
     assert_eq!((&read["kind"], &read["conditions"][0]), (&"r".into(), &"if n > 3".into()));
-    assert_eq!(read["detour"], "no detour: it follows calls to their returns");
+    assert_eq!(read["detour"], "detour");
     assert_eq!(read["fields"][0], serde_json::json!({ "name": "n", "type": "s64", "fetch": "$retval" }));
     let refused = rows.iter().find(|row| row["function"] == "exc_int3").unwrap();
     assert!(refused["reason"].as_str().unwrap().contains("noinstr"), "{refused}");

@@ -1,7 +1,6 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
-use crate::detour::layout::record;
-use crate::detour::layout::{self, CALLS};
+use crate::detour::layout::{self, CALLS, record};
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::{Calls, Condition, Number, Origin};
