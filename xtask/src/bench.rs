@@ -1,22 +1,22 @@
-//! `cargo xtask bench`: what things cost, in instructions, which Bochs executes one by one and counts.
+//! `cargo xtask bench`: what things cost, in instructions, which Bochs executes one by one and counts, and as ratios of
+//! times on this machine.
 
-use crate::bochs::{self, Contents, Entry};
+mod calls;
+mod runs;
+
+use crate::bochs::{self, Contents, Entry, Outcome};
 use crate::setup;
 use anyhow::{Context as _, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 /// The rows whose ratio says how far a hit is from the least that an exit can cost.
 const EXIT: &str = "empty port exit";
 const HIT: &str = "trap hit, empty handler";
 /// The rows of hits without an exit, and how many instructions each should be at most.
 const DETOURS: [(&str, f64); 2] = [("detour, count", 15.0), ("detour, record", 80.0)];
-/// The row of the one figure that is a time.
-const START: &str = "vmm run to the guest's start";
 /// What that ratio should be at most.
 const GOAL: f64 = 1.15;
 /// Where the figures are kept, in the workspace.
@@ -28,28 +28,23 @@ const RESULTS: &str = "target/bench.json";
 /// When it cannot be run.
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let program = setup::build("tests", "bench")?;
-    let files = vec![bochs::file("bin/bench", 0o755, &program)?];
-    let entries = vec![Entry::new("bench", &["/bin/bench", "--json"])];
+    let mut files = calls::files()?;
+    files.push(bochs::file("bin/bench", 0o755, &program)?);
+    let mut entries = vec![Entry::new("bench", &["/bin/bench", "--json"])];
+    entries.extend(calls::entries());
     let outcomes = bochs::run(Contents { vmm, files, entries })?;
-    let outcome = outcomes.first().context("nothing was run")?;
-    let text = outcome.output.join("\n");
-    ensure!(outcome.exit == "0", "the benchmark ended with {}:\n{text}", outcome.exit);
-    let mut rows: Vec<Value> =
-        outcome.output.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    for line in outcome.output.iter().filter(|line| !line.starts_with('{')) {
-        println!("bench: {line}");
-    }
-    let (exit, hit) =
-        median(&rows, EXIT).zip(median(&rows, HIT)).context("the benchmark printed no figures")?;
-    println!("bench: a hit costs {:.3} exits (goal: {GOAL} at most)", hit / exit);
-    for (row, goal) in DETOURS {
-        // The loop around it is two instructions of these.
-        let cost = median(&rows, row).context("the benchmark printed no detour")? - 2.0;
-        println!("bench: {row}: {cost} instructions (goal: {goal} at most)");
-    }
-    let start = start_up(vmm)?;
-    println!("bench: {START}: {start} ms (goal: 2000 at most)");
-    rows.push(json!({ "row": START, "unit": "ms", "median": start }));
+    let of = |name: &str| -> anyhow::Result<&Outcome> {
+        let outcome = outcomes.iter().find(|outcome| outcome.name == name).context("nothing was run")?;
+        let text = outcome.output.join("\n");
+        ensure!(outcome.exit == "0", "{name} ended with {}:\n{text}", outcome.exit);
+        Ok(outcome)
+    };
+    let mut rows = exits(of("bench")?)?;
+    rows.extend(calls::reference(of(calls::REFERENCE)?)?);
+    rows.extend(calls::ours(of(calls::OURS)?)?);
+    rows.push(runs::start_up(vmm)?);
+    rows.push(runs::every_function(vmm)?);
+    rows.push(runs::exits(vmm)?);
     rows.extend(replay()?);
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
     if let Some(directory) = results.parent() {
@@ -61,33 +56,21 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long it takes, in milliseconds, from the start of `vmm run` on this machine to the start of its guest: the
-/// median of several runs. A hit's own time, which counts from there, is taken off the time at which it arrives.
-fn start_up(vmm: &Path) -> anyhow::Result<u128> {
-    const RUNS: usize = 5;
-    let mut times = Vec::new();
-    for _ in 0..RUNS {
-        let begun = Instant::now();
-        let mut child = Command::new(vmm)
-            .args(["run", "--format=json", "--probe=rest_init", "--cmdline=workload=poweroff"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run vmm")?;
-        let said = BufReader::new(child.stderr.take().context("vmm has no output")?);
-        let mut lines = said.lines().map_while(Result::ok);
-        let since_start = lines.find_map(|line| {
-            let hit: Value = serde_json::from_str(&line).ok()?;
-            Some(Duration::from_nanos(hit.get("time_ns")?.as_u64()?))
-        });
-        let arrived = begun.elapsed();
-        lines.for_each(drop);
-        ensure!(child.wait()?.success(), "vmm run did not end well");
-        times.push(arrived.saturating_sub(since_start.context("the guest was not seen to start")?));
+/// The rows of micro guests: exits, and what costs none.
+fn exits(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
+    let rows: Vec<Value> = outcome.output.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    for line in outcome.output.iter().filter(|line| !line.starts_with('{')) {
+        println!("bench: {line}");
     }
-    times.sort();
-    Ok(times.get(RUNS / 2).map_or(0, |time| time.as_millis()))
+    let (exit, hit) =
+        median(&rows, EXIT).zip(median(&rows, HIT)).context("the benchmark printed no figures")?;
+    println!("bench: a hit costs {:.3} exits (goal: {GOAL} at most)", hit / exit);
+    for (row, goal) in DETOURS {
+        // The loop around it is two instructions of these.
+        let cost = median(&rows, row).context("the benchmark printed no detour")? - 2.0;
+        println!("bench: {row}: {cost} instructions (goal: {goal} at most)");
+    }
+    Ok(rows)
 }
 
 /// How the engine's part of a hit scales with threads of this machine.

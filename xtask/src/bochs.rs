@@ -109,7 +109,7 @@ fn follow(
     interrupted: &AtomicBool,
 ) -> anyhow::Result<Vec<Outcome>> {
     /// Nothing takes this long but a machine that hangs.
-    const PATIENCE: Duration = Duration::from_secs(15 * 60);
+    const PATIENCE: Duration = Duration::from_secs(30 * 60);
     /// Silence that deserves a word.
     const SILENCE: Duration = Duration::from_secs(30);
     const POLL: Duration = Duration::from_millis(100);

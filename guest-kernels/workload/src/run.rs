@@ -30,6 +30,7 @@ pub(crate) fn step(step: &Step) -> Result<(), Failure> {
             say(format_args!("getppid calls={count}"));
             Ok(())
         }
+        &Step::Ticks(count) => ticks(count).during("ticks"),
         &Step::Fork(count) => fork(count).during("fork"),
         &Step::Pinned(count) => pinned(count).during("pinned"),
         &Step::Pipe(count) => pipe(count).during("pipe"),
@@ -71,6 +72,23 @@ fn read_files(count: u32) -> io::Result<usize> {
         }
     }
     Ok(bytes)
+}
+
+/// So few calls at once that most have no timer's interrupt among them.
+fn ticks(count: u32) -> io::Result<()> {
+    const AT_ONCE: u32 = 5;
+    let mut samples = vec![0; count as usize];
+    for sample in &mut samples {
+        let before = sys::ticks();
+        sys::getppid(AT_ONCE);
+        *sample = sys::ticks() - before;
+    }
+    samples.sort_unstable();
+    let (Some(least), Some(median)) = (samples.first(), samples.get(samples.len() / 2)) else {
+        return Err(io::Error::other("nothing to be timed"));
+    };
+    say(format_args!("ticks calls={} least={least} median={median}", AT_ONCE * count));
+    Ok(())
 }
 
 fn fork(count: u32) -> io::Result<()> {

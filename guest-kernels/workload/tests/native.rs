@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 /// One of everything that can run outside a guest and opens no files on its own, with different counts.
 const STEPS: &str =
-    "open:5,getppid:6,fork:3,pinned:7,pipe:4,walk:9,signal:8,die:7,try:/etc/passwd,try:/nonexistent";
+    "open:5,getppid:6,fork:3,pinned:7,pipe:4,walk:9,signal:8,die:7,ticks:3,try:/etc/passwd,try:/nonexistent";
 
 fn run(command: &mut Command) -> (String, Option<i32>) {
     let Output { stdout, status, .. } = command.output().unwrap();
@@ -31,9 +31,11 @@ fn every_step_says_what_it_did() {
     let bytes = number(&said, "open", "bytes");
     let shell = number(&said, "sh", "status");
     assert_ne!(shell, 0, "{said}");
+    let (least, median) = (number(&said, "ticks", "least"), number(&said, "ticks", "median"));
+    assert!(0 < least && least <= median, "{said}");
     let beside = number(&said, "beside", "calls");
     assert!(beside >= 100 * cpus, "{said}");
-    let (getppid, clone) = (6 + 7 * cpus + beside, 3 + 1 + cpus + 7 + 1 + cpus + 1);
+    let (getppid, clone) = (6 + 7 * cpus + 15 + beside, 3 + 1 + cpus + 7 + 1 + cpus + 1);
     let done = format!("openat=20 getppid={getppid} execve=5 clone={clone}");
     let expected = [
         format!("open calls=5 bytes={bytes}"),
@@ -44,6 +46,7 @@ fn every_step_says_what_it_did() {
         "walk calls=9 mkdir=9 rmdir=9 openat=9 getdents=18".to_owned(),
         "signal calls=8 handled=8".to_owned(),
         "die calls=7 exited=3 paused=2 reading=2 openat=4".to_owned(),
+        format!("ticks calls=15 least={least} median={median}"),
         "try path=/etc/passwd errno=0".to_owned(),
         format!("try path=/nonexistent errno={}", libc::ENOENT),
         format!("sh path=/nonexistent status={shell}"),

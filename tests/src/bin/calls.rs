@@ -1,0 +1,73 @@
+//! What a probe costs the program that calls the probed function: `getppid` in a Debian guest, by the guest's own
+//! time-stamp counter. Inside Bochs a tick is an instruction, of the guest, of KVM, of the host's kernel and of ours alike.
+//!
+//! One guest is probed in one way after the other. `calls` prints one JSON object a row.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a measurement that goes wrong is void"
+)]
+
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::{Base, Capture, Fetch, Field};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use tests::linux_rig::Guest;
+use vmm::probe::Probe;
+use vmm::session::{Command, ProbeReport, State};
+
+const FUNCTION: &str = "__x64_sys_getppid";
+/// What the guest does for each row.
+const STEP: &str = "ticks:400";
+
+/// A way to probe the function; the first one not at all.
+type Way = (&'static str, fn() -> Option<Probe>);
+
+const WAYS: [Way; 5] = [
+    ("getppid, unprobed", || None),
+    ("getppid, counted by a detour", || Some(Probe::at(FUNCTION))),
+    ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record())),
+    ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}))),
+    ("getppid, traps at its call and its return", || Some(Probe::on_return(FUNCTION).into())),
+];
+
+fn two_arguments() -> Capture {
+    let field =
+        |n| Field { name: format!("arg{n}"), fetch: Fetch::word(Base::Argument(n), 8), shape: Shape::Hex };
+    Capture { fields: vec![field(0), field(1)], ..Capture::default() }
+}
+
+/// What a probe stood on.
+fn footing(probe: &ProbeReport) -> &'static str {
+    match probe.state {
+        State::Optimized(_) => "detour",
+        State::Armed(_) => "trap",
+        _ => panic!("{probe:?}"),
+    }
+}
+
+fn main() {
+    let Some(guest) = Guest::new("6.12") else { return };
+    let steps = vec![STEP; WAYS.len()].join(",sh:/gate,");
+    let stood = Mutex::new(Vec::new());
+    let ended = guest.optimize().run_with(&steps, |handle, console| {
+        console.wait_for("workload: ticks ", 1);
+        stood.lock().unwrap().push("nothing");
+        for (number, (_, probe)) in (2..).zip(&WAYS[1..]) {
+            let ids = handle.register(probe().into_iter().collect()).unwrap();
+            console.open_gate();
+            console.wait_for("workload: ticks ", number);
+            stood.lock().unwrap().push(footing(&handle.list().unwrap()[0]));
+            handle.command(Command::Unregister(ids)).unwrap();
+        }
+    });
+    ended.assert_in_order();
+    let timed = ended.console.lines().filter_map(|line| line.trim().strip_prefix("workload: ticks "));
+    let mut out = String::new();
+    for (((row, _), timed), stood) in WAYS.iter().zip(timed).zip(stood.into_inner().unwrap()) {
+        writeln!(out, "{}", json!({ "row": row, "said": timed, "on": stood })).unwrap();
+    }
+    print!("{out}");
+}
