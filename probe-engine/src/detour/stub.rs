@@ -13,7 +13,7 @@
 //!         and byte [rsp+1], ~2
 //!         popfq
 //!         sti                     the CPU takes no interrupt behind it before the next instruction is over:
-//!         jmp back                nothing comes between a hit and what is behind the site
+//!         jmp back                nobody is interrupted in here
 //! quiet:  popfq
 //!         jmp back
 //! ```

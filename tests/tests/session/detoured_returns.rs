@@ -191,7 +191,7 @@ fn return_probes_come_and_go_while_they_follow_calls() {
     println!("{} calls, {} returns; {:?}", entries.hits, returns.hits, ended.report.unregistered);
     assert!(entries.hits >= 12_000, "{entries:?}");
     assert_eq!((returns.hits, returns.missed, returns.outstanding), (entries.hits, Missed::default(), 0));
-    assert!(ended.report.unregistered.hits > 1000);
+    assert!(ended.report.unregistered.hits > 100);
 }
 
 #[test]

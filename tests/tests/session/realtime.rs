@@ -51,7 +51,7 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         .cmdline("nokaslr")
         .script(SCRIPT)
         .probe(Probe::at(OPEN).record())
-        .probe(Probe::at(trap).record())
+        .probe(Probe::at(trap).record().pre(|_| {}))
         .probe(Probe::at("__x64_sys_getppid"))
         .probe(Probe::at("vfs_rmdir").pre(look))
         .probe(Probe::at("hrtimer_interrupt").record())
