@@ -25,12 +25,15 @@ const STEP: &str = "ticks:400";
 /// A way to probe the function; the first one not at all.
 type Way = (&'static str, fn() -> Option<Probe>);
 
-const WAYS: [Way; 5] = [
+const WAYS: [Way; 6] = [
     ("getppid, unprobed", || None),
     ("getppid, counted by a detour", || Some(Probe::at(FUNCTION))),
     ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record())),
     ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}))),
-    ("getppid, traps at its call and its return", || Some(Probe::on_return(FUNCTION).into())),
+    ("getppid, its return recorded by a detour", || Some(Probe::on_return(FUNCTION).record().into())),
+    ("getppid, traps at its call and its return", || {
+        Some(Probe::on_return(FUNCTION).handler(|_, ()| {}).into())
+    }),
 ];
 
 fn two_arguments() -> Capture {
