@@ -1,7 +1,7 @@
 //! What the guest's detours write, read while it runs.
 
 use super::{Event, Nanos, What};
-use crate::clock::Rate;
+use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved;
@@ -65,8 +65,11 @@ impl Detours {
             let mut last = now;
             // The memory is there as long as the guest is.
             let has_more = ring.drain(&**ram, |record| {
-                // Whatever the guest says, it was not later than this.
-                last = rate.nanos(record.ticks.wrapping_sub(*tsc)).min(now);
+                last = rate.nanos(record.ticks.wrapping_sub(*tsc));
+                if last > now {
+                    // It has come in since. Whatever the guest says, it was not later than this.
+                    last = last.min(rate.nanos(ticks()));
+                }
                 let known = known.get(&record.probe);
                 if let Some(event) = known.and_then(|known| known.event(vcpu, last, &record, rate)) {
                     *read.entry(record.probe).or_default() += 1;
