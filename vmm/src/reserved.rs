@@ -21,7 +21,7 @@ use crate::memory::GuestRam;
 use crate::touched;
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
-use probe_engine::detour::layout::{CALLS, TRAMPOLINE};
+use probe_engine::detour::layout as detour;
 use probe_engine::detour::stub::LEAVE;
 use probe_engine::insn::copy::SLOT;
 use probe_engine::memory::{NoMemory, PhysMemory};
@@ -35,7 +35,7 @@ use std::ops::Range;
 /// How many return trampolines there are. Each is one int3, at the start of the code window.
 pub const TRAMPOLINES: u32 = 64 << 10;
 /// Bytes of the return trampolines of detours, behind those.
-const DETOURS: u64 = (CALLS as u64 * TRAMPOLINE + LEAVE as u64).next_multiple_of(SLOT as u64);
+const DETOURS: u64 = (detour::TRAMPOLINES + LEAVE as u64).next_multiple_of(SLOT as u64);
 /// Where the slots begin in the code window.
 const FIRST: u64 = TRAMPOLINES as u64 + DETOURS;
 /// How many slots there are.
@@ -137,7 +137,7 @@ impl Reserved {
     #[must_use]
     pub fn detours(&self) -> Range<Gva> {
         let start = self.code.add(TRAMPOLINES.into());
-        start..start.add(u64::from(CALLS) * TRAMPOLINE)
+        start..start.add(detour::TRAMPOLINES)
     }
 
     /// Fills these, and what they lead to, with `code`.
@@ -221,7 +221,7 @@ impl Reserved {
     /// # Errors
     /// As of [`write`](Self::write).
     pub fn overwrite(&self, ram: &GuestRam, slots: Slots, at: usize, code: &[u8]) -> Result<(), NoMemory> {
-        ram.write(CODE.add(FIRST + offset(slots.first) + at as u64), code)
+        ram.write(memory_of(slots.first).add(at as u64), code)
     }
 
     /// Gives slots back to which nothing leads any more. Their code stays: someone may be inside.
@@ -261,7 +261,7 @@ impl Reserved {
             let slots = *first..*first + *count;
             let is_occupied = occupied.range(slots.clone()).next().is_some();
             if !is_occupied {
-                free.extend(slots.clone().filter(|slot| clear(ram, *slot).is_ok()));
+                free.extend(slots.filter(|slot| ram.write(memory_of(*slot), &[INT3; SLOT]).is_ok()));
             }
             is_occupied
         });
@@ -275,9 +275,9 @@ impl Reserved {
     }
 }
 
-/// Makes a slot int3 again.
-fn clear(ram: &GuestRam, slot: u32) -> Result<(), NoMemory> {
-    ram.write(CODE.add(FIRST + offset(slot)), &[INT3; SLOT])
+/// The memory of the slot of this number.
+fn memory_of(slot: u32) -> Gpa {
+    CODE.add(FIRST + offset(slot))
 }
 
 /// Where the slot of this number lies behind the first.

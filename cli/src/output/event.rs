@@ -40,9 +40,8 @@ fn values<'a>(
 
 impl fmt::Display for EventText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event { nanos, vcpu, rip, what, task, .. } = self.event;
-        let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        write!(f, "[{seconds:5}.{nanos:09}] cpu{vcpu} ")?;
+        let Event { rip, what, task, .. } = self.event;
+        write!(f, "{} ", Moment(self.event))?;
         if let Some(task) = task {
             write!(f, "{}-{} ", task.comm(), task.pid)?;
             if let Some(context) = task.context.name() {
@@ -86,9 +85,29 @@ impl fmt::Display for EventText<'_> {
     }
 }
 
-fn took(f: &mut fmt::Formatter<'_>, Nanos(nanos): Nanos) -> fmt::Result {
-    let (micros, nanos) = (nanos / 1000, nanos % 1000);
-    write!(f, " took={micros}.{nanos:03}us")
+fn took(f: &mut fmt::Formatter<'_>, nanos: Nanos) -> fmt::Result {
+    write!(f, " took={}us", Micros(nanos))
+}
+
+/// When an event was, in seconds, and on which CPU.
+pub(super) struct Moment<'a>(pub(super) &'a Event);
+
+impl fmt::Display for Moment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Event { nanos, vcpu, .. } = self.0;
+        let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+        write!(f, "[{seconds:5}.{nanos:09}] cpu{vcpu}")
+    }
+}
+
+/// A duration in microseconds.
+pub(super) struct Micros(pub(super) Nanos);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Nanos(nanos) = self.0;
+        write!(f, "{}.{:03}", nanos / 1000, nanos % 1000)
+    }
 }
 
 /// An event as JSON.

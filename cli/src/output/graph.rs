@@ -1,5 +1,6 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
+use super::event::{Micros, Moment};
 use crate::target::Asked;
 use probe_engine::addr::Gva;
 use std::collections::HashMap;
@@ -52,8 +53,8 @@ impl Graph {
                     Some(format!("{}{name}()", Head { event, took: None, depth: calls.open.len() }));
                 calls.open.push(Open { function: name, began: event.nanos });
             }
-            What::Return { duration: Nanos(took), .. } => {
-                let began = event.nanos.saturating_sub(took);
+            What::Return { duration: took, .. } => {
+                let began = event.nanos.saturating_sub(took.0);
                 let is_its = |open: &Open| open.function == name;
                 // In a recursion of which a return was missed, the time tells which call it is.
                 let its = calls.open.iter().rposition(|open| is_its(open) && open.began <= began);
@@ -97,21 +98,19 @@ impl Calls {
 /// What a line begins with.
 struct Head<'a> {
     event: &'a Event,
-    took: Option<u64>,
+    took: Option<Nanos>,
     depth: usize,
 }
 
 impl std::fmt::Display for Head<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Event { nanos, vcpu, task, .. } = self.event;
-        let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        let task = task.as_ref().map(|task| {
+        let task = self.event.task.as_ref().map(|task| {
             let context = task.context.name().map(|name| format!(" [{name}]")).unwrap_or_default();
             format!("{}-{}{context}", task.comm(), task.pid)
         });
-        let took = self.took.map(|took| format!("{}.{:03} us", took / 1000, took % 1000));
+        let took = self.took.map(|took| format!("{} us", Micros(took)));
         let (task, took) = (task.unwrap_or_default(), took.unwrap_or_default());
-        write!(f, "[{seconds:5}.{nanos:09}] cpu{vcpu} {task:<20} {took:>14} | {:1$}", "", 2 * self.depth)
+        write!(f, "{} {task:<20} {took:>14} | {:2$}", Moment(self.event), "", 2 * self.depth)
     }
 }
 

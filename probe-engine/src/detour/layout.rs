@@ -63,6 +63,8 @@ pub const INSTANCE: u64 = 128;
 pub const POOL: u64 = 64;
 /// Bytes of the trampoline of an instance, and of its word in [`LIVE`].
 pub const TRAMPOLINE: u64 = 8;
+/// Bytes of all of them.
+pub const TRAMPOLINES: u64 = CALLS as u64 * TRAMPOLINE;
 
 const _: () = assert!(POOLS + POOL * u8::MAX as u64 <= INSTANCES && RINGS < SIZE);
 

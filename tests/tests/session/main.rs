@@ -24,10 +24,11 @@ mod tracer;
 mod watches;
 
 use probe_engine::addr::Gva;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
-use tests::linux_rig::Console;
+use tests::linux_rig::{Console, Ended};
 use vmm::probe::Hit;
-use vmm::session::{Handle, ProbeReport, State};
+use vmm::session::{Handle, Missed, ProbeReport, State};
 
 /// Number, hits and whether it stands, of all probes.
 fn listed(handle: &Handle) -> Vec<(u32, u64, bool)> {
@@ -42,6 +43,27 @@ fn after(handle: &Handle, console: &Console, words: &str, count: usize) -> Vec<(
     }
     console.wait_for(words, count);
     listed(handle)
+}
+
+/// What a probe that stays has seen of the pinned calls while others came and went, which `states` tells of.
+fn assert_saw_all_calls(ended: &Ended, states: &impl Debug) {
+    let calls = ended.workload("pinned", "calls");
+    println!("{calls} calls, {states:?}, {:?}", ended.report.unregistered);
+    // The shell asks for its parent, too.
+    assert_eq!(ended.probe(0).hits, calls + 1, "the one that stayed has seen all");
+    assert_eq!(ended.probe(0).missed, Missed::default());
+}
+
+/// `exits` says how many there were in all with so many hits of a detour, where this KVM counts them.
+fn assert_hits_take_no_exits(what: &str, exits: impl Fn(u64) -> Option<u64>) {
+    let (Some(few), Some(many)) = (exits(1000), exits(11_000)) else {
+        println!("this KVM does not count exits");
+        return;
+    };
+    println!("1,000 {what}: {few} exits; 11,000 {what}: {many} exits");
+    // Traps would have taken 10,000 more at least; the timer ticks a little longer, and each boot differs by some
+    // hundreds.
+    assert!(many < few + 5000, "{few} {many}");
 }
 
 /// What handlers note down.

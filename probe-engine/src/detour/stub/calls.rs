@@ -24,7 +24,7 @@ use crate::addr::Gva;
 use crate::capture::Register;
 use crate::detour::instances::instance;
 use crate::detour::layout::{
-    CALLS, INSTANCE, INSTANCES, LIVE, POOL, POOLS, STRAYS, TICKETS, TRAMPOLINE, UNFOLLOWED, record,
+    INSTANCE, INSTANCES, LIVE, POOL, POOLS, STRAYS, TICKETS, TRAMPOLINE, TRAMPOLINES, UNFOLLOWED, record,
 };
 use crate::detour::work::{Calls, Work};
 use iced_x86::Code;
@@ -46,11 +46,11 @@ pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, r9];
 pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
     const INT3: u8 = 0xcc;
     const CALL: u8 = 0xe8;
-    let leave = guest.trampolines.add(u64::from(CALLS) * TRAMPOLINE);
-    let mut code = vec![INT3; CALLS as usize * TRAMPOLINE as usize];
+    let leave = guest.trampolines.add(TRAMPOLINES);
+    let mut code = vec![INT3; TRAMPOLINES as usize];
     let (trampolines, _) = code.as_chunks_mut::<{ TRAMPOLINE as usize }>();
     for (number, trampoline) in (0..).zip(trampolines) {
-        let next = u64::from(CALLS) * TRAMPOLINE - number * TRAMPOLINE - 5;
+        let next = TRAMPOLINES - number * TRAMPOLINE - 5;
         let [a, b, c, d, ..] = next.to_le_bytes();
         *trampoline = [CALL, a, b, c, d, INT3, INT3, INT3];
     }
@@ -82,16 +82,12 @@ impl Assembler<'_> {
     pub(super) fn enter(&mut self, work: &Work, calls: Calls, leave: CodeLabel) -> Done {
         let Guest { rings, cpu_number, task, trampolines, .. } = *self.guest;
         let (pools, live) = (self.at(POOLS)?, self.at(LIVE)?);
-        let (mut none, mut no_ticket, mut again, mut next) = (
-            self.asm.create_label(),
-            self.asm.create_label(),
-            self.asm.create_label(),
-            self.asm.create_label(),
-        );
+        let (mut none, mut again, mut next) =
+            (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
         let slot = imm(self.pushed() + 8)?;
         if calls.most.is_some() {
             self.count(Code::Dec_rm64, TICKETS, work.probe)?;
-            self.asm.js(no_ticket)?;
+            self.asm.js(none)?;
         }
         // The pool of this CPU. Its number is the guest's word.
         self.asm.mov(r9d, own(dword_ptr(displacement(cpu_number)?)))?;
@@ -119,7 +115,7 @@ impl Assembler<'_> {
         let mut known = self.asm.create_label();
         self.asm.mov(qword_ptr(r9 + instance::CALLER), rax)?;
         self.asm.sub(rax, absolute(trampolines)?)?;
-        self.asm.cmp(rax, imm(u64::from(CALLS) * TRAMPOLINE)?)?;
+        self.asm.cmp(rax, imm(TRAMPOLINES)?)?;
         self.asm.jae(known)?;
         self.asm.shl(rax, (INSTANCE / TRAMPOLINE).ilog2())?;
         self.asm.mov(rax, qword_ptr(rax + self.at(INSTANCES + instance::CALLER)?))?;
@@ -134,22 +130,14 @@ impl Assembler<'_> {
         self.asm.add(rdx, absolute(trampolines)?)?;
         self.asm.mov(qword_ptr(rsp + slot), rdx)?;
         if calls.arguments {
-            let arguments = (0..6).filter_map(Register::of_argument);
-            for (at, register) in (instance::ARGUMENTS..).step_by(8).zip(arguments) {
-                let value = self.register(register)?;
-                self.asm.mov(qword_ptr(r9 + at), value)?;
-            }
+            self.put(r9, (instance::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?;
         }
         if work.record.is_some() {
-            self.asm.rdtsc()?;
-            self.asm.shl(rdx, 32u32)?;
-            self.asm.or(rax, rdx)?;
+            self.ticks()?;
             self.asm.mov(qword_ptr(r9 + instance::BEGAN), rax)?;
         }
         self.asm.jmp(next)?;
         self.asm.set_label(&mut none)?;
-        self.asm.zero_bytes()?;
-        self.asm.set_label(&mut no_ticket)?;
         if calls.most.is_some() {
             self.count(Code::Inc_rm64, TICKETS, work.probe)?;
         }

@@ -6,7 +6,7 @@ use crate::detour::layout::{self, CELLS, DROPS, HEAD, TAIL, UNKNOWN, record};
 use crate::detour::work::Work;
 use crate::linux::task::{self, TaskLayout};
 use iced_x86::Code;
-use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdx};
+use iced_x86::code_asm::{AsmRegister64, CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdx};
 
 impl Assembler<'_> {
     /// In the end goes to `next`, also when there is no room. Uses what is saved.
@@ -36,20 +36,20 @@ impl Assembler<'_> {
         self.asm.and(eax, imm(rings.cells - 1)?)?;
         self.asm.shl(eax, layout::CELL.ilog2())?;
         self.asm.lea(rcx, qword_ptr(rcx + rax + CELLS))?;
-        self.asm.rdtsc()?;
-        self.asm.shl(rdx, 32u32)?;
-        self.asm.or(rax, rdx)?;
+        self.ticks()?;
         self.asm.mov(qword_ptr(rcx + record::TICKS), rax)?;
         self.asm.mov(dword_ptr(rcx + record::PROBE), layout::head(probe, cells).cast_signed())?;
         let mut places = (record::REGISTERS..).step_by(8);
         match work.calls {
-            None => self.put((record::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?,
+            None => {
+                self.put(rcx, (record::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?
+            }
             Some(_) => self.returned()?,
         }
         if work.keeps_arguments() {
             self.entered_with(&mut places)?;
         }
-        self.put(places, registers.iter().copied())?;
+        self.put(rcx, places, registers.iter().copied())?;
         self.task()?;
         self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
         self.asm.jmp(next)?;
@@ -57,11 +57,24 @@ impl Assembler<'_> {
         self.count(Code::Inc_rm64, DROPS, probe)
     }
 
-    /// Notes registers down at `places` in the record at rcx.
-    fn put(&mut self, places: impl Iterator<Item = u64>, registers: impl Iterator<Item = Register>) -> Done {
+    /// The time-stamp counter, in rax. Uses rdx.
+    pub(super) fn ticks(&mut self) -> Done {
+        self.asm.rdtsc()?;
+        self.asm.shl(rdx, 32u32)?;
+        self.asm.or(rax, rdx)?;
+        Ok(())
+    }
+
+    /// Notes registers down at `places` behind `base`.
+    pub(super) fn put(
+        &mut self,
+        base: AsmRegister64,
+        places: impl Iterator<Item = u64>,
+        registers: impl Iterator<Item = Register>,
+    ) -> Done {
         for (at, register) in places.zip(registers) {
             let value = self.register(register)?;
-            self.asm.mov(qword_ptr(rcx + at), value)?;
+            self.asm.mov(qword_ptr(base + at), value)?;
         }
         Ok(())
     }
