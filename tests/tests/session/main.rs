@@ -56,14 +56,15 @@ fn assert_saw_all_calls(ended: &Ended, states: &impl Debug) {
 
 /// `exits` says how many there were in all with so many hits of a detour, where this KVM counts them.
 fn assert_hits_take_no_exits(what: &str, exits: impl Fn(u64) -> Option<u64>) {
-    let (Some(few), Some(many)) = (exits(1000), exits(11_000)) else {
+    let (Some(few), Some(many)) = (exits(1000), exits(41_000)) else {
         println!("this KVM does not count exits");
         return;
     };
-    println!("1,000 {what}: {few} exits; 11,000 {what}: {many} exits");
-    // Traps would have taken 10,000 more at least; the timer ticks a little longer, and each boot differs by some
-    // hundreds.
-    assert!(many < few + 5000, "{few} {many}");
+    println!("1,000 {what}: {few} exits; 41,000 {what}: {many} exits");
+    // Traps would have taken 40,000 more at least. The timer ticks a little longer, and on a machine where others run a
+    // boot can take some thousand ticks more than the next. A ring holds them all, so none is dropped however late the
+    // host reads.
+    assert!(many < few + 20_000, "{few} {many}");
 }
 
 /// What handlers note down.
