@@ -143,10 +143,12 @@ pub(crate) fn number(console: &str, line: &str, key: &str) -> Option<u64> {
     words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='))?.parse().ok()
 }
 
-/// What the guest's kernel complains of, if it does.
-pub(crate) fn complaint(console: &str) -> Option<&'static str> {
-    let complaints = ["WARNING:", "BUG:", "Oops", "Call Trace", "ftrace faulted", "soft lockup"];
-    complaints.into_iter().find(|complaint| console.contains(complaint))
+/// The line in which the guest's kernel complains, if it does. What it says of the CPU's own defects is none of that.
+pub(crate) fn complaint(console: &str) -> Option<&str> {
+    const COMPLAINTS: [&str; 6] = ["WARNING:", "BUG:", "Oops", "Call Trace", "ftrace faulted", "soft lockup"];
+    const OF_THE_CPU: &str = "RETBleed: WARNING:";
+    let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
+    console.lines().filter(|line| !line.contains(OF_THE_CPU)).find(complains)
 }
 
 /// The kernels that `cargo xtask setup` has fetched: name and file.
