@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
 
+use super::verdict::movable;
 use crate::addr::Gva;
 use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance};
-use crate::insn::decode::text;
+use crate::insn::decode::{instructions, text};
 use crate::insn::plan::{Refusal, plan, plan_copy};
 use crate::linux::targets::branch_target;
 
@@ -120,6 +121,15 @@ fn branch(bytes: &[u8], instruction: &Instruction) -> Option<Vec<u8>> {
 impl Region {
     pub(super) fn new(at: Gva, length: u8, padding: u8, moved: Vec<Moved>) -> Self {
         Self { at, length, padding, moved }
+    }
+
+    /// The instruction at `at` alone, the first of `bytes`, which stays where it is and runs elsewhere as well. `None` if it
+    /// cannot, or must not: the guest's tables are not asked.
+    #[must_use]
+    pub fn single(bytes: &[u8], at: Gva) -> Option<Self> {
+        let instruction = instructions(bytes, at).next().filter(|first| !first.is_invalid())?;
+        let moved = movable(bytes, &instruction, None).ok()?;
+        Some(Self::new(at, instruction.len() as u8, 0, vec![moved]))
     }
 
     /// Whether no second instruction is overwritten: then there is no place inside where anyone could be.

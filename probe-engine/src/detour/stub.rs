@@ -3,25 +3,19 @@
 //! ```text
 //!         pushfq
 //!         cli
-//! gate:   nop                     five bytes: a jump to `end` once the stub is retired, so that nobody counts here who is
+//! gate:   nop                     five bytes: a jump out of the stub once it is retired, so that nobody counts here who is
 //!                                 going to be counted elsewhere
 //!         push ...
 //!         lock inc [hits]         for each probe, if its condition holds; then its record
 //!         pop ...
-//! end:    test byte [rsp+1], 2    were interrupts on?
-//!         jz quiet
-//!         and byte [rsp+1], ~2
-//!         popfq
-//!         sti                     the CPU takes no interrupt behind it before the next instruction is over:
-//!         jmp back                nobody is interrupted in here
-//! quiet:  popfq
-//!         jmp back
+//! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
 //! ```
 //!
 //! Where a probe is of a function's returns, its call is [followed](calls) instead, and counted at the return.
 
 mod calls;
 mod condition;
+mod ending;
 mod record;
 mod region;
 
@@ -29,14 +23,15 @@ pub use calls::{LEAVE, trampolines};
 
 use super::instances::instance;
 use super::layout::{HITS, Rings};
+use super::region::Region;
 use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
 use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, qword_ptr, r8, r9, r10, r11, r12,
-    r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, r8, r9, r10, r11, r12, r13, r14,
+    r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand};
 use std::ops::Range;
@@ -67,26 +62,20 @@ pub struct Stub {
     gate: usize,
     /// The jump from there to the end.
     shut: [u8; JUMP],
-    /// How many bytes are of the site itself. What follows is for the returns of calls.
-    entry: usize,
+    /// The part that is for the returns of calls, and not for the site itself.
+    returns: Range<usize>,
+    /// Where moved instructions begin.
+    copies: Vec<usize>,
 }
 
-/// The stub of one probe that only counts, without what depends on where it is.
-const COUNT: [u8; 40] = [
+/// What a probe that only counts does, without what depends on where it is.
+const COUNT: [u8; 15] = [
     0x9c, 0xfa, // pushfq; cli
     0x0f, 0x1f, 0x44, 0x00, 0x00, // gate
     0xf0, 0x48, 0xff, 0x05, 0, 0, 0, 0, // lock inc qword [rip + hits]
-    0xf6, 0x44, 0x24, 0x01, 0x02, // test byte [rsp + 1], 2
-    0x74, 0x0c, // jz quiet
-    0x80, 0x64, 0x24, 0x01, 0xfd, // and byte [rsp + 1], ~2
-    0x9d, 0xfb, // popfq; sti
-    0xe9, 0, 0, 0, 0,    // jmp back
-    0x9d, // quiet: popfq
-    0xe9, 0, 0, 0, 0, // jmp back
 ];
-/// Where in it the distances are: to the counter, and back.
+/// Where in it the distance to the counter is.
 const COUNT_HITS: usize = 11;
-const COUNT_BACK: [usize; 2] = [30, 36];
 
 /// No stub is longer, in bytes.
 const LONGEST: usize = 4096;
@@ -109,44 +98,51 @@ impl From<OutOfReach> for NoStub {
 }
 
 impl Stub {
-    /// The stub at `at` for a site at `site` that is a nop and leads on at `back`.
+    /// The stub at `at` for a site at `site` that is a nop and leads on at `back`. There is `next`, one instruction, if it is
+    /// to be moved: see [`ending`].
     ///
     /// # Errors
     /// [`NoStub`].
-    pub fn assemble(guest: &Guest, at: Gva, site: Gva, back: Gva, works: &[Work]) -> Result<Self, NoStub> {
+    pub fn assemble(
+        guest: &Guest,
+        at: Gva,
+        site: Gva,
+        back: Gva,
+        next: Option<&Region>,
+        works: &[Work],
+    ) -> Result<Self, NoStub> {
         // What does not reach would become a branch through memory.
         jump(at, back)?;
         jump(at.add(LONGEST as u64), back)?;
-        match works {
+        let stub = match works {
             [Work { probe, condition: None, record: None, calls: None }] => {
-                Self::only_counting(guest, at, back, *probe)
+                Self::only_counting(guest, at, *probe)?
             }
-            _ => Self::assemble_any(guest, at, site, works, |code, end, _| code.end(back, end)),
-        }
+            _ => Self::assemble_any(guest, at, site, works, |code, end| {
+                code.asm.set_label(end)?;
+                Ok(code.asm.zero_bytes()?)
+            })?,
+        };
+        stub.end(at, back, next)
     }
 
     /// One that only counts, which is what tens of thousands of functions get at a time.
-    fn only_counting(guest: &Guest, at: Gva, back: Gva, probe: u32) -> Result<Self, NoStub> {
+    fn only_counting(guest: &Guest, at: Gva, probe: u32) -> Result<Self, NoStub> {
         let mut code = COUNT.to_vec();
-        let mut lead = |field: usize, to: Gva| -> Done {
-            let [_, distance @ ..] = jump(at.add(field as u64 - 1), to)?;
-            code.iter_mut().skip(field).zip(distance).for_each(|(to, from)| *to = from);
-            Ok(())
-        };
-        lead(COUNT_HITS, guest.window.add(HITS).add(8 * u64::from(probe)))?;
-        COUNT_BACK.into_iter().try_for_each(|field| lead(field, back))?;
-        let entry = code.len();
-        Self::with_gate(code, 2, COUNT_HITS + 4, entry)
+        let hits = guest.window.add(HITS).add(8 * u64::from(probe));
+        let [_, distance @ ..] = jump(at.add(COUNT_HITS as u64 - 1), hits)?;
+        code.iter_mut().skip(COUNT_HITS).zip(distance).for_each(|(to, from)| *to = from);
+        Ok(Self::with_gate(code, 2, COUNT.len()))
     }
 
-    /// One that does any `works`, and then what `finish` makes its end, from the first label on, to which the gate leads.
-    /// The second one is behind all that is assembled.
+    /// One that does any `works`, and then what `finish` makes from the label on, to which the gate leads. What is to follow
+    /// that is still missing.
     fn assemble_any(
         guest: &Guest,
         at: Gva,
         site: Gva,
         works: &[Work],
-        finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel, CodeLabel) -> Done,
+        finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel) -> Done,
     ) -> Result<Self, NoStub> {
         let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[] };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
@@ -169,7 +165,10 @@ impl Stub {
         }
         code.restore()?;
         let (mut entry, mut tail) = (code.asm.create_label(), code.asm.create_label());
-        finish(&mut code, &mut end, tail)?;
+        finish(&mut code, &mut end)?;
+        if !returns.is_empty() {
+            code.asm.jmp(tail)?;
+        }
         code.asm.set_label(&mut entry)?;
         code.asm.zero_bytes()?;
         code.site = None;
@@ -184,8 +183,8 @@ impl Stub {
         };
         let (gate, end, entry) = (offset(&gate)?, offset(&end)?, offset(&entry)?);
         let code = done.inner.code_buffer;
-        match code.len() {
-            0..=LONGEST => Self::with_gate(code, gate, end, entry),
+        match code.len() + ending::LONGEST {
+            0..=LONGEST => Self::with_gate(code, gate, entry).shut_to(end),
             _ => Err(NoStub("so many probes stand here".to_owned())),
         }
     }
@@ -199,12 +198,18 @@ impl Stub {
             (None, Some(_), None) => 512,
             (None, _, Some(_)) => 1024,
         };
-        (64 + works.iter().map(of).sum::<usize>()).min(LONGEST)
+        (64 + ending::LONGEST + works.iter().map(of).sum::<usize>()).min(LONGEST)
     }
 
-    /// One whose gate leads from `gate` to `end` when it is shut.
-    fn with_gate(code: Vec<u8>, gate: usize, end: usize, entry: usize) -> Result<Self, NoStub> {
-        Ok(Self { code, gate, shut: jump(Gva(gate as u64), Gva(end as u64))?, entry })
+    /// One of which all behind `entry` is for the returns of calls.
+    fn with_gate(code: Vec<u8>, gate: usize, entry: usize) -> Self {
+        let returns = entry..code.len();
+        Self { code, gate, shut: [0; JUMP], returns, copies: Vec::new() }
+    }
+
+    /// The gate leads to `end` when it is shut.
+    fn shut_to(self, end: usize) -> Result<Self, NoStub> {
+        Ok(Self { shut: jump(Gva(self.gate as u64), Gva(end as u64))?, ..self })
     }
 
     /// Where in the code its gate is, and what shuts it: whoever comes there afterwards does nothing.
@@ -213,10 +218,22 @@ impl Stub {
         (self.gate, self.shut)
     }
 
-    /// Where a CPU is that has passed the gate of this stub at `at`, and has not left.
-    #[must_use]
-    pub fn passed(&self, at: Gva) -> Range<Gva> {
-        at.add((self.gate + JUMP) as u64)..at.add(self.entry as u64)
+    /// Where a CPU is that has passed the gate of this stub at `at`, and is still to come to the instruction behind the nop:
+    /// nowhere, if that runs in the stub.
+    pub fn passed(&self, at: Gva) -> impl Iterator<Item = Range<Gva>> {
+        let parts = [self.gate + JUMP..self.returns.start, self.returns.end..self.code.len()];
+        let comes_there = self.copies.is_empty();
+        let part = move |part: Range<usize>| at.add(part.start as u64)..at.add(part.end as u64);
+        parts.into_iter().filter(move |_| comes_there).map(part)
+    }
+
+    /// Where the moved instructions of `region` are in its stub at `at`, each with its original.
+    pub fn moved(&self, at: Gva, region: &Region) -> impl Iterator<Item = (Gva, Gva)> {
+        let places = move |start: &usize| {
+            let start = at.add(*start as u64);
+            region.places().map(move |(offset, original)| (start.add(offset), original))
+        };
+        self.copies.iter().flat_map(places)
     }
 }
 
@@ -248,22 +265,6 @@ impl Assembler<'_> {
 
     fn restore(&mut self) -> Done {
         self.saved.iter().rev().try_for_each(|register| self.asm.pop(*register))?;
-        Ok(())
-    }
-
-    fn end(&mut self, back: Gva, end: &mut CodeLabel) -> Done {
-        const INTERRUPTS: u32 = 2;
-        let mut quiet = self.asm.create_label();
-        self.asm.set_label(end)?;
-        self.asm.test(byte_ptr(rsp + 1), INTERRUPTS)?;
-        self.asm.jz(quiet)?;
-        self.asm.and(byte_ptr(rsp + 1), !INTERRUPTS as i8 as i32)?;
-        self.asm.popfq()?;
-        self.asm.sti()?;
-        self.asm.jmp(back.0)?;
-        self.asm.set_label(&mut quiet)?;
-        self.asm.popfq()?;
-        self.asm.jmp(back.0)?;
         Ok(())
     }
 

@@ -186,7 +186,7 @@ impl Function<'_> {
 }
 
 /// How to move `instruction`, the first of `bytes`, if it can be moved.
-fn movable(
+pub(super) fn movable(
     bytes: &[u8],
     instruction: &Instruction,
     previous: Option<&Instruction>,

@@ -194,7 +194,7 @@ fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &Guest
     let works = [Work { probe: 0, condition: None, record: record.then(Vec::new), calls: None }];
     let slots = reserved.allocate(Stub::most_bytes(&works)).expect("room");
     let entry = reserved.address(slots);
-    let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), &works).expect("a stub");
+    let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), None, &works).expect("a stub");
     reserved.write(ram, slots, &stub.code).expect("room");
     copy::jump(at, entry).expect("it is near")
 }

@@ -3,7 +3,7 @@
 //! Everything that changes what is wanted (a probe is registered, disabled, moved; the guest frees text, loads a
 //! module, or works on its own text) ends in one [`reconcile`](Arming::reconcile), in one stop of the world.
 
-use super::detours::{Detours, Tools, refusal};
+use super::detours::{Detours, Next, Tools, refusal};
 use super::hooks::Hooks;
 use super::registry::{Entry, Registry, State};
 use super::text::{Function, Ground, Traps};
@@ -144,8 +144,10 @@ impl Arming {
         orders.slide = ground.map.slide();
         self.take_out(&wanted, registry, stop, &mut orders.sites);
         self.make_room(&mut wanted, registry, stop, &orders.sites);
+        let places: BTreeSet<Gva> = wanted.keys().copied().collect();
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
+            wanted.function.next &= !places.contains(&at.add(FTRACE_SITE));
             if self.divert(*at, wanted, &probes, registry, stop, &mut orders.sites) {
                 continue;
             }
@@ -207,7 +209,8 @@ impl Arming {
             let start = ground.map.gva(link);
             if let Some(at) = self.hook_place(start, ground, ram) {
                 // Only its entry is of interest, whatever the function's length.
-                let function = Function { range: at..at.add(16), fixup: false, traced: false, room: None };
+                let function =
+                    Function { range: at..at.add(16), fixup: false, traced: false, room: None, next: false };
                 all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
             }
         }
@@ -224,8 +227,13 @@ impl Arming {
             return Stand::Not(State::Gone(asked));
         }
         let range = spot.function.start.add(slide)..spot.function.end.add(slide);
-        let function =
-            |fixup| Function { range: range.clone(), fixup, traced: spot.traced, room: spot.room.clone() };
+        let function = |fixup| Function {
+            range: range.clone(),
+            fixup,
+            traced: spot.traced,
+            room: spot.room.clone(),
+            next: spot.ftrace == Some(Behind::Free { fixup: false }),
+        };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
         let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
@@ -378,14 +386,17 @@ impl Arming {
             self.take_down(at, stop);
         }
         let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
-        let reason = match works.map(|works| self.detours.divert(at, works, probes, &ground, &mut tools)) {
-            Some(Ok(())) => {
-                probes.iter().for_each(|p| registry.set_state(p.probe.id, State::Optimized(at)));
-                return true;
-            }
-            Some(Err(reason)) => Some(reason),
-            None => None,
-        };
+        let late = self.phase == Phase::Late;
+        let next = wanted.function.next.then_some(Next { late });
+        let reason =
+            match works.map(|works| self.detours.divert(at, works, probes, next, &ground, &mut tools)) {
+                Some(Ok(())) => {
+                    probes.iter().for_each(|p| registry.set_state(p.probe.id, State::Optimized(at)));
+                    return true;
+                }
+                Some(Err(reason)) => Some(reason),
+                None => None,
+            };
         for probe in reason.iter().flat_map(|_| probes) {
             registry.stays_trapped(probe.probe.id, reason.clone().unwrap_or_default());
         }

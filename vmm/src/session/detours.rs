@@ -58,6 +58,15 @@ struct Detour {
     works: Vec<Work>,
     /// What its jump takes the place of, where that is not ftrace's nop.
     region: Option<Region>,
+    /// The instruction behind ftrace's nop, where it runs in the stub.
+    next: Option<Region>,
+}
+
+/// The instruction behind ftrace's nop may run in a stub.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Next {
+    /// Whether the guest has done with branches, which it rewrites while it boots.
+    pub(super) late: bool,
 }
 
 /// What it takes to change text in a stop.
@@ -114,9 +123,10 @@ impl Detours {
 
     /// Where detours stand that are not `wanted` any more, in place of the text in a range.
     pub(super) fn unwanted(&self, wanted: impl Fn(&Range<Gva>) -> bool) -> Vec<Gva> {
-        let range = |(at, detour): (&Gva, &Detour)| match &detour.region {
-            Some(region) => region.range(),
-            None => *at..at.add(FTRACE_SITE),
+        let range = |(at, detour): (&Gva, &Detour)| match (&detour.region, &detour.next) {
+            (Some(region), _) => region.range(),
+            (None, Some(next)) => *at..next.end(),
+            (None, None) => *at..at.add(FTRACE_SITE),
         };
         self.standing.iter().map(range).filter(|range| !wanted(range)).map(|range| range.start).collect()
     }
@@ -153,6 +163,7 @@ impl Detours {
         at: Gva,
         works: Vec<Work>,
         probes: &[Hanging<Arc<Active>>],
+        next: Option<Next>,
         ground: &Ground,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
@@ -162,7 +173,7 @@ impl Detours {
                 return Err("the guest has written there".to_owned());
             }
             let is_nop = probes.iter().any(|hanging| hanging.footing == Footing::Nop);
-            self.stand(at, is_nop, &works, ground, tools)?;
+            self.stand(at, is_nop, &works, next.filter(|_| is_nop), ground, tools)?;
         }
         let slide = ground.map.slide();
         for (hanging, work) in probes.iter().zip(works) {
@@ -225,6 +236,7 @@ impl Detours {
         at: Gva,
         is_nop: bool,
         works: &[Work],
+        next: Option<Next>,
         ground: &Ground,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
@@ -238,13 +250,15 @@ impl Detours {
             None => FTRACE_NOP,
         };
         let region = movable.map(|movable| &movable.region);
+        let next = next.filter(|_| self.regions.sees_faults());
+        let next = next.and_then(|next| next.read(at.add(FTRACE_SITE), traps, stop, ground));
         let length =
             region.map_or_else(|| Stub::most_bytes(works), |region| Stub::most_bytes_over(region, works));
         let room = room(reserved, length, &self.instances, stop, set)?;
         let entry = reserved.address(room);
         let stub = match region {
             Some(region) => Stub::over(&guest, entry, region, works),
-            None => Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), works),
+            None => Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), next.as_ref(), works),
         };
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
             reserved.write(stop.ram, room, &stub.code).map_err(|error| error.to_string())?;
@@ -257,8 +271,8 @@ impl Detours {
             Ok(stub) => {
                 let slots = reserved.shrink(room, stub.code.len());
                 let region = region.cloned();
-                set.add_moved(region.iter().flat_map(|region| stub.moved(entry, region)));
-                self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), region });
+                set.add_moved(region.iter().chain(&next).flat_map(|region| stub.moved(entry, region)));
+                self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), region, next });
                 Ok(())
             }
             Err(reason) => {
@@ -297,14 +311,27 @@ impl Detours {
             let (gate, shut) = detour.stub.shut();
             // It can be written: it was.
             let _ = reserved.overwrite(stop.ram, detour.slots, gate, &shut);
-            set.leave(detour.stub.passed(reserved.address(detour.slots)), at);
+            for passed in detour.stub.passed(reserved.address(detour.slots)) {
+                set.leave(passed, at);
+            }
         }
-        if let Some(region) = &detour.region {
+        if let Some(region) = detour.region.as_ref().or(detour.next.as_ref()) {
             let entry = reserved.address(detour.slots);
             self.regions.leave(entry..entry.add(detour.stub.code.len() as u64), region);
         }
         reserved.retire(detour.slots);
         traps.lift(stop.parked, stop.ram, at, FTRACE_SITE)
+    }
+}
+
+impl Next {
+    /// It, as it is at `at` in the live text, if it can be moved.
+    fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, ground: &Ground) -> Option<Region> {
+        /// Bytes of the longest instruction.
+        const LONGEST: usize = 15;
+        let mut bytes = [0; LONGEST];
+        traps.read(stop.ram, ground, at, &mut bytes).ok()?;
+        Region::single(&bytes, at).filter(|next| self.late || next.goes_on())
     }
 }
 

@@ -92,6 +92,11 @@ impl Regions {
         verdict.as_ref().map(|_| ()).map_err(String::as_str)
     }
 
+    /// Whether RIP can be put right where a moved instruction faults.
+    pub(super) fn sees_faults(&self) -> bool {
+        self.sees_faults
+    }
+
     /// Forgets the places that are not `wanted`.
     pub(super) fn retain(&mut self, wanted: impl Fn(Gva) -> bool) {
         self.verdicts.retain(|at, _| wanted(*at));

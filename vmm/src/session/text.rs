@@ -52,6 +52,8 @@ pub(super) struct Function {
     pub(super) traced: bool,
     /// What is in the way of a jump at the instruction, where that is known.
     pub(super) room: Option<Room>,
+    /// Whether the instruction behind ftrace's site may run elsewhere as well.
+    pub(super) next: bool,
 }
 
 /// ftrace's site at the start of a function may be half written at this moment: it is one instruction, whatever it is.

@@ -15,7 +15,7 @@ use super::super::region::Region;
 use super::{Assembler, Guest, NoStub, Stub};
 use crate::addr::Gva;
 use crate::detour::work::Work;
-use crate::insn::copy::{JUMP, jump};
+use crate::insn::copy::JUMP;
 use iced_x86::code_asm::CodeLabel;
 
 impl Stub {
@@ -24,19 +24,12 @@ impl Stub {
     /// # Errors
     /// [`NoStub`].
     pub fn over(guest: &Guest, at: Gva, region: &Region, works: &[Work]) -> Result<Self, NoStub> {
-        let end = |code: &mut Assembler<'_>, end: &mut CodeLabel, tail: CodeLabel| {
+        let end = |code: &mut Assembler<'_>, end: &mut CodeLabel| {
             code.asm.set_label(end)?;
-            code.asm.popfq()?;
-            if works.iter().any(|work| work.calls.is_some()) {
-                code.asm.jmp(tail)?;
-            }
-            Ok(())
+            Ok(code.asm.popfq()?)
         };
         let mut stub = Self::assemble_any(guest, at, region.at(), works, end)?;
-        stub.code.extend(region.assemble(at.add(stub.code.len() as u64))?);
-        if region.goes_on() {
-            stub.code.extend(jump(at.add(stub.code.len() as u64), region.end())?);
-        }
+        stub.leave(at, region.end(), Some(region))?;
         Ok(stub)
     }
 
@@ -44,12 +37,5 @@ impl Stub {
     #[must_use]
     pub fn most_bytes_over(region: &Region, works: &[Work]) -> usize {
         Self::most_bytes(works) + region.moved_length() as usize + JUMP
-    }
-
-    /// Where the moved instructions of `region` are in its stub at `at`, each with its original.
-    pub fn moved(&self, at: Gva, region: &Region) -> impl Iterator<Item = (Gva, Gva)> {
-        let behind = if region.goes_on() { JUMP as u64 } else { 0 };
-        let start = (self.code.len() as u64).saturating_sub(behind + region.moved_length());
-        region.places().map(move |(offset, original)| (at.add(start + offset), original))
     }
 }

@@ -45,7 +45,7 @@ fn counts(condition: Option<Condition>) -> Work {
 }
 
 fn assemble(works: &[Work]) -> Stub {
-    Stub::assemble(&guest(), AT, SITE, SITE.add(5), works).unwrap()
+    Stub::assemble(&guest(), AT, SITE, SITE.add(5), None, works).unwrap()
 }
 
 fn decode(code: &[u8]) -> Vec<Instruction> {
@@ -82,9 +82,12 @@ fn a_count_takes_eleven_instructions_with_the_jump() {
 #[test]
 fn a_count_that_is_written_out_is_what_is_assembled() {
     let works = [counts(None)];
-    let assembled =
-        Stub::assemble_any(&guest(), AT, SITE, &works, |code, end, _| code.end(SITE.add(5), end)).unwrap();
-    assert_eq!(assemble(&works), assembled);
+    let head = |code: &mut Assembler<'_>, end: &mut CodeLabel| {
+        code.asm.set_label(end)?;
+        Ok(code.asm.zero_bytes()?)
+    };
+    let assembled = Stub::assemble_any(&guest(), AT, SITE, &works, head).unwrap();
+    assert_eq!(assemble(&works), assembled.end(AT, SITE.add(5), None).unwrap());
 }
 
 #[test]
@@ -156,14 +159,14 @@ fn a_shut_gate_leads_past_all_that_is_done() {
     assert!(!names.contains(&Mnemonic::Inc), "{names:?}");
     assert_eq!(names.first(), Some(&Mnemonic::Pushfq));
     assert_eq!(names.last(), Some(&Mnemonic::Jmp));
-    assert_eq!(stub.passed(AT).start, AT.add(7));
+    assert_eq!(stub.passed(AT).next().map(|passed| passed.start), Some(AT.add(7)));
 }
 
 #[test]
 fn what_is_too_far_is_refused() {
     let far = Gva(0xffff_ffff_0000_0000);
     assert!(jump(far, SITE).is_err());
-    assert!(Stub::assemble(&guest(), far, SITE, SITE.add(5), &[counts(None)]).is_err());
+    assert!(Stub::assemble(&guest(), far, SITE, SITE.add(5), None, &[counts(None)]).is_err());
     assert_eq!(jump(SITE, SITE.add(0x105)).unwrap(), [0xe9, 0, 1, 0, 0]);
 }
 
@@ -230,7 +233,10 @@ fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
     let count = |code: &[Instruction], what| code.iter().filter(|i| i.mnemonic() == what).count();
     assert_eq!((count(entry, Mnemonic::Push), count(entry, Mnemonic::Pop)), (5, 5));
     assert_eq!((count(exit, Mnemonic::Push), count(exit, Mnemonic::Pop)), (0, 5));
-    assert_eq!(stub.passed(AT).end.0, exit[0].ip(), "the way out is not the entry's");
+    let passed: Vec<_> = stub.passed(AT).collect();
+    assert_eq!(passed[0].end.0, exit[0].ip(), "the way out is not the entry's");
+    let out = exit.iter().find(|i| i.mnemonic() == Mnemonic::Ret).unwrap();
+    assert_eq!(passed[1], Gva(out.next_ip())..AT.add(stub.code.len() as u64), "the end is");
     let mut info = iced_x86::InstructionInfoFactory::new();
     for instruction in &code {
         use iced_x86::{
@@ -303,4 +309,35 @@ fn moved_instructions_are_behind_what_returns_need() {
     let shut = Decoder::with_ip(64, &shut, gate, DecoderOptions::NONE).decode();
     assert_eq!(shut.near_branch_target(), path[jump - 1].ip());
     assert_eq!(stub.moved(AT, &region).next(), Some((Gva(path[path.len() - 4].ip()), SITE)));
+}
+
+#[test]
+fn the_instruction_behind_the_nop_runs_before_anything_else_can_happen() {
+    // mov rax, [rip+0x100]
+    let next = Region::single(&[0x48, 0x8b, 0x05, 0, 1, 0, 0], SITE.add(5)).unwrap();
+    let works = [counts(None)];
+    let stub = Stub::assemble(&guest(), AT, SITE, SITE.add(5), Some(&next), &works).unwrap();
+    assert!(stub.code.len() <= Stub::most_bytes(&works));
+    let code = decode(&stub.code);
+    let names: Vec<String> = code.iter().map(|i| format!("{:?}", i.mnemonic()).to_lowercase()).collect();
+    let [counts, on, quiet, aside] =
+        ["pushfq cli nop inc test je", "and popfq sti mov jmp", "popfq mov jmp", "popfq jmp"];
+    assert_eq!(names.join(" "), [counts, on, quiet, aside].join(" "));
+    let behind = SITE.0 + 12;
+    assert_eq!((code[10].near_branch_target(), code[13].near_branch_target()), (behind, behind));
+    assert!([9, 12].into_iter().all(|n| code[n].ip_rel_memory_address() == behind + 0x100));
+    assert_eq!(code[5].near_branch_target(), code[11].ip());
+    // Who comes to a shut gate was not counted, and comes to the instruction where it stands.
+    let (gate, shut) = stub.shut();
+    let shut = Decoder::with_ip(64, &shut, AT.0 + gate as u64, DecoderOptions::NONE).decode();
+    assert_eq!((shut.near_branch_target(), code[15].near_branch_target()), (code[14].ip(), SITE.0 + 5));
+    assert_eq!(stub.passed(AT).count(), 0, "nobody else comes there");
+    assert!(stub.moved(AT, &next).eq([9, 12].map(|n| (Gva(code[n].ip()), SITE.add(5)))));
+}
+
+#[test]
+fn what_must_stay_behind_the_nop_stays() {
+    for code in [&[0xfb][..], &[0xf3, 0x0f, 0x1e, 0xfa], &[0x06], &[0xcc]] {
+        assert_eq!(Region::single(code, SITE), None, "{code:02x?}");
+    }
 }
