@@ -286,6 +286,7 @@ mod tests {
             task: None,
             cpu_number: None,
             thunks: Thunks::default(),
+            nofault: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot =

@@ -1,6 +1,7 @@
 //! Guest memory as the engine sees it: two small traits, implemented by the VMM and by byte arrays in tests.
 
 use crate::addr::{Gpa, Gva};
+use crate::capture;
 use crate::paging::{Access, AddressSpace, PageFault};
 use std::iter;
 
@@ -33,6 +34,28 @@ pub trait PhysMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no guest memory at physical address {0}")]
 pub struct NoMemory(pub Gpa);
+
+/// Guest-virtual memory that can be read.
+pub trait ReadVirt {
+    /// Longest string that there is of it, in bytes.
+    const LONGEST_STRING: u16;
+
+    /// Fills `buf` from guest-virtual `at`, which may cross pages.
+    ///
+    /// # Errors
+    /// The first [`PageFault`] on the way; `buf` may then be partly filled.
+    fn read(&self, at: Gva, buf: &mut [u8]) -> Result<(), PageFault>;
+
+    /// Reads one little-endian u64 at guest-virtual `at`.
+    ///
+    /// # Errors
+    /// The [`PageFault`] that the guest's own load would have met.
+    fn read_u64(&self, at: Gva) -> Result<u64, PageFault> {
+        let mut b = [0; 8];
+        self.read(at, &mut b)?;
+        Ok(u64::from_le_bytes(b))
+    }
+}
 
 /// Guest memory through one address space's page tables, as the host looks at it: what the kernel could reach, pages of
 /// its processes included, and without a trace in the page tables. What is written to a page that the guest holds clean
@@ -100,6 +123,14 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
             self.phys.write(gpa, part).map_err(|_| self.space.not_present(at, Access::Write))?;
         }
         Ok(())
+    }
+}
+
+impl<M: PhysMemory + ?Sized> ReadVirt for VirtMemory<'_, M> {
+    const LONGEST_STRING: u16 = capture::LONGEST_STRING;
+
+    fn read(&self, at: Gva, buf: &mut [u8]) -> Result<(), PageFault> {
+        self.read(at, buf)
     }
 }
 

@@ -12,6 +12,7 @@ use probe_engine::detour::verdict::{self, NotMovable, verdict};
 use probe_engine::insn::decode::{decode, instructions};
 use probe_engine::insn::plan::skip_endbr;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
@@ -194,5 +195,20 @@ fn most_functions_have_room_for_a_detour() {
         // 99.88, 57.12, 96.96 and 89.08 in 6.12, where trampolines of static calls are many of the other functions;
         // 99.86, 85.03, 96.97 and 90.91 in 6.1.
         assert!(sites > 99.5 && entries > 56.0 && behind > 96.0 && all > 88.0);
+    });
+}
+
+#[test]
+fn few_functions_read_memory_for_detours() {
+    each_kernel(|path, kernel| {
+        let nofault = Nofault::of(kernel).unwrap_or_else(|| panic!("{path}: nothing reads memory"));
+        let run = |name| nofault.run(kernel.symbol(name).unwrap());
+        let functions = kernel.symbols().text().filter(|symbol| nofault.run(symbol.at)).count();
+        println!("{path}: {functions} functions read memory; {:?}", nofault.copies);
+        let called = ["copy_from_kernel_nofault", "copy_from_kernel_nofault_allowed", "strncpy_from_user"];
+        assert!(called.into_iter().all(run));
+        assert!(!["do_sys_openat2", "_raw_spin_lock", "schedule", "_printk"].into_iter().any(run));
+        assert!(functions < 50, "{path}: {functions}");
+        assert!(nofault.copies.irq_stack.is_some());
     });
 }

@@ -9,7 +9,7 @@ use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
 use probe_engine::detour::layout;
 use probe_engine::linux::task::Task;
-use probe_engine::memory::PhysMemory;
+use probe_engine::memory::ReadVirt;
 use probe_engine::probe::table::ProbeId;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::HashMap;
@@ -167,11 +167,7 @@ impl Recorder {
     }
 
     /// Reads what `capture` says, for the record that follows. Returns false when its filter does not let the hit pass.
-    pub fn capture<M: PhysMemory + ?Sized>(
-        &mut self,
-        capture: Option<&Capture>,
-        scene: &Scene<'_, M>,
-    ) -> bool {
+    pub fn capture<M: ReadVirt + ?Sized>(&mut self, capture: Option<&Capture>, scene: &Scene<'_, M>) -> bool {
         self.captured.clear();
         capture.is_none_or(|capture| capture.take(scene, &mut self.captured))
     }
@@ -218,6 +214,17 @@ impl Recorder {
 /// Adds one without a locked instruction: there is one writer.
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+/// Hits of a probe that its detours have missed, but for those that found no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MissedByDetours {
+    /// Calls that were not followed: too many were.
+    pub unfollowed: u64,
+    /// Calls that were followed, and came back elsewhere.
+    pub strays: u64,
+    /// Passes for which memory had to be read when it could not be.
+    pub unread: u64,
 }
 
 /// The reader's end, for all vCPUs.
@@ -318,11 +325,15 @@ impl Reader {
         self.detours.as_ref().filter(|_| is_recorded).map_or(0, |detours| detours.dropped(probe))
     }
 
-    /// Calls that a detour of `probe` could not follow, as too many were followed, and those that came back elsewhere.
+    /// What detours of `probe` have missed, but for what found no room.
     #[must_use]
-    pub fn unfollowed(&self, probe: ProbeId) -> (u64, u64) {
+    pub fn missed_by_detours(&self, probe: ProbeId) -> MissedByDetours {
         let counter = |table| self.detours.as_ref().map_or(0, |detours| detours.counter(table, probe));
-        (counter(layout::UNFOLLOWED), counter(layout::STRAYS))
+        MissedByDetours {
+            unfollowed: counter(layout::UNFOLLOWED),
+            strays: counter(layout::STRAYS),
+            unread: counter(layout::UNREAD),
+        }
     }
 
     /// How many calls detours follow right now, by the probe.

@@ -3,7 +3,7 @@
 use super::{LONGEST_RECORD, Scene, value};
 use crate::addr::Gva;
 use crate::linux::cgroup::{self, CgroupLayout};
-use crate::memory::{PhysMemory, page_rest};
+use crate::memory::{ReadVirt, page_rest};
 use crate::paging::PageFault;
 use crate::regs::Register;
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ impl Fetch {
     }
 
     /// Reads the value, and appends it to `record`.
-    pub(super) fn take<M: PhysMemory + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) {
+    pub(super) fn take<M: ReadVirt + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) {
         let start = record.len();
         // What is left out takes a byte as well.
         let room = LONGEST_RECORD.saturating_sub(start);
@@ -108,7 +108,7 @@ impl Fetch {
         }
     }
 
-    fn put<M: PhysMemory + ?Sized>(
+    fn put<M: ReadVirt + ?Sized>(
         &self,
         scene: &Scene<'_, M>,
         record: &mut Vec<u8>,
@@ -205,7 +205,7 @@ fn fits(len: usize, room: usize) -> Result<(), Lack> {
     if len + value::LONGEST_HEAD <= room { Ok(()) } else { Err(Lack::Missing) }
 }
 
-impl<M: PhysMemory + ?Sized> Scene<'_, M> {
+impl<M: ReadVirt + ?Sized> Scene<'_, M> {
     /// Argument `n` of the function, from 0 on.
     fn argument(&self, n: u8) -> Result<u64, Lack> {
         let n = usize::from(n);
@@ -263,7 +263,7 @@ impl<M: PhysMemory + ?Sized> Scene<'_, M> {
     /// Appends the string at `at`, or its beginning.
     fn put_string(&self, at: Gva, most: u16, record: &mut Vec<u8>, room: usize) -> Result<(), Lack> {
         let start = record.len();
-        let most = usize::from(most).min(room.saturating_sub(value::LONGEST_HEAD));
+        let most = usize::from(most.min(M::LONGEST_STRING)).min(room.saturating_sub(value::LONGEST_HEAD));
         value::put_text(record, &[], false);
         let text = record.len();
         let mut next = at;

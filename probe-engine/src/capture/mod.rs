@@ -20,7 +20,7 @@ pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, What};
 pub use value::{Value, Values};
 
 use crate::linux::task::Task;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::ReadVirt;
 use crate::regs::Regs;
 use filter::{Circumstances, Filter};
 use serde::{Deserialize, Serialize};
@@ -52,13 +52,13 @@ pub struct Field {
 }
 
 /// The guest at a hit.
-pub struct Scene<'a, M: PhysMemory + ?Sized> {
+pub struct Scene<'a, M: ReadVirt + ?Sized> {
     /// The registers.
     pub regs: &'a Regs,
     /// At a return: the registers of the arguments at the function's entry.
     pub entered_with: Option<[u64; 6]>,
     /// The memory, by the page tables of the moment.
-    pub memory: &'a VirtMemory<'a, M>,
+    pub memory: &'a M,
     /// What KASLR added to the kernel's link-time addresses.
     pub slide: u64,
     /// The task that runs, if it can be told.
@@ -76,7 +76,7 @@ impl Capture {
 
     /// Reads all values behind what is in `record`, which never gets longer than [`LONGEST_RECORD`] by it and needs no
     /// allocation when it has that capacity. Says whether the hit counts; `record` is as before when it does not.
-    pub fn take<M: PhysMemory + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) -> bool {
+    pub fn take<M: ReadVirt + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) -> bool {
         let start = record.len();
         for field in &self.fields {
             field.fetch.take(scene, record);

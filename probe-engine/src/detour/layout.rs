@@ -1,4 +1,4 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 2.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 3.
 //!
 //! | offset | what |
 //! |---|---|
@@ -7,9 +7,10 @@
 //! | 2 MiB | [`UNFOLLOWED`]: a u64 a probe, how many calls were not followed to their return |
 //! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
 //! | 4 MiB | [`TICKETS`]: a u64 a probe, how many more calls it may follow now, where that is limited |
-//! | 5 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU |
-//! | 6 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
-//! | 10 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//! | 5 MiB | [`UNREAD`]: a u64 a probe, how many passes were missed because memory could not be read then |
+//! | 6 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU |
+//! | 7 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
+//! | 11 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
 //! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
 //! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
@@ -28,7 +29,7 @@
 //! | 48 | u64: its pid in its own namespace, or [`UNKNOWN`] |
 //! | 56 | 16 bytes: its name |
 //! | 72 | 6 u64 of a hit: rdi, rsi, rdx, rcx, r8, r9; of a return: rax, when the call began, where it returns to (GVA) |
-//! | 120 | a u64 each: at a return rdi, rsi, rdx, rcx, r8, r9 of the call, if the probe reads any; the other registers that it reads |
+//! | 120 | a u64 each: at a return rdi, rsi, rdx, rcx, r8, r9 of the call, if the probe reads any; the other registers that it reads; the area of its [reads](super::reads) of memory |
 
 use crate::linux::task::COMM;
 
@@ -48,11 +49,13 @@ pub const STRAYS: u64 = 3 * TABLE;
 /// See the [module](self).
 pub const TICKETS: u64 = 4 * TABLE;
 /// See the [module](self).
-pub const LIVE: u64 = 5 * TABLE;
+pub const UNREAD: u64 = 5 * TABLE;
+/// See the [module](self).
+pub const LIVE: u64 = 6 * TABLE;
 /// See the [module](self).
 pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
 /// See the [module](self).
-pub const INSTANCES: u64 = 6 * TABLE;
+pub const INSTANCES: u64 = 7 * TABLE;
 const RINGS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
 
 /// How many instances there are, of calls that are followed. Number 0 stands for none.
@@ -61,6 +64,8 @@ pub const CALLS: u32 = 32 << 10;
 pub const INSTANCE: u64 = 128;
 /// Bytes of a pool.
 pub const POOL: u64 = 64;
+/// Offset in the line of a CPU's pool, a u32: not 0 while that CPU reads memory for a probe.
+pub const READING: u64 = 8;
 /// Bytes of the trampoline of an instance, and of its word in [`LIVE`].
 pub const TRAMPOLINE: u64 = 8;
 /// Bytes of all of them.
@@ -78,7 +83,7 @@ pub const CELLS: u64 = 128;
 /// Bytes of a cell.
 pub const CELL: u64 = 128;
 /// Cells of the longest record.
-pub const MOST_CELLS: u64 = 2;
+pub const MOST_CELLS: u64 = 10;
 
 /// Offsets in a record: see the [module](self).
 pub mod record {

@@ -8,7 +8,7 @@
 //! A stub saves what it uses, keeps flags, touches no state of the FPU, and takes 64 bytes at most of whatever stack it finds.
 //! Interrupts are off in it, so that the CPU that it runs on stays the same, and what it does is done before anyone else
 //! runs there, but for an NMI. It loads nothing that could fault: registers, the CPU's own area, and what every current
-//! task has.
+//! task has. Other memory is [read](reads) by functions of the guest's that survive a fault, with more of the stack.
 //!
 //! The jump has 5 bytes, most instructions have fewer. [`verdict::verdict`] tells whether a whole run of them may go:
 //! it follows `can_optimize` in arch/x86/kernel/kprobes/opt.c, which decides the same for the kernel's own
@@ -19,6 +19,7 @@
 
 pub mod instances;
 pub mod layout;
+pub mod reads;
 pub mod region;
 pub mod ring;
 pub mod stub;

@@ -16,6 +16,7 @@
 mod calls;
 mod condition;
 mod ending;
+mod memory;
 mod record;
 mod region;
 
@@ -28,6 +29,7 @@ use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
+use crate::linux::nofault::Copies;
 use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, r8, r9, r10, r11, r12, r13, r14,
@@ -51,6 +53,8 @@ pub struct Guest {
     pub slide: u64,
     /// The [`trampolines`] (GVA).
     pub trampolines: Gva,
+    /// What copies memory, if the guest has that.
+    pub copies: Option<Copies>,
 }
 
 /// A stub for one site.
@@ -115,9 +119,7 @@ impl Stub {
         jump(at, back)?;
         jump(at.add(LONGEST as u64), back)?;
         let stub = match works {
-            [Work { probe, condition: None, record: None, calls: None }] => {
-                Self::only_counting(guest, at, *probe)?
-            }
+            [work] if work.only_counts() => Self::only_counting(guest, at, work.probe)?,
             _ => Self::assemble_any(guest, at, site, works, |code, end| {
                 code.asm.set_label(end)?;
                 Ok(code.asm.zero_bytes()?)
@@ -144,10 +146,13 @@ impl Stub {
         works: &[Work],
         finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel) -> Done,
     ) -> Result<Self, NoStub> {
-        let mut code = Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[] };
+        let mut code =
+            Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[], area: 0 };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
-        if works.iter().any(|work| work.calls.is_some()) {
+        if works.iter().any(|work| !work.reads.is_empty()) {
+            code.save(memory::SAVED)?;
+        } else if works.iter().any(|work| work.calls.is_some()) {
             code.save(calls::SAVED)?;
         } else if works.iter().any(|work| work.record.is_some() || work.condition.is_some()) {
             code.save(&[rax, rcx, rdx, r8])?;
@@ -193,6 +198,7 @@ impl Stub {
     #[must_use]
     pub fn most_bytes(works: &[Work]) -> usize {
         let of = |work: &Work| match (&work.condition, &work.record, work.calls) {
+            _ if !work.reads.is_empty() => LONGEST,
             (Some(_), ..) => LONGEST,
             (None, None, None) => 16,
             (None, Some(_), None) => 512,
@@ -244,6 +250,8 @@ struct Assembler<'a> {
     site: Option<Gva>,
     /// What has been pushed behind the flags, in this order.
     saved: &'static [AsmRegister64],
+    /// Bytes behind that for what is read of memory.
+    area: u64,
 }
 
 type Done = Result<(), NoStub>;
@@ -268,8 +276,12 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// Counts, and records.
+    /// Reads, counts, and records.
     fn work(&mut self, work: &Work) -> Done {
+        if work.reads.is_empty() { self.count_and_record(work) } else { self.reading(work) }
+    }
+
+    fn count_and_record(&mut self, work: &Work) -> Done {
         let mut next = self.asm.create_label();
         if let Some(condition) = &work.condition {
             self.branch(condition, false, next)?;
@@ -331,16 +343,16 @@ impl Assembler<'_> {
         };
         match self.saved.iter().rev().position(|saved| *saved == itself) {
             Some(depth) => {
-                self.asm.mov(rax, qword_ptr(rsp + 8 * depth as u64))?;
+                self.asm.mov(rax, qword_ptr(rsp + (self.area + 8 * depth as u64)))?;
                 Ok(rax)
             }
             None => Ok(itself),
         }
     }
 
-    /// Bytes pushed behind the flags.
+    /// Bytes of the stack behind the flags.
     fn pushed(&self) -> u64 {
-        8 * self.saved.len() as u64
+        8 * self.saved.len() as u64 + self.area
     }
 }
 

@@ -1,13 +1,12 @@
 //! What a detour has to do for a probe, and what none can do.
 
-use crate::addr::{Gpa, Gva};
+use crate::addr::Gva;
 use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
-use crate::capture::{Base, Capture, Fetch, Field, Read, Register, Scene};
+use crate::capture::{Base, Capture, Fetch, Field, Read, Register, Scene, What};
 use crate::detour::layout::{CELL, MOST_CELLS, record};
+use crate::detour::reads::{CannotRead, Kepts, Reads};
 use crate::detour::ring::Record;
-use crate::memory::{NoMemory, PhysMemory, VirtMemory};
-use crate::paging::AddressSpace;
 use crate::regs::Regs;
 use std::collections::BTreeSet;
 
@@ -20,6 +19,8 @@ pub struct Work {
     pub condition: Option<Condition>,
     /// The registers that are noted down besides those of arguments, in this order; `None` when hits are only counted.
     pub record: Option<Vec<Register>>,
+    /// What is read of memory before all that.
+    pub reads: Reads,
     /// The calls that are followed, where returns are hits. Then all above is of the moment of a return.
     pub calls: Option<Calls>,
 }
@@ -45,9 +46,9 @@ pub struct Calls {
 /// Why a probe cannot be served by a detour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuited {
-    /// A load in the guest that may fault.
-    #[error("`{0}` reads memory")]
-    Memory(String),
+    /// At a return; or more than a detour keeps, or an array of strings.
+    #[error("`{0}` reads memory, and {1}")]
+    Memory(String, &'static str),
     /// The path of a control group.
     #[error("`{0}` reads the task's control group")]
     Cgroup(String),
@@ -105,6 +106,8 @@ pub enum Origin {
     Pid,
     /// The CPU.
     Cpu,
+    /// Memory, by the entry of [`Reads`] at this offset. If it could not be read, no comparison holds.
+    Memory(u64),
 }
 
 impl Work {
@@ -119,29 +122,37 @@ impl Work {
             Hits::Passes => None,
             Hits::Returns(most) => Some(Calls { most, arguments: fields.iter().any(reads_argument) }),
         };
-        let condition = match capture.and_then(|capture| capture.filter.as_ref()) {
-            Some(filter) => Some(Condition::of(filter, fields, calls.is_some())?),
-            None => None,
-        };
-        let mut others = BTreeSet::new();
-        for field in fields {
-            let register = field.fetch.register(&field.name, calls.is_some())?;
-            others.extend(register.filter(|_| recorded));
+        let filter = capture.and_then(|capture| capture.filter.as_ref());
+        let is_read = recorded || filter.is_some();
+        let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
+        for field in fields.iter().filter(|_| is_read) {
+            let needs = field.fetch.needs(&field.name, calls.is_some(), &mut reads)?;
+            others.extend(needs.register().filter(|_| recorded));
+            read.push(needs.memory());
         }
+        let known = Fields { fields, read: &read, at_return: calls.is_some() };
+        let condition = filter.map(|filter| Condition::of(filter, &known)).transpose()?;
         others.retain(|register| match calls {
             None => argument(*register).is_none(),
             Some(_) => *register != Register::Rax,
         });
-        let work = Self { probe, condition, record: recorded.then(|| others.into_iter().collect()), calls };
+        let record = recorded.then(|| others.into_iter().collect());
+        let work = Self { probe, condition, record, reads, calls };
         if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
         Ok(work)
     }
 
+    /// Whether it counts all passes, and nothing else.
+    pub(super) fn only_counts(&self) -> bool {
+        self.condition.is_none() && self.record.is_none() && self.calls.is_none() && self.reads.is_empty()
+    }
+
     /// How many words follow the first six of its records.
     pub(super) fn words(&self) -> usize {
-        self.record.as_ref().map_or(0, Vec::len) + if self.keeps_arguments() { ARGUMENTS } else { 0 }
+        let registers = self.record.as_ref().map_or(0, Vec::len);
+        registers + if self.keeps_arguments() { ARGUMENTS } else { 0 } + (self.reads.length / 8) as usize
     }
 
     pub(super) fn keeps_arguments(&self) -> bool {
@@ -176,7 +187,8 @@ impl Work {
         for (register, value) in self.record.iter().flatten().zip(others) {
             *register.slot(&mut regs) = *value;
         }
-        let memory = VirtMemory { phys: &Nowhere, space: AddressSpace::new(0, 0) };
+        let area = others.get(self.record.as_ref().map_or(0, Vec::len)..).unwrap_or_default();
+        let memory = Kepts { reads: &self.reads, area };
         let task = Some(&record.task);
         capture.take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu }, captured)
     }
@@ -194,55 +206,100 @@ fn argument(register: Register) -> Option<usize> {
     (0..6).find(|n| Register::of_argument(*n) == Some(register))
 }
 
-impl Fetch {
-    /// The register that has to be noted down for it, if any: the rest is known without.
-    fn register(&self, name: &str, at_return: bool) -> Result<Option<Register>, Unsuited> {
-        let memory = || Unsuited::Memory(name.to_owned());
-        match self.base {
-            Base::Comm | Base::Text(_) | Base::Unknown => return Ok(None),
-            Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
-            _ => {}
+/// What has to be noted down for a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    /// It is known without, or never.
+    Nothing,
+    Register(Register),
+    /// Where the last entry of its chain is, and the register that it begins with.
+    Memory(u64, Option<Register>),
+}
+
+impl Needs {
+    fn register(self) -> Option<Register> {
+        match self {
+            Self::Register(register) | Self::Memory(_, Some(register)) => Some(register),
+            Self::Nothing | Self::Memory(_, None) => None,
         }
-        if !self.hops.is_empty() || !matches!(self.read, Read::Word(_)) {
-            return Err(memory());
-        }
-        match self.base {
-            Base::Register(Register::Rip) => Ok(None),
-            Base::Register(register) => Ok(Some(register)),
-            // They are kept, and there are no others.
-            Base::Argument(_) | Base::Arguments(_) if at_return => Ok(None),
-            Base::Argument(n) => Register::of_argument(n.into()).map(Some).ok_or_else(memory),
-            // Both are arguments, which every record has.
-            Base::Arguments(n) if n < 5 => Ok(None),
-            Base::Arguments(_) | Base::Stack(_) => Err(memory()),
-            Base::Constant(_) | Base::Kernel(_) => Ok(None),
-            Base::Comm | Base::Text(_) | Base::Unknown | Base::Cgroup(_) => Ok(None),
+    }
+
+    fn memory(self) -> Option<u64> {
+        match self {
+            Self::Memory(at, _) => Some(at),
+            Self::Nothing | Self::Register(_) => None,
         }
     }
 }
 
+impl Fetch {
+    /// What has to be noted down for it. Memory is added to `reads`.
+    fn needs(&self, name: &str, at_return: bool, reads: &mut Reads) -> Result<Needs, Unsuited> {
+        let register = match self.base {
+            Base::Comm | Base::Text(_) | Base::Unknown => return Ok(Needs::Nothing),
+            Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
+            Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) => None,
+            Base::Register(register) => Some(register),
+            // They are kept, and there are no others.
+            Base::Argument(_) | Base::Arguments(_) if at_return => None,
+            Base::Argument(n) => Some(Register::of_argument(n.into()).unwrap_or(Register::Rsp)),
+            Base::Stack(_) => Some(Register::Rsp),
+            // Both are arguments, which every record has.
+            Base::Arguments(n) if n < 5 => None,
+            Base::Arguments(_) => {
+                return Err(Unsuited::Memory(
+                    name.to_owned(),
+                    "lies half in a register and half on the stack",
+                ));
+            }
+        };
+        let is_known = match self.base {
+            Base::Stack(_) => false,
+            Base::Argument(n) if !at_return => Register::of_argument(n.into()).is_some(),
+            _ => true,
+        };
+        if is_known && self.hops.is_empty() && matches!(self.read, Read::Word(_)) {
+            return Ok(register.map_or(Needs::Nothing, Needs::Register));
+        }
+        if at_return {
+            return Err(Unsuited::Memory(name.to_owned(), "no detour does at a return"));
+        }
+        match reads.add(self) {
+            Ok(at) => Ok(at.map_or(Needs::Nothing, |at| Needs::Memory(at, register))),
+            Err(CannotRead) => Err(Unsuited::Memory(name.to_owned(), "more of it than a detour keeps")),
+        }
+    }
+}
+
+/// What conditions are about.
+struct Fields<'a> {
+    fields: &'a [Field],
+    /// Where each of them is among what is read of memory, if it is.
+    read: &'a [Option<u64>],
+    at_return: bool,
+}
+
 impl Condition {
-    fn of(filter: &Filter, fields: &[Field], at_return: bool) -> Result<Self, Unsuited> {
+    fn of(filter: &Filter, fields: &Fields<'_>) -> Result<Self, Unsuited> {
         let all = |filters: &[Filter]| -> Result<Vec<Self>, Unsuited> {
-            filters.iter().map(|filter| Self::of(filter, fields, at_return)).collect()
+            filters.iter().map(|filter| Self::of(filter, fields)).collect()
         };
         Ok(match filter {
             Filter::All(filters) => Self::All(all(filters)?),
             Filter::Any(filters) => Self::Any(all(filters)?),
-            Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields, at_return)?)),
+            Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields)?)),
             Filter::Test(Operand::Comm, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
                 Self::Comm(*equal, text.clone())
             }
             Filter::Test(_, Test::Text(..) | Test::Glob(_)) => return Err(Unsuited::Text),
-            Filter::Test(operand, test) => {
-                Self::Number(Number::of(*operand, fields, at_return)?, test.clone())
-            }
+            Filter::Test(operand, test) => Self::Number(Number::of(*operand, fields)?, test.clone()),
         })
     }
 }
 
 impl Number {
-    fn of(operand: Operand, fields: &[Field], at_return: bool) -> Result<Self, Unsuited> {
+    fn of(operand: Operand, fields: &Fields<'_>) -> Result<Self, Unsuited> {
+        let Fields { fields, read, at_return } = *fields;
         let whole = |from, width| Self { from, low: 0, width, is_signed: false };
         let n = match operand {
             Operand::Pid => return Ok(whole(Origin::Pid, 32)),
@@ -253,18 +310,24 @@ impl Number {
         };
         let field = fields.get(usize::from(n)).ok_or(Unsuited::Text)?;
         let no_number = || Unsuited::NoNumber(field.name.clone());
-        let from = match field.fetch.base {
-            Base::Register(register) => Origin::Register(register),
-            Base::Argument(n) if at_return && usize::from(n) < ARGUMENTS => Origin::Entered(n),
-            Base::Argument(_) if at_return => return Err(no_number()),
-            Base::Argument(n) => Origin::Register(Register::of_argument(n.into()).ok_or_else(no_number)?),
-            Base::Constant(number) => Origin::Constant(number),
-            Base::Kernel(link) => Origin::Kernel(link),
+        let memory = read.get(usize::from(n)).copied().flatten();
+        let (base, bits) = match field.fetch.read {
+            Read::Word(bytes @ 1..=8) => (memory, 8 * bytes),
+            Read::Memory(_, What::Bytes(bytes @ 1..=8)) => (memory, 8 * bytes as u8),
+            // The pointer is the value.
+            Read::Pointee(_) if field.fetch.hops.is_empty() => (None, 64),
             _ => return Err(no_number()),
         };
-        let bits = match field.fetch.read {
-            Read::Word(bytes @ 1..=8) if field.fetch.hops.is_empty() => 8 * bytes,
-            _ => return Err(Unsuited::Memory(field.name.clone())),
+        let from = match (base, &field.fetch.base) {
+            (Some(at), _) => Origin::Memory(at),
+            (None, Base::Register(register)) => Origin::Register(*register),
+            (None, Base::Argument(n)) if at_return && usize::from(*n) < ARGUMENTS => Origin::Entered(*n),
+            (None, Base::Argument(n)) if !at_return => {
+                Origin::Register(Register::of_argument((*n).into()).ok_or_else(no_number)?)
+            }
+            (None, Base::Constant(number)) => Origin::Constant(*number),
+            (None, Base::Kernel(link)) => Origin::Kernel(*link),
+            _ => return Err(no_number()),
         };
         let is_signed = |shape: &Shape| matches!(shape, Shape::Signed | Shape::Result | Shape::Enum(_));
         match &field.shape {
@@ -276,23 +339,6 @@ impl Number {
             shape => Some(Self { from, low: 0, width: bits, is_signed: is_signed(shape) }),
         }
         .ok_or_else(no_number)
-    }
-}
-
-/// No memory at all: a record is all that is left of a hit.
-struct Nowhere;
-
-impl PhysMemory for Nowhere {
-    fn read(&self, at: Gpa, _: &mut [u8]) -> Result<(), NoMemory> {
-        Err(NoMemory(at))
-    }
-
-    fn write(&self, at: Gpa, _: &[u8]) -> Result<(), NoMemory> {
-        Err(NoMemory(at))
-    }
-
-    fn compare_exchange(&self, at: Gpa, _: u64, _: u64) -> Result<bool, NoMemory> {
-        Err(NoMemory(at))
     }
 }
 

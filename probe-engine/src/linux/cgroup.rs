@@ -3,7 +3,7 @@
 
 use super::btf::Btf;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory, page_rest};
+use crate::memory::{ReadVirt, page_rest};
 use crate::paging::PageFault;
 use serde::{Deserialize, Serialize};
 
@@ -45,9 +45,9 @@ impl CgroupLayout {
     ///
     /// # Errors
     /// The [`PageFault`] of reading there.
-    pub fn path<M: PhysMemory + ?Sized>(
+    pub fn path<M: ReadVirt + ?Sized>(
         &self,
-        memory: &VirtMemory<'_, M>,
+        memory: &M,
         task: Gva,
         path: &mut Vec<u8>,
     ) -> Result<(), PageFault> {

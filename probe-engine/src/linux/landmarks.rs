@@ -7,6 +7,7 @@ use super::bzimage::KernelJumps;
 use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
+use super::nofault::Nofault;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
 use crate::addr::{Gpa, Gva};
@@ -53,6 +54,8 @@ pub struct Landmarks {
     pub cpu_number: Option<u64>,
     /// What it jumps to where it means an indirect branch.
     pub thunks: Thunks,
+    /// What copies memory that may not be there; `None` without it, or without type information.
+    pub nofault: Option<Nofault>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -159,6 +162,7 @@ impl Landmarks {
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
             thunks: Thunks::of(kernel),
+            nofault: Nofault::of(kernel),
         }
     }
 

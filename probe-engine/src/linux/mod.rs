@@ -24,6 +24,7 @@ mod module_tables;
 pub mod modules;
 pub mod names;
 pub(crate) mod nearest;
+pub mod nofault;
 pub mod orc;
 pub(crate) mod patch_tables;
 pub mod patched;

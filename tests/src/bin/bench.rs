@@ -14,6 +14,7 @@
 
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::{self, Rings};
+use probe_engine::detour::reads::Reads;
 use probe_engine::detour::ring::{Ring, counter};
 use probe_engine::detour::stub::{self, Stub};
 use probe_engine::detour::work::Work;
@@ -190,8 +191,15 @@ fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &Guest
         task: serde_json::from_value(task).expect("a layout of tasks"),
         slide: 0,
         trampolines: reserved.detours().start,
+        copies: None,
     };
-    let works = [Work { probe: 0, condition: None, record: record.then(Vec::new), calls: None }];
+    let works = [Work {
+        probe: 0,
+        condition: None,
+        record: record.then(Vec::new),
+        reads: Reads::default(),
+        calls: None,
+    }];
     let slots = reserved.allocate(Stub::most_bytes(&works)).expect("room");
     let entry = reserved.address(slots);
     let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), None, &works).expect("a stub");

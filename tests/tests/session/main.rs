@@ -13,6 +13,7 @@ mod detours;
 mod faults;
 mod fire;
 mod handlers;
+mod reads;
 mod realtime;
 mod regions;
 mod returns;

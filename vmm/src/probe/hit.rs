@@ -190,7 +190,7 @@ impl<'a> Moment<'a> {
         regs: &'b Regs,
         entered_with: Option<[u64; 6]>,
         task: Option<&'b Task>,
-    ) -> Scene<'b, GuestRam>
+    ) -> Scene<'b, VirtMemory<'b, GuestRam>>
     where
         'a: 'b,
     {

@@ -142,6 +142,7 @@ impl Arming {
         orders.current = self.kernel.current;
         orders.task = self.kernel.task;
         orders.slide = ground.map.slide();
+        self.detours.look_at(wanted.keys());
         self.take_out(&wanted, registry, stop, &mut orders.sites);
         self.make_room(&mut wanted, registry, stop, &orders.sites);
         let places: BTreeSet<Gva> = wanted.keys().copied().collect();

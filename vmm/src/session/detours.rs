@@ -17,6 +17,7 @@ use probe_engine::detour::stub::{Guest, Stub, trampolines};
 use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::nofault::Nofault;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -44,6 +45,9 @@ pub(super) struct Detours {
     guest: Option<Guest>,
     standing: BTreeMap<Gva, Detour>,
     pub(super) regions: Regions,
+    nofault: Option<Nofault>,
+    /// Whether a probe stands where detours read memory.
+    is_watched: bool,
     known: HashMap<u32, Known>,
     instances: Instances,
     /// Whether they can be used.
@@ -86,6 +90,8 @@ impl Detours {
             guest: None,
             standing: BTreeMap::new(),
             regions: Regions::new(kernel),
+            nofault: kernel.nofault.clone(),
+            is_watched: false,
             known: HashMap::new(),
             instances: Instances::new(DATA, cpus),
             follows_calls: false,
@@ -98,7 +104,8 @@ impl Detours {
         let (Some(task), Some(cpu_number)) = (kernel.task, kernel.cpu_number) else { return };
         let window = reserved.data().start;
         let trampolines = reserved.detours().start;
-        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide, trampolines });
+        let copies = self.nofault.as_ref().map(|nofault| nofault.copies);
+        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide, trampolines, copies });
     }
 
     pub(super) fn instances(&self) -> &Instances {
@@ -114,6 +121,31 @@ impl Detours {
     /// The switch for all.
     pub(super) fn switch(&mut self, is_on: bool) {
         self.is_on = is_on;
+    }
+
+    /// Probes are wanted at these places.
+    pub(super) fn look_at<'a>(&mut self, mut wanted: impl Iterator<Item = &'a Gva>) {
+        self.is_watched = wanted.any(|at| self.reads_by(*at));
+    }
+
+    /// Whether detours read memory by what stands at `at`.
+    fn reads_by(&self, at: Gva) -> bool {
+        let link = self.guest.map(|guest| Gva(at.0.wrapping_sub(guest.slide)));
+        link.zip(self.nofault.as_ref()).is_some_and(|(link, nofault)| nofault.run(link))
+    }
+
+    /// What stands in the way of what `work` reads of memory.
+    fn may_read(&self, work: Work) -> Result<Work, String> {
+        let reason = match work.reads.is_empty() {
+            true => None,
+            false if self.nofault.is_none() => {
+                Some("it reads memory, and this kernel has no functions for that which survive a fault")
+            }
+            false => self
+                .is_watched
+                .then_some("it reads memory, and a probe stands in the guest's functions that would do so"),
+        };
+        reason.map_or(Ok(work), |reason| Err(reason.to_owned()))
     }
 
     /// Whose records there may be in the rings, by their numbers.
@@ -211,6 +243,7 @@ impl Detours {
                 Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
             let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| hanging.probe.detour());
+            let work = work.and_then(|work| self.may_read(work));
             let room = |work| match hanging.footing {
                 Footing::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
                 Footing::Firm | Footing::Nop | Footing::Behind(_) => Ok(work),

@@ -394,7 +394,7 @@ impl Entry {
     /// `detoured`: how many calls detours follow, by the probe.
     fn report(&self, id: ProbeId, reader: &Reader, lost: u64, detoured: &HashMap<u32, usize>) -> ProbeReport {
         let dropped = reader.dropped(id, self.active.record);
-        let (unfollowed, strays) = reader.unfollowed(id);
+        let missed_by_detours = reader.missed_by_detours(id);
         let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
             State::Armed(at) if self.active.is_spent() => State::Spent(*at),
@@ -438,8 +438,9 @@ impl Entry {
             missed: super::report::Missed {
                 output: lost,
                 ring: dropped,
-                instance: missed(Miss::NoInstance) + unfollowed,
-                stack: missed(Miss::NoStack) + missed(Miss::Stray) + strays,
+                instance: missed(Miss::NoInstance) + missed_by_detours.unfollowed,
+                stack: missed(Miss::NoStack) + missed(Miss::Stray) + missed_by_detours.strays,
+                unread: missed_by_detours.unread,
                 yields: self.yields,
             },
             trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),

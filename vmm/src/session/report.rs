@@ -102,6 +102,8 @@ pub struct Missed {
     pub instance: u64,
     /// The return address could not be replaced, or its call returned elsewhere.
     pub stack: u64,
+    /// Memory had to be read for them while the CPU did so for another hit, or had too little stack.
+    pub unread: u64,
     /// How often the guest worked on the text with no room for the probe behind it. How many hits that cost,
     /// nobody knows.
     pub yields: u64,
@@ -111,7 +113,7 @@ impl Missed {
     /// Hits that are known to be missed.
     #[must_use]
     pub fn hits(&self) -> u64 {
-        self.output + self.ring + self.instance + self.stack
+        self.output + self.ring + self.instance + self.stack + self.unread
     }
 }
 

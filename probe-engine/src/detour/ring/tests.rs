@@ -1,4 +1,5 @@
 use super::*;
+use crate::detour::layout::MOST_CELLS;
 use crate::memory::testing::Ram;
 use proptest::prelude::*;
 
@@ -110,7 +111,7 @@ fn what_is_claimed_and_not_published_waits() {
 
 #[test]
 fn a_record_that_no_stub_writes_ends_the_ring() {
-    for length in [0, 3, 255] {
+    for length in [0, MOST_CELLS + 1, 255] {
         let (ram, mut ring) = ring();
         let claimed = claim(&ram, &ring, 1).unwrap();
         fill(&ram, &ring, claimed, 5, 1);

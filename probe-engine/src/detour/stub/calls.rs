@@ -54,7 +54,8 @@ pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
         let [a, b, c, d, ..] = next.to_le_bytes();
         *trampoline = [CALL, a, b, c, d, INT3, INT3, INT3];
     }
-    let mut code_of_leave = Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[] };
+    let mut code_of_leave =
+        Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[], area: 0 };
     code_of_leave.lead_on()?;
     let leave = code_of_leave.asm.assemble(leave.0)?;
     if leave.len() > LEAVE {

@@ -3,9 +3,10 @@
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::capture::filter::{Order, Test};
 use crate::detour::instances::instance;
+use crate::detour::reads;
 use crate::detour::work::{Condition, Number, Origin};
 use crate::linux::task::COMM;
-use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx};
+use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx, rsp};
 use std::ops::Range;
 
 impl Assembler<'_> {
@@ -17,8 +18,15 @@ impl Assembler<'_> {
             Condition::Any(any) => self.branch_each(any, true, wanted, to),
             Condition::Comm(equal, text) => self.branch_on_comm(text, *equal == wanted, to),
             Condition::Number(number, test) => {
+                let mut unread = self.asm.create_label();
+                if let Origin::Memory(entry) = number.from {
+                    self.asm.cmp(qword_ptr(rsp + (entry + reads::LENGTH)), 0)?;
+                    self.asm.je(if wanted { unread } else { to })?;
+                }
                 self.number(number)?;
-                self.branch_on_rax(test, number.is_signed, wanted, to)
+                self.branch_on_rax(test, number.is_signed, wanted, to)?;
+                self.asm.set_label(&mut unread)?;
+                Ok(self.asm.zero_bytes()?)
             }
         }
     }
@@ -54,6 +62,7 @@ impl Assembler<'_> {
                 self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
                 self.asm.mov(eax, dword_ptr(rax + imm(self.guest.task.pid)?))?;
             }
+            Origin::Memory(entry) => self.asm.mov(rax, qword_ptr(rsp + (entry + reads::DATA)))?,
             Origin::Cpu => self.asm.mov(eax, own(dword_ptr(displacement(self.guest.cpu_number)?)))?,
         }
         let (low, width) = (u32::from(number.low), u32::from(number.width).clamp(1, 64));

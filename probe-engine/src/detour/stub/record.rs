@@ -6,7 +6,7 @@ use crate::detour::layout::{self, CELLS, DROPS, HEAD, TAIL, UNKNOWN, record};
 use crate::detour::work::Work;
 use crate::linux::task::{self, TaskLayout};
 use iced_x86::Code;
-use iced_x86::code_asm::{AsmRegister64, CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdx};
+use iced_x86::code_asm::{AsmRegister64, CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdi, rdx};
 
 impl Assembler<'_> {
     /// In the end goes to `next`, also when there is no room. Uses what is saved.
@@ -49,7 +49,11 @@ impl Assembler<'_> {
         if work.keeps_arguments() {
             self.entered_with(&mut places)?;
         }
-        self.put(rcx, places, registers.iter().copied())?;
+        self.put(rcx, &mut places, registers.iter().copied())?;
+        if let Some(area) = places.next().filter(|_| self.area > 0) {
+            self.asm.lea(rdi, qword_ptr(rcx + area))?;
+            self.copy_area()?;
+        }
         self.task()?;
         self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
         self.asm.jmp(next)?;
@@ -72,7 +76,8 @@ impl Assembler<'_> {
         places: impl Iterator<Item = u64>,
         registers: impl Iterator<Item = Register>,
     ) -> Done {
-        for (at, register) in places.zip(registers) {
+        // In this order: no place is taken for nothing.
+        for (register, at) in registers.zip(places) {
             let value = self.register(register)?;
             self.asm.mov(qword_ptr(base + at), value)?;
         }

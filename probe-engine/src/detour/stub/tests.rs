@@ -1,6 +1,8 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
+use crate::capture::{Base, Fetch, Hop, Read, What};
 use crate::detour::layout::{self, CALLS, record};
+use crate::detour::reads::Reads;
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::{Calls, Condition, Number, Origin};
@@ -10,10 +12,18 @@ use crate::linux::targets::tests::targets;
 use crate::linux::task;
 use crate::linux::thunks::tests::thunks;
 use crate::probe::room::Room;
+use iced_x86::Register::RSP;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
 
 const SITE: Gva = Gva(0xffff_ffff_8100_0000);
 const AT: Gva = Gva(0xffff_ffff_9060_0000);
+
+const COPIES: Copies = Copies {
+    bytes: [Gva(0xffff_ffff_8120_0000), Gva(0xffff_ffff_8120_0100)],
+    string: [Gva(0xffff_ffff_8120_0200), Gva(0xffff_ffff_8120_0300)],
+    stack: 32,
+    irq_stack: Some(0x3_5018),
+};
 
 fn guest() -> Guest {
     Guest {
@@ -37,11 +47,12 @@ fn guest() -> Guest {
         },
         slide: 0,
         trampolines: Gva(0xffff_ffff_9050_0000),
+        copies: Some(COPIES),
     }
 }
 
 fn counts(condition: Option<Condition>) -> Work {
-    Work { probe: 3, condition, record: None, calls: None }
+    Work { probe: 3, condition, record: None, reads: Reads::default(), calls: None }
 }
 
 fn assemble(works: &[Work]) -> Stub {
@@ -92,7 +103,13 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
 
 #[test]
 fn a_record_takes_less_than_eighty() {
-    let stub = assemble(&[Work { probe: 3, condition: None, record: Some(Vec::new()), calls: None }]);
+    let stub = assemble(&[Work {
+        probe: 3,
+        condition: None,
+        record: Some(Vec::new()),
+        reads: Reads::default(),
+        calls: None,
+    }]);
     let path = straight(&stub.code);
     println!("a record takes {} instructions with the jump", path.len() + 1);
     assert!(path.len() < 80, "{}", path.len());
@@ -122,7 +139,10 @@ fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
         ]),
     ]);
     let record = Some(vec![Register::Rax, Register::Rsp, Register::Rflags, Register::R15]);
-    let stub = assemble(&[Work { probe: 3, condition: Some(everything), record, calls: None }, counts(None)]);
+    let stub = assemble(&[
+        Work { probe: 3, condition: Some(everything), record, reads: Reads::default(), calls: None },
+        counts(None),
+    ]);
     let mut depth = 0i64;
     for instruction in decode(&stub.code) {
         match instruction.mnemonic() {
@@ -172,7 +192,7 @@ fn what_is_too_far_is_refused() {
 
 /// A probe of returns that reads `record` of each.
 fn returns(record: Option<Vec<Register>>, calls: Calls) -> Work {
-    Work { probe: 3, condition: None, record, calls: Some(calls) }
+    Work { probe: 3, condition: None, record, reads: Reads::default(), calls: Some(calls) }
 }
 
 /// The instructions from the way out of a trampoline to the caller.
@@ -340,4 +360,52 @@ fn what_must_stay_behind_the_nop_stays() {
     for code in [&[0xfb][..], &[0xf3, 0x0f, 0x1e, 0xfa], &[0x06], &[0xcc]] {
         assert_eq!(Region::single(code, SITE), None, "{code:02x?}");
     }
+}
+
+#[test]
+fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
+    let fetch = |read| Fetch { base: Base::Argument(0), hops: vec![Hop { offset: 8, user: false }], read };
+    let mut reads = Reads::default();
+    assert_eq!(reads.add(&fetch(Read::Word(4))), Ok(Some(0)));
+    let string = Read::Memory(Hop { offset: -16, user: true }, What::String(4096));
+    assert_eq!(reads.add(&fetch(string)), Ok(Some(48)));
+    let length = reads.length;
+    let is_read = Condition::Number(
+        Number { from: Origin::Memory(0), low: 0, width: 32, is_signed: false },
+        Test::Number(Order::Equal, 7),
+    );
+    let work = Work { probe: 3, condition: Some(is_read), record: Some(Vec::new()), reads, calls: None };
+    let stub = assemble(&[work, counts(None)]);
+    let code = decode(&stub.code);
+    let count = |mnemonic| code.iter().filter(|i| i.mnemonic() == mnemonic).count();
+    let calls: Vec<u64> =
+        code.iter().filter(|i| i.is_call_near()).map(Instruction::near_branch_target).collect();
+    let [[kernel, user], [_, strings_of_user]] =
+        [COPIES.bytes, COPIES.string].map(|both| both.map(|at| at.0));
+    // The pointer, the pointer again, and the string that only a process can have.
+    assert_eq!(calls, [user, kernel, user, kernel, strings_of_user]);
+    // DF and AC are cleared by what is pushed for that.
+    assert_eq!((count(Mnemonic::Push), count(Mnemonic::Pop), count(Mnemonic::Popfq)), (10, 9, 3));
+    let moves = |mnemonic| code.iter().position(|i| i.mnemonic() == mnemonic && i.op0_register() == RSP);
+    let (down, up) = (moves(Mnemonic::Sub).unwrap(), moves(Mnemonic::Add).unwrap());
+    assert_eq!([down, up].map(|n| code[n].immediate(1)), [length; 2]);
+    let flag = (guest().window.0 + layout::POOLS + layout::READING) as u32;
+    let flags: Vec<(usize, u64)> = code
+        .iter()
+        .enumerate()
+        .filter(|(_, i)| i.mnemonic() == Mnemonic::Mov && i.memory_displacement32() == flag)
+        .map(|(n, i)| (n, i.immediate(1)))
+        .collect();
+    let [(taken, 1), (given_back, 0)] = flags[..] else { panic!("{flags:?}") };
+    assert!(taken < down && up < given_back);
+    assert_eq!(count(Mnemonic::Movsq), 1, "the record has the area");
+}
+
+#[test]
+fn a_guest_without_such_functions_has_no_stub_that_reads() {
+    let mut reads = Reads::default();
+    reads.add(&Fetch::word(Base::Stack(1), 8)).unwrap();
+    let works = [Work { reads, ..counts(None) }];
+    let guest = Guest { copies: None, ..guest() };
+    assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works).is_err());
 }

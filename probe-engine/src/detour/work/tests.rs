@@ -1,6 +1,6 @@
 use super::*;
 use crate::capture::filter::Order;
-use crate::capture::{Hop, What};
+use crate::capture::{Hop, Value, What};
 use crate::linux::task::{COMM, Context, Task};
 
 fn field(name: &str, base: Base, bytes: u8, shape: Shape) -> Field {
@@ -11,19 +11,135 @@ fn capture(fields: Vec<Field>, filter: Option<Filter>) -> Capture {
     Capture { fields, hidden: Vec::new(), filter }
 }
 
+fn memory(base: Base, hops: &[i64], what: What) -> Fetch {
+    let hop = |offset: &i64| Hop { offset: *offset, user: false };
+    let (last, hops) = hops.split_last().unwrap();
+    Fetch { base, hops: hops.iter().map(hop).collect(), read: Read::Memory(hop(last), what) }
+}
+
+fn of_memory(fetches: Vec<Fetch>, shape: &Shape) -> Capture {
+    let field = |fetch| Field { name: "it".to_owned(), fetch, shape: shape.clone() };
+    capture(fetches.into_iter().map(field).collect(), None)
+}
+
 #[test]
-fn what_reads_memory_stays_on_the_trap() {
-    let string = Fetch {
-        base: Base::Argument(1),
-        hops: Vec::new(),
-        read: Read::Memory(Hop { offset: 0, user: true }, What::String(64)),
+fn what_no_detour_reads_stays_on_the_trap() {
+    let refused = |fetches, hits| match Work::of(0, Some(&of_memory(fetches, &Shape::Hex)), true, hits) {
+        Err(Unsuited::Memory(name, reason)) => (name, reason),
+        work => panic!("{work:?}"),
     };
-    let far = Fetch { hops: vec![Hop { offset: 8, user: false }], ..Fetch::word(Base::Argument(0), 8) };
-    for fetch in [string, far, Fetch::word(Base::Stack(1), 8), Fetch::word(Base::Argument(6), 8)] {
-        let fields = vec![Field { name: "it".to_owned(), fetch, shape: Shape::Hex }];
-        let refused = Work::of(0, Some(&capture(fields, None)), true, Hits::Passes);
-        assert_eq!(refused, Err(Unsuited::Memory("it".to_owned())));
+    let at_return = refused(vec![Fetch::word(Base::Stack(1), 8)], Hits::Returns(None));
+    assert_eq!(at_return, ("it".to_owned(), "no detour does at a return"));
+    let strings = memory(Base::Argument(1), &[0], What::Strings(4));
+    let many = vec![memory(Base::Argument(1), &[0], What::String(4096)); 5];
+    let much = memory(Base::Argument(0), &[0], What::Bytes(1100));
+    let far = memory(Base::Argument(0), &[1 << 40], What::Bytes(8));
+    for fetches in [vec![strings], many, vec![much], vec![far]] {
+        assert_eq!(refused(fetches, Hits::Passes).1, "more of it than a detour keeps");
     }
+    let half = refused(vec![Fetch::word(Base::Arguments(5), 16)], Hits::Passes);
+    assert_eq!(half.1, "lies half in a register and half on the stack");
+}
+
+/// What an area says of one read.
+fn kept(at: u64, bytes: &[u8], room: usize) -> Vec<u64> {
+    let mut words = vec![at, bytes.len() as u64];
+    let padded: Vec<u8> = bytes.iter().copied().chain(std::iter::repeat(0xee)).take(room).collect();
+    words.extend(padded.as_chunks().0.iter().copied().map(u64::from_le_bytes));
+    words
+}
+
+#[test]
+fn memory_is_what_the_record_has_kept_of_it() {
+    let longest = usize::from(crate::detour::reads::LONGEST_STRING);
+    let string = || memory(Base::Register(Register::R12), &[16, 0], What::String(4096));
+    let fields = of_memory(
+        vec![
+            Fetch::word(Base::Stack(2), 8),
+            string(),
+            string(),
+            memory(Base::Argument(1), &[4], What::Bytes(12)),
+            memory(Base::Argument(1), &[0, 0], What::Bytes(4)),
+        ],
+        &Shape::Hex,
+    );
+    let work = Work::of(0, Some(&fields), true, Hits::Passes).unwrap();
+    assert_eq!(work.record, Some(vec![Register::Rsp, Register::R12]));
+    let (short, long) = (b"/etc/passwd\0", vec![b'x'; longest]);
+    let room = longest + 8;
+    let area = [
+        kept(0x8010, &7u64.to_le_bytes(), 8),
+        // Both may lie at the end of a page, and the second one is longer than what is kept.
+        kept(0x9010, &0x6ff8u64.to_le_bytes(), 8),
+        kept(0x6ff8, short, room),
+        kept(0x9010, &0x6ff8u64.to_le_bytes(), 8),
+        kept(0x6ff8, &long, room),
+        kept(0x5004, b"twelve bytes", 16),
+        // There is no memory at this pointer.
+        kept(0x5000, &[], 8),
+        kept(0xdead, &[], 8),
+    ];
+    let record = |area: Vec<u64>| Record {
+        ticks: 1,
+        probe: 0,
+        task: Task {
+            at: Gva(0),
+            pid: 7,
+            tgid: 7,
+            ns_pid: None,
+            uid: None,
+            context: Context::Task,
+            comm: [0; COMM],
+        },
+        args: [0, 0x5000, 0, 0, 0, 0],
+        registers: [vec![0x8000, 0x9000], area].concat(),
+    };
+    let read = |area: Vec<u64>| {
+        let mut captured = Vec::new();
+        assert!(work.replay(Some(&fields), &record(area), Gva(0x55), 0, 0, &mut captured));
+        captured
+    };
+    let captured = read(area.concat());
+    let values: Vec<_> = fields.values(&captured).map(|(_, value)| value).collect();
+    assert_eq!(values[0].number(), Some(7));
+    assert_eq!(values[1], Value::Text { bytes: b"/etc/passwd", cut: false });
+    assert_eq!(values[3], Value::Bytes(b"twelve bytes"));
+    assert_eq!(values[4], Value::Fault(Gva(0x5000)));
+    // Without what was read first, and without the short string.
+    let unread = [kept(0, &[], 8), kept(0, &[], 8), kept(0, &[], room)];
+    let captured = read(unread.iter().chain(area.iter().skip(3)).flatten().copied().collect());
+    let values: Vec<_> = fields.values(&captured).map(|(_, value)| value).collect();
+    assert_eq!(values[0], Value::Fault(Gva(0x8010)));
+    assert_eq!(values[2], Value::Text { bytes: &long, cut: true });
+    // Whatever the guest writes there is read as something.
+    for word in [0, 1, 8, u64::MAX, 1 << 63] {
+        read(vec![word; area.concat().len()]);
+        read(Vec::new());
+    }
+}
+
+#[test]
+fn memory_is_compared_as_a_number_of_its_width() {
+    let test = || Test::Number(Order::Equal, 5);
+    let of = |fetch: Fetch, shape: Shape| {
+        let filter = Some(Filter::Test(Operand::Field(0), test()));
+        let fields = vec![Field { name: "it".to_owned(), fetch, shape }];
+        Work::of(0, Some(&capture(fields, filter)), false, Hits::Passes).map(|work| {
+            assert_eq!(work.record, None);
+            work.condition.unwrap()
+        })
+    };
+    let number =
+        |from, width, is_signed| Ok(Condition::Number(Number { from, low: 0, width, is_signed }, test()));
+    let long = || memory(Base::Argument(0), &[8, 0], What::Bytes(4));
+    assert_eq!(of(long(), Shape::Signed), number(Origin::Memory(24), 32, true));
+    assert_eq!(of(Fetch::word(Base::Stack(1), 2), Shape::Hex), number(Origin::Memory(0), 16, false));
+    let far = Fetch { hops: vec![Hop { offset: 8, user: false }], ..Fetch::word(Base::Argument(0), 8) };
+    assert_eq!(of(far, Shape::Hex), number(Origin::Memory(0), 64, false));
+    let pointer = Fetch { read: Read::Pointee(What::Bytes(8)), ..Fetch::word(Base::Argument(0), 8) };
+    assert_eq!(of(pointer, Shape::Hex), number(Origin::Register(Register::Rdi), 64, false));
+    let string = memory(Base::Argument(0), &[0], What::String(8));
+    assert_eq!(of(string, Shape::Hex), Err(Unsuited::NoNumber("it".to_owned())));
 }
 
 #[test]
@@ -37,7 +153,16 @@ fn arguments_are_in_every_record_and_other_registers_once() {
         field("f", Base::Constant(7), 8, Shape::Unsigned),
     ];
     let work = Work::of(9, Some(&capture(fields.clone(), None)), true, Hits::Passes).unwrap();
-    assert_eq!(work, Work { probe: 9, condition: None, record: Some(vec![Register::R12]), calls: None });
+    assert_eq!(
+        work,
+        Work {
+            probe: 9,
+            condition: None,
+            record: Some(vec![Register::R12]),
+            reads: Reads::default(),
+            calls: None
+        }
+    );
     let counted = Work::of(9, Some(&capture(fields, None)), false, Hits::Passes).unwrap();
     assert_eq!(counted.record, None);
     assert_eq!(Work::of(1, None, true, Hits::Passes).unwrap().record, Some(Vec::new()));

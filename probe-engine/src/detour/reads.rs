@@ -1,0 +1,200 @@
+//! Memory that a detour reads for a probe: what is read is planned here, and kept in an area of the record.
+//!
+//! Each read has an entry in the area, at an offset that the plan says, all words little-endian:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | u64: where it was read (GVA) |
+//! | 8 | u64: how many bytes were; 0 if none could be |
+//! | 16 | the bytes, up to a multiple of 8 |
+//!
+//! A value that lies behind pointers takes a chain of entries: each is read where the one before it leads.
+
+use crate::addr::Gva;
+use crate::capture::{Base, Fetch, Hop, Read, Register, What};
+use crate::memory::ReadVirt;
+use crate::paging::{Access, AddressSpace, PageFault};
+
+/// Offset in an entry.
+pub(super) const ADDRESS: u64 = 0;
+/// Offset in an entry.
+pub(super) const LENGTH: u64 = 8;
+/// Offset in an entry.
+pub(super) const DATA: u64 = 16;
+
+/// Longest string that a detour keeps, in bytes.
+pub const LONGEST_STRING: u16 = 256;
+/// Most bytes of the area of a probe. It is on the guest's stack while it is filled.
+pub const LONGEST: u64 = 1024;
+
+/// What is read of memory for a probe.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reads {
+    /// The values, each by its chain.
+    pub(super) chains: Vec<Chain>,
+    /// Bytes of the area.
+    pub(super) length: u64,
+}
+
+/// How a value is come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chain {
+    /// Where it begins.
+    pub(super) start: Start,
+    pub(super) entries: Vec<Entry>,
+}
+
+/// Where a chain begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    Register(Register),
+    /// An address in the kernel, as it was linked.
+    Kernel(Gva),
+    Constant(u64),
+}
+
+/// One read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Where in the area.
+    pub(super) at: u64,
+    /// Bytes from where the chain has come to.
+    pub(super) offset: i64,
+    /// Only a process's memory will do.
+    pub(super) user: bool,
+    pub(super) kept: Kept,
+}
+
+/// What is kept of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    Bytes(u16),
+    /// Up to a NUL, or so many bytes.
+    String(u16),
+}
+
+impl Reads {
+    /// Plans what `fetch` reads, and says where in the area the last of it is; `None` if it needs no memory.
+    ///
+    /// # Errors
+    /// It cannot be read by a detour.
+    pub(super) fn add(&mut self, fetch: &Fetch) -> Result<Option<u64>, CannotRead> {
+        let (start, first) = match &fetch.base {
+            Base::Register(register) => (Start::Register(*register), None),
+            Base::Constant(number) => (Start::Constant(*number), None),
+            Base::Kernel(link) => (Start::Kernel(*link), None),
+            Base::Stack(n) => (Start::Register(Register::Rsp), Some(slot(*n))),
+            Base::Argument(n) => match Register::of_argument((*n).into()) {
+                Some(register) => (Start::Register(register), None),
+                // Behind the six in registers, and behind the return address.
+                None => (Start::Register(Register::Rsp), Some(slot(u16::from(*n) - 5))),
+            },
+            Base::Arguments(_) | Base::Comm | Base::Cgroup(_) | Base::Text(_) | Base::Unknown => {
+                return Err(CannotRead);
+            }
+        };
+        let last = match fetch.read {
+            Read::Word(_) => None,
+            Read::Memory(hop, what) => Some((hop, what)),
+            Read::Pointee(what) => Some((Hop { offset: 0, user: false }, what)),
+        };
+        let hops = first.into_iter().chain(fetch.hops.iter().copied());
+        let mut entries: Vec<Entry> = Vec::new();
+        for hop in hops {
+            entries.push(self.entry(hop, Kept::Bytes(8))?);
+        }
+        match last {
+            None => {}
+            Some((hop, What::Bytes(bytes))) => entries.push(self.entry(hop, Kept::Bytes(bytes))?),
+            Some((hop, What::String(most))) => {
+                entries.push(self.entry(hop, Kept::String(most.min(LONGEST_STRING)))?);
+            }
+            Some((_, What::Strings(_))) => return Err(CannotRead),
+        }
+        let last = entries.last().map(|entry| entry.at);
+        if last.is_some() {
+            self.chains.push(Chain { start, entries });
+        }
+        Ok(last)
+    }
+
+    fn entry(&mut self, Hop { offset, user }: Hop, kept: Kept) -> Result<Entry, CannotRead> {
+        // A displacement of the guest's code.
+        i32::try_from(offset).map_err(|_| CannotRead)?;
+        let entry = Entry { at: self.length, offset, user, kept };
+        self.length += DATA + kept.room();
+        if self.length <= LONGEST { Ok(entry) } else { Err(CannotRead) }
+    }
+
+    /// Whether nothing is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.chains.iter().flat_map(|chain| &chain.entries)
+    }
+}
+
+fn slot(n: u16) -> Hop {
+    Hop { offset: 8 * i64::from(n), user: false }
+}
+
+impl Kept {
+    /// Bytes that it takes. Behind a string the guest puts a NUL of its own.
+    fn room(self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => u64::from(bytes),
+            Self::String(most) => u64::from(most) + 1,
+        }
+        .next_multiple_of(8)
+    }
+}
+
+/// A detour cannot read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CannotRead;
+
+/// The memory that a record has kept: there is no other.
+pub(super) struct Kepts<'a> {
+    pub(super) reads: &'a Reads,
+    /// The area, as words.
+    pub(super) area: &'a [u64],
+}
+
+impl Kepts<'_> {
+    fn word(&self, at: u64) -> u64 {
+        self.area.get((at / 8) as usize).copied().unwrap_or_default()
+    }
+
+    /// Fills `buf` from `at`, if this entry has all of it. Behind the NUL of a string there is nothing but zeros.
+    fn read_of(&self, entry: &Entry, at: Gva, buf: &mut [u8]) -> Option<()> {
+        let skipped = at.offset_from(Gva(self.word(entry.at + ADDRESS)))?;
+        let length = self.word(entry.at + LENGTH).min(entry.kept.room());
+        let rest = length.checked_sub(skipped)?;
+        let bytes = (skipped..length).map(|n| (self.word(entry.at + DATA + n) >> (8 * (n % 8))) as u8);
+        let ends = match entry.kept {
+            Kept::Bytes(_) => false,
+            Kept::String(most) => length < u64::from(most) || bytes.clone().next_back() == Some(0),
+        };
+        if rest == 0 || (rest < buf.len() as u64 && !ends) {
+            return None;
+        }
+        buf.fill(0);
+        buf.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+        Some(())
+    }
+}
+
+impl ReadVirt for Kepts<'_> {
+    const LONGEST_STRING: u16 = LONGEST_STRING;
+
+    fn read(&self, at: Gva, buf: &mut [u8]) -> Result<(), PageFault> {
+        let there = self.reads.entries().any(|entry| self.read_of(entry, at, buf).is_some());
+        if there || buf.is_empty() {
+            return Ok(());
+        }
+        Err(AddressSpace::new(0, 0).not_present(at, Access::Read))
+    }
+}

@@ -1,0 +1,179 @@
+//! Memory that detours read, by the guest's own functions: it is what a trap reads, faults included.
+
+use probe_engine::addr::Gva;
+use probe_engine::capture::filter::{Filter, Operand, Order, Test};
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, Value, What};
+use tests::linux_rig::{Ended, Guest};
+use vmm::events::Event;
+use vmm::probe::Probe;
+use vmm::session::{Command, Missed, State};
+
+const OPEN: &str = "do_sys_openat2";
+/// How some names begin.
+const ETC: u32 = u32::from_le_bytes(*b"/etc");
+
+fn field(fetch: Fetch) -> Field {
+    Field { name: "it".to_owned(), fetch, shape: Shape::Hex }
+}
+
+/// What lies at the end of these hops.
+fn at(base: Base, hops: &[i64], user: bool, what: What) -> Field {
+    let (last, hops) = hops.split_last().unwrap();
+    let hops = hops.iter().map(|offset| Hop { offset: *offset, user: false }).collect();
+    field(Fetch { base, hops, read: Read::Memory(Hop { offset: *last, user }, what) })
+}
+
+fn reading(fields: Vec<Field>) -> Capture {
+    Capture { fields, ..Capture::default() }
+}
+
+/// What is read at each function: of processes, of the kernel, of the stack, and where there is nothing.
+fn captures(banner: Gva) -> [(&'static str, Capture); 4] {
+    let of_open = vec![
+        at(Base::Argument(1), &[0], true, What::String(4096)),
+        at(Base::Argument(2), &[0], false, What::Bytes(24)),
+        // The kernel's memory is no process's.
+        at(Base::Argument(2), &[0], true, What::Bytes(8)),
+        at(Base::Kernel(banner), &[0], false, What::String(200)),
+        field(Fetch::word(Base::Stack(0), 8)),
+        field(Fetch::word(Base::Stack(3), 4)),
+    ];
+    let of_read = vec![
+        at(Base::Argument(0), &[32, 8], false, What::Bytes(8)),
+        at(Base::Argument(0), &[16, 0, 0], false, What::String(32)),
+        at(Base::Argument(3), &[0], false, What::Bytes(8)),
+        at(Base::Constant(0), &[8], false, What::Bytes(8)),
+        at(Base::Constant(1 << 63), &[8], false, What::Bytes(8)),
+        at(Base::Constant(0xffff_8000_0000_0000), &[0, 0], false, What::Bytes(4)),
+        field(Fetch { read: Read::Pointee(What::Bytes(16)), ..Fetch::word(Base::Argument(1), 8) }),
+    ];
+    // In a page fault, the page that is missing.
+    let of_fault = vec![
+        at(Base::Argument(1), &[0], true, What::Bytes(8)),
+        at(Base::Argument(0), &[0], false, What::Bytes(64)),
+    ];
+    // On the stack of interrupts.
+    let of_interrupt =
+        vec![at(Base::Argument(0), &[0], false, What::Bytes(16)), field(Fetch::word(Base::Stack(0), 8))];
+    [
+        (OPEN, reading(of_open)),
+        ("vfs_read", reading(of_read)),
+        ("handle_mm_fault", reading(of_fault)),
+        ("hrtimer_interrupt", reading(of_interrupt)),
+    ]
+}
+
+fn seen(event: &Event) -> impl PartialEq + std::fmt::Debug {
+    (event.what, event.task, event.captured.clone())
+}
+
+/// The same hit twice: by a detour at the function's entry, and by a trap behind it.
+fn reads_what_a_trap_reads(kernel: &str) {
+    let Some(mut guest) = Guest::new(kernel) else { return };
+    let captures = captures(guest.subject.kernel.symbol("linux_banner").unwrap());
+    for (function, capture) in &captures {
+        let behind = guest.subject.behind_site(function);
+        guest = guest.probe(Probe::at(*function).capture(capture.clone()).record());
+        guest = guest.probe(Probe::at(behind).capture(capture.clone()).record().pre(|_| {}));
+    }
+    let ended = guest.optimize().run("mix:20,fork:5,open:50,try:/etc/group");
+    ended.assert_in_order();
+    for (n, (function, capture)) in (0..).step_by(2).zip(&captures) {
+        let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
+        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert_eq!((detour.missed, trap.missed), Default::default(), "{function}");
+        assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
+        let of = |probe| ended.events.iter().filter(move |event| event.probe == probe);
+        let is_fault = |value: &Value<'_>| matches!(value, Value::Fault(_));
+        let faults =
+            |event: &Event| capture.values(&event.captured).filter(|(_, value)| is_fault(value)).count();
+        let faults = of(detour.id).map(faults).sum::<usize>();
+        println!("{kernel}: {} hits of {function}, {faults} values were not there", detour.hits);
+        assert_eq!(faults == 0, *function == "hrtimer_interrupt", "{function}");
+        for (n, (detoured, trapped)) in of(detour.id).zip(of(trap.id)).enumerate() {
+            assert_eq!(seen(detoured), seen(trapped), "hit {n} of {function}");
+            assert!(capture.values(&detoured.captured).count() == capture.fields.len());
+        }
+    }
+    let text = |event: &&Event| event.captured.windows(10).any(|bytes| bytes == b"/etc/group");
+    let opened = ended.events.iter().filter(|event| event.probe == ended.probe(0).id);
+    assert!(opened.filter(text).count() > 0, "the name was read");
+}
+
+#[test]
+fn a_detour_reads_what_a_trap_reads_6_12() {
+    reads_what_a_trap_reads("6.12");
+}
+
+#[test]
+fn a_detour_reads_what_a_trap_reads_6_1() {
+    reads_what_a_trap_reads("6.1");
+}
+
+/// Counts opens by how the name begins.
+fn opens(order: Order) -> Capture {
+    let name = at(Base::Argument(1), &[0], true, What::Bytes(4));
+    let filter = Filter::Test(Operand::Field(0), Test::Number(order, ETC.into()));
+    Capture { filter: Some(filter), ..reading(vec![name]) }
+}
+
+#[test]
+fn memory_is_compared_as_it_is_at_a_trap() {
+    let Some(mut guest) = Guest::new("6.12") else { return };
+    let behind = guest.subject.behind_site(OPEN);
+    for order in [Order::Equal, Order::NotEqual] {
+        guest = guest.probe(Probe::at(OPEN).capture(opens(order)));
+        guest = guest.probe(Probe::at(behind.as_str()).capture(opens(order)).pre(|_| {}));
+    }
+    // What is not there is neither equal nor different.
+    let nowhere = at(Base::Constant(0), &[8], false, What::Bytes(8));
+    let filter = Filter::Test(Operand::Field(0), Test::Number(Order::NotEqual, 0));
+    let nothing = Capture { filter: Some(filter), ..reading(vec![nowhere]) };
+    let not = |capture: &Capture| {
+        let filter = capture.filter.clone().map(|filter| Filter::Not(Box::new(filter)));
+        Capture { filter, ..capture.clone() }
+    };
+    guest = guest.probe(Probe::at(OPEN).capture(not(&nothing))).probe(Probe::at(OPEN).capture(nothing));
+    let ended = guest.optimize().run("open:50,mix:20,try:/etc/group,try:/etc/none");
+    ended.assert_in_order();
+    let [equal, trapped, other, other_trapped, all, none] = std::array::from_fn(|n| ended.hits(n as u32));
+    println!("{equal} opens in /etc, {other} others");
+    assert_eq!((equal, other, none), (trapped, other_trapped, 0));
+    assert!(equal >= 2 && other > 2 && equal + other == all, "{equal} {other} {all}");
+    for n in [0, 2, 4, 5] {
+        assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
+    }
+}
+
+/// A probe in the guest's functions that detours read by would see them, and they it.
+#[test]
+fn detours_read_by_nothing_that_is_probed() {
+    const COPY: &str = "copy_from_kernel_nofault";
+    let Some(guest) = Guest::new("6.12") else { return };
+    let (_, capture) = captures(guest.subject.kernel.symbol("linux_banner").unwrap())[0].clone();
+    let guest = guest.cpus(2).optimize().probe(Probe::at(OPEN).capture(capture).record());
+    let ended: Ended = guest.probe(Probe::at(OPEN)).run_with(
+        "open:50,sh:/gate,open:50,sh:/gate,open:50",
+        |handle, console| {
+            console.wait_for("workload: open", 1);
+            let ids = handle.register(vec![Probe::at(COPY)]).unwrap();
+            let listed = handle.list().unwrap();
+            assert!(matches!(listed[0].state, State::Armed(_)), "{:?}", listed[0]);
+            let reason = listed[0].trapped.as_deref().unwrap();
+            assert_eq!(
+                reason,
+                "it reads memory, and a probe stands in the guest's functions that would do so"
+            );
+            console.open_gate();
+            console.wait_for("workload: open", 2);
+            handle.command(Command::Unregister(ids)).unwrap();
+            assert!(matches!(handle.list().unwrap()[0].state, State::Optimized(_)));
+            console.open_gate();
+        },
+    );
+    ended.assert_in_order();
+    assert!(ended.hits(0) >= 150 && ended.hits(0) == ended.hits(1), "{:?}", ended.probe(0));
+    assert_eq!(ended.probe(0).missed, Missed::default());
+}
