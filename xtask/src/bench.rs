@@ -7,14 +7,14 @@ mod runs;
 use crate::bochs::{self, Contents, Entry, Outcome};
 use crate::setup;
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 /// The rows whose ratio says how far a hit is from the least that an exit can cost.
 const EXIT: &str = "empty port exit";
-const HIT: &str = "trap hit, empty handler";
+const HITS: [&str; 2] = ["trap hit, empty handler", "trap hit, empty post handler"];
 /// The rows of hits without an exit, and how many instructions each should be at most.
 const DETOURS: [(&str, f64); 2] = [("detour, count", 15.0), ("detour, record", 80.0)];
 /// What that ratio should be at most.
@@ -42,6 +42,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let mut rows = exits(of("bench")?)?;
     rows.extend(calls::reference(of(calls::REFERENCE)?)?);
     rows.extend(calls::ours(of(calls::OURS)?)?);
+    rows.extend(reflected(vmm, &program)?);
     rows.push(runs::start_up(vmm)?);
     rows.push(runs::every_function(vmm)?);
     rows.push(runs::exits(vmm)?);
@@ -62,15 +63,39 @@ fn exits(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
     for line in outcome.output.iter().filter(|line| !line.starts_with('{')) {
         println!("bench: {line}");
     }
-    let (exit, hit) =
-        median(&rows, EXIT).zip(median(&rows, HIT)).context("the benchmark printed no figures")?;
-    println!("bench: a hit costs {:.3} exits (goal: {GOAL} at most)", hit / exit);
+    for (hit, ratio) in ratios(&rows)? {
+        println!("bench: {hit}: {ratio:.3} times an exit (goal: {GOAL} at most)");
+    }
     for (row, goal) in DETOURS {
         // The loop around it is two instructions of these.
         let cost = median(&rows, row).context("the benchmark printed no detour")? - 2.0;
         println!("bench: {row}: {cost} instructions (goal: {goal} at most)");
     }
     Ok(rows)
+}
+
+/// By how much each hit is above an exit, of the same run.
+fn ratios(rows: &[Value]) -> anyhow::Result<Vec<(&'static str, f64)>> {
+    let exit = median(rows, EXIT).context("the benchmark printed no exits")?;
+    let ratio = |hit| Ok((hit, median(rows, hit).context("the benchmark printed no hits")? / exit));
+    HITS.into_iter().map(ratio).collect()
+}
+
+/// The same where breakpoints are not intercepted, but come back from the guest's own handler: in the emulated host, as
+/// ratios of times.
+fn reflected(vmm: &Path, program: &Path) -> anyhow::Result<Vec<Value>> {
+    let output = Command::new(vmm).args(["host", "exec"]).arg(program).arg("--json").output();
+    let output = output.context("cannot run vmm")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the benchmark did not end well in the emulated host:\n{text}");
+    let rows: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let ratios = ratios(&rows)?.into_iter();
+    Ok(ratios
+        .map(|(hit, ratio)| {
+            println!("bench: {hit}, reflected: {ratio:.2} times an exit");
+            json!({ "row": format!("{hit}, reflected"), "unit": "exits", "median": ratio })
+        })
+        .collect())
 }
 
 /// How the engine's part of a hit scales with threads of this machine.

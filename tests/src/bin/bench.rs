@@ -29,6 +29,7 @@ use tests::host::{Fit, fit};
 use tests::rig::{Rig, Start};
 use vmm::clock::ticks;
 use vmm::memory::GuestRam;
+use vmm::probe::Probe;
 use vmm::reserved::{self, Reserved};
 use vmm::vcpu::End;
 
@@ -56,13 +57,13 @@ struct Row {
 enum Body {
     /// These instructions.
     Code(&'static [u8]),
-    /// A nop on which a probe stands.
-    Probed,
+    /// A nop on which a probe stands, with a handler for afterwards if it is told to.
+    Probed { post: bool },
     /// A nop of ftrace's, in whose place a detour stands that counts, and records if it is told to.
     Detoured { record: bool },
 }
 
-const ROWS: [Row; 4] = [
+const ROWS: [Row; 5] = [
     Row {
         name: "empty port exit",
         inside: "out to a port that nobody has, KVM's exit, the vCPU thread's look at it, KVM_RUN",
@@ -71,7 +72,12 @@ const ROWS: [Row; 4] = [
     Row {
         name: "trap hit, empty handler",
         inside: "int3, KVM's exit, the lookup, one record with six arguments, the nop emulated, KVM_RUN",
-        body: Body::Probed,
+        body: Body::Probed { post: false },
+    },
+    Row {
+        name: "trap hit, empty post handler",
+        inside: "the same, and a handler called once the nop is over",
+        body: Body::Probed { post: true },
     },
     Row {
         name: "detour, count",
@@ -92,7 +98,7 @@ fn main() {
         eprintln!("bench: memory is not locked, the first touch of each page counts: {error}");
     }
     let fit = fit().expect("a KVM that runs guests with probes");
-    println!("{:24}  {:>9}  {:>9}  {:>9}", "ticks each", "least", "median", "most");
+    println!("{:28}  {:>9}  {:>9}  {:>9}", "ticks each", "least", "median", "most");
     for row in ROWS {
         let n = match row.body {
             Body::Detoured { .. } => DETOURS,
@@ -105,7 +111,7 @@ fn main() {
         let mut samples = in_order;
         samples.sort_unstable();
         let (least, median, most) = (samples[0], samples[SAMPLES / 2], samples[SAMPLES - 1]);
-        println!("{:24}  {least:9}  {median:9}  {most:9}   {}", row.name, row.inside);
+        println!("{:28}  {least:9}  {median:9}  {most:9}   {}", row.name, row.inside);
         if json {
             let object = json!({
                 "row": row.name, "unit": "ticks", "n": n, "samples": in_order,
@@ -135,12 +141,14 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     let at = CODE.add(set_up.len() as u64);
     let body = match row.body {
         Body::Code(code) => code,
-        Body::Probed => &[0x90],
+        Body::Probed { .. } => &[0x90],
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
-    if let Body::Probed = row.body {
-        rig.arm(at, &[0]);
+    match row.body {
+        Body::Probed { post: false } => rig.arm(at, &[0]),
+        Body::Probed { post: true } => rig.arm_probes(at, vec![Probe::at("").record().post(|_| {})]),
+        Body::Code(_) | Body::Detoured { .. } => {}
     }
     let before = ticks();
     let mut running = rig.run(&[Start::at(CODE, stack(0))]);
@@ -149,7 +157,7 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     assert!(matches!(end, Some(End::Power(_))), "the guest ended with {end:?}");
     match (&row.body, memory) {
         (Body::Detoured { record }, Some(ram)) => assert_eq!(seen(&ram), (n, if *record { n } else { 0 })),
-        (Body::Probed, _) => assert_eq!(running.count(0), n, "hits"),
+        (Body::Probed { .. }, _) => assert_eq!(running.count(0), n, "hits"),
         _ => assert_eq!(running.count(0), 0, "hits"),
     }
     running.end();
