@@ -148,6 +148,16 @@ pub(crate) struct Run {
     /// cannot be served so stand on traps; the table at the end says which do, and why.
     #[arg(long, value_enum, default_value_t = Optimize::Auto)]
     pub(crate) optimize: Optimize,
+    /// Move return probes to traps when detours can follow no more of their calls
+    ///
+    /// Detours follow 32,767 calls at a time, of all return probes together, in equal shares for the CPUs on which they
+    /// begin. Where that is not enough, as many tasks sleep in probed functions, calls are not followed and are counted as
+    /// missed. With this, a probe that misses one so goes on by a trap a few milliseconds later, with all others at its
+    /// place, and stays there: it then follows as many calls of its own as --maxactive says, and misses more than before
+    /// where that is too few. What it has missed by then stays counted, and calls that were followed still return. The
+    /// table at the end says which probes that were. Calls beyond --maxactive move none.
+    #[arg(long)]
+    pub(crate) fall_back: bool,
     /// Write the hits to this file instead of standard error
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

@@ -47,7 +47,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let known = Known { kernel: target.kernel, names: false, unwind: None, optimize: Optimize::Off };
+            let optimize = Optimize::Off;
+            let known =
+                Known { kernel: target.kernel, names: false, unwind: None, optimize, fall_back: false };
             let report = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &report)

@@ -76,6 +76,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if let Some(value) = args.optimize.to_possible_value() {
                 words.push(format!("--optimize={}", value.get_name()));
             }
+            if args.fall_back {
+                words.push("--fall-back".to_owned());
+            }
             let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
             host::run_emulated(&args.guest, &files, &target, inside)
         }
@@ -94,7 +97,8 @@ fn run_here(
         None => Box::new(io::stderr()),
     };
     let Target { kernel, probes, symbols, unwind } = target;
-    let known = Known { kernel, names: symbols.is_some(), unwind, optimize: args.optimize.to_session() };
+    let optimize = args.optimize.to_session();
+    let known = Known { kernel, names: symbols.is_some(), unwind, optimize, fall_back: args.fall_back };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
     let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
@@ -119,6 +123,8 @@ pub(crate) struct Known {
     pub(crate) unwind: Option<KernelCode>,
     /// How its probes are served.
     pub(crate) optimize: Optimize,
+    /// Whether return probes leave detours for traps that can follow no more calls.
+    pub(crate) fall_back: bool,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
@@ -146,6 +152,7 @@ pub(crate) fn session(
         names: known.names,
         unwind: known.unwind.map(Arc::new),
         optimize: known.optimize,
+        fall_back: known.fall_back,
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;

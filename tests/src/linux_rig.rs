@@ -115,6 +115,7 @@ pub struct Guest {
     script: &'static str,
     unwind: Option<Arc<KernelCode>>,
     optimize: Optimize,
+    fall_back: bool,
     asleep: Duration,
     probes: Vec<Probe>,
 }
@@ -132,6 +133,7 @@ impl Guest {
             script: "",
             unwind: None,
             optimize: Optimize::Off,
+            fall_back: false,
             asleep: Duration::ZERO,
             probes: Vec::new(),
         })
@@ -173,6 +175,12 @@ impl Guest {
         self
     }
 
+    /// Whose return probes go on by traps where detours can follow no more calls.
+    pub fn fall_back(mut self) -> Self {
+        self.fall_back = true;
+        self
+    }
+
     /// Whose events nobody reads for so long after the first.
     pub fn asleep(mut self, time: Duration) -> Self {
         self.asleep = time;
@@ -194,7 +202,8 @@ impl Guest {
     /// The same, while `act` uses the session's handle on a thread of its own.
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
-        let Self { fit, subject, cpus, cmdline, patience, script, unwind, optimize, asleep, probes } = self;
+        let Self { fit, subject, cpus, cmdline, patience, script, unwind, .. } = self;
+        let Self { optimize, fall_back, asleep, probes, .. } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
@@ -212,6 +221,7 @@ impl Guest {
             names: unwind.is_some(),
             unwind,
             optimize,
+            fall_back,
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),

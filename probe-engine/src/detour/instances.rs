@@ -10,7 +10,7 @@
 //! return on another CPU than it began on: its instance goes back to the pool that it came from. While the call lasts,
 //! its word in [`LIVE`] is its task (GVA), which no offset looks like.
 
-use super::layout::{CALLS, COUNTERS, INSTANCE, INSTANCES, LIVE, POOL, POOLS, TICKETS, TRAMPOLINE};
+use super::layout::{CALLS, COUNTERS, INSTANCE, INSTANCES, LIVE, POOL, POOLS, RAN_OUT, TICKETS, TRAMPOLINE};
 use crate::addr::{Gpa, Gva};
 use crate::memory::{NoMemory, PhysMemory};
 use std::collections::HashMap;
@@ -93,6 +93,18 @@ impl Instances {
             }
         }
         freed
+    }
+
+    /// Which of the probes with smaller numbers than `end` have missed a call because no instance was left, since the start.
+    pub fn ran_out<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &M,
+        end: u32,
+    ) -> impl Iterator<Item = u32> + use<M> {
+        let mut missed = vec![0; end.min(COUNTERS) as usize];
+        // Without the window there are none.
+        let _ = memory.read(self.window.add(RAN_OUT), &mut missed);
+        (0..).zip(missed).filter(|(_, missed)| *missed != 0).map(|(probe, _)| probe)
     }
 
     /// How many calls of which probe are followed right now.
@@ -250,6 +262,20 @@ mod tests {
         assert_eq!(instances.outstanding(&ram), HashMap::from([(7, 1)]));
         assert_eq!(word(&ram, TICKETS + 7 * 8), 5, "what the stubs take is not taken here");
         assert_eq!([0, 1].map(|cpu| take(&ram, cpu, 7, TASK).unwrap()), [numbers[0], numbers[1]]);
+    }
+
+    #[test]
+    fn who_found_no_instance_is_told() {
+        let (ram, instances) = instances(2);
+        for probe in [3, 5, COUNTERS - 1] {
+            ram.write(WINDOW.add(RAN_OUT + u64::from(probe)), &[1]).unwrap();
+        }
+        assert_eq!(instances.ran_out(&ram, 5).collect::<Vec<_>>(), [3]);
+        assert_eq!(instances.ran_out(&ram, u32::MAX).collect::<Vec<_>>(), [3, 5, COUNTERS - 1]);
+        instances.limit(&ram, COUNTERS - 1, u32::MAX).unwrap();
+        let last = std::iter::from_fn(|| take(&ram, 1, 3, TASK)).count();
+        assert!(last > 0);
+        assert_eq!(instances.ran_out(&ram, u32::MAX).count(), 3, "nothing else lies there");
     }
 
     #[test]

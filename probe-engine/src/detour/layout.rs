@@ -8,7 +8,7 @@
 //! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
 //! | 4 MiB | [`TICKETS`]: a u64 a probe, how many more calls it may follow now, where that is limited |
 //! | 5 MiB | [`UNREAD`]: a u64 a probe, how many passes were missed because memory could not be read then |
-//! | 6 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU |
+//! | 6 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
 //! | 7 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
 //! | 11 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
@@ -55,6 +55,8 @@ pub const LIVE: u64 = 6 * TABLE;
 /// See the [module](self).
 pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
 /// See the [module](self).
+pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
+/// See the [module](self).
 pub const INSTANCES: u64 = 7 * TABLE;
 const RINGS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
 
@@ -71,7 +73,7 @@ pub const TRAMPOLINE: u64 = 8;
 /// Bytes of all of them.
 pub const TRAMPOLINES: u64 = CALLS as u64 * TRAMPOLINE;
 
-const _: () = assert!(POOLS + POOL * u8::MAX as u64 <= INSTANCES && RINGS < SIZE);
+const _: () = assert!(RAN_OUT + COUNTERS as u64 <= INSTANCES && RINGS < SIZE);
 
 /// See the [module](self).
 pub const HEAD: u64 = 0;

@@ -3,11 +3,12 @@
 use super::assert_hits_take_no_exits;
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
+use std::ops::Range;
 use std::time::Duration;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::What;
 use vmm::probe::{Probe, ReturnProbe};
-use vmm::session::{Command, Missed, State};
+use vmm::session::{Command, Handle, Missed, ProbeReport, State};
 
 /// Reads the arguments of this number that the call was made with, and its value.
 fn reading(arguments: &[u8]) -> Capture {
@@ -79,13 +80,14 @@ fn a_return_by_a_detour_is_that_by_a_trap_6_1() {
     sees_what_a_trap_sees("6.1");
 }
 
-/// As many calls are followed at a time as were asked for, and the others are counted.
+/// As many calls are followed at a time as were asked for, and the others are counted. They move no probe to a trap.
 #[test]
 fn recursion_beyond_the_limit_is_missed() {
     const FUNCTION: &str = "btf_array_show";
     let Some(guest) = Guest::new("6.12") else { return };
     let ended = guest
         .optimize()
+        .fall_back()
         .probe(Probe::on_return(FUNCTION).max_active(10).record())
         .probe(Probe::at(FUNCTION))
         .probe(Probe::on_return(FUNCTION))
@@ -193,6 +195,95 @@ fn return_probes_come_and_go_while_they_follow_calls() {
     assert!(entries.hits >= 12_000, "{entries:?}");
     assert_eq!((returns.hits, returns.missed, returns.outstanding), (entries.hits, Missed::default(), 0));
     assert!(ended.report.unregistered.hits > 100);
+}
+
+/// Each task that waits for the other end of a pipe is in all of these.
+const HOLDERS: [&str; 7] = [
+    "__x64_sys_openat",
+    "do_sys_openat2",
+    "do_filp_open",
+    "path_openat",
+    "vfs_open",
+    "do_dentry_open",
+    "fifo_open",
+];
+/// So many return probes are at each place, all in one stub.
+const EACH: u32 = 10;
+/// 500 tasks would hold 35,000 instances.
+const HOLD: &str = "\
+mkfifo /held
+i=0; while [ $i -lt 500 ]; do read line < /held & i=$((i + 1)); done
+change() { i=0; while [ $i -lt 50 ]; do cd /; i=$((i + 1)); done; echo changed; read line; }
+echo held; read line
+change
+change
+: > /held
+wait
+";
+
+/// Whose calls find no instance, because tasks that sleep hold all of them, go on by traps.
+#[test]
+fn probes_without_instances_go_on_by_traps() {
+    const CHANGE: &str = "__x64_sys_chdir";
+    const NONE_LEFT: &str = "no instance was left to follow a call of it";
+    let Some(mut guest) = Guest::new("6.12") else { return };
+    for function in HOLDERS.into_iter().flat_map(|function| [function; EACH as usize]) {
+        guest = guest.probe(Probe::on_return(function));
+    }
+    for _ in 0..EACH {
+        guest = guest.probe(Probe::on_return(CHANGE).max_active(2));
+    }
+    let guest = guest.probe(Probe::at(CHANGE)).optimize().fall_back().script(HOLD);
+    let holders = HOLDERS.len() * EACH as usize;
+    let stand = |handle: &Handle, range: Range<usize>| -> Vec<ProbeReport> {
+        loop {
+            let probes = handle.list().unwrap()[range.clone()].to_vec();
+            if probes.iter().all(|probe| probe.trapped.is_some()) {
+                return probes;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let changes = holders..holders + EACH as usize;
+    let ended = guest.patience(Duration::from_secs(900)).run_with("sh:/script", |handle, console| {
+        console.wait_for("held", 1);
+        // When the last of them has gone, there are fewer instances than a stub takes.
+        let held = stand(handle, 0..holders);
+        println!("{} calls are followed", held.iter().map(|probe| probe.outstanding).sum::<usize>());
+        let before = &handle.list().unwrap()[changes.clone()];
+        assert!(before.iter().all(|p| matches!(p.state, State::Optimized(_)) && p.hits == 0), "{before:?}");
+        console.open_gate();
+        console.wait_for("changed", 1);
+        let first = stand(handle, changes.clone());
+        println!("missed: {:?}", first.iter().map(|probe| probe.missed.instance).collect::<Vec<_>>());
+        assert!(first.iter().any(|probe| probe.missed.instance > 0), "{first:?}");
+        for probe in &first {
+            assert!(matches!(probe.state, State::Armed(_)), "{probe:?}");
+            assert_eq!(probe.hits + probe.missed.instance, 50, "{probe:?}");
+            let fell_back = probe.trapped.as_deref() == Some(NONE_LEFT);
+            assert_eq!(fell_back, probe.missed.instance > 0, "{probe:?}");
+        }
+        console.open_gate();
+        console.wait_for("changed", 2);
+        let second = &handle.list().unwrap()[changes.clone()];
+        for (first, second) in first.iter().zip(second) {
+            assert_eq!((second.hits, second.missed), (first.hits + 50, first.missed), "{second:?}");
+            assert_eq!((&second.state, &second.trapped), (&first.state, &first.trapped));
+        }
+        console.open_gate();
+    });
+    ended.assert_in_order();
+    assert_eq!(ended.hits(holders as u32 + EACH), 100);
+    for (n, function) in HOLDERS.into_iter().enumerate() {
+        let probes = &ended.report.probes[n * EACH as usize..][..EACH as usize];
+        let calls = |probe: &ProbeReport| probe.hits + probe.missed.hits();
+        println!("{function}: {} calls, the first probe has {:?}", calls(&probes[0]), probes[0].missed);
+        assert!(
+            probes.iter().all(|probe| calls(probe) == calls(&probes[0]) && probe.outstanding == 0),
+            "{probes:?}"
+        );
+        assert!(probes.iter().all(|probe| probe.hits > 400), "{probes:?}");
+    }
 }
 
 #[test]

@@ -160,6 +160,7 @@ impl Arming {
                 }
             }
         }
+        self.detours.done();
         self.follow_returns(registry, orders);
         if self.phase == Phase::Late {
             watches::set(registry, &ground, stop.ram, orders);
@@ -323,9 +324,9 @@ impl Arming {
         detours.regions.look(&new, |range| is_taken(wanted, range), reserved, set, stop);
     }
 
-    /// Whether it is time to try again what could not be done before.
+    /// Whether it is time to do what could not be done before, or had not to be.
     pub(super) fn is_due(&self) -> bool {
-        self.detours.regions.is_due()
+        self.detours.is_due()
     }
 
     /// Takes out what is not wanted any more.

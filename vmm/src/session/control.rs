@@ -201,6 +201,7 @@ impl Control<'_> {
     /// What is done regularly, and after every event.
     fn tick(&mut self) {
         self.keep_up();
+        self.arming.detours.look(&self.ram);
         if self.arming.is_due() {
             self.attend();
         }

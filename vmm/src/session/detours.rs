@@ -1,6 +1,7 @@
 //! Which probes are served by detours instead of traps, and where those stand.
 
 use super::arming::{Stop, room};
+use super::fallback::Fallback;
 use super::regions::{Movable, Regions};
 use super::registry::Registry;
 use super::text::{Ground, Traps};
@@ -54,6 +55,7 @@ pub(super) struct Detours {
     follows_calls: bool,
     /// The probes that follow a limited number of calls, and have been told how many.
     limited: HashSet<u32>,
+    fallback: Fallback,
 }
 
 struct Detour {
@@ -82,7 +84,7 @@ pub(super) struct Tools<'a> {
 }
 
 impl Detours {
-    pub(super) fn new(optimize: Optimize, cpus: u8, kernel: &Landmarks) -> Self {
+    pub(super) fn new(optimize: Optimize, falls_back: bool, cpus: u8, kernel: &Landmarks) -> Self {
         Self {
             optimize,
             is_on: true,
@@ -96,6 +98,7 @@ impl Detours {
             instances: Instances::new(DATA, cpus),
             follows_calls: false,
             limited: HashSet::new(),
+            fallback: Fallback::new(falls_back),
         }
     }
 
@@ -168,6 +171,30 @@ impl Detours {
         self.standing.contains_key(&at)
     }
 
+    /// Looks which return probes have to fall back to traps.
+    pub(super) fn look(&mut self, ram: &GuestRam) {
+        let instances = &self.instances;
+        self.fallback.look(|end| instances.ran_out(ram, end));
+    }
+
+    /// Whether it is time to try again what could not be done before, or to move probes to traps.
+    pub(super) fn is_due(&self) -> bool {
+        self.regions.is_due() || self.fallback.is_due()
+    }
+
+    /// All probes stand where they have to.
+    pub(super) fn done(&mut self) {
+        self.fallback.done();
+    }
+
+    /// What a detour has to do for a probe, as long as one can.
+    fn work(&self, probe: &Active) -> Result<Work, String> {
+        match self.fallback.has_fallen(probe.id.0) {
+            true => Err("no instance was left to follow a call of it".to_owned()),
+            false => probe.detour(),
+        }
+    }
+
     /// Why a probe has to be refused: no detour can serve it, and nothing else will do.
     pub(super) fn refuses(&self, probe: &Active) -> Option<String> {
         self.is_required().then(|| probe.detour().err()).flatten().map(refusal)
@@ -180,7 +207,7 @@ impl Detours {
 
     /// Whether several instructions have to make room for a detour that serves `probes`, as far as they can be served.
     pub(super) fn wants_region(&self, internal: Option<Internal>, probes: &[Hanging<Arc<Active>>]) -> bool {
-        let is_served = |p: &Hanging<Arc<Active>>| p.footing == Footing::Firm && p.probe.detour().is_ok();
+        let is_served = |p: &Hanging<Arc<Active>>| p.footing == Footing::Firm && self.work(&p.probe).is_ok();
         let is_possible = self.optimize != Optimize::Off && self.is_on && self.guest.is_some();
         is_possible && internal.is_none() && !probes.is_empty() && probes.iter().all(is_served)
     }
@@ -242,7 +269,7 @@ impl Detours {
                 Footing::Nop | Footing::Firm => Ok(()),
                 Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
-            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| hanging.probe.detour());
+            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| self.work(&hanging.probe));
             let work = work.and_then(|work| self.may_read(work));
             let room = |work| match hanging.footing {
                 Footing::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
@@ -326,6 +353,7 @@ impl Detours {
                 written.map_err(|error| error.to_string())?;
                 self.follows_calls = true;
             }
+            self.fallback.follows(*probe);
             if let Some(most) = most.filter(|_| self.limited.insert(*probe)) {
                 self.instances.limit(ram, *probe, most).map_err(|error| error.to_string())?;
             }

@@ -29,6 +29,7 @@
 //!     names: false,
 //!     unwind: None,
 //!     optimize: Optimize::Auto,
+//!     fall_back: false,
 //!     terminal,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
@@ -52,6 +53,7 @@ mod attend;
 mod caught;
 mod control;
 mod detours;
+mod fallback;
 mod handle;
 mod hooks;
 mod keys;
@@ -128,6 +130,15 @@ pub struct Config<'a> {
     pub unwind: Option<Arc<KernelCode>>,
     /// Whether probes are served by detours where they can be.
     pub optimize: Optimize,
+    /// Whether return probes are moved from detours to traps, with all others at their places, when detours can follow
+    /// no more calls: one less than [`CALLS`] at a time, of all probes together, in equal shares for the vCPUs on which
+    /// they begin. Such a probe then follows as many calls of its own as
+    /// [`max_active`](crate::probe::ReturnProbe::max_active) says, ten or twice the vCPUs without it: one that needs
+    /// more misses more there. It stays on its trap. What it has missed until then, in a few milliseconds, stays
+    /// counted, and calls that detours follow still return. Calls beyond `max_active` move none.
+    ///
+    /// [`CALLS`]: probe_engine::detour::layout::CALLS
+    pub fall_back: bool,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -291,7 +302,7 @@ impl<'a> Session<'a> {
             arming: Arming::new(
                 config.kernel.clone(),
                 config.names || config.unwind.is_some(),
-                Detours::new(config.optimize, config.cpus, &config.kernel),
+                Detours::new(config.optimize, config.fall_back, config.cpus, &config.kernel),
             ),
             names: config.names.then(names::Names::default),
             registry,

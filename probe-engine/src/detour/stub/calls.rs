@@ -24,13 +24,14 @@ use crate::addr::Gva;
 use crate::capture::Register;
 use crate::detour::instances::instance;
 use crate::detour::layout::{
-    INSTANCE, INSTANCES, LIVE, POOL, POOLS, STRAYS, TICKETS, TRAMPOLINE, TRAMPOLINES, UNFOLLOWED, record,
+    INSTANCE, INSTANCES, LIVE, POOL, POOLS, RAN_OUT, STRAYS, TICKETS, TRAMPOLINE, TRAMPOLINES, UNFOLLOWED,
+    record,
 };
 use crate::detour::work::{Calls, Work};
 use iced_x86::Code;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r8d, r9, r9d, rax, rcx,
-    rdx, rsp,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r8, r8d, r9, r9d,
+    rax, rcx, rdx, rsp,
 };
 
 /// Bytes of the code that all trampolines lead to.
@@ -85,6 +86,7 @@ impl Assembler<'_> {
         let (pools, live) = (self.at(POOLS)?, self.at(LIVE)?);
         let (mut none, mut again, mut next) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
+        let mut empty = self.asm.create_label();
         let slot = imm(self.pushed() + 8)?;
         if calls.most.is_some() {
             self.count(Code::Dec_rm64, TICKETS, work.probe)?;
@@ -100,7 +102,7 @@ impl Assembler<'_> {
         self.asm.set_label(&mut again)?;
         self.asm.mov(rdx, rax)?;
         self.asm.shr(rdx, 32u32)?;
-        self.asm.jz(none)?;
+        self.asm.jz(empty)?;
         self.asm.lea(r8d, dword_ptr(rax + 1))?;
         self.asm.or(r8, qword_ptr(rdx + live))?;
         self.asm.lock().cmpxchg(qword_ptr(r9 + pools), r8)?;
@@ -138,6 +140,8 @@ impl Assembler<'_> {
             self.asm.mov(qword_ptr(r9 + instance::BEGAN), rax)?;
         }
         self.asm.jmp(next)?;
+        self.asm.set_label(&mut empty)?;
+        self.asm.mov(byte_ptr(self.at(RAN_OUT + u64::from(work.probe))?), 1)?;
         self.asm.set_label(&mut none)?;
         if calls.most.is_some() {
             self.count(Code::Inc_rm64, TICKETS, work.probe)?;

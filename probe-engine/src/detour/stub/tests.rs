@@ -271,6 +271,27 @@ fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
     }
 }
 
+#[test]
+fn who_finds_no_instance_says_so_and_who_may_not_take_one_does_not() {
+    let limited = Calls { most: Some(2), arguments: false };
+    let works = [returns(None, limited)];
+    let stub = assemble(&works);
+    println!("a return that is counted takes {} bytes", stub.code.len());
+    assert!(stub.code.len() <= Stub::most_bytes(&works));
+    let code = decode(&stub.code);
+    let flag = code
+        .iter()
+        .position(|i| i.memory_displacement64() == guest().window.0 + layout::RAN_OUT + 3)
+        .unwrap();
+    let leads = |how: Mnemonic| code.iter().find(|i| i.mnemonic() == how).unwrap().near_branch_target();
+    assert_eq!((code[flag].mnemonic(), code[flag].immediate8()), (Mnemonic::Mov, 1));
+    assert_eq!(code[flag - 1].mnemonic(), Mnemonic::Jmp, "nobody else comes by");
+    assert_eq!(leads(Mnemonic::Je), code[flag].ip(), "the pool is empty");
+    for refused in [Mnemonic::Js, Mnemonic::Jae] {
+        assert_eq!(leads(refused), code[flag + 1].ip(), "{refused:?}");
+    }
+}
+
 /// The stub of a count over the region at the start of `code`, at [`SITE`].
 fn over(code: &[u8]) -> (Stub, Region) {
     stub_over(code, &[counts(None)])
