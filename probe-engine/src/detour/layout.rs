@@ -22,7 +22,7 @@
 //! |---|---|
 //! | 0 | u64: [`sequence`] of its first cell, written last: until then, whatever stands there is another number |
 //! | 8 | u64: the guest's time-stamp counter |
-//! | 16 | u32: the probe, as in the tables of counters, and in the top 8 bits how many cells; u32: the CPU's `preempt_count` |
+//! | 16 | u32: the probe, as in the tables of counters, and in the top 8 bits how many cells; u32: the CPU's `preempt_count`, with what its task has of that by itself |
 //! | 24 | u64: the current task (GVA) |
 //! | 32 | u32: its pid; u32: its tgid |
 //! | 40 | u64: its uid, or [`UNKNOWN`] |

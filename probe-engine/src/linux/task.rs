@@ -15,6 +15,10 @@ pub const COMM: usize = 16;
 /// Deepest nesting of pid namespaces (MAX_PID_NS_LEVEL, include/linux/pid_namespace.h).
 pub(crate) const MOST_LEVELS: u32 = 32;
 
+/// The bits of `preempt_count` that are of soft interrupts, and all that counts of [`TaskLayout::softirq_count`]
+/// (SOFTIRQ_MASK, include/linux/preempt.h).
+pub(crate) const SOFTIRQS: u32 = 0xff00;
+
 /// Where to read about a task. Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskLayout {
@@ -22,6 +26,8 @@ pub struct TaskLayout {
     pub current: CurrentTask,
     /// `preempt_count`, from the start of the CPU's own area, which says whether it serves an interrupt.
     pub(crate) preempt_count: Option<u64>,
+    /// Where a task counts its soft interrupts by itself, as under PREEMPT_RT.
+    pub(crate) softirq_count: Option<u64>,
     pub(crate) comm: u64,
     pub(crate) pid: u64,
     pub(crate) tgid: u64,
@@ -53,7 +59,8 @@ pub enum Context {
     /// It runs the task, in the kernel or in user mode.
     #[default]
     Task,
-    /// It serves a soft interrupt, which came while the task ran.
+    /// It serves a soft interrupt, which came while the task ran. Under PREEMPT_RT the task does, which may be a thread
+    /// that is there for nothing else.
     SoftIrq,
     /// It serves an interrupt.
     HardIrq,
@@ -112,6 +119,7 @@ impl TaskLayout {
         Some(Self {
             current: CurrentTask::find(symbols, Some(btf))?,
             preempt_count: preempt_count(symbols, btf),
+            softirq_count: task("softirq_disable_cnt"),
             comm: task("comm")?,
             pid: task("pid")?,
             tgid: task("tgid")?,
@@ -132,7 +140,9 @@ impl TaskLayout {
         let at = self.current.read(memory, gs_base)?;
         let mut comm = [0; COMM];
         memory.read(at.add(self.comm), &mut comm)?;
-        let context = self.preempt_count.and_then(|offset| memory.read_u32(Gva(gs_base).add(offset)).ok());
+        let count = |at: Option<Gva>| at.and_then(|at| memory.read_u32(at).ok()).unwrap_or(0);
+        let preempted = count(self.preempt_count.map(|offset| Gva(gs_base).add(offset)));
+        let softirqs = count(self.softirq_count.map(|offset| at.add(offset)));
         Ok(Task {
             at,
             pid: memory.read_u32(at.add(self.pid))?,
@@ -142,7 +152,7 @@ impl TaskLayout {
                 let cred = memory.read_u64(at.add(user.cred)).ok()?;
                 memory.read_u32(Gva(cred).add(user.uid)).ok()
             }),
-            context: context.map_or(Context::Task, Context::of),
+            context: Context::of(preempted | softirqs & SOFTIRQS),
             comm,
         })
     }
@@ -186,5 +196,59 @@ impl Context {
             Self::HardIrq => Some("irq"),
             Self::Nmi => Some("nmi"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::symbols::SymbolTableBuilder;
+    use crate::linux::testing::{BtfBuilder, Ram};
+
+    const SOFTIRQ_COUNT: u64 = 24;
+
+    /// That of a kernel with PREEMPT_RT, or without.
+    fn layout(is_realtime: bool) -> TaskLayout {
+        let mut symbols = SymbolTableBuilder::default();
+        for (at, name) in [(0x10, "current_task"), (0x18, "__preempt_count")] {
+            symbols.push(Gva(at), b'A', name).unwrap();
+        }
+        let mut btf = BtfBuilder::default();
+        let int = btf.int("int", 4);
+        let mut members = vec![("pid", int, 0), ("tgid", int, 4), ("comm", int, 8)];
+        members.extend(is_realtime.then_some(("softirq_disable_cnt", int, SOFTIRQ_COUNT as u32)));
+        btf.structure("task_struct", 64, &members);
+        let section = btf.finish();
+        TaskLayout::find(&symbols.finish(), &Btf::parse(&section).unwrap()).unwrap()
+    }
+
+    /// What a CPU does with this `preempt_count`, whose task has this count of its own.
+    fn context(layout: &TaskLayout, preempt_count: u32, softirq_count: u32) -> Context {
+        let ram = Ram::new();
+        let (cpu, task) = (Ram::BASE.add(0x1000), Ram::BASE.add(0x2000));
+        ram.put(cpu.add(0x10), &task.0.to_le_bytes());
+        ram.put(cpu.add(0x18), &preempt_count.to_le_bytes());
+        ram.put(task.add(SOFTIRQ_COUNT), &softirq_count.to_le_bytes());
+        layout.read(&ram.memory(), cpu.0).unwrap().context
+    }
+
+    #[test]
+    fn a_realtime_kernel_counts_soft_interrupts_in_the_task() {
+        let (usual, realtime) = (layout(false), layout(true));
+        assert_eq!((usual.softirq_count, realtime.softirq_count), (None, Some(SOFTIRQ_COUNT)));
+        // Served, held off, and both.
+        for (count, expected) in
+            [(0x100, Context::SoftIrq), (0x200, Context::Task), (0x300, Context::SoftIrq)]
+        {
+            assert_eq!(context(&realtime, 0, count), expected, "{count:#x}");
+            assert_eq!(context(&usual, count, 0), expected, "{count:#x}");
+        }
+        assert_eq!(context(&usual, 0, 0x100), Context::Task, "that is another member there");
+        assert_eq!(
+            context(&realtime, 0x1_0000, 0x100),
+            Context::HardIrq,
+            "it came while a soft one was served"
+        );
+        assert_eq!(context(&realtime, 0, 0xffff_00ff), Context::Task, "no other bit counts");
     }
 }

@@ -14,6 +14,7 @@ use vmm::probe::{Hit, Probe};
 use vmm::session::{Command, Missed, State};
 
 const OPEN: &str = "do_sys_openat2";
+const SOFT: &str = "run_timer_softirq";
 const SITE: usize = FTRACE_SITE as usize;
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
@@ -45,6 +46,7 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         }
     };
     let trap = guest.subject.behind_site(OPEN);
+    let soft_trap = guest.subject.behind_site(SOFT);
     let ended = guest
         .cpus(2)
         .optimize()
@@ -55,8 +57,9 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         .probe(Probe::at("__x64_sys_getppid"))
         .probe(Probe::at("vfs_rmdir").pre(look))
         .probe(Probe::at("hrtimer_interrupt").record())
-        .probe(Probe::at("run_timer_softirq").record())
+        .probe(Probe::at(SOFT).record())
         .probe(Probe::at("serial8250_interrupt").record())
+        .probe(Probe::at(soft_trap).record().pre(|_| {}))
         .run_with("walk:1,mix:2,pinned:500,sh:/script,walk:1", |handle, console| {
             console.wait_for("ready", 1);
             let probes = handle.list().unwrap();
@@ -82,19 +85,25 @@ fn detours_and_traps_serve_a_realtime_kernel() {
     assert_eq!(ended.hits(2), ended.workload("done", "getppid") + 1);
     assert_eq!(ended.probe(2).missed, Missed::default());
 
-    let [timer, soft, serial] = [4, 5, 6].map(|n| tasks(&ended, n));
+    let [timer, soft, serial, soft_trapped] = [4, 5, 6, 7].map(|n| tasks(&ended, n));
     println!(
-        "{} opens, {} timer interrupts, {} soft ones, {} of the serial port",
+        "{} opens, {} timer interrupts, {} soft ones ({} by a trap), {} of the serial port",
         detoured.len(),
         timer.len(),
         soft.len(),
+        soft_trapped.len(),
         serial.len()
     );
-    assert!(timer.len() > 10 && !soft.is_empty() && !serial.is_empty());
+    assert!(timer.len() > 10 && !soft.is_empty() && !soft_trapped.is_empty() && !serial.is_empty());
+    assert!(matches!(ended.probe(5).state, State::Optimized(_)), "{:?}", ended.probe(5));
+    assert!(matches!(ended.probe(7).state, State::Armed(_)), "{:?}", ended.probe(7));
     assert!(timer.iter().all(|task| task.context == Context::HardIrq), "{timer:?}");
-    // Threads: what they do is their own work, and they are not idle.
-    for task in detoured.iter().chain(&trapped).chain(&soft).chain(&serial) {
+    // Threads: what they do is their own work, and they are not idle. That some of them serve soft interrupts shows.
+    for task in detoured.iter().chain(&trapped).chain(&serial) {
         assert!(task.context == Context::Task && task.pid != 0, "{task:?}");
+    }
+    for task in soft.iter().chain(&soft_trapped) {
+        assert!(task.context == Context::SoftIrq && task.pid != 0, "{task:?}");
     }
     assert!(serial.iter().all(|task| task.comm().starts_with("irq/")), "{serial:?}");
 }

@@ -86,7 +86,8 @@ impl Assembler<'_> {
 
     /// Notes the current task down, in the record at rcx.
     fn task(&mut self) -> Done {
-        let TaskLayout { current, preempt_count, comm, pid, tgid, user, namespace } = self.guest.task;
+        let TaskLayout { current, preempt_count, softirq_count, comm, pid, tgid, user, namespace } =
+            self.guest.task;
         if let Some(at) = preempt_count {
             self.asm.mov(eax, own(dword_ptr(displacement(at)?)))?;
         } else {
@@ -95,6 +96,11 @@ impl Assembler<'_> {
         self.asm.mov(dword_ptr(rcx + record::PREEMPT_COUNT), eax)?;
         self.asm.mov(rdx, own(qword_ptr(displacement(current.offset)?)))?;
         self.asm.mov(qword_ptr(rcx + record::TASK), rdx)?;
+        if let Some(at) = softirq_count {
+            self.asm.mov(eax, dword_ptr(rdx + imm(at)?))?;
+            self.asm.and(eax, task::SOFTIRQS.cast_signed())?;
+            self.asm.or(dword_ptr(rcx + record::PREEMPT_COUNT), eax)?;
+        }
         for (from, to) in [(pid, record::PID), (tgid, record::TGID)] {
             self.asm.mov(eax, dword_ptr(rdx + imm(from)?))?;
             self.asm.mov(dword_ptr(rcx + to), eax)?;

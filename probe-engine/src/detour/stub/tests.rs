@@ -33,6 +33,7 @@ fn guest() -> Guest {
         task: TaskLayout {
             current: CurrentTask { offset: 0x3_5000 },
             preempt_count: Some(0x3_5008),
+            softirq_count: None,
             comm: 2976,
             pid: 2432,
             tgid: 2436,
@@ -117,6 +118,23 @@ fn a_record_takes_less_than_eighty() {
         path.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.memory_base() == iced_x86::Register::RCX);
     let last = stores.rfind(|i| i.op0_kind() == iced_x86::OpKind::Memory).unwrap();
     assert_eq!(last.memory_displacement64(), record::SEQUENCE, "the sequence number is written last");
+}
+
+#[test]
+fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
+    const MEMBER: u64 = 3368;
+    let work =
+        [Work { probe: 3, condition: None, record: Some(Vec::new()), reads: Reads::default(), calls: None }];
+    let task = TaskLayout { softirq_count: Some(MEMBER), ..guest().task };
+    let stub = |guest: &Guest| Stub::assemble(guest, AT, SITE, SITE.add(5), None, &work).unwrap();
+    let (usual, realtime) =
+        (straight(&assemble(&work).code), straight(&stub(&Guest { task, ..guest() }).code));
+    let load = realtime.iter().position(|i| i.memory_displacement64() == MEMBER).unwrap();
+    let names: Vec<Mnemonic> = realtime[load..load + 3].iter().map(Instruction::mnemonic).collect();
+    assert_eq!(names, [Mnemonic::Mov, Mnemonic::And, Mnemonic::Or]);
+    assert_eq!(realtime[load + 1].immediate(1), u64::from(task::SOFTIRQS));
+    assert_eq!(realtime[load + 2].memory_displacement64(), record::PREEMPT_COUNT);
+    assert_eq!(realtime.len(), usual.len() + 3, "others do without");
 }
 
 #[test]
