@@ -11,7 +11,7 @@ use vmm::session::{Command, Missed, State};
 
 const OPEN: &str = "do_sys_openat2";
 /// How some names begin.
-const ETC: u32 = u32::from_le_bytes(*b"/etc");
+const GROUP: u64 = u64::from_le_bytes(*b"/etc/gro");
 
 fn field(fetch: Fetch) -> Field {
     Field { name: "it".to_owned(), fetch, shape: Shape::Hex }
@@ -114,8 +114,8 @@ fn a_detour_reads_what_a_trap_reads_6_1() {
 
 /// Counts opens by how the name begins.
 fn opens(order: Order) -> Capture {
-    let name = at(Base::Argument(1), &[0], true, What::Bytes(4));
-    let filter = Filter::Test(Operand::Field(0), Test::Number(order, ETC.into()));
+    let name = at(Base::Argument(1), &[0], true, What::Bytes(8));
+    let filter = Filter::Test(Operand::Field(0), Test::Number(order, GROUP.into()));
     Capture { filter: Some(filter), ..reading(vec![name]) }
 }
 
@@ -139,7 +139,7 @@ fn memory_is_compared_as_it_is_at_a_trap() {
     let ended = guest.optimize().run("open:50,mix:20,try:/etc/group,try:/etc/none");
     ended.assert_in_order();
     let [equal, trapped, other, other_trapped, all, none] = std::array::from_fn(|n| ended.hits(n as u32));
-    println!("{equal} opens in /etc, {other} others");
+    println!("{equal} opens of /etc/group, {other} others");
     assert_eq!((equal, other, none), (trapped, other_trapped, 0));
     assert!(equal >= 2 && other > 2 && equal + other == all, "{equal} {other} {all}");
     for n in [0, 2, 4, 5] {
