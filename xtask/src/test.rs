@@ -27,7 +27,7 @@ pub(crate) struct Options {
 }
 
 /// The modules of the library's tests on real kernels that are run beside the others.
-const BESIDE: [&str; 5] = ["detours::", "detoured_returns::", "regions::", "fire::", "realtime::"];
+const BESIDE: [&str; 3] = ["detours::", "detoured_returns::", "regions::"];
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
@@ -61,6 +61,7 @@ fn kernel_text() -> anyhow::Result<Command> {
     let mut tests = cargo(["test", "--package", "probe-engine"]);
     tests.args([
         "--test=kernel_text",
+        "--test=detour_text",
         "--test=real_kernels",
         "--test=kernel_stacks",
         "--test=compiled",
