@@ -14,6 +14,7 @@ mod interrupts;
 mod once;
 mod one_call;
 mod ptrace;
+mod reads;
 mod reserved;
 mod selftest;
 mod stops;
