@@ -5,7 +5,7 @@ use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field, Read, Register, Scene, What};
 use crate::detour::layout::{CELL, MOST_CELLS, record};
-use crate::detour::reads::{CannotRead, Kepts, Reads};
+use crate::detour::reads::{CannotRead, Kepts, LONGEST_STRING, Reads};
 use crate::detour::ring::Record;
 use crate::regs::Regs;
 use std::collections::BTreeSet;
@@ -55,8 +55,8 @@ pub enum Unsuited {
     /// More than a record holds.
     #[error("it reads too many registers")]
     TooManyRegisters,
-    /// A comparison of strings, but for the task's whole name.
-    #[error("its filter compares strings")]
+    /// A pattern, or a comparison with a long string, or one of what is no string in memory.
+    #[error("its filter compares strings as no detour does")]
     Text,
     /// A comparison of what is no number.
     #[error("its filter compares `{0}`, which is no number")]
@@ -76,6 +76,15 @@ pub enum Condition {
     Number(Number, Test),
     /// Whether the task's name is this one.
     Comm(bool, String),
+    /// Whether a string in memory is this one. If it could not be read, no comparison holds.
+    Text {
+        /// Its entry in [`Reads`].
+        at: u64,
+        /// Whether it is to be equal.
+        equal: bool,
+        /// This one.
+        text: String,
+    },
 }
 
 /// A number that can be compared.
@@ -124,13 +133,15 @@ impl Work {
         };
         let filter = capture.and_then(|capture| capture.filter.as_ref());
         let is_read = recorded || filter.is_some();
+        let hidden = capture.map_or([].as_slice(), |capture| &capture.hidden);
         let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
-        for field in fields.iter().filter(|_| is_read) {
-            let needs = field.fetch.needs(&field.name, calls.is_some(), &mut reads)?;
+        let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch));
+        for (name, fetch) in all.chain(hidden.iter().map(|fetch| ("the filter", fetch))).filter(|_| is_read) {
+            let needs = fetch.needs(name, calls.is_some(), &mut reads)?;
             others.extend(needs.register().filter(|_| recorded));
             read.push(needs.memory());
         }
-        let known = Fields { fields, read: &read, at_return: calls.is_some() };
+        let known = Fields { fields, hidden, read: &read, at_return: calls.is_some() };
         let condition = filter.map(|filter| Condition::of(filter, &known)).transpose()?;
         others.retain(|register| match calls {
             None => argument(*register).is_none(),
@@ -274,9 +285,29 @@ impl Fetch {
 /// What conditions are about.
 struct Fields<'a> {
     fields: &'a [Field],
-    /// Where each of them is among what is read of memory, if it is.
+    /// What is read besides, for them alone.
+    hidden: &'a [Fetch],
+    /// Where each of both is among what is read of memory, if it is.
     read: &'a [Option<u64>],
     at_return: bool,
+}
+
+impl Fields<'_> {
+    /// Where an operand is among what is read of memory, if it is a string there.
+    fn string(&self, operand: Operand) -> Option<u64> {
+        let (n, fetch) = match operand {
+            Operand::Field(n) => (n, &self.fields.get(usize::from(n))?.fetch),
+            Operand::Hidden(n) => (n, self.hidden.get(usize::from(n).checked_sub(self.fields.len())?)?),
+            Operand::Pid | Operand::Comm | Operand::Cpu | Operand::Ip => return None,
+        };
+        let is_string = matches!(fetch.read, Read::Memory(_, What::String(_)));
+        self.read.get(usize::from(n)).copied().flatten().filter(|_| is_string)
+    }
+}
+
+/// Whether a string that is `text` is kept as a whole.
+fn is_kept(text: &str) -> bool {
+    !text.as_bytes().contains(&0) && text.len() < usize::from(LONGEST_STRING)
 }
 
 impl Condition {
@@ -291,7 +322,11 @@ impl Condition {
             Filter::Test(Operand::Comm, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
                 Self::Comm(*equal, text.clone())
             }
-            Filter::Test(_, Test::Text(..) | Test::Glob(_)) => return Err(Unsuited::Text),
+            Filter::Test(operand, Test::Text(equal, text)) => {
+                let at = fields.string(*operand).filter(|_| is_kept(text)).ok_or(Unsuited::Text)?;
+                Self::Text { at, equal: *equal, text: text.clone() }
+            }
+            Filter::Test(_, Test::Glob(_)) => return Err(Unsuited::Text),
             Filter::Test(operand, test) => Self::Number(Number::of(*operand, fields)?, test.clone()),
         })
     }
@@ -299,7 +334,7 @@ impl Condition {
 
 impl Number {
     fn of(operand: Operand, fields: &Fields<'_>) -> Result<Self, Unsuited> {
-        let Fields { fields, read, at_return } = *fields;
+        let Fields { fields, read, at_return, .. } = *fields;
         let whole = |from, width| Self { from, low: 0, width, is_signed: false };
         let n = match operand {
             Operand::Pid => return Ok(whole(Origin::Pid, 32)),

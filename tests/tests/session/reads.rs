@@ -136,13 +136,28 @@ fn memory_is_compared_as_it_is_at_a_trap() {
         Capture { filter, ..capture.clone() }
     };
     guest = guest.probe(Probe::at(OPEN).capture(not(&nothing))).probe(Probe::at(OPEN).capture(nothing));
-    let ended = guest.optimize().run("open:50,mix:20,try:/etc/group,try:/etc/none");
+    // The whole of it.
+    let named = |equal| {
+        let name = at(Base::Argument(1), &[0], true, What::String(4096));
+        let filter = Filter::Test(Operand::Field(0), Test::Text(equal, "/etc/group".to_owned()));
+        let fields = vec![Field { shape: Shape::Text, ..name }];
+        Capture { filter: Some(filter), ..reading(fields) }
+    };
+    for equal in [true, false] {
+        guest = guest.probe(Probe::at(OPEN).capture(named(equal)).record());
+        guest = guest.probe(Probe::at(behind.as_str()).capture(named(equal)).record().pre(|_| {}));
+    }
+    let ended = guest.optimize().run("open:50,mix:20,try:/etc/group,try:/etc/groups,try:/etc/none");
     ended.assert_in_order();
     let [equal, trapped, other, other_trapped, all, none] = std::array::from_fn(|n| ended.hits(n as u32));
     println!("{equal} opens of /etc/group, {other} others");
     assert_eq!((equal, other, none), (trapped, other_trapped, 0));
     assert!(equal >= 2 && other > 2 && equal + other == all, "{equal} {other} {all}");
-    for n in [0, 2, 4, 5] {
+    let [group, group_trapped, others, others_trapped] = std::array::from_fn(|n| ended.hits(6 + n as u32));
+    println!("{group} of /etc/group itself, {others} others");
+    assert_eq!((group, others), (group_trapped, others_trapped));
+    assert!(group > 2 && group == equal - 1 && group + others == all, "{group} {others} {all}");
+    for n in [0, 2, 4, 5, 6, 8] {
         assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
     }
 }

@@ -6,7 +6,9 @@ use crate::detour::instances::instance;
 use crate::detour::reads;
 use crate::detour::work::{Condition, Number, Origin};
 use crate::linux::task::COMM;
-use iced_x86::code_asm::{CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx, rsp};
+use iced_x86::code_asm::{
+    AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx, rsp,
+};
 use std::ops::Range;
 
 impl Assembler<'_> {
@@ -17,6 +19,14 @@ impl Assembler<'_> {
             Condition::All(all) => self.branch_each(all, false, wanted, to),
             Condition::Any(any) => self.branch_each(any, true, wanted, to),
             Condition::Comm(equal, text) => self.branch_on_comm(text, *equal == wanted, to),
+            Condition::Text { at, equal, text } => {
+                let mut unread = self.asm.create_label();
+                self.asm.cmp(qword_ptr(rsp + (at + reads::LENGTH)), 0)?;
+                self.asm.je(if wanted { unread } else { to })?;
+                self.branch_on_text(*at, text, *equal == wanted, to)?;
+                self.asm.set_label(&mut unread)?;
+                Ok(self.asm.zero_bytes()?)
+            }
             Condition::Number(number, test) => {
                 let mut unread = self.asm.create_label();
                 if let Origin::Memory(entry) = number.from {
@@ -180,22 +190,45 @@ impl Assembler<'_> {
         }
         let mut differs = self.asm.create_label();
         self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-        for (n, part) in (0..).zip(bytes.chunks(8)) {
-            let name = part.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
-            let unused = 64 - 8 * part.len() as u32;
-            self.asm.mov(rcx, qword_ptr(rax + imm(self.guest.task.comm + 8 * n)?))?;
-            self.asm.mov(rdx, name << unused)?;
-            if unused > 0 {
-                self.asm.shl(rcx, unused)?;
-            }
-            self.asm.cmp(rcx, rdx)?;
-            self.asm.jne(if wanted { differs } else { to })?;
-        }
+        let name = imm(self.guest.task.comm)?;
+        self.compare(qword_ptr(rax + name), &bytes, if wanted { differs } else { to })?;
         if wanted {
             self.asm.jmp(to)?;
         }
         self.asm.set_label(&mut differs)?;
         self.asm.zero_bytes()?;
+        Ok(())
+    }
+
+    /// Goes to `to` if whether the string that was read at `entry` is `text` is `wanted`.
+    fn branch_on_text(&mut self, entry: u64, text: &str, wanted: bool, to: CodeLabel) -> Done {
+        let mut differs = self.asm.create_label();
+        let other = if wanted { differs } else { to };
+        // Its NUL is counted, and was there: longer strings are cut.
+        self.asm.cmp(qword_ptr(rsp + (entry + reads::LENGTH)), imm(text.len() as u64 + 1)?)?;
+        self.asm.jne(other)?;
+        self.compare(qword_ptr(rsp + (entry + reads::DATA)), text.as_bytes(), other)?;
+        if wanted {
+            self.asm.jmp(to)?;
+        }
+        self.asm.set_label(&mut differs)?;
+        self.asm.zero_bytes()?;
+        Ok(())
+    }
+
+    /// Goes to `other` unless there is `text` at `at`, where a multiple of 8 bytes can be read. Uses rcx and rdx.
+    fn compare(&mut self, at: AsmMemoryOperand, text: &[u8], other: CodeLabel) -> Done {
+        for (n, part) in (0..).zip(text.chunks(8)) {
+            let word = part.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+            let unused = 64 - 8 * part.len() as u32;
+            self.asm.mov(rcx, at + 8 * n)?;
+            self.asm.mov(rdx, word << unused)?;
+            if unused > 0 {
+                self.asm.shl(rcx, unused)?;
+            }
+            self.asm.cmp(rcx, rdx)?;
+            self.asm.jne(other)?;
+        }
         Ok(())
     }
 }

@@ -23,7 +23,8 @@ use crate::detour::work::Work;
 use crate::linux::nofault::{Copies, STACK};
 use iced_x86::Code;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeLabel, dword_ptr, ecx, edx, qword_ptr, r8, r9, r10, r11, rax, rcx, rdi, rdx, rsi, rsp,
+    AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, rax, rcx, rdi, rdx, rsi,
+    rsp,
 };
 
 /// What is saved where memory is read: all that a function may use.
@@ -154,7 +155,7 @@ impl Assembler<'_> {
                 self.asm.jle(fails)?;
                 self.asm.cmp(rax, i32::from(most))?;
                 self.asm.jle(fits)?;
-                self.asm.mov(rax, u64::from(most))?;
+                self.asm.mov(eax, u32::from(most))?;
                 self.asm.set_label(&mut fits)?;
                 self.asm.mov(at(LENGTH), rax)?;
             }

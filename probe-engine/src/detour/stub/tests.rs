@@ -13,7 +13,7 @@ use crate::linux::task;
 use crate::linux::thunks::tests::thunks;
 use crate::probe::room::Room;
 use iced_x86::Register::RSP;
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
 const SITE: Gva = Gva(0xffff_ffff_8100_0000);
 const AT: Gva = Gva(0xffff_ffff_9060_0000);
@@ -447,4 +447,19 @@ fn a_guest_without_such_functions_has_no_stub_that_reads() {
     let works = [Work { reads, ..counts(None) }];
     let guest = Guest { copies: None, ..guest() };
     assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works).is_err());
+}
+
+#[test]
+fn a_string_is_compared_with_its_length_and_by_words() {
+    let mut reads = Reads::default();
+    let read = Read::Memory(Hop { offset: 0, user: true }, What::String(64));
+    let at = reads.add(&Fetch { base: Base::Argument(1), hops: Vec::new(), read }).unwrap().unwrap();
+    let text = Condition::Text { at, equal: true, text: "/etc/passwd".to_owned() };
+    let code = decode(&assemble(&[Work { reads, ..counts(Some(text)) }]).code);
+    let displaced = |i: &&Instruction, at: u64| i.memory_base() == RSP && i.memory_displacement64() == at;
+    let length = code.iter().filter(|i| i.mnemonic() == Mnemonic::Cmp && displaced(i, at + 8));
+    assert_eq!(length.map(|i| i.immediate(1)).collect::<Vec<_>>(), [0, 12], "unread, and with its NUL");
+    let words = code.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Immediate64);
+    let expected = [u64::from_le_bytes(*b"/etc/pas"), u64::from_le_bytes(*b"\0\0\0\0\0swd")];
+    assert_eq!(words.map(|i| i.immediate(1)).collect::<Vec<_>>(), expected);
 }

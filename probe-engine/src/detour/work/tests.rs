@@ -228,3 +228,31 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     );
     assert_eq!(of(Operand::Field(0), Test::Text(true, "cat".to_owned())), Err(Unsuited::Text));
 }
+
+#[test]
+fn strings_in_memory_are_compared_as_a_whole() {
+    let of = |operand, test| {
+        let fields = vec![
+            Field {
+                name: "name".to_owned(),
+                fetch: memory(Base::Argument(1), &[0], What::String(4096)),
+                shape: Shape::Text,
+            },
+            field("at", Base::Register(Register::R12), 8, Shape::Hex),
+        ];
+        let hidden = vec![memory(Base::Register(Register::R12), &[0], What::String(4096))];
+        let filter = Some(Filter::Test(operand, test));
+        let work = Work::of(0, Some(&Capture { fields, hidden, filter }), true, Hits::Passes)?;
+        assert_eq!(work.record, Some(vec![Register::R12]));
+        Ok(work.condition.unwrap())
+    };
+    let text = |length| Test::Text(false, "x".repeat(length));
+    let compared = |at, length| Ok(Condition::Text { at, equal: false, text: "x".repeat(length) });
+    assert_eq!(of(Operand::Field(0), text(7)), compared(0, 7));
+    assert_eq!(of(Operand::Field(0), text(255)), compared(0, 255));
+    assert_eq!(of(Operand::Field(0), text(256)), Err(Unsuited::Text));
+    assert_eq!(of(Operand::Hidden(2), text(7)), compared(280, 7));
+    assert_eq!(of(Operand::Hidden(3), text(7)), Err(Unsuited::Text));
+    assert_eq!(of(Operand::Field(1), text(7)), Err(Unsuited::Text));
+    assert_eq!(of(Operand::Field(0), Test::Text(true, "a\0b".to_owned())), Err(Unsuited::Text));
+}
