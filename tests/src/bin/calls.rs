@@ -10,7 +10,7 @@
 )]
 
 use probe_engine::capture::shape::Shape;
-use probe_engine::capture::{Base, Capture, Fetch, Field};
+use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -25,10 +25,13 @@ const STEP: &str = "ticks:400";
 /// A way to probe the function; the first one not at all.
 type Way = (&'static str, fn() -> Option<Probe>);
 
-const WAYS: [Way; 6] = [
+const WAYS: [Way; 7] = [
     ("getppid, unprobed", || None),
     ("getppid, counted by a detour", || Some(Probe::at(FUNCTION))),
     ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record())),
+    ("getppid, recorded by a detour that reads memory", || {
+        Some(Probe::at(FUNCTION).capture(a_word_of_memory()).record())
+    }),
     ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}))),
     ("getppid, its return recorded by a detour", || Some(Probe::on_return(FUNCTION).record().into())),
     ("getppid, traps at its call and its return", || {
@@ -40,6 +43,17 @@ fn two_arguments() -> Capture {
     let field =
         |n| Field { name: format!("arg{n}"), fetch: Fetch::word(Base::Argument(n), 8), shape: Shape::Hex };
     Capture { fields: vec![field(0), field(1)], ..Capture::default() }
+}
+
+/// `regs->orig_ax`, by the function's only argument.
+fn a_word_of_memory() -> Capture {
+    let hop = Hop { offset: 120, user: false };
+    let read = Read::Memory(hop, What::Bytes(8));
+    let fetch = Fetch { base: Base::Argument(0), hops: Vec::new(), read };
+    Capture {
+        fields: vec![Field { name: "number".to_owned(), fetch, shape: Shape::Hex }],
+        ..Capture::default()
+    }
 }
 
 /// What a probe stood on.
