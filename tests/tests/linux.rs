@@ -39,7 +39,7 @@ fn counts_opens(kernel_name: &str, cpus: &str, cmdline: &str) {
     assert_eq!(run.hits("kernel_init"), 1);
     assert_eq!(run.hits("vfs_caches_init"), 1, "a probe in init text");
     assert_eq!(run.probe("vfs_caches_init")["state"], "[GONE]");
-    assert_eq!(run.probe("do_sys_openat2")["state"], "armed");
+    assert_eq!(run.probe("do_sys_openat2")["state"], "[OPTIMIZED]");
     run.assert_clean_log();
 }
 
