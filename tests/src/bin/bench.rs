@@ -71,12 +71,12 @@ const ROWS: [Row; 5] = [
     },
     Row {
         name: "trap hit, empty handler",
-        inside: "int3, KVM's exit, the lookup, one record with six arguments, the nop emulated, KVM_RUN",
+        inside: "int3, KVM's exit, the lookup, the handler, one record with six arguments, the nop emulated, KVM_RUN",
         body: Body::Probed { post: false },
     },
     Row {
         name: "trap hit, empty post handler",
-        inside: "the same, and a handler called once the nop is over",
+        inside: "the same, but the handler is called once the nop is over",
         body: Body::Probed { post: true },
     },
     Row {
@@ -146,7 +146,7 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
     match row.body {
-        Body::Probed { post: false } => rig.arm(at, &[0]),
+        Body::Probed { post: false } => rig.arm_probes(at, vec![Probe::at("").record().pre(|_| {})]),
         Body::Probed { post: true } => rig.arm_probes(at, vec![Probe::at("").record().post(|_| {})]),
         Body::Code(_) | Body::Detoured { .. } => {}
     }

@@ -78,16 +78,18 @@ impl Vcpu {
         for hanging in site.probes.iter().filter(is_new) {
             let probe = &*hanging.probe;
             match &probe.kind {
-                Kind::Instruction(_) => {
+                Kind::Instruction(handlers) => {
                     let scene = moment.scene(&regs, None, task.as_ref());
                     if !self.recorder.capture(probe.capture.as_deref(), &scene) || !probe.takes_hit() {
                         continue;
                     }
                     let what = What::Hit { args: regs.args() };
                     note(&mut self.recorder, probe, &moment, &regs, at, what, task);
-                    let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
-                    probe.pre(&mut hit);
-                    regs = hit.regs;
+                    if handlers.pre.is_some() {
+                        let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                        probe.pre(&mut hit);
+                        regs = hit.regs;
+                    }
                 }
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool, _) if regs.rip == at.0 => {
