@@ -152,7 +152,10 @@ impl Assembler<'_> {
                 self.asm.mov(at(LENGTH), i32::from(bytes))?;
             }
             Kept::String(most) => {
-                self.asm.jle(fails)?;
+                self.asm.js(fails)?;
+                // Where there is only a NUL, some kernels say 0 for a process's memory (strncpy_from_user_nofault).
+                self.asm.cmp(rax, 1)?;
+                self.asm.adc(rax, 0)?;
                 self.asm.cmp(rax, i32::from(most))?;
                 self.asm.jle(fits)?;
                 self.asm.mov(eax, u32::from(most))?;
