@@ -2,7 +2,8 @@
 
 use super::layout::{self, CELL, HEAD, MOST_CELLS, Rings, TAIL, UNKNOWN, record, sequence};
 use crate::addr::{Gpa, Gva};
-use crate::linux::task::{COMM, Context, Task};
+use crate::linux::read::{array, u32_at, u64_at};
+use crate::linux::task::{Context, Task};
 use crate::memory::{NoMemory, PhysMemory};
 
 /// The reader's end of one ring.
@@ -78,7 +79,7 @@ impl Ring {
             let mut bytes = [0; (MOST_CELLS * CELL) as usize];
             let (first, more) = bytes.split_at_mut(CELL as usize);
             memory.read(cell, first)?;
-            let (_, length) = layout::of_head(u32_at(first, record::PROBE));
+            let (_, length) = layout::of_head(u32_at(first, record::PROBE as usize).unwrap_or_default());
             if !(1..=MOST_CELLS).contains(&length) {
                 self.is_broken = true;
                 break;
@@ -119,9 +120,8 @@ impl Record {
     }
 
     fn of(bytes: &[u8]) -> Self {
-        let word = |at| u64_at(bytes, at);
-        let half = |at| u32_at(bytes, at);
-        let comm = usize::try_from(record::COMM).ok().and_then(|at| bytes.get(at..)?.first_chunk::<COMM>());
+        let word = |at: u64| u64_at(bytes, at as usize).unwrap_or_default();
+        let half = |at: u64| u32_at(bytes, at as usize).unwrap_or_default();
         let known = |word: u64| (word != UNKNOWN).then_some(word as u32);
         let registers = (record::REGISTERS..bytes.len() as u64).step_by(8).map(word).collect();
         let arguments: [u64; 6] = std::array::from_fn(|n| word(record::ARGUMENTS + 8 * n as u64));
@@ -135,22 +135,12 @@ impl Record {
                 ns_pid: known(word(record::NAMESPACE_PID)),
                 uid: known(word(record::UID)),
                 context: Context::of(half(record::PREEMPT_COUNT)),
-                comm: comm.copied().unwrap_or_default(),
+                comm: array(bytes, record::COMM as usize).unwrap_or_default(),
             },
             args: arguments,
             registers,
         }
     }
-}
-
-fn u64_at(bytes: &[u8], at: u64) -> u64 {
-    let word = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
-    word.copied().map_or(0, u64::from_le_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: u64) -> u32 {
-    let word = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
-    word.copied().map_or(0, u32::from_le_bytes)
 }
 
 /// Counters in the data window at `window`: of the probe of this number, at [`HITS`](layout::HITS) or
