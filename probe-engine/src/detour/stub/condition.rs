@@ -2,9 +2,9 @@
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::capture::filter::{Order, Test};
+use crate::detour::condition::{Condition, Number, Origin};
 use crate::detour::instances::instance;
 use crate::detour::reads;
-use crate::detour::work::{Condition, Number, Origin};
 use crate::linux::task::COMM;
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx, rsp,

@@ -1,11 +1,12 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::capture::{Base, Fetch, Hop, Read, What};
+use crate::detour::condition::{Condition, Number, Origin};
 use crate::detour::layout::{self, CALLS, record};
 use crate::detour::reads::Reads;
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
-use crate::detour::work::{Calls, Condition, Number, Origin};
+use crate::detour::work::Calls;
 use crate::linux::current::CurrentTask;
 use crate::linux::patched::PatchedText;
 use crate::linux::targets::tests::targets;

@@ -1,6 +1,8 @@
 use super::*;
-use crate::capture::filter::Order;
+use crate::capture::filter::{Filter, Operand, Order, Test};
+use crate::capture::shape::Shape;
 use crate::capture::{Hop, Value, What};
+use crate::detour::condition::{Number, Origin};
 use crate::linux::task::{COMM, Context, Task};
 
 fn field(name: &str, base: Base, bytes: u8, shape: Shape) -> Field {
