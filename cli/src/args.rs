@@ -68,7 +68,8 @@ pub(crate) struct Run {
     /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A histogram follows
     /// the hits when the guest has ended, as the kernel's hist file shows it. Its keys, three at most, are fields,
     /// common_pid, comm, cpu and __probe_ip, as they are or with .log2, .buckets=N, .hex, .sym, .sym-offset, .syscall
-    /// or .execname.
+    /// or .execname. Where a detour serves the probe (--optimize), keys but for strings in memory are counted in the
+    /// guest, and hits are not even noted down.
     #[arg(long = "probe", short = 'p', value_name = "SPEC", conflicts_with = "target")]
     pub(crate) probes: Vec<String>,
     /// Only count the calls of these functions; may be repeated

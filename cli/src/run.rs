@@ -173,8 +173,12 @@ pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
             None => watch.into(),
         };
     }
+    let histogram = asked.counted.map(|counted| counted.plan);
     if asked.returns {
         let mut probe = Probe::on_return(asked.place).record().capture(asked.capture);
+        if let Some(plan) = histogram {
+            probe = probe.histogram(plan);
+        }
         if let Some(calls) = asked.max_active.or(args.maxactive) {
             probe = probe.max_active(calls);
         }
@@ -187,6 +191,9 @@ pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
         return Probe::at(asked.place);
     }
     let mut probe = Probe::at(asked.place).record().capture(asked.capture);
+    if let Some(plan) = histogram {
+        probe = probe.histogram(plan);
+    }
     if let Some(most) = stack {
         probe = probe.stack(most);
     }

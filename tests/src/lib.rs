@@ -9,6 +9,7 @@
 )]
 
 pub mod code;
+pub mod detour;
 pub mod differential;
 pub mod host;
 pub mod linux_rig;

@@ -96,6 +96,17 @@ impl Subject {
         format!("{function}+{:#x}", site.offset_from(range.start).unwrap())
     }
 
+    /// The place where the first call of `callee` in `function` returns to.
+    pub fn behind_call(&self, function: &str, callee: &str) -> String {
+        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
+        let length = range.end.offset_from(range.start).unwrap() as usize;
+        let bytes = self.kernel.image().bytes_at(range.start, length).unwrap();
+        let callee = self.kernel.symbol(callee).unwrap();
+        let mut calls = instructions(bytes, range.start).filter(|instruction| instruction.is_call_near());
+        let call = calls.find(|call| call.near_branch_target() == callee.0).unwrap();
+        format!("{function}+{:#x}", call.next_ip() - range.start.0)
+    }
+
     /// The first instruction of `function` that `is` the one looked for.
     #[track_caller]
     pub fn find(&self, function: &str, is: impl Fn(&Instruction) -> bool) -> Instruction {

@@ -6,6 +6,7 @@ use crate::stack::{MOST_PIECES, Piece, Stack};
 use detoured::Detours;
 pub use detoured::Known;
 use probe_engine::addr::Gva;
+use probe_engine::capture::tally::Group;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
 use probe_engine::detour::layout;
 use probe_engine::linux::task::Task;
@@ -223,7 +224,7 @@ pub struct MissedByDetours {
     pub unfollowed: u64,
     /// Calls that were followed, and came back elsewhere.
     pub strays: u64,
-    /// Passes for which memory had to be read when it could not be.
+    /// Passes for which memory had to be read when it could not be, or more of it than can be.
     pub unread: u64,
 }
 
@@ -342,11 +343,10 @@ impl Reader {
         self.detours.as_ref().map(Detours::outstanding).unwrap_or_default()
     }
 
-    /// All has been read, and the guest runs no more: what a detour has begun to write and not finished is lost.
-    pub fn close(&mut self) {
-        if let Some(detours) = &mut self.detours {
-            detours.close();
-        }
+    /// All has been read, and the guest runs no more: what a detour has begun to write and not finished is lost. Gives what
+    /// hits of `known` probes came to that were counted in the guest, in the order of their first hits.
+    pub fn close(&mut self, known: &HashMap<u32, Known>) -> Vec<(ProbeId, Group)> {
+        self.detours.as_mut().map(|detours| detours.close(known)).unwrap_or_default()
     }
 
     /// How often any vCPU waited for the reader.

@@ -5,7 +5,8 @@ use crate::target::{Asked, Counted};
 use probe_engine::capture::Values;
 use probe_engine::capture::filter::Circumstances;
 use probe_engine::capture::names::Names;
-use probe_engine::capture::tally::{Line, Tally};
+use probe_engine::capture::tally::{Group, Line, Tally};
+use probe_engine::probe::table::ProbeId;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -56,6 +57,17 @@ impl Histograms {
         let Some(Histogram { tally, .. }) = self.all.get_mut(&counted.number) else { return };
         let at = Circumstances { cpu: event.vcpu, task: event.task.as_ref(), ip: event.rip.0 };
         tally.add(&counted.plan, &probe.capture.fields, Values::of(&event.captured), &at);
+    }
+
+    /// Counts hits of `probes` that have been counted in the guest.
+    pub(super) fn add_groups(&mut self, probes: &[Asked], groups: &[(ProbeId, Group)]) {
+        for (probe, group) in groups {
+            let counted = probes.get(probe.0 as usize).and_then(|asked| asked.counted.as_ref());
+            let histogram = counted.and_then(|counted| self.all.get_mut(&counted.number));
+            if let Some(Histogram { tally, .. }) = histogram {
+                tally.add_group(group.clone());
+            }
+        }
     }
 
     pub(super) fn write_text(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
@@ -120,6 +132,7 @@ mod tests {
             exits: None,
             end: Outcome::PoweredOff,
             probes: Vec::new(),
+            groups: Vec::new(),
             unregistered: Default::default(),
             refused: Default::default(),
             unread: Vec::new(),

@@ -86,6 +86,7 @@ impl<'a> Writer<'a> {
     /// Writes what was counted to where the hits went, and the summary: a table on standard error, and as JSON to where
     /// the hits went.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
+        self.histograms.add_groups(&self.probes, &report.groups);
         let names = &|at| self.names.symbol(at);
         match self.format {
             Format::Text => {

@@ -133,7 +133,7 @@ fn reasons(missed: &Missed) -> String {
         (missed.ring, "found no room in the guest's ring"),
         (missed.instance, "with too many calls under way (--maxactive)"),
         (missed.stack, "with a return address that could not be followed"),
-        (missed.unread, "while memory could not be read for them"),
+        (missed.unread, "while memory, or enough of it, could not be read for them"),
         (missed.yields, "times the guest worked on this text, and hits were lost uncounted"),
     ];
     let present = all.iter().filter(|(count, _)| *count > 0);

@@ -93,7 +93,7 @@ pub enum By {
 
 /// What a key was at a hit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// It could not be read.
     Missing,
     Number(i128),

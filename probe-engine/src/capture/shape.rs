@@ -385,7 +385,7 @@ fn show_flags(f: &mut impl Write, flags: &[Flag], number: u64) -> fmt::Result {
     if rest != 0 || bar.is_empty() { write!(f, "{bar}{rest:#x}") } else { Ok(()) }
 }
 
-pub(super) fn up_to_nul(bytes: &[u8]) -> &[u8] {
+pub(crate) fn up_to_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 

@@ -28,6 +28,32 @@ struct Entry {
     comm: [u8; COMM],
 }
 
+/// Hits with one key that have been counted where they were taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    pub(crate) key: Vec<Part>,
+    pub(crate) hits: u64,
+    pub(crate) sums: Vec<i128>,
+    /// The name of the thread at the first of them.
+    pub(crate) comm: [u8; COMM],
+    /// When that was, by the guest's time-stamp counter.
+    pub(crate) first: u64,
+}
+
+impl Group {
+    /// How many hits they are.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// When the first of them was, by the guest's time-stamp counter.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+}
+
 impl Tally {
     /// Of no hits yet.
     #[must_use]
@@ -69,23 +95,33 @@ impl Tally {
     /// count hits of several probes, of which each reads other fields.
     pub fn add(&mut self, plan: &Histogram, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>) {
         let is = |operand: Operand| operand.at(fields, values, at);
-        let key: Vec<Part> = plan.keys.iter().map(|key| key.form.group(is(key.operand))).collect();
+        let number = |operand| match is(operand) {
+            Some(Is::Number(number)) => number,
+            Some(Is::Text(_)) | None => 0,
+        };
+        self.add_group(Group {
+            key: plan.keys.iter().map(|key| key.form.group(is(key.operand))).collect(),
+            hits: 1,
+            sums: plan.values.iter().map(|value| number(value.operand)).collect(),
+            comm: at.task.map_or([0; COMM], |task| task.comm),
+            first: 0,
+        });
+    }
+
+    /// Counts hits that have been counted together. Groups come in the order of their [first](Group::first) hits.
+    pub fn add_group(&mut self, Group { key, hits, sums, comm, .. }: Group) {
         let has_room = self.entries.len() < self.plan.size as usize;
         if !has_room && !self.entries.contains_key(&key) {
-            self.dropped += 1;
+            self.dropped = self.dropped.saturating_add(hits);
             return;
         }
-        self.hits += 1;
-        let entry = self.entries.entry(key).or_insert_with(|| Entry {
-            hits: 0,
-            sums: vec![0; plan.values.len()],
-            comm: at.task.map_or([0; COMM], |task| task.comm),
-        });
-        entry.hits += 1;
-        for (sum, value) in entry.sums.iter_mut().zip(&plan.values) {
-            if let Some(Is::Number(number)) = is(value.operand) {
-                *sum = sum.saturating_add(number);
-            }
+        self.hits = self.hits.saturating_add(hits);
+        let values = sums.len();
+        let new = || Entry { hits: 0, sums: vec![0; values], comm };
+        let entry = self.entries.entry(key).or_insert_with(new);
+        entry.hits = entry.hits.saturating_add(hits);
+        for (sum, number) in entry.sums.iter_mut().zip(sums) {
+            *sum = sum.saturating_add(number);
         }
     }
 

@@ -6,6 +6,8 @@ use crate::addr::Gva;
 use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Fetch, Field, Read, Register, What};
+use crate::linux::glob::Glob;
+use crate::linux::task::COMM;
 
 /// Which hits count.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,17 +20,22 @@ pub enum Condition {
     Not(Box<Condition>),
     /// A number, and how it is compared.
     Number(Number, Test),
-    /// Whether the task's name is this one.
-    Comm(bool, String),
-    /// Whether a string in memory is this one. If it could not be read, no comparison holds.
-    Text {
-        /// Its entry in [`Reads`](super::reads::Reads).
-        at: u64,
-        /// Whether it is to be equal.
-        equal: bool,
-        /// This one.
-        text: String,
-    },
+    /// A string, whether it is to be equal, and to what.
+    Text(Text, bool, String),
+    /// A string, and what it is to match. That stays open where it goes on and its beginning does not decide it.
+    Pattern(Text, Glob),
+}
+
+/// A string that can be compared: up to a NUL, or so many bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Text {
+    /// Its entry in [`Reads`](super::reads::Reads); without one it is the task's name. If it could not be read, no
+    /// comparison holds.
+    pub entry: Option<u64>,
+    /// Most bytes of it.
+    pub most: u16,
+    /// Whether one of so many bytes may go on: a trap would have read more.
+    pub goes_on: bool,
 }
 
 /// A number that can be compared.
@@ -74,21 +81,41 @@ pub(super) struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// Where an operand is among what is read of memory, if it is a string there.
-    fn string(&self, operand: Operand) -> Option<u64> {
+    /// Whether an operand is the task's name.
+    pub(super) fn is_comm(&self, operand: Operand) -> bool {
+        self.text(operand).is_some_and(|text| text.entry.is_none())
+    }
+
+    /// An operand as a string, if it is one.
+    fn text(&self, operand: Operand) -> Option<Text> {
+        let comm = Text { entry: None, most: COMM as u16, goes_on: false };
         let (n, fetch) = match operand {
-            Operand::Field(n) => (n, &self.fields.get(usize::from(n))?.fetch),
+            Operand::Comm => return Some(comm),
+            Operand::Field(n) => {
+                let field = self.fields.get(usize::from(n)).filter(|field| field.shape == Shape::Text)?;
+                (n, &field.fetch)
+            }
             Operand::Hidden(n) => (n, self.hidden.get(usize::from(n).checked_sub(self.fields.len())?)?),
-            Operand::Pid | Operand::Comm | Operand::Cpu | Operand::Ip => return None,
+            Operand::Pid | Operand::Cpu | Operand::Ip => return None,
         };
-        let is_string = matches!(fetch.read, Read::Memory(_, What::String(_)));
-        self.read.get(usize::from(n)).copied().flatten().filter(|_| is_string)
+        let entry = self.read.get(usize::from(n)).copied().flatten();
+        match fetch.read {
+            _ if fetch.base == Base::Comm => Some(comm),
+            Read::Memory(_, What::Bytes(most)) => Some(Text { entry: Some(entry?), most, goes_on: false }),
+            Read::Memory(_, What::String(most)) | Read::Pointee(What::String(most)) => {
+                let kept = most.min(LONGEST_STRING);
+                Some(Text { entry: Some(entry?), most: kept, goes_on: kept < most })
+            }
+            _ => None,
+        }
     }
 }
 
-/// Whether a string that is `text` is kept as a whole.
-fn is_kept(text: &str) -> bool {
-    !text.as_bytes().contains(&0) && text.len() < usize::from(LONGEST_STRING)
+impl Text {
+    /// Whether so many bytes decide how it compares with them.
+    fn keeps(&self, bytes: usize) -> Result<(), Unsuited> {
+        if self.goes_on && bytes >= usize::from(self.most) { Err(Unsuited::LongText) } else { Ok(()) }
+    }
 }
 
 impl Condition {
@@ -104,14 +131,17 @@ impl Condition {
             Filter::All(filters) => Self::All(all(filters)?),
             Filter::Any(filters) => Self::Any(all(filters)?),
             Filter::Not(filter) => Self::Not(Box::new(Self::of(filter, fields)?)),
-            Filter::Test(Operand::Comm, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
-                Self::Comm(*equal, text.clone())
+            Filter::Test(operand, Test::Text(equal, text)) if !text.as_bytes().contains(&0) => {
+                let of = fields.text(*operand).ok_or(Unsuited::Text)?;
+                of.keeps(text.len())?;
+                Self::Text(of, *equal, text.clone())
             }
-            Filter::Test(operand, Test::Text(equal, text)) => {
-                let at = fields.string(*operand).filter(|_| is_kept(text)).ok_or(Unsuited::Text)?;
-                Self::Text { at, equal: *equal, text: text.clone() }
+            Filter::Test(_, Test::Text(..)) => return Err(Unsuited::Text),
+            Filter::Test(operand, Test::Glob(glob)) => {
+                let of = fields.text(*operand).ok_or(Unsuited::Text)?;
+                of.keeps(glob.parts().map(<[_]>::len).sum())?;
+                Self::Pattern(of, glob.clone())
             }
-            Filter::Test(_, Test::Glob(_)) => return Err(Unsuited::Text),
             Filter::Test(operand, test) => Self::Number(Number::of(*operand, fields)?, test.clone()),
         })
     }

@@ -1,4 +1,4 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 3.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 4.
 //!
 //! | offset | what |
 //! |---|---|
@@ -7,10 +7,11 @@
 //! | 2 MiB | [`UNFOLLOWED`]: a u64 a probe, how many calls were not followed to their return |
 //! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
 //! | 4 MiB | [`TICKETS`]: a u64 a probe, how many more calls it may follow now, where that is limited |
-//! | 5 MiB | [`UNREAD`]: a u64 a probe, how many passes were missed because memory could not be read then |
+//! | 5 MiB | [`UNREAD`]: a u64 a probe, how many hits were missed because memory could not be read then, or not enough of it for the condition |
 //! | 6 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
 //! | 7 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
-//! | 11 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//! | 11 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
+//! | 15 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
 //! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
 //! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
@@ -30,6 +31,18 @@
 //! | 56 | 16 bytes: its name |
 //! | 72 | 6 u64 of a hit: rdi, rsi, rdx, rcx, r8, r9; of a return: rax, when the call began, where it returns to (GVA) |
 //! | 120 | a u64 each: at a return rdi, rsi, rdx, rcx, r8, r9 of the call, if the probe reads any; the other registers that it reads; the area of its [reads](super::reads) of memory |
+//!
+//! A [group](super::groups) is found by its key, and taken by whoever makes the first word of a free one [`TAKEN`]:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | u64: 0, [`TAKEN`], or the [`tag`] of its probe, written when the rest stands there |
+//! | 8 | u64: a bit for each of its keys that could not be read, the first one the lowest |
+//! | 16 | 6 u64: its keys, a number in one each, a name in two; and nothing behind them |
+//! | 64 | u64: the guest's time-stamp counter at its first hit |
+//! | 72 | 16 bytes: the name of the task then |
+//! | 88 | u64: how many hits |
+//! | 96 | 2 numbers of 16 bytes: its sums |
 
 use crate::linux::task::COMM;
 
@@ -58,7 +71,18 @@ pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
 pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
 /// See the [module](self).
 pub const INSTANCES: u64 = 7 * TABLE;
-const RINGS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
+/// See the [module](self).
+pub const TABLE_OF_GROUPS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
+const RINGS: u64 = TABLE_OF_GROUPS + GROUPS * GROUP;
+
+/// How many groups there is room for, a power of two.
+pub const GROUPS: u64 = 32 << 10;
+/// Bytes of one.
+pub const GROUP: u64 = 128;
+/// Most sums of one.
+pub const SUMS: usize = 2;
+/// The first word of a group that is being made.
+pub const TAKEN: u32 = 1;
 
 /// How many instances there are, of calls that are followed. Number 0 stands for none.
 pub const CALLS: u32 = 32 << 10;
@@ -105,6 +129,26 @@ pub mod record {
     pub const BEGAN: u64 = ARGUMENTS + 8;
     pub const BACK: u64 = ARGUMENTS + 16;
     pub const REGISTERS: u64 = ARGUMENTS + 6 * 8;
+}
+
+/// Offsets in a group: see the [module](self).
+pub mod group {
+    #![allow(missing_docs, reason = "the table of the module says it")]
+    pub const TAG: u64 = 0;
+    pub const MISSING: u64 = 8;
+    pub const KEYS: u64 = 16;
+    pub const KEYS_WORDS: usize = 6;
+    pub const FIRST: u64 = KEYS + 8 * KEYS_WORDS as u64;
+    pub const COMM: u64 = FIRST + 8;
+    pub const HITS: u64 = COMM + super::COMM as u64;
+    pub const SUMS: u64 = HITS + 8;
+    const _: () = assert!(SUMS + 16 * super::SUMS as u64 == super::GROUP);
+}
+
+/// The first word of a group of a probe.
+#[must_use]
+pub fn tag(probe: u32) -> u32 {
+    (probe & (COUNTERS - 1)) + TAKEN + 1
 }
 
 /// Stands for what is not known. No u32 is so large.

@@ -3,9 +3,9 @@
 //! A probe that only counts, filters and records is compiled: [`work`] says whether that is possible and what is to be
 //! done, [`stub`] makes code of it. What hits leave behind is in a window of memory that guest and host share, laid out by
 //! [`layout`] and read by [`ring`], while the guest runs. Calls of a function whose returns are probed are followed by
-//! [`instances`].
+//! [`instances`], and where only a histogram is wanted, hits are counted by [`groups`].
 //!
-//! A stub saves what it uses, keeps flags, touches no state of the FPU, and takes 64 bytes at most of whatever stack it finds.
+//! A stub saves what it uses, keeps flags, touches no state of the FPU, and takes 128 bytes at most of whatever stack it finds.
 //! Interrupts are off in it, so that the CPU that it runs on stays the same, and what it does is done before anyone else
 //! runs there, but for an NMI. It loads nothing that could fault: registers, the CPU's own area, and what every current
 //! task has. Other memory is [read](reads) by functions of the guest's that survive a fault, with more of the stack.
@@ -18,6 +18,7 @@
 //! Whoever writes the jump has to look, with every vCPU parked.
 
 pub mod condition;
+pub mod groups;
 pub mod instances;
 pub mod layout;
 pub mod reads;

@@ -48,6 +48,8 @@ pub(super) struct Chain {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Register(Register),
+    /// An argument in a register, from 0 on, that the call was made with which returns.
+    Entered(u8),
     /// An address in the kernel, as it was linked.
     Kernel(Gva),
     Constant(u64),
@@ -74,16 +76,18 @@ pub(super) enum Kept {
 }
 
 impl Reads {
-    /// Plans what `fetch` reads, and says where in the area the last of it is; `None` if it needs no memory.
+    /// Plans what `fetch` reads, at a return or not, and says where in the area the last of it is; `None` if it needs no
+    /// memory.
     ///
     /// # Errors
     /// It cannot be read by a detour.
-    pub(super) fn add(&mut self, fetch: &Fetch) -> Result<Option<u64>, CannotRead> {
+    pub(super) fn add(&mut self, fetch: &Fetch, at_return: bool) -> Result<Option<u64>, CannotRead> {
         let (start, first) = match &fetch.base {
             Base::Register(register) => (Start::Register(*register), None),
             Base::Constant(number) => (Start::Constant(*number), None),
             Base::Kernel(link) => (Start::Kernel(*link), None),
             Base::Stack(n) => (Start::Register(Register::Rsp), Some(slot(*n))),
+            Base::Argument(n) if at_return => (Start::Entered(*n), None),
             Base::Argument(n) => match Register::of_argument((*n).into()) {
                 Some(register) => (Start::Register(register), None),
                 // Behind the six in registers, and behind the return address.

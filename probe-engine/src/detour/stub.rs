@@ -6,7 +6,7 @@
 //! gate:   nop                     five bytes: a jump out of the stub once it is retired, so that nobody counts here who is
 //!                                 going to be counted elsewhere
 //!         push ...
-//!         lock inc [hits]         for each probe, if its condition holds; then its record
+//!         lock inc [hits]         for each probe, if its condition holds; then its record. [unread] if that is open
 //!         pop ...
 //! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
 //! ```
@@ -16,14 +16,16 @@
 mod calls;
 mod condition;
 mod ending;
+mod groups;
 mod memory;
+mod pattern;
 mod record;
 mod region;
 
 pub use calls::{LEAVE, trampolines};
 
 use super::instances::instance;
-use super::layout::{HITS, Rings};
+use super::layout::{HITS, Rings, UNREAD};
 use super::region::Region;
 use super::work::Work;
 use crate::addr::Gva;
@@ -82,7 +84,7 @@ const COUNT: [u8; 15] = [
 const COUNT_HITS: usize = 11;
 
 /// No stub is longer, in bytes.
-const LONGEST: usize = 4096;
+const LONGEST: usize = 8192;
 
 /// A stub cannot be assembled: it is too far from where it has to lead, or too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -150,7 +152,7 @@ impl Stub {
             Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[], area: 0 };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
-        if works.iter().any(|work| !work.reads.is_empty()) {
+        if works.iter().any(|work| !work.reads.is_empty() && work.calls.is_none()) {
             code.save(memory::SAVED)?;
         } else if works.iter().any(|work| work.calls.is_some()) {
             code.save(calls::SAVED)?;
@@ -198,7 +200,7 @@ impl Stub {
     #[must_use]
     pub fn most_bytes(works: &[Work]) -> usize {
         let of = |work: &Work| match (&work.condition, &work.record, work.calls) {
-            _ if !work.reads.is_empty() => LONGEST,
+            _ if !work.reads.is_empty() || work.groups.is_some() => LONGEST,
             (Some(_), ..) => LONGEST,
             (None, None, None) => 16,
             (None, Some(_), None) => 512,
@@ -250,7 +252,7 @@ struct Assembler<'a> {
     site: Option<Gva>,
     /// What has been pushed behind the flags, in this order.
     saved: &'static [AsmRegister64],
-    /// Bytes behind that for what is read of memory.
+    /// Bytes behind that for what is read of memory, and for the keys of a group.
     area: u64,
 }
 
@@ -265,9 +267,11 @@ impl Assembler<'_> {
         Ok(())
     }
 
+    /// Saves these registers, of which the first may be already.
     fn save(&mut self, registers: &'static [AsmRegister64]) -> Done {
+        let mut more = registers.iter().skip(self.saved.len());
         self.saved = registers;
-        registers.iter().try_for_each(|register| self.asm.push(*register))?;
+        more.try_for_each(|register| self.asm.push(*register))?;
         Ok(())
     }
 
@@ -278,17 +282,37 @@ impl Assembler<'_> {
 
     /// Reads, counts, and records.
     fn work(&mut self, work: &Work) -> Done {
-        if work.reads.is_empty() { self.count_and_record(work) } else { self.reading(work) }
+        match &work.groups {
+            _ if !work.reads.is_empty() => self.reading(work),
+            None => self.count_and_record(work),
+            Some(groups) => {
+                self.area = groups.area();
+                self.asm.sub(rsp, imm(self.area)?)?;
+                self.count_and_record(work)?;
+                self.asm.add(rsp, imm(self.area)?)?;
+                self.area = 0;
+                Ok(())
+            }
+        }
     }
 
     fn count_and_record(&mut self, work: &Work) -> Done {
-        let mut next = self.asm.create_label();
+        let (mut next, mut open) = (self.asm.create_label(), self.asm.create_label());
         if let Some(condition) = &work.condition {
-            self.branch(condition, false, next)?;
+            self.branch(condition, false, next, open)?;
         }
         self.count(Code::Inc_rm64, HITS, work.probe)?;
+        if let Some(groups) = &work.groups {
+            self.group(work, groups, next)?;
+        }
         if let Some(registers) = &work.record {
             self.record(work, registers, next)?;
+        }
+        // Whether it would have counted depends on more of a string than has been read.
+        if work.condition.is_some() && !work.reads.is_empty() {
+            self.asm.jmp(next)?;
+            self.asm.set_label(&mut open)?;
+            self.count(Code::Inc_rm64, UNREAD, work.probe)?;
         }
         self.asm.set_label(&mut next)?;
         // A label is of an instruction.
@@ -336,7 +360,7 @@ impl Assembler<'_> {
             Register::Rip => {
                 match self.site {
                     Some(site) => self.asm.mov(rax, site.0)?,
-                    None => self.asm.mov(rax, qword_ptr(r9 + instance::CALLER))?,
+                    None => self.asm.mov(rax, qword_ptr(rbx + instance::CALLER))?,
                 }
                 return Ok(rax);
             }

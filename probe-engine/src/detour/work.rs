@@ -1,8 +1,10 @@
 //! What a detour has to do for a probe, and what none can do.
 
 use crate::addr::Gva;
-use crate::capture::{Base, Capture, Fetch, Field, Read, Register, Scene};
+use crate::capture::hist::Histogram;
+use crate::capture::{Base, Capture, Fetch, Read, Register, Scene};
 use crate::detour::condition::{Condition, Fields};
+use crate::detour::groups::Groups;
 use crate::detour::layout::{CELL, MOST_CELLS, record};
 use crate::detour::reads::{CannotRead, Kepts, Reads};
 use crate::detour::ring::Record;
@@ -20,8 +22,21 @@ pub struct Work {
     pub record: Option<Vec<Register>>,
     /// What is read of memory before all that.
     pub reads: Reads,
+    /// By what hits are counted, instead of being noted down, where there is room for that.
+    pub groups: Option<Groups>,
     /// The calls that are followed, where returns are hits. Then all above is of the moment of a return.
     pub calls: Option<Calls>,
+}
+
+/// What is kept of a hit that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Noted<'a> {
+    /// That it was.
+    Nothing,
+    /// What is read at it.
+    Each,
+    /// What this histogram makes of it, as far as a detour can tell.
+    Grouped(&'a Histogram),
 }
 
 /// What the hits of a probe are.
@@ -45,7 +60,7 @@ pub struct Calls {
 /// Why a probe cannot be served by a detour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuited {
-    /// At a return; or more than a detour keeps, or an array of strings.
+    /// More than a detour keeps, or an array of strings, or half in memory.
     #[error("`{0}` reads memory, and {1}")]
     Memory(String, &'static str),
     /// The path of a control group.
@@ -54,7 +69,10 @@ pub enum Unsuited {
     /// More than a record holds.
     #[error("it reads too many registers")]
     TooManyRegisters,
-    /// A pattern, or a comparison with a long string, or one of what is no string in memory.
+    /// With a text, or a pattern, of more bytes.
+    #[error("its filter compares a string with more than a detour keeps of it")]
+    LongText,
+    /// A comparison of what is neither a string in memory nor the task's name, or with what no string can be.
     #[error("its filter compares strings as no detour does")]
     Text,
     /// A comparison of what is no number.
@@ -63,20 +81,21 @@ pub enum Unsuited {
 }
 
 impl Work {
-    /// What a probe of this number needs that reads `capture` at its `hits`, and notes them down if they are to be
-    /// `recorded`.
+    /// What a probe of this number needs that reads `capture` at its `hits`, of which so much is `noted`.
     ///
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
-    pub fn of(probe: u32, capture: Option<&Capture>, recorded: bool, hits: Hits) -> Result<Self, Unsuited> {
+    pub fn of(probe: u32, capture: Option<&Capture>, noted: Noted<'_>, hits: Hits) -> Result<Self, Unsuited> {
+        let recorded = noted != Noted::Nothing;
         let fields = capture.map_or([].as_slice(), |capture| &capture.fields);
+        let hidden = capture.map_or([].as_slice(), |capture| &capture.hidden);
+        let mut fetches = fields.iter().map(|field| &field.fetch).chain(hidden);
         let calls = match hits {
             Hits::Passes => None,
-            Hits::Returns(most) => Some(Calls { most, arguments: fields.iter().any(reads_argument) }),
+            Hits::Returns(most) => Some(Calls { most, arguments: fetches.any(reads_argument) }),
         };
         let filter = capture.and_then(|capture| capture.filter.as_ref());
         let is_read = recorded || filter.is_some();
-        let hidden = capture.map_or([].as_slice(), |capture| &capture.hidden);
         let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
         let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch));
         for (name, fetch) in all.chain(hidden.iter().map(|fetch| ("the filter", fetch))).filter(|_| is_read) {
@@ -91,7 +110,11 @@ impl Work {
             Some(_) => *register != Register::Rax,
         });
         let record = recorded.then(|| others.into_iter().collect());
-        let work = Self { probe, condition, record, reads, calls };
+        let groups = match noted {
+            Noted::Grouped(plan) => Groups::of(plan, &known),
+            Noted::Nothing | Noted::Each => None,
+        };
+        let work = Self { probe, condition, record, reads, groups, calls };
         if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
@@ -151,8 +174,8 @@ impl Work {
 /// How many arguments are in registers.
 pub(super) const ARGUMENTS: usize = 6;
 
-fn reads_argument(field: &Field) -> bool {
-    matches!(field.fetch.base, Base::Argument(_) | Base::Arguments(_))
+fn reads_argument(fetch: &Fetch) -> bool {
+    matches!(fetch.base, Base::Argument(_) | Base::Arguments(_))
 }
 
 /// Which argument this register is, from 0 on.
@@ -194,8 +217,9 @@ impl Fetch {
             Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
             Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) => None,
             Base::Register(register) => Some(register),
-            // They are kept, and there are no others.
-            Base::Argument(_) | Base::Arguments(_) if at_return => None,
+            // Those in registers are kept, and there are no others.
+            Base::Argument(n) if at_return && usize::from(n) < ARGUMENTS => None,
+            Base::Argument(_) | Base::Arguments(_) if at_return => return Ok(Needs::Nothing),
             Base::Argument(n) => Some(Register::of_argument(n.into()).unwrap_or(Register::Rsp)),
             Base::Stack(_) => Some(Register::Rsp),
             // Both are arguments, which every record has.
@@ -209,16 +233,13 @@ impl Fetch {
         };
         let is_known = match self.base {
             Base::Stack(_) => false,
-            Base::Argument(n) if !at_return => Register::of_argument(n.into()).is_some(),
+            Base::Argument(n) => Register::of_argument(n.into()).is_some(),
             _ => true,
         };
         if is_known && self.hops.is_empty() && matches!(self.read, Read::Word(_)) {
             return Ok(register.map_or(Needs::Nothing, Needs::Register));
         }
-        if at_return {
-            return Err(Unsuited::Memory(name.to_owned(), "no detour does at a return"));
-        }
-        match reads.add(self) {
+        match reads.add(self, at_return) {
             Ok(at) => Ok(at.map_or(Needs::Nothing, |at| Needs::Memory(at, register))),
             Err(CannotRead) => Err(Unsuited::Memory(name.to_owned(), "more of it than a detour keeps")),
         }

@@ -19,8 +19,9 @@ pub enum GlobError {
 
 const LONGEST: usize = 512;
 
+/// A piece of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum Step {
+pub(crate) enum Step {
     /// Any number of bytes, none included.
     Star,
     /// One byte of a set.
@@ -88,6 +89,11 @@ impl Glob {
         // Several stars in a row mean one.
         steps.dedup_by(|next, previous| *next == Step::Star && *previous == Step::Star);
         Ok(Self { steps })
+    }
+
+    /// What stands before, between and behind its stars, in this order.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &[Step]> {
+        self.steps.split(|step| *step == Step::Star)
     }
 
     /// Whether the pattern matches all of `name`.

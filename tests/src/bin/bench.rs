@@ -16,21 +16,21 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::reads::Reads;
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::stub::{self, Stub};
 use probe_engine::detour::work::Work;
-use probe_engine::insn::copy::{self, JUMP};
+use probe_engine::insn::copy::JUMP;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde_json::json;
 use std::array;
 use std::ops::Range;
 use std::time::Duration;
-use tests::code::{CODE, DATA, code, ending, mov, repeat, stack};
+use tests::code::{CODE, code, ending, mov, repeat, stack};
+use tests::detour::{divert, guest};
 use tests::host::{Fit, fit};
 use tests::rig::{Rig, Start};
 use vmm::clock::ticks;
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
-use vmm::reserved::{self, Reserved};
+use vmm::reserved;
 use vmm::vcpu::End;
 
 /// How often a guest does what takes an exit.
@@ -135,7 +135,15 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
             let ring = reserved.data().start.add(rings.offset(0));
             set_up.extend(touch(ring..ring.add(rings.cell(rings.cells - 1))));
             let at = CODE.add(set_up.len() as u64);
-            jump = divert(&rig, at, record, reserved, ram);
+            let works = [Work {
+                probe: 0,
+                condition: None,
+                record: record.then(Vec::new),
+                reads: Reads::default(),
+                groups: None,
+                calls: None,
+            }];
+            jump = divert(&guest(&rig, reserved, None), at, &works, reserved, ram);
         }));
     }
     let at = CODE.add(set_up.len() as u64);
@@ -174,45 +182,6 @@ fn touch(memory: Range<Gva>) -> Vec<u8> {
     /// `dec ecx`, `jnz` back to the start
     const AGAIN: [u8; 4] = [0xff, 0xc9, 0x75, 0xf2];
     code(&[&mov(RAX, memory.start.0), &mov(RCX, pages), &WRITE_ADD, &PAGE.to_le_bytes(), &AGAIN])
-}
-
-/// Makes a detour for the nop at `at`, and returns the jump to it.
-fn divert(rig: &Rig, at: Gva, record: bool, reserved: &mut Reserved, ram: &GuestRam) -> [u8; JUMP] {
-    /// The CPU's own area begins at 0 here: its number and its task are at these addresses, and what that has.
-    const CPU: Gva = DATA;
-    const TASK: Gva = Gva(DATA.0 + 0x100);
-    const OTHERS: Gva = Gva(DATA.0 + 0x200);
-    let task = json!({
-        "current": { "offset": CPU.0 + 8 }, "preempt_count": CPU.0 + 16,
-        "comm": 0, "pid": 16, "tgid": 20,
-        "user": { "cred": 24, "uid": 8 },
-        "namespace": { "thread_pid": 32, "level": 0, "numbers": 16, "stride": 16, "number": 0 },
-    });
-    rig.write(CPU.add(8), &TASK.0.to_le_bytes());
-    for member in [24, 32] {
-        rig.write(TASK.add(member), &OTHERS.0.to_le_bytes());
-    }
-    let guest = stub::Guest {
-        window: reserved.data().start,
-        rings: Rings::of(1),
-        cpu_number: CPU.0,
-        task: serde_json::from_value(task).expect("a layout of tasks"),
-        slide: 0,
-        trampolines: reserved.detours().start,
-        copies: None,
-    };
-    let works = [Work {
-        probe: 0,
-        condition: None,
-        record: record.then(Vec::new),
-        reads: Reads::default(),
-        calls: None,
-    }];
-    let slots = reserved.allocate(Stub::most_bytes(&works)).expect("room");
-    let entry = reserved.address(slots);
-    let stub = Stub::assemble(&guest, entry, at, at.add(JUMP as u64), None, &works).expect("a stub");
-    reserved.write(ram, slots, &stub.code).expect("room");
-    copy::jump(at, entry).expect("it is near")
 }
 
 /// How many hits a detour has counted, and how many it has recorded.

@@ -9,11 +9,14 @@
     reason = "a measurement that goes wrong is void"
 )]
 
+use probe_engine::capture::filter::Operand;
+use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::sync::Mutex;
+use tests::detour::histogram;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
 use vmm::session::{Command, ProbeReport, State};
@@ -25,13 +28,14 @@ const STEP: &str = "ticks:400";
 /// A way to probe the function; the first one not at all.
 type Way = (&'static str, fn() -> Option<Probe>);
 
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     ("getppid, unprobed", || None),
     ("getppid, counted by a detour", || Some(Probe::at(FUNCTION))),
     ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record())),
     ("getppid, recorded by a detour that reads memory", || {
         Some(Probe::at(FUNCTION).capture(a_word_of_memory()).record())
     }),
+    ("getppid, counted by pid in a detour's histogram", || Some(Probe::at(FUNCTION).histogram(by_pid()))),
     ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}))),
     ("getppid, its return recorded by a detour", || Some(Probe::on_return(FUNCTION).record().into())),
     ("getppid, traps at its call and its return", || {
@@ -54,6 +58,11 @@ fn a_word_of_memory() -> Capture {
         fields: vec![Field { name: "number".to_owned(), fetch, shape: Shape::Hex }],
         ..Capture::default()
     }
+}
+
+/// `hist:keys=common_pid`
+fn by_pid() -> Histogram {
+    histogram(&[(Operand::Pid, Form::Process)], &[])
 }
 
 /// What a probe stood on.

@@ -9,6 +9,7 @@
 
 mod faults;
 mod foreign;
+mod groups;
 mod hits;
 mod interrupts;
 mod once;

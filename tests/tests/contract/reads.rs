@@ -1,29 +1,23 @@
-//! A detour that reads memory by a function of the guest: when it does, how it calls, and what it leaves.
+//! A detour that reads memory by a function of the guest, at a call or at its return: when it does, how it calls, and what
+//! it leaves.
 
 use probe_engine::addr::Gva;
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
+use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::stub::{self, Stub};
-use probe_engine::detour::work::{Hits, Work};
+use probe_engine::detour::stub::trampolines;
+use probe_engine::detour::work::{Hits, Noted, Work};
 use probe_engine::insn::copy::{self, JUMP};
-use probe_engine::linux::nofault::{Copies, STACK};
+use probe_engine::linux::nofault::STACK;
 use probe_engine::memory::PhysMemory;
-use serde_json::json;
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, stack, store};
+use tests::detour::{self, IRQ_STACK, TASK, divert, guest};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::reserved;
 
-/// A CPU's own area begins at 0 here: these are in it.
-const CPU: Gva = DATA;
-const CURRENT: Gva = Gva(DATA.0 + 8);
-const PREEMPT_COUNT: Gva = Gva(DATA.0 + 16);
-const IRQ_STACK: Gva = Gva(DATA.0 + 24);
-/// The task, whose members these are.
-const TASK: Gva = Gva(DATA.0 + 0x100);
-const TASK_STACK: u64 = 40;
 /// What is read, and a pointer to it; nothing is at the end of the other.
 const TEXT: Gva = Gva(DATA.0 + 0x300);
 const POINTER: Gva = Gva(DATA.0 + 0x320);
@@ -33,6 +27,11 @@ const FLAGS: Gva = Gva(DATA.0 + 0x400);
 const AFTER: Gva = Gva(DATA.0 + 0x500);
 /// The function that copies.
 const COPY: Gva = Gva(0x4_0000);
+/// The function that is probed.
+const FUNCTION: Gva = Gva(0x4_1000);
+/// What it leaves in rdi.
+const SPOILT: u64 = 0x1111_0007;
+const EACH: [Hits; 2] = [Hits::Passes, Hits::Returns(None)];
 
 const DF: u64 = 1 << 10;
 const AC: u64 = 1 << 18;
@@ -77,55 +76,38 @@ struct Left {
     flags: u64,
 }
 
-/// One hit, with rsp at [`stack`], on a task's stack and a CPU's that are here, while the CPU reads already or not.
-fn hit(task_stack: u64, irq_stack: u64, reads_already: bool) -> Option<Left> {
+/// One call, with rsp at [`stack`], on a task's stack and a CPU's that are here, while the CPU reads already or not.
+fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Option<Left> {
     let fit = fit()?;
     let rig = Rig::new(fit);
     let registers = (0..16).filter(|n| *n != 4).map(|n| (n, 0x1111_0000 + u64::from(n)));
-    let registers = registers.map(|(n, value)| (n, if n == 7 { POINTER.0 } else { value }));
+    const RDI: u8 = 7;
+    const RET: [u8; 1] = [0xc3];
     /// `push DF | AC; popfq`
     const FLAGS_FIRST: [u8; 6] = [0x68, 0x02, 0x04, 0x04, 0x00, 0x9d];
     let loads: Vec<u8> = registers.clone().flat_map(|(n, value)| mov(n, value)).collect();
-    let set_up = code(&[&loads, &FLAGS_FIRST]);
-    let site = CODE.add(set_up.len() as u64);
+    let set_up = code(&[&loads, &mov(RDI, POINTER.0), &FLAGS_FIRST]);
+    let from = CODE.add(set_up.len() as u64);
+    let [_, distance @ ..] = copy::jump(from, FUNCTION).unwrap();
+    let back = from.add(JUMP as u64);
     let put = |at: Gva, word: u64| rig.write(at, &word.to_le_bytes());
-    put(CURRENT, TASK.0);
-    put(TASK.add(TASK_STACK), task_stack);
+    put(TASK.add(detour::STACK), task_stack);
     put(IRQ_STACK, irq_stack);
     put(POINTER.add(8), TEXT.0);
     rig.write(TEXT, b"the twelve bytes");
     rig.write(COPY, &copying());
     let (capture, mut jump) = (reading(), [0; JUMP]);
-    let work = Work::of(0, Some(&capture), true, Hits::Passes).unwrap();
+    let work = Work::of(0, Some(&capture), Noted::Each, hits).unwrap();
     let ram = rig.reserve(&(CODE..CODE.add(1)), |reserved, ram| {
-        let task = json!({
-            "current": { "offset": CURRENT.0 }, "preempt_count": PREEMPT_COUNT.0,
-            "comm": 0, "pid": 16, "tgid": 20,
-        });
-        let guest = stub::Guest {
-            window: reserved.data().start,
-            rings: Rings::of(1),
-            cpu_number: CPU.0,
-            task: serde_json::from_value(task).unwrap(),
-            slide: 0,
-            trampolines: reserved.detours().start,
-            copies: Some(Copies {
-                bytes: [COPY; 2],
-                string: [COPY; 2],
-                stack: TASK_STACK,
-                irq_stack: Some(IRQ_STACK.0),
-            }),
-        };
-        let works = [work.clone()];
-        let slots = reserved.allocate(Stub::most_bytes(&works)).unwrap();
-        let entry = reserved.address(slots);
-        let stub = Stub::assemble(&guest, entry, site, site.add(JUMP as u64), None, &works).unwrap();
-        reserved.write(ram, slots, &stub.code).unwrap();
-        jump = copy::jump(site, entry).unwrap();
+        let guest = guest(&rig, reserved, Some(COPY));
+        jump = divert(&guest, FUNCTION, std::slice::from_ref(&work), reserved, ram);
+        reserved.write_detours(ram, &trampolines(&guest).unwrap()).unwrap();
+        Instances::new(reserved::DATA, 1).prepare(ram).unwrap();
         let flag = reserved::DATA.add(layout::POOLS + layout::READING);
         ram.write(flag, &u32::from(reads_already).to_le_bytes()).unwrap();
     });
-    rig.write(CODE, &ending(&[&set_up, &jump, &dump_registers(AFTER)]));
+    rig.write(FUNCTION, &code(&[&jump, &mov(RDI, SPOILT), &RET]));
+    rig.write(CODE, &ending(&[&set_up, &[0xe8], &distance, &dump_registers(AFTER)]));
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
     for (n, value) in registers {
         assert_eq!(left.u64(AFTER.add(8 * u64::from(n))), value, "register {n}");
@@ -138,11 +120,19 @@ fn hit(task_stack: u64, irq_stack: u64, reads_already: bool) -> Option<Left> {
     let (mut ring, mut captured) = (Ring::new(Rings::of(1), reserved::DATA, 0), None);
     ring.drain(&*ram, |record| {
         let mut bytes = Vec::new();
-        assert!(work.replay(Some(&capture), &record, site, 0, 0, &mut bytes));
+        let rip = if hits == Hits::Passes { FUNCTION } else { record.returned().back };
+        assert!(rip == FUNCTION || (rip == back && record.returned().value == 0x1111_0000));
+        assert!(work.replay(Some(&capture), &record, rip, 0, 0, &mut bytes));
         captured = Some(bytes);
     })
     .unwrap();
     let counted = |table| counter(&*ram, reserved::DATA, table, 0);
+    let mut pool = [0; 8];
+    ram.read(reserved::DATA.add(layout::POOLS), &mut pool).unwrap();
+    let (changes, first) = (u64::from_le_bytes(pool) as u32, u64::from_le_bytes(pool) >> 32);
+    assert_eq!(first, layout::TRAMPOLINE, "the instance is given back");
+    assert_eq!(changes, if hits == Hits::Passes { 0 } else { 2 });
+    assert_eq!(counted(layout::UNFOLLOWED) + counted(layout::STRAYS), 0);
     Some(Left {
         hits: counted(layout::HITS),
         unread: counted(layout::UNREAD),
@@ -157,8 +147,9 @@ const ELSEWHERE: u64 = 0x10_0000;
 #[test]
 fn a_detour_calls_with_clear_flags_and_leaves_everything_as_it_was() {
     // In the middle of the task's stack, then in that of interrupts.
-    for (task, irq) in [(stack(0).0 - STACK / 2, ELSEWHERE), (ELSEWHERE, stack(0).0 + STACK / 2)] {
-        let Some(left) = hit(task, irq, false) else { return };
+    let stacks = [(stack(0).0 - STACK / 2, ELSEWHERE), (ELSEWHERE, stack(0).0 + STACK / 2)];
+    for (hits, (task, irq)) in EACH.into_iter().flat_map(|hits| stacks.map(|stacks| (hits, stacks))) {
+        let Some(left) = call(hits, task, irq, false) else { return };
         assert_eq!((left.hits, left.unread), (1, 0));
         assert!(left.flags != 0 && left.flags & (DF | AC | IF) == 0, "{:#x}", left.flags);
         let captured = left.captured.unwrap();
@@ -178,9 +169,11 @@ fn a_hit_for_which_memory_cannot_be_read_is_missed_and_counted() {
         (there - STACK - 256, there - 256, false),
         (there, there + STACK, false),
     ];
-    for (task, irq, reads_already) in cases {
-        let Some(left) = hit(task, irq, reads_already) else { return };
-        assert_eq!((left.hits, left.unread, left.flags), (0, 1, 0), "{task:#x} {irq:#x} {reads_already}");
+    for (hits, (task, irq, reads_already)) in EACH.into_iter().flat_map(|hits| cases.map(|case| (hits, case)))
+    {
+        let Some(left) = call(hits, task, irq, reads_already) else { return };
+        let case = format!("{hits:?} {task:#x} {irq:#x} {reads_already}");
+        assert_eq!((left.hits, left.unread, left.flags), (0, 1, 0), "{case}");
         assert_eq!(left.captured, None);
     }
 }

@@ -4,27 +4,28 @@ use probe_engine::addr::Gva;
 use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, Value, What};
+use probe_engine::linux::glob::Glob;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
 use vmm::probe::Probe;
 use vmm::session::{Command, Missed, State};
 
-const OPEN: &str = "do_sys_openat2";
+pub(super) const OPEN: &str = "do_sys_openat2";
 /// How some names begin.
 const GROUP: u64 = u64::from_le_bytes(*b"/etc/gro");
 
-fn field(fetch: Fetch) -> Field {
+pub(super) fn field(fetch: Fetch) -> Field {
     Field { name: "it".to_owned(), fetch, shape: Shape::Hex }
 }
 
 /// What lies at the end of these hops.
-fn at(base: Base, hops: &[i64], user: bool, what: What) -> Field {
+pub(super) fn at(base: Base, hops: &[i64], user: bool, what: What) -> Field {
     let (last, hops) = hops.split_last().unwrap();
     let hops = hops.iter().map(|offset| Hop { offset: *offset, user: false }).collect();
     field(Fetch { base, hops, read: Read::Memory(Hop { offset: *last, user }, what) })
 }
 
-fn reading(fields: Vec<Field>) -> Capture {
+pub(super) fn reading(fields: Vec<Field>) -> Capture {
     Capture { fields, ..Capture::default() }
 }
 
@@ -165,6 +166,56 @@ fn memory_is_compared_as_it_is_at_a_trap() {
     for n in [0, 2, 4, 5, 6, 8] {
         assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
     }
+}
+
+/// Opens by what their names match, with one that is longer than what a detour keeps: where its beginning does not decide,
+/// that is missed, and counted so.
+fn matches_what_a_trap_matches(kernel: &str) {
+    let Some(mut guest) = Guest::new(kernel) else { return };
+    let behind = guest.subject.behind_site(OPEN);
+    let name = || Field { shape: Shape::Text, ..at(Base::Argument(1), &[0], true, What::String(4096)) };
+    // Which do not match, and how many are missed.
+    let cases = [
+        (Operand::Field(0), "/etc/*", false, 0),
+        (Operand::Field(0), "/e?c/gr[a-o]up", true, 0),
+        (Operand::Field(0), "*group", false, 1),
+        (Operand::Field(0), "/*c/g*up*", true, 1),
+        (Operand::Comm, "[!k]*it", false, 0),
+    ];
+    for (operand, pattern, negated, _) in cases {
+        let test = Filter::Test(operand, Test::Glob(Glob::new(pattern).unwrap()));
+        let filter = Some(if negated { Filter::Not(Box::new(test)) } else { test });
+        let capture = Capture { filter, ..reading(vec![name()]) };
+        guest = guest.probe(Probe::at(OPEN).capture(capture.clone()).record());
+        guest = guest.probe(Probe::at(behind.as_str()).capture(capture).record().pre(|_| {}));
+    }
+    let long = "x".repeat(300);
+    let steps = format!("open:50,fork:3,try:/etc/group,try:/etc/groups,try:group,try:/etc/{long}");
+    let ended = guest.optimize().run(&steps);
+    ended.assert_in_order();
+    for (n, (_, pattern, negated, missed)) in (0..).step_by(2).zip(cases) {
+        let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
+        println!(
+            "{kernel}: {pattern} {} {}",
+            if negated { "does not match" } else { "matches" },
+            detour.hits
+        );
+        assert!(matches!(detour.state, State::Optimized(_)), "{pattern}: {detour:?}");
+        assert_eq!(detour.missed, Missed { unread: missed, ..Missed::default() }, "{pattern}");
+        // The long one ends in no way that is asked for.
+        let long = if negated { missed } else { 0 };
+        assert!(detour.hits > 2 && detour.hits + long == trap.hits, "{pattern}: {detour:?} {trap:?}");
+    }
+}
+
+#[test]
+fn a_detour_matches_what_a_trap_matches_6_12() {
+    matches_what_a_trap_matches("6.12");
+}
+
+#[test]
+fn a_detour_matches_what_a_trap_matches_6_1() {
+    matches_what_a_trap_matches("6.1");
 }
 
 /// A probe in the guest's functions that detours read by would see them, and they it.

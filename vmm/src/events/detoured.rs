@@ -6,6 +6,8 @@ use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved;
 use probe_engine::addr::Gva;
+use probe_engine::capture::tally::Group;
+use probe_engine::detour::groups::groups;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Record, Returned, Ring, counter};
@@ -31,7 +33,7 @@ pub(super) struct Detours {
     instances: Instances,
     /// By how many ticks the guest's time-stamp counters are ahead.
     tsc: u64,
-    /// How many records of a probe have been read.
+    /// How many hits of a probe have been read: their records, and in the end its groups.
     read: HashMap<u32, u64>,
     /// Whether there will be no more.
     is_closed: bool,
@@ -90,8 +92,24 @@ impl Detours {
         behind
     }
 
-    pub(super) fn close(&mut self) {
+    /// There will be no more: reads what hits of `known` probes came to that were counted in the guest, by their first hits.
+    pub(super) fn close(&mut self, known: &HashMap<u32, Known>) -> Vec<(ProbeId, Group)> {
         self.is_closed = true;
+        let plan = |probe: &u32| known.get(probe)?.work.groups.as_ref();
+        if known.keys().all(|probe| plan(probe).is_none()) {
+            return Vec::new();
+        }
+        let mut read = Vec::new();
+        for (probe, groups) in groups(&*self.ram, reserved::DATA) {
+            let Some(plan) = plan(&probe) else { continue };
+            read.extend(groups.iter().map(|raw| (ProbeId(probe), plan.read(raw))));
+        }
+        read.sort_by_key(|(_, group)| group.first());
+        for (probe, group) in &read {
+            let hits = self.read.entry(probe.0).or_default();
+            *hits = hits.saturating_add(group.hits());
+        }
+        read
     }
 
     /// Hits of `probe`.

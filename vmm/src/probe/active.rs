@@ -2,8 +2,9 @@
 
 use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish};
 use probe_engine::capture::Capture;
+use probe_engine::capture::hist::Histogram;
 use probe_engine::detour::layout::COUNTERS;
-use probe_engine::detour::work::{Hits, Work};
+use probe_engine::detour::work::{Hits, Noted, Work};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +19,8 @@ pub struct Active {
     pub(crate) record: bool,
     /// What is read at a hit, and which hits count.
     pub(crate) capture: Option<Arc<Capture>>,
+    /// What is made of hits, if nothing else is.
+    histogram: Option<Arc<Histogram>>,
     /// How many frames of the kernel's stack are noted down, if it is.
     pub(crate) stack: Option<usize>,
     /// For a probe of which only the first hit counts: whether that was.
@@ -33,6 +36,7 @@ pub struct Active {
 pub(crate) struct Notes {
     pub(crate) record: bool,
     pub(crate) capture: Option<Arc<Capture>>,
+    pub(crate) histogram: Option<Arc<Histogram>>,
     pub(crate) stack: Option<usize>,
 }
 
@@ -80,7 +84,7 @@ impl Active {
     /// A probe outside of any session. A return probe has no trampolines there, and follows no call.
     #[must_use]
     pub fn on_its_own(id: ProbeId, probe: Probe) -> Self {
-        let Probe { work, record, capture, stack, once, .. } = probe;
+        let Probe { work, record, capture, histogram, stack, once, .. } = probe;
         let kind = match work {
             super::Work::Instruction(handlers) => Kind::Instruction(handlers),
             super::Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
@@ -88,16 +92,17 @@ impl Active {
                 Kind::Return(handlers, Pool::new(0, 0, 1), max_active)
             }
         };
-        Self::new(id, kind, Notes { record, capture, stack }, once)
+        Self::new(id, kind, Notes { record, capture, histogram, stack }, once)
     }
 
     pub(crate) fn new(id: ProbeId, kind: Kind, notes: Notes, once: bool) -> Self {
-        let Notes { record, capture, stack } = notes;
+        let Notes { record, capture, histogram, stack } = notes;
         Self {
             id,
             kind,
             record,
             capture,
+            histogram,
             stack,
             once: once.then(AtomicBool::default),
             broken: AtomicBool::new(false),
@@ -159,7 +164,12 @@ impl Active {
             Kind::Instruction(_) | Kind::Return(..) => Err("a handler on the host sees its hits"),
             Kind::Watch(_) => Err("it is a debug register"),
         }?;
-        Work::of(self.id.0, self.capture.as_deref(), self.record, hits).map_err(|e| e.to_string())
+        let noted = match &self.histogram {
+            Some(plan) => Noted::Grouped(plan),
+            None if self.record => Noted::Each,
+            None => Noted::Nothing,
+        };
+        Work::of(self.id.0, self.capture.as_deref(), noted, hits).map_err(|e| e.to_string())
     }
 
     /// The instances of a return probe.

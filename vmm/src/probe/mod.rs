@@ -32,6 +32,7 @@ pub use hit::{Access, Fault, Hit};
 
 use crate::session::Command;
 use probe_engine::capture::Capture;
+use probe_engine::capture::hist::Histogram;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::table::ProbeId;
 use std::any::Any;
@@ -103,6 +104,7 @@ pub struct Probe {
     pub(crate) work: Work,
     pub(crate) record: bool,
     pub(crate) capture: Option<Arc<Capture>>,
+    pub(crate) histogram: Option<Arc<Histogram>>,
     pub(crate) stack: Option<usize>,
     pub(crate) once: bool,
     pub(crate) enabled: bool,
@@ -133,7 +135,16 @@ impl Probe {
     }
 
     fn new(at: Where, work: Work) -> Self {
-        Self { at, work, record: false, capture: None, stack: None, once: false, enabled: true }
+        Self {
+            at,
+            work,
+            record: false,
+            capture: None,
+            histogram: None,
+            stack: None,
+            once: false,
+            enabled: true,
+        }
     }
 
     /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
@@ -172,6 +183,15 @@ impl Probe {
     /// let pass are not hits of this probe: they are not counted, and reach no handler.
     pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
         self.capture = Some(capture.into());
+        self
+    }
+
+    /// Hits are only wanted for a histogram of what is [captured](Self::capture). Where a detour can count them by its keys
+    /// in the guest, they come as [groups](crate::session::Report::groups) in the end; all others are written down as by
+    /// [`Probe::record`].
+    pub fn histogram(mut self, plan: impl Into<Arc<Histogram>>) -> Self {
+        self.record = true;
+        self.histogram = Some(plan.into());
         self
     }
 
@@ -250,6 +270,12 @@ impl<T: Send + 'static> ReturnProbe<T> {
     /// See [`Probe::capture`]. It reads when the function has returned; arguments are those that it was entered with.
     pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
         self.probe.capture = Some(capture.into());
+        self
+    }
+
+    /// See [`Probe::histogram`].
+    pub fn histogram(mut self, plan: impl Into<Arc<Histogram>>) -> Self {
+        self.probe = self.probe.histogram(plan);
         self
     }
 

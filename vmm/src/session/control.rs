@@ -163,7 +163,7 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
-        self.reader.close();
+        let groups = self.reader.close(self.arming.detours.known());
         self.devices.console.flush();
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
@@ -179,6 +179,7 @@ impl Control<'_> {
             end,
             exits,
             probes,
+            groups,
             unregistered,
             refused,
             unread,

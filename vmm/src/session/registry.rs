@@ -189,7 +189,7 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, work, record, capture, stack, once, enabled } = probe;
+        let Probe { at, work, record, capture, histogram, stack, once, enabled } = probe;
         let place = self.place(at, matches!(work, Work::Watch(_)))?;
         if stack.is_some() && !self.unwinds {
             return Err(RegisterError::NoUnwind(place.name()));
@@ -222,7 +222,8 @@ impl Registry {
             }
         };
         self.next += 1;
-        let active = Arc::new(Active::new(id, kind, Notes { record, capture, stack }, once));
+        let notes = Notes { record, capture, histogram, stack };
+        let active = Arc::new(Active::new(id, kind, notes, once));
         let spot = match &place {
             Place::Kernel { spot, .. } => Some(Spot { room: self.room(spot, &active), ..spot.clone() }),
             Place::Module { .. } | Place::Watch(_) => None,

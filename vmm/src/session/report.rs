@@ -3,6 +3,7 @@
 use super::registry::State;
 use crate::code::Unread;
 use probe_engine::addr::Gva;
+use probe_engine::capture::tally::Group;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use std::time::Duration;
@@ -14,6 +15,9 @@ pub struct Report {
     pub end: Outcome,
     /// What the probes saw, in order of registration.
     pub probes: Vec<ProbeReport>,
+    /// What hits came to that were counted for a [histogram](crate::probe::Probe::histogram) in the guest, in the order of
+    /// their first hits.
+    pub groups: Vec<(ProbeId, Group)>,
     /// What probes saw that were unregistered before the end.
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
@@ -102,7 +106,8 @@ pub struct Missed {
     pub instance: u64,
     /// The return address could not be replaced, or its call returned elsewhere.
     pub stack: u64,
-    /// Memory had to be read for them while the CPU did so for another hit, or had too little stack.
+    /// Memory had to be read for them while the CPU did so for another hit, or had too little stack; or their filter asked for
+    /// more of a string than a detour keeps.
     pub unread: u64,
     /// How often the guest worked on the text with no room for the probe behind it. How many hits that cost,
     /// nobody knows.

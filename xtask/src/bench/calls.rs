@@ -86,7 +86,7 @@ pub(super) fn ours(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
         let text = |key| printed.get(key).and_then(Value::as_str).with_context(|| format!("no {key}"));
         row(text("row")?, text("said")?, text("on")?)
     });
-    above(rows.collect::<anyhow::Result<_>>()?, 7)
+    above(rows.collect::<anyhow::Result<_>>()?, 8)
 }
 
 /// A row of what the workload said of its calls.

@@ -17,9 +17,9 @@
 //!                 ret
 //! ```
 //!
-//! In all of this r9 is the address of the instance.
+//! In all of this rbx is the address of the instance: functions that [read](super::memory) for it leave that as it is.
 
-use super::{Assembler, Done, Guest, NoStub, displacement, imm, own};
+use super::{Assembler, Done, Guest, NoStub, displacement, imm, memory, own};
 use crate::addr::Gva;
 use crate::capture::Register;
 use crate::detour::instances::instance;
@@ -30,15 +30,15 @@ use crate::detour::layout::{
 use crate::detour::work::{Calls, Work};
 use iced_x86::Code;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, ecx, edx, qword_ptr, r8, r8d, r9, r9d,
-    rax, rcx, rdx, rsp,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r8, r8d,
+    rax, rbx, rcx, rdx, rsp,
 };
 
 /// Bytes of the code that all trampolines lead to.
 pub const LEAVE: usize = 64;
 
 /// What trampolines need besides what a stub does.
-pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, r9];
+pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, rbx];
 
 /// The trampolines of all instances, for [`Guest::trampolines`], with the code that they lead to behind them.
 ///
@@ -72,11 +72,11 @@ impl Assembler<'_> {
         self.asm.pushfq()?;
         self.asm.cli()?;
         self.save(SAVED)?;
-        self.asm.mov(r9, qword_ptr(rsp + self.pushed() + 8))?;
-        self.asm.sub(r9, absolute(self.guest.trampolines.add(5))?)?;
-        self.asm.shl(r9, (INSTANCE / TRAMPOLINE).ilog2())?;
-        self.asm.lea(r9, qword_ptr(r9 + self.at(INSTANCES)?))?;
-        self.asm.jmp(qword_ptr(r9 + instance::STUB))?;
+        self.asm.mov(rbx, qword_ptr(rsp + self.pushed() + 8))?;
+        self.asm.sub(rbx, absolute(self.guest.trampolines.add(5))?)?;
+        self.asm.shl(rbx, (INSTANCE / TRAMPOLINE).ilog2())?;
+        self.asm.lea(rbx, qword_ptr(rbx + self.at(INSTANCES)?))?;
+        self.asm.jmp(qword_ptr(rbx + instance::STUB))?;
         Ok(())
     }
 
@@ -93,51 +93,51 @@ impl Assembler<'_> {
             self.asm.js(none)?;
         }
         // The pool of this CPU. Its number is the guest's word.
-        self.asm.mov(r9d, own(dword_ptr(displacement(cpu_number)?)))?;
-        self.asm.cmp(r9d, rings.cpus.cast_signed())?;
+        self.asm.mov(ebx, own(dword_ptr(displacement(cpu_number)?)))?;
+        self.asm.cmp(ebx, rings.cpus.cast_signed())?;
         self.asm.jae(none)?;
-        self.asm.shl(r9d, POOL.ilog2())?;
+        self.asm.shl(ebx, POOL.ilog2())?;
         // Takes its first instance, unless another CPU gives one back in this moment: then it is tried again.
-        self.asm.mov(rax, qword_ptr(r9 + pools))?;
+        self.asm.mov(rax, qword_ptr(rbx + pools))?;
         self.asm.set_label(&mut again)?;
         self.asm.mov(rdx, rax)?;
         self.asm.shr(rdx, 32u32)?;
         self.asm.jz(empty)?;
         self.asm.lea(r8d, dword_ptr(rax + 1))?;
         self.asm.or(r8, qword_ptr(rdx + live))?;
-        self.asm.lock().cmpxchg(qword_ptr(r9 + pools), r8)?;
+        self.asm.lock().cmpxchg(qword_ptr(rbx + pools), r8)?;
         self.asm.jne(again)?;
         // From here on: rdx where its word in LIVE is, and its trampoline.
-        self.asm.mov(r9, rdx)?;
-        self.asm.shl(r9, (INSTANCE / TRAMPOLINE).ilog2())?;
-        self.asm.lea(r9, qword_ptr(r9 + self.at(INSTANCES)?))?;
+        self.asm.mov(rbx, rdx)?;
+        self.asm.shl(rbx, (INSTANCE / TRAMPOLINE).ilog2())?;
+        self.asm.lea(rbx, qword_ptr(rbx + self.at(INSTANCES)?))?;
         self.asm.mov(rax, qword_ptr(rsp + slot))?;
-        self.asm.mov(qword_ptr(r9 + instance::BACK), rax)?;
-        self.asm.mov(dword_ptr(r9 + instance::PROBE), work.probe.cast_signed())?;
+        self.asm.mov(qword_ptr(rbx + instance::BACK), rax)?;
+        self.asm.mov(dword_ptr(rbx + instance::PROBE), work.probe.cast_signed())?;
         // A call that returns through another instance returns where that does.
         let mut known = self.asm.create_label();
-        self.asm.mov(qword_ptr(r9 + instance::CALLER), rax)?;
+        self.asm.mov(qword_ptr(rbx + instance::CALLER), rax)?;
         self.asm.sub(rax, absolute(trampolines)?)?;
         self.asm.cmp(rax, imm(TRAMPOLINES)?)?;
         self.asm.jae(known)?;
         self.asm.shl(rax, (INSTANCE / TRAMPOLINE).ilog2())?;
         self.asm.mov(rax, qword_ptr(rax + self.at(INSTANCES + instance::CALLER)?))?;
-        self.asm.mov(qword_ptr(r9 + instance::CALLER), rax)?;
+        self.asm.mov(qword_ptr(rbx + instance::CALLER), rax)?;
         self.asm.set_label(&mut known)?;
         self.asm.lea(rax, qword_ptr(rsp + slot))?;
-        self.asm.mov(qword_ptr(r9 + instance::SLOT), rax)?;
+        self.asm.mov(qword_ptr(rbx + instance::SLOT), rax)?;
         self.asm.lea(rax, qword_ptr(leave))?;
-        self.asm.mov(qword_ptr(r9 + instance::STUB), rax)?;
+        self.asm.mov(qword_ptr(rbx + instance::STUB), rax)?;
         self.asm.mov(rax, own(qword_ptr(displacement(task.current.offset)?)))?;
         self.asm.mov(qword_ptr(rdx + live), rax)?;
         self.asm.add(rdx, absolute(trampolines)?)?;
         self.asm.mov(qword_ptr(rsp + slot), rdx)?;
         if calls.arguments {
-            self.put(r9, (instance::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?;
+            self.put(rbx, (instance::ARGUMENTS..).step_by(8), (0..6).filter_map(Register::of_argument))?;
         }
         if work.record.is_some() {
             self.ticks()?;
-            self.asm.mov(qword_ptr(r9 + instance::BEGAN), rax)?;
+            self.asm.mov(qword_ptr(rbx + instance::BEGAN), rax)?;
         }
         self.asm.jmp(next)?;
         self.asm.set_label(&mut empty)?;
@@ -157,15 +157,18 @@ impl Assembler<'_> {
         self.saved = SAVED;
         let (mut stray, mut free, mut again) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
-        let (slot, live) = (imm(self.pushed() + 8)?, self.at(LIVE)?);
         self.asm.set_label(label)?;
         self.asm.endbr64()?;
-        self.asm.mov(rax, qword_ptr(r9 + instance::BACK))?;
+        if !work.reads.is_empty() {
+            self.save(memory::SAVED)?;
+        }
+        let (slot, live) = (imm(self.pushed() + 8)?, self.at(LIVE)?);
+        self.asm.mov(rax, qword_ptr(rbx + instance::BACK))?;
         self.asm.mov(qword_ptr(rsp + slot), rax)?;
         self.asm.lea(rax, qword_ptr(rsp + slot))?;
-        self.asm.cmp(rax, qword_ptr(r9 + instance::SLOT))?;
+        self.asm.cmp(rax, qword_ptr(rbx + instance::SLOT))?;
         self.asm.jne(stray)?;
-        self.asm.mov(edx, dword_ptr(r9 + (instance::SELF + 4)))?;
+        self.asm.mov(edx, dword_ptr(rbx + (instance::SELF + 4)))?;
         self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
         self.asm.cmp(rax, qword_ptr(rdx + live))?;
         self.asm.jne(stray)?;
@@ -174,8 +177,8 @@ impl Assembler<'_> {
         self.asm.set_label(&mut stray)?;
         self.count(Code::Inc_rm64, STRAYS, work.probe)?;
         self.asm.set_label(&mut free)?;
-        self.asm.mov(edx, dword_ptr(r9 + (instance::SELF + 4)))?;
-        self.asm.mov(r8, qword_ptr(r9 + instance::HOME))?;
+        self.asm.mov(edx, dword_ptr(rbx + (instance::SELF + 4)))?;
+        self.asm.mov(r8, qword_ptr(rbx + instance::HOME))?;
         let home = qword_ptr(r8 + self.at(0)?);
         self.asm.mov(rax, home)?;
         self.asm.set_label(&mut again)?;
@@ -184,7 +187,7 @@ impl Assembler<'_> {
         self.asm.xor(rcx, rax)?;
         self.asm.mov(qword_ptr(rdx + live), rcx)?;
         self.asm.lea(ecx, dword_ptr(rax + 1))?;
-        self.asm.or(rcx, qword_ptr(r9 + instance::SELF))?;
+        self.asm.or(rcx, qword_ptr(rbx + instance::SELF))?;
         self.asm.lock().cmpxchg(home, rcx)?;
         self.asm.jne(again)?;
         if calls.most.is_some() {
@@ -201,16 +204,21 @@ impl Assembler<'_> {
         let value = self.register(Register::Rax)?;
         self.asm.mov(qword_ptr(rcx + record::VALUE), value)?;
         for (from, to) in [(instance::BEGAN, record::BEGAN), (instance::CALLER, record::BACK)] {
-            self.asm.mov(rax, qword_ptr(r9 + from))?;
+            self.asm.mov(rax, qword_ptr(rbx + from))?;
             self.asm.mov(qword_ptr(rcx + to), rax)?;
         }
         Ok(())
     }
 
-    /// The arguments that the call was made with, at `places` in the record at rcx. Uses rax.
+    /// Argument `n` that the call was made with, in rax.
+    pub(super) fn entered(&mut self, n: u8) -> Done {
+        Ok(self.asm.mov(rax, qword_ptr(rbx + instance::ARGUMENTS + 8 * u64::from(n)))?)
+    }
+
+    /// All of them, at `places` in the record at rcx. Uses rax.
     pub(super) fn entered_with(&mut self, places: &mut impl Iterator<Item = u64>) -> Done {
-        for (from, to) in (instance::ARGUMENTS..).step_by(8).take(6).zip(places) {
-            self.asm.mov(rax, qword_ptr(r9 + from))?;
+        for (n, to) in (0..6).zip(places) {
+            self.entered(n)?;
             self.asm.mov(qword_ptr(rcx + to), rax)?;
         }
         Ok(())

@@ -2,52 +2,61 @@
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::capture::filter::{Order, Test};
-use crate::detour::condition::{Condition, Number, Origin};
-use crate::detour::instances::instance;
+use crate::detour::condition::{Condition, Number, Origin, Text};
 use crate::detour::reads;
-use crate::linux::task::COMM;
-use iced_x86::code_asm::{
-    AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, r9, rax, rcx, rdx, rsp,
-};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rcx, rdx, rsp};
 use std::ops::Range;
 
 impl Assembler<'_> {
-    /// Goes to `to` if the condition is `wanted`, and falls through otherwise. Uses rax, rcx and rdx.
-    pub(super) fn branch(&mut self, condition: &Condition, wanted: bool, to: CodeLabel) -> Done {
+    /// Goes to `to` if the condition is `wanted`, to `open` if that cannot be told, and falls through otherwise. Uses rax,
+    /// rcx, rdx and r8.
+    pub(super) fn branch(
+        &mut self,
+        condition: &Condition,
+        wanted: bool,
+        to: CodeLabel,
+        open: CodeLabel,
+    ) -> Done {
+        let mut unread = self.asm.create_label();
+        self.unless_read(condition.entry(), if wanted { unread } else { to })?;
         match condition {
-            Condition::Not(condition) => self.branch(condition, !wanted, to),
-            Condition::All(all) => self.branch_each(all, false, wanted, to),
-            Condition::Any(any) => self.branch_each(any, true, wanted, to),
-            Condition::Comm(equal, text) => self.branch_on_comm(text, *equal == wanted, to),
-            Condition::Text { at, equal, text } => {
-                let mut unread = self.asm.create_label();
-                self.asm.cmp(qword_ptr(rsp + (at + reads::LENGTH)), 0)?;
-                self.asm.je(if wanted { unread } else { to })?;
-                self.branch_on_text(*at, text, *equal == wanted, to)?;
-                self.asm.set_label(&mut unread)?;
-                Ok(self.asm.zero_bytes()?)
-            }
+            Condition::Not(condition) => self.branch(condition, !wanted, to, open)?,
+            Condition::All(all) => self.branch_each(all, false, wanted, to, open)?,
+            Condition::Any(any) => self.branch_each(any, true, wanted, to, open)?,
+            Condition::Text(of, equal, text) => self.branch_on_text(of, text, *equal == wanted, to)?,
+            Condition::Pattern(of, pattern) => self.branch_on_pattern(of, pattern, wanted, to, open)?,
             Condition::Number(number, test) => {
-                let mut unread = self.asm.create_label();
-                if let Origin::Memory(entry) = number.from {
-                    self.asm.cmp(qword_ptr(rsp + (entry + reads::LENGTH)), 0)?;
-                    self.asm.je(if wanted { unread } else { to })?;
-                }
                 self.number(number)?;
                 self.branch_on_rax(test, number.is_signed, wanted, to)?;
-                self.asm.set_label(&mut unread)?;
-                Ok(self.asm.zero_bytes()?)
             }
         }
+        self.asm.set_label(&mut unread)?;
+        Ok(self.asm.zero_bytes()?)
+    }
+
+    /// Goes to `unread` if this entry of memory could not be read; where there is none, nothing is to be.
+    pub(super) fn unless_read(&mut self, entry: Option<u64>, unread: CodeLabel) -> Done {
+        if let Some(entry) = entry {
+            self.asm.cmp(qword_ptr(rsp + (entry + reads::LENGTH)), 0)?;
+            self.asm.je(unread)?;
+        }
+        Ok(())
     }
 
     /// One of `conditions` that is `decisive` decides.
-    fn branch_each(&mut self, conditions: &[Condition], decisive: bool, wanted: bool, to: CodeLabel) -> Done {
+    fn branch_each(
+        &mut self,
+        conditions: &[Condition],
+        decisive: bool,
+        wanted: bool,
+        to: CodeLabel,
+        open: CodeLabel,
+    ) -> Done {
         if wanted == decisive {
-            return conditions.iter().try_for_each(|condition| self.branch(condition, decisive, to));
+            return conditions.iter().try_for_each(|condition| self.branch(condition, decisive, to, open));
         }
         let mut decided = self.asm.create_label();
-        conditions.iter().try_for_each(|condition| self.branch(condition, decisive, decided))?;
+        conditions.iter().try_for_each(|condition| self.branch(condition, decisive, decided, open))?;
         self.asm.jmp(to)?;
         self.asm.set_label(&mut decided)?;
         self.asm.zero_bytes()?;
@@ -55,7 +64,7 @@ impl Assembler<'_> {
     }
 
     /// Loads a number into rax, extended to 64 bits.
-    fn number(&mut self, number: &Number) -> Done {
+    pub(super) fn number(&mut self, number: &Number) -> Done {
         match number.from {
             Origin::Register(register) => {
                 let value = self.register(register)?;
@@ -63,9 +72,7 @@ impl Assembler<'_> {
                     self.asm.mov(rax, value)?;
                 }
             }
-            Origin::Entered(n) => {
-                self.asm.mov(rax, qword_ptr(r9 + instance::ARGUMENTS + 8 * u64::from(n)))?;
-            }
+            Origin::Entered(n) => self.entered(n)?,
             Origin::Constant(value) => self.asm.mov(rax, value)?,
             Origin::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
             Origin::Pid => {
@@ -176,22 +183,22 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// Goes to `to` if whether the task's name is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
-    fn branch_on_comm(&mut self, text: &str, wanted: bool, to: CodeLabel) -> Done {
+    /// Goes to `to` if whether a string is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
+    fn branch_on_text(&mut self, of: &Text, text: &str, wanted: bool, to: CodeLabel) -> Done {
         let mut bytes = text.as_bytes().to_vec();
-        if bytes.len() > COMM {
+        let most = usize::from(of.most);
+        if bytes.len() > most {
             if !wanted {
                 self.asm.jmp(to)?;
             }
             return Ok(());
         }
-        if bytes.len() < COMM {
+        if bytes.len() < most {
             bytes.push(0);
         }
         let mut differs = self.asm.create_label();
-        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-        let name = imm(self.guest.task.comm)?;
-        self.compare(qword_ptr(rax + name), &bytes, if wanted { differs } else { to })?;
+        let at = self.text(of)?;
+        self.compare(at, &bytes, if wanted { differs } else { to })?;
         if wanted {
             self.asm.jmp(to)?;
         }
@@ -200,20 +207,15 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// Goes to `to` if whether the string that was read at `entry` is `text` is `wanted`.
-    fn branch_on_text(&mut self, entry: u64, text: &str, wanted: bool, to: CodeLabel) -> Done {
-        let mut differs = self.asm.create_label();
-        let other = if wanted { differs } else { to };
-        // Its NUL is counted, and was there: longer strings are cut.
-        self.asm.cmp(qword_ptr(rsp + (entry + reads::LENGTH)), imm(text.len() as u64 + 1)?)?;
-        self.asm.jne(other)?;
-        self.compare(qword_ptr(rsp + (entry + reads::DATA)), text.as_bytes(), other)?;
-        if wanted {
-            self.asm.jmp(to)?;
-        }
-        self.asm.set_label(&mut differs)?;
-        self.asm.zero_bytes()?;
-        Ok(())
+    /// Where a string is. Uses rax.
+    pub(super) fn text(&mut self, of: &Text) -> Result<AsmMemoryOperand, NoStub> {
+        of.entry.map_or_else(|| self.comm(), |entry| Ok(qword_ptr(rsp + (entry + reads::DATA))))
+    }
+
+    /// Where the task's name is. Uses rax.
+    pub(super) fn comm(&mut self) -> Result<AsmMemoryOperand, NoStub> {
+        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
+        Ok(qword_ptr(rax + imm(self.guest.task.comm)?))
     }
 
     /// Goes to `other` unless there is `text` at `at`, where a multiple of 8 bytes can be read. Uses rcx and rdx.
@@ -230,5 +232,26 @@ impl Assembler<'_> {
             self.asm.jne(other)?;
         }
         Ok(())
+    }
+}
+
+impl Condition {
+    /// What of memory it is about: if that could not be read, it does not hold.
+    fn entry(&self) -> Option<u64> {
+        match self {
+            Self::Number(number, _) => number.entry(),
+            Self::Text(of, ..) | Self::Pattern(of, _) => of.entry,
+            Self::All(_) | Self::Any(_) | Self::Not(_) => None,
+        }
+    }
+}
+
+impl Number {
+    /// What of memory it is.
+    pub(super) fn entry(&self) -> Option<u64> {
+        match self.from {
+            Origin::Memory(entry) => Some(entry),
+            _ => None,
+        }
     }
 }

@@ -17,18 +17,19 @@
 //! that is where the checks of hardened user copies let a destination be (mm/usercopy.c).
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
+use crate::detour::groups::Groups;
 use crate::detour::layout::{POOL, POOLS, READING, UNREAD};
-use crate::detour::reads::{ADDRESS, DATA, Entry, Kept, LENGTH, Start};
+use crate::detour::reads::{ADDRESS, DATA, Entry, Kept, LENGTH, Reads, Start};
 use crate::detour::work::Work;
 use crate::linux::nofault::{Copies, STACK};
 use iced_x86::Code;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, rax, rcx, rdi, rdx, rsi,
-    rsp,
+    AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, rax, rbx, rcx, rdi, rdx,
+    rsi, rsp,
 };
 
-/// What is saved where memory is read: all that a function may use.
-pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, r9, rsi, rdi, r10, r11];
+/// What is saved where memory is read: all that a function may use, behind what [calls](super::calls) need.
+pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, rbx, r9, rsi, rdi, r10, r11];
 
 /// Bytes of the stack for the guest's functions, and for the fault that they may meet.
 const SPARE: u64 = 2048;
@@ -38,7 +39,7 @@ impl Assembler<'_> {
     pub(super) fn reading(&mut self, work: &Work) -> Done {
         let copies =
             self.guest.copies.ok_or_else(|| NoStub("nothing copies memory in this kernel".into()))?;
-        let length = work.reads.length;
+        let length = work.reads.length + work.groups.as_ref().map_or(0, Groups::area);
         let (mut missed, mut end) = (self.asm.create_label(), self.asm.create_label());
         self.own_line(missed)?;
         let reading = dword_ptr(rcx + self.at(POOLS + READING)?);
@@ -62,6 +63,7 @@ impl Assembler<'_> {
                         self.asm.mov(rax, value)?;
                     }
                 }
+                Start::Entered(n) => self.entered(n)?,
                 Start::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
                 Start::Constant(number) => self.asm.mov(rax, number)?,
             }
@@ -166,11 +168,11 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// Copies the area to where rdi leads.
-    pub(super) fn copy_area(&mut self) -> Done {
+    /// Copies what was read to where rdi leads.
+    pub(super) fn copy_area(&mut self, reads: &Reads) -> Done {
         self.asm.mov(r9, rcx)?;
         self.asm.mov(rsi, rsp)?;
-        self.asm.mov(ecx, u32::try_from(self.area / 8).unwrap_or_default())?;
+        self.asm.mov(ecx, u32::try_from(reads.length / 8).unwrap_or_default())?;
         self.asm.rep().movsq()?;
         self.asm.mov(rcx, r9)?;
         Ok(())

@@ -50,9 +50,9 @@ impl Assembler<'_> {
             self.entered_with(&mut places)?;
         }
         self.put(rcx, &mut places, registers.iter().copied())?;
-        if let Some(area) = places.next().filter(|_| self.area > 0) {
+        if let Some(area) = places.next().filter(|_| !work.reads.is_empty()) {
             self.asm.lea(rdi, qword_ptr(rcx + area))?;
-            self.copy_area()?;
+            self.copy_area(&work.reads)?;
         }
         self.task()?;
         self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;

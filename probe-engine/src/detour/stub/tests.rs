@@ -1,32 +1,33 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::capture::{Base, Fetch, Hop, Read, What};
-use crate::detour::condition::{Condition, Number, Origin};
+use crate::detour::condition::{Condition, Number, Origin, Text};
 use crate::detour::layout::{self, CALLS, record};
 use crate::detour::reads::Reads;
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
 use crate::linux::current::CurrentTask;
+use crate::linux::glob::Glob;
 use crate::linux::patched::PatchedText;
 use crate::linux::targets::tests::targets;
 use crate::linux::task;
 use crate::linux::thunks::tests::thunks;
 use crate::probe::room::Room;
-use iced_x86::Register::RSP;
+use iced_x86::Register::{R8, RAX, RBX, RSP};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
-const SITE: Gva = Gva(0xffff_ffff_8100_0000);
-const AT: Gva = Gva(0xffff_ffff_9060_0000);
+pub(super) const SITE: Gva = Gva(0xffff_ffff_8100_0000);
+pub(super) const AT: Gva = Gva(0xffff_ffff_9060_0000);
 
-const COPIES: Copies = Copies {
+pub(super) const COPIES: Copies = Copies {
     bytes: [Gva(0xffff_ffff_8120_0000), Gva(0xffff_ffff_8120_0100)],
     string: [Gva(0xffff_ffff_8120_0200), Gva(0xffff_ffff_8120_0300)],
     stack: 32,
     irq_stack: Some(0x3_5018),
 };
 
-fn guest() -> Guest {
+pub(super) fn guest() -> Guest {
     Guest {
         window: Gva(0xffff_ffff_9100_0000),
         rings: Rings::of(2),
@@ -53,8 +54,15 @@ fn guest() -> Guest {
     }
 }
 
+/// The name of the task.
+const COMM: Text = Text { entry: None, most: task::COMM as u16, goes_on: false };
+
 fn counts(condition: Option<Condition>) -> Work {
-    Work { probe: 3, condition, record: None, reads: Reads::default(), calls: None }
+    Work { probe: 3, condition, record: None, reads: Reads::default(), groups: None, calls: None }
+}
+
+fn records() -> Work {
+    Work { record: Some(Vec::new()), ..counts(None) }
 }
 
 fn assemble(works: &[Work]) -> Stub {
@@ -105,13 +113,7 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
 
 #[test]
 fn a_record_takes_less_than_eighty() {
-    let stub = assemble(&[Work {
-        probe: 3,
-        condition: None,
-        record: Some(Vec::new()),
-        reads: Reads::default(),
-        calls: None,
-    }]);
+    let stub = assemble(&[records()]);
     let path = straight(&stub.code);
     println!("a record takes {} instructions with the jump", path.len() + 1);
     assert!(path.len() < 80, "{}", path.len());
@@ -124,8 +126,7 @@ fn a_record_takes_less_than_eighty() {
 #[test]
 fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
     const MEMBER: u64 = 3368;
-    let work =
-        [Work { probe: 3, condition: None, record: Some(Vec::new()), reads: Reads::default(), calls: None }];
+    let work = [records()];
     let task = TaskLayout { softirq_count: Some(MEMBER), ..guest().task };
     let stub = |guest: &Guest| Stub::assemble(guest, AT, SITE, SITE.add(5), None, &work).unwrap();
     let (usual, realtime) =
@@ -141,7 +142,8 @@ fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
 #[test]
 fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
     let everything = Condition::All(vec![
-        Condition::Not(Box::new(Condition::Comm(true, "cat".to_owned()))),
+        Condition::Not(Box::new(Condition::Text(COMM, true, "cat".to_owned()))),
+        Condition::Pattern(COMM, Glob::new("[!c]?*cat*t").unwrap()),
         Condition::Any(vec![
             Condition::Number(
                 Number { from: Origin::Pid, low: 0, width: 32, is_signed: false },
@@ -159,7 +161,14 @@ fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
     ]);
     let record = Some(vec![Register::Rax, Register::Rsp, Register::Rflags, Register::R15]);
     let stub = assemble(&[
-        Work { probe: 3, condition: Some(everything), record, reads: Reads::default(), calls: None },
+        Work {
+            probe: 3,
+            condition: Some(everything),
+            record,
+            reads: Reads::default(),
+            groups: None,
+            calls: None,
+        },
         counts(None),
     ]);
     let mut depth = 0i64;
@@ -211,7 +220,7 @@ fn what_is_too_far_is_refused() {
 
 /// A probe of returns that reads `record` of each.
 fn returns(record: Option<Vec<Register>>, calls: Calls) -> Work {
-    Work { probe: 3, condition: None, record, reads: Reads::default(), calls: Some(calls) }
+    Work { probe: 3, condition: None, record, reads: Reads::default(), groups: None, calls: Some(calls) }
 }
 
 /// The instructions from the way out of a trampoline to the caller.
@@ -266,7 +275,7 @@ fn decode_len(code: &[u8]) -> usize {
 #[test]
 fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
     let limited = Calls { most: Some(2), arguments: true };
-    let stub = assemble(&[returns(Some(vec![Register::Rsp, Register::R9, Register::Rip]), limited)]);
+    let stub = assemble(&[returns(Some(vec![Register::Rsp, Register::Rbx, Register::Rip]), limited)]);
     let code = decode(&stub.code);
     let (entry, exit) = code.split_at(code.iter().position(|i| i.mnemonic() == Mnemonic::Endbr64).unwrap());
     let count = |code: &[Instruction], what| code.iter().filter(|i| i.mnemonic() == what).count();
@@ -284,7 +293,7 @@ fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
         };
         for used in info.info(instruction).used_registers() {
             let writes = matches!(used.access(), Write | CondWrite | ReadWrite | ReadCondWrite);
-            let saved = [R::RAX, R::RCX, R::RDX, R::R8, R::R9, R::RSP];
+            let saved = [R::RAX, R::RCX, R::RDX, R::R8, R::RBX, R::RSP];
             assert!(!writes || saved.contains(&used.register().full_register()), "{instruction}");
         }
     }
@@ -406,15 +415,22 @@ fn what_must_stay_behind_the_nop_stays() {
 fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
     let fetch = |read| Fetch { base: Base::Argument(0), hops: vec![Hop { offset: 8, user: false }], read };
     let mut reads = Reads::default();
-    assert_eq!(reads.add(&fetch(Read::Word(4))), Ok(Some(0)));
+    assert_eq!(reads.add(&fetch(Read::Word(4)), false), Ok(Some(0)));
     let string = Read::Memory(Hop { offset: -16, user: true }, What::String(4096));
-    assert_eq!(reads.add(&fetch(string)), Ok(Some(48)));
+    assert_eq!(reads.add(&fetch(string), false), Ok(Some(48)));
     let length = reads.length;
     let is_read = Condition::Number(
         Number { from: Origin::Memory(0), low: 0, width: 32, is_signed: false },
         Test::Number(Order::Equal, 7),
     );
-    let work = Work { probe: 3, condition: Some(is_read), record: Some(Vec::new()), reads, calls: None };
+    let work = Work {
+        probe: 3,
+        condition: Some(is_read),
+        record: Some(Vec::new()),
+        reads,
+        groups: None,
+        calls: None,
+    };
     let stub = assemble(&[work, counts(None)]);
     let code = decode(&stub.code);
     let count = |mnemonic| code.iter().filter(|i| i.mnemonic() == mnemonic).count();
@@ -425,7 +441,7 @@ fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
     // The pointer, the pointer again, and the string that only a process can have.
     assert_eq!(calls, [user, kernel, user, kernel, strings_of_user]);
     // DF and AC are cleared by what is pushed for that.
-    assert_eq!((count(Mnemonic::Push), count(Mnemonic::Pop), count(Mnemonic::Popfq)), (10, 9, 3));
+    assert_eq!((count(Mnemonic::Push), count(Mnemonic::Pop), count(Mnemonic::Popfq)), (11, 10, 3));
     let moves = |mnemonic| code.iter().position(|i| i.mnemonic() == mnemonic && i.op0_register() == RSP);
     let (down, up) = (moves(Mnemonic::Sub).unwrap(), moves(Mnemonic::Add).unwrap());
     assert_eq!([down, up].map(|n| code[n].immediate(1)), [length; 2]);
@@ -442,25 +458,62 @@ fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
 }
 
 #[test]
+fn a_return_reads_by_what_it_has_and_by_what_its_call_had() {
+    let fetch = |base| Fetch { base, hops: Vec::new(), read: Read::Memory(HERE, What::Bytes(8)) };
+    const HERE: Hop = Hop { offset: 0, user: false };
+    let mut reads = Reads::default();
+    for base in [Base::Argument(1), Base::Register(Register::Rax), Base::Stack(2)] {
+        assert!(reads.add(&fetch(base), true).unwrap().is_some());
+    }
+    let length = reads.length;
+    let calls = Calls { most: None, arguments: true };
+    let code = decode(&assemble(&[Work { reads, ..returns(Some(Vec::new()), calls) }]).code);
+    let (entry, exit) = code.split_at(code.iter().position(|i| i.mnemonic() == Mnemonic::Endbr64).unwrap());
+    let count = |code: &[Instruction], what| code.iter().filter(|i| i.mnemonic() == what).count();
+    assert_eq!((count(entry, Mnemonic::Call), count(entry, Mnemonic::Push)), (0, 5));
+    // Five are saved before that, and what is pushed for the flags is popped into them.
+    assert_eq!((count(exit, Mnemonic::Push), count(exit, Mnemonic::Pop)), (5 + 1, 10));
+    // Each is read by one of two functions, from where rax leads.
+    assert_eq!(count(exit, Mnemonic::Call), 2 * 4);
+    let loads = |base, at| {
+        let is_load = |i: &&Instruction| i.mnemonic() == Mnemonic::Mov && i.op0_register() == RAX;
+        exit.iter().filter(is_load).any(|i| i.memory_base() == base && i.memory_displacement64() == at)
+    };
+    assert!(loads(RBX, instance::ARGUMENTS + 8), "the second argument is in the instance");
+    assert!(loads(RSP, length + 9 * 8), "rax was the first to be saved");
+    let behind =
+        |i: &Instruction| i.mnemonic() == Mnemonic::Lea && i.memory_displacement64() == length + 12 * 8;
+    assert!(exit.iter().any(behind), "the stack is as it will be behind the return");
+    // Whether it was read or not, the instance is given back, and all is as it was.
+    let given_back =
+        exit.iter().position(|i| i.mnemonic() == Mnemonic::Cmpxchg && i.memory_base() == R8).unwrap();
+    let jumps = exit[..given_back].iter().map(|i| i.near_branch_target());
+    assert!(jumps.max() < Some(exit[given_back].ip()), "nothing leads past that");
+    let restored: Vec<_> = exit[given_back + 2..].iter().map(Instruction::mnemonic).take(12).collect();
+    assert_eq!(restored, [[Mnemonic::Pop; 10].as_slice(), &[Mnemonic::Popfq, Mnemonic::Ret]].concat());
+}
+
+#[test]
 fn a_guest_without_such_functions_has_no_stub_that_reads() {
     let mut reads = Reads::default();
-    reads.add(&Fetch::word(Base::Stack(1), 8)).unwrap();
+    reads.add(&Fetch::word(Base::Stack(1), 8), false).unwrap();
     let works = [Work { reads, ..counts(None) }];
     let guest = Guest { copies: None, ..guest() };
     assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works).is_err());
 }
 
 #[test]
-fn a_string_is_compared_with_its_length_and_by_words() {
+fn a_string_is_compared_by_words_with_its_nul() {
     let mut reads = Reads::default();
     let read = Read::Memory(Hop { offset: 0, user: true }, What::String(64));
-    let at = reads.add(&Fetch { base: Base::Argument(1), hops: Vec::new(), read }).unwrap().unwrap();
-    let text = Condition::Text { at, equal: true, text: "/etc/passwd".to_owned() };
+    let at = reads.add(&Fetch { base: Base::Argument(1), hops: Vec::new(), read }, false).unwrap().unwrap();
+    let name = Text { entry: Some(at), most: 64, goes_on: false };
+    let text = Condition::Text(name, true, "/etc/passwd".to_owned());
     let code = decode(&assemble(&[Work { reads, ..counts(Some(text)) }]).code);
     let displaced = |i: &&Instruction, at: u64| i.memory_base() == RSP && i.memory_displacement64() == at;
     let length = code.iter().filter(|i| i.mnemonic() == Mnemonic::Cmp && displaced(i, at + 8));
-    assert_eq!(length.map(|i| i.immediate(1)).collect::<Vec<_>>(), [0, 12], "unread, and with its NUL");
+    assert_eq!(length.map(|i| i.immediate(1)).collect::<Vec<_>>(), [0], "unread");
     let words = code.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Immediate64);
-    let expected = [u64::from_le_bytes(*b"/etc/pas"), u64::from_le_bytes(*b"\0\0\0\0\0swd")];
+    let expected = [u64::from_le_bytes(*b"/etc/pas"), u64::from_le_bytes(*b"\0\0\0\0swd\0")];
     assert_eq!(words.map(|i| i.immediate(1)).collect::<Vec<_>>(), expected);
 }

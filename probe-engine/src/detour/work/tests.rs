@@ -1,8 +1,10 @@
 use super::*;
+use crate::addr::Gva;
 use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
-use crate::capture::{Hop, Value, What};
-use crate::detour::condition::{Number, Origin};
+use crate::capture::{Field, Hop, Value, What};
+use crate::detour::condition::{Number, Origin, Text};
+use crate::linux::glob::Glob;
 use crate::linux::task::{COMM, Context, Task};
 
 fn field(name: &str, base: Base, bytes: u8, shape: Shape) -> Field {
@@ -26,18 +28,20 @@ fn of_memory(fetches: Vec<Fetch>, shape: &Shape) -> Capture {
 
 #[test]
 fn what_no_detour_reads_stays_on_the_trap() {
-    let refused = |fetches, hits| match Work::of(0, Some(&of_memory(fetches, &Shape::Hex)), true, hits) {
+    let refused = |fetches, hits| match Work::of(0, Some(&of_memory(fetches, &Shape::Hex)), Noted::Each, hits)
+    {
         Err(Unsuited::Memory(name, reason)) => (name, reason),
         work => panic!("{work:?}"),
     };
-    let at_return = refused(vec![Fetch::word(Base::Stack(1), 8)], Hits::Returns(None));
-    assert_eq!(at_return, ("it".to_owned(), "no detour does at a return"));
     let strings = memory(Base::Argument(1), &[0], What::Strings(4));
     let many = vec![memory(Base::Argument(1), &[0], What::String(4096)); 5];
     let much = memory(Base::Argument(0), &[0], What::Bytes(1100));
     let far = memory(Base::Argument(0), &[1 << 40], What::Bytes(8));
     for fetches in [vec![strings], many, vec![much], vec![far]] {
-        assert_eq!(refused(fetches, Hits::Passes).1, "more of it than a detour keeps");
+        for hits in [Hits::Passes, Hits::Returns(None)] {
+            let kept = ("it".to_owned(), "more of it than a detour keeps");
+            assert_eq!(refused(fetches.clone(), hits), kept);
+        }
     }
     let half = refused(vec![Fetch::word(Base::Arguments(5), 16)], Hits::Passes);
     assert_eq!(half.1, "lies half in a register and half on the stack");
@@ -65,7 +69,7 @@ fn memory_is_what_the_record_has_kept_of_it() {
         ],
         &Shape::Hex,
     );
-    let work = Work::of(0, Some(&fields), true, Hits::Passes).unwrap();
+    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Passes).unwrap();
     assert_eq!(work.record, Some(vec![Register::Rsp, Register::R12]));
     let (short, long) = (b"/etc/passwd\0", vec![b'x'; longest]);
     let room = longest + 8;
@@ -121,12 +125,65 @@ fn memory_is_what_the_record_has_kept_of_it() {
 }
 
 #[test]
+fn at_a_return_memory_is_what_the_value_and_the_arguments_lead_to() {
+    let fields = of_memory(
+        vec![
+            memory(Base::Argument(1), &[0], What::String(16)),
+            memory(Base::Register(Register::Rax), &[8, 4], What::Bytes(4)),
+            Fetch::word(Base::Stack(1), 8),
+            memory(Base::Register(Register::Rip), &[-4], What::Bytes(4)),
+            Fetch::word(Base::Argument(0), 4),
+            // Nobody knows what was on the stack.
+            memory(Base::Argument(6), &[0], What::Bytes(8)),
+        ],
+        &Shape::Hex,
+    );
+    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Returns(Some(2))).unwrap();
+    assert_eq!(work.record, Some(vec![Register::Rsp]));
+    assert_eq!(work.calls, Some(Calls { most: Some(2), arguments: true }));
+    let area = [
+        kept(0x5000, b"/etc/passwd\0", 24),
+        kept(0x9008, &0x6000u64.to_le_bytes(), 8),
+        kept(0x6004, b"four", 8),
+        kept(0x8008, &7u64.to_le_bytes(), 8),
+        kept(0x51, b"call", 8),
+    ];
+    let comm = [0; COMM];
+    let task = Task { at: Gva(0), pid: 7, tgid: 7, ns_pid: None, uid: None, context: Context::Task, comm };
+    let registers = [vec![3, 0x5000, 0, 0, 0, 0, 0x8000], area.concat()].concat();
+    let record = Record { ticks: 9, probe: 0, task, args: [0x9000, 1, 0x55, 0, 0, 0], registers };
+    let mut captured = Vec::new();
+    assert!(work.replay(Some(&fields), &record, record.returned().back, 0, 0, &mut captured));
+    let values: Vec<_> = fields.values(&captured).map(|(_, value)| value).collect();
+    assert_eq!(values[0], Value::Text { bytes: b"/etc/passwd", cut: false });
+    assert_eq!(values[1], Value::Bytes(b"four"));
+    assert_eq!((values[2].number(), values[4].number()), (Some(7), Some(3)));
+    assert_eq!((&values[3], &values[5]), (&Value::Bytes(b"call"), &Value::Missing));
+}
+
+#[test]
+fn what_a_filter_alone_reads_of_an_argument_keeps_it() {
+    let hidden = vec![memory(Base::Argument(1), &[0], What::String(4096))];
+    let filter = Some(Filter::Test(Operand::Hidden(1), Test::Text(true, "x".to_owned())));
+    let fields = vec![field("value", Base::Register(Register::Rax), 8, Shape::Hex)];
+    let work =
+        Work::of(0, Some(&Capture { fields, hidden, filter }), Noted::Nothing, Hits::Returns(None)).unwrap();
+    assert!(work.keeps_arguments() && work.record.is_none());
+    assert_eq!(work.condition, Some(Condition::Text(STRING, true, "x".to_owned())));
+    let known = memory(Base::Argument(6), &[0], What::Bytes(8));
+    let fields = of_memory(vec![known], &Shape::Hex);
+    let filter = Some(Filter::Test(Operand::Field(0), Test::Number(Order::Equal, 5)));
+    let refused = Work::of(0, Some(&Capture { filter, ..fields }), Noted::Nothing, Hits::Returns(None));
+    assert_eq!(refused, Err(Unsuited::NoNumber("it".to_owned())));
+}
+
+#[test]
 fn memory_is_compared_as_a_number_of_its_width() {
     let test = || Test::Number(Order::Equal, 5);
     let of = |fetch: Fetch, shape: Shape| {
         let filter = Some(Filter::Test(Operand::Field(0), test()));
         let fields = vec![Field { name: "it".to_owned(), fetch, shape }];
-        Work::of(0, Some(&capture(fields, filter)), false, Hits::Passes).map(|work| {
+        Work::of(0, Some(&capture(fields, filter)), Noted::Nothing, Hits::Passes).map(|work| {
             assert_eq!(work.record, None);
             work.condition.unwrap()
         })
@@ -154,7 +211,7 @@ fn arguments_are_in_every_record_and_other_registers_once() {
         field("e", Base::Comm, 0, Shape::Text),
         field("f", Base::Constant(7), 8, Shape::Unsigned),
     ];
-    let work = Work::of(9, Some(&capture(fields.clone(), None)), true, Hits::Passes).unwrap();
+    let work = Work::of(9, Some(&capture(fields.clone(), None)), Noted::Each, Hits::Passes).unwrap();
     assert_eq!(
         work,
         Work {
@@ -162,12 +219,13 @@ fn arguments_are_in_every_record_and_other_registers_once() {
             condition: None,
             record: Some(vec![Register::R12]),
             reads: Reads::default(),
+            groups: None,
             calls: None
         }
     );
-    let counted = Work::of(9, Some(&capture(fields, None)), false, Hits::Passes).unwrap();
+    let counted = Work::of(9, Some(&capture(fields, None)), Noted::Nothing, Hits::Passes).unwrap();
     assert_eq!(counted.record, None);
-    assert_eq!(Work::of(1, None, true, Hits::Passes).unwrap().record, Some(Vec::new()));
+    assert_eq!(Work::of(1, None, Noted::Each, Hits::Passes).unwrap().record, Some(Vec::new()));
 }
 
 #[test]
@@ -182,7 +240,7 @@ fn a_record_is_read_as_the_hit_would_have_been() {
         ],
         Some(Filter::Test(Operand::Field(0), Test::Number(Order::Less, 0))),
     );
-    let work = Work::of(0, Some(&capture), true, Hits::Passes).unwrap();
+    let work = Work::of(0, Some(&capture), Noted::Each, Hits::Passes).unwrap();
     let mut comm = [0; COMM];
     comm[..3].copy_from_slice(b"cat");
     let task = Task { at: Gva(0), pid: 7, tgid: 7, ns_pid: None, uid: None, context: Context::Task, comm };
@@ -215,7 +273,7 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     };
     let of = |operand, test| {
         let capture = capture(fields(), Some(Filter::Test(operand, test)));
-        Work::of(0, Some(&capture), true, Hits::Passes).map(|work| work.condition.unwrap())
+        Work::of(0, Some(&capture), Noted::Each, Hits::Passes).map(|work| work.condition.unwrap())
     };
     let test = || Test::Number(Order::Equal, 5);
     let number =
@@ -224,37 +282,82 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     assert_eq!(of(Operand::Field(2), test()), number(Origin::Register(Register::Rbx), 3, 5, false));
     assert_eq!(of(Operand::Pid, test()), number(Origin::Pid, 0, 32, false));
     assert_eq!(of(Operand::Field(1), test()), Err(Unsuited::NoNumber("pair".to_owned())));
-    assert_eq!(
-        of(Operand::Comm, Test::Text(true, "cat".to_owned())),
-        Ok(Condition::Comm(true, "cat".to_owned()))
-    );
-    assert_eq!(of(Operand::Field(0), Test::Text(true, "cat".to_owned())), Err(Unsuited::Text));
+    let cat = || Test::Text(true, "cat".to_owned());
+    assert_eq!(of(Operand::Comm, cat()), Ok(Condition::Text(NAME, true, "cat".to_owned())));
+    assert_eq!(of(Operand::Field(0), cat()), Err(Unsuited::Text));
+}
+
+/// The task's.
+const NAME: Text = Text { entry: None, most: 16, goes_on: false };
+
+/// Its condition, when the task's name, a string, an array of 16 bytes and a pointer are read, and another string for the
+/// filter.
+fn of_strings(operand: Operand, test: Test) -> Result<Condition, Unsuited> {
+    let text = |fetch| Field { name: "it".to_owned(), fetch, shape: Shape::Text };
+    let pointee = Read::Pointee(What::String(512));
+    let fields = vec![
+        text(memory(Base::Argument(1), &[0], What::String(4096))),
+        field("at", Base::Register(Register::R12), 8, Shape::Hex),
+        text(memory(Base::Argument(0), &[0], What::Bytes(16))),
+        field("name", Base::Comm, 0, Shape::Text),
+        text(Fetch { read: pointee, ..Fetch::word(Base::Argument(2), 8) }),
+        text(memory(Base::Argument(1), &[0], What::String(24))),
+        field("number", Base::Comm, 0, Shape::Hex),
+    ];
+    let hidden = vec![memory(Base::Register(Register::R12), &[0], What::String(4096))];
+    let filter = Some(Filter::Test(operand, test));
+    let work = Work::of(0, Some(&Capture { fields, hidden, filter }), Noted::Each, Hits::Passes)?;
+    assert_eq!(work.record, Some(vec![Register::R12]));
+    Ok(work.condition.unwrap())
+}
+
+/// As they lie there, one behind the other.
+const STRING: Text = Text { entry: Some(0), most: 256, goes_on: true };
+const ARRAY: Text = Text { entry: Some(280), most: 16, goes_on: false };
+const POINTEE: Text = Text { entry: Some(312), most: 256, goes_on: true };
+const SHORT: Text = Text { entry: Some(592), most: 24, goes_on: false };
+const HIDDEN: Text = Text { entry: Some(640), most: 256, goes_on: true };
+
+#[test]
+fn strings_are_compared_as_a_whole() {
+    let text = |length| Test::Text(false, "x".repeat(length));
+    let compared = |of, length| Ok(Condition::Text(of, false, "x".repeat(length)));
+    assert_eq!(of_strings(Operand::Field(0), text(7)), compared(STRING, 7));
+    assert_eq!(of_strings(Operand::Field(0), text(255)), compared(STRING, 255));
+    assert_eq!(of_strings(Operand::Field(0), text(256)), Err(Unsuited::LongText));
+    assert_eq!(of_strings(Operand::Field(2), text(16)), compared(ARRAY, 16));
+    assert_eq!(of_strings(Operand::Field(2), text(300)), compared(ARRAY, 300));
+    assert_eq!(of_strings(Operand::Field(3), text(7)), compared(NAME, 7));
+    assert_eq!(of_strings(Operand::Field(4), text(7)), compared(POINTEE, 7));
+    assert_eq!(of_strings(Operand::Field(5), text(24)), compared(SHORT, 24));
+    assert_eq!(of_strings(Operand::Hidden(7), text(7)), compared(HIDDEN, 7));
+    for other in [Operand::Hidden(8), Operand::Field(1), Operand::Field(6), Operand::Field(9), Operand::Pid] {
+        assert_eq!(of_strings(other, text(7)), Err(Unsuited::Text), "{other:?}");
+    }
+    assert_eq!(of_strings(Operand::Field(0), Test::Text(true, "a\0b".to_owned())), Err(Unsuited::Text));
 }
 
 #[test]
-fn strings_in_memory_are_compared_as_a_whole() {
-    let of = |operand, test| {
-        let fields = vec![
-            Field {
-                name: "name".to_owned(),
-                fetch: memory(Base::Argument(1), &[0], What::String(4096)),
-                shape: Shape::Text,
-            },
-            field("at", Base::Register(Register::R12), 8, Shape::Hex),
-        ];
-        let hidden = vec![memory(Base::Register(Register::R12), &[0], What::String(4096))];
-        let filter = Some(Filter::Test(operand, test));
-        let work = Work::of(0, Some(&Capture { fields, hidden, filter }), true, Hits::Passes)?;
-        assert_eq!(work.record, Some(vec![Register::R12]));
-        Ok(work.condition.unwrap())
-    };
-    let text = |length| Test::Text(false, "x".repeat(length));
-    let compared = |at, length| Ok(Condition::Text { at, equal: false, text: "x".repeat(length) });
-    assert_eq!(of(Operand::Field(0), text(7)), compared(0, 7));
-    assert_eq!(of(Operand::Field(0), text(255)), compared(0, 255));
-    assert_eq!(of(Operand::Field(0), text(256)), Err(Unsuited::Text));
-    assert_eq!(of(Operand::Hidden(2), text(7)), compared(280, 7));
-    assert_eq!(of(Operand::Hidden(3), text(7)), Err(Unsuited::Text));
-    assert_eq!(of(Operand::Field(1), text(7)), Err(Unsuited::Text));
-    assert_eq!(of(Operand::Field(0), Test::Text(true, "a\0b".to_owned())), Err(Unsuited::Text));
+fn patterns_are_matched_where_what_is_kept_can_decide() {
+    let glob = |pattern: &str| Glob::new(pattern).unwrap();
+    let of = |operand, pattern: &str| of_strings(operand, Test::Glob(glob(pattern)));
+    let matched = |of, pattern: &str| Ok(Condition::Pattern(of, glob(pattern)));
+    for (operand, text) in [
+        (Operand::Comm, NAME),
+        (Operand::Field(0), STRING),
+        (Operand::Field(2), ARRAY),
+        (Operand::Field(3), NAME),
+        (Operand::Field(4), POINTEE),
+        (Operand::Hidden(7), HIDDEN),
+    ] {
+        for pattern in ["", "*", "/etc/*", "*.so", "*lib*", "ba?h", "[!/]*[a-z]"] {
+            assert_eq!(of(operand, pattern), matched(text, pattern), "{pattern}");
+        }
+    }
+    assert_eq!(of(Operand::Field(1), "*"), Err(Unsuited::Text));
+    // Stars take nothing.
+    let long = |length| "*".to_owned() + &"?".repeat(length) + "*";
+    assert_eq!(of(Operand::Field(0), &long(255)), matched(STRING, &long(255)));
+    assert_eq!(of(Operand::Field(0), &long(256)), Err(Unsuited::LongText));
+    assert_eq!(of(Operand::Field(2), &long(300)), matched(ARRAY, &long(300)));
 }

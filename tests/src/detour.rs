@@ -1,0 +1,94 @@
+//! A detour in a micro guest, and what it finds there: the area of the only CPU, which begins at 0, and a task. And what
+//! detours count by.
+
+use crate::code::DATA;
+use crate::rig::Rig;
+use probe_engine::addr::Gva;
+use probe_engine::capture::filter::Operand;
+use probe_engine::capture::hist::{Form, Histogram, Key, Summed};
+use probe_engine::detour::layout::Rings;
+use probe_engine::detour::stub::{Guest, Stub};
+use probe_engine::detour::work::Work;
+use probe_engine::insn::copy::{JUMP, jump};
+use probe_engine::linux::nofault::Copies;
+use serde_json::json;
+use vmm::memory::GuestRam;
+use vmm::reserved::Reserved;
+
+/// The CPU's number. What else it has is in the 32 bytes from here on.
+const CPU: Gva = DATA;
+const CURRENT: Gva = Gva(DATA.0 + 8);
+const PREEMPT_COUNT: Gva = Gva(DATA.0 + 16);
+/// Where the end of the stack of interrupts is.
+pub const IRQ_STACK: Gva = Gva(DATA.0 + 24);
+/// The task.
+pub const TASK: Gva = Gva(DATA.0 + 0x100);
+/// Where its pid is in it. Its name is at 0.
+pub const PID: u64 = 16;
+/// Where the start of its stack is in it.
+pub const STACK: u64 = 40;
+/// What it leads to: 64 bytes.
+const OTHERS: Gva = Gva(DATA.0 + 0x200);
+
+/// What stubs know of such a guest, which has a task then. It copies memory by `copy`, if it does.
+pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
+    const CRED: u64 = 24;
+    const THREAD_PID: u64 = 32;
+    let task = json!({
+        "current": { "offset": CURRENT.0 }, "preempt_count": PREEMPT_COUNT.0,
+        "comm": 0, "pid": PID, "tgid": PID + 4,
+        "user": { "cred": CRED, "uid": 8 },
+        "namespace": { "thread_pid": THREAD_PID, "level": 0, "numbers": 16, "stride": 16, "number": 0 },
+    });
+    rig.write(CURRENT, &TASK.0.to_le_bytes());
+    for member in [CRED, THREAD_PID] {
+        rig.write(TASK.add(member), &OTHERS.0.to_le_bytes());
+    }
+    Guest {
+        window: reserved.data().start,
+        rings: Rings::of(1),
+        cpu_number: CPU.0,
+        task: serde_json::from_value(task).unwrap(),
+        slide: 0,
+        trampolines: reserved.detours().start,
+        copies: copy.map(|copy| Copies {
+            bytes: [copy; 2],
+            string: [copy; 2],
+            stack: STACK,
+            irq_stack: Some(IRQ_STACK.0),
+        }),
+    }
+}
+
+/// Makes a detour for the nop at `site` that does `works`, and returns the jump to it.
+pub fn divert(
+    guest: &Guest,
+    site: Gva,
+    works: &[Work],
+    reserved: &mut Reserved,
+    ram: &GuestRam,
+) -> [u8; JUMP] {
+    let slots = reserved.allocate(Stub::most_bytes(works)).unwrap();
+    let entry = reserved.address(slots);
+    let stub = Stub::assemble(guest, entry, site, site.add(JUMP as u64), None, works).unwrap();
+    reserved.write(ram, slots, &stub.code).unwrap();
+    jump(site, entry).unwrap()
+}
+
+/// A histogram by these keys, with the sums of these fields, as large as one can be.
+#[must_use]
+pub fn histogram(keys: &[(Operand, Form)], sums: &[u16]) -> Histogram {
+    let key = |(operand, form): &(Operand, Form)| Key {
+        name: "key".to_owned(),
+        operand: *operand,
+        form: form.clone(),
+    };
+    let sum = |field: &u16| Summed { name: "sum".to_owned(), operand: Operand::Field(*field) };
+    Histogram {
+        said: "hist".to_owned(),
+        keys: keys.iter().map(key).collect(),
+        values: sums.iter().map(sum).collect(),
+        sort: Vec::new(),
+        size: 1 << 17,
+    }
+}
