@@ -8,7 +8,6 @@ pub use detoured::Known;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
-use probe_engine::detour::layout;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::ReadVirt;
 use probe_engine::probe::table::ProbeId;
@@ -217,9 +216,13 @@ fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
-/// Hits of a probe that its detours have missed, but for those that found no room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Hits of a probe that its detours have missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MissedByDetours {
+    /// Hits that found no room in a ring.
+    pub full: u64,
+    /// Hits that found room, and of which nothing has come out of it in the end.
+    pub unfinished: u64,
     /// Calls that were not followed: too many were.
     pub unfollowed: u64,
     /// Calls that were followed, and came back elsewhere.
@@ -320,21 +323,10 @@ impl Reader {
         self.counters.iter().map(|c| c.hits(probe)).sum::<u64>() + detoured
     }
 
-    /// Those of them that a detour could not write down.
+    /// What detours of `probe` have missed, which writes its hits down or not.
     #[must_use]
-    pub fn dropped(&self, probe: ProbeId, is_recorded: bool) -> u64 {
-        self.detours.as_ref().filter(|_| is_recorded).map_or(0, |detours| detours.dropped(probe))
-    }
-
-    /// What detours of `probe` have missed, but for what found no room.
-    #[must_use]
-    pub fn missed_by_detours(&self, probe: ProbeId) -> MissedByDetours {
-        let counter = |table| self.detours.as_ref().map_or(0, |detours| detours.counter(table, probe));
-        MissedByDetours {
-            unfollowed: counter(layout::UNFOLLOWED),
-            strays: counter(layout::STRAYS),
-            unread: counter(layout::UNREAD),
-        }
+    pub fn missed_by_detours(&self, probe: ProbeId, is_recorded: bool) -> MissedByDetours {
+        self.detours.as_ref().map(|detours| detours.missed(probe, is_recorded)).unwrap_or_default()
     }
 
     /// How many calls detours follow right now, by the probe.

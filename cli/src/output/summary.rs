@@ -131,6 +131,7 @@ fn reasons(missed: &Missed) -> String {
     let all = [
         (missed.output, "could not be written"),
         (missed.ring, "found no room in the guest's ring"),
+        (missed.unfinished, "begun in the guest's ring and not finished"),
         (missed.instance, "with too many calls under way (--maxactive)"),
         (missed.stack, "with a return address that could not be followed"),
         (missed.unread, "while memory, or enough of it, could not be read for them"),

@@ -1,6 +1,6 @@
 //! What the guest's detours write, read while it runs.
 
-use super::{Event, Nanos, What};
+use super::{Event, MissedByDetours, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::probe::Active;
@@ -122,17 +122,28 @@ impl Detours {
         self.instances.outstanding(&*self.ram)
     }
 
-    /// Another counter of `probe`, from a table of the data window.
-    pub(super) fn counter(&self, table: u64, probe: ProbeId) -> u64 {
-        counter(&*self.ram, reserved::DATA, table, probe.0)
+    /// What `probe` has missed, which writes its hits down or not.
+    pub(super) fn missed(&self, probe: ProbeId, is_recorded: bool) -> MissedByDetours {
+        let counter = |table| self.counter(table, probe);
+        let full = if is_recorded { counter(layout::DROPS) } else { 0 };
+        let read = self.read.get(&probe.0).copied().unwrap_or(0);
+        let unfinished = if is_recorded && self.is_closed {
+            self.hits(probe).saturating_sub(read.saturating_add(full))
+        } else {
+            0
+        };
+        MissedByDetours {
+            full,
+            unfinished,
+            unfollowed: counter(layout::UNFOLLOWED),
+            strays: counter(layout::STRAYS),
+            unread: counter(layout::UNREAD),
+        }
     }
 
-    /// Those of a recorded probe that have been lost: in the end all that have not been read.
-    pub(super) fn dropped(&self, probe: ProbeId) -> u64 {
-        if self.is_closed {
-            return self.hits(probe).saturating_sub(self.read.get(&probe.0).copied().unwrap_or(0));
-        }
-        self.counter(layout::DROPS, probe)
+    /// A counter of `probe`, from a table of the data window.
+    fn counter(&self, table: u64, probe: ProbeId) -> u64 {
+        counter(&*self.ram, reserved::DATA, table, probe.0)
     }
 }
 
@@ -160,5 +171,28 @@ impl Known {
             captured,
             stack: None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::memory::PhysMemory;
+
+    #[test]
+    fn what_is_not_read_in_the_end_was_dropped_or_never_finished() {
+        let ram = Arc::new(GuestRam::new(2 << 20).unwrap());
+        for (table, count) in [(layout::HITS, 5u64), (layout::DROPS, 2)] {
+            ram.write(reserved::DATA.add(table + 8 * 3), &count.to_le_bytes()).unwrap();
+        }
+        let mut detours = Detours::new(ram, 1, 0);
+        let missed = |detours: &Detours, is_recorded| {
+            let missed = detours.missed(ProbeId(3), is_recorded);
+            (missed.full, missed.unfinished)
+        };
+        assert_eq!(missed(&detours, true), (2, 0), "they may come yet");
+        detours.close(&HashMap::new());
+        assert_eq!(missed(&detours, true), (2, 3));
+        assert_eq!(missed(&detours, false), (0, 0), "nobody wants to read them");
     }
 }

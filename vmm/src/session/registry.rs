@@ -394,8 +394,7 @@ impl Entry {
 
     /// `detoured`: how many calls detours follow, by the probe.
     fn report(&self, id: ProbeId, reader: &Reader, lost: u64, detoured: &HashMap<u32, usize>) -> ProbeReport {
-        let dropped = reader.dropped(id, self.active.record);
-        let missed_by_detours = reader.missed_by_detours(id);
+        let missed_by_detours = reader.missed_by_detours(id, self.active.record);
         let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
             State::Armed(at) if self.active.is_spent() => State::Spent(*at),
@@ -435,10 +434,13 @@ impl Entry {
             },
             address,
             enabled: self.enabled,
-            hits: reader.hits(id).saturating_sub(lost + dropped),
+            hits: reader
+                .hits(id)
+                .saturating_sub(lost + missed_by_detours.full + missed_by_detours.unfinished),
             missed: super::report::Missed {
                 output: lost,
-                ring: dropped,
+                ring: missed_by_detours.full,
+                unfinished: missed_by_detours.unfinished,
                 instance: missed(Miss::NoInstance) + missed_by_detours.unfollowed,
                 stack: missed(Miss::NoStack) + missed(Miss::Stray) + missed_by_detours.strays,
                 unread: missed_by_detours.unread,

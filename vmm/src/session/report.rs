@@ -100,8 +100,10 @@ pub enum ProbeKind {
 pub struct Missed {
     /// They could not be written down: the sink failed.
     pub output: u64,
-    /// The ring was full, or the guest has spoilt it, or a record was begun in it and never finished.
+    /// The guest's ring was full.
     pub ring: u64,
+    /// Their record was begun in the guest's ring and not finished when it ended, or the guest has spoilt the ring.
+    pub unfinished: u64,
     /// So many calls were followed already (maxactive).
     pub instance: u64,
     /// The return address could not be replaced, or its call returned elsewhere.
@@ -118,7 +120,7 @@ impl Missed {
     /// Hits that are known to be missed.
     #[must_use]
     pub fn hits(&self) -> u64 {
-        self.output + self.ring + self.instance + self.stack + self.unread
+        self.output + self.ring + self.unfinished + self.instance + self.stack + self.unread
     }
 }
 
