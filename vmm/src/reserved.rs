@@ -143,7 +143,7 @@ impl Reserved {
     /// Fills these, and what they lead to, with `code`.
     ///
     /// # Errors
-    /// As of [`write`](Self::write).
+    /// As of [`overwrite`](Self::overwrite).
     pub fn write_detours(&self, ram: &GuestRam, code: &[u8]) -> Result<(), NoMemory> {
         ram.write(CODE.add(TRAMPOLINES.into()), code)
     }
@@ -211,15 +211,18 @@ impl Reserved {
     /// Fills slots with code for which they were [allocated](Self::allocate), and to which nothing leads yet.
     ///
     /// # Errors
-    /// Never in a guest in which the reserved memory was mapped.
+    /// It is longer than they are. Nothing is written then.
     pub fn write(&self, ram: &GuestRam, slots: Slots, code: &[u8]) -> Result<(), NoMemory> {
-        self.overwrite(ram, slots, 0, code.get(..slots.count as usize * SLOT).unwrap_or(code))
+        if code.len() > slots.count as usize * SLOT {
+            return Err(NoMemory(memory_of(slots.first + slots.count)));
+        }
+        self.overwrite(ram, slots, 0, code)
     }
 
     /// Overwrites code at an offset in slots that are in use.
     ///
     /// # Errors
-    /// As of [`write`](Self::write).
+    /// Never in a guest in which the reserved memory was mapped.
     pub fn overwrite(&self, ram: &GuestRam, slots: Slots, at: usize, code: &[u8]) -> Result<(), NoMemory> {
         ram.write(memory_of(slots.first).add(at as u64), code)
     }

@@ -114,6 +114,7 @@ fn a_slot_is_given_out_again_only_when_reclaimed() {
     assert_eq!((slots.len(), different.len()), (SLOTS as usize, SLOTS as usize));
     let slot = slots[7];
     reserved.write(&ram, slot, &[0x90; SLOT]).unwrap();
+    assert!(reserved.write(&ram, slot, &[0x91; SLOT + 1]).is_err(), "it would be cut off");
     reserved.retire(slot);
     assert_eq!(reserved.allocate(SLOT), None);
     let space = AddressSpace::new(PML4, 0);

@@ -223,6 +223,24 @@ fn returns(record: Option<Vec<Register>>, calls: Calls) -> Work {
     Work { probe: 3, condition: None, record, reads: Reads::default(), groups: None, calls: Some(calls) }
 }
 
+#[test]
+fn no_stub_is_longer_than_is_said_before() {
+    let others = ["ax", "bx", "sp", "bp", "r10", "r11", "r12", "r13", "r14", "r15", "ip", "flags"];
+    let all = || others.iter().filter_map(|name| Register::named(name)).collect::<Vec<_>>();
+    assert_eq!(all().len(), others.len());
+    let calls = Calls { most: Some(2), arguments: true };
+    let task = TaskLayout { softirq_count: Some(3368), ..guest().task };
+    let guest = Guest { task, ..guest() };
+    for work in [counts(None), Work { record: Some(all()), ..counts(None) }, returns(Some(all()), calls)] {
+        for works in [vec![work.clone()], vec![work; 3]] {
+            let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works);
+            let length = stub.map_or(0, |stub| stub.code.len());
+            println!("{length} bytes of {}", Stub::most_bytes(&works));
+            assert!(length > 0 && length <= Stub::most_bytes(&works));
+        }
+    }
+}
+
 /// The instructions from the way out of a trampoline to the caller.
 fn straight_out(code: &[u8]) -> Vec<Instruction> {
     let all = decode(code);
