@@ -27,7 +27,7 @@ pub(crate) struct Options {
 }
 
 /// The modules of the library's tests on real kernels that are run beside the others.
-const BESIDE: [&str; 3] = ["detours::", "detoured_returns::", "regions::"];
+const BESIDE: [&str; 4] = ["detours::", "detoured_returns::", "regions::", "groups::"];
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
