@@ -15,7 +15,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
-use std::ops::Range;
 use std::process::ExitCode;
 use vmm::session::RegisterError;
 use vmm::trap::Delivery;
@@ -150,9 +149,8 @@ impl Detours<'_> {
         if spot.is_entry() && spot.ftrace.is_some() {
             return Ok(None);
         }
-        let Range { start, end } = spot.function;
-        let length = end.offset_from(start).unwrap_or(0) as usize;
-        let bytes = self.kernel.image().bytes_at(start, length).ok_or("it is not in the kernel's file")?;
+        let start = spot.function.start;
+        let bytes = self.kernel.image().bytes(&spot.function).ok_or("it is not in the kernel's file")?;
         let room = &self.rooms.of(spot).ok_or("it is not in the kernel's file")?;
         let function = Function { start, bytes, slide: 0, room, thunks: &self.thunks };
         let region = verdict(&function).map_err(|reason| reason.to_string())?;

@@ -46,7 +46,7 @@ impl Function {
         let image = kernel.image();
         let section = image.sections().find(|section| section.range.contains(&start))?;
         let end = kernel.function(start)?.end.min(section.range.end);
-        let mut code = image.bytes_at(start, end.offset_from(start)? as usize)?.to_vec();
+        let mut code = image.bytes(&(start..end))?.to_vec();
         let entry = skip_endbr(&code, start);
         let first = code.get_mut(entry.offset_from(start)? as usize..)?;
         let call = decode(first, entry).filter(|first| first.is_call_near());

@@ -44,7 +44,7 @@ fn functions(kernel: &Kernel) -> Vec<Function<'_>> {
         let end = kernel.function(start)?.end;
         let section = image.sections().find(|section| section.range.contains(&start))?;
         let range = start..end.min(section.range.end);
-        let code = image.bytes_at(start, range.end.offset_from(start)? as usize)?;
+        let code = image.bytes(&range)?;
         Some(Function { name, range, code })
     };
     let symbols = kernel.symbols().text().filter(|symbol| image.is_text(symbol.at));

@@ -4,6 +4,7 @@ use crate::host::{Fit, fit};
 use crate::product::{complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use guest_kernels::{Cache, KERNELS};
+use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{Plan, plan, skip_endbr};
 use probe_engine::linux::kernel::Kernel;
@@ -71,12 +72,10 @@ fn read(variable: &str, cached: impl FnOnce() -> PathBuf) -> Vec<u8> {
 impl Subject {
     /// The instructions of `function` that can be probed, as far as the kernel's file tells.
     pub fn instructions(&self, function: &str) -> Vec<Instruction> {
-        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
-        let length = range.end.offset_from(range.start).unwrap() as usize;
-        let bytes = self.kernel.image().bytes_at(range.start, length).unwrap();
-        let all = instructions(bytes, range.start).filter_map(|instruction| {
-            let offset = instruction.ip() - range.start.0;
-            let spot = in_kernel(range.start.add(offset), &self.kernel).ok()?;
+        let (start, bytes) = self.text(function);
+        let all = instructions(bytes, start).filter_map(|instruction| {
+            let offset = instruction.ip() - start.0;
+            let spot = in_kernel(start.add(offset), &self.kernel).ok()?;
             let plan = plan(&bytes[offset as usize..], spot.at, None, spot.fixup).ok()?;
             Some(Instruction {
                 place: format!("{function}+{offset:#x}"),
@@ -90,21 +89,24 @@ impl Subject {
 
     /// The place behind ftrace's site at the entry of `function`.
     pub fn behind_site(&self, function: &str) -> String {
-        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
-        let bytes = self.kernel.image().bytes_at(range.start, 16).unwrap();
-        let site = skip_endbr(bytes, range.start).add(FTRACE_SITE);
-        format!("{function}+{:#x}", site.offset_from(range.start).unwrap())
+        let (start, bytes) = self.text(function);
+        let site = skip_endbr(bytes, start).add(FTRACE_SITE);
+        format!("{function}+{:#x}", site.offset_from(start).unwrap())
     }
 
     /// The place where the first call of `callee` in `function` returns to.
     pub fn behind_call(&self, function: &str, callee: &str) -> String {
-        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
-        let length = range.end.offset_from(range.start).unwrap() as usize;
-        let bytes = self.kernel.image().bytes_at(range.start, length).unwrap();
+        let (start, bytes) = self.text(function);
         let callee = self.kernel.symbol(callee).unwrap();
-        let mut calls = instructions(bytes, range.start).filter(|instruction| instruction.is_call_near());
+        let mut calls = instructions(bytes, start).filter(|instruction| instruction.is_call_near());
         let call = calls.find(|call| call.near_branch_target() == callee.0).unwrap();
-        format!("{function}+{:#x}", call.next_ip() - range.start.0)
+        format!("{function}+{:#x}", call.next_ip() - start.0)
+    }
+
+    /// Where a function is, and its text.
+    fn text(&self, function: &str) -> (Gva, &[u8]) {
+        let range = self.kernel.function(self.kernel.symbol(function).unwrap()).unwrap();
+        (range.start, self.kernel.image().bytes(&range).unwrap())
     }
 
     /// The first instruction of `function` that `is` the one looked for.

@@ -93,8 +93,7 @@ fn sites(kernel: &Kernel, count: usize) -> Vec<Site> {
     while sites.len() < count {
         let symbol = functions.swap_remove(rng.below(functions.len() as u64) as usize);
         let range = kernel.function(symbol.at).unwrap();
-        let length = range.end.offset_from(range.start).unwrap() as usize;
-        let mut bytes = kernel.image().bytes_at(range.start, length).unwrap().to_vec();
+        let mut bytes = kernel.image().bytes(&range).unwrap().to_vec();
         let entry = skip_endbr(&bytes, range.start);
         let nop = entry.offset_from(range.start).unwrap() as usize;
         bytes[nop..][..FTRACE_NOP.len()].copy_from_slice(&FTRACE_NOP);

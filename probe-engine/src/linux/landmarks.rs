@@ -112,8 +112,7 @@ impl Hooks {
 /// The instruction behind the first call in `function`, if it calls `callee`.
 fn behind_call(kernel: &Kernel, function: &str, callee: &str) -> Option<Gva> {
     let range = kernel.function(kernel.symbol(function)?)?;
-    let len = usize::try_from(range.end.offset_from(range.start)?).ok()?;
-    let code = kernel.image().bytes_at(range.start, len)?;
+    let code = kernel.image().bytes(&range)?;
     let mut instructions = Decoder::with_ip(64, code, range.start.0, DecoderOptions::NONE).into_iter();
     let call = instructions.find(|instruction| instruction.flow_control() != FlowControl::Next)?;
     let is_it = call.is_call_near() && Some(Gva(call.near_branch_target())) == kernel.symbol(callee);

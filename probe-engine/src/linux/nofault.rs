@@ -88,8 +88,7 @@ fn called(kernel: &Kernel, roots: impl Iterator<Item = Gva>) -> Option<Vec<Range
         if !is_called || functions.insert(function.start, function.clone()).is_some() {
             continue;
         }
-        let length = usize::try_from(function.end.offset_from(function.start)?).ok()?;
-        let code = kernel.image().bytes_at(function.start, length)?;
+        let code = kernel.image().bytes(&function)?;
         let decoder = Decoder::with_ip(64, code, function.start.0, DecoderOptions::NONE);
         let targets = decoder.into_iter().filter_map(|instruction| branch_target(&instruction));
         todo.extend(targets.filter(|target| !target.is_in(&function) && kernel.function(*target).is_some()));

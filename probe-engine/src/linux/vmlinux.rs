@@ -198,6 +198,12 @@ impl Vmlinux {
         self.bytes_from(at)?.get(..len)
     }
 
+    /// All bytes of a range of link-time addresses; `None` where the file has not all of them.
+    #[must_use]
+    pub fn bytes(&self, range: &Range<Gva>) -> Option<&[u8]> {
+        self.bytes_at(range.start, usize::try_from(range.end.offset_from(range.start)?).ok()?)
+    }
+
     /// The bytes from a link-time address to the end of its segment; `None` where the file has none.
     #[must_use]
     pub fn bytes_from(&self, at: Gva) -> Option<&[u8]> {
@@ -260,6 +266,8 @@ mod tests {
         assert_eq!(image.bytes_at(Gva(TEXT + 0x1001), 3), Some(&b"ord"[..]));
         assert_eq!(image.bytes_at(Gva(TEXT + 0x1001), 5), None);
         assert_eq!(image.bytes_at(Gva(0), 0), None);
+        assert_eq!(image.bytes(&(Gva(TEXT + 0x1001)..Gva(TEXT + 0x1004))), Some(&b"ord"[..]));
+        assert_eq!(image.bytes(&(Gva(TEXT + 0x1001)..Gva(TEXT + 0x1006))), None);
         assert!(image.is_text(Gva(TEXT + 63)) && !image.is_text(Gva(TEXT + 64)));
         assert!(image.is_init_text(Gva(TEXT + 0x2000)) && !image.is_init_text(Gva(TEXT)));
         assert!(!image.is_text(Gva(TEXT + 0x1000)));

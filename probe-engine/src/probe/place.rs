@@ -208,8 +208,7 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
         return Err(Unprobeable::NotText);
     }
     let range = kernel.function(link).ok_or(Unprobeable::NoFunction)?;
-    let length = range.end.offset_from(range.start).unwrap_or(0) as usize;
-    let bytes = image.bytes_at(range.start, length).ok_or(Unprobeable::NotText)?;
+    let bytes = image.bytes(&range).ok_or(Unprobeable::NotText)?;
     let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
     let fentry = kernel.symbol("__fentry__");
     text.spot(link, |at, bytes| fentry.is_some() && called_by(at, bytes) == fentry)
@@ -220,10 +219,10 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
 /// # Errors
 /// [`Unprobeable`], the reason why it does not.
 pub fn plan_of(spot: &Spot, kernel: &Kernel) -> Result<Plan, Unprobeable> {
-    let Range { start, end } = spot.function;
-    let length = end.offset_from(start).unwrap_or(0) as usize;
-    let bytes = kernel.image().bytes_at(start, length).ok_or(Unprobeable::NotText)?;
-    let text = FunctionText { range: start..end, bytes, patched: kernel.patched(), knows_locks: true };
+    let range = spot.function.clone();
+    let start = range.start;
+    let bytes = kernel.image().bytes(&range).ok_or(Unprobeable::NotText)?;
+    let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
     let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
     let previous = instruction_at(bytes, start, at)?.previous;
     Ok(plan(text.from(at), at, previous.as_ref(), spot.fixup)?)

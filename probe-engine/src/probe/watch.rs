@@ -259,8 +259,7 @@ fn check_instruction(at: Gva, kernel: &Kernel) -> Result<(), WatchError> {
         return Err(WatchError::BreakpointHandler(at));
     }
     let Some(function) = kernel.function(at) else { return Err(not_text) };
-    let length = function.end.offset_from(function.start).unwrap_or(0) as usize;
-    let Some(text) = kernel.image().bytes_at(function.start, length) else { return Err(not_text) };
+    let Some(text) = kernel.image().bytes(&function) else { return Err(not_text) };
     instruction_at(text, function.start, at)?;
     Ok(())
 }

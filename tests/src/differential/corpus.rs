@@ -137,8 +137,7 @@ impl Drawer {
             if last.replace(range.start) == Some(range.start) {
                 continue;
             }
-            let length = (range.end.0 - range.start.0) as usize;
-            if let Some(text) = kernel.image().bytes_at(range.start, length) {
+            if let Some(text) = kernel.image().bytes(&range) {
                 self.take_text(text, range.start);
             }
         }

@@ -41,8 +41,8 @@ impl Regions {
         let all = self.subject.instructions(function).into_iter();
         let found = all.filter_map(|instruction| {
             let room = &Room::of(&instruction.spot, &self.subject.kernel, &self.targets)?;
-            let (start, end) = (instruction.spot.function.start, instruction.spot.function.end);
-            let bytes = self.subject.kernel.image().bytes_at(start, end.offset_from(start)? as usize)?;
+            let start = instruction.spot.function.start;
+            let bytes = self.subject.kernel.image().bytes(&instruction.spot.function)?;
             let region = verdict(&Function { start, bytes, slide: 0, room, thunks: &self.thunks }).ok()?;
             (!region.is_one_instruction()).then_some((instruction, region))
         });
