@@ -1,8 +1,7 @@
 //! Which hits count, in terms of what a detour has at hand.
 
-use super::reads::LONGEST_STRING;
-use super::work::{ARGUMENTS, Unsuited};
-use crate::addr::Gva;
+use super::reads::{Given, LONGEST_STRING};
+use super::work::Unsuited;
 use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Fetch, Field, Read, Register, What};
@@ -54,14 +53,8 @@ pub struct Number {
 /// Where a number comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// A register.
-    Register(Register),
-    /// An argument in a register, from 0 on, that the call was made with which returns.
-    Entered(u8),
-    /// Known beforehand.
-    Constant(u64),
-    /// An address in the kernel, as it was linked.
-    Kernel(Gva),
+    /// It is there without a read.
+    Given(Given),
     /// The pid of the task that runs.
     Pid,
     /// The CPU.
@@ -154,7 +147,7 @@ impl Number {
         let n = match operand {
             Operand::Pid => return Ok(whole(Origin::Pid, 32)),
             Operand::Cpu => return Ok(whole(Origin::Cpu, 32)),
-            Operand::Ip => return Ok(whole(Origin::Register(Register::Rip), 64)),
+            Operand::Ip => return Ok(whole(Origin::Given(Given::Register(Register::Rip)), 64)),
             Operand::Comm | Operand::Hidden(_) => return Err(Unsuited::Text),
             Operand::Field(n) => n,
         };
@@ -168,17 +161,8 @@ impl Number {
             Read::Pointee(_) if field.fetch.hops.is_empty() => (None, 64),
             _ => return Err(no_number()),
         };
-        let from = match (base, &field.fetch.base) {
-            (Some(at), _) => Origin::Memory(at),
-            (None, Base::Register(register)) => Origin::Register(*register),
-            (None, Base::Argument(n)) if at_return && usize::from(*n) < ARGUMENTS => Origin::Entered(*n),
-            (None, Base::Argument(n)) if !at_return => {
-                Origin::Register(Register::of_argument((*n).into()).ok_or_else(no_number)?)
-            }
-            (None, Base::Constant(number)) => Origin::Constant(*number),
-            (None, Base::Kernel(link)) => Origin::Kernel(*link),
-            _ => return Err(no_number()),
-        };
+        let given = || Given::of(&field.fetch.base, at_return).map(Origin::Given);
+        let from = base.map(Origin::Memory).or_else(given).ok_or_else(no_number)?;
         let is_signed = |shape: &Shape| matches!(shape, Shape::Signed | Shape::Result | Shape::Enum(_));
         match &field.shape {
             Shape::BitField { low, width, of } => {

@@ -10,6 +10,7 @@
 //!
 //! A value that lies behind pointers takes a chain of entries: each is read where the one before it leads.
 
+use super::work::ARGUMENTS;
 use crate::addr::Gva;
 use crate::capture::{Base, Fetch, Hop, Read, Register, What};
 use crate::memory::ReadVirt;
@@ -40,19 +41,40 @@ pub struct Reads {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain {
     /// Where it begins.
-    pub(super) start: Start,
+    pub(super) start: Given,
     pub(super) entries: Vec<Entry>,
 }
 
-/// Where a chain begins.
+/// A value that is there without a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
+pub enum Given {
+    /// A register.
     Register(Register),
     /// An argument in a register, from 0 on, that the call was made with which returns.
     Entered(u8),
+    /// Known beforehand.
+    Constant(u64),
     /// An address in the kernel, as it was linked.
     Kernel(Gva),
-    Constant(u64),
+}
+
+impl Given {
+    /// What `base` stands for, at a return or not, if it is such a value.
+    pub(super) fn of(base: &Base, at_return: bool) -> Option<Self> {
+        match base {
+            Base::Register(register) => Some(Self::Register(*register)),
+            Base::Argument(n) if at_return => (usize::from(*n) < ARGUMENTS).then_some(Self::Entered(*n)),
+            Base::Argument(n) => Register::of_argument((*n).into()).map(Self::Register),
+            Base::Constant(number) => Some(Self::Constant(*number)),
+            Base::Kernel(link) => Some(Self::Kernel(*link)),
+            Base::Stack(_)
+            | Base::Arguments(_)
+            | Base::Comm
+            | Base::Cgroup(_)
+            | Base::Text(_)
+            | Base::Unknown => None,
+        }
+    }
 }
 
 /// One read.
@@ -82,20 +104,13 @@ impl Reads {
     /// # Errors
     /// It cannot be read by a detour.
     pub(super) fn add(&mut self, fetch: &Fetch, at_return: bool) -> Result<Option<u64>, CannotRead> {
-        let (start, first) = match &fetch.base {
-            Base::Register(register) => (Start::Register(*register), None),
-            Base::Constant(number) => (Start::Constant(*number), None),
-            Base::Kernel(link) => (Start::Kernel(*link), None),
-            Base::Stack(n) => (Start::Register(Register::Rsp), Some(slot(*n))),
-            Base::Argument(n) if at_return => (Start::Entered(*n), None),
-            Base::Argument(n) => match Register::of_argument((*n).into()) {
-                Some(register) => (Start::Register(register), None),
-                // Behind the six in registers, and behind the return address.
-                None => (Start::Register(Register::Rsp), Some(slot(u16::from(*n) - 5))),
-            },
-            Base::Arguments(_) | Base::Comm | Base::Cgroup(_) | Base::Text(_) | Base::Unknown => {
-                return Err(CannotRead);
-            }
+        let on_stack = |n| (Given::Register(Register::Rsp), Some(slot(n)));
+        let (start, first) = match (Given::of(&fetch.base, at_return), &fetch.base) {
+            (Some(given), _) => (given, None),
+            (None, Base::Stack(n)) => on_stack(*n),
+            // Behind the six in registers, and behind the return address.
+            (None, Base::Argument(n)) if !at_return => on_stack(u16::from(*n) - 5),
+            (None, _) => return Err(CannotRead),
         };
         let last = match fetch.read {
             Read::Word(_) => None,

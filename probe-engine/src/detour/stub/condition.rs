@@ -66,15 +66,7 @@ impl Assembler<'_> {
     /// Loads a number into rax, extended to 64 bits.
     pub(super) fn number(&mut self, number: &Number) -> Done {
         match number.from {
-            Origin::Register(register) => {
-                let value = self.register(register)?;
-                if value != rax {
-                    self.asm.mov(rax, value)?;
-                }
-            }
-            Origin::Entered(n) => self.entered(n)?,
-            Origin::Constant(value) => self.asm.mov(rax, value)?,
-            Origin::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
+            Origin::Given(given) => self.given(given)?,
             Origin::Pid => {
                 self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
                 self.asm.mov(eax, dword_ptr(rax + imm(self.guest.task.pid)?))?;

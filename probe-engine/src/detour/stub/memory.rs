@@ -19,7 +19,7 @@
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::detour::groups::Groups;
 use crate::detour::layout::{POOL, POOLS, READING, UNREAD};
-use crate::detour::reads::{ADDRESS, DATA, Entry, Kept, LENGTH, Reads, Start};
+use crate::detour::reads::{ADDRESS, DATA, Entry, Given, Kept, LENGTH, Reads};
 use crate::detour::work::Work;
 use crate::linux::nofault::{Copies, STACK};
 use iced_x86::Code;
@@ -56,17 +56,7 @@ impl Assembler<'_> {
         }
         for chain in &work.reads.chains {
             let mut next = self.asm.create_label();
-            match chain.start {
-                Start::Register(register) => {
-                    let value = self.register(register)?;
-                    if value != rax {
-                        self.asm.mov(rax, value)?;
-                    }
-                }
-                Start::Entered(n) => self.entered(n)?,
-                Start::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
-                Start::Constant(number) => self.asm.mov(rax, number)?,
-            }
+            self.given(chain.start)?;
             for (n, entry) in chain.entries.iter().enumerate() {
                 if n > 0 {
                     let before = chain.entries.get(n - 1).map_or(0, |before| before.at);
@@ -87,6 +77,22 @@ impl Assembler<'_> {
         self.count(Code::Inc_rm64, UNREAD, work.probe)?;
         self.asm.set_label(&mut end)?;
         self.asm.zero_bytes()?;
+        Ok(())
+    }
+
+    /// Loads a value that is there into rax.
+    pub(super) fn given(&mut self, given: Given) -> Done {
+        match given {
+            Given::Register(register) => {
+                let value = self.register(register)?;
+                if value != rax {
+                    self.asm.mov(rax, value)?;
+                }
+            }
+            Given::Entered(n) => self.entered(n)?,
+            Given::Constant(number) => self.asm.mov(rax, number)?,
+            Given::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
+        }
         Ok(())
     }
 

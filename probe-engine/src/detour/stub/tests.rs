@@ -3,7 +3,7 @@ use crate::capture::filter::{Order, Test};
 use crate::capture::{Base, Fetch, Hop, Read, What};
 use crate::detour::condition::{Condition, Number, Origin, Text};
 use crate::detour::layout::{self, CALLS, record};
-use crate::detour::reads::Reads;
+use crate::detour::reads::{Given, Reads};
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
@@ -154,23 +154,18 @@ fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
                 Test::Among(vec![0..2, 5..6]),
             ),
             Condition::Number(
-                Number { from: Origin::Register(Register::Rsp), low: 3, width: 9, is_signed: true },
+                Number {
+                    from: Origin::Given(Given::Register(Register::Rsp)),
+                    low: 3,
+                    width: 9,
+                    is_signed: true,
+                },
                 Test::Bits(0xf000_0000_0000_0001),
             ),
         ]),
     ]);
     let record = Some(vec![Register::Rax, Register::Rsp, Register::Rflags, Register::R15]);
-    let stub = assemble(&[
-        Work {
-            probe: 3,
-            condition: Some(everything),
-            record,
-            reads: Reads::default(),
-            groups: None,
-            calls: None,
-        },
-        counts(None),
-    ]);
+    let stub = assemble(&[Work { record, ..counts(Some(everything)) }, counts(None)]);
     let mut depth = 0i64;
     for instruction in decode(&stub.code) {
         match instruction.mnemonic() {
@@ -220,7 +215,7 @@ fn what_is_too_far_is_refused() {
 
 /// A probe of returns that reads `record` of each.
 fn returns(record: Option<Vec<Register>>, calls: Calls) -> Work {
-    Work { probe: 3, condition: None, record, reads: Reads::default(), groups: None, calls: Some(calls) }
+    Work { record, calls: Some(calls), ..counts(None) }
 }
 
 #[test]
@@ -441,14 +436,7 @@ fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
         Number { from: Origin::Memory(0), low: 0, width: 32, is_signed: false },
         Test::Number(Order::Equal, 7),
     );
-    let work = Work {
-        probe: 3,
-        condition: Some(is_read),
-        record: Some(Vec::new()),
-        reads,
-        groups: None,
-        calls: None,
-    };
+    let work = Work { record: Some(Vec::new()), reads, ..counts(Some(is_read)) };
     let stub = assemble(&[work, counts(None)]);
     let code = decode(&stub.code);
     let count = |mnemonic| code.iter().filter(|i| i.mnemonic() == mnemonic).count();

@@ -4,6 +4,7 @@ use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Field, Hop, Value, What};
 use crate::detour::condition::{Number, Origin, Text};
+use crate::detour::reads::Given;
 use crate::linux::glob::Glob;
 use crate::linux::task::{COMM, Context, Task};
 
@@ -196,7 +197,7 @@ fn memory_is_compared_as_a_number_of_its_width() {
     let far = Fetch { hops: vec![Hop { offset: 8, user: false }], ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(far, Shape::Hex), number(Origin::Memory(0), 64, false));
     let pointer = Fetch { read: Read::Pointee(What::Bytes(8)), ..Fetch::word(Base::Argument(0), 8) };
-    assert_eq!(of(pointer, Shape::Hex), number(Origin::Register(Register::Rdi), 64, false));
+    assert_eq!(of(pointer, Shape::Hex), number(Origin::Given(Given::Register(Register::Rdi)), 64, false));
     let string = memory(Base::Argument(0), &[0], What::String(8));
     assert_eq!(of(string, Shape::Hex), Err(Unsuited::NoNumber("it".to_owned())));
 }
@@ -278,8 +279,14 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     let test = || Test::Number(Order::Equal, 5);
     let number =
         |from, low, width, is_signed| Ok(Condition::Number(Number { from, low, width, is_signed }, test()));
-    assert_eq!(of(Operand::Field(0), test()), number(Origin::Register(Register::Rdi), 0, 32, true));
-    assert_eq!(of(Operand::Field(2), test()), number(Origin::Register(Register::Rbx), 3, 5, false));
+    assert_eq!(
+        of(Operand::Field(0), test()),
+        number(Origin::Given(Given::Register(Register::Rdi)), 0, 32, true)
+    );
+    assert_eq!(
+        of(Operand::Field(2), test()),
+        number(Origin::Given(Given::Register(Register::Rbx)), 3, 5, false)
+    );
     assert_eq!(of(Operand::Pid, test()), number(Origin::Pid, 0, 32, false));
     assert_eq!(of(Operand::Field(1), test()), Err(Unsuited::NoNumber("pair".to_owned())));
     let cat = || Test::Text(true, "cat".to_owned());
