@@ -24,6 +24,7 @@ mod region;
 
 pub use calls::{LEAVE, trampolines};
 
+use super::condition::Condition;
 use super::instances::instance;
 use super::layout::{HITS, Rings, UNREAD};
 use super::region::Region;
@@ -309,7 +310,7 @@ impl Assembler<'_> {
             self.record(work, registers, next)?;
         }
         // Whether it would have counted depends on more of a string than has been read.
-        if work.condition.is_some() && !work.reads.is_empty() {
+        if work.condition.as_ref().is_some_and(Condition::may_stay_open) {
             self.asm.jmp(next)?;
             self.asm.set_label(&mut open)?;
             self.count(Code::Inc_rm64, UNREAD, work.probe)?;

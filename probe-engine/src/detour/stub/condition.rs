@@ -228,6 +228,16 @@ impl Assembler<'_> {
 }
 
 impl Condition {
+    /// Whether there are hits at which it cannot be told.
+    pub(super) fn may_stay_open(&self) -> bool {
+        match self {
+            Self::All(conditions) | Self::Any(conditions) => conditions.iter().any(Self::may_stay_open),
+            Self::Not(condition) => condition.may_stay_open(),
+            Self::Pattern(of, _) => of.goes_on,
+            Self::Number(..) | Self::Text(..) => false,
+        }
+    }
+
     /// What of memory it is about: if that could not be read, it does not hold.
     fn entry(&self) -> Option<u64> {
         match self {
