@@ -89,16 +89,18 @@ impl Work {
         let recorded = noted != Noted::Nothing;
         let fields = capture.map_or([].as_slice(), |capture| &capture.fields);
         let hidden = capture.map_or([].as_slice(), |capture| &capture.hidden);
-        let mut fetches = fields.iter().map(|field| &field.fetch).chain(hidden);
+        let of_filter = hidden.iter().map(|fetch| ("the filter", fetch));
+        let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch)).chain(of_filter);
         let calls = match hits {
             Hits::Passes => None,
-            Hits::Returns(most) => Some(Calls { most, arguments: fetches.any(reads_argument) }),
+            Hits::Returns(most) => {
+                Some(Calls { most, arguments: all.clone().any(|(_, fetch)| reads_argument(fetch)) })
+            }
         };
         let filter = capture.and_then(|capture| capture.filter.as_ref());
         let is_read = recorded || filter.is_some();
         let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
-        let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch));
-        for (name, fetch) in all.chain(hidden.iter().map(|fetch| ("the filter", fetch))).filter(|_| is_read) {
+        for (name, fetch) in all.filter(|_| is_read) {
             let needs = fetch.needs(name, calls.is_some(), &mut reads)?;
             others.extend(needs.register().filter(|_| recorded));
             read.push(needs.memory());
