@@ -166,38 +166,27 @@ pub(crate) fn session(
 pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
     // Histograms show none.
     let stack = args.stack.filter(|_| asked.counted.is_none()).map(usize::from);
-    if let Place::Watch(_) = asked.place {
-        let watch = Probe::watch(asked.place).record();
-        return match stack {
-            Some(most) => watch.stack(most).into(),
-            None => watch.into(),
-        };
-    }
-    let histogram = asked.counted.map(|counted| counted.plan);
-    if asked.returns {
-        let mut probe = Probe::on_return(asked.place).record().capture(asked.capture);
-        if let Some(plan) = histogram {
-            probe = probe.histogram(plan);
-        }
-        if let Some(calls) = asked.max_active.or(args.maxactive) {
-            probe = probe.max_active(calls);
-        }
-        return match stack {
-            Some(most) => probe.stack(most).into(),
+    let mut probe = if let Place::Watch(_) = asked.place {
+        Probe::watch(asked.place).record().into()
+    } else if asked.returns {
+        let probe = Probe::on_return(asked.place).record().capture(asked.capture);
+        match asked.max_active.or(args.maxactive) {
+            Some(calls) => probe.max_active(calls).into(),
             None => probe.into(),
-        };
-    }
-    if asked.style == Style::Count {
+        }
+    } else if asked.style == Style::Count {
         return Probe::at(asked.place);
+    } else {
+        let probe = Probe::at(asked.place).record().capture(asked.capture);
+        if args.once { probe.once() } else { probe }
+    };
+    if let Some(counted) = asked.counted {
+        probe = probe.histogram(counted.plan);
     }
-    let mut probe = Probe::at(asked.place).record().capture(asked.capture);
-    if let Some(plan) = histogram {
-        probe = probe.histogram(plan);
+    match stack {
+        Some(most) => probe.stack(most),
+        None => probe,
     }
-    if let Some(most) = stack {
-        probe = probe.stack(most);
-    }
-    if args.once { probe.once() } else { probe }
 }
 
 /// The kernel command line.
