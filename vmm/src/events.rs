@@ -4,7 +4,7 @@ use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
 use detoured::Detours;
-pub use detoured::Known;
+pub use detoured::{Known, MissedByDetours};
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
@@ -214,21 +214,6 @@ impl Recorder {
 /// Adds one without a locked instruction: there is one writer.
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-}
-
-/// Hits of a probe that its detours have missed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MissedByDetours {
-    /// Hits that found no room in a ring.
-    pub full: u64,
-    /// Hits that found room, and of which nothing has come out of it in the end.
-    pub unfinished: u64,
-    /// Calls that were not followed: too many were.
-    pub unfollowed: u64,
-    /// Calls that were followed, and came back elsewhere.
-    pub strays: u64,
-    /// Passes for which memory had to be read when it could not be, or more of it than can be.
-    pub unread: u64,
 }
 
 /// The reader's end, for all vCPUs.

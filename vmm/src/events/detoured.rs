@@ -1,6 +1,6 @@
 //! What the guest's detours write, read while it runs.
 
-use super::{Event, MissedByDetours, Nanos, What};
+use super::{Event, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::probe::Active;
@@ -15,6 +15,21 @@ use probe_engine::detour::work::Work;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Hits of a probe that its detours have missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MissedByDetours {
+    /// Hits that found no room in a ring.
+    pub full: u64,
+    /// Hits that found room, and of which nothing has come out of it in the end.
+    pub unfinished: u64,
+    /// Calls that were not followed: too many were.
+    pub unfollowed: u64,
+    /// Calls that were followed, and came back elsewhere.
+    pub strays: u64,
+    /// Passes for which memory had to be read when it could not be, or more of it than can be.
+    pub unread: u64,
+}
 
 /// A probe that a detour records for.
 pub struct Known {
@@ -127,14 +142,11 @@ impl Detours {
         let counter = |table| self.counter(table, probe);
         let full = if is_recorded { counter(layout::DROPS) } else { 0 };
         let read = self.read.get(&probe.0).copied().unwrap_or(0);
-        let unfinished = if is_recorded && self.is_closed {
-            self.hits(probe).saturating_sub(read.saturating_add(full))
-        } else {
-            0
-        };
+        let left = self.hits(probe).saturating_sub(read.saturating_add(full));
         MissedByDetours {
             full,
-            unfinished,
+            // Before the end, they may come yet.
+            unfinished: if is_recorded && self.is_closed { left } else { 0 },
             unfollowed: counter(layout::UNFOLLOWED),
             strays: counter(layout::STRAYS),
             unread: counter(layout::UNREAD),
