@@ -1,10 +1,11 @@
 //! Histograms that are made in the guest: they are what the host makes of all hits, one by one.
 
+use super::reads::{at, field, reading};
 use probe_engine::capture::filter::{Circumstances, Operand};
 use probe_engine::capture::hist::{By, Form, Histogram, Sort};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::tally::Tally;
-use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, Values, What, names};
+use probe_engine::capture::{Base, Capture, Fetch, Field, Register, Values, What, names};
 use tests::detour::histogram;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
@@ -13,26 +14,19 @@ use vmm::session::State;
 
 const READ: &str = "vfs_read";
 
-fn field(fetch: Fetch, shape: Shape) -> Field {
-    Field { name: "it".to_owned(), fetch, shape }
-}
-
-fn capture(fields: Vec<Field>) -> Capture {
-    Capture { fields, ..Capture::default() }
-}
-
 /// How many bytes are read, and from where in the file, which is nowhere at times.
 fn of_entry() -> Capture {
-    let position = Read::Memory(Hop { offset: 0, user: false }, What::Bytes(8));
-    capture(vec![
-        field(Fetch::word(Base::Argument(2), 8), Shape::Unsigned),
-        field(Fetch { base: Base::Argument(3), hops: Vec::new(), read: position }, Shape::Signed),
+    let position = at(Base::Argument(3), &[0], false, What::Bytes(8));
+    reading(vec![
+        Field { shape: Shape::Unsigned, ..field(Fetch::word(Base::Argument(2), 8)) },
+        Field { shape: Shape::Signed, ..position },
     ])
 }
 
 /// How many were, or why none.
 fn of_return() -> Capture {
-    capture(vec![field(Fetch::word(Base::Register(probe_engine::capture::Register::Rax), 8), Shape::Result)])
+    let value = field(Fetch::word(Base::Register(Register::Rax), 8));
+    reading(vec![Field { shape: Shape::Result, ..value }])
 }
 
 fn plan(keys: &[(Operand, Form)], sum: u16) -> Histogram {
