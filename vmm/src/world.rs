@@ -259,7 +259,10 @@ impl World {
         /// How long a kicked vCPU may take before it is kicked again.
         const AGAIN: Duration = Duration::from_millis(1);
         let mut state = self.lock();
-        state.phase = phase;
+        // Who has been told to end never runs again.
+        if state.phase != Phase::Ending {
+            state.phase = phase;
+        }
         self.attention.store(true, Ordering::Release);
         self.changed.notify_all();
         loop {
@@ -278,7 +281,7 @@ impl World {
     }
 }
 
-/// Proof that no vCPU runs. The world goes on when it is dropped.
+/// Proof that no vCPU runs. The world goes on when it is dropped, unless it [ends](Self::end).
 pub struct Parked<'a> {
     world: &'a World,
 }
@@ -293,6 +296,11 @@ impl Parked<'_> {
     #[must_use]
     pub fn rips(&self) -> Vec<Gva> {
         self.world.lock().rips.clone()
+    }
+
+    /// Makes every vCPU thread end instead of going on.
+    pub fn end(&self) {
+        self.world.lock().phase = Phase::Ending;
     }
 
     /// Lets the held vCPU `id` go on when the stop is over.
@@ -386,6 +394,37 @@ mod tests {
             parked.release(0);
             drop(parked);
             assert_eq!(held.join().unwrap(), Some(Gva(7)));
+        });
+    }
+
+    #[test]
+    fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
+        let world = world(2);
+        let count = AtomicUsize::new(0);
+        let request = Request {
+            vcpu: 0,
+            cause: Cause::Commands(Vec::new()),
+            regs: Regs::default(),
+            space: AddressSpace::new(0, 0),
+            idt: Gva(0),
+        };
+        thread::scope(|scope| {
+            let held = scope.spawn(|| {
+                let next = world.hold(request);
+                world.ended(0);
+                matches!(next, Next::End)
+            });
+            scope.spawn(|| run(&world, 1, &count));
+            let parked = world.park(|_| {});
+            let before = count.load(Ordering::Relaxed);
+            parked.release(0);
+            parked.end();
+            drop(parked);
+            // Another stop does not bring it back.
+            drop(world.park(|_| {}));
+            assert!(held.join().unwrap());
+            world.end(|_| {});
+            assert_eq!(count.load(Ordering::Relaxed), before);
         });
     }
 

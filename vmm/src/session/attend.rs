@@ -67,6 +67,9 @@ impl Control<'_> {
         }
         self.reconcile(&parked, &mut orders);
         parked.set_orders(orders);
+        if self.outcome.is_some() {
+            parked.end();
+        }
         drop(parked);
         if !self.announced {
             self.stopped += begun.elapsed();
