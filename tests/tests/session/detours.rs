@@ -168,7 +168,7 @@ fn detours_come_and_go_under_load() {
     let Some(guest) = Guest::new("6.12") else { return };
     let mut counted = BTreeMap::new();
     let guest = guest.cpus(2).optimize().probe(Probe::at(FUNCTION));
-    let ended = guest.run_with("open:1,sh:/gate,pinned:60000", |handle, console| {
+    let ended = guest.run_with("open:1,sh:/gate,pinned:200000", |handle, console| {
         after(handle, console, "workload: open", 1);
         console.open_gate();
         for round in 0..60 {
