@@ -74,7 +74,7 @@ fn set(hot: &[Place], others: &[Place], rng: &mut Rng) -> Vec<Probe> {
 }
 
 /// Reads two registers, at hits where the stack pointer's low byte is below so much.
-fn some(below: i128) -> Capture {
+pub(super) fn some(below: i128) -> Capture {
     let field = |register: Register, bytes| Field {
         name: register.name().to_owned(),
         fetch: Fetch::word(Base::Register(register), bytes),

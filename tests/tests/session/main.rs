@@ -48,9 +48,12 @@ fn after(handle: &Handle, console: &Console, words: &str, count: usize) -> Vec<(
     listed(handle)
 }
 
-/// What a probe that stays has seen of the pinned calls while others came and went, which `states` tells of.
+/// A step in which each CPU calls `getppid` until a test opens the gate: for as long as the test takes, however fast either is.
+const UNTIL_GATE: &str = "beside:/gate";
+
+/// What a probe that stays has seen of the calls of [`UNTIL_GATE`] while others came and went, which `states` tells of.
 fn assert_saw_all_calls(ended: &Ended, states: &impl Debug) {
-    let calls = ended.workload("pinned", "calls");
+    let calls = ended.workload("beside", "calls");
     println!("{calls} calls, {states:?}, {:?}", ended.report.unregistered);
     // The shell asks for its parent, too.
     assert_eq!(ended.probe(0).hits, calls + 1, "the one that stayed has seen all");

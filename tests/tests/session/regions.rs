@@ -1,7 +1,7 @@
 //! Detours that take the place of several instructions: what they see is what a trap would have seen, they stand only
 //! where nobody is inside, and make room for others.
 
-use super::{Notes, after, assert_saw_all_calls};
+use super::{Notes, UNTIL_GATE, after, assert_saw_all_calls};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
@@ -250,12 +250,11 @@ fn regions_come_and_go_under_load() {
     let elsewhere = guest.subject.behind_site("vfs_read");
     let mut counted = BTreeMap::new();
     let guest = guest.cpus(2).cmdline("preempt=full").optimize().probe(Probe::at(place.as_str()));
-    let ended = guest.run_with("open:1,sh:/gate,pinned:60000", |handle, console| {
+    let ended = guest.run_with(&format!("open:1,{UNTIL_GATE}"), |handle, console| {
         after(handle, console, "workload: open", 1);
-        console.open_gate();
         for round in 0..60 {
             let more = vec![Probe::at(place.as_str()).record(), Probe::at(elsewhere.as_str())];
-            let Ok(mut ids) = handle.register(more) else { break };
+            let mut ids = handle.register(more).unwrap();
             let change = match round % 5 {
                 0 => Command::Optimize(false),
                 1 => Command::Optimize(true),
@@ -264,12 +263,11 @@ fn regions_come_and_go_under_load() {
                 _ => Command::Enable(ids.clone()),
             };
             let is_inside = matches!(change, Command::Register(_));
-            match handle.command(change) {
-                Ok(more) if is_inside => ids.extend(more),
-                Ok(_) => {}
-                Err(_) => break,
+            let more = handle.command(change).unwrap();
+            if is_inside {
+                ids.extend(more);
             }
-            for probe in handle.list().unwrap_or_default() {
+            for probe in handle.list().unwrap() {
                 let kind = match (&probe.state, &probe.trapped) {
                     (State::Optimized(_), _) => "optimized".to_owned(),
                     (State::Armed(_), Some(reason)) => reason.chars().take(20).collect(),
@@ -277,10 +275,9 @@ fn regions_come_and_go_under_load() {
                 };
                 *counted.entry(kind).or_insert(0) += 1;
             }
-            if handle.command(Command::Unregister(ids)).is_err() {
-                break;
-            }
+            handle.command(Command::Unregister(ids)).unwrap();
         }
+        console.open_gate();
     });
     ended.assert_in_order();
     assert_saw_all_calls(&ended, &counted);
