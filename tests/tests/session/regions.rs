@@ -281,5 +281,5 @@ fn regions_come_and_go_under_load() {
     });
     ended.assert_in_order();
     assert_saw_all_calls(&ended, &counted);
-    assert!(counted["optimized"] > 20 && counted["another probe stands"] > 5, "{counted:?}");
+    assert!(counted["optimized"] > 5 && counted["another probe stands"] > 5, "{counted:?}");
 }

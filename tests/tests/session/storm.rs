@@ -254,7 +254,7 @@ fn storm(kernel: &str, cpus: u8) {
         seen(1)
     );
     assert!(handled > 1000 && from_copies > 1000, "{handled} hits handled, {from_copies} at copies");
-    assert!(rounds >= seconds, "{rounds} rounds in {seconds} s");
+    assert!(rounds >= 5, "{rounds} rounds: they have not been switched in turn");
 }
 
 #[test]
