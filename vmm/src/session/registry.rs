@@ -1,138 +1,31 @@
 //! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
 
-use super::report::{ProbeKind, ProbeReport};
+mod entry;
+mod error;
+mod rows;
+
+use super::report::ProbeReport;
 use super::{Config, Optimize};
 use crate::events::{MAX_PROBES, Reader};
-use crate::probe::{Active, Kind, Miss, Notes, Probe, Watching, Where, Work};
-use crate::reserved::TRAMPOLINES;
+use crate::probe::{Active, Kind, Notes, Probe, Watching, Where, Work};
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::probe::place::{Place, Spot};
-use probe_engine::probe::resolve::{ResolveError, resolve};
+use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::room::Room;
-use probe_engine::probe::spec::{ProbeSpec, SpecError};
-use probe_engine::probe::table::{ProbeId, TRAMPOLINE_ROW};
-use probe_engine::probe::watch::{self, WatchError, WatchSpecError};
+use probe_engine::probe::spec::ProbeSpec;
+use probe_engine::probe::table::ProbeId;
+use probe_engine::probe::watch;
+use rows::Rows;
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What has become of a probe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// The guest has not come far enough to arm it.
-    Waiting,
-    /// The guest has not loaded this module.
-    Pending(String),
-    /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
-    Armed(Gva),
-    /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.
-    Optimized(Gva),
-    /// It is disabled, or all are disarmed.
-    Disabled,
-    /// The guest works on the text here, and there is no room behind it.
-    Yielded(Gva),
-    /// The live text did not allow it; why.
-    Refused(String),
-    /// It stood here until the guest freed the text.
-    Gone(Gva),
-    /// It stood here until the guest changed the text under it.
-    Overwritten(Gva),
-    /// Only its first hit counted, and that was here.
-    Spent(Gva),
-    /// A handler of it panicked, with these words.
-    Broken(String),
-}
-
-/// A probe cannot be registered.
-#[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
-    /// Its place was given as text that means nothing.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// Its place is not in the kernel, or cannot be probed.
-    #[error(transparent)]
-    Resolve(#[from] ResolveError),
-    /// A pattern, of which it is not known how many probes it means.
-    #[error("`{0}` is a pattern: resolve it, and register a probe for each place")]
-    Pattern(String),
-    /// The session was started with landmarks only.
-    #[error("`{0}` is given as text, and the session has no kernel to look it up in")]
-    NoKernel(String),
-    /// Its stack cannot be told.
-    #[error("`{0}` asks for its stack, and the session does not know how the kernel's stacks lie")]
-    NoUnwind(String),
-    /// Not at a function's entry.
-    #[error("`{0}` is no function's entry: a return probe goes nowhere else")]
-    NotAnEntry(String),
-    /// As [`RegisterError::Spec`], of a watch.
-    #[error(transparent)]
-    WatchSpec(#[from] WatchSpecError),
-    /// As [`RegisterError::Resolve`], of a watch.
-    #[error(transparent)]
-    Watch(#[from] WatchError),
-    /// A place in text, where memory is wanted.
-    #[error("`{0}` is a place for a probe: a watch also needs its length and what to watch for")]
-    NoWatch(String),
-    /// Memory, where a place in text is wanted.
-    #[error("`{0}` is a place for a watch: no other probe goes there")]
-    OnlyWatch(String),
-    /// A one-shot probe with a handler for what follows its instruction.
-    #[error(
-        "`{0}`: a one-shot probe has no post and no fault handler, as its instruction runs where it stands"
-    )]
-    OnlyPre(String),
-    /// No debug register is free.
-    #[error(
-        "{0} places can be watched at a time: {reason}",
-        reason = if *.0 < 4 {
-            "a CPU has four debug registers, and the last one catches this host's breakpoints"
-        } else {
-            "a CPU has no more debug registers"
-        }
-    )]
-    TooManyWatches(usize),
-    /// So many calls cannot be followed: each return probe takes its maxactive, rounded up to whole rows, of
-    /// [`TRAMPOLINES`](crate::reserved::TRAMPOLINES).
-    #[error(
-        "there is no room to follow so many calls: {TRAMPOLINES} at a time, and {TRAMPOLINE_ROW} for each return \
-         probe at least; lower maxactive, or register fewer of them"
-    )]
-    NoTrampolines,
-    /// See [`MAX_PROBES`].
-    #[error("a session registers {MAX_PROBES} probes at most")]
-    TooMany,
-    /// The live text does not allow it.
-    #[error("`{name}` cannot be probed: {reason}")]
-    Refused {
-        /// The place.
-        name: String,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// One probe.
-pub(super) struct Entry {
-    pub(super) active: Arc<Active>,
-    pub(super) place: Place,
-    /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
-    /// loaded.
-    pub(super) spot: Option<Spot>,
-    pub(super) enabled: bool,
-    pub(super) state: State,
-    /// Why it stands on a trap and not on a detour, where that has been asked for.
-    pub(super) trapped: Option<String>,
-    /// Where it stood last (GVA).
-    pub(super) stood: Option<Gva>,
-    /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
-    pub(super) made_room: bool,
-    /// How often the guest wanted its text when there was no room behind it: hits are missed then.
-    pub(super) yields: u64,
-}
+pub(super) use entry::Entry;
+pub use entry::State;
+pub use error::RegisterError;
 
 /// All probes, in order of registration.
 pub(super) struct Registry {
@@ -167,7 +60,7 @@ impl Registry {
             watches: config.delivery.watches(),
             armed: true,
             next: 0,
-            rows: Rows(vec![false; (trampolines / TRAMPOLINE_ROW) as usize]),
+            rows: Rows::new(trampolines),
             leaving: Vec::new(),
         }
     }
@@ -386,97 +279,11 @@ impl Registry {
     }
 }
 
-impl Entry {
-    /// Whether it takes no hit any more, wherever its text is.
-    pub(super) fn is_over(&self) -> bool {
-        self.active.is_broken() || self.active.is_spent()
-    }
-
-    /// `detoured`: how many calls detours follow, by the probe.
-    fn report(&self, id: ProbeId, reader: &Reader, lost: u64, detoured: &HashMap<u32, usize>) -> ProbeReport {
-        let missed_by_detours = reader.missed_by_detours(id, self.active.record);
-        let missed = |miss| self.active.missed(miss);
-        let state = match &self.state {
-            State::Armed(at) if self.active.is_spent() => State::Spent(*at),
-            State::Waiting => match &self.place {
-                Place::Module { module, .. } => State::Pending(module.clone()),
-                Place::Kernel { .. } | Place::Watch(_) => State::Waiting,
-            },
-            state => state.clone(),
-        };
-        let address = match state {
-            State::Armed(at)
-            | State::Optimized(at)
-            | State::Gone(at)
-            | State::Overwritten(at)
-            | State::Yielded(at)
-            | State::Spent(at) => at,
-            State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
-                match (&self.place, &self.spot, self.stood) {
-                    (.., Some(at)) => at,
-                    (Place::Watch(watch), ..) => watch.at,
-                    (_, Some(spot), _) => spot.at,
-                    (_, None, _) => Gva(0),
-                }
-            }
-        };
-        ProbeReport {
-            id,
-            name: self.place.name(),
-            kind: match self.active.kind {
-                Kind::Instruction(_) => ProbeKind::Instruction,
-                Kind::Return(..) => ProbeKind::Return,
-                Kind::Watch(_) => ProbeKind::Watch,
-            },
-            module: match &self.place {
-                Place::Module { module, .. } => Some(module.clone()),
-                Place::Kernel { .. } | Place::Watch(_) => None,
-            },
-            address,
-            enabled: self.enabled,
-            hits: reader
-                .hits(id)
-                .saturating_sub(lost + missed_by_detours.full + missed_by_detours.unfinished),
-            missed: super::report::Missed {
-                output: lost,
-                ring: missed_by_detours.full,
-                unfinished: missed_by_detours.unfinished,
-                instance: missed(Miss::NoInstance) + missed_by_detours.unfollowed,
-                stack: missed(Miss::NoStack) + missed(Miss::Stray) + missed_by_detours.strays,
-                unread: missed_by_detours.unread,
-                yields: self.yields,
-            },
-            trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
-            outstanding: self.active.pool().map_or(0, Pool::outstanding)
-                + detoured.get(&id.0).copied().unwrap_or(0),
-            state,
-        }
-    }
-}
-
-/// Which rows of trampolines are taken.
-struct Rows(Vec<bool>);
-
-impl Rows {
-    /// The numbers of the first trampolines that are free in a row, at least `count`.
-    fn take(&mut self, count: u32) -> Option<Range<u32>> {
-        let wanted = count.div_ceil(TRAMPOLINE_ROW) as usize;
-        let start = self.0.windows(wanted).position(|rows| rows.iter().all(|taken| !taken))?;
-        self.0.iter_mut().skip(start).take(wanted).for_each(|taken| *taken = true);
-        let number = |row: usize| row as u32 * TRAMPOLINE_ROW;
-        Some(number(start)..number(start + wanted))
-    }
-
-    fn give_back(&mut self, numbers: Range<u32>) {
-        let rows = numbers.start / TRAMPOLINE_ROW..numbers.end.div_ceil(TRAMPOLINE_ROW);
-        self.0.iter_mut().take(rows.end as usize).skip(rows.start as usize).for_each(|taken| *taken = false);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::trap::Delivery;
+    use probe_engine::probe::table::TRAMPOLINE_ROW;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 
     /// Of a guest with so many vCPUs, whose breakpoints come so.
@@ -491,7 +298,7 @@ mod tests {
             watches: delivery.watches(),
             armed: true,
             next: 0,
-            rows: Rows(vec![false; 64]),
+            rows: Rows::new(64 * TRAMPOLINE_ROW),
             leaving: Vec::new(),
         }
     }
@@ -540,18 +347,5 @@ mod tests {
                 "{cpus} vCPUs"
             );
         }
-    }
-
-    #[test]
-    fn trampolines_are_taken_in_whole_rows_and_given_back() {
-        let mut rows = Rows(vec![false; 4]);
-        assert_eq!(rows.take(10), Some(0..16));
-        assert_eq!(rows.take(17), Some(16..48));
-        assert_eq!(rows.take(17), None);
-        rows.give_back(0..10);
-        assert_eq!(rows.take(1), Some(0..16));
-        assert_eq!(rows.take(16), Some(48..64));
-        assert_eq!(rows.take(1), None);
-        assert_eq!(rows.take(u32::MAX), None);
     }
 }

@@ -1,0 +1,158 @@
+//! Traps that stand in the guest's text: putting one in with its way past, and taking it down.
+
+use super::wanted::Wanted;
+use super::{Arming, Stop};
+use crate::events::RING;
+use crate::probe::Active;
+use crate::reserved::{Reserved, Slots};
+use crate::session::text::Ground;
+use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
+use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
+use probe_engine::insn::plan::Plan;
+use probe_engine::probe::once::OneShot;
+use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeSet};
+use std::sync::Arc;
+
+/// A trap in the guest's text, and how it is passed.
+pub(super) struct Standing {
+    past: Past,
+    slot: Option<Slots>,
+    /// Whether its copy ends in a trap.
+    traps_again: bool,
+}
+
+impl Arming {
+    /// Takes down what stands at `at`. False when the guest has written there.
+    pub(super) fn take_down(&mut self, at: Gva, stop: &Stop<'_>) -> bool {
+        let Some(standing) = self.standing.remove(&at) else { return true };
+        self.retire(standing.slot);
+        match &standing.past {
+            Past::PutBack(once) if once.is_done() => {
+                self.traps.forget(at, 1);
+                true
+            }
+            _ => self.traps.lift(stop.parked, stop.ram, at, 1),
+        }
+    }
+
+    /// Forgets what stood at `lost`: the text that it was in is no more.
+    pub(in crate::session) fn forget(&mut self, lost: &[Gva], set: &mut ProbeSet<Arc<Active>>) {
+        for at in lost {
+            set.remove(*at);
+            self.traps.forget(*at, 1);
+            let standing = self.standing.remove(at);
+            self.retire(standing.and_then(|standing| standing.slot));
+        }
+    }
+
+    /// Nobody new comes to the copy in `slot`, if there is one.
+    fn retire(&mut self, slot: Option<Slots>) {
+        if let (Some(slot), Ok(reserved)) = (slot, &mut self.reserved) {
+            reserved.retire(slot);
+        }
+    }
+
+    /// Sees to it that a trap stands at `at` and that it is passed in the right way.
+    pub(super) fn put_in(
+        &mut self,
+        at: Gva,
+        wanted: &Wanted,
+        probes: &[Hanging<Arc<Active>>],
+        ground: &Ground,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) -> Result<Past, String> {
+        let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_once());
+        let has_post = probes.iter().any(|p| p.probe.has_post());
+        if probes.iter().filter(|p| p.probe.record).count() > RING {
+            return Err(format!("more than {RING} probes stand here"));
+        }
+        if let Some(standing) = self.standing.get(&at) {
+            match &standing.past {
+                Past::Emulate(_) if !self.device.contains(&at) => return Ok(standing.past.clone()),
+                Past::Copy(_) if standing.traps_again == has_post => return Ok(standing.past.clone()),
+                Past::PutBack(once) if is_once && !once.is_done() => return Ok(standing.past.clone()),
+                // It needs another way past: it is taken down and put up again in the same stop.
+                Past::Emulate(_) | Past::Copy(_) | Past::PutBack(_) => {
+                    self.take_down(at, stop);
+                }
+            }
+        }
+        // ftrace's nop was seen just now; anything else in the live text has to be proven an instruction.
+        let plan = if is_once && probes.iter().all(|p| p.footing == Footing::Nop) {
+            None
+        } else {
+            let only_copy = self.device.contains(&at);
+            Some(self.traps.plan(stop.ram, ground, &wanted.function, at, only_copy)?)
+        };
+        let (past, slot) = match plan.filter(|_| !is_once) {
+            None => (None, None),
+            Some(Plan::Emulate(emulation)) => (Some(Past::Emulate(emulation)), None),
+            Some(Plan::OutOfLine(_)) if !self.hooks.sees_faults() => {
+                return Err(
+                    "its instruction runs from a copy, and this kernel's faults cannot be followed".into()
+                );
+            }
+            Some(Plan::OutOfLine(copy)) => {
+                let slot = self.copy(&copy, has_post, stop, set)?;
+                let entry = self.reserved.as_ref().map_err(String::clone)?.address(slot);
+                (Some(Past::Copy(entry)), Some(slot))
+            }
+        };
+        let planted = self.traps.plant(stop.parked, stop.ram, ground, at);
+        let past = match (planted, past) {
+            (Ok(_), Some(past)) => past,
+            (Ok((gpa, original)), None) => Past::PutBack(Arc::new(OneShot::new(gpa, original))),
+            (Err(error), _) => {
+                self.retire(slot);
+                return Err(error.to_string());
+            }
+        };
+        let standing = Standing { past: past.clone(), slot, traps_again: has_post };
+        self.standing.insert(at, standing);
+        Ok(past)
+    }
+
+    /// Writes `copy` to a slot.
+    fn copy(
+        &mut self,
+        copy: &OutOfLine,
+        has_post: bool,
+        stop: &Stop<'_>,
+        set: &mut ProbeSet<Arc<Active>>,
+    ) -> Result<Slots, String> {
+        let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
+        let slot = room(reserved, SLOT, self.detours.instances(), stop, set)?;
+        let entry = reserved.address(slot);
+        let ending = if has_post { Ending::Trap } else { Ending::Jump };
+        let code = copy.place(entry, ending).map_err(|e| e.to_string());
+        let written = code.and_then(|code| reserved.write(stop.ram, slot, &code).map_err(|e| e.to_string()));
+        if let Err(reason) = written {
+            reserved.retire(slot);
+            return Err(reason);
+        }
+        let end = has_post.then(|| (copy.trap(entry), CopyEnd { site: copy.at(), next: copy.next() }));
+        set.add_copy(entry, copy.at(), end);
+        Ok(slot)
+    }
+}
+
+/// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which `calls` tell more than
+/// the guest's memory.
+pub(in crate::session) fn room(
+    reserved: &mut Reserved,
+    length: usize,
+    calls: &Instances,
+    stop: &Stop<'_>,
+    set: &mut ProbeSet<Arc<Active>>,
+) -> Result<Slots, String> {
+    if let Some(slots) = reserved.allocate(length) {
+        return Ok(slots);
+    }
+    let mut known = stop.parked.rips();
+    known.extend(calls.stubs(stop.ram));
+    reserved.reclaim(stop.parked, stop.ram, &known).map_err(|e| e.to_string())?;
+    set.retain_copies(|at| reserved.is_in_use(at));
+    Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
+}

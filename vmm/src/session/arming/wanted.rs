@@ -1,0 +1,179 @@
+//! What should stand where: each probe's place as the guest's text is at this moment, and the traps of our own.
+
+use super::{Arming, Phase};
+use crate::memory::GuestRam;
+use crate::probe::Active;
+use crate::session::registry::{Entry, Registry, State};
+use crate::session::text::{Function, Ground};
+use probe_engine::addr::Gva;
+use probe_engine::insn::plan::skip_endbr;
+use probe_engine::probe::hit::INT3;
+use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, Place};
+use probe_engine::probe::table::{Footing, Hanging, Internal};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is wanted at one address.
+pub(super) struct Wanted {
+    pub(super) probes: Vec<Hanging<Arc<Active>>>,
+    pub(super) internal: Option<Internal>,
+    pub(super) function: Function,
+}
+
+impl Wanted {
+    fn nothing(function: Function) -> Self {
+        Self { probes: Vec::new(), internal: None, function }
+    }
+}
+
+/// `call rel32`.
+const CALL: u8 = 0xe8;
+/// `jmp rel32`.
+const JUMP: u8 = 0xe9;
+
+/// Where a probe can stand at this moment.
+enum Stand {
+    At { at: Gva, function: Function, footing: Footing },
+    Not(State),
+}
+
+impl Arming {
+    /// All that should stand, by address.
+    pub(super) fn wanted(
+        &mut self,
+        registry: &mut Registry,
+        ground: &Ground,
+        ram: &GuestRam,
+    ) -> BTreeMap<Gva, Wanted> {
+        let mut all = BTreeMap::<Gva, Wanted>::new();
+        let armed = registry.is_armed();
+        for entry in registry.iter_mut() {
+            if entry.active.watching().is_some() || entry.active.is_broken() || is_settled(&entry.state) {
+                continue;
+            }
+            if entry.active.is_spent() {
+                if let State::Armed(at) = entry.state {
+                    entry.state = State::Spent(at);
+                }
+                continue;
+            }
+            let stand = self.stand(entry, ground, ram);
+            match stand {
+                Stand::Not(state @ (State::Waiting | State::Gone(_))) => entry.state = state,
+                _ if !entry.enabled || !armed => entry.state = State::Disabled,
+                Stand::Not(state) => {
+                    let is_new = entry.state != state;
+                    entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
+                    entry.state = state;
+                }
+                Stand::At { at, function, footing } => match &self.reserved {
+                    _ if let Some(reason) = self.detours.refuses(&entry.active) => {
+                        entry.state = State::Refused(reason);
+                    }
+                    Err(reason) if entry.active.pool().is_some() => {
+                        entry.state = State::Refused(reason.clone());
+                    }
+                    _ => {
+                        entry.made_room |= matches!(footing, Footing::Behind(_));
+                        entry.state = State::Armed(at);
+                        entry.stood = Some(at);
+                        let hanging = Hanging { probe: entry.active.clone(), footing };
+                        all.entry(at).or_insert(Wanted::nothing(function)).probes.push(hanging);
+                    }
+                },
+            }
+        }
+        for (internal, link) in self.hooks.wanted(self.phase, registry) {
+            let start = ground.map.gva(link);
+            if let Some(at) = self.hook_place(start, ground, ram) {
+                // Only its entry is of interest, whatever the function's length.
+                let function =
+                    Function { range: at..at.add(16), fixup: false, traced: false, room: None, next: false };
+                all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
+            }
+        }
+        all
+    }
+
+    /// Where the probe of `entry` can stand now.
+    fn stand(&self, entry: &Entry, ground: &Ground, ram: &GuestRam) -> Stand {
+        let Some(spot) = &entry.spot else { return Stand::Not(State::Waiting) };
+        let is_kernel = matches!(entry.place, Place::Kernel { .. });
+        let slide = if is_kernel { ground.map.slide() } else { 0 };
+        let asked = spot.at.add(slide);
+        if is_kernel && self.hooks.is_freed(&self.kernel, spot.at) {
+            return Stand::Not(State::Gone(asked));
+        }
+        let range = spot.function.start.add(slide)..spot.function.end.add(slide);
+        let function = |fixup| Function {
+            range: range.clone(),
+            fixup,
+            traced: spot.traced,
+            room: spot.room.clone(),
+            next: spot.ftrace == Some(Behind::Free { fixup: false }),
+        };
+        let mut bytes = [0; 16];
+        // A function's last instructions may be fewer bytes.
+        let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
+        let Some(head) = bytes.get_mut(..length) else { return Stand::Not(State::Waiting) };
+        if let Err(error) = self.traps.read(ram, ground, asked, head) {
+            return Stand::Not(State::Refused(error.to_string()));
+        }
+        let at = if spot.is_entry() { skip_endbr(head, asked) } else { asked };
+        let Some(behind) = &spot.ftrace else {
+            return match self.phase {
+                Phase::Late => Stand::At { at, function: function(spot.fixup), footing: Footing::Firm },
+                _ => Stand::Not(State::Waiting),
+            };
+        };
+        let site = head.get(at.offset_from(asked).unwrap_or(0) as usize..).unwrap_or_default();
+        let is_nop = site.starts_with(&FTRACE_NOP);
+        let is_ftraces = matches!(site.first(), Some(&(CALL | JUMP | INT3)));
+        let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
+        match behind {
+            // Once it has made room, a probe does not come back where it can do without: a task may be on its way
+            // from here, or from a tracer, to where the probe is now, and would be missed.
+            _ if is_nop && is_quiet && !entry.made_room => {
+                Stand::At { at, function: function(false), footing: Footing::Nop }
+            }
+            _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
+            // Neither ftrace's nop nor anything that it makes of it.
+            _ if !is_nop && !is_ftraces => Stand::Not(State::Overwritten(at)),
+            Behind::Free { fixup } => {
+                let behind = at.add(FTRACE_SITE);
+                Stand::At { at: behind, function: function(*fixup), footing: Footing::Behind(at) }
+            }
+            Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::Yielded(at)),
+            Behind::Guarded(reason) => {
+                let reason =
+                    format!("this kernel's ftrace cannot be followed, and behind its site: {reason}");
+                Stand::Not(State::Refused(reason))
+            }
+        }
+    }
+
+    /// Where an internal trap stands in the function at `start`: not on what ftrace may want for itself, as soon
+    /// as what is behind that is final.
+    fn hook_place(&self, start: Gva, ground: &Ground, ram: &GuestRam) -> Option<Gva> {
+        let mut head = [0; 16];
+        self.traps.read(ram, ground, start, &mut head).ok()?;
+        let at = skip_endbr(&head, start);
+        let offset = at.offset_from(start)? as usize;
+        let head = head.get(offset..)?;
+        // A tracer's call, or ftrace's own breakpoint while it makes one: the place must not depend on the moment.
+        let is_used = self.phase == Phase::Late && matches!(head.first(), Some(&(CALL | INT3)));
+        match (self.phase, is_used || head.starts_with(&FTRACE_NOP)) {
+            (Phase::Late, true) => Some(at.add(FTRACE_SITE)),
+            (Phase::Late, false) | (_, true) => Some(at),
+            (_, false) => None,
+        }
+    }
+}
+
+/// Whether nothing changes a probe's state any more.
+fn is_settled(state: &State) -> bool {
+    matches!(
+        state,
+        State::Gone(_) | State::Overwritten(_) | State::Refused(_) | State::Spent(_) | State::Broken(_)
+    )
+}

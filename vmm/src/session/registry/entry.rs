@@ -1,0 +1,131 @@
+//! One probe: what is known of it, and what is said of it.
+
+use crate::events::Reader;
+use crate::probe::{Active, Kind, Miss};
+use crate::session::report::{Missed, ProbeKind, ProbeReport};
+use probe_engine::addr::Gva;
+use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::returns::Pool;
+use probe_engine::probe::table::ProbeId;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What has become of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// The guest has not come far enough to arm it.
+    Waiting,
+    /// The guest has not loaded this module.
+    Pending(String),
+    /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
+    Armed(Gva),
+    /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.
+    Optimized(Gva),
+    /// It is disabled, or all are disarmed.
+    Disabled,
+    /// The guest works on the text here, and there is no room behind it.
+    Yielded(Gva),
+    /// The live text did not allow it; why.
+    Refused(String),
+    /// It stood here until the guest freed the text.
+    Gone(Gva),
+    /// It stood here until the guest changed the text under it.
+    Overwritten(Gva),
+    /// Only its first hit counted, and that was here.
+    Spent(Gva),
+    /// A handler of it panicked, with these words.
+    Broken(String),
+}
+
+/// One probe.
+pub(in crate::session) struct Entry {
+    pub(in crate::session) active: Arc<Active>,
+    pub(in crate::session) place: Place,
+    /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
+    /// loaded.
+    pub(in crate::session) spot: Option<Spot>,
+    pub(in crate::session) enabled: bool,
+    pub(in crate::session) state: State,
+    /// Why it stands on a trap and not on a detour, where that has been asked for.
+    pub(in crate::session) trapped: Option<String>,
+    /// Where it stood last (GVA).
+    pub(in crate::session) stood: Option<Gva>,
+    /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
+    pub(in crate::session) made_room: bool,
+    /// How often the guest wanted its text when there was no room behind it: hits are missed then.
+    pub(in crate::session) yields: u64,
+}
+
+impl Entry {
+    /// Whether it takes no hit any more, wherever its text is.
+    pub(in crate::session) fn is_over(&self) -> bool {
+        self.active.is_broken() || self.active.is_spent()
+    }
+
+    /// `detoured`: how many calls detours follow, by the probe.
+    pub(super) fn report(
+        &self,
+        id: ProbeId,
+        reader: &Reader,
+        lost: u64,
+        detoured: &HashMap<u32, usize>,
+    ) -> ProbeReport {
+        let missed_by_detours = reader.missed_by_detours(id, self.active.record);
+        let missed = |miss| self.active.missed(miss);
+        let state = match &self.state {
+            State::Armed(at) if self.active.is_spent() => State::Spent(*at),
+            State::Waiting => match &self.place {
+                Place::Module { module, .. } => State::Pending(module.clone()),
+                Place::Kernel { .. } | Place::Watch(_) => State::Waiting,
+            },
+            state => state.clone(),
+        };
+        let address = match state {
+            State::Armed(at)
+            | State::Optimized(at)
+            | State::Gone(at)
+            | State::Overwritten(at)
+            | State::Yielded(at)
+            | State::Spent(at) => at,
+            State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
+                match (&self.place, &self.spot, self.stood) {
+                    (.., Some(at)) => at,
+                    (Place::Watch(watch), ..) => watch.at,
+                    (_, Some(spot), _) => spot.at,
+                    (_, None, _) => Gva(0),
+                }
+            }
+        };
+        ProbeReport {
+            id,
+            name: self.place.name(),
+            kind: match self.active.kind {
+                Kind::Instruction(_) => ProbeKind::Instruction,
+                Kind::Return(..) => ProbeKind::Return,
+                Kind::Watch(_) => ProbeKind::Watch,
+            },
+            module: match &self.place {
+                Place::Module { module, .. } => Some(module.clone()),
+                Place::Kernel { .. } | Place::Watch(_) => None,
+            },
+            address,
+            enabled: self.enabled,
+            hits: reader
+                .hits(id)
+                .saturating_sub(lost + missed_by_detours.full + missed_by_detours.unfinished),
+            missed: Missed {
+                output: lost,
+                ring: missed_by_detours.full,
+                unfinished: missed_by_detours.unfinished,
+                instance: missed(Miss::NoInstance) + missed_by_detours.unfollowed,
+                stack: missed(Miss::NoStack) + missed(Miss::Stray) + missed_by_detours.strays,
+                unread: missed_by_detours.unread,
+                yields: self.yields,
+            },
+            trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
+            outstanding: self.active.pool().map_or(0, Pool::outstanding)
+                + detoured.get(&id.0).copied().unwrap_or(0),
+            state,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+use super::*;
+use std::sync::atomic::AtomicUsize;
+use std::thread;
+use std::time::Instant;
+
+fn world(cpus: usize) -> World {
+    World::new(cpus, Orders::default(), Arc::new(EventFd::new(0).unwrap()))
+}
+
+/// A vCPU that counts as long as it runs.
+fn run(world: &World, id: usize, count: &AtomicUsize) {
+    loop {
+        if world.wants_attention() {
+            match world.rest(id, Gva(0)) {
+                Next::Run(_) => {}
+                Next::End => return world.ended(id),
+            }
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn nothing_runs_while_parked_and_everything_runs_after() {
+    let world = world(3);
+    let counts = [const { AtomicUsize::new(0) }; 3];
+    let read = || counts.each_ref().map(|c| c.load(Ordering::Relaxed));
+    thread::scope(|scope| {
+        for (id, count) in counts.iter().enumerate() {
+            let world = &world;
+            scope.spawn(move || run(world, id, count));
+        }
+        for _ in 0..20 {
+            let parked = world.park(|_| {});
+            let before = read();
+            thread::sleep(Duration::from_millis(1));
+            assert_eq!(before, read());
+            drop(parked);
+            while read().iter().zip(before).any(|(now, before)| *now == before) {
+                thread::yield_now();
+            }
+        }
+        world.end(|_| {});
+    });
+}
+
+#[test]
+fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
+    let world = world(1);
+    let request = Request {
+        vcpu: 0,
+        cause: Cause::Internal(Internal::Panic),
+        regs: Regs::default(),
+        space: AddressSpace::new(0, 0),
+        idt: Gva(0),
+    };
+    thread::scope(|scope| {
+        let held = scope.spawn(|| match world.hold(request) {
+            Next::Run(orders) => orders.int3_handler,
+            Next::End => None,
+        });
+        drop(world.park(|_| {}));
+        assert!(!held.is_finished(), "a stop alone does not release it");
+        let parked = world.park(|_| {});
+        assert_eq!(world.take_requests().len(), 1);
+        parked.set_orders(Orders { int3_handler: Some(Gva(7)), ..Orders::default() });
+        parked.release(0);
+        drop(parked);
+        assert_eq!(held.join().unwrap(), Some(Gva(7)));
+    });
+}
+
+#[test]
+fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
+    let world = world(2);
+    let count = AtomicUsize::new(0);
+    let request = Request {
+        vcpu: 0,
+        cause: Cause::Commands(Vec::new()),
+        regs: Regs::default(),
+        space: AddressSpace::new(0, 0),
+        idt: Gva(0),
+    };
+    thread::scope(|scope| {
+        let held = scope.spawn(|| {
+            let next = world.hold(request);
+            world.ended(0);
+            matches!(next, Next::End)
+        });
+        scope.spawn(|| run(&world, 1, &count));
+        let parked = world.park(|_| {});
+        let before = count.load(Ordering::Relaxed);
+        parked.release(0);
+        parked.end();
+        drop(parked);
+        // Another stop does not bring it back.
+        drop(world.park(|_| {}));
+        assert!(held.join().unwrap());
+        world.end(|_| {});
+        assert_eq!(count.load(Ordering::Relaxed), before);
+    });
+}
+
+#[test]
+fn a_pause_does_not_outlast_an_end_that_came_first() {
+    let world = world(1);
+    thread::scope(|scope| {
+        scope.spawn(|| world.end(|_| {}));
+        while !world.wants_attention() {
+            thread::yield_now();
+        }
+        let before = Instant::now();
+        assert!(matches!(world.pause(0, Gva(0), Duration::from_secs(60)), Next::End));
+        assert!(before.elapsed() < Duration::from_secs(30));
+        world.ended(0);
+    });
+}
+
+#[test]
+fn a_vcpu_that_waits_is_known_to_go_on_where_it_is() {
+    const HERE: Gva = Gva(0x1000);
+    let world = world(1);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Next::Run(_) = world.pause(0, HERE, Duration::from_millis(1)) {}
+            world.ended(0);
+        });
+        assert_eq!(world.park(|_| {}).rips(), [HERE]);
+        world.end(|_| {});
+    });
+}
+
+#[test]
+fn ending_reaches_held_and_parked_vcpus() {
+    let world = world(1);
+    thread::scope(|scope| {
+        scope.spawn(|| match world.pause(0, Gva(0), Duration::from_secs(1)) {
+            Next::Run(_) => run(&world, 0, &AtomicUsize::new(0)),
+            Next::End => world.ended(0),
+        });
+        world.end(|_| {});
+    });
+}
