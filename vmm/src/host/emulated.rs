@@ -20,6 +20,7 @@ use thiserror::Error;
 
 /// A restored host answers within 0.2 s here; this is for a loaded machine.
 const RESTORE_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Why the host does not start.
 #[derive(Debug, Error)]
 pub enum StartError {
