@@ -264,7 +264,7 @@ pub(crate) struct Guest {
 /// Where the kernel's symbols come from
 #[derive(Args)]
 pub(crate) struct SymbolSource {
-    /// Take the kernel's symbols from this System.map instead of from the kernel itself
+    /// Take the kernel's symbols from this file, its System.map or its ELF vmlinux, and not from the kernel itself
     #[arg(long, value_name = "FILE")]
     pub(crate) system_map: Option<PathBuf>,
 }

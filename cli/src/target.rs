@@ -157,11 +157,8 @@ pub(crate) fn read_kernel_with(
     source: &SymbolSource,
     done: &mut dyn FnMut(&'static str),
 ) -> Result<Kernel> {
-    let map = source.system_map.as_deref().map(fs::read_to_string).transpose();
-    let map = map.with_context(|| {
-        format!("cannot read {}", source.system_map.as_deref().unwrap_or(Path::new("")).display())
-    })?;
-    Kernel::read_with(image, map.as_deref(), done)
+    let symbols = source.system_map.as_deref().map(read).transpose()?;
+    Kernel::read_with(image, symbols.as_deref(), done)
         .with_context(|| format!("cannot use the kernel {}", path.display()))
 }
 
@@ -272,8 +269,7 @@ mod tests {
             text_end: Gva(0xffff_ffff_8200_0000),
             text_load: Gpa(0x100_0000),
             entry: Gpa(0x100_0070),
-            relocated_pointer: Gva(0xffff_ffff_8200_0000),
-            relocated_value: Gva(0xffff_ffff_8100_0000),
+            relocated: None,
             boot: Boot::Unknown,
             early: None,
             late: Some(Gva(0xffff_ffff_8100_2000)),

@@ -11,6 +11,7 @@ use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::kallsyms;
 use probe_engine::linux::modules::{ModuleLayout, modules as list};
 use probe_engine::linux::orc::{OrcLayout, OrcTable};
+use probe_engine::linux::relocations;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::vmlinux::Vmlinux;
 use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
@@ -52,9 +53,10 @@ fn look_at(btf: &Btf<'_>) {
 /// A kernel's ELF image with its kallsyms.
 pub fn kallsyms(input: &[u8]) {
     let Ok(image) = Vmlinux::parse(input.to_vec()) else { return };
-    if let Ok(found) = kallsyms::decode(&image) {
-        look_up(&found.symbols, found.relative_base);
+    if let Ok(symbols) = kallsyms::decode(&image) {
+        look_up(&symbols, image.text_start());
     }
+    let _ = relocations::first_pointer(&image);
     let _ = OrcTable::parse(&image);
 }
 

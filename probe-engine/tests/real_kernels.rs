@@ -11,11 +11,13 @@ use probe_engine::addr::Gva;
 use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::current::CurrentTask;
-use probe_engine::linux::kallsyms::{self, Kallsyms};
+use probe_engine::linux::kallsyms;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::modules::Counted;
 use probe_engine::linux::patched::{PatchedText, Why};
+use probe_engine::linux::relocations;
+use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unpack::unpack;
 use probe_engine::linux::vmlinux::Vmlinux;
 
@@ -33,17 +35,17 @@ fn each_kernel(check: impl Fn(&str, &BzImage<'_>)) {
 }
 
 /// Unpacks and decodes a kernel, and prints what each step takes.
-fn open(name: &str, image: &BzImage<'_>) -> (Vmlinux, Kallsyms) {
+fn open(name: &str, image: &BzImage<'_>) -> (Vmlinux, SymbolTable) {
     let start = Instant::now();
     let unpacked = unpack(image.payload()).unwrap();
     let unpacking = start.elapsed();
     let len = unpacked.len();
     let vmlinux = Vmlinux::parse(unpacked).unwrap();
     let start = Instant::now();
-    let kallsyms = kallsyms::decode(&vmlinux).unwrap();
-    let symbols = kallsyms.symbols.len();
-    eprintln!("{name}: {len} bytes in {unpacking:?}, {symbols} symbols in {:?}", start.elapsed());
-    (vmlinux, kallsyms)
+    let symbols = kallsyms::decode(&vmlinux).unwrap();
+    let count = symbols.len();
+    eprintln!("{name}: {len} bytes in {unpacking:?}, {count} symbols in {:?}", start.elapsed());
+    (vmlinux, symbols)
 }
 
 #[test]
@@ -62,12 +64,11 @@ fn the_decompressors_jumps_are_found() {
 #[test]
 fn symbols_are_complete_and_where_code_is() {
     each_kernel(|name, image| {
-        let (vmlinux, kallsyms) = open(name, image);
-        let symbols = &kallsyms.symbols;
+        let (vmlinux, symbols) = open(name, image);
         assert!(symbols.len() > 80_000);
-        assert_eq!(symbols.address_of("_text"), Some(kallsyms.relative_base));
-        let stored = vmlinux.bytes_at(kallsyms.relative_base_at, 8).unwrap();
-        assert_eq!(stored, kallsyms.relative_base.0.to_le_bytes());
+        assert_eq!(symbols.address_of("_text"), Some(vmlinux.text_start()));
+        let pointer = relocations::first_pointer(&vmlinux).unwrap().unwrap();
+        assert_eq!(vmlinux.bytes_at(pointer.at, 8).unwrap(), pointer.value.0.to_le_bytes());
         for function in ["do_sys_openat2", "asm_exc_int3", "rest_init", "vfs_read"] {
             let at = symbols.address_of(function).unwrap();
             assert!(vmlinux.is_text(at) && !vmlinux.is_init_text(at), "{function}");
@@ -93,10 +94,9 @@ fn entry(vmlinux: &Vmlinux, function: Gva) -> Range<Gva> {
 #[test]
 fn few_functions_are_refused_at_their_entry() {
     each_kernel(|name, image| {
-        let (vmlinux, kallsyms) = open(name, image);
-        let symbols = &kallsyms.symbols;
+        let (vmlinux, symbols) = open(name, image);
         let start = Instant::now();
-        let patched = PatchedText::from_image(&vmlinux, symbols);
+        let patched = PatchedText::from_image(&vmlinux, &symbols);
         eprintln!("{name}: tables in {:?}, missing {:?}", start.elapsed(), patched.missing());
         assert_eq!(patched.missing(), []);
 

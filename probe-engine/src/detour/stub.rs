@@ -48,7 +48,7 @@ pub struct Guest {
     pub window: Gva,
     /// The rings in it.
     pub rings: Rings,
-    /// Where a CPU keeps its number, in bytes from the start of its own area.
+    /// Where a CPU keeps its number, in bytes from the kernel's GS base.
     pub cpu_number: u64,
     /// How the current task is found, and what is known of it.
     pub task: TaskLayout,
@@ -386,9 +386,10 @@ fn own(at: AsmMemoryOperand) -> AsmMemoryOperand {
     at.gs()
 }
 
-/// An address as a displacement of 32 bits.
-fn displacement(at: u64) -> Result<u64, NoStub> {
-    i32::try_from(at).map(|_| at).map_err(|_| NoStub(format!("{at:#x} is no offset in a CPU's area")))
+/// An offset from GS's base as a displacement of 32 bits, which the CPU extends by its sign.
+fn displacement(offset: u64) -> Result<u64, NoStub> {
+    let fits = i32::try_from(offset.cast_signed());
+    fits.map(|_| offset).map_err(|_| NoStub(format!("{offset:#x} is too far from a CPU's own area")))
 }
 
 /// A number as an immediate or a displacement of 32 bits.

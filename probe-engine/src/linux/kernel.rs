@@ -6,9 +6,10 @@ use super::bzimage::{BzImage, BzImageError};
 use super::kallsyms::{self, KallsymsError};
 use super::landmarks::Boot;
 use super::patched::PatchedText;
+use super::relocations::{self, RelocatedPointer, RelocationsError};
+use super::symbol_file::{self, SymbolFileError};
 use super::symbols::SymbolTable;
-use super::symtab::{self, SymtabError};
-use super::system_map::{self, SystemMapError};
+use super::symtab;
 use super::unpack::{UnpackError, unpack};
 use super::vmlinux::{Vmlinux, VmlinuxError};
 use crate::addr::Gva;
@@ -24,14 +25,7 @@ pub struct Kernel {
     symbols: SymbolTable,
     patched: PatchedText,
     boot: Boot,
-    relative_base: RelativeBase,
-}
-
-/// The one relocated pointer by which the slide of KASLR is found.
-#[derive(Debug, Clone, Copy)]
-struct RelativeBase {
-    at: Gva,
-    value: Gva,
+    relocated: Option<RelocatedPointer>,
 }
 
 /// A kernel file that was not understood.
@@ -49,30 +43,23 @@ pub enum KernelError {
     /// No symbols inside, and none given.
     #[error("the kernel's symbols cannot be read from it: give them with --system-map")]
     Symbols(#[from] KallsymsError),
-    /// A damaged symbol table of an ELF file.
-    #[error("the kernel's symbols cannot be read from it: give them with --system-map")]
-    Symtab(#[from] SymtabError),
-    /// An unusable System.map.
-    #[error("the System.map is of no use")]
-    SystemMap(#[from] SystemMapError),
-    /// A System.map of another kernel.
-    #[error("the System.map is of another kernel: it has _text at {map}, the kernel at {image}")]
-    OtherKernel {
-        /// `_text` of the System.map.
-        map: Gva,
-        /// Start of the kernel's text.
-        image: Gva,
-    },
+    /// An unusable file of symbols.
+    #[error("the symbols cannot be taken from the file that --system-map names")]
+    SymbolFile(#[from] SymbolFileError),
+    /// A kernel that may be moved by a slide that nothing tells.
+    #[error(transparent)]
+    Relocations(#[from] RelocationsError),
 }
 
 impl Kernel {
-    /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from `system_map` when given, from
-    /// the image's own kallsyms otherwise, or from its symbol table when it has one and no kallsyms.
+    /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from the file `symbols` when given, which
+    /// is a System.map or an ELF vmlinux, from the image's own kallsyms otherwise, or from its symbol table when it has
+    /// one and no kallsyms.
     ///
     /// # Errors
     /// [`KernelError`], a sentence for the user, causes behind it.
-    pub fn read(file: &[u8], system_map: Option<&str>) -> Result<Self, KernelError> {
-        Self::read_with(file, system_map, &mut |_| ())
+    pub fn read(file: &[u8], symbols: Option<&[u8]>) -> Result<Self, KernelError> {
+        Self::read_with(file, symbols, &mut |_| ())
     }
 
     /// As [`read`](Self::read), and calls `done` with the name of each step when it is done: whoever has a clock can
@@ -82,7 +69,7 @@ impl Kernel {
     /// As those of [`read`](Self::read).
     pub fn read_with(
         file: &[u8],
-        system_map: Option<&str>,
+        symbols: Option<&[u8]>,
         done: &mut dyn FnMut(&'static str),
     ) -> Result<Self, KernelError> {
         let (unpacked, boot) = if file.starts_with(b"\x7fELF") {
@@ -96,11 +83,15 @@ impl Kernel {
         };
         let image = Vmlinux::parse(unpacked)?;
         done("ELF");
-        let (symbols, relative_base) = read_symbols(&image, system_map)?;
+        let symbols = read_symbols(&image, symbols)?;
         done("symbols");
         let patched = PatchedText::from_image(&image, &symbols);
         done("patched text");
-        Ok(Self { image, symbols, patched, boot, relative_base })
+        let relocated = match boot {
+            Boot::Direct => None,
+            Boot::Decompressor(_) | Boot::Unknown => relocations::first_pointer(&image)?,
+        };
+        Ok(Self { image, symbols, patched, boot, relocated })
     }
 
     /// Its symbols.
@@ -147,47 +138,19 @@ impl Kernel {
         self.boot
     }
 
-    /// Where the image holds the pointer that KASLR relocates by its slide, and that pointer's link-time value.
+    /// A pointer by which the slide of KASLR is found; `None` where the kernel runs where it was linked.
     #[must_use]
-    pub fn relative_base(&self) -> (Gva, Gva) {
-        (self.relative_base.at, self.relative_base.value)
+    pub fn relocated(&self) -> Option<RelocatedPointer> {
+        self.relocated
     }
 }
 
-fn read_symbols(
-    image: &Vmlinux,
-    system_map: Option<&str>,
-) -> Result<(SymbolTable, RelativeBase), KernelError> {
-    let kallsyms = kallsyms::decode(image);
-    let Some(text) = system_map else {
-        return match kallsyms {
-            Ok(found) => {
-                let base = RelativeBase { at: found.relative_base_at, value: found.relative_base };
-                Ok((found.symbols, base))
-            }
-            Err(error) => {
-                let symbols = symtab::read(image).map_err(|_| KernelError::Symbols(error))?;
-                let base = base_by_name(image, &symbols).ok_or(KernelError::Symbols(error))?;
-                Ok((symbols, base))
-            }
-        };
-    };
-    let symbols = system_map::parse(text)?;
-    let start = image.text_start();
-    match symbols.address_of("_text") {
-        Some(map) if map != start => return Err(KernelError::OtherKernel { map, image: start }),
-        _ => {}
+/// The kernel's symbols: from `file` beside it where there is one, otherwise from its own kallsyms, or from its symbol
+/// table.
+fn read_symbols(image: &Vmlinux, file: Option<&[u8]>) -> Result<SymbolTable, KernelError> {
+    match file {
+        Some(file) => Ok(symbol_file::read(file, image)?),
+        None => kallsyms::decode(image)
+            .or_else(|error| symtab::read(image).map_err(|_| KernelError::Symbols(error))),
     }
-    let base = match kallsyms {
-        Ok(found) => RelativeBase { at: found.relative_base_at, value: found.relative_base },
-        Err(error) => base_by_name(image, &symbols).ok_or(KernelError::Symbols(error))?,
-    };
-    Ok((symbols, base))
-}
-
-/// The relocated pointer by its symbol, where the tables around it were not understood.
-fn base_by_name(image: &Vmlinux, symbols: &SymbolTable) -> Option<RelativeBase> {
-    let at = symbols.address_of("kallsyms_relative_base")?;
-    let value = image.bytes_at(at, 8)?.try_into().ok().map(u64::from_le_bytes)?;
-    Some(RelativeBase { at, value: Gva(value) })
 }

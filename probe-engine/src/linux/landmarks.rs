@@ -8,6 +8,7 @@ use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
+use super::relocations::RelocatedPointer;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
 use crate::addr::{Gpa, Gva};
@@ -26,10 +27,8 @@ pub struct Landmarks {
     pub text_load: Gpa,
     /// Its entry point, physically.
     pub entry: Gpa,
-    /// Where the image holds a pointer that KASLR relocates.
-    pub relocated_pointer: Gva,
-    /// That pointer's value before.
-    pub relocated_value: Gva,
+    /// A pointer that tells what KASLR has added to all virtual addresses; `None` for a kernel that it does not move.
+    pub relocated: Option<RelocatedPointer>,
     /// How its decompressor is left; absent for an ELF file.
     pub boot: Boot,
     /// The last function of the boot before alternatives are applied: `arch_cpu_finalize_init` (since 6.1.39).
@@ -50,7 +49,7 @@ pub struct Landmarks {
     pub current: Option<CurrentTask>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
-    /// Where a CPU keeps its own number, in bytes from the start of its own area.
+    /// Where a CPU keeps its own number, in bytes from the kernel's GS base.
     pub cpu_number: Option<u64>,
     /// What it jumps to where it means an indirect branch.
     pub thunks: Thunks,
@@ -137,7 +136,6 @@ impl Landmarks {
         let image = kernel.image();
         let text = image.text_start();
         let segment = image.segments().iter().find(|segment| segment.range.contains(&text));
-        let (relocated_pointer, relocated_value) = kernel.relative_base();
         let init_text =
             image.sections().filter(|s| image.is_init_text(s.range.start)).map(|s| s.range).collect();
         let btf = kernel.btf().ok();
@@ -147,8 +145,7 @@ impl Landmarks {
             text_end: text_end.unwrap_or(text),
             text_load: segment.map_or(Gpa(0), |segment| segment.phys),
             entry: image.entry(),
-            relocated_pointer,
-            relocated_value,
+            relocated: kernel.relocated(),
             boot: kernel.boot(),
             early: kernel.symbol("arch_cpu_finalize_init"),
             late: kernel.symbol("rest_init"),

@@ -3,7 +3,8 @@
 //!
 //! The way of a file: [`bzimage::BzImage`] finds the payload, [`unpack::unpack`] makes the ELF image of it,
 //! [`vmlinux::Vmlinux`] reads that, [`kallsyms::decode`] finds its symbols, [`patched::PatchedText`] says which
-//! of its text is not to be probed. All addresses are those of linking; KASLR adds one slide to all of them.
+//! of its text is not to be probed. All addresses are those of linking; KASLR adds one slide to all of them, and
+//! [`relocations`] say by which pointer it is found.
 //!
 //! [`orc::OrcTable`] knows how the stack lies at each instruction: by it [`unwind`] walks the stacks of a running guest,
 //! and [`names`] says whose its frames are.
@@ -28,7 +29,10 @@ pub mod nofault;
 pub mod orc;
 pub(crate) mod patch_tables;
 pub mod patched;
+pub mod per_cpu;
 pub(crate) mod read;
+pub mod relocations;
+pub mod symbol_file;
 pub mod symbols;
 pub mod symtab;
 pub mod system_map;

@@ -7,10 +7,8 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions};
 use serde::{Deserialize, Serialize};
 
-use super::btf::Btf;
-use super::current::per_cpu;
 use super::kernel::Kernel;
-use super::symbols::SymbolTable;
+use super::per_cpu;
 use crate::addr::Gva;
 use crate::linux::targets::branch_target;
 
@@ -30,7 +28,7 @@ pub struct Nofault {
     functions: Vec<Range<Gva>>,
 }
 
-/// How the functions are called, at link-time addresses, and on which stacks.
+/// How the functions are called, and on which stacks, in a kernel that was not moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
     /// `copy_from_kernel_nofault(to, from, size)`, and the same of a process's memory: 0, or an error.
@@ -40,8 +38,18 @@ pub struct Copies {
     pub string: [Gva; 2],
     /// Offset of `task_struct.stack`.
     pub stack: u64,
-    /// `hardirq_stack_ptr`, from the start of the CPU's own area: the last word of the stack of its interrupts.
+    /// `hardirq_stack_ptr`, from the kernel's GS base: the last word of the stack of its interrupts.
     pub irq_stack: Option<u64>,
+}
+
+impl Copies {
+    /// The same where KASLR has moved the kernel by `slide`.
+    #[must_use]
+    pub fn slid(self, slide: u64) -> Self {
+        let [bytes, string] = [self.bytes, self.string].map(|pair| pair.map(|at| at.add(slide)));
+        let irq_stack = self.irq_stack.map(|offset| per_cpu::slid(offset, slide));
+        Self { bytes, string, irq_stack, ..self }
+    }
 }
 
 impl Nofault {
@@ -56,7 +64,12 @@ impl Nofault {
             bytes: both(["copy_from_kernel_nofault", "copy_from_user_nofault"])?,
             string: both(["strncpy_from_kernel_nofault", "strncpy_from_user_nofault"])?,
             stack: btf.member("task_struct", "stack")?.offset()?,
-            irq_stack: irq_stack(kernel.symbols(), &btf),
+            irq_stack: per_cpu::hot_offset(
+                kernel.symbols(),
+                Some(&btf),
+                "hardirq_stack_ptr",
+                "hardirq_stack_ptr",
+            ),
         };
         Some(Self { copies, functions: called(kernel, copies.bytes.into_iter().chain(copies.string))? })
     }
@@ -66,14 +79,6 @@ impl Nofault {
     pub fn run(&self, at: Gva) -> bool {
         let behind = self.functions.partition_point(|function| function.start <= at);
         behind.checked_sub(1).and_then(|n| self.functions.get(n)).is_some_and(|function| at.is_in(function))
-    }
-}
-
-/// `pcpu_hot.hardirq_stack_ptr` from 6.2 to 6.14, the variable `hardirq_stack_ptr` before and after.
-fn irq_stack(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<u64> {
-    match per_cpu(symbols, "pcpu_hot") {
-        Some(at) => at.checked_add(btf.member("pcpu_hot", "hardirq_stack_ptr")?.offset()?),
-        None => per_cpu(symbols, "hardirq_stack_ptr"),
     }
 }
 

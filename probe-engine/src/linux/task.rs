@@ -4,6 +4,7 @@
 
 use super::btf::Btf;
 use super::current::CurrentTask;
+use super::per_cpu;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
@@ -24,7 +25,7 @@ pub(crate) const SOFTIRQS: u32 = 0xff00;
 pub struct TaskLayout {
     /// The task of a CPU.
     pub current: CurrentTask,
-    /// `preempt_count`, from the start of the CPU's own area, which says whether it serves an interrupt.
+    /// `preempt_count`, from the kernel's GS base, which says whether it serves an interrupt.
     pub(crate) preempt_count: Option<u64>,
     /// Where a task counts its soft interrupts by itself, as under PREEMPT_RT.
     pub(crate) softirq_count: Option<u64>,
@@ -101,7 +102,7 @@ impl Task {
 }
 
 impl TaskLayout {
-    /// Finds it; `None` without type information.
+    /// Finds it, for a kernel that was not moved; `None` without type information.
     #[must_use]
     pub fn find(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<Self> {
         let offset = |structure: &str, member: &str| btf.member(structure, member)?.offset();
@@ -118,7 +119,7 @@ impl TaskLayout {
         };
         Some(Self {
             current: CurrentTask::find(symbols, Some(btf))?,
-            preempt_count: preempt_count(symbols, btf),
+            preempt_count: per_cpu::hot_offset(symbols, Some(btf), "preempt_count", "__preempt_count"),
             softirq_count: task("softirq_disable_cnt"),
             comm: task("comm")?,
             pid: task("pid")?,
@@ -126,6 +127,13 @@ impl TaskLayout {
             user: user(),
             namespace: namespace(),
         })
+    }
+
+    /// The same where KASLR has moved the kernel by `slide`.
+    #[must_use]
+    pub fn slid(self, slide: u64) -> Self {
+        let preempt_count = self.preempt_count.map(|offset| per_cpu::slid(offset, slide));
+        Self { current: self.current.slid(slide), preempt_count, ..self }
     }
 
     /// Reads about the task of the CPU whose kernel GS base is `gs_base`, see [`CurrentTask::read`].
@@ -155,14 +163,6 @@ impl TaskLayout {
             context: Context::of(preempted | softirqs & SOFTIRQS),
             comm,
         })
-    }
-}
-
-/// Where `preempt_count` lies: in `pcpu_hot` from 6.2 to 6.14, a variable of its own before and after.
-fn preempt_count(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<u64> {
-    match super::current::per_cpu(symbols, "pcpu_hot") {
-        Some(at) => at.checked_add(btf.member("pcpu_hot", "preempt_count")?.offset()?),
-        None => super::current::per_cpu(symbols, "__preempt_count"),
     }
 }
 

@@ -7,7 +7,9 @@ use std::fmt;
 use std::ops::Range;
 
 use object::Endianness;
-use object::elf::{ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR};
+use object::elf::{
+    ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR, SectionHeader64,
+};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use crate::addr::{Gpa, Gva};
@@ -81,6 +83,8 @@ pub struct Vmlinux {
     text_start: Gva,
     segments: Vec<Segment>,
     sections: Vec<SectionEntry>,
+    /// Where the ELF structures end in the file.
+    end: usize,
 }
 
 impl fmt::Debug for Vmlinux {
@@ -105,22 +109,33 @@ impl Vmlinux {
         if header.e_machine(endian) != EM_X86_64 {
             return Err(VmlinuxError::OtherMachine);
         }
+        let mut end = header.e_ehsize(endian).into();
         let mut segments = Vec::new();
         for segment in header.program_headers(endian, data)? {
             if segment.p_type(endian) != PT_LOAD {
                 continue;
             }
             let start = Gva(segment.p_vaddr(endian));
+            let file = file_range(data, start, Some(segment.file_range(endian)))?;
+            end = file.end.max(end);
             segments.push(Segment {
                 range: memory_range(start, segment.p_memsz(endian))?,
                 phys: Gpa(segment.p_paddr(endian)),
                 executable: segment.p_flags(endian) & PF_X != 0,
-                file: file_range(data, start, Some(segment.file_range(endian)))?,
+                file,
             });
         }
         let table = header.sections(endian, data)?;
+        let headers = header
+            .e_shoff(endian)
+            .saturating_add((table.len() * size_of::<SectionHeader64<Endianness>>()) as u64);
+        // The table was read, so that its end is inside the file.
+        end = end.max(headers as usize);
         let mut sections = Vec::new();
         for section in table.iter() {
+            if let Some((offset, len)) = section.file_range(endian) {
+                end = file_range(data, Gva(section.sh_addr(endian)), Some((offset, len)))?.end.max(end);
+            }
             let flags = section.sh_flags(endian);
             let name = table.section_name(endian, section)?;
             let Ok(name) = str::from_utf8(name) else { continue };
@@ -143,13 +158,19 @@ impl Vmlinux {
             segments.iter().find(|segment| segment.executable).map(|segment| segment.range.start);
         let (true, Some(text_start)) = (has_text, text_start) else { return Err(VmlinuxError::NoText) };
         let entry = Gpa(header.e_entry(endian));
-        Ok(Self { entry, text_start, segments, sections, file })
+        Ok(Self { entry, text_start, segments, sections, end, file })
     }
 
     /// The whole file.
     #[must_use]
     pub fn file(&self) -> &[u8] {
         &self.file
+    }
+
+    /// What follows the ELF file in the same bytes: relocations, in a kernel that can be moved.
+    #[must_use]
+    pub fn trailer(&self) -> &[u8] {
+        self.file.get(self.end..).unwrap_or_default()
     }
 
     /// The link-time physical address at which the kernel is entered.

@@ -8,6 +8,7 @@ use super::spec::{Location, ProbeSpec, SpecError};
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
 use crate::linux::kernel::Kernel;
+use crate::linux::per_cpu;
 use crate::linux::symbols::named::NotOne;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -209,6 +210,10 @@ pub fn resolve(spec: &WatchSpec, kernel: &Kernel) -> Result<Watch, WatchError> {
         Location::Address(at) => *at,
         Location::Module { .. } | Location::Glob(_) => return Err(WatchError::Outside(Gva(0))),
     };
+    // Every CPU has its own copy of what lies there, and the kernel uses none of it but those.
+    if per_cpu::section(kernel.symbols()).is_some_and(|section| at.is_in(&section)) {
+        return Err(WatchError::Absolute(spec.place.to_string()));
+    }
     let last = at.add(length - 1);
     let segments = kernel.image().segments();
     if at < kernel.image().text_start()

@@ -109,9 +109,10 @@ impl Arming {
         let Some(ground) = self.ground else { return };
         self.traps.forget_pages();
         let mut wanted = self.wanted(registry, &ground, stop.ram);
-        orders.current = self.kernel.current;
-        orders.task = self.kernel.task;
-        orders.slide = ground.map.slide();
+        let slide = ground.map.slide();
+        orders.current = self.kernel.current.map(|current| current.slid(slide));
+        orders.task = self.kernel.task.map(|task| task.slid(slide));
+        orders.slide = slide;
         self.detours.look_at(wanted.keys());
         self.take_out(&wanted, registry, stop, &mut orders.sites);
         self.make_room(&mut wanted, registry, stop, &orders.sites);

@@ -19,6 +19,7 @@ use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
+use probe_engine::linux::per_cpu;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -107,7 +108,9 @@ impl Detours {
         let (Some(task), Some(cpu_number)) = (kernel.task, kernel.cpu_number) else { return };
         let window = reserved.data().start;
         let trampolines = reserved.detours().start;
-        let copies = self.nofault.as_ref().map(|nofault| nofault.copies);
+        let cpu_number = per_cpu::slid(cpu_number, slide);
+        let task = task.slid(slide);
+        let copies = self.nofault.as_ref().map(|nofault| nofault.copies.slid(slide));
         self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide, trampolines, copies });
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Under KASLR nobody outside knows where the kernel will be. The decompressor copies itself away and jumps there
 //! (first stop: RAX says where), unpacks the kernel and jumps to it (second stop: RAX is its physical address,
-//! and the relocated `relative_base` in its kallsyms is its virtual one). Two stops follow in the kernel itself:
+//! and by how much a pointer in its image has moved says where it is virtually). Two stops follow in the kernel itself:
 //! at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
 //! [`LATE`], when alternatives are applied and the boot processor is about to become the idle task.
 
@@ -82,7 +82,7 @@ pub enum StageError {
         "the decompressor of this bzImage has no jump that could be followed: its kernel cannot be probed"
     )]
     NoJumps,
-    /// RAX at the last jump, or `relative_base` behind it, is not what a kernel would have there.
+    /// RAX at the last jump, or the relocated pointer behind it, is not what a kernel would have there.
     #[error("the decompressed kernel is not where its decompressor jumps to")]
     Lost,
 }
@@ -145,10 +145,10 @@ impl Stage {
 fn locate(kernel: &Landmarks, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, StageError> {
     // The entry's place in the image is the same everywhere.
     let text = (kernel.text, kernel.text_load.add(entry.0.wrapping_sub(kernel.entry.0)));
+    let Some(pointer) = kernel.relocated else { return Ok(KernelMap::new(text, 0)) };
     let mut moved = [0; 8];
-    let pointer = KernelMap::new(text, 0).gpa(kernel.relocated_pointer);
-    ram.read(pointer, &mut moved).map_err(|_| StageError::Lost)?;
-    let slide = u64::from_le_bytes(moved).wrapping_sub(kernel.relocated_value.0);
+    ram.read(KernelMap::new(text, 0).gpa(pointer.at), &mut moved).map_err(|_| StageError::Lost)?;
+    let slide = u64::from_le_bytes(moved).wrapping_sub(pointer.value.0);
     // The kernel's virtual window is 1 GiB, and it moves in steps of its alignment (2 MiB at least).
     if slide >= 1 << 30 || slide % (2 << 20) != 0 {
         return Err(StageError::Lost);

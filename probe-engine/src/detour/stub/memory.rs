@@ -144,13 +144,13 @@ impl Assembler<'_> {
         self.asm.test(rsi, rsi)?;
         if entry.user {
             self.asm.js(fails)?;
-            self.asm.call(of_user.add(self.guest.slide).0)?;
+            self.asm.call(of_user.0)?;
         } else {
             self.asm.js(kernel)?;
-            self.asm.call(of_user.add(self.guest.slide).0)?;
+            self.asm.call(of_user.0)?;
             self.asm.jmp(read)?;
             self.asm.set_label(&mut kernel)?;
-            self.asm.call(of_kernel.add(self.guest.slide).0)?;
+            self.asm.call(of_kernel.0)?;
             self.asm.set_label(&mut read)?;
         }
         self.asm.test(rax, rax)?;

@@ -15,15 +15,37 @@ enum Layout {
     OffsetsLast,
     /// As the latter, with offsets that count upwards.
     Upwards,
+    /// Offsets behind, each from its own place, in tables that are aligned to 4.
+    FromPlace,
+    /// As the latter, with the offsets first.
+    FromPlaceFirst,
 }
 
-const LAYOUTS: [Layout; 4] = [Layout::OffsetsFirst, Layout::WithSeqs, Layout::OffsetsLast, Layout::Upwards];
+const LAYOUTS: [Layout; 6] = [
+    Layout::OffsetsFirst,
+    Layout::WithSeqs,
+    Layout::OffsetsLast,
+    Layout::Upwards,
+    Layout::FromPlace,
+    Layout::FromPlaceFirst,
+];
+
+impl Layout {
+    /// Whether per-CPU symbols are absolute.
+    fn has_absolute(self) -> bool {
+        matches!(self, Self::OffsetsFirst | Self::WithSeqs | Self::OffsetsLast)
+    }
+
+    fn is_from_place(self) -> bool {
+        matches!(self, Self::FromPlace | Self::FromPlaceFirst)
+    }
+}
 
 /// `_text`, a function every 16 bytes, one name that needs a two-byte length, and a per-CPU symbol where the layout
 /// has them.
 fn sample(layout: Layout) -> Vec<(u64, String)> {
     let mut symbols = Vec::new();
-    if layout != Layout::Upwards {
+    if layout.has_absolute() {
         symbols.push((0x40, "Acpu_info".to_owned()));
     }
     symbols.push((TEXT, "T_text".to_owned()));
@@ -32,7 +54,8 @@ fn sample(layout: Layout) -> Vec<(u64, String)> {
     symbols
 }
 
-/// The tables as scripts/kallsyms.c writes them, and where `relative_base` lies in them.
+/// The tables as scripts/kallsyms.c writes them, and where that lies in them by which it is known where `_text` is:
+/// `relative_base`, or the offset of `_text`.
 fn encode(symbols: &[(u64, String)], layout: Layout) -> (Vec<u8>, usize) {
     let (mut names, mut markers) = (Vec::new(), Vec::new());
     for (number, (_, name)) in symbols.iter().enumerate() {
@@ -65,8 +88,8 @@ fn encode(symbols: &[(u64, String)], layout: Layout) -> (Vec<u8>, usize) {
         .iter()
         .flat_map(|(at, _)| {
             let offset = match at.checked_sub(TEXT) {
-                Some(up) if layout == Layout::Upwards => up as i32,
-                Some(up) => -1 - up as i32,
+                Some(up) if layout.has_absolute() => -1 - up as i32,
+                Some(up) => up as i32,
                 None => *at as i32,
             };
             offset.to_le_bytes()
@@ -80,16 +103,27 @@ fn encode(symbols: &[(u64, String)], layout: Layout) -> (Vec<u8>, usize) {
     }
     let (tables, base_index) = match layout {
         Layout::OffsetsFirst | Layout::WithSeqs => ([vec![offsets, base], common].concat(), 1),
-        _ => ([common, vec![offsets, base]].concat(), 6),
+        Layout::OffsetsLast | Layout::Upwards => ([common, vec![offsets, base]].concat(), 6),
+        Layout::FromPlace => ([common, vec![offsets]].concat(), 5),
+        Layout::FromPlaceFirst => ([vec![offsets], common].concat(), 0),
     };
-    let mut bytes = b"Linux version".to_vec();
+    // With 12 bytes before them, tables that are aligned to 4 are not all aligned to 8.
+    let mut bytes = b"Linux kernel".to_vec();
     let mut base_at = 0;
     for (number, table) in tables.into_iter().enumerate() {
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        if number == base_index {
-            base_at = bytes.len();
-        }
+        bytes.resize(bytes.len().next_multiple_of(if layout.is_from_place() { 4 } else { 8 }), 0);
+        let at = bytes.len();
         bytes.extend(table);
+        if number == base_index {
+            base_at = at;
+        }
+        if number == base_index && layout.is_from_place() {
+            for (number, offset) in bytes[at..].as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let place = RODATA as i64 + at as i64 + 4 * number as i64;
+                let from_place = TEXT as i64 + i64::from(i32::from_le_bytes(*offset)) - place;
+                *offset = (from_place as i32).to_le_bytes();
+            }
+        }
     }
     (bytes, base_at)
 }
@@ -103,15 +137,9 @@ fn image(rodata: Vec<u8>) -> Vmlinux {
 fn every_layout_decodes() {
     for layout in LAYOUTS {
         let symbols = sample(layout);
-        let (tables, base_at) = encode(&symbols, layout);
-        let decoded = decode(&image(tables)).unwrap();
-        assert_eq!(decoded.relative_base, Gva(TEXT), "{layout:?}");
-        assert_eq!(decoded.relative_base_at, Gva(RODATA + base_at as u64), "{layout:?}");
-        let seen: Vec<_> = decoded
-            .symbols
-            .iter()
-            .map(|symbol| (symbol.at.0, format!("{}{}", symbol.kind, symbol.name)))
-            .collect();
+        let decoded = decode(&image(encode(&symbols, layout).0)).unwrap();
+        let seen: Vec<_> =
+            decoded.iter().map(|symbol| (symbol.at.0, format!("{}{}", symbol.kind, symbol.name))).collect();
         let mut expected = symbols;
         expected.sort_by_key(|symbol| symbol.0);
         assert_eq!(seen, expected, "{layout:?}");
@@ -122,7 +150,7 @@ fn every_layout_decodes() {
 fn few_symbols_decode_too() {
     for layout in LAYOUTS {
         let (tables, _) = encode(&sample(layout)[..5], layout);
-        assert_eq!(decode(&image(tables)).unwrap().symbols.len(), 5, "{layout:?}");
+        assert_eq!(decode(&image(tables)).unwrap().len(), 5, "{layout:?}");
     }
 }
 
@@ -184,14 +212,14 @@ fn seeds_of_the_fuzz_target() {
 
 proptest! {
     #[test]
-    fn no_corruption_panics(which in 0usize..4, at in any::<prop::sample::Index>(), bytes in proptest::collection::vec(any::<u8>(), 1..8)) {
+    fn no_corruption_panics(which in 0usize..LAYOUTS.len(), at in any::<prop::sample::Index>(), bytes in proptest::collection::vec(any::<u8>(), 1..8)) {
         let mut tables = encode(&sample(LAYOUTS[which]), LAYOUTS[which]).0;
         let at = at.index(tables.len());
         for (byte, new) in tables.iter_mut().skip(at).zip(&bytes) {
             *byte = *new;
         }
         if let Ok(decoded) = decode(&image(tables)) {
-            let _ = decoded.symbols.function_at(Gva(TEXT + 5));
+            let _ = decoded.function_at(Gva(TEXT + 5));
         }
     }
 }

@@ -6,8 +6,7 @@ const DATA: u64 = 0xffff_ffff_8200_0000;
 
 /// Functions of nops: two `show`, one with an alias, and one with padding before it.
 fn kernel() -> Kernel {
-    let mut data = vec![0; 0x10];
-    data[..8].copy_from_slice(&TEXT.to_le_bytes());
+    let data = vec![0; 0x10];
     let image = elf(&[Part::text(".text", TEXT, vec![0x90; 0x100]), Part::data(".data", DATA, data)]);
     let symbols = [
         (0, "T _text"),
@@ -20,8 +19,8 @@ fn kernel() -> Kernel {
         (0x100, "T _etext"),
     ];
     let lines = symbols.map(|(offset, symbol)| format!("{:x} {symbol}\n", TEXT + offset));
-    let map = format!("{}{DATA:x} d kallsyms_relative_base\n", lines.concat());
-    Kernel::read(&image, Some(&map)).unwrap()
+    let map = format!("{}{DATA:x} d first\n", lines.concat());
+    Kernel::read(&image, Some(map.as_bytes())).unwrap()
 }
 
 #[test]

@@ -7,15 +7,17 @@ const DATA: u64 = 0xffff_ffff_8200_0000;
 /// `start` and `asm_exc_int3` in text, of an instruction of two bytes and of nops; a variable of 4 bytes, one of 8, two
 /// of one name, one at an odd place; a per-CPU variable as kallsyms has it, and one as System.map has it.
 fn kernel() -> Kernel {
+    kernel_with("0000000000000040 A cpu_info\n0000000000000080 D cpu_number\n")
+}
+
+/// The same with these lines for its per-CPU variables.
+fn kernel_with(per_cpu: &str) -> Kernel {
     const XOR_EAX_EAX: [u8; 2] = [0x31, 0xc0];
     let text = [&XOR_EAX_EAX[..], &[0x90; 30]].concat();
-    let mut data = vec![0; 0x100];
-    data[..8].copy_from_slice(&TEXT.to_le_bytes());
-    let image = elf(&[Part::text(".text", TEXT, text), Part::data(".data", DATA, data)]);
+    let image = elf(&[Part::text(".text", TEXT, text), Part::data(".data", DATA, vec![0; 0x100])]);
     let map = format!(
-        "0000000000000040 A cpu_info\n0000000000000080 D cpu_number\n\
-         {TEXT:x} T _text\n{TEXT:x} T start\n{:x} T asm_exc_int3\n{:x} T _etext\n\
-         {DATA:x} d kallsyms_relative_base\n{:x} D panic_on_oops\n{:x} D jiffies\n{:x} D jiffies_64\n\
+        "{per_cpu}{TEXT:x} T _text\n{TEXT:x} T start\n{:x} T asm_exc_int3\n{:x} T _etext\n\
+         {DATA:x} d first\n{:x} D panic_on_oops\n{:x} D jiffies\n{:x} D jiffies_64\n\
          {:x} d twin\n{:x} d twin\n{:x} d odd\n{:x} d last\n",
         TEXT + 16,
         TEXT + 32,
@@ -27,7 +29,7 @@ fn kernel() -> Kernel {
         DATA + 0x31,
         DATA + 0x80,
     );
-    Kernel::read(&image, Some(&map)).unwrap()
+    Kernel::read(&image, Some(map.as_bytes())).unwrap()
 }
 
 #[test]
@@ -148,4 +150,17 @@ fn what_cannot_be_watched_has_a_reason() {
     assert!(matches!(inside, WatchError::Boundary(BoundaryError::Inside { .. })), "{inside:?}");
     let unknown = resolve(&"jifies:8:w".parse().unwrap(), &kernel).unwrap_err();
     assert_eq!(unknown.to_string(), "the kernel has no symbol `jifies`; did you mean `jiffies`?");
+}
+
+#[test]
+fn a_per_cpu_variable_among_the_data_cannot_be_watched() {
+    let section = DATA + 0x90;
+    let lines = [(section, "__per_cpu_start"), (section, "cpu_number"), (section + 0x20, "__per_cpu_end")];
+    let lines: String = lines.map(|(at, name)| format!("{at:x} D {name}\n")).concat();
+    let kernel = kernel_with(&lines);
+    for place in ["cpu_number", "0xffffffff82000098"] {
+        let error = resolve(&format!("{place}:4:w").parse().unwrap(), &kernel).unwrap_err();
+        assert_eq!(error, WatchError::Absolute(place.to_owned()));
+    }
+    assert!(resolve(&"jiffies:8:w".parse().unwrap(), &kernel).is_ok());
 }
