@@ -70,7 +70,11 @@ pub fn orc(input: &[u8]) {
     // As it is sent from one process to another.
     let _ = serde_json::from_slice::<OrcTable>(input);
     let Some(([layout, at @ ..], parts)) = input.split_first_chunk::<9>() else { return };
-    let layout = if layout & 1 == 0 { OrcLayout::UntilSixTwo } else { OrcLayout::SinceSixFour };
+    let layout = match layout % 3 {
+        0 => OrcLayout::UntilSixTwo,
+        1 => OrcLayout::SinceSixFour,
+        _ => OrcLayout::Renumbered,
+    };
     let (ips, rows) = parts.split_at(parts.len() / 10 * 4);
     let Ok(table) = OrcTable::from_parts(layout, ips, Gva(u64::from_le_bytes(*at)), rows) else { return };
     for (at, _) in table.rows() {

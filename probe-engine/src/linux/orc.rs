@@ -3,8 +3,8 @@
 //! objtool writes two sections of equal order. `.orc_unwind_ip` has an i32 for each row, the distance from that i32 to
 //! the first instruction the row is for; a row holds until the next one. `.orc_unwind` has 6 bytes for each row
 //! (`struct orc_entry`, arch/x86/include/asm/orc_types.h): i16 `sp_offset`, i16 `bp_offset` and u16 flags, of which
-//! bits 3:0 say what `sp_offset` is added to and bits 7:4 what `bp_offset` is added to. The other bits have changed:
-//! see [`OrcLayout`].
+//! bits 3:0 say what `sp_offset` is added to and bits 7:4 what `bp_offset` is added to. The numbers of these, and the
+//! other bits, have changed: see [`OrcLayout`].
 //!
 //! A kernel has 400,000 rows, and some 400 different ones: a table keeps each of those once.
 
@@ -30,8 +30,11 @@ pub enum OrcLayout {
     /// Until 6.2: bits 9:8 the type, bit 10 the end of the stack. A row without a base is undefined or such an end,
     /// and all saved registers are a signal frame.
     UntilSixTwo,
-    /// Since 6.4, where the image says which layout it has (`.orc_header`): bits 10:8 the type, bit 11 a signal frame.
+    /// Since 6.4, where the image says that it has another layout (`.orc_header`): bits 10:8 the type, bit 11 a signal
+    /// frame.
     SinceSixFour,
+    /// As the latter, with other numbers for what offsets are added to, and RAX among that: 7.2 has it, 6.12 does not.
+    Renumbered,
 }
 
 /// What is known at an instruction.
@@ -84,7 +87,7 @@ pub enum SpBase {
     SpIndirect,
     /// Nothing: it is the word at RBP + `sp_offset`.
     BpIndirect,
-    /// Nothing: it is R10, as for the three that follow.
+    /// Nothing: it is R10, as for the four that follow.
     R10,
     /// R13.
     R13,
@@ -92,6 +95,8 @@ pub enum SpBase {
     Di,
     /// RDX.
     Dx,
+    /// RAX.
+    Ax,
 }
 
 /// Where the previous RBP is.
@@ -141,11 +146,13 @@ impl OrcTable {
     pub fn parse(image: &Vmlinux) -> Result<Self, OrcError> {
         let ips = image.section(".orc_unwind_ip").ok_or(OrcError::Missing)?;
         let rows = image.section(".orc_unwind").ok_or(OrcError::Missing)?;
-        let layout = match image.section(".orc_header") {
-            Some(_) => OrcLayout::SinceSixFour,
-            None => OrcLayout::UntilSixTwo,
-        };
-        Self::from_parts(layout, ips.bytes, ips.range.start, rows.bytes)
+        let parse = |layout| Self::from_parts(layout, ips.bytes, ips.range.start, rows.bytes);
+        match image.section(".orc_header") {
+            None => parse(OrcLayout::UntilSixTwo),
+            // The header is a hash of a source file. What one layout has for the usual place of RBP the other has not.
+            Some(_) => parse(OrcLayout::SinceSixFour)
+                .or_else(|error| parse(OrcLayout::Renumbered).map_err(|_| error)),
+        }
     }
 
     /// The table of which `ips` is the part with the addresses, which lies at `ips_at`, and `rows` the other, both as
@@ -233,9 +240,10 @@ impl OrcLayout {
             (Self::UntilSixTwo, 0) => (Holds::Return, false),
             (Self::UntilSixTwo, 1) => (Holds::Regs, true),
             (Self::UntilSixTwo, 2) => (Holds::IretFrame, true),
-            (Self::SinceSixFour, 0) => return Some(OrcRow::Undefined),
-            (Self::SinceSixFour, 1) => return Some(OrcRow::EndOfStack),
-            (Self::SinceSixFour, high @ ..=0xf) => {
+            (Self::UntilSixTwo, _) => return None,
+            (Self::SinceSixFour | Self::Renumbered, 0) => return Some(OrcRow::Undefined),
+            (Self::SinceSixFour | Self::Renumbered, 1) => return Some(OrcRow::EndOfStack),
+            (Self::SinceSixFour | Self::Renumbered, high @ ..=0xf) => {
                 let holds = match high & 7 {
                     2 => Holds::Return,
                     3 => Holds::Regs,
@@ -246,22 +254,9 @@ impl OrcLayout {
             }
             _ => return None,
         };
-        let sp = match flags & 0xf {
-            2 => SpBase::Dx,
-            3 => SpBase::Di,
-            4 => SpBase::Bp,
-            5 => SpBase::Sp,
-            6 => SpBase::R10,
-            7 => SpBase::R13,
-            8 => SpBase::BpIndirect,
-            9 => SpBase::SpIndirect,
-            _ => return None,
-        };
-        let bp = match flags >> 4 & 0xf {
-            0 => BpBase::Unchanged,
-            1 => BpBase::PrevSp,
-            4 => BpBase::Bp,
-            _ => return None,
+        let (sp, bp) = match self {
+            Self::UntilSixTwo | Self::SinceSixFour => (sp_base(flags & 0xf)?, bp_base(flags >> 4 & 0xf)?),
+            Self::Renumbered => (renumbered_sp_base(flags & 0xf)?, renumbered_bp_base(flags >> 4 & 0xf)?),
         };
         Some(OrcRow::Frame(OrcFrame {
             holds,
@@ -272,6 +267,55 @@ impl OrcLayout {
             signal,
         }))
     }
+}
+
+/// ORC_REG_* as they were at first.
+fn sp_base(number: u16) -> Option<SpBase> {
+    Some(match number {
+        2 => SpBase::Dx,
+        3 => SpBase::Di,
+        4 => SpBase::Bp,
+        5 => SpBase::Sp,
+        6 => SpBase::R10,
+        7 => SpBase::R13,
+        8 => SpBase::BpIndirect,
+        9 => SpBase::SpIndirect,
+        _ => return None,
+    })
+}
+
+fn bp_base(number: u16) -> Option<BpBase> {
+    Some(match number {
+        0 => BpBase::Unchanged,
+        1 => BpBase::PrevSp,
+        4 => BpBase::Bp,
+        _ => return None,
+    })
+}
+
+/// ORC_REG_* of [`OrcLayout::Renumbered`].
+fn renumbered_sp_base(number: u16) -> Option<SpBase> {
+    Some(match number {
+        1 => SpBase::Ax,
+        2 => SpBase::Dx,
+        3 => SpBase::Sp,
+        4 => SpBase::Bp,
+        5 => SpBase::Di,
+        6 => SpBase::R10,
+        7 => SpBase::R13,
+        9 => SpBase::SpIndirect,
+        10 => SpBase::BpIndirect,
+        _ => return None,
+    })
+}
+
+fn renumbered_bp_base(number: u16) -> Option<BpBase> {
+    Some(match number {
+        0 => BpBase::Unchanged,
+        8 => BpBase::PrevSp,
+        4 => BpBase::Bp,
+        _ => return None,
+    })
 }
 
 /// How a table is sent: by the distance of each row from the one before, which is small.

@@ -150,6 +150,7 @@ struct Saved {
     r13: u64,
     di: u64,
     dx: u64,
+    ax: u64,
 }
 
 impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> {
@@ -160,14 +161,14 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
     /// place of another it says that other one.
     #[must_use]
     pub fn new(code: Code<'a>, memory: &'a VirtMemory<'a, M>, regs: &Regs, most: usize, real: F) -> Self {
-        let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, .. } = *regs;
+        let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, rax: ax, .. } = *regs;
         let ip = Gva(regs.rip);
         let user = UserRegs { rip: ip, rsp: Gva(regs.rsp), rbp: Gva(bp) };
         let at = State {
             ip,
             sp: regs.rsp,
             bp,
-            saved: Some(Saved { bp, r10, r13, di, dx }),
+            saved: Some(Saved { bp, r10, r13, di, dx, ax }),
             signal: true,
             is_reliable: true,
             stack: regs.rsp,
@@ -220,6 +221,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
                     r13: word(pt_regs::R13),
                     di: word(pt_regs::DI),
                     dx: word(pt_regs::DX),
+                    ax: word(pt_regs::AX),
                 });
                 (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
             }
@@ -269,6 +271,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             SpBase::R13 => now.saved.ok_or(missing)?.r13,
             SpBase::Di => now.saved.ok_or(missing)?.di,
             SpBase::Dx => now.saved.ok_or(missing)?.dx,
+            SpBase::Ax => now.saved.ok_or(missing)?.ax,
         })
     }
 
@@ -333,6 +336,7 @@ mod pt_regs {
     pub(super) const R13: usize = 16;
     pub(super) const BP: usize = 32;
     pub(super) const R10: usize = 56;
+    pub(super) const AX: usize = 80;
     pub(super) const DX: usize = 96;
     pub(super) const DI: usize = 112;
     pub(super) const IP: usize = 128;

@@ -57,7 +57,7 @@ fn rows_are_sorted_and_cover_all_text() {
         assert_eq!(at.first(), Some(&kernel.image().text_start()));
         assert!(at.iter().all(|at| kernel.image().is_text(*at) || kernel.image().is_text(at.offset(-1))));
         let is_new = kernel.image().section(".orc_header").is_some();
-        assert_eq!(table.layout() == OrcLayout::SinceSixFour, is_new);
+        assert_eq!(table.layout() != OrcLayout::UntilSixTwo, is_new);
         let start = Instant::now();
         let found = at.iter().filter(|at| table.find(**at).is_some()).count();
         eprintln!("{path}: {found} rows found in {:?}", start.elapsed());

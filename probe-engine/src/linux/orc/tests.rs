@@ -23,8 +23,8 @@ fn returns(sp: SpBase, sp_offset: i16, bp: BpBase, bp_offset: i16) -> OrcRow {
 }
 
 #[test]
-fn both_layouts_are_told_apart_and_read() {
-    use OrcLayout::{SinceSixFour, UntilSixTwo};
+fn every_layout_is_read() {
+    use OrcLayout::{Renumbered, SinceSixFour, UntilSixTwo};
     let frame = |holds, signal| {
         let (sp, bp) = (SpBase::Sp, BpBase::Unchanged);
         Some(OrcRow::Frame(OrcFrame { holds, sp, sp_offset: 8, bp, bp_offset: 0, signal }))
@@ -52,11 +52,37 @@ fn both_layouts_are_told_apart_and_read() {
         (SinceSixFour, 0x20a, None),
         (SinceSixFour, 0x255, None),
         (SinceSixFour, 0x2f5, None),
+        (Renumbered, 0x000, Some(OrcRow::Undefined)),
+        (Renumbered, 0x100, Some(OrcRow::EndOfStack)),
+        (Renumbered, 0x203, frame(Holds::Return, false)),
+        (Renumbered, 0xb03, frame(Holds::Regs, true)),
+        (Renumbered, 0x1203, None),
+        // The previous stack pointer is no base of itself, and no other layout's place of RBP is one here.
+        (Renumbered, 0x208, None),
+        (Renumbered, 0x213, None),
+        (SinceSixFour, 0x285, None),
     ] {
         let found = table(layout, &[(0, (8, 0, flags))]);
         let expected = expected.ok_or(OrcError::Unknown(Gva(TEXT)));
         assert_eq!(found.map(|table| table.rows().next().unwrap().1), expected, "{layout:?} {flags:#x}");
     }
+}
+
+#[test]
+fn every_base_has_its_number() {
+    use SpBase::{Ax, Bp, BpIndirect, Di, Dx, R10, R13, Sp, SpIndirect};
+    let numbers = |layout| -> Vec<_> {
+        let base = |number: u16| match table(layout, &[(0, (8, 0, 0x200 | number))]).ok()?.rows().next()?.1 {
+            OrcRow::Frame(frame) => Some((number, frame.sp)),
+            _ => None,
+        };
+        (0..16).filter_map(base).collect()
+    };
+    let first = [(2, Dx), (3, Di), (4, Bp), (5, Sp), (6, R10), (7, R13), (8, BpIndirect), (9, SpIndirect)];
+    assert_eq!(numbers(OrcLayout::SinceSixFour), first);
+    let renumbered =
+        [(1, Ax), (2, Dx), (3, Sp), (4, Bp), (5, Di), (6, R10), (7, R13), (9, SpIndirect), (10, BpIndirect)];
+    assert_eq!(numbers(OrcLayout::Renumbered), renumbered);
 }
 
 #[test]
@@ -109,6 +135,17 @@ fn an_image_says_which_layout_it_has() {
     sections.push(Part::data(".orc_header", IPS.0 + 0x2000, vec![0; 20]));
     let new = returns(SpBase::Sp, 8, BpBase::Unchanged, 0);
     assert_eq!(parse(&sections).unwrap().find(Gva(TEXT)), Some(new));
+    // A function that saves RBP tells the numbers.
+    let (ips, rows) = parts(&[(0, (8, 0, 0x203)), (1, (16, -16, 0x283))]);
+    sections[1] = Part::data(".orc_unwind_ip", IPS.0, ips);
+    sections[2] = Part::data(".orc_unwind", IPS.0 + 0x1000, rows);
+    let renumbered = parse(&sections).unwrap();
+    assert_eq!(renumbered.layout(), OrcLayout::Renumbered);
+    assert_eq!(renumbered.find(Gva(TEXT)), Some(new));
+    assert_eq!(renumbered.find(Gva(TEXT + 1)), Some(returns(SpBase::Sp, 16, BpBase::PrevSp, -16)));
+    sections[2] =
+        Part::data(".orc_unwind", IPS.0 + 0x1000, parts(&[(0, (8, 0, 0x203)), (1, (16, -16, 0x2f3))]).1);
+    assert_eq!(parse(&sections), Err(OrcError::Unknown(Gva(TEXT + 1))));
 }
 
 fn frame_of(row: OrcRow) -> OrcFrame {
@@ -160,6 +197,7 @@ fn seeds_of_the_fuzz_target() {
         (1, "since_6_4", &[(0x40, (0, 0, 0x100)), (0x10, (8, 0, 0x205)), (0x11, (16, -16, 0x215))]),
         (1, "many_rows", &rows),
         (1, "no_rows", &[]),
+        (2, "renumbered", &[(0x10, (8, 0, 0x203)), (0x11, (16, -16, 0x283))]),
     ] {
         let (ips, rows) = parts(rows);
         let bytes = [vec![layout], IPS.0.to_le_bytes().to_vec(), ips, rows].concat();
@@ -174,10 +212,9 @@ proptest! {
     fn any_bytes_are_a_table_or_an_error(
         rows in proptest::collection::vec((any::<i32>(), -64..64i16, -64..64i16, 0..0xfffu16), 0..40),
         base: u64,
-        since: bool,
+        layout in proptest::sample::select(vec![OrcLayout::UntilSixTwo, OrcLayout::SinceSixFour, OrcLayout::Renumbered]),
         at: u64,
     ) {
-        let layout = if since { OrcLayout::SinceSixFour } else { OrcLayout::UntilSixTwo };
         let near = rows.iter().map(|row| (Gva(base).offset(row.0.into()), (row.1, row.2, row.3)));
         let (ips, bytes) = testing::orc(Gva(base & 0x7fff_ffff_ffff_ffff), &near.collect::<Vec<_>>());
         if let Ok(table) = OrcTable::from_parts(layout, &ips, Gva(base), &bytes) {
