@@ -8,6 +8,7 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions};
 
 use super::modules::{Counted, Module, ModuleError, ModuleLayout, counted_at, kernel_range};
+use super::patch_tables;
 use super::patched::{PatchedText, Why};
 use super::read::{u32_at, u64_at};
 use super::symbols::SymbolTable;
@@ -18,6 +19,10 @@ use crate::memory::{PhysMemory, VirtMemory};
 const MOST_ENTRIES: u32 = 1 << 20;
 /// Most bytes of an entry that are read.
 const LARGEST_ENTRY: usize = 16;
+/// Bytes by which an instruction that reports a bug is known.
+const LONGEST_BUG: usize = 5;
+/// The guest's own breakpoint, while it rewrites an instruction.
+const INT3: u8 = 0xcc;
 /// `jmp rel32`, the trampoline of a static call.
 const TRAMPOLINE: u64 = 5;
 
@@ -47,7 +52,9 @@ impl Module {
                 continue;
             };
             for at in tables.targets(place)? {
-                found.push((tables.instruction(at), why));
+                if why != Why::Bug || tables.is_bug(at) {
+                    found.push((tables.instruction(at), why));
+                }
             }
         }
         match places.blacklist {
@@ -138,13 +145,25 @@ impl<M: PhysMemory + ?Sized> Tables<'_, M> {
         }
     }
 
+    /// Whether the instruction at `at` reports a bug, or cannot be read: not every entry of the table leads to one.
+    fn is_bug(&self, at: Gva) -> bool {
+        let mut bytes = [0; LONGEST_BUG];
+        let length = self.rest(at).min(LONGEST_BUG as u64) as usize;
+        let Some(bytes) = bytes.get_mut(..length) else { return true };
+        self.memory.read(at, bytes).is_err() || bytes.first() == Some(&INT3) || patch_tables::is_bug(bytes)
+    }
+
+    /// How many bytes there are from `at` to the end of the text that it is in.
+    fn rest(&self, at: Gva) -> u64 {
+        let text = if at.is_in(&self.module.text) { &self.module.text } else { &self.module.init_text };
+        text.end.offset_from(at).unwrap_or(0)
+    }
+
     /// The bytes of the instruction at `at`. Where the guest is just rewriting it, and an int3 of its own stands
     /// there, they are as many as such an instruction can have.
     fn instruction(&self, at: Gva) -> Range<Gva> {
-        const INT3: u8 = 0xcc;
         const LONGEST: usize = 6;
-        let text = if at.is_in(&self.module.text) { &self.module.text } else { &self.module.init_text };
-        let rest = text.end.offset_from(at).unwrap_or(0).min(LONGEST as u64) as usize;
+        let rest = self.rest(at).min(LONGEST as u64) as usize;
         let mut bytes = [0; LONGEST];
         let bytes = bytes.get_mut(..rest).unwrap_or_default();
         let is_read = self.memory.read(at, bytes).is_ok();

@@ -253,30 +253,35 @@ impl<'a> Tables<'a> {
 
     /// struct bug_entry {s32 address, s32 file, u16 line, u16 flags}; without CONFIG_DEBUG_BUGVERBOSE there is
     /// neither file nor line, and since 6.18 there is a format in addition (arch/x86/include/asm/bug.h). Only one
-    /// size makes every entry point to a ud2 or ud1.
+    /// size makes every entry point to text. A warning with arguments is a call since then: its entry points to an
+    /// ordinary instruction before that, and is not found by the address.
     fn bugs(&mut self) {
-        let is_bug =
-            |at: Gva| matches!(self.image.bytes_at(at, 3), Some([0x0f, 0x0b | 0xb9, _] | [0x67, 0x0f, 0xb9]));
         let sites = self.section("__bug_table").and_then(|table| {
             table.sizes([12, 16, 8]).find_map(|size| {
-                let sites = table.entries(size).map(|entry| entry.target(0).filter(|at| is_bug(*at)));
+                let sites = table.entries(size).map(|entry| entry.target(0).filter(|at| self.is_text(*at)));
                 sites.collect::<Option<Vec<Gva>>>()
             })
         });
         match sites {
-            Some(sites) => sites.into_iter().for_each(|at| self.push(at, None, Why::Bug)),
+            Some(sites) => {
+                for at in sites {
+                    if self.image.bytes_from(at).is_some_and(is_bug) {
+                        self.push(at, None, Why::Bug);
+                    }
+                }
+            }
             None => self.missing.push(Why::Bug),
         }
     }
 
     /// struct alt_instr {s32 instruction, s32 replacement, feature, u8 length, u8 replacement length}: the feature
-    /// has 4 bytes since 6.3, 2 before (arch/x86/include/asm/alternative.h). Only one size makes every entry point
-    /// to text.
+    /// has 4 bytes since 6.3, 2 before (arch/x86/include/asm/alternative.h). Only one size makes the replacement of
+    /// every entry text; what is replaced may be code in data, which is copied before it runs.
     fn alternatives(&mut self) {
         let sites = self.section(".altinstructions").and_then(|table| {
             table.sizes([14, 12]).find_map(|size| {
                 let site = |entry: Table<'_>| {
-                    let at = entry.target(0).filter(|at| self.is_text(*at))?;
+                    let at = entry.target(0).filter(|at| self.image.bytes_from(*at).is_some())?;
                     entry.target(4).filter(|at| self.is_text(*at))?;
                     Some((at, u64::from(*entry.bytes.get(size - 2)?)))
                 };
@@ -336,6 +341,20 @@ impl<'a> Tables<'a> {
         if let Some(table) = self.section(EXCEPTIONS) {
             self.fixups = table.entries(EXCEPTION).filter_map(|entry| entry.target(0)).collect();
         }
+    }
+}
+
+/// Whether these bytes begin with an instruction by which the kernel reports a bug: ud1, ud2, udb (0xd6), or a short
+/// conditional jump with a lock prefix, behind other prefixes (`decode_bug`, arch/x86/kernel/traps.c).
+pub(super) fn is_bug(bytes: &[u8]) -> bool {
+    const MOST_PREFIXES: usize = 3;
+    let is_prefix = |byte: &u8| matches!(byte, 0x67 | 0xf0 | 0x40..=0x4f);
+    let prefixes = bytes.iter().take(MOST_PREFIXES).take_while(|byte| is_prefix(byte)).count();
+    let (prefixes, rest) = bytes.split_at(prefixes);
+    match rest {
+        [0x0f, 0x0b | 0xb9, ..] | [0xd6, ..] => true,
+        [0x70..=0x7f, ..] => prefixes.contains(&0xf0),
+        _ => false,
     }
 }
 

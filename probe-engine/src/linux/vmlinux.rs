@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use object::Endianness;
 use object::elf::{
-    ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR, SectionHeader64,
+    ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SectionHeader64,
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
@@ -61,7 +61,7 @@ pub struct Section<'a> {
     pub name: &'a str,
     /// Link-time virtual addresses.
     pub range: Range<Gva>,
-    /// Whether it holds code.
+    /// Whether it holds code, and nothing else.
     pub executable: bool,
     /// Its contents; empty for sections that are zero at first, such as `.bss`.
     pub bytes: &'a [u8],
@@ -149,7 +149,8 @@ impl Vmlinux {
             sections.push(SectionEntry {
                 name: name.to_owned(),
                 range: memory_range(start, section.sh_size(endian))?,
-                executable: flags & u64::from(SHF_EXECINSTR) != 0,
+                // The template of kexec's relocation code makes all of 7.2's .data executable by name; no CPU runs it there.
+                executable: flags & u64::from(SHF_EXECINSTR | SHF_WRITE) == u64::from(SHF_EXECINSTR),
                 file: file_range(data, start, section.file_range(endian))?,
             });
         }

@@ -45,7 +45,8 @@ fn parts() -> (Vec<Part>, SymbolTable) {
         at += 0x1000;
         range
     };
-    add("__bug_table", &[(0x10, &[0; 8])]);
+    // The second warns by a call.
+    add("__bug_table", &[(0x10, &[0; 12]), (0xe0, &[0; 12])]);
     let labels = add(".jumps", &[(0x20, &[0; 12]), (0x30, &[0; 12])]);
     let calls = add(".static_calls", &[(0x40, &[0; 4])]);
     add(".retpoline_sites", &[(0x50, &[])]);
@@ -150,6 +151,31 @@ fn every_table_is_read() {
 #[test]
 fn the_call_of_fentry_is_no_patched_call() {
     assert_eq!(read(14).covers(Gva(TEXT + 0x70)..Gva(TEXT + 0x75)), None);
+}
+
+#[test]
+fn a_warning_that_is_a_call_is_no_bug() {
+    assert_eq!(read(14).covers(Gva(TEXT + 0xe0)..Gva(TEXT + 0xe1)), None);
+}
+
+#[test]
+fn every_instruction_that_reports_a_bug_is_known() {
+    use super::super::patch_tables::is_bug;
+    for bytes in [
+        &[0x0f, 0x0b][..],
+        &[0x0f, 0xb9, 0x40, 1],
+        &[0x67, 0x0f, 0xb9, 0x40, 1],
+        &[0x67, 0x48, 0x0f, 0xb9, 0x3a],
+        &[0xd6],
+        &[0xf0, 0x75, 0x10],
+    ] {
+        assert!(is_bug(bytes), "{bytes:02x?}");
+    }
+    for bytes in
+        [&[][..], &[0x0f], &[0x90], &[0x75, 0x10], &[0x48, 0xc7, 0xc6], &[0x67; 8], &[0xf0, 0x0f, 0xc1]]
+    {
+        assert!(!is_bug(bytes), "{bytes:02x?}");
+    }
 }
 
 #[test]
