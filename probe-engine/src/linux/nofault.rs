@@ -15,9 +15,20 @@ use crate::linux::targets::branch_target;
 /// Bytes of a task's stack, and of the stack of a CPU's interrupts (arch/x86/include/asm/page_64_types.h).
 pub const STACK: u64 = 16 << 10;
 
-/// What no copy that goes right comes to (mm/usercopy.c): the first says that one goes wrong, the second is not called while
-/// page faults are off. The others stand for what the guest puts into its text while it boots.
-const NOT_CALLED: [&str; 4] = ["usercopy_abort", "find_vmap_area", "__SCT__", "_einittext"];
+/// How the names of functions begin that no copy comes to which goes right. Most of them say that one goes wrong;
+/// `find_vmap_area` is not called while page faults are off (mm/usercopy.c); the last two stand for what the guest puts
+/// into its text while it boots.
+const NOT_CALLED: [&str; 9] = [
+    "usercopy_abort",
+    "__ubsan_handle_",
+    "__warn_printk",
+    "_printk",
+    "panic",
+    "__stack_chk_fail",
+    "find_vmap_area",
+    "__SCT__",
+    "_einittext",
+];
 
 /// The functions, at link-time addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
