@@ -175,11 +175,11 @@ fn step_to(btf: &Btf<'_>, at: Typed, step: &Step) -> Result<Typed, Error> {
         (Kind::Structure(_), true) => return Err(wrong(Mistake::ArrowOnStructure)),
         _ => (at.way, at.ty),
     };
-    let found = btf.plain(structure).and_then(|ty| ty.structure());
-    let found = found.ok_or_else(|| wrong(Mistake::NoStructure(name.clone())))?;
+    if btf.plain(structure).and_then(|ty| ty.structure()).is_none() {
+        return Err(wrong(Mistake::NoStructure(name.clone())));
+    }
     let Some(member) = btf.member_of(structure, name) else {
-        let nearest =
-            nearest(found.members().map(|member| member.name).filter(|name| !name.is_empty()), name);
+        let nearest = nearest(btf.member_names(structure), name);
         return Err(wrong(Mistake::UnknownMember { name: name.clone(), nearest }));
     };
     let mut way = way;

@@ -143,19 +143,33 @@ impl<'a> Btf<'a> {
     /// ones inside it. It lies so many bits from the start of `structure`.
     #[must_use]
     pub fn member_of(&self, structure: TypeId, name: &str) -> Option<Member<'a>> {
-        if name.is_empty() {
-            return None;
-        }
+        self.find_member(structure, |member| (member.name == name).then_some(member))
+    }
+
+    /// The names of all members that [`member_of`](Self::member_of) finds in a structure or union.
+    #[must_use]
+    pub fn member_names(&self, structure: TypeId) -> Vec<&'a str> {
+        let mut names = Vec::new();
+        self.find_member(structure, |member| {
+            names.push(member.name);
+            None::<()>
+        });
+        names
+    }
+
+    /// What `of` makes of the first member with a name of which it makes anything.
+    fn find_member<T>(&self, structure: TypeId, mut of: impl FnMut(Member<'a>) -> Option<T>) -> Option<T> {
         let mut open = vec![(self.plain(structure)?.structure()?, 0u64)];
         let mut next = 0;
         while let Some((outer, base)) = open.get(next).copied() {
             next += 1;
             for member in outer.members() {
                 let bit = base.checked_add(member.bit)?;
-                if member.name == name {
-                    return Some(Member { bit, ..member });
+                let has_name = !member.name.is_empty();
+                if let Some(found) = has_name.then(|| of(Member { bit, ..member })).flatten() {
+                    return Some(found);
                 }
-                if member.name.is_empty()
+                if !has_name
                     && open.len() < MOST_NESTED
                     && let Some(inner) = self.plain(member.ty).and_then(Type::structure)
                 {
