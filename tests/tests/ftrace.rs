@@ -30,7 +30,7 @@ impl Guest {
     /// that a probe of the function's entry makes room for: these never move.
     fn inner(&self, function: &str, count: usize) -> Vec<u64> {
         let start = self.kernel.symbol(function).unwrap();
-        let is_free = |spot: &Spot| spot.ftrace == Some(Behind::Free { fixup: false });
+        let is_free = |spot: &Spot| matches!(spot.ftrace, Some(Behind::Free { fixup: false, .. }));
         assert!(in_kernel(start, &self.kernel).as_ref().is_ok_and(is_free), "{function}");
         let mut at = start;
         let mut found = Vec::new();

@@ -3,6 +3,7 @@
 
 use super::btf::{Btf, BtfError};
 use super::bzimage::{BzImage, BzImageError};
+use super::ftrace::FtraceSites;
 use super::kallsyms::{self, KallsymsError};
 use super::landmarks::Boot;
 use super::patched::PatchedText;
@@ -24,6 +25,7 @@ pub struct Kernel {
     image: Vmlinux,
     symbols: SymbolTable,
     patched: PatchedText,
+    ftrace: FtraceSites,
     boot: Boot,
     relocated: Option<RelocatedPointer>,
 }
@@ -87,11 +89,12 @@ impl Kernel {
         done("symbols");
         let patched = PatchedText::from_image(&image, &symbols);
         done("patched text");
+        let ftrace = FtraceSites::of(&image, &symbols);
         let relocated = match boot {
             Boot::Direct => None,
             Boot::Decompressor(_) | Boot::Unknown => relocations::first_pointer(&image)?,
         };
-        Ok(Self { image, symbols, patched, boot, relocated })
+        Ok(Self { image, symbols, patched, ftrace, boot, relocated })
     }
 
     /// Its symbols.
@@ -122,6 +125,12 @@ impl Kernel {
     #[must_use]
     pub fn patched(&self) -> &PatchedText {
         &self.patched
+    }
+
+    /// What its ftrace may make calls of.
+    #[must_use]
+    pub fn ftrace(&self) -> &FtraceSites {
+        &self.ftrace
     }
 
     /// Its type information.

@@ -16,6 +16,7 @@ pub mod btf;
 pub mod bzimage;
 pub mod cgroup;
 pub mod current;
+pub mod ftrace;
 pub mod glob;
 pub mod kallsyms;
 pub mod kernel;

@@ -95,6 +95,8 @@ pub enum Behind {
     Free {
         /// Whether it has an entry in the exception table.
         fixup: bool,
+        /// Whether the guest leaves it as it is while it boots.
+        settled: bool,
     },
     /// It cannot, and why.
     Guarded(String),
@@ -165,8 +167,14 @@ impl FunctionText<'_> {
             Ok(_) if instructions(self.bytes, self.range.start).any(is_target) => {
                 Behind::Guarded("the function jumps back to it".to_owned())
             }
-            Ok(fixup) => Behind::Free { fixup },
+            Ok(fixup) => Behind::Free { fixup, settled: self.is_settled(at) },
         }
+    }
+
+    /// Whether no table lists the instruction at `at`.
+    fn is_settled(&self, at: Gva) -> bool {
+        let found = instruction_at(self.bytes, self.range.start, at);
+        found.is_ok_and(|found| self.patched.covers(at..at.add(found.instruction.len() as u64)).is_none())
     }
 
     /// Whether the instruction at `at` has a fix-up, if it can be probed.
@@ -209,9 +217,9 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
     }
     let range = kernel.function(link).ok_or(Unprobeable::NoFunction)?;
     let bytes = image.bytes(&range).ok_or(Unprobeable::NotText)?;
+    let entry = skip_endbr(bytes, range.start);
     let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
-    let fentry = kernel.symbol("__fentry__");
-    text.spot(link, |at, bytes| fentry.is_some() && called_by(at, bytes) == fentry)
+    text.spot(link, |at, bytes| kernel.ftrace().has(at, bytes, entry))
 }
 
 /// How the guest gets past the instruction of a probe at `spot`, as far as the kernel's file tells.
@@ -226,14 +234,6 @@ pub fn plan_of(spot: &Spot, kernel: &Kernel) -> Result<Plan, Unprobeable> {
     let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
     let previous = instruction_at(bytes, start, at)?.previous;
     Ok(plan(text.from(at), at, previous.as_ref(), spot.fixup)?)
-}
-
-/// The target of the `call rel32` at `at`, if `bytes` are one.
-fn called_by(at: Gva, bytes: &[u8]) -> Option<Gva> {
-    const CALL: u8 = 0xe8;
-    let [CALL, distance @ ..] = bytes.get(..FTRACE_SITE as usize)? else { return None };
-    let distance = i32::from_le_bytes(distance.try_into().ok()?);
-    Some(at.add(FTRACE_SITE).offset(distance.into()))
 }
 
 /// Whether a site that the guest rewrites may still be probed: it does so once, before sites like it are armed
@@ -251,18 +251,32 @@ mod tests {
 
     /// What is behind the ftrace site at the start of a function with these bytes.
     fn behind(code: &[u8]) -> Option<Behind> {
+        behind_with(code, Vec::new())
+    }
+
+    /// The same where the guest rewrites these bytes.
+    fn behind_with(code: &[u8], rewritten: Vec<(Range<Gva>, Why)>) -> Option<Behind> {
         let bytes = [&FTRACE_NOP[..], code].concat();
         let range = START..START.add(bytes.len() as u64);
-        let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
+        let patched = PatchedText::new(rewritten, Vec::new(), Vec::new());
         let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: true };
         text.spot(START, |at, _| at == START).unwrap().ftrace
+    }
+
+    #[test]
+    fn an_instruction_with_a_run_time_constant_is_not_settled() {
+        // movabs rax, 0x123456789abcdef; ret
+        let code = [0x48, 0xb8, 0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01, 0xc3];
+        let constant = START.add(FTRACE_SITE + 2)..START.add(FTRACE_SITE + 10);
+        let found = behind_with(&code, vec![(constant, Why::RuntimeConstant)]);
+        assert_eq!(found, Some(Behind::Free { fixup: false, settled: false }));
     }
 
     #[test]
     fn a_probe_does_not_move_to_where_the_function_jumps_back() {
         // inc eax; jnz; ret
         let once = behind(&[0xff, 0xc0, 0x75, 0x00, 0xc3]);
-        assert_eq!(once, Some(Behind::Free { fixup: false }));
+        assert_eq!(once, Some(Behind::Free { fixup: false, settled: true }));
         let again = behind(&[0xff, 0xc0, 0x75, 0xfc, 0xc3]);
         assert!(matches!(again, Some(Behind::Guarded(_))), "each turn would be a hit: {again:?}");
     }

@@ -322,11 +322,11 @@ fn ftraces_sites_are_those_of_its_table() {
         let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
         assert_eq!(module.ftrace_sites(&layout, &ram.memory()), Ok(vec![at(TEXT + 0x300), at(INIT)]));
         let spot = |symbol, offset| place(&module, &layout, &ram, symbol, offset).unwrap();
-        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false }));
+        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
         assert_eq!(spot("last", 5).ftrace, None);
         // The guest's ftrace is about to change it.
         ram.put(at(TEXT + 0x300), &[0xcc]);
-        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false }));
+        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
         assert_eq!(spot("last", 5).ftrace, None);
     }
 }

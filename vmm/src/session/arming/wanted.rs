@@ -110,7 +110,10 @@ impl Arming {
             fixup,
             traced: spot.traced,
             room: spot.room.clone(),
-            next: spot.ftrace == Some(Behind::Free { fixup: false }),
+            next: match spot.ftrace {
+                Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == Phase::Late),
+                Some(Behind::Guarded(_)) | None => false,
+            },
         };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
@@ -139,7 +142,7 @@ impl Arming {
             _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
             // Neither ftrace's nop nor anything that it makes of it.
             _ if !is_nop && !is_ftraces => Stand::Not(State::Overwritten(at)),
-            Behind::Free { fixup } => {
+            Behind::Free { fixup, .. } => {
                 let behind = at.add(FTRACE_SITE);
                 Stand::At { at: behind, function: function(*fixup), footing: Footing::Behind(at) }
             }
