@@ -54,7 +54,7 @@ fn parameters_and_members_become_registers_and_offsets() {
         assert_eq!(name.fetch.read, Read::Memory(hop(0), What::String(4096)));
         let [value] = fields("r vfs_read $retval").try_into().unwrap();
         assert_eq!((value.fetch.base, value.shape), (Base::Register(Register::Rax), Shape::Signed));
-        let [ino] = fields("r do_filp_open ino=$retval->f_inode->i_ino").try_into().unwrap();
+        let [ino] = fields("r fget ino=$retval->f_inode->i_ino").try_into().unwrap();
         assert_eq!((ino.fetch.hops.len(), ino.shape), (1, Shape::Unsigned));
         let [bit] = fields("p wake_up_new_task io=p->in_iowait").try_into().unwrap();
         assert!(matches!(bit.shape, Shape::BitField { width: 1, .. }), "{bit:?}");

@@ -135,6 +135,25 @@ fn is_realtime(btf: &Btf<'_>) -> bool {
     btf.member("task_struct", "softirq_disable_cnt").is_some()
 }
 
+/// Which of Debian's kernels it is: what is known of their structures by heart.
+#[derive(Clone, Copy, PartialEq)]
+enum Series {
+    SixOne,
+    SixTwelve,
+    /// From 6.15 on. Which of them it is changes with Debian: only what their own types say is known.
+    Newer,
+}
+
+impl Series {
+    fn of(btf: &Btf<'_>) -> Self {
+        match (btf.member("module", "mem").is_some(), btf.structure("pcpu_hot").is_some()) {
+            (false, _) => Self::SixOne,
+            (true, true) => Self::SixTwelve,
+            (true, false) => Self::Newer,
+        }
+    }
+}
+
 #[test]
 fn types_tell_where_members_are() {
     each_kernel(|name, image| {
@@ -151,7 +170,8 @@ fn types_tell_where_members_are() {
         assert_eq!(offset("pt_regs", "ip"), Some(128));
         assert_eq!(offset("list_head", "prev"), Some(8));
         assert_eq!(offset("page", "lru.next"), Some(8));
-        assert_eq!(offset("bug_entry", "flags"), Some(10));
+        let has_format = offset("bug_entry", "format_disp").is_some();
+        assert_eq!(offset("bug_entry", "flags"), Some(if has_format { 14 } else { 10 }));
         let comm = btf.member("task_struct", "comm").unwrap();
         assert_eq!(btf.array(comm.ty).map(|(_, count)| count), Some(16));
         assert_eq!(btf.enum_value("module_state", "MODULE_STATE_UNFORMED"), Some(3));
@@ -166,9 +186,10 @@ fn types_are_written_as_c() {
         let btf = Btf::parse(vmlinux.section(".BTF").unwrap().bytes).unwrap();
         assert!(btf.type_count() > 90_000);
         let show = |name| btf.named(name).map(|found| c::definition(&btf, found)).collect::<Vec<_>>();
+        let returned = if Series::of(&btf) == Series::Newer { "int" } else { "long int" };
         assert_eq!(
             show("do_sys_openat2"),
-            ["long int do_sys_openat2(int dfd, const char *filename, struct open_how *how);"]
+            [format!("{returned} do_sys_openat2(int dfd, const char *filename, struct open_how *how);")]
         );
         assert_eq!(show("gfp_t"), ["typedef unsigned int gfp_t;"]);
         let list = [
@@ -181,10 +202,11 @@ fn types_are_written_as_c() {
         let task = show("task_struct").concat();
         let size = btf.size_of("task_struct").unwrap();
         let pid = btf.member("task_struct", "pid").unwrap().offset().unwrap();
-        let expected = match (btf.member("module", "mem").is_some(), is_realtime(&btf)) {
-            (true, false) => (9792, 2432),
-            (true, true) => (9792, 2472),
-            (false, _) => (size, 2416),
+        let expected = match (Series::of(&btf), is_realtime(&btf)) {
+            (Series::SixTwelve, false) => (9792, 2432),
+            (Series::SixTwelve, true) => (9792, 2472),
+            (Series::SixOne, _) => (size, 2416),
+            (Series::Newer, _) => (size, pid),
         };
         assert_eq!((size, pid), expected);
         assert!(
@@ -259,11 +281,19 @@ fn modules_tasks_and_hooks_are_found() {
         let landmarks = Landmarks::of(&kernel);
         eprintln!("{path}: landmarks in {:?}: {landmarks:#?}", start.elapsed());
         let btf = kernel.btf().unwrap();
-        let has_mem = btf.member("module", "mem").is_some();
+        let series = Series::of(&btf);
 
         let layout = landmarks.modules.unwrap();
         assert_eq!((layout.state, layout.list, layout.name), (0, 8, 24));
-        let (text, init_text) = if has_mem { ((320, 328), (608, 616)) } else { ((320, 332), (400, 412)) };
+        let in_module = |path: &str| btf.member("module", path).unwrap().offset().unwrap() as u32;
+        let (text, init_text) = match series {
+            Series::SixOne => ((320, 332), (400, 412)),
+            Series::SixTwelve => ((320, 328), (608, 616)),
+            Series::Newer => (
+                (in_module("mem[0].base"), in_module("mem[0].size")),
+                (in_module("mem[4].base"), in_module("mem[4].size")),
+            ),
+        };
         for (found, (start, count)) in [(layout.text, text), (layout.init_text, init_text)] {
             assert_eq!(found, Counted { start, count, entry: 1 });
         }
@@ -274,7 +304,7 @@ fn modules_tasks_and_hooks_are_found() {
             (tables.fixups, 12),
             (tables.jump_labels, 16),
             (tables.static_calls, 8),
-            (tables.bugs, 12),
+            (tables.bugs, if series == Series::Newer { 16 } else { 12 }),
             (tables.blacklist, 8),
             (tables.noinstr, 1),
             (tables.kprobes_text, 1),
@@ -284,10 +314,11 @@ fn modules_tasks_and_hooks_are_found() {
         let orc = layout.orc.unwrap();
         assert_eq!((orc.ips.entry, orc.rows.entry, orc.ips.count), (4, 6, orc.rows.count));
 
-        let offset = match (has_mem, is_realtime(&btf)) {
-            (true, false) => 0x35000,
-            (true, true) => 0x35e00,
-            (false, _) => 0x1fb80,
+        let offset = match (series, is_realtime(&btf)) {
+            (Series::SixTwelve, false) => 0x35000,
+            (Series::SixTwelve, true) => 0x35e00,
+            (Series::SixOne, _) => 0x1fb80,
+            (Series::Newer, _) => kernel.symbol("current_task").unwrap().0,
         };
         assert_eq!(landmarks.current, Some(CurrentTask { offset }));
 

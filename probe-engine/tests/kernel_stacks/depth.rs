@@ -36,6 +36,14 @@ impl Depth {
             && bp == self.pushed_rbp
     }
 
+    /// Where the memory operand of `instruction` lies, if that is a place on the stack.
+    fn slot(&self, instruction: &Instruction) -> Option<i64> {
+        let is_on_stack = instruction.memory_base() == Register::RSP
+            && instruction.memory_index() == Register::None
+            && instruction.memory_size().size() == 8;
+        is_on_stack.then(|| self.rsp - instruction.memory_displacement64().cast_signed())
+    }
+
     /// Behind `instruction`; `None` where it does not lead on, or does with RSP or RBP what is not followed here.
     pub(super) fn behind(
         mut self,
@@ -71,6 +79,16 @@ impl Depth {
             }
             Mnemonic::Add if register == Register::RSP && is_immediate => {
                 self.rsp -= instruction.immediate(1) as i64;
+            }
+            // Newer compilers make room for all registers at once.
+            Mnemonic::Mov
+                if self.slot(instruction).is_some() && instruction.op1_register() == Register::RBP =>
+            {
+                self.pushed_rbp = self.pushed_rbp.or(self.slot(instruction));
+            }
+            Mnemonic::Mov if register == Register::RBP && self.slot(instruction).is_some() => {
+                self.pushed_rbp = self.pushed_rbp.filter(|pushed| Some(*pushed) != self.slot(instruction));
+                self.rbp = None;
             }
             _ if writes.contains(&Register::RSP) => return None,
             _ if writes.contains(&Register::RBP) => {
