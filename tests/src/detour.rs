@@ -7,7 +7,7 @@ use probe_engine::addr::Gva;
 use probe_engine::capture::filter::Operand;
 use probe_engine::capture::hist::{Form, Histogram, Key, Summed};
 use probe_engine::detour::layout::Rings;
-use probe_engine::detour::stub::{Guest, Stub};
+use probe_engine::detour::stub::{Cpu, Guest, Stub};
 use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::{JUMP, jump};
 use probe_engine::linux::nofault::Copies;
@@ -47,8 +47,7 @@ pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
     Guest {
         window: reserved.data().start,
         rings: Rings::of(1),
-        cpu_number: CPU.0,
-        task: serde_json::from_value(task).unwrap(),
+        cpu: Some(Cpu { number: CPU.0, task: serde_json::from_value(task).unwrap() }),
         slide: 0,
         trampolines: reserved.detours().start,
         copies: copy.map(|copy| Copies {

@@ -48,16 +48,23 @@ pub struct Guest {
     pub window: Gva,
     /// The rings in it.
     pub rings: Rings,
-    /// Where a CPU keeps its number, in bytes from the kernel's GS base.
-    pub cpu_number: u64,
-    /// How the current task is found, and what is known of it.
-    pub task: TaskLayout,
+    /// What a CPU says of itself; `None` where the kernel's types do not tell. Without it a stub only counts.
+    pub cpu: Option<Cpu>,
     /// What KASLR added to the kernel's link-time addresses.
     pub slide: u64,
     /// The [`trampolines`] (GVA).
     pub trampolines: Gva,
     /// What copies memory, if the guest has that.
     pub copies: Option<Copies>,
+}
+
+/// What a CPU says of itself, in bytes from the kernel's GS base.
+#[derive(Debug, Clone, Copy)]
+pub struct Cpu {
+    /// Where it keeps its number.
+    pub number: u64,
+    /// How its task is found, and what is known of that.
+    pub task: TaskLayout,
 }
 
 /// A stub for one site.
@@ -260,6 +267,12 @@ struct Assembler<'a> {
 type Done = Result<(), NoStub>;
 
 impl Assembler<'_> {
+    /// What the CPU says of itself, which all but counting needs.
+    fn cpu(&self) -> Result<Cpu, NoStub> {
+        let unknown = "the kernel has no type information, so that only a plain count can be a detour";
+        self.guest.cpu.ok_or_else(|| NoStub(unknown.to_owned()))
+    }
+
     fn begin(&mut self, gate: &mut CodeLabel) -> Done {
         self.asm.pushfq()?;
         self.asm.cli()?;

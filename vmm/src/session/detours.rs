@@ -14,7 +14,7 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
 use probe_engine::detour::region::Region;
-use probe_engine::detour::stub::{Guest, Stub, trampolines};
+use probe_engine::detour::stub::{Cpu, Guest, Stub, trampolines};
 use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
@@ -105,13 +105,13 @@ impl Detours {
 
     /// The guest's kernel runs `slide` bytes behind where it was linked.
     pub(super) fn advance(&mut self, kernel: &Landmarks, reserved: &Reserved, slide: u64) {
-        let (Some(task), Some(cpu_number)) = (kernel.task, kernel.cpu_number) else { return };
         let window = reserved.data().start;
         let trampolines = reserved.detours().start;
-        let cpu_number = per_cpu::slid(cpu_number, slide);
-        let task = task.slid(slide);
+        let cpu = kernel.cpu_number.zip(kernel.task);
+        let cpu =
+            cpu.map(|(number, task)| Cpu { number: per_cpu::slid(number, slide), task: task.slid(slide) });
         let copies = self.nofault.as_ref().map(|nofault| nofault.copies.slid(slide));
-        self.guest = Some(Guest { window, rings: self.rings, cpu_number, task, slide, trampolines, copies });
+        self.guest = Some(Guest { window, rings: self.rings, cpu, slide, trampolines, copies });
     }
 
     pub(super) fn instances(&self) -> &Instances {

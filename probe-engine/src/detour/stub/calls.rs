@@ -19,7 +19,7 @@
 //!
 //! In all of this rbx is the address of the instance: functions that [read](super::memory) for it leave that as it is.
 
-use super::{Assembler, Done, Guest, NoStub, displacement, imm, memory, own};
+use super::{Assembler, Cpu, Done, Guest, NoStub, displacement, imm, memory, own};
 use crate::addr::Gva;
 use crate::capture::Register;
 use crate::detour::instances::instance;
@@ -82,7 +82,8 @@ impl Assembler<'_> {
 
     /// At a function's entry: follows the call, which is to return to `leave`. Uses what is saved.
     pub(super) fn enter(&mut self, work: &Work, calls: Calls, leave: CodeLabel) -> Done {
-        let Guest { rings, cpu_number, task, trampolines, .. } = *self.guest;
+        let Guest { rings, trampolines, .. } = *self.guest;
+        let Cpu { number, task } = self.cpu()?;
         let (pools, live) = (self.at(POOLS)?, self.at(LIVE)?);
         let (mut none, mut again, mut next) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
@@ -93,7 +94,7 @@ impl Assembler<'_> {
             self.asm.js(none)?;
         }
         // The pool of this CPU. Its number is the guest's word.
-        self.asm.mov(ebx, own(dword_ptr(displacement(cpu_number)?)))?;
+        self.asm.mov(ebx, own(dword_ptr(displacement(number)?)))?;
         self.asm.cmp(ebx, rings.cpus.cast_signed())?;
         self.asm.jae(none)?;
         self.asm.shl(ebx, POOL.ilog2())?;
@@ -169,7 +170,7 @@ impl Assembler<'_> {
         self.asm.cmp(rax, qword_ptr(rbx + instance::SLOT))?;
         self.asm.jne(stray)?;
         self.asm.mov(edx, dword_ptr(rbx + (instance::SELF + 4)))?;
-        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
+        self.asm.mov(rax, own(qword_ptr(displacement(self.cpu()?.task.current.offset)?)))?;
         self.asm.cmp(rax, qword_ptr(rdx + live))?;
         self.asm.jne(stray)?;
         self.work(work)?;

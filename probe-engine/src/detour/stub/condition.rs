@@ -68,11 +68,12 @@ impl Assembler<'_> {
         match number.from {
             Origin::Given(given) => self.given(given)?,
             Origin::Pid => {
-                self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-                self.asm.mov(eax, dword_ptr(rax + imm(self.guest.task.pid)?))?;
+                let task = self.cpu()?.task;
+                self.asm.mov(rax, own(qword_ptr(displacement(task.current.offset)?)))?;
+                self.asm.mov(eax, dword_ptr(rax + imm(task.pid)?))?;
             }
             Origin::Memory(entry) => self.asm.mov(rax, qword_ptr(rsp + (entry + reads::DATA)))?,
-            Origin::Cpu => self.asm.mov(eax, own(dword_ptr(displacement(self.guest.cpu_number)?)))?,
+            Origin::Cpu => self.asm.mov(eax, own(dword_ptr(displacement(self.cpu()?.number)?)))?,
         }
         let (low, width) = (u32::from(number.low), u32::from(number.width).clamp(1, 64));
         let unused = 64 - width;
@@ -206,8 +207,9 @@ impl Assembler<'_> {
 
     /// Where the task's name is. Uses rax.
     pub(super) fn comm(&mut self) -> Result<AsmMemoryOperand, NoStub> {
-        self.asm.mov(rax, own(qword_ptr(displacement(self.guest.task.current.offset)?)))?;
-        Ok(qword_ptr(rax + imm(self.guest.task.comm)?))
+        let task = self.cpu()?.task;
+        self.asm.mov(rax, own(qword_ptr(displacement(task.current.offset)?)))?;
+        Ok(qword_ptr(rax + imm(task.comm)?))
     }
 
     /// Goes to `other` unless there is `text` at `at`, where a multiple of 8 bytes can be read. Uses rcx and rdx.

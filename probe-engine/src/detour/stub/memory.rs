@@ -98,7 +98,7 @@ impl Assembler<'_> {
 
     /// The offset of this CPU's line among the pools, in rcx. Its number is the guest's word: goes to `none` with another.
     fn own_line(&mut self, none: CodeLabel) -> Done {
-        self.asm.mov(ecx, own(dword_ptr(displacement(self.guest.cpu_number)?)))?;
+        self.asm.mov(ecx, own(dword_ptr(displacement(self.cpu()?.number)?)))?;
         self.asm.cmp(ecx, self.guest.rings.cpus.cast_signed())?;
         self.asm.jae(none)?;
         self.asm.shl(ecx, POOL.ilog2())?;
@@ -108,7 +108,7 @@ impl Assembler<'_> {
     /// Goes to `short` unless so many bytes are left of the stack. Uses rax and rdx.
     fn check_stack(&mut self, copies: &Copies, needed: u64, short: CodeLabel) -> Done {
         let mut enough = self.asm.create_label();
-        let current = self.guest.task.current.offset;
+        let current = self.cpu()?.task.current.offset;
         self.asm.mov(rax, own(qword_ptr(displacement(current)?)))?;
         self.asm.lea(rdx, qword_ptr(rsp - needed))?;
         self.asm.sub(rdx, qword_ptr(rax + imm(copies.stack)?))?;

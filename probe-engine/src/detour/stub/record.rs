@@ -1,6 +1,6 @@
 //! Noting a hit down in the ring of the CPU.
 
-use super::{Assembler, Done, Guest, displacement, imm, own};
+use super::{Assembler, Done, displacement, imm, own};
 use crate::capture::Register;
 use crate::detour::layout::{self, CELLS, DROPS, HEAD, TAIL, UNKNOWN, record};
 use crate::detour::work::Work;
@@ -11,12 +11,13 @@ use iced_x86::code_asm::{AsmRegister64, CodeLabel, dword_ptr, eax, qword_ptr, r8
 impl Assembler<'_> {
     /// In the end goes to `next`, also when there is no room. Uses what is saved.
     pub(super) fn record(&mut self, work: &Work, registers: &[Register], next: CodeLabel) -> Done {
-        let Guest { rings, cpu_number, .. } = *self.guest;
+        let rings = self.guest.rings;
+        let number = self.cpu()?.number;
         let probe = work.probe;
         let cells = layout::cells_of(work.words());
         let (mut full, mut again) = (self.asm.create_label(), self.asm.create_label());
         // The ring of this CPU. Its number is the guest's word.
-        self.asm.mov(eax, own(dword_ptr(displacement(cpu_number)?)))?;
+        self.asm.mov(eax, own(dword_ptr(displacement(number)?)))?;
         self.asm.cmp(eax, rings.cpus.cast_signed())?;
         self.asm.jae(full)?;
         self.asm.imul_3(eax, eax, imm(rings.stride)?)?;
@@ -87,7 +88,7 @@ impl Assembler<'_> {
     /// Notes the current task down, in the record at rcx.
     fn task(&mut self) -> Done {
         let TaskLayout { current, preempt_count, softirq_count, comm, pid, tgid, user, namespace } =
-            self.guest.task;
+            self.cpu()?.task;
         if let Some(at) = preempt_count {
             self.asm.mov(eax, own(dword_ptr(displacement(at)?)))?;
         } else {

@@ -31,27 +31,37 @@ pub(super) fn guest() -> Guest {
     Guest {
         window: Gva(0xffff_ffff_9100_0000),
         rings: Rings::of(2),
-        cpu_number: 0x3_500c,
-        task: TaskLayout {
-            current: CurrentTask { offset: 0x3_5000 },
-            preempt_count: Some(0x3_5008),
-            softirq_count: None,
-            comm: 2976,
-            pid: 2432,
-            tgid: 2436,
-            user: Some(task::User { cred: 2952, uid: 8 }),
-            namespace: Some(task::Namespace {
-                thread_pid: 2496,
-                level: 4,
-                numbers: 96,
-                stride: 16,
-                number: 0,
-            }),
-        },
+        cpu: Some(Cpu {
+            number: 0x3_500c,
+            task: TaskLayout {
+                current: CurrentTask { offset: 0x3_5000 },
+                preempt_count: Some(0x3_5008),
+                softirq_count: None,
+                comm: 2976,
+                pid: 2432,
+                tgid: 2436,
+                user: Some(task::User { cred: 2952, uid: 8 }),
+                namespace: Some(task::Namespace {
+                    thread_pid: 2496,
+                    level: 4,
+                    numbers: 96,
+                    stride: 16,
+                    number: 0,
+                }),
+            },
+        }),
         slide: 0,
         trampolines: Gva(0xffff_ffff_9050_0000),
         copies: Some(COPIES),
     }
+}
+
+/// The same with PREEMPT_RT, whose tasks count their soft interrupts in this member.
+fn realtime_guest(softirq_count: u64) -> Guest {
+    let mut guest = guest();
+    let cpu = guest.cpu.as_mut().unwrap();
+    cpu.task.softirq_count = Some(softirq_count);
+    guest
 }
 
 /// The name of the task.
@@ -127,10 +137,9 @@ fn a_record_takes_less_than_eighty() {
 fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
     const MEMBER: u64 = 3368;
     let work = [records()];
-    let task = TaskLayout { softirq_count: Some(MEMBER), ..guest().task };
+    let guest = realtime_guest(MEMBER);
     let stub = |guest: &Guest| Stub::assemble(guest, AT, SITE, SITE.add(5), None, &work).unwrap();
-    let (usual, realtime) =
-        (straight(&assemble(&work).code), straight(&stub(&Guest { task, ..guest() }).code));
+    let (usual, realtime) = (straight(&assemble(&work).code), straight(&stub(&guest).code));
     let load = realtime.iter().position(|i| i.memory_displacement64() == MEMBER).unwrap();
     let names: Vec<Mnemonic> = realtime[load..load + 3].iter().map(Instruction::mnemonic).collect();
     assert_eq!(names, [Mnemonic::Mov, Mnemonic::And, Mnemonic::Or]);
@@ -224,8 +233,7 @@ fn no_stub_is_longer_than_is_said_before() {
     let all = || others.iter().filter_map(|name| Register::named(name)).collect::<Vec<_>>();
     assert_eq!(all().len(), others.len());
     let calls = Calls { most: Some(2), arguments: true };
-    let task = TaskLayout { softirq_count: Some(3368), ..guest().task };
-    let guest = Guest { task, ..guest() };
+    let guest = realtime_guest(3368);
     for work in [counts(None), Work { record: Some(all()), ..counts(None) }, returns(Some(all()), calls)] {
         for works in [vec![work.clone()], vec![work; 3]] {
             let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works);
@@ -522,4 +530,35 @@ fn a_string_is_compared_by_words_with_its_nul() {
     let words = code.iter().filter(|i| i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Immediate64);
     let expected = [u64::from_le_bytes(*b"/etc/pas"), u64::from_le_bytes(*b"\0\0\0\0swd\0")];
     assert_eq!(words.map(|i| i.immediate(1)).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn without_type_information_only_a_plain_count_is_a_stub() {
+    let guest = Guest { cpu: None, ..guest() };
+    let stub = |work: Work| Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]);
+    assert_eq!(
+        stub(counts(None)),
+        Stub::assemble(&self::guest(), AT, SITE, SITE.add(5), None, &[counts(None)])
+    );
+    for work in [records(), returns(None, Calls { most: None, arguments: false })] {
+        let error = stub(work).unwrap_err().to_string();
+        assert!(error.contains("the kernel has no type information"), "{error}");
+    }
+}
+
+#[test]
+fn a_cpu_finds_its_own_words_on_either_side_of_its_gs_base() {
+    // As up to 6.14, and as since 6.15 in a kernel that was moved.
+    for offset in [0x3_5000, 0xffff_ffff_83e0_5000] {
+        let mut guest = guest();
+        guest.cpu.as_mut().unwrap().task.current.offset = offset;
+        let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[records()]).unwrap();
+        let own = |i: &&Instruction| i.segment_prefix() == iced_x86::Register::GS;
+        let places: Vec<u64> =
+            straight(&stub.code).iter().filter(own).map(|i| i.memory_displacement64()).collect();
+        assert!(places.contains(&offset), "{places:x?}");
+    }
+    let mut guest = guest();
+    guest.cpu.as_mut().unwrap().task.current.offset = 0xffff_8880_0000_0000;
+    assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[records()]).is_err());
 }

@@ -64,9 +64,9 @@ fn run(capture: &Capture, text: Option<&[u8]>) -> Outcome {
     ram.put(TASK.add(COPIES.stack), &STACK.0.to_le_bytes());
     ram.put(STACK, &OTHERS);
     let comm: Vec<u8> = text.unwrap_or_default().iter().copied().chain([0; COMM]).take(COMM).collect();
-    ram.put(TASK.add(guest.task.comm - 8), &OTHERS[..COMM + 16]);
-    ram.put(TASK.add(guest.task.comm), &comm);
-    let segments = Segments { gs_base: CPU.0 - guest.task.current.offset, fs_base: 0 };
+    ram.put(TASK.add(guest.cpu.unwrap().task.comm - 8), &OTHERS[..COMM + 16]);
+    ram.put(TASK.add(guest.cpu.unwrap().task.comm), &comm);
+    let segments = Segments { gs_base: CPU.0 - guest.cpu.unwrap().task.current.offset, fs_base: 0 };
     let before = Regs {
         rip: AT.0,
         rsp: STACK.0 + OTHERS.len() as u64,
