@@ -5,6 +5,7 @@
 //!   kernels/6.12/vmlinuz        the image as the package has it
 //!   kernels/6.12/modules/*.ko   modules of the emulated host, and for guests, decompressed
 //!   kernels/6.12/record.json    where they came from
+//!   apt/sid/                    an apt apart, for a suite that the machine does not use
 //!   initramfs.cpio.gz           of the guest
 //!   host/                       the prepared emulated host
 //!   staging/, lock              of the one process that changes the cache
@@ -47,6 +48,9 @@ pub struct Record {
     pub version: String,
     /// Of the package file, in hexadecimal.
     pub deb_sha256: String,
+    /// Packages of the same version that have what the image's own lacks, where Debian splits it.
+    #[serde(default)]
+    pub parts: Vec<Part>,
     /// Of the bzImage, in hexadecimal.
     pub image_sha256: String,
     /// File names of the modules, in the order in which they load.
@@ -54,6 +58,15 @@ pub struct Record {
     /// File names of the modules for guests; a record that an earlier setup wrote has none.
     #[serde(default)]
     pub guest_modules: Vec<String>,
+}
+
+/// A package that is a part of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its name.
+    pub package: String,
+    /// Of the package file, in hexadecimal.
+    pub sha256: String,
 }
 
 /// No place for the cache.
@@ -111,6 +124,12 @@ impl Cache {
     #[must_use]
     pub fn host_dir(&self) -> PathBuf {
         self.root.join("host")
+    }
+
+    /// Where the apt of a suite that the machine does not use keeps its lists; it need not exist yet.
+    #[must_use]
+    pub fn apt_dir(&self, suite: &str) -> PathBuf {
+        self.root.join("apt").join(suite)
     }
 
     /// A kernel that was fetched, by its name in the manifest.

@@ -1,19 +1,20 @@
-//! Kernels from Debian packages, through the machine's own apt.
+//! Kernels from Debian packages, through apt.
 //!
-//! `/boot/vmlinuz-*` of the package is the bzImage; modules are under `/lib/modules`, or `/usr/lib/modules` in newer
-//! packages. Apt checks the signature; the hashes are recorded so that a result can be traced to its bytes.
+//! Apt checks the signature; the hashes are recorded so that a result can be traced to its bytes.
 
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{CacheWriter, Record, Staging};
+use crate::apt::{Apt, AptError};
+use crate::cache::{CacheWriter, Part, Record, Staging};
 use crate::manifest::{GUEST_MODULES, HOST_MODULES, Kernel};
 use crate::modules::{self, Module, ModuleError};
+use crate::package::{Package, exact_dependencies, image_of};
+use crate::tree::Tree;
 
 /// What became of a kernel; prints as a line for the user.
 #[derive(Debug)]
@@ -61,22 +62,9 @@ impl fmt::Display for Fetched {
 /// Why a kernel cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// A program cannot be started.
-    #[error("cannot run {program}")]
-    Run {
-        /// Its name.
-        program: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A program failed.
-    #[error("{program} failed: {message}")]
-    Failed {
-        /// Its name.
-        program: &'static str,
-        /// What it said last.
-        message: String,
-    },
+    /// Apt did not do what was asked.
+    #[error(transparent)]
+    Apt(#[from] AptError),
     /// Apt knows no image of the kernel.
     #[error("apt offers no {kernel} kernel by the name of {}", packages.join(" or "))]
     NoImage {
@@ -86,7 +74,7 @@ pub enum FetchError {
         packages: &'static [&'static str],
     },
     /// The package is not as expected.
-    #[error("package {package} has no {what}")]
+    #[error("package {package} has no {what}, and neither has a package that belongs to it")]
     Unexpected {
         /// Its name.
         package: String,
@@ -106,31 +94,22 @@ pub enum FetchError {
     Cache(#[from] io::Error),
 }
 
-/// A package that apt could deliver.
-#[derive(Debug, PartialEq, Eq)]
-struct Candidate {
-    package: String,
-    version: String,
-}
-
-/// Brings a kernel to the version that apt offers. When apt does not deliver, an older one stays.
+/// Brings a kernel to the version that `apt` offers. When apt does not deliver, an older one stays.
 ///
 /// # Errors
-/// When there is no kernel at the end, or a delivered package cannot be unpacked into the cache.
-pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel) -> Result<Fetched, FetchError> {
+/// When there is no kernel at the end.
+pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Result<Fetched, FetchError> {
     let old = cache.cache().kernel(kernel.name).ok().map(|kernel| kernel.record);
     let fetched = |outcome| Ok(Fetched { kernel: kernel.name, outcome });
-    let offer = candidate(kernel);
-    if let (Ok(candidate), Some(old)) = (&offer, &old)
-        && candidate.is(old)
+    let offer = apt.refresh().map_err(FetchError::from).and_then(|()| offer(kernel, apt));
+    if let (Ok(image), Some(old)) = (&offer, &old)
+        && is_record_of(image, old)
     {
         return fetched(Outcome::Current(old.clone()));
     }
     let staging = cache.staging()?;
-    let delivered = offer.and_then(|candidate| Ok((download(&staging, &candidate)?, candidate)));
-    match (delivered, old) {
-        (Ok((deb, candidate)), old) => {
-            let new = unpack(&staging, candidate, &deb)?;
+    match (offer.and_then(|image| deliver(&staging, image, apt)), old) {
+        (Ok(new), old) => {
             cache.put_kernel(kernel.name, &staging)?;
             match old {
                 Some(old) if old.version != new.version => {
@@ -146,54 +125,72 @@ pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel) -> Result<Fetched, FetchE
 }
 
 /// The image that apt offers for a kernel.
-fn candidate(kernel: &Kernel) -> Result<Candidate, FetchError> {
+fn offer(kernel: &Kernel, apt: &Apt) -> Result<Package, FetchError> {
     for meta in kernel.packages {
-        let text = match show(meta) {
+        let text = match apt.show(meta) {
             // A package that this release does not have.
-            Err(FetchError::Failed { .. }) => continue,
+            Err(AptError::Failed { .. }) => continue,
             known => known?,
         };
-        if let Some(image) = image_of(&text).filter(|image| kernel.owns(&image.package)) {
+        if let Some(image) = image_of(&text).filter(|image| kernel.owns(&image.name)) {
             return Ok(image);
         }
     }
     Err(FetchError::NoImage { kernel: kernel.name, packages: kernel.packages })
 }
 
-/// The value of a field in what `apt-cache show` prints.
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+/// Whether a record is of this image, with every module that is wanted today.
+fn is_record_of(image: &Package, record: &Record) -> bool {
+    let has =
+        |modules: &[String], names: &[&str]| names.iter().all(|name| modules.contains(&format!("{name}.ko")));
+    image.name == record.package
+        && image.version == record.version
+        && has(&record.modules, HOST_MODULES)
+        && has(&record.guest_modules, GUEST_MODULES)
 }
 
-/// The image that a meta package depends on, from what `apt-cache show` prints of it: Debian names the exact version,
-/// as in `linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2)`.
-fn image_of(text: &str) -> Option<Candidate> {
-    field(text, "Depends")?.split(',').find_map(|dependency| {
-        let (package, version) = dependency.trim().strip_suffix(')')?.split_once(" (= ")?;
-        package
-            .starts_with("linux-image-")
-            .then(|| Candidate { package: package.to_owned(), version: version.to_owned() })
-    })
+/// Puts what is used of an image into [`Staging::new_kernel`]. What its own package lacks is looked for in the packages
+/// of exact version that it depends on.
+fn deliver(staging: &Staging, image: Package, apt: &Apt) -> Result<Record, FetchError> {
+    let tree = Tree::new(staging.path().join("tree"));
+    let add = |package: &Package| -> Result<String, FetchError> {
+        let deb = apt.download(package, &staging.path().join("deb").join(&package.name))?;
+        tree.add(&deb)?;
+        Ok(sha256(&deb)?)
+    };
+    let deb_sha256 = add(&image)?;
+    let is_whole = || Ok::<_, io::Error>(tree.image()?.is_some() && tree.modules()?.is_some());
+    let mut parts = Vec::new();
+    if !is_whole()? {
+        for part in exact_dependencies(&apt.show(&image.with_version())?) {
+            let sha256 = add(&part)?;
+            parts.push(Part { package: part.name, sha256 });
+            if is_whole()? {
+                break;
+            }
+        }
+    }
+    keep(staging, &tree, image, deb_sha256, parts)
 }
 
-/// Puts what is used of a package into [`Staging::new_kernel`].
-fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record, FetchError> {
-    let tree = staging.path().join("tree");
-    run("dpkg-deb", |command| command.arg("-x").args([deb, &tree]))?;
-
+/// Keeps what is used of the unpacked packages.
+fn keep(
+    staging: &Staging,
+    tree: &Tree,
+    package: Package,
+    deb_sha256: String,
+    parts: Vec<Part>,
+) -> Result<Record, FetchError> {
+    let lacks = |what| FetchError::Unexpected { package: package.name.clone(), what };
     let new = staging.new_kernel();
     fs::create_dir_all(new.join("modules"))?;
-    let image = boot_image(&tree)?.ok_or_else(|| candidate.lacks("bzImage in /boot"))?;
+    let image = tree.image()?.ok_or_else(|| lacks("bzImage"))?;
     let image_sha256 = sha256(&image)?;
     fs::rename(&image, new.join("vmlinuz"))?;
-    let modules = ["lib/modules", "usr/lib/modules"]
-        .map(|path| tree.join(path))
-        .into_iter()
-        .find(|path| path.is_dir())
-        .ok_or_else(|| candidate.lacks("modules"))?;
+    let modules = tree.modules()?.ok_or_else(|| lacks("modules"))?;
     let wanted = |names| {
         modules::in_load_order(&modules, names)
-            .map_err(|source| FetchError::Modules { package: candidate.package.clone(), source })
+            .map_err(|source| FetchError::Modules { package: package.name.clone(), source })
     };
     let (host, guest) = (wanted(HOST_MODULES)?, wanted(GUEST_MODULES)?);
     for module in host.iter().chain(&guest) {
@@ -201,9 +198,10 @@ fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record,
     }
     let names = |modules: Vec<Module>| modules.into_iter().map(|module| module.file_name).collect();
     let record = Record {
-        package: candidate.package,
-        version: candidate.version,
-        deb_sha256: sha256(deb)?,
+        package: package.name,
+        version: package.version,
+        deb_sha256,
+        parts,
         image_sha256,
         modules: names(host),
         guest_modules: names(guest),
@@ -212,102 +210,35 @@ fn unpack(staging: &Staging, candidate: Candidate, deb: &Path) -> Result<Record,
     Ok(record)
 }
 
-impl Candidate {
-    /// Whether this is what a record is of, with every module that is wanted today.
-    fn is(&self, record: &Record) -> bool {
-        let has = |modules: &[String], names: &[&str]| {
-            names.iter().all(|name| modules.contains(&format!("{name}.ko")))
-        };
-        self.package == record.package
-            && self.version == record.version
-            && has(&record.modules, HOST_MODULES)
-            && has(&record.guest_modules, GUEST_MODULES)
-    }
-
-    fn lacks(&self, what: &'static str) -> FetchError {
-        FetchError::Unexpected { package: self.package.clone(), what }
-    }
-}
-
-/// Downloads exactly the candidate's version into the staging directory.
-fn download(staging: &Staging, candidate: &Candidate) -> Result<PathBuf, FetchError> {
-    let dir = staging.path().join("deb");
-    fs::create_dir(&dir)?;
-    let package = format!("{}={}", candidate.package, candidate.version);
-    // Apt's own download user may not write into a user's cache.
-    let as_caller = ["-o", "APT::Sandbox::User=root"];
-    run("apt-get", |command| command.args(as_caller).args(["download", &package]).current_dir(&dir))?;
-    let file = fs::read_dir(&dir)?.next().transpose()?;
-    file.map(|file| file.path()).ok_or_else(|| candidate.lacks("file after its download"))
-}
-
-/// `/boot/vmlinuz-*` of an unpacked package.
-fn boot_image(tree: &Path) -> io::Result<Option<PathBuf>> {
-    for entry in fs::read_dir(tree.join("boot"))? {
-        let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(b"vmlinuz-") {
-            return Ok(Some(entry.path()));
-        }
-    }
-    Ok(None)
-}
-
 fn sha256(path: &Path) -> io::Result<String> {
     Ok(format!("{:x}", Sha256::digest(fs::read(path)?)))
-}
-
-/// What apt knows of the newest version of a package.
-fn show(package: &str) -> Result<String, FetchError> {
-    run("apt-cache", |command| command.args(["show", "--no-all-versions", package]))
-}
-
-/// Runs a program to its end and returns what it printed, in the language that is parsed here.
-fn run(program: &'static str, with: impl FnOnce(&mut Command) -> &mut Command) -> Result<String, FetchError> {
-    let output = with(Command::new(program).env("LC_ALL", "C"))
-        .output()
-        .map_err(|source| FetchError::Run { program, source })?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let message = said.lines().rfind(|line| !line.is_empty()).unwrap_or("no message").to_owned();
-    Err(FetchError::Failed { program, message })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const META: &str = "Package: linux-image-6.12-cloud-amd64\nSource: linux-6.12\nVersion: 6.12.117-1~deb12u1\n\
-        Depends: linux-base (>= 4.3), linux-image-6.12.117+deb12-cloud-amd64 (= 6.12.117-1~deb12u1)\n\
-        Description-en: Linux for x86-64 cloud (meta-package)\n";
-
-    #[test]
-    fn a_meta_package_leads_to_its_image() {
-        let image = image_of(META).unwrap();
-        assert_eq!(image.package, "linux-image-6.12.117+deb12-cloud-amd64");
-        assert_eq!(image.version, "6.12.117-1~deb12u1");
-        assert_eq!(image_of("Package: x\nVersion: 1\n"), None);
-    }
-
     #[test]
     fn a_record_that_lacks_what_is_wanted_today_is_not_current() {
-        let candidate = Candidate { package: "p".to_owned(), version: "1".to_owned() };
+        let image = Package { name: "p".to_owned(), version: "1".to_owned() };
         let files = |names: &[&str]| names.iter().map(|name| format!("{name}.ko")).collect();
         let whole = Record {
             package: "p".to_owned(),
             version: "1".to_owned(),
             deb_sha256: String::new(),
+            parts: vec![],
             image_sha256: String::new(),
             modules: files(HOST_MODULES),
             guest_modules: files(GUEST_MODULES),
         };
-        assert!(candidate.is(&whole));
-        assert!(!candidate.is(&Record { version: "2".to_owned(), ..whole.clone() }));
-        assert!(!candidate.is(&Record { modules: vec![], ..whole.clone() }));
+        assert!(is_record_of(&image, &whole));
+        assert!(!is_record_of(&image, &Record { version: "2".to_owned(), ..whole.clone() }));
+        assert!(!is_record_of(&image, &Record { modules: vec![], ..whole.clone() }));
         // As an earlier setup wrote it.
         let mut earlier = serde_json::to_value(&whole).unwrap();
-        earlier.as_object_mut().unwrap().remove("guest_modules").unwrap();
-        assert!(!candidate.is(&serde_json::from_value(earlier).unwrap()));
+        for field in ["guest_modules", "parts"] {
+            earlier.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        assert!(!is_record_of(&image, &serde_json::from_value(earlier).unwrap()));
     }
 }

@@ -1,14 +1,18 @@
 //! Which kernels are probed, where they come from, and the initramfs images that run on them.
 //!
-//! Nothing of this is kept in git: [`manifest`] names Debian packages, [`fetch`] gets them through the machine's own
-//! apt into the [`cache`], and [`initramfs`] builds the images from programs that are there.
+//! Nothing of this is kept in git: [`manifest`] names Debian packages, [`fetch`] gets them through [`apt`] into
+//! the [`cache`], and [`initramfs`] builds the images from programs that are there.
 
+pub mod apt;
 pub mod archive;
 pub mod cache;
 pub mod fetch;
 pub mod initramfs;
 pub mod manifest;
 mod modules;
+mod package;
+mod tree;
 
+pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
-pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel};
+pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel, Suite};

@@ -6,6 +6,7 @@ mod apt;
 mod packages;
 mod sources;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use guest_kernels::cache::CacheWriter;
-use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, fetch, initramfs};
+use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Suite, fetch, initramfs};
 
 use apt::Apt;
+use sources::Sources;
 
 /// The shell and its tools for the guest: one static program, from the package `busybox-static`.
 const BUSYBOX: &str = "/bin/busybox";
@@ -61,13 +63,24 @@ impl Log {
 }
 
 /// Fetches every kernel of the manifest. Without the default one nothing runs; others may be unknown to the machine's
-/// Debian release.
+/// Debian release, or to Debian.
 fn fetch_kernels(log: &Log, apt: &mut Apt<'_>, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
+    let machine = guest_kernels::Apt::of_the_machine();
+    let mut apart = BTreeMap::new();
     for kernel in KERNELS {
-        let fetched = match fetch::fetch(cache, kernel) {
-            // The lists may be older than what the archive holds today.
-            Err(_) => apt.update().and_then(|()| Ok(fetch::fetch(cache, kernel)?)),
-            fetched => fetched.map_err(Into::into),
+        // The lists may be older than what the archive holds today: then once more.
+        let fetched = match kernel.suite {
+            Suite::OfTheMachine => fetch::fetch(cache, kernel, &machine).or_else(|_| {
+                apt.update()?;
+                Ok(fetch::fetch(cache, kernel, &machine)?)
+            }),
+            Suite::Named(suite) => match apart.entry(suite).or_insert_with(|| apt_apart(log, cache, suite)) {
+                Ok(apt) => fetch::fetch(cache, kernel, apt).or_else(|_| {
+                    apt.update()?;
+                    Ok(fetch::fetch(cache, kernel, apt)?)
+                }),
+                Err(error) => Err(anyhow::anyhow!("{error:#}")),
+            },
         };
         match fetched {
             Ok(fetched) => log.say(fetched),
@@ -78,6 +91,16 @@ fn fetch_kernels(log: &Log, apt: &mut Apt<'_>, cache: &CacheWriter<'_>) -> anyho
         }
     }
     Ok(())
+}
+
+/// An apt for a suite that the machine does not use, from the place where the machine's own packages come from.
+fn apt_apart(log: &Log, cache: &CacheWriter<'_>, suite: &str) -> anyhow::Result<guest_kernels::Apt> {
+    let source = Sources::of_this_machine()?.of_this_release()?.with_suite(suite);
+    let apt = guest_kernels::Apt::apart(&cache.cache().apt_dir(suite), &source)?;
+    if !apt.is_fresh() {
+        log.say(format_args!("fetching the package lists of {suite}, apart from the machine's own"));
+    }
+    Ok(apt)
 }
 
 /// Builds the guest's first program and its initramfs.

@@ -1,6 +1,6 @@
 //! Debian packages that the product and its tests need.
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
 use super::Log;
 use super::apt::{self, Apt};
@@ -53,13 +53,10 @@ fn install_qemu(log: &Log, apt: &mut Apt<'_>) -> anyhow::Result<()> {
     if serves(apt::offered(QEMU)?.as_deref()) {
         return apt.install(&[QEMU], None);
     }
-    let release = sources::release()?;
-    let backports = format!("{release}-backports");
+    let backports = format!("{}-backports", sources::release()?);
     let sources = Sources::of_this_machine()?;
     if !sources.name(&backports) {
-        let source = sources
-            .suite(&release)
-            .with_context(|| format!("no apt source of this machine has the suite {release}"))?;
+        let source = sources.of_this_release()?;
         log.say(format_args!("adding {backports} to apt, in {}", sources::BACKPORTS_FILE));
         apt::write_as_root(sources::BACKPORTS_FILE.as_ref(), &source.with_suite(&backports))?;
         apt.update_again()?;

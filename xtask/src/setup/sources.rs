@@ -54,8 +54,14 @@ impl Sources {
         self.suite(suite).is_some()
     }
 
+    /// The source that has the machine's own release.
+    pub(super) fn of_this_release(&self) -> anyhow::Result<&Source> {
+        let release = release()?;
+        self.suite(&release).with_context(|| format!("no apt source of this machine has the suite {release}"))
+    }
+
     /// The source that has a suite.
-    pub(super) fn suite(&self, suite: &str) -> Option<&Source> {
+    fn suite(&self, suite: &str) -> Option<&Source> {
         self.0.iter().find(|source| source.suites.iter().any(|name| name == suite))
     }
 }
