@@ -12,6 +12,7 @@ pub mod code;
 pub mod detour;
 pub mod differential;
 pub mod host;
+pub mod kernel;
 pub mod linux_rig;
 pub mod product;
 pub mod rig;

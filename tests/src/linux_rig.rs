@@ -1,9 +1,10 @@
 //! A Debian guest in the test's own process, through the library as its users have it.
 
 use crate::host::{Fit, fit};
+use crate::kernel::under_test;
 use crate::product::{complaint, number};
+use guest_kernels::Cache;
 use guest_kernels::initramfs::{ExtraFile, overlay};
-use guest_kernels::{Cache, KERNELS};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{Plan, plan, skip_endbr};
@@ -49,12 +50,13 @@ pub struct Instruction {
     pub is_copied: bool,
 }
 
-/// The kernel of this name. `VMM_GUEST_KERNEL_6_12` may say where its file is, otherwise it is in the cache.
-pub fn subject(name: &str) -> &'static Subject {
-    static SUBJECTS: [OnceLock<Subject>; KERNELS.len()] = [const { OnceLock::new() }; KERNELS.len()];
-    let number = KERNELS.iter().position(|kernel| kernel.name == name).unwrap();
-    SUBJECTS[number].get_or_init(|| {
-        let image = read(&KERNELS[number].variable(), || Cache::open().unwrap().kernel(name).unwrap().image);
+/// The kernel under test. A variable such as `VMM_GUEST_KERNEL_6_12` may say where its file is, otherwise it is in the
+/// cache.
+pub fn subject() -> &'static Subject {
+    static SUBJECT: OnceLock<Subject> = OnceLock::new();
+    SUBJECT.get_or_init(|| {
+        let wanted = under_test();
+        let image = read(&wanted.variable(), || Cache::open().unwrap().kernel(wanted.name).unwrap().image);
         let kernel = Arc::new(Kernel::read(&image, None).unwrap());
         Subject { image, landmarks: Landmarks::of(&kernel), kernel }
     })
@@ -135,11 +137,11 @@ pub struct Guest {
 
 impl Guest {
     /// A guest with one vCPU. `None`, and a line that says why, where no guest can run.
-    pub fn new(kernel: &str) -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let fit = fit()?;
         Some(Self {
             fit,
-            subject: subject(kernel),
+            subject: subject(),
             cpus: 1,
             cmdline: "",
             patience: PATIENCE,

@@ -1,7 +1,8 @@
 //! Running the product as a user does, and reading what it said.
 
-use guest_kernels::Cache;
+use crate::kernel::under_test;
 use guest_kernels::initramfs::{ExtraFile, overlay};
+use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,10 +21,17 @@ pub fn binary() -> Option<PathBuf> {
     binary
 }
 
-/// `vmm` with these words, its input empty and its temporary files in `temporary`.
+/// `vmm` with these words, its input empty and its temporary files in `temporary`. A guest runs the kernel under test,
+/// unless the words name another.
 pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command.args(words).stdin(Stdio::null()).env("TMPDIR", temporary);
+    let has_guest = matches!(words, ["run" | "coverage", ..]);
+    let names_kernel = words.iter().any(|word| word.starts_with("--kernel"));
+    // The product finds the default one by itself, as it does for users.
+    if has_guest && !names_kernel && *under_test() != DEFAULT_KERNEL {
+        command.arg("--kernel").arg(kernel());
+    }
     command
 }
 
@@ -151,16 +159,10 @@ pub(crate) fn complaint(console: &str) -> Option<&str> {
     console.lines().filter(|line| !line.contains(OF_THE_CPU)).find(complains)
 }
 
-/// The kernels that `cargo xtask setup` has fetched: name and file.
-pub fn kernels() -> &'static [(String, PathBuf)] {
-    static KERNELS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
-    KERNELS.get_or_init(|| {
-        let cache = Cache::open().unwrap();
-        guest_kernels::KERNELS
-            .iter()
-            .map(|kernel| (kernel.name.to_owned(), cache.kernel(kernel.name).unwrap().image))
-            .collect()
-    })
+/// The file of the kernel under test.
+pub fn kernel() -> &'static Path {
+    static KERNEL: OnceLock<PathBuf> = OnceLock::new();
+    KERNEL.get_or_init(|| Cache::open().unwrap().kernel(under_test().name).unwrap().image)
 }
 
 /// The guest's initramfs with more files in it: path, permission bits, contents.
@@ -172,9 +174,9 @@ pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTem
     image
 }
 
-/// A module of the kernel with this name, for its guests.
-pub fn module(kernel: &str, module: &str) -> Vec<u8> {
-    let modules = Cache::open().unwrap().kernel(kernel).unwrap().guest_modules;
+/// A module of the kernel under test, for its guests.
+pub fn module(module: &str) -> Vec<u8> {
+    let modules = Cache::open().unwrap().kernel(under_test().name).unwrap().guest_modules;
     let path = modules.iter().find(|path| path.file_stem().is_some_and(|stem| stem == module));
     fs::read(path.unwrap_or_else(|| panic!("no {module}: run `cargo xtask setup`"))).unwrap()
 }

@@ -13,20 +13,11 @@ use probe_engine::probe::place::in_kernel;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
-use tests::product::{Run, binary, coverage, initrd_with, kernels};
-
-fn image(kernel_name: &str) -> &'static Path {
-    &kernels().iter().find(|(name, _)| name == kernel_name).unwrap().1
-}
-
-fn words(kernel_name: &str) -> [&'static str; 3] {
-    ["--cpus=2", "--kernel", image(kernel_name).to_str().unwrap()]
-}
+use tests::product::{Run, binary, coverage, initrd_with, kernel};
 
 /// How many functions the guest's ftrace could trace and a probe may stand on, by the kernel's file.
-fn traceable(kernel_name: &str) -> usize {
-    let kernel = Kernel::read(&fs::read(image(kernel_name)).unwrap(), None).unwrap();
+fn traceable() -> usize {
+    let kernel = Kernel::read(&fs::read(kernel()).unwrap(), None).unwrap();
     let addresses: HashSet<u64> = kernel.symbols().text().map(|symbol| symbol.at.0).collect();
     let is_traceable = |at| in_kernel(Gva(at), &kernel).is_ok_and(|spot| spot.ftrace.is_some());
     addresses.into_iter().filter(|at| is_traceable(*at)).count()
@@ -48,10 +39,11 @@ fn functions(run: &Run) -> Vec<&str> {
 }
 
 /// All functions, with two CPUs: the boot and the workload go as without, and what must have run has run.
-fn maps_a_boot(kernel: &str) {
+#[test]
+fn a_boot_of() {
     let Some(binary) = binary() else { return };
     let cmdline = "--cmdline=workload=open:20,fork:5,pipe:50,walk:10,signal:20,pinned:100 loglevel=5";
-    let run = coverage(&binary, &[&words(kernel)[..], &[cmdline]].concat());
+    let run = coverage(&binary, &["--cpus=2", cmdline]);
     run.assert_success();
     run.assert_clean_log();
     assert_eq!(run.workload("open", "calls"), 20);
@@ -73,18 +65,8 @@ fn maps_a_boot(kernel: &str) {
         assert_eq!(at(function), None, "{function} has not run, or is not probed");
     }
     let armed = run.output.last().unwrap()["armed"].as_u64().unwrap();
-    assert_eq!(armed, traceable(kernel) as u64);
+    assert_eq!(armed, traceable() as u64);
     assert!(ran.len() > 3_000, "{} of {armed}", ran.len());
-}
-
-#[test]
-fn a_boot_of_6_12() {
-    maps_a_boot("6.12");
-}
-
-#[test]
-fn a_boot_of_6_1() {
-    maps_a_boot("6.1");
 }
 
 /// The guest's own ftrace finds the bytes that it expects: where a probe was, and where one still is.
@@ -106,7 +88,7 @@ exit 5
     let Some(binary) = binary() else { return };
     let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
     let guest = ["--initrd", initrd.path().to_str().unwrap(), "--cmdline=workload=sh:/script loglevel=5"];
-    let run = coverage(&binary, &[&words("6.12")[..], &guest].concat());
+    let run = coverage(&binary, &[&["--cpus=2"][..], &guest].concat());
     run.assert_success();
     run.assert_clean_log();
     assert!(run.console.lines().any(|line| line.trim() == "traced"), "{}", run.console);

@@ -11,7 +11,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::{Behind, Spot, in_kernel};
 use serde_json::Value;
 use std::fs;
-use tests::product::{Run, binary, initrd_with, kernels, run};
+use tests::product::{Run, binary, initrd_with, kernel, run};
 
 /// A guest's kernel, and what is known about it from its file.
 struct Guest {
@@ -20,8 +20,8 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(name: &str) -> Self {
-        let (_, image) = kernels().iter().find(|(kernel, _)| kernel == name).unwrap();
+    fn new() -> Self {
+        let image = kernel();
         let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
         Self { image: image.to_str().unwrap().to_owned(), kernel }
     }
@@ -125,8 +125,9 @@ fn traces(run: &Run) -> Vec<(&str, u64)> {
     lines.map(|line| line.split_once(": ").unwrap()).map(|(tracer, n)| (tracer, n.parse().unwrap())).collect()
 }
 
-fn shares_functions(kernel: &str) {
-    let guest = Guest::new(kernel);
+#[test]
+fn tracers_and_probes_share_functions() {
+    let guest = Guest::new();
     let kprobes = KPROBES.replace("OFFSET", &guest.inner("vfs_mkdir", 1)[0].to_string());
     let steps = "walk:20,sh:/kprobes,walk:20,sh:/kprobes_off,walk:20,sh:/some,walk:20,open:50,sh:/off,walk:20,\
         sh:/some,walk:20,fork:5,sh:/off,sh:/graph,walk:20,open:50,sh:/off,walk:20,fentry:do_sys_openat2,walk:20";
@@ -159,16 +160,6 @@ fn shares_functions(kernel: &str) {
     assert!(all.into_iter().all(stands), "{:?}", run.output);
 }
 
-#[test]
-fn tracers_and_probes_share_functions_6_12() {
-    shares_functions("6.12");
-}
-
-#[test]
-fn tracers_and_probes_share_functions_6_1() {
-    shares_functions("6.1");
-}
-
 const TWENTY_TIMES: &str = "\
 set -e
 mount -t tracefs tracefs /sys/kernel/tracing
@@ -185,8 +176,9 @@ wait
 ";
 
 /// One CPU runs into probes while the other turns the tracer on and off.
-fn follows_a_tracer(kernel: &str) {
-    let guest = Guest::new(kernel);
+#[test]
+fn a_tracer_goes_on_and_off_under_many_probes() {
+    let guest = Guest::new();
     let functions = ["do_sys_openat2", "do_filp_open", "ksys_read"];
     let mut words = thrice(&guest, &functions);
     words.push("--probe=vfs_*".to_owned());
@@ -199,18 +191,8 @@ fn follows_a_tracer(kernel: &str) {
 }
 
 #[test]
-fn a_tracer_goes_on_and_off_under_many_probes_6_12() {
-    follows_a_tracer("6.12");
-}
-
-#[test]
-fn a_tracer_goes_on_and_off_under_many_probes_6_1() {
-    follows_a_tracer("6.1");
-}
-
-#[test]
 fn one_shot_probes_count_once_under_a_tracer() {
-    let guest = Guest::new("6.12");
+    let guest = Guest::new();
     let words = ["--once", "--probe=vfs_*", "--probe=do_sys_openat2"].map(str::to_owned);
     let Some(run) = guest.run("sh:/script", [("script", TWENTY_TIMES)], &words) else { return };
     for name in ["do_sys_openat2", "vfs_read", "vfs_write", "vfs_open"] {
@@ -235,9 +217,10 @@ echo nop > current_tracer
 
 /// Where the instruction behind ftrace's site cannot be probed, there is nowhere to go while ftrace is busy: the
 /// probe waits, comes back, and the summary says how often hits may have been missed.
-fn waits_where_there_is_no_room(kernel: &str) {
+#[test]
+fn a_probe_without_room_waits_for_ftrace() {
     const FUNCTION: &str = "cpus_read_lock";
-    let guest = Guest::new(kernel);
+    let guest = Guest::new();
     let spot = in_kernel(guest.kernel.symbol(FUNCTION).unwrap(), &guest.kernel).unwrap();
     assert!(matches!(spot.ftrace, Some(Behind::Guarded(_))), "{:?}", spot.ftrace);
     let words = [format!("--probe={FUNCTION}")];
@@ -247,14 +230,4 @@ fn waits_where_there_is_no_room(kernel: &str) {
     assert_eq!(probe["state"], "[OPTIMIZED]", "a detour, before and after");
     // The tracer on, and off again.
     assert_eq!(probe["reasons"], "2 times the guest worked on this text, and hits were lost uncounted");
-}
-
-#[test]
-fn a_probe_without_room_waits_for_ftrace_6_12() {
-    waits_where_there_is_no_room("6.12");
-}
-
-#[test]
-fn a_probe_without_room_waits_for_ftrace_6_1() {
-    waits_where_there_is_no_room("6.1");
 }

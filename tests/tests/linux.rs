@@ -15,18 +15,17 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use tests::product::{Run, binary, command, initrd_with, kernels, run};
+use tests::product::{Run, binary, command, initrd_with, kernel, run};
 
 /// Words that choose `kernel`.
 fn kernel_words(kernel: &Path) -> [&str; 2] {
     ["--kernel", kernel.to_str().unwrap()]
 }
 
-/// The main job: hits of `do_sys_openat2` are as many as the workload's calls, whatever the kernel, the number of
-/// CPUs, and wherever KASLR has put it.
-fn counts_opens(kernel_name: &str, cpus: &str, cmdline: &str) {
+/// The main job: hits of `do_sys_openat2` are as many as the workload's calls, whatever the number of CPUs, and wherever KASLR has put it.
+fn counts_opens(cpus: &str, cmdline: &str) {
     let Some(binary) = binary() else { return };
-    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let kernel = kernel();
     let mut words = kernel_words(kernel).to_vec();
     let cmdline = format!("workload=open:50,walk:5,fork:3 loglevel=5 {cmdline}");
     words.extend(["--cpus", cpus, "--probe=do_sys_openat2", "--probe=rest_init", "--probe=kernel_init"]);
@@ -44,24 +43,19 @@ fn counts_opens(kernel_name: &str, cpus: &str, cmdline: &str) {
 }
 
 macro_rules! counts_opens {
-    ($($name:ident: $kernel:literal, $cpus:literal, $cmdline:literal;)*) => {
+    ($($name:ident: $cpus:literal, $cmdline:literal;)*) => {
         $(#[test]
         fn $name() {
-            counts_opens($kernel, $cpus, $cmdline);
+            counts_opens($cpus, $cmdline);
         })*
     };
 }
 
 counts_opens! {
-    opens_6_12_1_cpu_kaslr: "6.12", "1", "";
-    opens_6_12_2_cpus_kaslr: "6.12", "2", "";
-    opens_6_12_1_cpu_nokaslr: "6.12", "1", "nokaslr";
-    opens_6_12_2_cpus_nokaslr: "6.12", "2", "nokaslr";
-    opens_6_1_1_cpu_kaslr: "6.1", "1", "";
-    opens_6_1_2_cpus_kaslr: "6.1", "2", "";
-    opens_6_1_1_cpu_nokaslr: "6.1", "1", "nokaslr";
-    opens_6_1_2_cpus_nokaslr: "6.1", "2", "nokaslr";
-    opens_6_12_rt_2_cpus_kaslr: "6.12-rt", "2", "";
+    opens_1_cpu_kaslr: "1", "";
+    opens_2_cpus_kaslr: "2", "";
+    opens_1_cpu_nokaslr: "1", "nokaslr";
+    opens_2_cpus_nokaslr: "2", "nokaslr";
 }
 
 /// Under page table isolation user mode has page tables without the kernel: what a probe is armed, read and emulated
@@ -98,9 +92,10 @@ fn a_probe_stands_where_the_guest_says_that_its_function_is() {
 }
 
 /// A pattern arms every match that can be probed, and the guest does not notice.
-fn arms_a_pattern(kernel_name: &str) {
+#[test]
+fn pattern() {
     let Some(binary) = binary() else { return };
-    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let kernel = kernel();
     let mut words = kernel_words(kernel).to_vec();
     words.extend(["--cpus=2", "--probe=vfs_*"]);
     words.extend(["--cmdline", "workload=open:20,fork:5,pipe:50,walk:10,signal:20,pinned:100 loglevel=5"]);
@@ -121,16 +116,6 @@ fn arms_a_pattern(kernel_name: &str) {
     // The kernel makes directories of its own while it boots, and removes none.
     assert!(run.hits("vfs_mkdir") > run.workload("walk", "mkdir"));
     assert_eq!(run.hits("vfs_rmdir"), run.workload("walk", "rmdir"));
-}
-
-#[test]
-fn pattern_6_12() {
-    arms_a_pattern("6.12");
-}
-
-#[test]
-fn pattern_6_1() {
-    arms_a_pattern("6.1");
 }
 
 /// Two CPUs at once call the probed function 100,000 times each. At a trap they wait for whoever reads; a detour's ring
@@ -191,13 +176,14 @@ fn several_probes_share_a_site_and_offsets_are_passed_by_emulation() {
 
 /// A script writes a variable, a CPU that starts later writes another one, and a function is entered: who, and what the
 /// values were.
-fn watches(kernel_name: &str) {
+#[test]
+fn watches() {
     const SCRIPT: &str = "\
 for value in 1 1 0; do echo $value > /proc/sys/kernel/panic_on_oops; done
 exit 5
 ";
     let Some(binary) = binary() else { return };
-    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let kernel = kernel();
     let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
     let mut words = kernel_words(kernel).to_vec();
     words.extend(["--initrd", initrd.path().to_str().unwrap(), "--cpus=2", "--probe=proc_dointvec"]);
@@ -229,16 +215,6 @@ exit 5
 }
 
 #[test]
-fn watches_6_12() {
-    watches("6.12");
-}
-
-#[test]
-fn watches_6_1() {
-    watches("6.1");
-}
-
-#[test]
 fn a_large_guest_uses_the_memory_above_four_gib() {
     let Some(binary) = binary() else { return };
     let run =
@@ -260,7 +236,7 @@ fn four_cpus_start() {
 #[test]
 fn an_elf_kernel_boots_and_a_system_map_gives_the_symbols() {
     let Some(binary) = binary() else { return };
-    let (_, image) = &kernels()[0];
+    let image = kernel();
     let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
     let temporary = tempfile::tempdir().unwrap();
     let vmlinux = temporary.path().join("vmlinux");
@@ -341,7 +317,7 @@ fn an_instruction_that_accesses_a_device_runs_from_a_copy() {
     // An interrupt that is to move is masked while it does, at the next one.
     const SCRIPT: &str = "for n in 1 2 3; do echo 1 > /proc/irq/4/smp_affinity; echo $n; done\n";
     let Some(binary) = binary() else { return };
-    let (_, image) = &kernels()[0];
+    let image = kernel();
     let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
     let function = kernel.function(kernel.symbol("unmask_ioapic_irq").unwrap()).unwrap();
     let text = kernel.image().bytes(&function).unwrap();

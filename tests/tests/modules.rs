@@ -6,15 +6,15 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
-use tests::product::{Run, binary, initrd_with, kernels, module, run};
+use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
 /// Runs `script` in a guest that has the modules `dummy` and `loop`.
-fn with_modules(kernel_name: &str, script: &str, words: &[&str]) -> Option<Run> {
+fn with_modules(script: &str, words: &[&str]) -> Option<Run> {
     let binary = binary()?;
-    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let kernel = kernel();
     let initrd = initrd_with([
-        ("dummy.ko", 0o644, module(kernel_name, "dummy")),
-        ("loop.ko", 0o644, module(kernel_name, "loop")),
+        ("dummy.ko", 0o644, module("dummy")),
+        ("loop.ko", 0o644, module("loop")),
         ("script", 0o644, script.into()),
     ]);
     let mut all = vec!["--kernel", kernel.to_str().unwrap(), "--initrd", initrd.path().to_str().unwrap()];
@@ -39,7 +39,8 @@ insmod /loop.ko
 ! rmmod nbd 2> /dev/null
 ";
 
-fn follows_modules(kernel: &str, cpus: &str) {
+#[test]
+fn probes_follow_their_modules() {
     let probes = [
         "dummy:dummy_init_module",
         "dummy:dummy_dev_init",
@@ -50,9 +51,9 @@ fn follows_modules(kernel: &str, cpus: &str) {
         "loop:loop_ad",
         "nbd:nbd_init",
     ];
-    let mut words = vec!["--cpus", cpus];
+    let mut words = vec!["--cpus=2"];
     words.extend(probes.iter().flat_map(|probe| ["--probe", probe]));
-    let Some(run) = with_modules(kernel, LOADS, &words) else { return };
+    let Some(run) = with_modules(LOADS, &words) else { return };
     let state = |probe: &str| run.probe(probe)["state"].as_str().unwrap().to_owned();
     // Its text is freed when it has run; each load brings it back.
     assert_eq!((run.hits("dummy:dummy_init_module"), state("dummy:dummy_init_module")), (2, "[GONE]".into()));
@@ -74,16 +75,6 @@ fn follows_modules(kernel: &str, cpus: &str) {
     assert_eq!(state("nbd:nbd_init"), "[PENDING] the module `nbd` was not loaded");
 }
 
-#[test]
-fn probes_follow_their_modules_6_12() {
-    follows_modules("6.12", "2");
-}
-
-#[test]
-fn probes_follow_their_modules_6_1() {
-    follows_modules("6.1", "2");
-}
-
 const COMES_AND_GOES: &str = "\
 set -e
 for _ in 1 2 3 4 5 6 7 8; do
@@ -97,7 +88,7 @@ done
 fn modules_come_and_go() {
     let probes = [("dummy:dummy_setup", 4), ("dummy:dummy_setup+0xa", 0xa), ("dummy:dummy_setup+0x21", 0x21)];
     let words = probes.map(|(probe, _)| ["--probe", probe]).concat();
-    let Some(run) = with_modules("6.12", COMES_AND_GOES, &[&words[..], &["--cpus=2"]].concat()) else {
+    let Some(run) = with_modules(COMES_AND_GOES, &[&words[..], &["--cpus=2"]].concat()) else {
         return;
     };
     for (probe, offset) in probes {
@@ -114,7 +105,7 @@ fn modules_come_and_go() {
 #[test]
 fn a_one_shot_probe_stays_spent_when_its_module_comes_back() {
     let words = ["--once", "--probe=dummy:dummy_dev_init", "--probe=dummy:dummy_validate"];
-    let Some(run) = with_modules("6.12", COMES_AND_GOES, &words) else { return };
+    let Some(run) = with_modules(COMES_AND_GOES, &words) else { return };
     assert_eq!(run.hits("dummy:dummy_dev_init"), 1);
     assert_eq!(run.probe("dummy:dummy_dev_init")["state"], "[ONCE]");
     assert_eq!(run.hits("dummy:dummy_validate"), 0);
@@ -125,7 +116,7 @@ fn a_one_shot_probe_stays_spent_when_its_module_comes_back() {
 #[test]
 fn functions_of_modules_have_names() {
     let words = ["--cpus=2", "--probe", "p:init do_one_initcall fn=%di:symbol"];
-    let Some(run) = with_modules("6.12", COMES_AND_GOES, &words) else { return };
+    let Some(run) = with_modules(COMES_AND_GOES, &words) else { return };
     let names: Vec<_> = run.output.iter().filter_map(|o| o["fields"]["fn"].as_str()).collect();
     let of_module: Vec<_> = names.iter().filter(|name| name.ends_with(" [dummy]")).collect();
     assert_eq!(of_module.len(), 8, "{names:?}");

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use tests::product::{binary, initrd_with, kernels, run};
+use tests::product::{binary, initrd_with, kernel, run};
 
 /// How many functions, and how many in the long tests: each has 256 places, and a guest takes 15 ms for one.
 const FUNCTIONS: (usize, usize) = (12, 200);
@@ -164,10 +164,11 @@ fn ours(
     refused
 }
 
-fn agrees_with_the_guest(kernel_name: &str) {
+#[test]
+fn what_can_be_probed_is_what_the_guest_accepts() {
     let Some(binary) = binary() else { return };
     let count = if std::env::var_os("VMM_LONG").is_some() { FUNCTIONS.1 } else { FUNCTIONS.0 };
-    let (_, file) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
+    let file = kernel();
     let kernel = Kernel::read(&fs::read(file).unwrap(), None).unwrap();
     let functions = sample(&kernel, count);
     assert_eq!(functions.len(), count);
@@ -208,20 +209,8 @@ fn agrees_with_the_guest(kernel_name: &str) {
             }
         }
     }
-    println!(
-        "{kernel_name}: {count} functions, {accepted} places accepted by both, {refused} refused by both"
-    );
-    explained.iter().for_each(|(why, count)| println!("{kernel_name}: {count} {why}"));
+    println!("{count} functions, {accepted} places accepted by both, {refused} refused by both");
+    explained.iter().for_each(|(why, count)| println!("{count} {why}"));
     assert!(unexplained.is_empty(), "{} differ:\n{}", unexplained.len(), unexplained.join("\n"));
     assert!(accepted as usize > 10 * count, "most of these functions can be probed somewhere");
-}
-
-#[test]
-fn what_can_be_probed_is_what_the_guest_accepts_6_12() {
-    agrees_with_the_guest("6.12");
-}
-
-#[test]
-fn what_can_be_probed_is_what_the_guest_accepts_6_1() {
-    agrees_with_the_guest("6.1");
 }

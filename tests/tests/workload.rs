@@ -6,7 +6,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
-use tests::product::{Run, binary, initrd_with, kernels, module, run};
+use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
 const SCRIPT: &str = "\
 insmod /modules/dummy.ko
@@ -20,10 +20,10 @@ exit 7
 ";
 
 /// Runs `steps` with `probes` in a guest that has a script and modules more.
-fn with_files(kernel_name: &str, steps: &str, probes: [&str; 2]) -> Option<Run> {
+fn with_files(steps: &str, probes: [&str; 2]) -> Option<Run> {
     let binary = binary()?;
-    let (_, kernel) = kernels().iter().find(|(name, _)| name == kernel_name).unwrap();
-    let [dummy, loop_device] = ["dummy", "loop"].map(|name| module(kernel_name, name));
+    let kernel = kernel();
+    let [dummy, loop_device] = ["dummy", "loop"].map(module);
     let initrd = initrd_with([
         ("modules/dummy.ko", 0o644, dummy),
         ("modules/loop.ko", 0o644, loop_device),
@@ -39,8 +39,9 @@ fn with_files(kernel_name: &str, steps: &str, probes: [&str; 2]) -> Option<Run> 
 }
 
 /// A script loads and unloads modules of this very kernel.
-fn loads_modules(kernel: &str) {
-    let Some(run) = with_files(kernel, "sh:/script", ["do_init_module", "free_module"]) else { return };
+#[test]
+fn a_script_loads_modules() {
+    let Some(run) = with_files("sh:/script", ["do_init_module", "free_module"]) else { return };
     run.assert_clean_log();
     let lines: Vec<&str> = run.console.lines().map(str::trim).filter(|line| !line.starts_with('[')).collect();
     assert_eq!(lines[..3], ["dummy", "loop", "0"], "{}", run.console);
@@ -49,21 +50,12 @@ fn loads_modules(kernel: &str) {
     assert_eq!(["execve", "clone", "openat"].map(|key| run.workload("done", key)), [1, 1, 0]);
 }
 
-#[test]
-fn a_script_loads_modules_6_12() {
-    loads_modules("6.12");
-}
-
-#[test]
-fn a_script_loads_modules_6_1() {
-    loads_modules("6.1");
-}
-
 /// One function calls itself, and the counts of steps that open, attach and die are those of the kernel.
-fn recurses_and_counts(kernel: &str) {
+#[test]
+fn a_function_recurses_and_steps_count() {
     // The program is not at the probe: the guest's ftrace would find our byte where it has to write.
     let steps = "nest:50,nest:120,try:/etc/passwd,try:/nonexistent,die:7,fentry:do_filp_open";
-    let Some(run) = with_files(kernel, steps, ["btf_array_show", "do_sys_openat2"]) else { return };
+    let Some(run) = with_files(steps, ["btf_array_show", "do_sys_openat2"]) else { return };
     run.assert_clean_log();
     assert_eq!(run.hits("btf_array_show"), 50 + 120);
     // `btf_array_show(btf, t, type_id, ...)`: the outermost type comes first, and it has the highest number.
@@ -79,14 +71,4 @@ fn recurses_and_counts(kernel: &str) {
     assert_eq!(run.workload("fentry function=do_filp_open", "runs"), 20);
     assert_eq!(run.workload("done", "openat"), 2 + 2 + 4 + 22);
     assert_eq!(run.hits("do_sys_openat2"), 2 + 2 + 4 + 22);
-}
-
-#[test]
-fn a_function_recurses_and_steps_count_6_12() {
-    recurses_and_counts("6.12");
-}
-
-#[test]
-fn a_function_recurses_and_steps_count_6_1() {
-    recurses_and_counts("6.1");
 }

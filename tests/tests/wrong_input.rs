@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::path::Path;
-use tests::product::{binary, command, kernels};
+use tests::product::{binary, command, kernel};
 
 /// What is said, and what must be in the answer.
 struct Case {
@@ -114,7 +114,7 @@ const CASES: &[Case] = &[
 ];
 
 fn write_files(folder: &Path) {
-    let kernel = fs::read(&kernels()[0].1).unwrap();
+    let kernel = fs::read(kernel()).unwrap();
     fs::write(folder.join("TRUNCATED"), &kernel[..kernel.len() / 2]).unwrap();
     fs::write(folder.join("TEXT"), "this is no kernel\n").unwrap();
     fs::File::create(folder.join("BIG")).unwrap().set_len(256 << 20).unwrap();

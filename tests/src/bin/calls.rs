@@ -75,7 +75,7 @@ fn footing(probe: &ProbeReport) -> &'static str {
 }
 
 fn main() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let steps = vec![STEP; WAYS.len()].join(",sh:/gate,");
     let stood = Mutex::new(Vec::new());
     let ended = guest.optimize().run_with(&steps, |handle, console| {

@@ -10,7 +10,7 @@ use vmm::session::{Command, Outcome, State};
 /// A handler that panics breaks its own probe and nothing else; what it did to the registers is undone.
 #[test]
 fn a_handler_that_panics_disables_its_probe() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let (calls, returns) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (called, returned) = (calls.clone(), returns.clone());
     let ended = guest
@@ -42,7 +42,7 @@ fn a_handler_that_panics_disables_its_probe() {
 /// another sees it stand in the very call that it is in.
 #[test]
 fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let paths = Notes::new();
     let ended = guest
         .probe(Probe::at("do_sys_openat2").pre(|hit| {
@@ -77,7 +77,7 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
 /// The run ends where a handler says so, and no further hit is taken.
 #[test]
 fn a_handler_stops_the_run() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let paths = Notes::new();
     let opened = paths.clone();
     let ended = guest

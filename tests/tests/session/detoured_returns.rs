@@ -36,9 +36,10 @@ fn seen(ended: &Ended, n: u32) -> Vec<(u64, i64, Vec<u8>)> {
 }
 
 /// The same calls of two boots, followed by detours in one and by traps in the other.
-fn sees_what_a_trap_sees(kernel: &str) {
+#[test]
+fn a_return_by_a_detour_is_that_by_a_trap() {
     let run = |optimized: bool| {
-        let guest = Guest::new(kernel)?;
+        let guest = Guest::new()?;
         let read = |function: &str, arguments: &[u8]| {
             Probe::on_return(function).capture(reading(arguments)).record().max_active(64)
         };
@@ -58,7 +59,7 @@ fn sees_what_a_trap_sees(kernel: &str) {
         assert_eq!((detour.missed, trap.missed), Default::default());
         assert_eq!((detour.outstanding, trap.outstanding), (0, 0));
         let (by_detour, by_trap) = (seen(&detoured, n), seen(&trapped, n));
-        println!("{kernel}: {} returns of {}, {} of the workload", detour.hits, detour.name, by_detour.len());
+        println!("{} returns of {}, {} of the workload", detour.hits, detour.name, by_detour.len());
         assert!(by_detour.len() > 4);
         assert_eq!(by_detour, by_trap, "{}", detour.name);
     }
@@ -70,21 +71,11 @@ fn sees_what_a_trap_sees(kernel: &str) {
     assert!(detoured.hits(2) == detoured.hits(3) && detoured.hits(2) > 20);
 }
 
-#[test]
-fn a_return_by_a_detour_is_that_by_a_trap_6_12() {
-    sees_what_a_trap_sees("6.12");
-}
-
-#[test]
-fn a_return_by_a_detour_is_that_by_a_trap_6_1() {
-    sees_what_a_trap_sees("6.1");
-}
-
 /// As many calls are followed at a time as were asked for, and the others are counted. They move no probe to a trap.
 #[test]
 fn recursion_beyond_the_limit_is_missed() {
     const FUNCTION: &str = "btf_array_show";
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let ended = guest
         .optimize()
         .fall_back()
@@ -110,7 +101,7 @@ fn recursion_beyond_the_limit_is_missed() {
 #[test]
 fn tasks_that_die_leave_no_instance_behind() {
     const FUNCTIONS: [&str; 4] = ["do_exit", "do_group_exit", "__x64_sys_pause", "pipe_read"];
-    let Some(mut guest) = Guest::new("6.12") else { return };
+    let Some(mut guest) = Guest::new() else { return };
     for function in FUNCTIONS {
         guest = guest.probe(Probe::on_return(function).max_active(256)).probe(Probe::at(function));
     }
@@ -129,9 +120,10 @@ fn tasks_that_die_leave_no_instance_behind() {
 }
 
 /// Calls that sleep, are preempted and go on on another CPU return to their own callers, and all are seen.
-fn migration(kernel: &str) {
+#[test]
+fn calls_that_sleep_and_move_return() {
     const FUNCTIONS: [&str; 4] = ["pipe_read", "pipe_write", "do_nanosleep", "vfs_read"];
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let mut guest = guest.cpus(2).optimize();
     for function in FUNCTIONS {
         guest = guest.probe(Probe::on_return(function).record()).probe(Probe::at(function));
@@ -150,16 +142,6 @@ fn migration(kernel: &str) {
     assert_eq!(schedule.missed, Missed::default());
 }
 
-#[test]
-fn calls_that_sleep_and_move_return_6_12() {
-    migration("6.12");
-}
-
-#[test]
-fn calls_that_sleep_and_move_return_6_1() {
-    migration("6.1");
-}
-
 /// Probes come and go while calls are followed on two CPUs: tasks return through stubs of probes that have gone, and no
 /// place of theirs is used again before.
 #[test]
@@ -173,7 +155,7 @@ read line
 : > /over
 wait
 ";
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let guest = guest.cpus(2).optimize().script(SCRIPT).patience(Duration::from_secs(600));
     let guest = guest.probe(Probe::on_return("__x64_sys_getppid")).probe(Probe::at("__x64_sys_getppid"));
     let ended = guest.run_with("open:1,beside:/script", |handle, console| {
@@ -233,7 +215,7 @@ wait
 fn probes_without_instances_go_on_by_traps() {
     const CHANGE: &str = "__x64_sys_chdir";
     const NONE_LEFT: &str = "no instance was left to follow a call of it";
-    let Some(mut guest) = Guest::new("6.12") else { return };
+    let Some(mut guest) = Guest::new() else { return };
     for function in HOLDERS.into_iter().flat_map(|function| [function; EACH as usize]) {
         guest = guest.probe(Probe::on_return(function));
     }
@@ -297,7 +279,7 @@ fn probes_without_instances_go_on_by_traps() {
 fn returns_leave_the_guest_where_it_is() {
     const FUNCTION: &str = "__x64_sys_getppid";
     let exits = |calls: u64| {
-        let ended = Guest::new("6.12")?.optimize().probe(Probe::on_return(FUNCTION).record());
+        let ended = Guest::new()?.optimize().probe(Probe::on_return(FUNCTION).record());
         let ended = ended.run(&format!("getppid:{calls}"));
         ended.assert_in_order();
         assert_eq!((ended.hits(0), ended.events.len() as u64), (calls, calls));

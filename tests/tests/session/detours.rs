@@ -31,9 +31,9 @@ fn seen(event: &Event) -> impl PartialEq + std::fmt::Debug {
 }
 
 /// The same hit twice: by a detour at the function's entry, and by a trap behind it.
-fn sees_what_a_trap_sees(kernel: &str, cpus: u8) {
+fn sees_what_a_trap_sees(cpus: u8) {
     const FUNCTIONS: [&str; 3] = ["vfs_read", "do_sys_openat2", "wake_up_new_task"];
-    let Some(mut guest) = Guest::new(kernel) else { return };
+    let Some(mut guest) = Guest::new() else { return };
     let registers = || reading(&[Register::Rbx, Register::Rsp, Register::R12, Register::Rax, Register::Rdx]);
     for function in FUNCTIONS {
         let behind = guest.subject.behind_site(function);
@@ -49,7 +49,7 @@ fn sees_what_a_trap_sees(kernel: &str, cpus: u8) {
         assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
         assert_eq!(trap.trapped.as_deref(), Some("a handler on the host sees its hits"));
         let of = |probe| ended.events.iter().filter(move |event| event.probe == probe);
-        println!("{kernel}, {cpus} CPUs: {} hits of {function}", detour.hits);
+        println!("{cpus} CPUs: {} hits of {function}", detour.hits);
         assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default());
         // On one CPU they alternate; their order between CPUs is that of time.
@@ -70,21 +70,16 @@ fn sees_what_a_trap_sees(kernel: &str, cpus: u8) {
 }
 
 #[test]
-fn a_detour_sees_what_a_trap_sees_6_12() {
-    sees_what_a_trap_sees("6.12", 1);
-    sees_what_a_trap_sees("6.12", 2);
-}
-
-#[test]
-fn a_detour_sees_what_a_trap_sees_6_1() {
-    sees_what_a_trap_sees("6.1", 1);
+fn a_detour_sees_what_a_trap_sees() {
+    sees_what_a_trap_sees(1);
+    sees_what_a_trap_sees(2);
 }
 
 /// A thousand and ten thousand hits: what they cost in exits.
 #[test]
 fn hits_of_a_detour_leave_the_guest_where_it_is() {
     let exits = |calls: u64| {
-        let guest = Guest::new("6.12")?.optimize();
+        let guest = Guest::new()?.optimize();
         let guest = guest.probe(Probe::at(FUNCTION)).probe(Probe::at(FUNCTION).record());
         let ended = guest.run(&format!("getppid:{calls}"));
         ended.assert_in_order();
@@ -100,7 +95,7 @@ fn hits_of_a_detour_leave_the_guest_where_it_is() {
 
 #[test]
 fn a_condition_counts_as_it_does_at_a_trap() {
-    let Some(mut guest) = Guest::new("6.12") else { return };
+    let Some(mut guest) = Guest::new() else { return };
     let field = |n, bytes, shape| Field {
         name: format!("arg{n}"),
         fetch: Fetch::word(Base::Argument(n), bytes),
@@ -151,7 +146,7 @@ fn a_condition_counts_as_it_does_at_a_trap() {
 #[test]
 fn what_finds_no_room_is_counted() {
     const CALLS: u64 = 300_000;
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let guest = guest.optimize().asleep(Duration::from_secs(8)).probe(Probe::at(FUNCTION).record());
     let ended = guest.run(&format!("getppid:{CALLS}"));
     ended.assert_in_order();
@@ -167,7 +162,7 @@ fn what_finds_no_room_is_counted() {
 #[test]
 fn detours_come_and_go_under_load() {
     const ROUNDS: u32 = 40;
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let mut counted = BTreeMap::new();
     let guest = guest.cpus(2).optimize().probe(Probe::at(FUNCTION));
     let ended = guest.run_with(&format!("open:1,{UNTIL_GATE}"), |handle, console| {

@@ -12,12 +12,13 @@ const PF: u8 = 14;
 const KERNEL_WRITE: u32 = 2;
 
 /// Of a copied instruction: the guest's log names the original place, its task is killed, and it goes on.
-fn a_fault_of_a_copied_instruction(kernel: &str) {
+#[test]
+fn a_fault_of_a_copied_instruction() {
     /// Not canonical.
     const NOWHERE: u64 = 0x1234_5678_9abc_def0;
     /// Kernel memory that is never mapped: a hole in the memory map of x86-64 (Documentation/arch/x86/x86_64/mm).
     const HOLE: u64 = 0xffff_8000_0000_1000;
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let copied = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
     let faults = Notes::<(Gva, u64, Fault)>::new();
     let posts = Notes::new();
@@ -59,20 +60,11 @@ fn a_fault_of_a_copied_instruction(kernel: &str) {
     assert_eq!(posts.take().len() as u64 + 3, ended.hits(0), "no post handler runs behind a fault");
 }
 
-#[test]
-fn a_fault_of_a_copied_instruction_6_12() {
-    a_fault_of_a_copied_instruction("6.12");
-}
-
-#[test]
-fn a_fault_of_a_copied_instruction_6_1() {
-    a_fault_of_a_copied_instruction("6.1");
-}
-
 /// Of an emulated instruction with an entry in the exception table: the guest finds its fix-up.
-fn a_fault_of_an_emulated_instruction_with_a_fixup(kernel: &str) {
+#[test]
+fn a_fault_of_an_emulated_instruction_with_a_fixup() {
     const NOT_MAPPED: u64 = 0x1000;
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let fixed = guest.subject.find("strncpy_from_user", |i| i.spot.fixup && !i.is_copied);
     let faults = Notes::<(Gva, Fault)>::new();
     let posts = Notes::new();
@@ -99,9 +91,4 @@ fn a_fault_of_an_emulated_instruction_with_a_fixup(kernel: &str) {
     let expected = Fault { vector: PF, code: 0, address: Gva(NOT_MAPPED) };
     assert_eq!(here, [&(at, expected); 2]);
     assert_eq!((posts.take().len() + faults.len()) as u64, ended.hits(1));
-}
-
-#[test]
-fn a_fault_of_an_emulated_instruction_with_a_fixup_6_12() {
-    a_fault_of_an_emulated_instruction_with_a_fixup("6.12");
 }

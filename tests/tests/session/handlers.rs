@@ -11,8 +11,9 @@ type Note = (u32, &'static str, Regs);
 
 /// A probe: pre, post and fault handler, any absent. Several at one address run in order of registration; a post
 /// handler runs after the instruction, whether that was emulated or ran from a copy.
-fn handlers_run_in_order_with_the_registers_of_their_moment(kernel: &str) {
-    let Some(guest) = Guest::new(kernel) else { return };
+#[test]
+fn handlers_run_in_order_with_the_registers_of_their_moment() {
+    let Some(guest) = Guest::new() else { return };
     let copied = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
     let emulated = guest.subject.find("__x64_sys_getppid", |i| i.text.starts_with("push"));
     let notes = Notes::<Note>::new();
@@ -64,23 +65,13 @@ fn handlers_run_in_order_with_the_registers_of_their_moment(kernel: &str) {
     }
 }
 
-#[test]
-fn handlers_run_in_order_with_the_registers_of_their_moment_6_12() {
-    handlers_run_in_order_with_the_registers_of_their_moment("6.12");
-}
-
-#[test]
-fn handlers_run_in_order_with_the_registers_of_their_moment_6_1() {
-    handlers_run_in_order_with_the_registers_of_their_moment("6.1");
-}
-
 /// The pre handler may change registers and memory and may redirect RIP (then nothing is executed and no post
 /// handler runs); a skipped function makes one path fail, and only that one.
 #[test]
 fn handlers_change_registers_memory_and_the_way() {
     const NOT_MAPPED: u64 = 0x1000;
     const EIO: i64 = 5;
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let stos = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
     let (redirected, passed) = (Notes::new(), Notes::new());
     let ended = guest
@@ -144,9 +135,10 @@ fn handlers_change_registers_memory_and_the_way() {
 
 /// Probes on a probe's neighbours: every instruction of a function, emulated and copied mixed, with and without
 /// post handlers, and the workload's results are right.
-fn every_instruction_of_a_function_is_probed(kernel: &str) {
+#[test]
+fn every_instruction_of_a_function_is_probed() {
     const FUNCTIONS: [&str; 3] = ["do_filp_open", "strncpy_from_user", "__x64_sys_getppid"];
-    let Some(mut guest) = Guest::new(kernel) else { return };
+    let Some(mut guest) = Guest::new() else { return };
     let all: Vec<_> = FUNCTIONS.iter().flat_map(|function| guest.subject.instructions(function)).collect();
     assert!(all.iter().any(|i| i.is_copied) && all.iter().filter(|i| !i.is_copied).count() > 50);
     for (n, instruction) in all.iter().enumerate() {
@@ -168,14 +160,4 @@ fn every_instruction_of_a_function_is_probed(kernel: &str) {
         assert!(hits.len() >= least, "{function}: {hits:?}");
         assert!(hits[0] >= times && hits.iter().all(|found| *found == hits[0]), "{function}: {hits:?}");
     }
-}
-
-#[test]
-fn every_instruction_of_a_function_is_probed_6_12() {
-    every_instruction_of_a_function_is_probed("6.12");
-}
-
-#[test]
-fn every_instruction_of_a_function_is_probed_6_1() {
-    every_instruction_of_a_function_is_probed("6.1");
 }

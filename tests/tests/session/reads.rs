@@ -70,8 +70,9 @@ fn seen(event: &Event) -> impl PartialEq + std::fmt::Debug {
 }
 
 /// The same hit twice: by a detour at the function's entry, and by a trap behind it.
-fn reads_what_a_trap_reads(kernel: &str) {
-    let Some(mut guest) = Guest::new(kernel) else { return };
+#[test]
+fn a_detour_reads_what_a_trap_reads() {
+    let Some(mut guest) = Guest::new() else { return };
     let captures = captures(guest.subject.kernel.symbol("linux_banner").unwrap());
     for (function, capture) in &captures {
         let behind = guest.subject.behind_site(function);
@@ -92,7 +93,7 @@ fn reads_what_a_trap_reads(kernel: &str) {
         let faults =
             |event: &Event| capture.values(&event.captured).filter(|(_, value)| is_fault(value)).count();
         let faults = of(detour.id).map(faults).sum::<usize>();
-        println!("{kernel}: {} hits of {function}, {faults} values were not there", detour.hits);
+        println!("{} hits of {function}, {faults} values were not there", detour.hits);
         assert_eq!(faults == 0, *function == "hrtimer_interrupt", "{function}");
         for (n, (detoured, trapped)) in of(detour.id).zip(of(trap.id)).enumerate() {
             assert_eq!(seen(detoured), seen(trapped), "hit {n} of {function}");
@@ -108,16 +109,6 @@ fn reads_what_a_trap_reads(kernel: &str) {
     }
 }
 
-#[test]
-fn a_detour_reads_what_a_trap_reads_6_12() {
-    reads_what_a_trap_reads("6.12");
-}
-
-#[test]
-fn a_detour_reads_what_a_trap_reads_6_1() {
-    reads_what_a_trap_reads("6.1");
-}
-
 /// Counts opens by how the name begins.
 fn opens(order: Order) -> Capture {
     let name = at(Base::Argument(1), &[0], true, What::Bytes(8));
@@ -127,7 +118,7 @@ fn opens(order: Order) -> Capture {
 
 #[test]
 fn memory_is_compared_as_it_is_at_a_trap() {
-    let Some(mut guest) = Guest::new("6.12") else { return };
+    let Some(mut guest) = Guest::new() else { return };
     let behind = guest.subject.behind_site(OPEN);
     for order in [Order::Equal, Order::NotEqual] {
         guest = guest.probe(Probe::at(OPEN).capture(opens(order)));
@@ -170,8 +161,9 @@ fn memory_is_compared_as_it_is_at_a_trap() {
 
 /// Opens by what their names match, with one that is longer than what a detour keeps: where its beginning does not decide,
 /// that is missed, and counted so.
-fn matches_what_a_trap_matches(kernel: &str) {
-    let Some(mut guest) = Guest::new(kernel) else { return };
+#[test]
+fn a_detour_matches_what_a_trap_matches() {
+    let Some(mut guest) = Guest::new() else { return };
     let behind = guest.subject.behind_site(OPEN);
     let name = || Field { shape: Shape::Text, ..at(Base::Argument(1), &[0], true, What::String(4096)) };
     // Which do not match, and how many are missed.
@@ -195,11 +187,7 @@ fn matches_what_a_trap_matches(kernel: &str) {
     ended.assert_in_order();
     for (n, (_, pattern, negated, missed)) in (0..).step_by(2).zip(cases) {
         let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
-        println!(
-            "{kernel}: {pattern} {} {}",
-            if negated { "does not match" } else { "matches" },
-            detour.hits
-        );
+        println!("{pattern} {} {}", if negated { "does not match" } else { "matches" }, detour.hits);
         assert!(matches!(detour.state, State::Optimized(_)), "{pattern}: {detour:?}");
         assert_eq!(detour.missed, Missed { unread: missed, ..Missed::default() }, "{pattern}");
         // The long one ends in no way that is asked for.
@@ -208,21 +196,11 @@ fn matches_what_a_trap_matches(kernel: &str) {
     }
 }
 
-#[test]
-fn a_detour_matches_what_a_trap_matches_6_12() {
-    matches_what_a_trap_matches("6.12");
-}
-
-#[test]
-fn a_detour_matches_what_a_trap_matches_6_1() {
-    matches_what_a_trap_matches("6.1");
-}
-
 /// A probe in the guest's functions that detours read by would see them, and they it.
 #[test]
 fn detours_read_by_nothing_that_is_probed() {
     const COPY: &str = "copy_from_kernel_nofault";
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let (_, capture) = captures(guest.subject.kernel.symbol("linux_banner").unwrap())[0].clone();
     let guest = guest.cpus(2).optimize().probe(Probe::at(OPEN).capture(capture).record());
     let ended: Ended = guest.probe(Probe::at(OPEN)).run_with(

@@ -9,6 +9,7 @@ use probe_engine::paging::Access;
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::ProbeId;
+use tests::kernel::is_realtime;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::{Hit, Probe};
 use vmm::session::{Command, Missed, State};
@@ -29,7 +30,10 @@ fn tasks(ended: &Ended, n: u32) -> Vec<&Task> {
 
 #[test]
 fn detours_and_traps_serve_a_realtime_kernel() {
-    let Some(guest) = Guest::new("6.12-rt") else { return };
+    if !is_realtime() {
+        return;
+    }
+    let Some(guest) = Guest::new() else { return };
     let kernel = &guest.subject.kernel;
     let start = kernel.symbol(OPEN).unwrap();
     let bytes = kernel.image().bytes_at(start, 16).unwrap();

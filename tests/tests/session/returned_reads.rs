@@ -9,9 +9,9 @@ use vmm::probe::Probe;
 use vmm::session::State;
 
 /// Each return twice, without what is known of the call: by a detour at the function, and by a trap where it returns to.
-fn a_return_reads_what_is_there_behind_it(kernel: &str, cpus: u8) {
+fn reads_behind_it(cpus: u8) {
     const CALLEE: &str = "do_filp_open";
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let banner = guest.subject.kernel.symbol("linux_banner").unwrap();
     let capture = reading(vec![
         // The file, or an error, where there is nothing.
@@ -44,7 +44,7 @@ fn a_return_reads_what_is_there_behind_it(kernel: &str, cpus: u8) {
         capture.values(captured).filter(|(_, value)| matches!(value, Value::Fault(_))).count()
     };
     let (detoured, trapped) = (read(detour.id), read(trap.id));
-    println!("{kernel}, {cpus} vCPUs: {} returns, {} of the workload", detour.hits, detoured.len());
+    println!("{cpus} vCPUs: {} returns, {} of the workload", detour.hits, detoured.len());
     assert!(detoured.len() > 50 && detoured.iter().map(faults).sum::<usize>() > detoured.len());
     for (n, (detoured, trapped)) in detoured.iter().zip(&trapped).enumerate() {
         assert_eq!(detoured, trapped, "return {n}");
@@ -53,15 +53,9 @@ fn a_return_reads_what_is_there_behind_it(kernel: &str, cpus: u8) {
 }
 
 #[test]
-fn a_return_reads_what_is_there_behind_it_6_12() {
-    a_return_reads_what_is_there_behind_it("6.12", 1);
-    a_return_reads_what_is_there_behind_it("6.12", 2);
-}
-
-#[test]
-fn a_return_reads_what_is_there_behind_it_6_1() {
-    a_return_reads_what_is_there_behind_it("6.1", 1);
-    a_return_reads_what_is_there_behind_it("6.1", 2);
+fn a_return_reads_what_is_there_behind_it() {
+    reads_behind_it(1);
+    reads_behind_it(2);
 }
 
 /// Counts opens by the name that they were made with, when they return.
@@ -102,10 +96,10 @@ fn returned() -> [(&'static str, Capture); 5] {
 }
 
 /// The same calls of two boots, followed by detours in one and by traps in the other.
-fn returns_read_what_traps_read(kernel: &str, cpus: u8) {
+fn reads_what_traps_read(cpus: u8) {
     let captures = returned();
     let run = |optimized: bool| {
-        let mut guest = Guest::new(kernel)?.cpus(cpus);
+        let mut guest = Guest::new()?.cpus(cpus);
         for (function, capture) in &captures {
             guest = guest.probe(Probe::on_return(*function).capture(capture.clone()).record().max_active(64));
         }
@@ -127,11 +121,7 @@ fn returns_read_what_traps_read(kernel: &str, cpus: u8) {
             its.map(|event| event.captured.clone()).collect()
         };
         let (by_detour, by_trap) = (read(&detoured), read(&trapped));
-        println!(
-            "{kernel}, {cpus} vCPUs: {} returns of {function}, {} of pid 1",
-            detour.hits,
-            by_detour.len()
-        );
+        println!("{cpus} vCPUs: {} returns of {function}, {} of pid 1", detour.hits, by_detour.len());
         assert!(by_detour.len() > 1);
         for (n, (by_detour, by_trap)) in by_detour.iter().zip(&by_trap).enumerate() {
             let [detoured, trapped] =
@@ -147,13 +137,7 @@ fn returns_read_what_traps_read(kernel: &str, cpus: u8) {
 }
 
 #[test]
-fn returns_read_what_traps_read_6_12() {
-    returns_read_what_traps_read("6.12", 1);
-    returns_read_what_traps_read("6.12", 2);
-}
-
-#[test]
-fn returns_read_what_traps_read_6_1() {
-    returns_read_what_traps_read("6.1", 1);
-    returns_read_what_traps_read("6.1", 2);
+fn returns_read_what_traps_read() {
+    reads_what_traps_read(1);
+    reads_what_traps_read(2);
 }

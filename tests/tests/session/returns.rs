@@ -12,9 +12,10 @@ const EIO: i64 = 5;
 
 /// Recursion 50 deep with ten instances misses exactly 40; beside it an entry probe and a second return probe with
 /// an entry handler that refuses half of the calls and keeps data of its own for the others.
-fn recursion(kernel: &str) {
+#[test]
+fn recursion() {
     const DEPTH: u64 = 50;
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let returns = Notes::<(u64, u64, u64)>::new();
     let ended = guest
         .probe(Probe::on_return("btf_array_show").max_active(10))
@@ -47,21 +48,11 @@ fn recursion(kernel: &str) {
     assert!((0..3).all(|n| ended.probe(n).outstanding == 0));
 }
 
-#[test]
-fn recursion_6_12() {
-    recursion("6.12");
-}
-
-#[test]
-fn recursion_6_1() {
-    recursion("6.1");
-}
-
 /// A tail call makes two functions return at once: both are seen, the inner one first. A function that a handler
 /// skips returns as well, where its return probe came first, and is never entered where it came second.
 #[test]
 fn tail_calls_and_skipped_functions_return() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let order = Notes::new();
     let note = |who: &'static str| {
         let order = order.clone();
@@ -112,7 +103,7 @@ fn tail_calls_and_skipped_functions_return() {
 /// Tasks that die inside leave no instance behind.
 #[test]
 fn tasks_that_die_leave_no_instance_behind() {
-    let Some(mut guest) = Guest::new("6.12") else { return };
+    let Some(mut guest) = Guest::new() else { return };
     for function in ["do_exit", "do_group_exit", "get_signal", "__x64_sys_pause", "pipe_read"] {
         guest = guest.probe(Probe::on_return(function).max_active(256)).probe(Probe::at(function));
     }
@@ -133,9 +124,10 @@ fn tasks_that_die_leave_no_instance_behind() {
 }
 
 /// Calls that sleep, are preempted and go on on another CPU return to their own callers.
-fn migration(kernel: &str) {
+#[test]
+fn migration() {
     const FUNCTIONS: [&str; 5] = ["__schedule", "pipe_read", "pipe_write", "do_nanosleep", "vfs_read"];
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let mut guest = guest.cpus(2);
     let (wrong, moved) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     for function in FUNCTIONS {
@@ -161,22 +153,12 @@ fn migration(kernel: &str) {
     assert!(moved.load(Ordering::Relaxed) > 0, "no call has changed its CPU");
 }
 
-#[test]
-fn migration_6_12() {
-    migration("6.12");
-}
-
-#[test]
-fn migration_6_1() {
-    migration("6.1");
-}
-
 /// Unregistering with instances outstanding: they return correctly, and their trampolines stay until then.
 #[test]
 fn a_return_probe_is_unregistered_while_a_task_sleeps_in_its_function() {
     /// A task sleeps until somebody types a line.
     const SCRIPT: &str = "sleep 10000 & read line; kill $!; wait\n";
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let (late, full) = (Notes::new(), Notes::new());
     let ended = guest
         .probe({

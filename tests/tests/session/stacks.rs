@@ -146,9 +146,10 @@ fn ends(guest: &Guest, function: &'static str, begins: &Begins, pairs: &Notes<Pa
     })
 }
 
-fn stacks_are_those_that_the_guest_finds(kernel: &str) {
+#[test]
+fn stacks_are_those_that_the_guest_finds() {
     const FUNCTIONS: [&str; 2] = ["stack_trace_save", "stack_trace_save_regs"];
-    let Some(guest) = Guest::new(kernel) else { return };
+    let Some(guest) = Guest::new() else { return };
     let (all, pairs) = (Begins::default(), Notes::<Pair>::new());
     let mut guest = guest.cpus(2).unwind().script(SCRIPT);
     for function in FUNCTIONS {
@@ -185,13 +186,11 @@ fn stacks_are_those_that_the_guest_finds(kernel: &str) {
     }
     for ((function, context), (count, crossing, frames)) in &counts {
         println!(
-            "{kernel}: {function}, {context}: {count} equal, {crossing} of them through an interrupted frame, \
+            "{function}, {context}: {count} equal, {crossing} of them through an interrupted frame, \
              {frames} frames at most"
         );
     }
-    println!(
-        "{kernel}: {cut} of them end in a thunk for indirect branches, of which the kernel's table says nothing"
-    );
+    println!("{cut} of them end in a thunk for indirect branches, of which the kernel's table says nothing");
     assert!(cut < pairs.len() / 50, "{cut} of {}", pairs.len());
     let of = |context: &str| -> (u32, u32) {
         let of = counts.iter().filter(|((_, of), _)| *of == context);
@@ -211,14 +210,4 @@ fn stacks_are_those_that_the_guest_finds(kernel: &str) {
         events.sort_by_key(|stack| stack.frames.iter().map(|frame| frame.at).collect::<Vec<_>>());
         assert!(noted == events, "{} noted, {} written down", noted.len(), events.len());
     }
-}
-
-#[test]
-fn stacks_are_those_that_the_guest_finds_6_12() {
-    stacks_are_those_that_the_guest_finds("6.12");
-}
-
-#[test]
-fn stacks_are_those_that_the_guest_finds_6_1() {
-    stacks_are_those_that_the_guest_finds("6.1");
 }

@@ -69,14 +69,8 @@ enum Standing {
 
 /// In so many `rounds` with a tracer, each with a new probe, because one that has moved stays where it is. With `beside`,
 /// that function is probed as well. Returns how often it was hit.
-fn counts_each_call_once(
-    kernel: &str,
-    load: &str,
-    rounds: usize,
-    beside: Option<&str>,
-    on: Standing,
-) -> Option<u64> {
-    let guest = Guest::new(kernel)?;
+fn counts_each_call_once(load: &str, rounds: usize, beside: Option<&str>, on: Standing) -> Option<u64> {
+    let guest = Guest::new()?;
     // A shell asks for its parent when it starts.
     let (trace, by_shells) = if load == BESIDE { ("beside", 2) } else { ("trace", 1) };
     let hits = Arc::new(AtomicU64::new(0));
@@ -120,9 +114,7 @@ fn counts_each_call_once(
         let (before, after) = (at(nop), at(behind));
         // On a machine that leaves nobody time to read, there may be no room for records. All are counted.
         let dropped = probe.missed.ring;
-        println!(
-            "{kernel}, round {n}: {before} calls at the nop, {after} behind it, {dropped} dropped, of {expected}"
-        );
+        println!("round {n}: {before} calls at the nop, {after} behind it, {dropped} dropped, of {expected}");
         let moved = match on {
             _ if n > 0 => State::Armed(behind),
             Standing::Trap => State::Armed(nop),
@@ -140,19 +132,14 @@ fn counts_each_call_once(
 }
 
 #[test]
-fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_12() {
-    counts_each_call_once("6.12", SPARSE, 4, None, Standing::Trap);
-}
-
-#[test]
-fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer_6_1() {
-    counts_each_call_once("6.1", SPARSE, 4, None, Standing::Trap);
+fn a_probe_of_an_entry_alone_counts_each_call_once_under_a_tracer() {
+    counts_each_call_once(SPARSE, 4, None, Standing::Trap);
 }
 
 /// An interrupt may come between the place that a probe leaves and the one that it goes to, and be hit itself.
 #[test]
 fn hits_in_interrupts_do_not_hide_that_a_call_was_counted() {
-    let Some(hits) = counts_each_call_once("6.12", BUSY, 2, Some("hrtimer_interrupt"), Standing::Trap) else {
+    let Some(hits) = counts_each_call_once(BUSY, 2, Some("hrtimer_interrupt"), Standing::Trap) else {
         return;
     };
     assert!(hits > 100, "{hits} timer interrupts");
@@ -160,17 +147,12 @@ fn hits_in_interrupts_do_not_hide_that_a_call_was_counted() {
 
 /// A vCPU may be anywhere in a detour, or on its way to it, when that is taken out.
 #[test]
-fn a_detour_that_gives_way_to_a_tracer_counts_each_call_once_6_12() {
-    counts_each_call_once("6.12", BESIDE, 2, None, Standing::Detour);
-}
-
-#[test]
-fn a_detour_that_gives_way_to_a_tracer_counts_each_call_once_6_1() {
-    counts_each_call_once("6.1", BESIDE, 2, None, Standing::Detour);
+fn a_detour_that_gives_way_to_a_tracer_counts_each_call_once() {
+    counts_each_call_once(BESIDE, 2, None, Standing::Detour);
 }
 
 /// An interrupt that a detour has held off comes as soon as that has led back.
 #[test]
 fn hits_in_interrupts_do_not_hide_that_a_detour_has_counted_a_call() {
-    counts_each_call_once("6.12", BESIDE, 4, Some("hrtimer_interrupt"), Standing::Detour);
+    counts_each_call_once(BESIDE, 4, Some("hrtimer_interrupt"), Standing::Detour);
 }

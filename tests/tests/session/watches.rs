@@ -21,7 +21,7 @@ echo -1 > /proc/sys/kernel/panic
 /// debug registers is refused, also in a batch, and there is room again when one has gone.
 #[test]
 fn watches_come_and_go_and_one_too_many_is_refused() {
-    let Some(guest) = Guest::new("6.12") else { return };
+    let Some(guest) = Guest::new() else { return };
     let most = fit().unwrap().delivery.watches();
     let steps = "sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script";
     let first = Probe::watch(WATCHES[0]).disabled();

@@ -1,0 +1,28 @@
+//! The kernel under test: the one of the manifest that `VMM_TEST_KERNEL` names, otherwise the default one.
+
+use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
+
+/// The kernel that guests run.
+pub fn under_test() -> &'static Kernel {
+    let name = std::env::var("VMM_TEST_KERNEL").unwrap_or_else(|_| DEFAULT_KERNEL.name.to_owned());
+    let known = KERNELS.iter().find(|kernel| kernel.name == name);
+    known.unwrap_or_else(|| panic!("VMM_TEST_KERNEL={name} names no kernel of the manifest"))
+}
+
+/// Whether it is the default one. Otherwise prints why a test of that alone is skipped.
+pub fn is_default() -> bool {
+    let is = *under_test() == DEFAULT_KERNEL;
+    if !is {
+        println!("skipped: what is tested is about {} alone", DEFAULT_KERNEL.name);
+    }
+    is
+}
+
+/// Whether it has PREEMPT_RT. Otherwise prints why a test of that is skipped.
+pub fn is_realtime() -> bool {
+    let is = under_test().flavour.starts_with("rt-");
+    if !is {
+        println!("skipped: {} is no realtime kernel", under_test().name);
+    }
+    is
+}

@@ -1,0 +1,117 @@
+//! The least that a kernel must do, in six guests: CI runs them for each kernel that is not tested in full.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use tests::kernel::under_test;
+use tests::product::{Run, binary, initrd_with, module, run};
+
+const OPEN: &str = "do_sys_openat2";
+
+/// Runs a guest with these words that ends in order and has nothing to complain about.
+fn run_in_order(words: &[&str]) -> Option<Run> {
+    let run = run(&binary()?, words);
+    println!("{}: {}", under_test().name, words.join(" "));
+    run.assert_success();
+    run.assert_clean_log();
+    Some(run)
+}
+
+/// An entry and its return, with the callers, as often as the workload calls.
+fn counts_opens(cpus: &str, optimize: &str, state: &str) {
+    let words =
+        ["--cpus", cpus, optimize, "--stack", "--probe=do_sys_openat2", "--probe=do_sys_openat2%return"];
+    let cmdline = ["--cmdline=workload=open:30,walk:5,fork:3 loglevel=5"];
+    let Some(run) = run_in_order(&[&words[..], &cmdline].concat()) else { return };
+    let opened = run.workload("done", "openat");
+    assert!(opened >= 35, "{opened}");
+    assert_eq!([run.hits(OPEN), run.returns(OPEN)], [opened; 2]);
+    assert_eq!(run.probe(OPEN)["state"], state);
+    let callers = run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == OPEN).map(|hit| {
+        let frames = hit["stack"].as_array().unwrap().iter();
+        frames.filter_map(|frame| frame["name"].as_str()?.split('+').next()).collect::<Vec<_>>()
+    });
+    for callers in callers {
+        assert_eq!(callers.first(), Some(&OPEN), "{callers:?}");
+        assert!(callers.contains(&"do_syscall_64"), "{callers:?}");
+    }
+}
+
+#[test]
+fn opens_are_counted_on_1_cpu() {
+    counts_opens("1", "--optimize=require", "[OPTIMIZED]");
+}
+
+#[test]
+fn opens_are_counted_on_2_cpus() {
+    counts_opens("2", "--optimize=require", "[OPTIMIZED]");
+}
+
+#[test]
+fn opens_are_counted_by_traps() {
+    counts_opens("2", "--optimize=off", "armed");
+}
+
+/// The guest's tracer wants the text where probes count, and gives it back.
+#[test]
+fn a_tracer_comes_and_goes_beside_probes_that_count() {
+    const SCRIPT: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo vfs_rmdir vfs_mkdir > set_ftrace_filter
+for _ in 1 2 3 4 5; do
+    echo function > current_tracer
+    mkdir /tmp/directory
+    rmdir /tmp/directory
+    echo nop > current_tracer
+done
+";
+    let initrd = initrd_with([("script", 0o644, SCRIPT.into())]);
+    let steps = "--cmdline=workload=walk:20,sh:/script,walk:20 loglevel=5";
+    let words = ["--initrd", initrd.path().to_str().unwrap(), "--cpus=2", "--count=vfs_*", steps];
+    let Some(run) = run_in_order(&words) else { return };
+    assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
+    assert_eq!(run.probe("vfs_rmdir")["hits"], 20 + 5 + 20, "{}", run.said);
+    assert_eq!(run.probe("vfs_rmdir")["missed"], 0);
+}
+
+/// Probes in a module, of its init and of what stays, with a load, an unload, and a load again.
+#[test]
+fn a_modules_probes_come_and_go_with_it() {
+    const SCRIPT: &str = "\
+set -e
+insmod /dummy.ko
+rmmod dummy
+insmod /dummy.ko
+";
+    let initrd = initrd_with([("dummy.ko", 0o644, module("dummy")), ("script", 0o644, SCRIPT.into())]);
+    let [init, setup, back] =
+        ["dummy:dummy_init_module", "dummy:dummy_dev_init", "dummy:dummy_dev_init%return"];
+    let words = ["--initrd", initrd.path().to_str().unwrap(), "--cpus=2", "--probe", init, "--probe", setup];
+    let cmdline = ["--probe", back, "--cmdline=workload=sh:/script loglevel=5"];
+    let Some(run) = run_in_order(&[&words[..], &cmdline].concat()) else { return };
+    assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
+    assert_eq!([run.hits(init), run.hits(setup), run.returns("dummy:dummy_dev_init")], [2; 3]);
+    assert_eq!(
+        (&run.probe(init)["state"], &run.probe(setup)["state"]),
+        (&"[GONE]".into(), &"[OPTIMIZED]".into())
+    );
+}
+
+#[test]
+fn every_function_is_counted() {
+    let Some(run) = run_in_order(&["--count=*", "--cmdline=workload=getppid:1000 loglevel=5"]) else {
+        return;
+    };
+    let probes = || run.output.iter().filter(|line| line["type"] == "probe");
+    let optimized = probes().filter(|line| line["state"] == "[OPTIMIZED]").count();
+    let called = probes().filter(|line| line["hits"] != 0).count();
+    println!("{optimized} functions are counted by detours, {called} are called");
+    assert!(optimized > 20_000 && called > 3_000, "{optimized} {called}");
+    let asked = run.probe("__do_sys_getppid")["hits"].as_u64().unwrap();
+    assert!((1000..1010).contains(&asked), "{asked}");
+}

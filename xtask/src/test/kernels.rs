@@ -1,0 +1,54 @@
+//! The kernels that have been fetched, and what is read of all of them.
+
+use super::{cargo, say};
+use anyhow::{Context as _, ensure};
+use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Kernel};
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+use tempfile::NamedTempFile;
+
+/// Whether a kernel has been fetched. Says so when it is left out; the default one is never.
+pub(super) fn is_there(start: Instant, kernel: &Kernel) -> anyhow::Result<bool> {
+    match Cache::open()?.kernel(kernel.name) {
+        Ok(_) => Ok(true),
+        Err(error) if *kernel == DEFAULT_KERNEL => Err(error.into()),
+        Err(error) => {
+            say(start, &format!("skipped: the tests of kernel {}: {error}", kernel.name));
+            Ok(false)
+        }
+    }
+}
+
+/// The engine's tests that read the kernels that have been fetched, and say how many instructions can be probed.
+pub(super) fn text() -> anyhow::Result<Command> {
+    let mut tests = cargo(["test", "--package", "probe-engine"]);
+    tests.args([
+        "--test=kernel_text",
+        "--test=detour_text",
+        "--test=real_kernels",
+        "--test=kernel_stacks",
+        "--test=compiled",
+        "--",
+        "--show-output",
+    ]);
+    tests.env("VMM_TEST_KERNELS", env::join_paths(images()?)?);
+    Ok(tests)
+}
+
+/// Their files.
+fn images() -> anyhow::Result<Vec<PathBuf>> {
+    let cache = Cache::open()?;
+    let fetched = KERNELS.iter().filter_map(|kernel| cache.kernel(kernel.name).ok());
+    Ok(fetched.map(|kernel| kernel.image).collect())
+}
+
+/// A file of `count` instructions from the kernels that have been fetched.
+pub(crate) fn draw(count: u32) -> anyhow::Result<NamedTempFile> {
+    let file = NamedTempFile::new().context("no temporary file")?;
+    let mut draw = cargo(["run", "--quiet", "--package", "tests", "--bin", "draw", "--"]);
+    let status = draw.arg(file.path()).arg(count.to_string()).args(images()?).status();
+    ensure!(status.context("cannot run cargo")?.success(), "no instructions were drawn");
+    Ok(file)
+}

@@ -1,0 +1,83 @@
+//! `cargo xtask test --long NAME`: what takes too long for CI, in pieces of less than an hour.
+
+use super::{guests, kernels};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
+use std::path::Path;
+use std::time::Instant;
+
+/// A piece.
+#[derive(Clone, Copy)]
+pub(super) enum Piece {
+    /// All guest tests, on a kernel other than the default one.
+    Kernel(&'static Kernel),
+    /// Registering and unregistering under load, and probes everywhere.
+    Storms,
+    /// Millions of hits, many CPUs, every system call: on each kernel.
+    Soaks,
+    /// What can be probed, compared with what the guest's own kprobes accept.
+    Probeable,
+    /// Where a jump may stand, compared with what the guest's own kprobes optimise.
+    Optimized,
+}
+
+/// Every piece and its name.
+fn pieces() -> Vec<(&'static str, Piece)> {
+    let others = KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL);
+    let mut pieces: Vec<_> = others.map(|kernel| (kernel.name, Piece::Kernel(kernel))).collect();
+    pieces.extend([
+        ("storms", Piece::Storms),
+        ("soaks", Piece::Soaks),
+        ("probeable", Piece::Probeable),
+        ("optimized", Piece::Optimized),
+    ]);
+    pieces
+}
+
+/// Takes the name of a piece.
+pub(super) fn names() -> impl TypedValueParser<Value = Piece> {
+    let names = pieces().into_iter().map(|(name, _)| PossibleValue::new(name));
+    PossibleValuesParser::new(names).try_map(|name| {
+        let piece = pieces().into_iter().find(|(known, _)| *known == name);
+        piece.map(|(_, piece)| piece).ok_or("no such piece")
+    })
+}
+
+impl Piece {
+    pub(super) fn run(self, start: Instant, vmm: &Path) -> anyhow::Result<()> {
+        match self {
+            Self::Kernel(kernel) => {
+                if kernels::is_there(start, kernel)? {
+                    guests::session(start, vmm, kernel, &[])?;
+                    guests::product(start, vmm, kernel)?;
+                }
+            }
+            Self::Storms => guests::long_session(start, vmm, &DEFAULT_KERNEL, &["storm::", "fire::"])?,
+            Self::Soaks => {
+                for kernel in KERNELS {
+                    if kernels::is_there(start, kernel)? {
+                        guests::long_product(start, vmm, kernel, "soak")?;
+                    }
+                }
+            }
+            Self::Probeable => guests::long_product(start, vmm, &DEFAULT_KERNEL, "probeable")?,
+            Self::Optimized => guests::long_product(start, vmm, &DEFAULT_KERNEL, "optimized")?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_but_the_default_one_is_a_piece() {
+        let names: Vec<_> = pieces().into_iter().map(|(name, _)| name).collect();
+        let others: Vec<_> =
+            KERNELS.iter().map(|kernel| kernel.name).filter(|name| *name != "6.12").collect();
+        assert_eq!(names[..others.len()], others);
+        let unique: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+    }
+}
