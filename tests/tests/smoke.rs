@@ -20,39 +20,38 @@ fn run_in_order(words: &[&str]) -> Option<Run> {
     Some(run)
 }
 
-/// An entry and its return, with the callers, as often as the workload calls.
-fn counts_opens(cpus: &str, optimize: &str, state: &str) {
-    let words =
-        ["--cpus", cpus, optimize, "--stack", "--probe=do_sys_openat2", "--probe=do_sys_openat2%return"];
+/// An entry and its return are counted as often as the workload calls, and stand in this way.
+fn counts_opens(words: &[&str], state: &str) -> Option<Run> {
+    let probes = ["--probe=do_sys_openat2", "--probe=do_sys_openat2%return"];
     let cmdline = ["--cmdline=workload=open:30,walk:5,fork:3 loglevel=5"];
-    let Some(run) = run_in_order(&[&words[..], &cmdline].concat()) else { return };
+    let run = run_in_order(&[words, &probes, &cmdline].concat())?;
     let opened = run.workload("done", "openat");
     assert!(opened >= 35, "{opened}");
     assert_eq!([run.hits(OPEN), run.returns(OPEN)], [opened; 2]);
     assert_eq!(run.probe(OPEN)["state"], state);
-    let callers = run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == OPEN).map(|hit| {
+    assert_eq!(run.probe("do_sys_openat2%return")["state"], state);
+    Some(run)
+}
+
+#[test]
+fn opens_are_counted_with_their_callers_on_1_cpu() {
+    let Some(run) = counts_opens(&["--stack"], "armed") else { return };
+    for hit in run.output.iter().filter(|o| o["type"] == "hit") {
         let frames = hit["stack"].as_array().unwrap().iter();
-        frames.filter_map(|frame| frame["name"].as_str()?.split('+').next()).collect::<Vec<_>>()
-    });
-    for callers in callers {
+        let callers: Vec<_> = frames.filter_map(|frame| frame["name"].as_str()?.split('+').next()).collect();
         assert_eq!(callers.first(), Some(&OPEN), "{callers:?}");
         assert!(callers.contains(&"do_syscall_64"), "{callers:?}");
     }
 }
 
 #[test]
-fn opens_are_counted_on_1_cpu() {
-    counts_opens("1", "--optimize=require", "[OPTIMIZED]");
+fn opens_are_counted_by_detours_on_2_cpus() {
+    counts_opens(&["--cpus=2", "--optimize=require"], "[OPTIMIZED]");
 }
 
 #[test]
-fn opens_are_counted_on_2_cpus() {
-    counts_opens("2", "--optimize=require", "[OPTIMIZED]");
-}
-
-#[test]
-fn opens_are_counted_by_traps() {
-    counts_opens("2", "--optimize=off", "armed");
+fn opens_are_counted_by_traps_on_2_cpus() {
+    counts_opens(&["--cpus=2", "--optimize=off"], "armed");
 }
 
 /// The guest's tracer wants the text where probes count, and gives it back.
