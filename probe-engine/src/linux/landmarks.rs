@@ -80,6 +80,9 @@ pub struct Hooks {
     /// `page_fault_oops(regs)`: one is about to be reported that never passes `fixup_exception`, as a null
     /// pointer's with SMAP.
     pub page_fault_oops: Option<Gva>,
+    /// Whether there is no such fault: before 5.12 all that are reported come from `no_context`, and have passed
+    /// `fixup_exception` there.
+    pub all_pass_fixup: bool,
     /// `__put_task_struct(task)`: a task of this address does not exist any more.
     pub task_free: Option<Gva>,
 }
@@ -88,7 +91,7 @@ impl Hooks {
     /// Whether this kernel tells when its own code faults, so that RIP can be put right.
     #[must_use]
     pub fn sees_faults(&self) -> bool {
-        self.fault.is_some() && self.page_fault_oops.is_some()
+        self.fault.is_some() && (self.page_fault_oops.is_some() || self.all_pass_fixup)
     }
 
     fn of(kernel: &Kernel) -> Self {
@@ -103,9 +106,15 @@ impl Hooks {
                 .find_map(|callee| behind_call(kernel, "ftrace_arch_code_modify_post_process", callee)),
             fault: kernel.symbol("fixup_exception"),
             page_fault_oops: kernel.symbol("page_fault_oops"),
+            all_pass_fixup: has_function(kernel, "no_context"),
             task_free: kernel.symbol("__put_task_struct"),
         }
     }
+}
+
+/// Whether there is a function `name`, of which the compiler may have made a variant (`name.constprop.0`).
+fn has_function(kernel: &Kernel, name: &str) -> bool {
+    kernel.symbols().text().any(|symbol| symbol.name.split('.').next() == Some(name))
 }
 
 /// The instruction behind the first call in `function`, if it calls `callee`.

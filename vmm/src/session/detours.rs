@@ -20,7 +20,7 @@ use probe_engine::insn::copy::jump;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
-use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
+use probe_engine::probe::place::{FTRACE_SITE, ftrace_nop};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -310,7 +310,7 @@ impl Detours {
         let movable = if is_nop { None } else { Some(self.regions.open(at).ok_or("it has no room")?) };
         let original = match movable {
             Some(movable) => live(movable, traps, stop, ground)?,
-            None => FTRACE_NOP,
+            None => live_nop(at, traps, stop, ground)?,
         };
         let region = movable.map(|movable| &movable.region);
         let next = next.filter(|_| self.regions.sees_faults());
@@ -402,6 +402,18 @@ impl Next {
 /// What a probe is told that no detour can serve, and nothing else will do.
 pub(super) fn refusal(reason: impl std::fmt::Display) -> String {
     format!("no detour can serve it: {reason}")
+}
+
+/// The nop of ftrace's that the jump takes the place of.
+fn live_nop(
+    at: Gva,
+    traps: &Traps,
+    stop: &Stop<'_>,
+    ground: &Ground,
+) -> Result<[u8; FTRACE_SITE as usize], String> {
+    let mut bytes = [0; FTRACE_SITE as usize];
+    traps.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;
+    ftrace_nop(&bytes).ok_or_else(|| "the guest has changed the nop of its ftrace".to_owned())
 }
 
 /// The bytes that the jump takes the place of, if all are still those that were looked at.

@@ -8,7 +8,7 @@ use crate::session::text::{Function, Ground};
 use probe_engine::addr::Gva;
 use probe_engine::insn::plan::skip_endbr;
 use probe_engine::probe::hit::INT3;
-use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, Place};
+use probe_engine::probe::place::{Behind, FTRACE_SITE, Place, ftrace_nop};
 use probe_engine::probe::table::{Footing, Hanging, Internal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ impl Arming {
             };
         };
         let site = head.get(at.offset_from(asked).unwrap_or(0) as usize..).unwrap_or_default();
-        let is_nop = site.starts_with(&FTRACE_NOP);
+        let is_nop = ftrace_nop(site).is_some();
         let is_ftraces = matches!(site.first(), Some(&(CALL | JUMP | INT3)));
         let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
         match behind {
@@ -165,7 +165,7 @@ impl Arming {
         let head = head.get(offset..)?;
         // A tracer's call, or ftrace's own breakpoint while it makes one: the place must not depend on the moment.
         let is_used = self.phase == Phase::Late && matches!(head.first(), Some(&(CALL | INT3)));
-        match (self.phase, is_used || head.starts_with(&FTRACE_NOP)) {
+        match (self.phase, is_used || ftrace_nop(head).is_some()) {
             (Phase::Late, true) => Some(at.add(FTRACE_SITE)),
             (Phase::Late, false) | (_, true) => Some(at),
             (_, false) => None,
