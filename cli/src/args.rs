@@ -32,7 +32,8 @@ pub(crate) enum Command {
 /// follows when the guest has ended. When standard input is a terminal, it is the guest's: Ctrl-A x ends the run.
 ///
 /// Exit codes: 0 the guest powered itself off or reset, or Ctrl-A x; 1 the guest died (panic, triple fault); 2 the
-/// run could not be started, and why was said; 128 + n ended by signal n.
+/// run could not be started, and why was said; 122 a probe was overwritten, or was never armed, and which and why was
+/// said; 128 + n ended by signal n. Single functions of a pattern that cannot be armed are no error, as long as others are.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -117,6 +118,12 @@ pub(crate) struct Run {
     /// That costs nothing afterwards, so that every function of a kernel can be probed. Return probes and watches take no part.
     #[arg(long)]
     pub(crate) once: bool,
+    /// A module whose functions are probed need not be loaded
+    ///
+    /// Without this, a probe in a module that was never loaded ends the run with exit code 122, as any probe that was
+    /// never armed.
+    #[arg(long)]
+    pub(crate) allow_pending: bool,
     /// Show the members of every structure that an argument points to, not only of small ones
     #[arg(long)]
     pub(crate) deep: bool,

@@ -88,7 +88,12 @@ impl<'a> Reader<'a> {
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
             let written = self.filter.iter().map(|(_, filter)| format!("if {filter}")).collect();
-            self.found.probes.push(Asked { capture, style, written, ..Asked::plain(place, returns) });
+            self.found.probes.push(Asked {
+                capture,
+                style,
+                written,
+                ..Asked::plain(place, returns).found_by(spec)
+            });
         }
         Ok(())
     }
@@ -123,7 +128,7 @@ impl<'a> Reader<'a> {
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
             let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
-            let plain = Asked::plain(place, returns);
+            let plain = Asked::plain(place, returns).found_by(&spec);
             self.found.probes.push(Asked { capture, style, max_active, counted, written, ..plain });
         }
         Ok(())

@@ -35,7 +35,7 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
             say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
         }
         places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
-        functions.extend(places.into_iter().map(|place| Asked::plain(place, false)));
+        functions.extend(places.into_iter().map(|place| Asked::plain(place, false).found_by(pattern)));
     }
     Ok(functions)
 }

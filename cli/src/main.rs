@@ -15,6 +15,7 @@ mod say;
 mod symbols;
 mod target;
 mod types;
+mod unarmed;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -23,6 +24,8 @@ use std::process::ExitCode;
 
 /// The guest, or what it ran in, died.
 const EXIT_DIED: u8 = 1;
+/// A probe was overwritten or never armed.
+const EXIT_UNARMED: u8 = 122;
 /// The user asked for something that cannot be done; nothing was run.
 const EXIT_USAGE: u8 = 2;
 

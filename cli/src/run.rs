@@ -1,12 +1,13 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::EXIT_DIED;
 use crate::args::{Guest, Run};
 use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
 use crate::output::Writer;
 use crate::say::say;
 use crate::target::{self, Asked, Style, Target};
+use crate::unarmed;
+use crate::{EXIT_DIED, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use probe_engine::linux::landmarks::Landmarks;
@@ -76,6 +77,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if let Some(value) = args.optimize.to_possible_value() {
                 words.push(format!("--optimize={}", value.get_name()));
             }
+            if args.allow_pending {
+                words.push("--allow-pending".to_owned());
+            }
             if args.fall_back {
                 words.push("--fall-back".to_owned());
             }
@@ -100,13 +104,14 @@ fn run_here(
     let optimize = args.optimize.to_session();
     let known = Known { kernel, names: symbols.is_some(), unwind, optimize, fall_back: args.fall_back };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
+    let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
     let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&report))
+    Ok(exit_code(&report, &patterns, args.allow_pending))
 }
 
 /// Creates the file that the user named for output.
@@ -198,8 +203,9 @@ pub(crate) fn cmdline(guest: &Guest) -> String {
     }
 }
 
-/// Says how the guest ended when that was not in order, and gives the exit code.
-pub(crate) fn exit_code(report: &Report) -> ExitCode {
+/// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
+/// exit code.
+pub(crate) fn exit_code(report: &Report, patterns: &[Option<String>], allow_pending: bool) -> ExitCode {
     if report.waits > 0 {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
@@ -207,7 +213,11 @@ pub(crate) fn exit_code(report: &Report) -> ExitCode {
         say(format_args!("stacks through the module `{module}` are guessed: {reason}"));
     }
     match &report.end {
-        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => ExitCode::SUCCESS,
+        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
+            let complaints = unarmed::complaints(&report.probes, patterns, allow_pending);
+            complaints.iter().for_each(say);
+            if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNARMED) }
+        }
         Outcome::Signal(signal) => {
             say(format_args!("ended by signal {signal}"));
             ExitCode::from(128u8.wrapping_add(*signal as u8))

@@ -18,6 +18,7 @@ use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::Refused;
+use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -48,6 +49,8 @@ pub(crate) struct Asked {
     pub(crate) style: Style,
     /// By what its hits are counted, instead of being shown one by one.
     pub(crate) counted: Option<Counted>,
+    /// The pattern that has found it, as it was written; `None` for a probe that was asked for by its own name.
+    pub(crate) pattern: Option<String>,
     /// Its filter and its histogram as they were written, for whoever asks what will be done.
     #[serde(skip)]
     pub(crate) written: Vec<String>,
@@ -90,8 +93,15 @@ impl Asked {
             capture: Capture::default(),
             style: Style::Registers,
             counted: None,
+            pattern: None,
             written: Vec::new(),
         }
+    }
+
+    /// The same, found by `spec`.
+    pub(crate) fn found_by(self, spec: &ProbeSpec) -> Self {
+        let pattern = matches!(spec.location(), Location::Glob(_)).then(|| spec.to_string());
+        Self { pattern, ..self }
     }
 
     /// Whether addresses are shown by their names.

@@ -92,10 +92,16 @@ impl Run {
         }
     }
 
-    /// Fails the test with everything that was said, unless the guest ended in order.
+    /// Fails the test with everything that was said, unless the guest ended in order, and all probes were armed.
     #[track_caller]
     pub fn assert_success(&self) {
-        assert_eq!(self.code, 0, "console:\n{}\nsaid:\n{}", self.console, self.said);
+        self.assert_code(0);
+    }
+
+    /// Fails the test with everything that was said, unless the run ended with this exit code.
+    #[track_caller]
+    pub fn assert_code(&self, code: i32) {
+        assert_eq!(self.code, code, "console:\n{}\nsaid:\n{}", self.console, self.said);
     }
 
     /// The number behind `key=` in the workload's line that begins with `line`.

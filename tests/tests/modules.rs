@@ -8,8 +8,15 @@
 
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
-/// Runs `script` in a guest that has the modules `dummy` and `loop`.
+/// Runs `script` in a guest that has the modules `dummy` and `loop`. All probes are armed at some time.
 fn with_modules(script: &str, words: &[&str]) -> Option<Run> {
+    let run = ended_with_modules(script, words)?;
+    run.assert_success();
+    Some(run)
+}
+
+/// The same, however many probes are armed.
+fn ended_with_modules(script: &str, words: &[&str]) -> Option<Run> {
     let binary = binary()?;
     let kernel = kernel();
     let initrd = initrd_with([
@@ -21,7 +28,6 @@ fn with_modules(script: &str, words: &[&str]) -> Option<Run> {
     all.extend(["--cmdline", "workload=sh:/script loglevel=5"]);
     all.extend(words);
     let run = run(&binary, &all);
-    run.assert_success();
     assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
     run.assert_clean_log();
     Some(run)
@@ -53,7 +59,9 @@ fn probes_follow_their_modules() {
     ];
     let mut words = vec!["--cpus=2"];
     words.extend(probes.iter().flat_map(|probe| ["--probe", probe]));
-    let Some(run) = with_modules(LOADS, &words) else { return };
+    let Some(run) = ended_with_modules(LOADS, &words) else { return };
+    // Because of the last two.
+    run.assert_code(122);
     let state = |probe: &str| run.probe(probe)["state"].as_str().unwrap().to_owned();
     // Its text is freed when it has run; each load brings it back.
     assert_eq!((run.hits("dummy:dummy_init_module"), state("dummy:dummy_init_module")), (2, "[GONE]".into()));
@@ -73,6 +81,35 @@ fn probes_follow_their_modules() {
         "[REFUSED] the module `loop` has no function `loop_ad`; did you mean `loop_add`?"
     );
     assert_eq!(state("nbd:nbd_init"), "[PENDING] the module `nbd` was not loaded");
+}
+
+const NOTHING: &str = "true";
+
+#[test]
+fn a_probe_whose_module_never_came_is_no_success() {
+    let words = ["--probe=dummy:dummy_xmit", "--probe=do_sys_openat2"];
+    let Some(run) = ended_with_modules(NOTHING, &words) else { return };
+    run.assert_code(122);
+    let said = "vmm: dummy:dummy_xmit: never armed, as the module `dummy` was not loaded";
+    assert!(run.said.contains(said), "{}", run.said);
+    assert!(run.said.contains("--allow-pending"), "{}", run.said);
+}
+
+#[test]
+fn a_module_may_stay_away_where_that_is_allowed() {
+    let words = ["--probe=dummy:dummy_xmit", "--probe=do_sys_openat2", "--allow-pending"];
+    let Some(run) = with_modules(NOTHING, &words) else { return };
+    assert_eq!(run.probe("dummy:dummy_xmit")["state"], "[PENDING] the module `dummy` was not loaded");
+    assert!(!run.said.contains("never armed"), "{}", run.said);
+}
+
+#[test]
+fn a_probe_that_the_live_text_refuses_is_no_success() {
+    let words = ["--allow-pending", "--probe=dummy:dummy_xmitt", "--probe=dummy:dummy_xmit"];
+    let Some(run) = ended_with_modules("insmod /dummy.ko", &words) else { return };
+    run.assert_code(122);
+    let said = "vmm: dummy:dummy_xmitt could not be armed: the module `dummy` has no function `dummy_xmitt`";
+    assert!(run.said.contains(said), "{}", run.said);
 }
 
 const COMES_AND_GOES: &str = "\

@@ -21,7 +21,7 @@ use stack::NamedStack;
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 use std::time::Duration;
-pub(crate) use summary::end_name;
+pub(crate) use summary::{end_name, shown_name};
 use vmm::events::Event;
 use vmm::session::{ProbeReport, Report, Sink, State};
 

@@ -44,7 +44,7 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
     for probe in &report.probes {
         let line = JsonProbe {
             r#type: "probe",
-            probe: &name(probe),
+            probe: &shown_name(probe),
             kind: kind(probe),
             module: probe.module.as_deref(),
             address: probe.address.to_string(),
@@ -71,7 +71,7 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
 /// The table that ends a run: probe, address, hits, missed with the reasons, and the state when it is out of the
 /// ordinary.
 pub(super) fn table(probes: &[&ProbeReport]) -> String {
-    let names: Vec<String> = probes.iter().map(|probe| name(probe)).collect();
+    let names: Vec<String> = probes.iter().map(|probe| shown_name(probe)).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
     let mut table = format!("{:width$}  {:18}  {:>10}  {:>6}\n", "probe", "address", "hits", "missed");
     for (name, probe) in names.iter().zip(probes) {
@@ -113,7 +113,7 @@ pub(super) fn counts(probes: &[&ProbeReport]) -> String {
 }
 
 /// As the user wrote it.
-fn name(probe: &ProbeReport) -> String {
+pub(crate) fn shown_name(probe: &ProbeReport) -> String {
     format!("{}{}", probe.name, if probe.kind == ProbeKind::Return { "%return" } else { "" })
 }
 
@@ -189,6 +189,7 @@ mod tests {
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,
+            has_stood: true,
             state,
         };
         let mut returns = report("b", State::Armed(Gva(0)));
@@ -217,6 +218,7 @@ mod tests {
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,
+            has_stood: true,
             state: State::Optimized(Gva(0)),
         };
         let all =

@@ -136,6 +136,7 @@ impl Arming {
         if self.phase == Phase::Late {
             watches::set(registry, &ground, stop.ram, orders);
         }
+        registry.note_standing();
     }
 
     /// Finds out where several instructions can make room for a jump, and refuses what can only stand on one and

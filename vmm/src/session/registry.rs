@@ -132,6 +132,7 @@ impl Registry {
                 state,
                 trapped: None,
                 stood: None,
+                has_stood: false,
                 made_room: false,
                 yields: 0,
             },
@@ -250,6 +251,12 @@ impl Registry {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.trapped = Some(reason);
         }
+    }
+
+    /// All probes stand where they have to: those that stand have stood from now on.
+    pub(super) fn note_standing(&mut self) {
+        let stands = |entry: &&mut Entry| matches!(entry.state, State::Armed(_) | State::Optimized(_));
+        self.entries.values_mut().filter(stands).for_each(|entry| entry.has_stood = true);
     }
 
     /// The guest has changed the text at `at`. A probe that has moved from there stands where it is now.

@@ -58,6 +58,8 @@ pub struct ProbeReport {
     pub outstanding: usize,
     /// Why it stands on a trap and not on a detour, where detours are wanted.
     pub trapped: Option<String>,
+    /// Whether it has stood in the guest at some time.
+    pub has_stood: bool,
     /// What became of it.
     pub state: State,
 }

@@ -50,6 +50,8 @@ pub(in crate::session) struct Entry {
     pub(in crate::session) trapped: Option<String>,
     /// Where it stood last (GVA).
     pub(in crate::session) stood: Option<Gva>,
+    /// Whether it has stood in the guest at some time.
+    pub(in crate::session) has_stood: bool,
     /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
     pub(in crate::session) made_room: bool,
     /// How often the guest wanted its text when there was no room behind it: hits are missed then.
@@ -125,6 +127,7 @@ impl Entry {
             trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
             outstanding: self.active.pool().map_or(0, Pool::outstanding)
                 + detoured.get(&id.0).copied().unwrap_or(0),
+            has_stood: self.has_stood,
             state,
         }
     }

@@ -1,0 +1,244 @@
+//! Probes that have not seen what they were asked to see: silence of theirs does not mean that nothing was called.
+//!
+//! A run that would end with success ends with [`EXIT_UNARMED`](crate::EXIT_UNARMED) because of
+//! - a probe that the guest has overwritten, also one of a pattern: later hits of it are lost;
+//! - a probe that was asked for by its own name and is refused by the live text, even if it has stood before;
+//! - one that was asked for by its own name and never stood, for whatever reason: the guest ended or freed its text
+//!   first, its ftrace worked on it all the time, or its module was not loaded, unless that was allowed;
+//! - a pattern of which no function ever stood.
+//!
+//! It does not because of
+//! - a probe that stood, and went with its text (init text, a module), or is spent (`--once`), or was disabled;
+//! - a probe that was disabled from the start: nobody expects hits of it;
+//! - a probe whose handler panicked, which is said elsewhere: it stood;
+//! - single functions of a pattern that were refused or never reached, when others of it stood: the user named none.
+//!
+//! A guest that died, and a signal, have their own exit codes, which win.
+
+use crate::output::shown_name;
+use crate::target::Asked;
+use std::collections::BTreeMap;
+use vmm::session::{ProbeReport, State};
+
+/// The pattern of each probe, where one has found it.
+pub(crate) fn patterns(probes: &[Asked]) -> Vec<Option<String>> {
+    probes.iter().map(|asked| asked.pattern.clone()).collect()
+}
+
+/// A sentence for each reason why probes were overwritten or never armed: which, and what to do. `patterns` are those
+/// of the probes, in their order.
+pub(crate) fn complaints(
+    probes: &[ProbeReport],
+    patterns: &[Option<String>],
+    allow_pending: bool,
+) -> Vec<String> {
+    let mut reasons = BTreeMap::<Reason, Vec<String>>::new();
+    let mut found = BTreeMap::<&str, Vec<&ProbeReport>>::new();
+    for (n, probe) in probes.iter().enumerate() {
+        let reason = match (patterns.get(n).and_then(Option::as_deref), &probe.state) {
+            (Some(pattern), state) => {
+                found.entry(pattern).or_default().push(probe);
+                matches!(state, State::Overwritten(_)).then_some(Reason::Overwritten)
+            }
+            (None, State::Pending(_)) if allow_pending => None,
+            (None, _) => Reason::of(probe),
+        };
+        if let Some(reason) = reason {
+            reasons.entry(reason).or_default().push(shown_name(probe));
+        }
+    }
+    let mut complaints: Vec<String> = reasons.iter().map(|(reason, names)| reason.say(names)).collect();
+    for (pattern, probes) in found {
+        // What was overwritten is said already.
+        let silence = |probe: &&ProbeReport| {
+            Reason::of(probe).filter(|reason| !probe.has_stood && *reason != Reason::Overwritten)
+        };
+        if probes.iter().all(|probe| silence(probe).is_some())
+            && let Some((first, reason)) = probes.first().and_then(|first| Some((first, silence(first)?)))
+        {
+            complaints.push(format!(
+                "none of the {} functions that match {pattern} was armed; of the first, {}",
+                probes.len(),
+                reason.say(&[shown_name(first)])
+            ));
+        }
+    }
+    complaints
+}
+
+/// Why a probe has not seen what it was asked to see.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    Overwritten,
+    Refused(String),
+    Pending(String),
+    Freed,
+    Yielded,
+    NotReached,
+}
+
+impl Reason {
+    /// The reason of a probe that was asked for by its own name, if it has one.
+    fn of(probe: &ProbeReport) -> Option<Self> {
+        match &probe.state {
+            State::Overwritten(_) => Some(Self::Overwritten),
+            State::Refused(reason) => Some(Self::Refused(reason.clone())),
+            _ if probe.has_stood => None,
+            State::Pending(module) => Some(Self::Pending(module.clone())),
+            State::Gone(_) => Some(Self::Freed),
+            State::Yielded(_) => Some(Self::Yielded),
+            State::Waiting => Some(Self::NotReached),
+            State::Armed(_) | State::Optimized(_) | State::Spent(_) | State::Disabled | State::Broken(_) => {
+                None
+            }
+        }
+    }
+
+    /// The sentence about the probes with these names.
+    fn say(&self, names: &[String]) -> String {
+        /// Names in a sentence.
+        const SHOWN: usize = 5;
+        let (shown, rest) = names.split_at(names.len().min(SHOWN));
+        let mut list = shown.join(", ");
+        if !rest.is_empty() {
+            list.push_str(&format!(" and {} more", rest.len()));
+        }
+        match self {
+            Self::Overwritten => format!(
+                "the guest changed its text under {list}, and later hits are lost: probe another place in the function, or \
+                 keep the guest from patching it"
+            ),
+            Self::Refused(reason) => {
+                format!("{list} could not be armed: {reason}; probe another place")
+            }
+            Self::Pending(module) => format!(
+                "{list}: never armed, as the module `{module}` was not loaded: load it in the guest, or allow that \
+                 with --allow-pending"
+            ),
+            Self::Freed => format!(
+                "{list}: never armed, as the guest had freed its text before: it has run, if it has, earlier in the \
+                 boot than probes can be armed"
+            ),
+            Self::Yielded => format!(
+                "{list}: never armed, as the guest's ftrace worked on its text: turn the guest's tracer off, or \
+                 probe another place in the function"
+            ),
+            Self::NotReached => {
+                format!("{list}: never armed, as the guest ended before: let it boot further")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::Gva;
+    use probe_engine::probe::table::ProbeId;
+    use vmm::session::{Missed, ProbeKind};
+
+    const AT: Gva = Gva(0x1000);
+
+    fn probe(name: &str, has_stood: bool, state: State) -> ProbeReport {
+        ProbeReport {
+            id: ProbeId(0),
+            name: name.to_owned(),
+            kind: ProbeKind::Instruction,
+            module: None,
+            enabled: true,
+            address: AT,
+            hits: 0,
+            missed: Missed::default(),
+            outstanding: 0,
+            trapped: None,
+            has_stood,
+            state,
+        }
+    }
+
+    fn refused() -> State {
+        State::Refused("no".to_owned())
+    }
+
+    fn pending() -> State {
+        State::Pending("dummy".to_owned())
+    }
+
+    /// What is said of probes that were asked for as `pattern` says.
+    fn said(probes: &[ProbeReport], pattern: Option<&str>) -> Vec<String> {
+        complaints(probes, &vec![pattern.map(str::to_owned); probes.len()], false)
+    }
+
+    #[test]
+    fn a_probe_that_was_named_has_to_have_stood() {
+        let table = [
+            (true, State::Armed(AT), None),
+            (true, State::Optimized(AT), None),
+            (true, State::Spent(AT), None),
+            (true, State::Gone(AT), None),
+            (true, State::Yielded(AT), None),
+            (true, State::Waiting, None),
+            (true, pending(), None),
+            (true, State::Disabled, None),
+            (false, State::Disabled, None),
+            (true, State::Broken("panic".to_owned()), None),
+            (true, State::Overwritten(AT), Some("later hits are lost")),
+            (false, State::Overwritten(AT), Some("later hits are lost")),
+            (true, refused(), Some("could not be armed: no;")),
+            (false, refused(), Some("could not be armed: no;")),
+            (false, pending(), Some("the module `dummy` was not loaded")),
+            (false, State::Gone(AT), Some("had freed its text")),
+            (false, State::Yielded(AT), Some("ftrace worked on its text")),
+            (false, State::Waiting, Some("the guest ended before")),
+        ];
+        for (has_stood, state, expected) in table {
+            let said = said(&[probe("f", has_stood, state.clone())], None);
+            assert_eq!(said.len(), usize::from(expected.is_some()), "{has_stood} {state:?}: {said:?}");
+            let is_said = |words| said.iter().all(|said| said.contains(words) && said.contains('f'));
+            assert!(expected.is_none_or(is_said), "{has_stood} {state:?}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn of_a_pattern_one_has_to_have_stood_and_none_may_be_overwritten() {
+        let stands = || probe("a", true, State::Armed(AT));
+        let table = [
+            (vec![stands(), probe("b", false, refused())], None),
+            (vec![stands(), probe("b", false, State::Waiting)], None),
+            (vec![probe("a", true, State::Gone(AT)), probe("b", false, refused())], None),
+            (vec![probe("a", false, State::Disabled)], None),
+            (vec![stands(), probe("b", true, State::Overwritten(AT))], Some("under b, and later hits")),
+            (
+                vec![probe("a", false, refused()), probe("b", false, refused())],
+                Some("none of the 2 functions"),
+            ),
+            (vec![probe("a", false, State::Waiting)], Some("none of the 1 functions")),
+        ];
+        for (probes, expected) in table {
+            let said = said(&probes, Some("vfs_*"));
+            assert_eq!(said.len(), usize::from(expected.is_some()), "{probes:?}: {said:?}");
+            assert!(expected.is_none_or(|words| said[0].contains(words)), "{said:?}");
+        }
+        let patterns = [Some("x_*"), Some("y_*")].map(|pattern| pattern.map(str::to_owned));
+        let both = complaints(&[stands(), probe("y_a", false, refused())], &patterns, false);
+        assert_eq!(both.len(), 1, "each pattern is judged by itself: {both:?}");
+    }
+
+    #[test]
+    fn a_module_may_be_missing_where_that_is_allowed() {
+        let probes = [probe("dummy:f", false, pending()), probe("g", false, refused())];
+        assert_eq!(complaints(&probes, &[None, None], false).len(), 2);
+        let said = complaints(&probes, &[None, None], true);
+        assert!(matches!(&said[..], [said] if said.starts_with("g could not be armed")), "{said:?}");
+    }
+
+    #[test]
+    fn one_sentence_is_said_for_each_reason() {
+        let many: Vec<_> = (0..7).map(|n| probe(&format!("m:f{n}"), false, pending())).collect();
+        let said = said(&many, None);
+        assert!(
+            matches!(&said[..], [said] if said.starts_with("m:f0, m:f1, m:f2, m:f3, m:f4 and 2 more: never armed")),
+            "{said:?}"
+        );
+    }
+}
