@@ -47,8 +47,15 @@ impl Guest {
         found.split_off(1)
     }
 
-    /// Runs `steps` in a guest with these scripts and two CPUs.
+    /// Runs `steps` in a guest with these scripts and two CPUs. All probes are armed at some time.
     fn run<const N: usize>(&self, steps: &str, scripts: [(&str, &str); N], words: &[String]) -> Option<Run> {
+        let run = self.end(steps, scripts, words)?;
+        run.assert_success();
+        Some(run)
+    }
+
+    /// The same, whatever becomes of the probes.
+    fn end<const N: usize>(&self, steps: &str, scripts: [(&str, &str); N], words: &[String]) -> Option<Run> {
         let binary = binary()?;
         let initrd = initrd_with(scripts.map(|(path, script)| (path, 0o644, script.into())));
         let cmdline = format!("workload={steps} loglevel=5");
@@ -56,7 +63,6 @@ impl Guest {
         all.extend(["--cpus=2", "--cmdline", &cmdline]);
         all.extend(words.iter().map(String::as_str));
         let run = run(&binary, &all);
-        run.assert_success();
         for (path, _) in scripts {
             assert_eq!(run.workload(&format!("sh path=/{path}"), "status"), 0, "{}", run.console);
         }
@@ -204,6 +210,30 @@ fn one_shot_probes_count_once_under_a_tracer() {
         assert!(probe["hits"] == 0 || probe["hits"] == 1, "{probe}");
         assert!(probe["state"] == expected || probe["state"] == "[GONE]", "{probe}");
     }
+}
+
+/// The guest's own probe is still there when the guest ends.
+const OWN_KPROBE: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'p:own do_sys_openat2+OFFSET' > kprobe_events
+echo 1 > events/kprobes/own/enable
+";
+
+/// Its breakpoint is written over the jump of a detour.
+#[test]
+fn a_probe_that_the_guest_overwrites_is_no_success() {
+    let guest = Guest::new();
+    let offset = guest.inner("do_sys_openat2", 1)[0];
+    let script = OWN_KPROBE.replace("OFFSET", &offset.to_string());
+    let place = format!("do_sys_openat2+{offset:#x}");
+    let words = [format!("--probe={place}")];
+    let Some(run) = guest.end("sh:/script", [("script", &script)], &words) else { return };
+    assert!(run.probe(&place)["state"].as_str().unwrap().starts_with("[OVERWRITTEN]"), "{:?}", run.output);
+    run.assert_code(122);
+    let said = format!("vmm: the guest changed its text under {place}, and later hits are lost");
+    assert!(run.said.contains(&said), "{}", run.said);
 }
 
 const ON_AND_OFF: &str = "\
