@@ -54,6 +54,15 @@ pub fn run(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "run", words)
 }
 
+/// Runs it with words that it refuses before any guest runs.
+pub fn run_in_vain(binary: &Path, words: &[&str]) -> Run {
+    let temporary = tempfile::tempdir().unwrap();
+    let words = [&["run"], words].concat();
+    let run = Run::of(&command(binary, temporary.path(), &words).output().unwrap());
+    assert_eq!(run.code, 2, "{}", run.said);
+    run
+}
+
 /// Sees which functions of a guest with these words run, as JSON in a file.
 pub fn coverage(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "coverage", words)

@@ -15,7 +15,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use tests::product::{Run, binary, command, initrd_with, kernel, run};
+use tests::product::{Run, binary, command, initrd_with, kernel, run, run_in_vain};
 
 /// Words that choose `kernel`.
 fn kernel_words(kernel: &Path) -> [&str; 2] {
@@ -233,31 +233,66 @@ fn four_cpus_start() {
     assert_eq!(run.hits("__x64_sys_getppid"), 2000);
 }
 
+/// A kernel whose own symbols cannot be read, without KASLR, as an ELF file has none.
 #[test]
-fn an_elf_kernel_boots_and_a_system_map_gives_the_symbols() {
+fn a_system_map_stands_in_for_a_kernels_own_symbols() {
+    /// By these tokens the kernel's own tables are found.
+    const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
     let Some(binary) = binary() else { return };
-    let image = kernel();
-    let kernel = Kernel::read(&fs::read(image).unwrap(), None).unwrap();
+    let kernel = Kernel::read(&fs::read(kernel()).unwrap(), None).unwrap();
+    let mut file = kernel.image().file().to_vec();
+    while let Some(at) = file.windows(DIGITS.len()).position(|window| window == DIGITS) {
+        file[at..at + DIGITS.len()].fill(0);
+    }
     let temporary = tempfile::tempdir().unwrap();
     let vmlinux = temporary.path().join("vmlinux");
-    fs::write(&vmlinux, kernel.image().file()).unwrap();
+    fs::write(&vmlinux, file).unwrap();
     let map = temporary.path().join("System.map");
     let mut text = String::new();
     for symbol in kernel.symbols().iter() {
-        writeln!(text, "{:016x} {} {}", symbol.at.0, symbol.kind, symbol.name).unwrap();
+        // Of per-CPU variables kallsyms says that they are absolute, and System.map that they are data.
+        let kind = if symbol.kind == 'A' { 'D' } else { symbol.kind };
+        writeln!(text, "{:016x} {kind} {}", symbol.at.0, symbol.name).unwrap();
     }
     fs::write(&map, text).unwrap();
     let mut words = kernel_words(&vmlinux).to_vec();
-    words.extend(["--system-map", map.to_str().unwrap()]);
     words.extend(["--probe=do_sys_openat2", "--probe=vfs_caches_init", "--cmdline=workload=open:5"]);
+    let alone = run_in_vain(&binary, &words);
+    assert!(alone.said.contains("give them with --system-map"), "{}", alone.said);
+
+    words.extend(["--system-map", map.to_str().unwrap()]);
     let run = run(&binary, &words);
     run.assert_success();
     assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
     assert_eq!(run.hits("vfs_caches_init"), 1);
+    let hits = run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == "do_sys_openat2");
+    assert!(hits.clone().all(|hit| hit["task"]["comm"] == "init"), "{:?}", hits.collect::<Vec<_>>());
+    assert_eq!(run.probe("do_sys_openat2")["state"], "[OPTIMIZED]", "a detour finds the task");
     let linked = kernel.symbol("do_sys_openat2").unwrap();
     let at = run.probe("do_sys_openat2")["address"].as_str().unwrap().to_owned();
     let at = u64::from_str_radix(at.trim_start_matches("0x"), 16).unwrap();
     assert!((linked.0..=linked.0 + 4).contains(&at), "an ELF kernel runs where it was linked: {at:#x}");
+}
+
+/// Symbols from the ELF file of the same kernel, at addresses that KASLR moves; that of another kernel is refused.
+#[test]
+fn a_vmlinux_stands_in_for_a_kernels_own_symbols() {
+    let Some(binary) = binary() else { return };
+    let kernel = Kernel::read(&fs::read(kernel()).unwrap(), None).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let vmlinux = temporary.path().join("vmlinux");
+    fs::write(&vmlinux, kernel.image().file()).unwrap();
+    let words = ["--probe=do_sys_openat2", "--system-map", vmlinux.to_str().unwrap(), "--cmdline=workload=open:5"];
+    let run = run(&binary, &words);
+    run.assert_success();
+    assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
+
+    let map = temporary.path().join("System.map");
+    let text = format!("{:x} T _text\n{:x} T _sinittext\n", kernel.image().text_start().0, 0x1000);
+    fs::write(&map, text).unwrap();
+    let refused = run_in_vain(&binary, &["--probe=do_sys_openat2", "--system-map", map.to_str().unwrap()]);
+    assert!(refused.said.contains("it is of another kernel: it has _sinittext at"), "{}", refused.said);
+    assert!(!refused.said.contains("give them with"), "that was done: {}", refused.said);
 }
 
 #[test]
