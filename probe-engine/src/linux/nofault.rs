@@ -18,8 +18,9 @@ pub const STACK: u64 = 16 << 10;
 /// How the names of functions begin that no copy comes to which goes right. Most of them say that one goes wrong;
 /// `find_vmap_area` is not called while page faults are off (mm/usercopy.c); the last two stand for what the guest puts
 /// into its text while it boots.
-const NOT_CALLED: [&str; 9] = [
+const NOT_CALLED: [&str; 10] = [
     "usercopy_abort",
+    "usercopy_warn",
     "__ubsan_handle_",
     "__warn_printk",
     "_printk",
