@@ -282,7 +282,8 @@ fn a_vmlinux_stands_in_for_a_kernels_own_symbols() {
     let temporary = tempfile::tempdir().unwrap();
     let vmlinux = temporary.path().join("vmlinux");
     fs::write(&vmlinux, kernel.image().file()).unwrap();
-    let words = ["--probe=do_sys_openat2", "--system-map", vmlinux.to_str().unwrap(), "--cmdline=workload=open:5"];
+    let words =
+        ["--probe=do_sys_openat2", "--system-map", vmlinux.to_str().unwrap(), "--cmdline=workload=open:5"];
     let run = run(&binary, &words);
     run.assert_success();
     assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));

@@ -9,7 +9,7 @@ use super::read::u64_at;
 use super::symbols::SymbolTable;
 use super::vmlinux::Vmlinux;
 use crate::addr::Gva;
-use crate::probe::place::{FTRACE_NOP, FTRACE_SITE};
+use crate::probe::place::{FTRACE_SITE, ftrace_nop};
 
 /// Most entries of the table; Debian's kernels have 60,000.
 const MOST_SITES: usize = 4 << 20;
@@ -42,7 +42,7 @@ impl FtraceSites {
         match self {
             Self::Listed(sites) => sites.binary_search(&at).is_ok(),
             Self::Called(fentry) => {
-                at == entry && (bytes.starts_with(&FTRACE_NOP) || called_by(at, bytes) == Some(*fentry))
+                at == entry && (ftrace_nop(bytes).is_some() || called_by(at, bytes) == Some(*fentry))
             }
             Self::None => false,
         }
@@ -71,6 +71,7 @@ mod tests {
     use super::*;
     use crate::linux::symbols::SymbolTableBuilder;
     use crate::linux::testing::{Part, elf};
+    use crate::probe::place::FTRACE_NOP;
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
     const TABLE: u64 = TEXT + 0x1000;
