@@ -1,6 +1,11 @@
 //! The kernel under test: the one of the manifest that `VMM_TEST_KERNEL` names, otherwise the default one.
 
+use crate::linux_rig::subject;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
+
+/// Functions of 6.12, and what newer kernels call them.
+const RENAMED: [(&str, &str); 3] =
+    [("do_filp_open", "do_file_open"), ("pipe_read", "anon_pipe_read"), ("pipe_write", "anon_pipe_write")];
 
 /// The kernel that guests run.
 pub fn under_test() -> &'static Kernel {
@@ -25,4 +30,11 @@ pub fn is_realtime() -> bool {
         println!("skipped: {} is no realtime kernel", under_test().name);
     }
     is
+}
+
+/// What the kernel under test calls `function` of 6.12.
+pub fn name_of(function: &'static str) -> &'static str {
+    let renamed =
+        RENAMED.iter().find(|(known, new)| *known == function && subject().kernel.symbol(new).is_some());
+    renamed.map_or(function, |(_, new)| new)
 }

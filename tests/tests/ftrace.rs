@@ -11,6 +11,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::{Behind, Spot, in_kernel};
 use serde_json::Value;
 use std::fs;
+use tests::kernel::name_of;
 use tests::product::{Run, binary, initrd_with, kernel, run};
 
 /// A guest's kernel, and what is known about it from its file.
@@ -171,7 +172,7 @@ set -e
 mount -t tracefs tracefs /sys/kernel/tracing
 while [ ! -e /tmp/stop ]; do cat /etc/passwd > /dev/null; done &
 cd /sys/kernel/tracing
-echo 'vfs_*' do_sys_openat2 do_filp_open ksys_read > set_ftrace_filter
+echo 'vfs_*' do_sys_openat2 OPENER ksys_read > set_ftrace_filter
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     echo function > current_tracer
     cat /etc/passwd > /dev/null
@@ -181,14 +182,18 @@ done
 wait
 ";
 
+fn twenty_times() -> String {
+    TWENTY_TIMES.replace("OPENER", name_of("do_filp_open"))
+}
+
 /// One CPU runs into probes while the other turns the tracer on and off.
 #[test]
 fn a_tracer_goes_on_and_off_under_many_probes() {
     let guest = Guest::new();
-    let functions = ["do_sys_openat2", "do_filp_open", "ksys_read"];
+    let functions = ["do_sys_openat2", name_of("do_filp_open"), "ksys_read"];
     let mut words = thrice(&guest, &functions);
     words.push("--probe=vfs_*".to_owned());
-    let Some(run) = guest.run("sh:/script", [("script", TWENTY_TIMES)], &words) else { return };
+    let Some(run) = guest.run("sh:/script", [("script", &twenty_times())], &words) else { return };
     for function in functions {
         assert!(calls(&guest, &run, function) > 0, "{function}");
     }
@@ -200,7 +205,7 @@ fn a_tracer_goes_on_and_off_under_many_probes() {
 fn one_shot_probes_count_once_under_a_tracer() {
     let guest = Guest::new();
     let words = ["--once", "--probe=vfs_*", "--probe=do_sys_openat2"].map(str::to_owned);
-    let Some(run) = guest.run("sh:/script", [("script", TWENTY_TIMES)], &words) else { return };
+    let Some(run) = guest.run("sh:/script", [("script", &twenty_times())], &words) else { return };
     for name in ["do_sys_openat2", "vfs_read", "vfs_write", "vfs_open"] {
         assert_eq!((run.hits(name), run.probe(name)["state"].as_str()), (1, Some("[ONCE]")), "{name}");
     }

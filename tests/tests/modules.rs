@@ -6,6 +6,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use tests::kernel::is_default;
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
 /// Runs `script` in a guest that has the modules `dummy` and `loop`. All probes are armed at some time.
@@ -76,10 +77,12 @@ fn probes_follow_their_modules() {
     let is_return = |o: &&serde_json::Value| o["type"] == "return" && o["probe"] == "loop:loop_init%return";
     let values: Vec<_> = run.output.iter().filter(is_return).map(|o| &o["value"]).collect();
     assert_eq!(values, ["0xffffffea", "0xffffffea", "0x0"], "EINVAL, EINVAL, 0");
-    assert_eq!(
-        state("loop:loop_ad"),
-        "[REFUSED] the module `loop` has no function `loop_ad`; did you mean `loop_add`?"
+    let refused = state("loop:loop_ad");
+    assert!(
+        refused.starts_with("[REFUSED] the module `loop` has no function `loop_ad`; did you mean"),
+        "{refused}"
     );
+    assert!(refused.contains("`loop_add`"), "{refused}");
     assert_eq!(state("nbd:nbd_init"), "[PENDING] the module `nbd` was not loaded");
 }
 
@@ -123,8 +126,11 @@ done
 /// In 6.12 `dummy_setup` is `endbr64; nop; push rbx; mov rbx, rdi; ...` with a call of `ether_setup` at 0x21.
 #[test]
 fn modules_come_and_go() {
-    let probes = [("dummy:dummy_setup", 4), ("dummy:dummy_setup+0xa", 0xa), ("dummy:dummy_setup+0x21", 0x21)];
-    let words = probes.map(|(probe, _)| ["--probe", probe]).concat();
+    let mut probes = vec![("dummy:dummy_setup", 4), ("dummy:dummy_setup+0xa", 0xa)];
+    if is_default() {
+        probes.push(("dummy:dummy_setup+0x21", 0x21));
+    }
+    let words: Vec<&str> = probes.iter().flat_map(|(probe, _)| ["--probe", probe]).collect();
     let Some(run) = with_modules(COMES_AND_GOES, &[&words[..], &["--cpus=2"]].concat()) else {
         return;
     };

@@ -7,6 +7,7 @@
 )]
 
 use serde_json::Value;
+use tests::kernel::name_of;
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
 /// A dummy network device is registered by the module's init.
@@ -46,10 +47,12 @@ fn stacks_show_who_called() {
     let Some(binary) = binary() else { return };
     let kernel = kernel();
     let initrd = initrd_with([("dummy.ko", 0o644, module("dummy")), ("script", 0o644, SCRIPT.into())]);
+    let opener = name_of("do_filp_open");
+    let returned = format!("{opener}%return");
     let probes = [
         "vfs_open",
         // Their return addresses are trampolines on the stacks of the others.
-        "do_filp_open%return",
+        &returned,
         "path_openat%return",
         "register_netdevice%return",
         "dummy:dummy_dev_init",
@@ -66,7 +69,7 @@ fn stacks_show_who_called() {
         hits(&run, "vfs_open").into_iter().filter(|hit| hit["stack_end"] == "user").collect();
     assert!(by_process.len() >= 3, "{}", run.said);
     let opens = by_process.iter().map(|hit| functions(hit)).filter(|functions| {
-        let wanted = ["vfs_open", "path_openat", "do_filp_open", TO_USER[0], TO_USER[1], TO_USER[2]];
+        let wanted = ["vfs_open", "path_openat", opener, TO_USER[0], TO_USER[1], TO_USER[2]];
         has_in_order(functions, &wanted)
     });
     assert!(opens.count() >= 3, "{by_process:#?}");
@@ -75,7 +78,7 @@ fn stacks_show_who_called() {
         assert!(hit["user_stack_end"].is_string(), "{hit:#}");
     }
     // Where a function has returned to comes first.
-    let returned = hits(&run, "do_filp_open%return");
+    let returned = hits(&run, &returned);
     let returned = returned
         .iter()
         .map(|hit| functions(hit))

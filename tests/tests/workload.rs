@@ -6,6 +6,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use tests::kernel::name_of;
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
 const SCRIPT: &str = "\
@@ -53,9 +54,10 @@ fn a_script_loads_modules() {
 /// One function calls itself, and the counts of steps that open, attach and die are those of the kernel.
 #[test]
 fn a_function_recurses_and_steps_count() {
+    let opener = name_of("do_filp_open");
     // The program is not at the probe: the guest's ftrace would find our byte where it has to write.
-    let steps = "nest:50,nest:120,try:/etc/passwd,try:/nonexistent,die:7,fentry:do_filp_open";
-    let Some(run) = with_files(steps, ["btf_array_show", "do_sys_openat2"]) else { return };
+    let steps = format!("nest:50,nest:120,try:/etc/passwd,try:/nonexistent,die:7,fentry:{opener}");
+    let Some(run) = with_files(&steps, ["btf_array_show", "do_sys_openat2"]) else { return };
     run.assert_clean_log();
     assert_eq!(run.hits("btf_array_show"), 50 + 120);
     // `btf_array_show(btf, t, type_id, ...)`: the outermost type comes first, and it has the highest number.
@@ -68,7 +70,7 @@ fn a_function_recurses_and_steps_count() {
     assert_eq!(run.workload("try path=/etc/passwd", "errno"), 0);
     assert_eq!(run.workload("try path=/nonexistent", "errno"), 2);
     assert_eq!(["exited", "paused", "reading"].map(|key| run.workload("die", key)), [3, 2, 2]);
-    assert_eq!(run.workload("fentry function=do_filp_open", "runs"), 20);
+    assert_eq!(run.workload(&format!("fentry function={opener}"), "runs"), 20);
     assert_eq!(run.workload("done", "openat"), 2 + 2 + 4 + 22);
     assert_eq!(run.hits("do_sys_openat2"), 2 + 2 + 4 + 22);
 }

@@ -6,6 +6,7 @@ use probe_engine::probe::place::Place;
 use probe_engine::probe::table::ProbeId;
 use std::thread;
 use std::time::Duration;
+use tests::kernel::name_of;
 use tests::linux_rig::{Console, Guest};
 use vmm::probe::Probe;
 use vmm::session::{Command, CommandError, Handle, ProbeReport, RegisterError, State};
@@ -63,7 +64,7 @@ fn probes_are_switched_one_by_one_and_all_at_once() {
 #[test]
 fn a_batch_is_registered_all_or_nothing() {
     let Some(guest) = Guest::new() else { return };
-    let inside = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
+    let inside = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
     let good =
         || vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(16).into(), Probe::at("do_rmdir")];
     let ended = guest.probe(Probe::at(RMDIR)).run_with(
@@ -76,7 +77,7 @@ fn a_batch_is_registered_all_or_nothing() {
             let live = Place::Kernel { name: "inside".to_owned(), spot };
             let bad = [
                 Probe::at(live),
-                Probe::at("do_filp_open+0x1"),
+                Probe::at(format!("{}+0x1", name_of("do_filp_open"))),
                 Probe::at("asm_exc_int3"),
                 Probe::at("no_such"),
                 // The guest has freed it.

@@ -3,6 +3,7 @@
 use crate::{Notes, path_at_filp_open};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tests::kernel::name_of;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
 use vmm::session::{Command, Outcome, State};
@@ -14,19 +15,19 @@ fn a_handler_that_panics_disables_its_probe() {
     let (calls, returns) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (called, returned) = (calls.clone(), returns.clone());
     let ended = guest
-        .probe(Probe::at("do_filp_open").pre(move |hit| {
+        .probe(Probe::at(name_of("do_filp_open")).pre(move |hit| {
             if called.fetch_add(1, Ordering::Relaxed) == 2 {
                 hit.regs.rsi = 0;
                 panic!("the third call");
             }
         }))
-        .probe(Probe::on_return("do_filp_open").handler(move |hit, ()| {
+        .probe(Probe::on_return(name_of("do_filp_open")).handler(move |hit, ()| {
             if returned.fetch_add(1, Ordering::Relaxed) == 4 {
                 hit.regs.rax = 0;
                 panic!("the {}th return", 5);
             }
         }))
-        .probe(Probe::at("do_filp_open"))
+        .probe(Probe::at(name_of("do_filp_open")))
         .run("open:20");
     ended.assert_in_order();
     assert_eq!(ended.workload("open", "calls"), 20);
@@ -54,7 +55,8 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
             let paths = paths.clone();
             Probe::at("do_sys_openat2").pre(move |hit| {
                 let paths = paths.clone();
-                let probe = Probe::at("do_filp_open").pre(move |hit| paths.add(path_at_filp_open(hit)));
+                let probe =
+                    Probe::at(name_of("do_filp_open")).pre(move |hit| paths.add(path_at_filp_open(hit)));
                 hit.command_and_wait(Command::Register(vec![probe]));
                 hit.command_and_wait(Command::Unregister(vec![hit.probe]));
             })
@@ -81,7 +83,7 @@ fn a_handler_stops_the_run() {
     let paths = Notes::new();
     let opened = paths.clone();
     let ended = guest
-        .probe(Probe::at("do_filp_open").pre(move |hit| {
+        .probe(Probe::at(name_of("do_filp_open")).pre(move |hit| {
             let path = path_at_filp_open(hit);
             if path == b"/etc/hostname" {
                 hit.command_and_wait(Command::Stop);

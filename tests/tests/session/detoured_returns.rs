@@ -5,6 +5,7 @@ use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
 use std::ops::Range;
 use std::time::Duration;
+use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::What;
 use vmm::probe::{Probe, ReturnProbe};
@@ -100,9 +101,8 @@ fn recursion_beyond_the_limit_is_missed() {
 
 #[test]
 fn tasks_that_die_leave_no_instance_behind() {
-    const FUNCTIONS: [&str; 4] = ["do_exit", "do_group_exit", "__x64_sys_pause", "pipe_read"];
     let Some(mut guest) = Guest::new() else { return };
-    for function in FUNCTIONS {
+    for function in ["do_exit", "do_group_exit", "__x64_sys_pause", name_of("pipe_read")] {
         guest = guest.probe(Probe::on_return(function).max_active(256)).probe(Probe::at(function));
     }
     let ended = guest.optimize().run("die:1000,idle:2");
@@ -122,21 +122,21 @@ fn tasks_that_die_leave_no_instance_behind() {
 /// Calls that sleep, are preempted and go on on another CPU return to their own callers, and all are seen.
 #[test]
 fn calls_that_sleep_and_move_return() {
-    const FUNCTIONS: [&str; 4] = ["pipe_read", "pipe_write", "do_nanosleep", "vfs_read"];
     let Some(guest) = Guest::new() else { return };
+    let functions = [name_of("pipe_read"), name_of("pipe_write"), "do_nanosleep", "vfs_read"];
     let mut guest = guest.cpus(2).optimize();
-    for function in FUNCTIONS {
+    for function in functions {
         guest = guest.probe(Probe::on_return(function).record()).probe(Probe::at(function));
     }
     let ended = guest.probe(Probe::on_return("schedule")).run("pipe:300,fork:10,pinned:100,idle:1");
     ended.assert_in_order();
-    for (n, function) in (0..).step_by(2).zip(FUNCTIONS) {
+    for (n, function) in (0..).step_by(2).zip(functions) {
         let probe = ended.probe(n);
         assert!(matches!(probe.state, State::Optimized(_)), "{probe:?}");
         assert_eq!((probe.missed, probe.outstanding), (Missed::default(), 0), "{probe:?}");
         assert!(probe.hits > 0 && probe.hits == ended.hits(n + 1), "{function}: {probe:?}");
     }
-    let schedule = ended.probe(2 * FUNCTIONS.len() as u32);
+    let schedule = ended.probe(2 * functions.len() as u32);
     assert!(matches!(schedule.state, State::Optimized(_)), "{schedule:?}");
     assert!(schedule.outstanding > 0 && schedule.hits > 100, "tasks sleep in it: {schedule:?}");
     assert_eq!(schedule.missed, Missed::default());
@@ -146,8 +146,6 @@ fn calls_that_sleep_and_move_return() {
 /// place of theirs is used again before.
 #[test]
 fn return_probes_come_and_go_while_they_follow_calls() {
-    const FUNCTIONS: [&str; 5] =
-        ["pipe_read", "do_nanosleep", "schedule", "do_sys_openat2", "__x64_sys_getppid"];
     /// Pipes and sleeps until somebody types a line.
     const SCRIPT: &str = "\
 until [ -e /over ]; do echo through a pipe | cat > /dev/null; sleep 0.01; done &
@@ -156,6 +154,7 @@ read line
 wait
 ";
     let Some(guest) = Guest::new() else { return };
+    let functions = [name_of("pipe_read"), "do_nanosleep", "schedule", "do_sys_openat2", "__x64_sys_getppid"];
     let guest = guest.cpus(2).optimize().script(SCRIPT).patience(Duration::from_secs(600));
     let guest = guest.probe(Probe::on_return("__x64_sys_getppid")).probe(Probe::at("__x64_sys_getppid"));
     let ended = guest.run_with("open:1,beside:/script", |handle, console| {
@@ -165,7 +164,7 @@ wait
             probe.record().into()
         };
         for round in 0..40 {
-            let ids = handle.register(FUNCTIONS.iter().map(probe).collect()).unwrap();
+            let ids = handle.register(functions.iter().map(probe).collect()).unwrap();
             match round % 4 {
                 0 => drop(handle.command(Command::Optimize(false)).unwrap()),
                 1 => drop(handle.command(Command::Disable(ids.clone())).unwrap()),
@@ -216,7 +215,7 @@ fn probes_without_instances_go_on_by_traps() {
     const CHANGE: &str = "__x64_sys_chdir";
     const NONE_LEFT: &str = "no instance was left to follow a call of it";
     let Some(mut guest) = Guest::new() else { return };
-    for function in HOLDERS.into_iter().flat_map(|function| [function; EACH as usize]) {
+    for function in HOLDERS.into_iter().map(name_of).flat_map(|function| [function; EACH as usize]) {
         guest = guest.probe(Probe::on_return(function));
     }
     for _ in 0..EACH {

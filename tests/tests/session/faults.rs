@@ -2,6 +2,7 @@
 
 use crate::{Notes, path_at_filp_open, path_at_openat};
 use probe_engine::addr::Gva;
+use tests::kernel::name_of;
 use tests::linux_rig::Guest;
 use vmm::probe::{Fault, Hit, Probe};
 use vmm::session::Outcome;
@@ -19,7 +20,7 @@ fn a_fault_of_a_copied_instruction() {
     /// Kernel memory that is never mapped: a hole in the memory map of x86-64 (Documentation/arch/x86/x86_64/mm).
     const HOLE: u64 = 0xffff_8000_0000_1000;
     let Some(guest) = Guest::new() else { return };
-    let copied = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
+    let copied = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
     let faults = Notes::<(Gva, u64, Fault)>::new();
     let posts = Notes::new();
     let ended = guest
@@ -42,7 +43,12 @@ fn a_fault_of_a_copied_instruction() {
     assert_eq!(ended.workload("open", "calls"), 20);
     // The log names the original, three times, and an address that it does not know nowhere.
     let named = format!("RIP: 0010:{}/", copied.place);
-    assert_eq!(ended.console.matches("RIP: 0010:do_filp_open+").count(), 2 * 3, "{}", ended.console);
+    assert_eq!(
+        ended.console.matches(&format!("RIP: 0010:{}+", name_of("do_filp_open"))).count(),
+        2 * 3,
+        "{}",
+        ended.console
+    );
     assert_eq!(ended.console.matches(&named).count(), 2 * 3, "{}", ended.console);
     assert!(!ended.console.contains("RIP: 0010:0x"), "{}", ended.console);
     let at = ended.probe(0).address;

@@ -3,6 +3,7 @@
 use crate::{Notes, path_at_filp_open, path_at_openat};
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
+use tests::kernel::name_of;
 use tests::linux_rig::Guest;
 use vmm::probe::{Hit, Probe};
 
@@ -14,7 +15,7 @@ type Note = (u32, &'static str, Regs);
 #[test]
 fn handlers_run_in_order_with_the_registers_of_their_moment() {
     let Some(guest) = Guest::new() else { return };
-    let copied = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
+    let copied = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
     let emulated = guest.subject.find("__x64_sys_getppid", |i| i.text.starts_with("push"));
     let notes = Notes::<Note>::new();
     let pre = |probe: Probe| {
@@ -72,7 +73,7 @@ fn handlers_change_registers_memory_and_the_way() {
     const NOT_MAPPED: u64 = 0x1000;
     const EIO: i64 = 5;
     let Some(guest) = Guest::new() else { return };
-    let stos = guest.subject.find("do_filp_open", |i| i.is_copied && i.text.contains("stos"));
+    let stos = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
     let (redirected, passed) = (Notes::new(), Notes::new());
     let ended = guest
         .probe(Probe::at("do_sys_openat2").pre(|hit| match path_at_openat(hit).as_deref() {
@@ -85,7 +86,7 @@ fn handlers_change_registers_memory_and_the_way() {
                 hit.regs.rsi = NOT_MAPPED;
             }
         }))
-        .probe(Probe::at("do_filp_open").pre(|hit| {
+        .probe(Probe::at(name_of("do_filp_open")).pre(|hit| {
             if path_at_filp_open(hit) == b"/etc/group" {
                 hit.skip_function(-EIO as u64).unwrap();
             }
@@ -137,9 +138,10 @@ fn handlers_change_registers_memory_and_the_way() {
 /// post handlers, and the workload's results are right.
 #[test]
 fn every_instruction_of_a_function_is_probed() {
-    const FUNCTIONS: [&str; 3] = ["do_filp_open", "strncpy_from_user", "__x64_sys_getppid"];
     let Some(mut guest) = Guest::new() else { return };
-    let all: Vec<_> = FUNCTIONS.iter().flat_map(|function| guest.subject.instructions(function)).collect();
+    let opener = name_of("do_filp_open");
+    let functions = [opener, "strncpy_from_user", "__x64_sys_getppid"];
+    let all: Vec<_> = functions.iter().flat_map(|function| guest.subject.instructions(function)).collect();
     assert!(all.iter().any(|i| i.is_copied) && all.iter().filter(|i| !i.is_copied).count() > 50);
     for (n, instruction) in all.iter().enumerate() {
         let probe = Probe::at(instruction.place.as_str()).pre(|_| ());
@@ -152,9 +154,12 @@ fn every_instruction_of_a_function_is_probed() {
     assert_eq!(ended.workload("open", "calls"), 20);
     // Up to its first branch, all of a function runs at each call.
     for (function, times, least) in
-        [("do_filp_open+", ended.workload("done", "openat"), 10), ("__x64_sys_getppid+", 20, 6)]
+        [(opener, ended.workload("done", "openat"), 10), ("__x64_sys_getppid", 20, 6)]
     {
-        let own = all.iter().zip(0..).filter(|(i, _)| i.place.starts_with(function));
+        let own = all
+            .iter()
+            .zip(0..)
+            .filter(|(i, _)| i.place.strip_prefix(function).is_some_and(|rest| rest.starts_with('+')));
         let straight = own.take_while(|(i, _)| !i.text.starts_with('j'));
         let hits: Vec<u64> = straight.map(|(_, n)| ended.hits(n)).collect();
         assert!(hits.len() >= least, "{function}: {hits:?}");

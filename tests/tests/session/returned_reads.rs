@@ -4,14 +4,15 @@ use super::reads::{OPEN, at, field, reading};
 use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register, Value, What};
+use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::Probe;
 use vmm::session::State;
 
 /// Each return twice, without what is known of the call: by a detour at the function, and by a trap where it returns to.
 fn reads_behind_it(cpus: u8) {
-    const CALLEE: &str = "do_filp_open";
     let Some(guest) = Guest::new() else { return };
+    let callee = name_of("do_filp_open");
     let banner = guest.subject.kernel.symbol("linux_banner").unwrap();
     let capture = reading(vec![
         // The file, or an error, where there is nothing.
@@ -24,8 +25,8 @@ fn reads_behind_it(cpus: u8) {
         at(Base::Register(Register::Rbx), &[0], false, What::Bytes(8)),
         at(Base::Register(Register::R12), &[8], false, What::Bytes(8)),
     ]);
-    let behind = guest.subject.behind_call(OPEN, CALLEE);
-    let guest = guest.probe(Probe::on_return(CALLEE).capture(capture.clone()).record());
+    let behind = guest.subject.behind_call(OPEN, callee);
+    let guest = guest.probe(Probe::on_return(callee).capture(capture.clone()).record());
     let guest = guest.probe(Probe::at(behind).capture(capture.clone()).record().pre(|_| {}));
     let ended = guest.cpus(cpus).optimize().run("open:50,mix:20,try:/etc/group,try:/nonexistent");
     ended.assert_in_order();

@@ -4,6 +4,7 @@ use crate::{Notes, path_at_filp_open};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tests::kernel::name_of;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
 use vmm::session::Command;
@@ -65,14 +66,14 @@ fn tail_calls_and_skipped_functions_return() {
     };
     let values = |values: &Notes<i64>| {
         let values = values.clone();
-        Probe::on_return("do_filp_open").handler(move |hit, ()| values.add(hit.regs.rax as i64))
+        Probe::on_return(name_of("do_filp_open")).handler(move |hit, ()| values.add(hit.regs.rax as i64))
     };
     let (before, behind) = (Notes::new(), Notes::new());
     let ended = guest
         .probe(note("inner"))
         .probe(note("outer"))
         .probe(values(&before))
-        .probe(Probe::at("do_filp_open").pre(|hit| {
+        .probe(Probe::at(name_of("do_filp_open")).pre(|hit| {
             if path_at_filp_open(hit) == b"/etc/group" {
                 hit.skip_function(-EIO as u64).unwrap();
             }
@@ -104,7 +105,7 @@ fn tail_calls_and_skipped_functions_return() {
 #[test]
 fn tasks_that_die_leave_no_instance_behind() {
     let Some(mut guest) = Guest::new() else { return };
-    for function in ["do_exit", "do_group_exit", "get_signal", "__x64_sys_pause", "pipe_read"] {
+    for function in ["do_exit", "do_group_exit", "get_signal", "__x64_sys_pause", name_of("pipe_read")] {
         guest = guest.probe(Probe::on_return(function).max_active(256)).probe(Probe::at(function));
     }
     let ended = guest.run("die:1000,idle:2");
@@ -126,11 +127,11 @@ fn tasks_that_die_leave_no_instance_behind() {
 /// Calls that sleep, are preempted and go on on another CPU return to their own callers.
 #[test]
 fn migration() {
-    const FUNCTIONS: [&str; 5] = ["__schedule", "pipe_read", "pipe_write", "do_nanosleep", "vfs_read"];
     let Some(guest) = Guest::new() else { return };
+    let functions = ["__schedule", name_of("pipe_read"), name_of("pipe_write"), "do_nanosleep", "vfs_read"];
     let mut guest = guest.cpus(2);
     let (wrong, moved) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    for function in FUNCTIONS {
+    for function in functions {
         let (wrong, moved) = (wrong.clone(), moved.clone());
         let probe = Probe::on_return(function).entry(|hit| Some((hit.regs.rsp, hit.vcpu))).handler(
             move |hit, (rsp, vcpu)| {
@@ -176,15 +177,16 @@ fn a_return_probe_is_unregistered_while_a_task_sleeps_in_its_function() {
             handle.command(Command::Unregister(ids)).unwrap();
             // These take all trampolines that are free, and would take those too.
             for size in [1 << 14, 1 << 10, 1 << 6, 16] {
-                while handle.register(vec![Probe::on_return("do_filp_open").max_active(size).into()]).is_ok()
-                {
-                }
+                while handle
+                    .register(vec![Probe::on_return(name_of("do_filp_open")).max_active(size).into()])
+                    .is_ok()
+                {}
             }
             let all = handle.list().unwrap();
             console.open_gate();
             console.wait_for("workload: sh", 1);
             // Now they are free.
-            let one = || vec![Probe::on_return("do_filp_open").max_active(16).into()];
+            let one = || vec![Probe::on_return(name_of("do_filp_open")).max_active(16).into()];
             handle.register(one()).unwrap();
             handle.register(one()).unwrap();
             handle.register(one()).unwrap_err();

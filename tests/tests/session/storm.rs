@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tests::kernel::name_of;
 use tests::linux_rig::{Console, Guest, Subject};
 use vmm::probe::{Hit, Probe};
 use vmm::session::{Command, CommandError, Handle, ProbeReport, State};
@@ -101,7 +102,11 @@ const COPIED: [&str; 24] = [
 /// The names of `FUNCTIONS` functions that can be probed, the busiest first.
 fn functions(subject: &Subject) -> Vec<String> {
     let symbols = subject.kernel.symbols();
-    let hot = HOT.iter().filter(|name| subject.kernel.symbol(name).is_some()).map(|name| (*name).to_owned());
+    let hot = HOT
+        .iter()
+        .map(|name| name_of(name))
+        .filter(|name| subject.kernel.symbol(name).is_some())
+        .map(|name| name.to_owned());
     let globs: Vec<Glob> = COLD.iter().map(|pattern| Glob::new(pattern).unwrap()).collect();
     let mut matching: Vec<_> = globs.iter().map(|glob| symbols.matching(glob)).collect();
     let mut seen = BTreeSet::new();
@@ -125,7 +130,8 @@ fn is_init(subject: &Subject, name: &str) -> bool {
 
 /// The places of the instructions that run from copies in [`COPIED`].
 fn copied(subject: &Subject) -> Vec<String> {
-    let here = COPIED.iter().filter(|function| subject.kernel.symbol(function).is_some());
+    let here =
+        COPIED.iter().map(|name| name_of(name)).filter(|function| subject.kernel.symbol(function).is_some());
     let all = here.flat_map(|function| subject.instructions(function));
     all.filter(|instruction| instruction.is_copied).map(|instruction| instruction.place).collect()
 }
