@@ -64,11 +64,9 @@ fn a_return_by_a_detour_is_that_by_a_trap() {
         assert!(by_detour.len() > 4);
         assert_eq!(by_detour, by_trap, "{}", detour.name);
     }
-    assert_eq!(
-        seen(&detoured, 0).iter().filter(|(value, ..)| *value == -2i64 as u64).count(),
-        1,
-        "no such file"
-    );
+    // A `long` in 6.12, and an `int` in 7.2, whose upper half says nothing.
+    let is_missing = |value: u64| value as u32 == -2i32 as u32;
+    assert_eq!(seen(&detoured, 0).iter().filter(|(value, ..)| is_missing(*value)).count(), 1, "no such file");
     assert!(detoured.hits(2) == detoured.hits(3) && detoured.hits(2) > 20);
 }
 

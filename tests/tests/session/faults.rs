@@ -1,6 +1,6 @@
 //! A fault in the probed instruction belongs to the guest, at the probed address; the fault handler is told.
 
-use crate::{Notes, path_at_filp_open, path_at_openat};
+use crate::{Notes, path_at_filp_open, path_at_openat, string_store};
 use probe_engine::addr::Gva;
 use tests::kernel::name_of;
 use tests::linux_rig::Guest;
@@ -20,7 +20,7 @@ fn a_fault_of_a_copied_instruction() {
     /// Kernel memory that is never mapped: a hole in the memory map of x86-64 (Documentation/arch/x86/x86_64/mm).
     const HOLE: u64 = 0xffff_8000_0000_1000;
     let Some(guest) = Guest::new() else { return };
-    let copied = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
+    let Some(copied) = string_store(guest.subject) else { return };
     let faults = Notes::<(Gva, u64, Fault)>::new();
     let posts = Notes::new();
     let ended = guest

@@ -1,6 +1,6 @@
 //! Semantics to keep: what pre, post and fault handlers see and may do.
 
-use crate::{Notes, path_at_filp_open, path_at_openat};
+use crate::{Notes, path_at_filp_open, path_at_openat, string_store};
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
 use tests::kernel::name_of;
@@ -15,7 +15,7 @@ type Note = (u32, &'static str, Regs);
 #[test]
 fn handlers_run_in_order_with_the_registers_of_their_moment() {
     let Some(guest) = Guest::new() else { return };
-    let copied = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
+    let Some(copied) = string_store(guest.subject) else { return };
     let emulated = guest.subject.find("__x64_sys_getppid", |i| i.text.starts_with("push"));
     let notes = Notes::<Note>::new();
     let pre = |probe: Probe| {
@@ -73,7 +73,7 @@ fn handlers_change_registers_memory_and_the_way() {
     const NOT_MAPPED: u64 = 0x1000;
     const EIO: i64 = 5;
     let Some(guest) = Guest::new() else { return };
-    let stos = guest.subject.find(name_of("do_filp_open"), |i| i.is_copied && i.text.contains("stos"));
+    let Some(stos) = string_store(guest.subject) else { return };
     let (redirected, passed) = (Notes::new(), Notes::new());
     let ended = guest
         .probe(Probe::at("do_sys_openat2").pre(|hit| match path_at_openat(hit).as_deref() {
