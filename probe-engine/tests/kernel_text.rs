@@ -138,6 +138,7 @@ const DISAGREEMENTS: &[(&str, &str)] = &[
     ("__pfx_cr4_update_irqsoff", AFTER_LKGS),
     ("__pfx_cr4_read_shadow", AFTER_LKGS),
     ("fpu__init_check_bugs", "objdump takes fwait and what follows for one instruction"),
+    ("get_rmpentry", "neither knows the instruction rmpread, and each goes on behind it in its own way"),
     ("retbleed_return_thunk", OVERLAP),
     ("srso_safe_ret", OVERLAP),
     ("pvh_start_xen", "it has 32-bit code, which neither decodes rightly"),
