@@ -4,8 +4,12 @@ use crate::linux_rig::subject;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
 
 /// Functions of 6.12, and what newer kernels call them.
-const RENAMED: [(&str, &str); 3] =
-    [("do_filp_open", "do_file_open"), ("pipe_read", "anon_pipe_read"), ("pipe_write", "anon_pipe_write")];
+const RENAMED: [(&str, &str); 4] = [
+    ("do_filp_open", "do_file_open"),
+    ("do_rmdir", "filename_rmdir"),
+    ("pipe_read", "anon_pipe_read"),
+    ("pipe_write", "anon_pipe_write"),
+];
 
 /// The kernel that guests run.
 pub fn under_test() -> &'static Kernel {

@@ -65,8 +65,9 @@ fn probes_are_switched_one_by_one_and_all_at_once() {
 fn a_batch_is_registered_all_or_nothing() {
     let Some(guest) = Guest::new() else { return };
     let inside = guest.subject.find(name_of("do_filp_open"), |i| i.text.starts_with("sub rsp"));
-    let good =
-        || vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(16).into(), Probe::at("do_rmdir")];
+    let good = || {
+        vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(16).into(), Probe::at(name_of("do_rmdir"))]
+    };
     let ended = guest.probe(Probe::at(RMDIR)).run_with(
         "walk:3,sh:/gate,walk:3,sh:/gate,walk:3",
         |handle, console| {
