@@ -3,10 +3,11 @@
 use crate::linux_rig::subject;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
 
-/// Functions of 6.12, and what newer kernels call them.
-const RENAMED: [(&str, &str); 4] = [
+/// Functions of 6.12, and what kernels that do not have them call instead.
+const RENAMED: [(&str, &str); 5] = [
     ("do_filp_open", "do_file_open"),
     ("do_rmdir", "filename_rmdir"),
+    ("getname", "getname_flags"),
     ("pipe_read", "anon_pipe_read"),
     ("pipe_write", "anon_pipe_write"),
 ];
@@ -38,7 +39,8 @@ pub fn is_realtime() -> bool {
 
 /// What the kernel under test calls `function` of 6.12.
 pub fn name_of(function: &'static str) -> &'static str {
-    let renamed =
-        RENAMED.iter().find(|(known, new)| *known == function && subject().kernel.symbol(new).is_some());
-    renamed.map_or(function, |(_, new)| new)
+    if subject().kernel.symbol(function).is_some() {
+        return function;
+    }
+    RENAMED.iter().find(|(known, _)| *known == function).map_or(function, |(_, new)| new)
 }

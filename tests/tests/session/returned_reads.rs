@@ -88,7 +88,7 @@ fn returned() -> [(&'static str, Capture); 5] {
     ];
     let some = Filter::Test(Operand::Field(0), Test::Number(Order::Greater, 3));
     [
-        ("getname", reading(of_name)),
+        (name_of("getname"), reading(of_name)),
         (OPEN, reading(of_open)),
         ("vfs_read", Capture { filter: Some(some), ..reading(of_read) }),
         (OPEN, opened(true)),
