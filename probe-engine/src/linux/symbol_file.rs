@@ -22,7 +22,7 @@ pub enum SymbolFileError {
     #[error("it is neither a System.map nor an ELF vmlinux")]
     Foreign,
     /// An unusable System.map.
-    #[error(transparent)]
+    #[error("it is no usable System.map")]
     SystemMap(#[from] SystemMapError),
     /// A damaged ELF file, or one that is no kernel.
     #[error(transparent)]
@@ -95,7 +95,7 @@ mod tests {
     fn what_cannot_stand_in_is_said() {
         let say = |file: &[u8]| read_for_a_kernel(file).unwrap_err().to_string();
         assert_eq!(say(b"\xff\xfe"), "it is neither a System.map nor an ELF vmlinux");
-        assert_eq!(say(b""), "the System.map is empty");
+        assert_eq!(say(b""), "it is no usable System.map");
         let other = format!("{TEXT:x} T _text\n{:x} T _sinittext\n", INIT + 0x1000);
         assert_eq!(
             say(other.as_bytes()),
