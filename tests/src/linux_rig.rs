@@ -12,6 +12,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::{FTRACE_SITE, Spot, in_kernel};
+use probe_engine::probe::table::ProbeId;
 use std::fs;
 use std::io::{self, PipeWriter, Write};
 use std::path::PathBuf;
@@ -400,6 +401,14 @@ impl Ended {
     #[track_caller]
     pub fn probe(&self, n: u32) -> &ProbeReport {
         self.report.probes.iter().find(|probe| probe.id.0 == n).unwrap()
+    }
+
+    /// The events of a probe, those of each task together and in their order. In which order two places see the tasks is the
+    /// scheduler's business: a kernel may switch between the two.
+    pub fn by_task(&self, probe: ProbeId) -> Vec<&Event> {
+        let mut events: Vec<_> = self.events.iter().filter(|event| event.probe == probe).collect();
+        events.sort_by_key(|event| event.task.as_ref().map(|task| task.at));
+        events
     }
 
     /// Its hits.

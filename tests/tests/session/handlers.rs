@@ -139,8 +139,8 @@ fn handlers_change_registers_memory_and_the_way() {
 #[test]
 fn every_instruction_of_a_function_is_probed() {
     let Some(mut guest) = Guest::new() else { return };
-    let opener = name_of("do_filp_open");
-    let functions = [opener, "strncpy_from_user", "__x64_sys_getppid"];
+    const OPEN: &str = "do_sys_openat2";
+    let functions = [OPEN, name_of("do_filp_open"), "strncpy_from_user", "__x64_sys_getppid"];
     let all: Vec<_> = functions.iter().flat_map(|function| guest.subject.instructions(function)).collect();
     assert!(all.iter().any(|i| i.is_copied) && all.iter().filter(|i| !i.is_copied).count() > 50);
     for (n, instruction) in all.iter().enumerate() {
@@ -154,7 +154,7 @@ fn every_instruction_of_a_function_is_probed() {
     assert_eq!(ended.workload("open", "calls"), 20);
     // Up to its first branch, all of a function runs at each call.
     for (function, times, least) in
-        [(opener, ended.workload("done", "openat"), 10), ("__x64_sys_getppid", 20, 6)]
+        [(OPEN, ended.workload("done", "openat"), 10), ("__x64_sys_getppid", 20, 6)]
     {
         let own = all
             .iter()

@@ -88,14 +88,15 @@ fn a_detour_reads_what_a_trap_reads() {
         assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default(), "{function}");
         assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
-        let of = |probe| ended.events.iter().filter(move |event| event.probe == probe);
+        let of_detour = ended.events.iter().filter(|event| event.probe == detour.id);
         let is_fault = |value: &Value<'_>| matches!(value, Value::Fault(_));
         let faults =
             |event: &Event| capture.values(&event.captured).filter(|(_, value)| is_fault(value)).count();
-        let faults = of(detour.id).map(faults).sum::<usize>();
+        let faults = of_detour.map(faults).sum::<usize>();
         println!("{} hits of {function}, {faults} values were not there", detour.hits);
         assert_eq!(faults == 0, *function == "hrtimer_interrupt", "{function}");
-        for (n, (detoured, trapped)) in of(detour.id).zip(of(trap.id)).enumerate() {
+        let both = ended.by_task(detour.id).into_iter().zip(ended.by_task(trap.id));
+        for (n, (detoured, trapped)) in both.enumerate() {
             assert_eq!(seen(detoured), seen(trapped), "hit {n} of {function}");
             assert!(capture.values(&detoured.captured).count() == capture.fields.len());
         }

@@ -70,11 +70,11 @@ impl Regions {
         pairs
     }
 
-    /// A region behind ftrace's site in `function`: its place, and that of its second instruction.
-    fn behind_site(&self, function: &str) -> (String, Region) {
+    /// A region behind ftrace's site in `function`, if there is one, and its place.
+    fn behind_site(&self, function: &str) -> Option<(String, Region)> {
         let place = self.subject.behind_site(function);
         let found = self.in_function(function).into_iter().find(|(first, _)| first.place == place);
-        (place, found.unwrap().1)
+        found.map(|(_, region)| (place, region))
     }
 }
 
@@ -91,12 +91,14 @@ fn reading() -> Capture {
 /// The same hits twice: by a trap on the function's entry and a region behind it; then by regions in its middle and traps
 /// behind each.
 fn sees_what_a_trap_sees(cpus: u8) {
-    const FUNCTIONS: [&str; 3] = ["vfs_read", "do_sys_openat2", "wake_up_new_task"];
+    // Compilers have made a region behind the site in some of them.
+    const FUNCTIONS: [&str; 6] =
+        ["vfs_read", "do_sys_openat2", "wake_up_new_task", "ksys_read", "vfs_write", "path_openat"];
     let Some(mut guest) = Guest::new() else { return };
     let regions = Regions::of(guest.subject);
     let mut places = Vec::new();
     for function in FUNCTIONS {
-        let (behind, region) = regions.behind_site(function);
+        let Some((behind, region)) = regions.behind_site(function) else { continue };
         guest = guest.probe(Probe::at(function).capture(reading()).record().pre(|_| {}));
         guest = guest.probe(Probe::at(behind.as_str()).capture(reading()).record());
         places.push((function.to_owned(), behind));
@@ -123,18 +125,16 @@ fn sees_what_a_trap_sees(cpus: u8) {
         assert_eq!(detour.hits, trap.hits, "{detour:?} {trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default());
         hit += u32::from(detour.hits > 0);
-        let of = |probe| ended.events.iter().filter(move |event| event.probe == probe);
-        // On one CPU they alternate, and a task is moved to no other between the two.
-        if cpus == 1 {
-            assert_eq!(of(detour.id).count(), of(trap.id).count());
-            for (detoured, trapped) in of(detour.id).zip(of(trap.id)) {
-                assert_eq!(
-                    (detoured.what, &detoured.task, &detoured.captured),
-                    (trapped.what, &trapped.task, &trapped.captured),
-                    "{moved}"
-                );
-                assert!(trapped.nanos <= detoured.nanos, "{detoured:?} {trapped:?}");
-            }
+        let (detoured, trapped) = (ended.by_task(detour.id), ended.by_task(trap.id));
+        assert_eq!(detoured.len(), trapped.len());
+        for (detoured, trapped) in detoured.into_iter().zip(trapped) {
+            assert_eq!(
+                (detoured.what, &detoured.task, &detoured.captured),
+                (trapped.what, &trapped.task, &trapped.captured),
+                "{moved}"
+            );
+            // A task may be moved to another CPU between the two.
+            assert!(trapped.nanos <= detoured.nanos || cpus > 1, "{detoured:?} {trapped:?}");
         }
     }
     println!("{hit} of {} were hit", places.len());
@@ -169,7 +169,7 @@ fn a_region_is_left_to_those_who_are_inside() {
     const UNUSED: Gpa = Gpa(0x600);
     let Some(guest) = Guest::new() else { return };
     let subject = guest.subject;
-    let (place, region) = Regions::of(subject).behind_site(FUNCTION);
+    let (place, region) = Regions::of(subject).behind_site(FUNCTION).unwrap();
     let second = region.instructions().nth(1).unwrap().offset_from(region.at()).unwrap();
     let entry = subject.kernel.symbol(FUNCTION).unwrap();
     let inside = format!("{FUNCTION}+{:#x}", region.at().add(second).offset_from(entry).unwrap());
@@ -238,7 +238,7 @@ fn a_region_is_left_to_those_who_are_inside() {
 #[test]
 fn regions_come_and_go_under_load() {
     let Some(guest) = Guest::new() else { return };
-    let (place, region) = Regions::of(guest.subject).behind_site(FUNCTION);
+    let (place, region) = Regions::of(guest.subject).behind_site(FUNCTION).unwrap();
     let entry = guest.subject.kernel.symbol(FUNCTION).unwrap();
     let inside = region.instructions().nth(1).unwrap().offset_from(entry).unwrap();
     let inside = format!("{FUNCTION}+{inside:#x}");
