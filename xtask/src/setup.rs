@@ -11,9 +11,10 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use guest_kernels::cache::CacheWriter;
 use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Suite, fetch, initramfs};
 
@@ -29,15 +30,19 @@ const BUSYBOX: &str = "/bin/busybox";
 /// When a step fails; what the steps before it did stays, and running it again goes on from there.
 pub(crate) fn run() -> anyhow::Result<Ready> {
     let log = Log { start: Instant::now() };
-    let mut apt = Apt::new(&log);
-    packages::install(&log, &mut apt)?;
-    let cache = Cache::open()?;
-    {
-        let cache = cache.lock()?;
-        fetch_kernels(&log, &mut apt, &cache)?;
-        build_initramfs(&log, &cache)?;
-    }
-    let vmm = build_vmm(&log)?;
+    // Building keeps the processors busy, and what is fetched the network.
+    let (cache, programs) = thread::scope(|scope| {
+        let programs = scope.spawn(Programs::build);
+        let mut apt = Apt::new(&log);
+        packages::install(&log, &mut apt)?;
+        let cache = Cache::open()?;
+        fetch_kernels(&log, &mut apt, &cache.lock()?)?;
+        let programs = programs.join().map_err(|_| anyhow!("building has panicked"))??;
+        anyhow::Ok((cache, programs))
+    })?;
+    let Programs { workload, vmm } = programs;
+    log.say(format_args!("vmm: {}", vmm.display()));
+    build_initramfs(&log, &cache.lock()?, &workload)?;
     prepare_host(&log, &vmm)?;
     log.say(format_args!("ready, in {}", cache.root().display()));
     Ok(Ready { vmm })
@@ -47,6 +52,20 @@ pub(crate) fn run() -> anyhow::Result<Ready> {
 pub(crate) struct Ready {
     /// The product, built in release.
     pub(crate) vmm: PathBuf,
+}
+
+/// What is built in release.
+struct Programs {
+    /// The guest's first program.
+    workload: PathBuf,
+    /// The product.
+    vmm: PathBuf,
+}
+
+impl Programs {
+    fn build() -> anyhow::Result<Self> {
+        Ok(Self { workload: build("workload", "workload")?, vmm: build("cli", "vmm")? })
+    }
 }
 
 /// Lines about progress, with the seconds since the start.
@@ -103,14 +122,13 @@ fn apt_apart(log: &Log, cache: &CacheWriter<'_>, suite: &str) -> anyhow::Result<
     Ok(apt)
 }
 
-/// Builds the guest's first program and its initramfs.
-fn build_initramfs(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
-    let workload = build("workload", "workload")?;
+/// Builds the initramfs, whose first program is `workload`.
+fn build_initramfs(log: &Log, cache: &CacheWriter<'_>, workload: &Path) -> anyhow::Result<()> {
     let applets =
         Command::new(BUSYBOX).arg("--list").output().with_context(|| format!("cannot run {BUSYBOX}"))?;
     ensure!(applets.status.success(), "{BUSYBOX} --list failed");
     let applets: Vec<String> = String::from_utf8(applets.stdout)?.lines().map(str::to_owned).collect();
-    let image = initramfs::guest(read(&workload)?, read(Path::new(BUSYBOX))?, &applets)?;
+    let image = initramfs::guest(read(workload)?, read(Path::new(BUSYBOX))?, &applets)?;
     let size = image.len() / 1024;
     if cache.put_initramfs(&image).context("cannot write the guest initramfs")? {
         log.say(format_args!("guest initramfs: built, {size} KiB"));
@@ -118,13 +136,6 @@ fn build_initramfs(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
         log.say("guest initramfs: unchanged");
     }
     Ok(())
-}
-
-/// Builds the product.
-fn build_vmm(log: &Log) -> anyhow::Result<PathBuf> {
-    let vmm = build("cli", "vmm")?;
-    log.say(format_args!("vmm: {}", vmm.display()));
-    Ok(vmm)
 }
 
 /// Boots the emulated host once and keeps its snapshot, where guests will need it.
