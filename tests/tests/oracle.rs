@@ -122,8 +122,17 @@ fn in_group(definition: &str) -> String {
     definition.replacen(':', ":oracle/", 1)
 }
 
-/// What was seen of each event: the arguments as written, in order.
-type Seen = BTreeMap<String, Vec<String>>;
+/// What was seen of each event by each task, by its number: the arguments as written, in order. In which order two probes see the tasks is
+/// the scheduler's business: a kernel may switch between the two.
+type Seen = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+
+/// Notes down what was seen of a task, `NAME-NUMBER`.
+fn note(seen: &mut Seen, task: Option<&str>, event: &str, arguments: &str) {
+    let (_, number) =
+        task.and_then(|task| task.rsplit_once('-')).unwrap_or_else(|| panic!("{task:?}, {event}"));
+    let of_event = seen.entry(event.to_owned()).or_default();
+    of_event.entry(number.to_owned()).or_default().push(arguments.to_owned());
+}
 
 /// `subject-7 [000] ..... 1.234567: EVENT: (PLACE) ARGUMENTS`
 fn theirs(console: &str) -> Seen {
@@ -131,10 +140,10 @@ fn theirs(console: &str) -> Seen {
     let mut seen = Seen::new();
     // The kernel may say something in between, and the tracer has a head.
     for line in trace.lines().filter(|line| !line.starts_with(['#', '[']) && !line.trim().is_empty()) {
-        let (_, rest) = line.split_once(": ").unwrap_or_else(|| panic!("{line}"));
+        let (head, rest) = line.split_once(": ").unwrap_or_else(|| panic!("{line}"));
         let (event, rest) = rest.split_once(": (").unwrap_or_else(|| panic!("{line}"));
         let arguments = rest.split_once(')').unwrap().1.trim();
-        seen.entry(event.to_owned()).or_default().push(arguments.to_owned());
+        note(&mut seen, head.split_whitespace().next(), event, arguments);
     }
     seen
 }
@@ -143,13 +152,18 @@ fn theirs(console: &str) -> Seen {
 fn ours(output: &str) -> Seen {
     let mut seen = Seen::new();
     for line in output.lines() {
-        let (_, rest) = line.split_once(" oracle/").unwrap_or_else(|| panic!("{line}"));
+        let (head, rest) = line.split_once(" oracle/").unwrap_or_else(|| panic!("{line}"));
         let (event, rest) = rest.split_once(": (").unwrap_or_else(|| panic!("{line}"));
         let arguments = rest.split_once(')').unwrap().1;
         let arguments = arguments.rsplit_once(" took=").map_or(arguments, |(arguments, _)| arguments).trim();
-        seen.entry(event.to_owned()).or_default().push(arguments.to_owned());
+        note(&mut seen, head.split_whitespace().last(), event, arguments);
     }
     seen
+}
+
+/// A task with each of its events.
+fn by_task((task, events): (&String, &Vec<String>)) -> Vec<(String, String)> {
+    events.iter().map(|arguments| (task.clone(), arguments.clone())).collect()
 }
 
 fn agrees_with_the_guest(rows: &[&[Row]]) {
@@ -203,11 +217,11 @@ fn agrees_with_the_guest(rows: &[&[Row]]) {
     let mut wrong = Vec::new();
     for (definition, _) in &rows {
         let event = event(definition);
-        let nothing = Vec::new();
-        let (their, our) = (theirs.get(&event).unwrap_or(&nothing), ours.get(&event).unwrap_or(&nothing));
+        let of = |seen: &Seen| seen.get(&event).into_iter().flatten().flat_map(by_task).collect::<Vec<_>>();
+        let (their, our) = (of(&theirs), of(&ours));
         compared += their.len();
         if their != our || their.is_empty() {
-            let differ = their.iter().zip(our).filter(|(their, our)| their != our).take(3);
+            let differ = their.iter().zip(&our).filter(|(their, our)| their != our).take(3);
             let differ: Vec<_> = differ.collect();
             wrong.push(format!("{definition}: {} and {} events: {differ:#?}", their.len(), our.len()));
         }
