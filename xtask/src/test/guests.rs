@@ -59,13 +59,13 @@ pub(super) fn smoke(start: Instant, vmm: &Path, kernel: &Kernel) -> anyhow::Resu
 /// One program of those tests, as long as it may take.
 pub(super) fn long_product(start: Instant, vmm: &Path, kernel: &Kernel, name: &str) -> anyhow::Result<()> {
     let mut tests = as_user(vmm, kernel, &[name]);
-    tests.env("VMM_LONG", "1");
+    tests.arg("--show-output").env("VMM_LONG", "1");
     step(start, &format!("{name} on {}, for long", kernel.name), tests)
 }
 
 /// Each guest keeps up to two processors busy.
 fn as_user(vmm: &Path, kernel: &Kernel, names: &[&str]) -> Command {
-    let mut tests = cargo(["test", "--package", "tests"]);
+    let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
     tests.args(names.iter().map(|name| format!("--test={name}")));
     tests.args(["--", "--test-threads", "2"]);
     tests.env("VMM_BIN", vmm).env("VMM_TEST_KERNEL", kernel.name);
