@@ -13,7 +13,7 @@ use std::time::Instant;
 use tempfile::NamedTempFile;
 
 /// The modules of the library's tests on real kernels that are run beside the others.
-const BESIDE: [&str; 4] = ["detours::", "detoured_returns::", "regions::", "groups::"];
+const BESIDE: [&str; 5] = ["detours::", "detoured_returns::", "regions::", "groups::", "returned_reads::"];
 
 /// Words for the test program that choose the others.
 pub(super) fn others() -> Vec<&'static str> {
