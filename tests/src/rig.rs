@@ -72,16 +72,23 @@ impl Sites {
     /// Arms probes that record.
     fn arm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: &[u32]) {
         let probe = |id: &u32| Active::on_its_own(ProbeId(*id), Probe::at("").record());
-        self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect());
+        self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect(), Footing::Firm);
     }
 
-    fn hang(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: Vec<Arc<Active>>) {
+    fn hang(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        at: Gva,
+        probes: Vec<Arc<Active>>,
+        footing: Footing,
+    ) {
         let mut bytes = [0; 15];
         ram.read(Gpa(at.0), &mut bytes).unwrap();
         let Plan::Emulate(emulation) = plan(&bytes, at, None, false).unwrap() else {
             panic!("the rig has no pages for copies")
         };
-        self.put(parked, ram, at, bytes[0], probes, Past::Emulate(emulation));
+        self.put(parked, ram, at, bytes[0], hanging(probes, footing), Past::Emulate(emulation));
     }
 
     /// The rig has no reserved pages: the copy goes to the guest's own memory.
@@ -102,7 +109,7 @@ impl Sites {
         let end = CopyEnd { site: at, next: copy.next() };
         let end = (ending == Ending::Trap).then(|| (copy.trap(slot), end));
         self.set.add_copy(slot, at, end);
-        self.put(parked, ram, at, bytes[0], probes, Past::Copy(slot));
+        self.put(parked, ram, at, bytes[0], hanging(probes, Footing::Firm), Past::Copy(slot));
     }
 
     fn put(
@@ -111,11 +118,10 @@ impl Sites {
         ram: &GuestRam,
         at: Gva,
         original: u8,
-        probes: Vec<Arc<Active>>,
+        probes: Vec<Hanging<Arc<Active>>>,
         past: Past,
     ) {
         patch(parked, ram, &Patch { at: Gpa(at.0), expect: original, write: INT3 }).unwrap();
-        let probes = probes.into_iter().map(|probe| Hanging { probe, footing: Footing::Firm }).collect();
         self.set.insert(at, Site { probes, internal: None, past });
         self.originals.insert(at, original);
     }
@@ -168,7 +174,14 @@ impl Rig {
     /// Arms `probes`, numbered from 0 on, at `at`.
     pub fn arm_probes(&mut self, at: Gva, probes: Vec<Probe>) {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
-        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes));
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes), Footing::Firm);
+    }
+
+    /// Arms `probe`, which records, at `at`, where one of ftrace's nops is.
+    pub fn arm_nop(&mut self, at: Gva, probe: u32) {
+        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let active = Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record()));
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, vec![active], Footing::Nop);
     }
 
     /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
@@ -186,7 +199,8 @@ impl Rig {
         let mut original = [0];
         ram.read(Gpa(at.0), &mut original).unwrap();
         let past = Past::PutBack(Arc::new(OneShot::new(Gpa(at.0), original[0])));
-        self.sites.put(&parked, ram, at, original[0], vec![once(probe)], past);
+        let probes = hanging(vec![once(probe)], Footing::Firm);
+        self.sites.put(&parked, ram, at, original[0], probes, past);
     }
 
     /// Arms a one-shot probe and one that stays at `at`.
@@ -194,7 +208,7 @@ impl Rig {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
         let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record());
         let probes = vec![once(first), Arc::new(stays)];
-        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes);
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes, Footing::Firm);
     }
 
     /// Lets the next debug register do this for `probe`.
@@ -267,6 +281,10 @@ impl Rig {
         fill(&mut reserved, ram);
         ram.clone()
     }
+}
+
+fn hanging(probes: Vec<Arc<Active>>, footing: Footing) -> Vec<Hanging<Arc<Active>>> {
+    probes.into_iter().map(|probe| Hanging { probe, footing }).collect()
 }
 
 fn numbered(probes: Vec<Probe>) -> Vec<Arc<Active>> {

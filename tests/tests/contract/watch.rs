@@ -184,7 +184,7 @@ fn a_handler_sees_the_values_and_changes_registers() {
 const DEBUG_HANDLER: Gva = Gva(0x1_9000);
 const DR6_SEEN: Gva = Gva(0x2_0200);
 
-fn on_debug_exception(rig: &Rig) {
+pub(crate) fn on_debug_exception(rig: &Rig) {
     /// `push rax; mov rax, dr6; or [DR6_SEEN], rax; xor eax, eax; mov dr6, rax; pop rax`
     const COLLECT_DR6: [u8; 18] = [
         0x50, 0x0f, 0x21, 0xf0, 0x48, 0x09, 0x04, 0x25, 0x00, 0x02, 0x02, 0x00, 0x31, 0xc0, 0x0f, 0x23, 0xf0,

@@ -63,6 +63,8 @@ impl KvmVcpu {
         events.exception.nr = vector;
         events.exception.has_error_code = 1;
         events.exception.error_code = code;
+        // It ends where the exception is delivered.
+        events.interrupt.shadow = 0;
         self.fd().set_vcpu_events(&events)
     }
 }

@@ -120,6 +120,11 @@ pub enum DebugException {
     },
 }
 
+impl DebugException {
+    /// #DB of one step (Intel SDM volume 3, 18.2.3): BS, among bits that read as ones.
+    pub(crate) const STEP: Self = Self::Debug { dr6: 0xffff_0ff0 | 1 << 14 };
+}
+
 impl KvmVcpu {
     /// Intercepts software breakpoints from now on, and sets these debug registers.
     ///
@@ -134,7 +139,12 @@ impl KvmVcpu {
     ///
     /// # Errors
     /// EBUSY when another exception is pending already, or what else the system calls said.
-    pub fn inject(&self, exception: DebugException, breakpoints: &Breakpoints) -> Result<(), errno::Error> {
+    pub fn inject(
+        &mut self,
+        exception: DebugException,
+        breakpoints: &Breakpoints,
+    ) -> Result<(), errno::Error> {
+        self.end_shadow()?;
         let mut debug = breakpoints.control();
         match exception {
             DebugException::Breakpoint => debug.control |= KVM_GUESTDBG_INJECT_BP,

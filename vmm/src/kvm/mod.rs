@@ -1,6 +1,7 @@
 //! The only doors to KVM: the device and what it must be able to do, the machine, its vCPUs.
 
 mod counters;
+mod entry;
 mod exit;
 mod fault;
 mod guest_debug;
@@ -8,6 +9,7 @@ mod machine;
 mod vcpu;
 
 pub use counters::Statistics;
+pub use entry::Shadow;
 pub use exit::{DebugExit, Exit};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};

@@ -1,10 +1,11 @@
 //! One vCPU's descriptor: run it, and see its registers without a further system call.
 
+use super::entry::{self, Shadow};
 use super::exit::{DebugExit, Exit};
 use crate::devices::Devices;
 use kvm_bindings::{
-    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_mp_state,
-    kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state, kvm_msr_entry, kvm_regs,
+    kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
@@ -104,7 +105,7 @@ impl KvmVcpu {
         from_kvm(&self.fd.sync_regs_mut().regs)
     }
 
-    /// The registers with which the guest goes on.
+    /// The registers with which the guest goes on. Bits of RFLAGS that no CPU holds are dropped.
     pub fn set_regs(&mut self, regs: &Regs) {
         self.fd.sync_regs_mut().regs = to_kvm(regs);
         self.fd.set_sync_dirty_reg(SyncReg::Register);
@@ -120,14 +121,31 @@ impl KvmVcpu {
         self.fd.set_regs(&to_kvm(regs))
     }
 
-    /// No interrupt comes before the guest has executed one more instruction, as behind its own `sti` (Intel SDM
-    /// volume 3, 6.8.3).
-    pub fn hold_interrupts_for_one_instruction(&mut self) {
+    /// Leaves this of an interrupt shadow to a guest that goes on with `regs`.
+    pub fn set_shadow(&mut self, wanted: Shadow, regs: &Regs) {
         let events = &mut self.fd.sync_regs_mut().events;
-        events.interrupt.shadow = KVM_X86_SHADOW_INT_STI as u8;
-        // Nothing else: an NMI that has come since the exit must stay pending.
+        let shadow = entry::shadow(wanted, events.interrupt.shadow, regs.rflags);
+        if shadow != events.interrupt.shadow {
+            events.interrupt.shadow = shadow;
+            // Nothing else: an NMI that has come since the exit must stay pending.
+            events.flags = KVM_VCPUEVENT_VALID_SHADOW;
+            self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
+        }
+    }
+
+    /// As [`set_shadow`](Self::set_shadow) with [`Shadow::Over`], at once: events that are written when the guest goes on
+    /// drop an exception that was injected before.
+    ///
+    /// # Errors
+    /// What the system calls said.
+    pub(super) fn end_shadow(&mut self) -> Result<(), errno::Error> {
+        if self.fd.sync_regs_mut().events.interrupt.shadow == 0 {
+            return Ok(());
+        }
+        let mut events = self.fd.get_vcpu_events()?;
+        events.interrupt.shadow = 0;
         events.flags = KVM_VCPUEVENT_VALID_SHADOW;
-        self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
+        self.fd.set_vcpu_events(&events)
     }
 
     /// The address space at the last exit.
@@ -225,6 +243,6 @@ pub(super) fn to_kvm(r: &Regs) -> kvm_regs {
         r14: r.r14,
         r15: r.r15,
         rip: r.rip,
-        rflags: r.rflags,
+        rflags: entry::rflags(r.rflags),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::hit::Taken;
 use super::{Flow, Vcpu, guest_exception};
+use crate::kvm::{DebugException, Exception, Shadow};
 use crate::probe::Fault;
-use crate::trap::{Breakpoint, Delivery};
+use crate::trap::{Breakpoint, Delivery, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
 use probe_engine::probe::hit::Verdict;
@@ -28,10 +29,7 @@ impl Vcpu {
         loop {
             let wait = match orders.sites.judge(at, || self.byte_at(at)) {
                 Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), orders),
-                Verdict::Stale => {
-                    self.go_on(breakpoint, &breakpoint.regs);
-                    return Flow::Run;
-                }
+                Verdict::Stale => return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept),
                 Verdict::Ours(site) => match site.internal {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
                     internal => {
@@ -99,10 +97,28 @@ impl Vcpu {
         }
     }
 
-    /// Continues with `regs`; nothing is written when they are those of the exit.
-    pub(super) fn go_on(&mut self, breakpoint: &Breakpoint, regs: &Regs) {
+    /// Continues with `regs`; nothing is written when they are those of the exit. Where no code can be the guest gets
+    /// #GP, as at a branch there.
+    pub(super) fn go_on(&mut self, breakpoint: &Breakpoint, regs: &Regs, shadow: Shadow) -> Flow {
+        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+            let at_site = Regs { rip: breakpoint.regs.rip, ..*regs };
+            return self.raise(&at_site, Exception::GeneralProtection);
+        }
         if breakpoint.delivery == Delivery::Reflected || *regs != breakpoint.regs {
             self.kvm.set_regs(regs);
+        }
+        self.kvm.set_shadow(shadow, regs);
+        Flow::Run
+    }
+    /// As [`go_on`](Self::go_on), where the guest steps through its own code: it has not executed the instruction itself,
+    /// and gets the step from us.
+    pub(super) fn stepped(&mut self, breakpoint: &Breakpoint, regs: &Regs, orders: &Orders) -> Flow {
+        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+            return self.go_on(breakpoint, regs, Shadow::Over);
+        }
+        match self.kvm.write_regs(regs) {
+            Ok(()) => self.give_back(GuestException::Intercepted(DebugException::STEP), orders),
+            Err(error) => self.failed("KVM refused registers", error, *regs),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::hit::note;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
 use crate::events::{Ticks, What};
+use crate::kvm::Shadow;
 use crate::memory::GuestRam;
 use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
 use crate::trap::Breakpoint;
@@ -114,8 +115,7 @@ impl Vcpu {
         if regs.rip == caller.0 {
             regs.rip = call.back.0;
         }
-        self.go_on(breakpoint, &regs);
-        (Flow::Run, wishes)
+        (self.go_on(breakpoint, &regs, Shadow::Over), wishes)
     }
 }
 

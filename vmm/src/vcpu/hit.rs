@@ -3,7 +3,7 @@
 use super::{End, Flow, Vcpu};
 use crate::clock;
 use crate::events::{Recorder, Ticks, What};
-use crate::kvm::Exception;
+use crate::kvm::{Exception, Shadow};
 use crate::probe::{Active, Fault, Kind, Moment, Wish};
 use crate::stack;
 use crate::trap::Breakpoint;
@@ -14,7 +14,7 @@ use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::place::FTRACE_SITE;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
-use probe_engine::regs::Regs;
+use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
 
 /// A vCPU has been counted at one of ftrace's nops, and is to execute the instruction behind it.
@@ -101,20 +101,19 @@ impl Vcpu {
             }
         }
         if regs.rip != at.0 {
-            self.go_on(breakpoint, &regs);
-            return (Taken::Over(Flow::Run), wishes);
+            return (Taken::Over(self.go_on(breakpoint, &regs, Shadow::Over)), wishes);
         }
-        match &site.past {
+        let flow = match &site.past {
             Past::Copy(entry) => {
                 regs.rip = entry.0;
-                self.go_on(breakpoint, &regs);
+                self.go_on(breakpoint, &regs, Shadow::Kept)
             }
             Past::PutBack(once) => {
                 if once.put_back(&*self.ram).is_err() {
                     let words = format!("the text at {at} is not in memory");
                     return (Taken::Over(self.over(End::Failed(words, regs))), wishes);
                 }
-                self.go_on(breakpoint, &regs);
+                self.go_on(breakpoint, &regs, Shadow::Kept)
             }
             Past::Emulate(emulation) => {
                 let before = regs;
@@ -125,13 +124,16 @@ impl Vcpu {
                             probe.post(&mut hit);
                             regs = hit.regs;
                         }
-                        self.go_on(breakpoint, &regs);
                         let is_nop = site.probes.iter().any(|hanging| hanging.footing == Footing::Nop);
                         if is_nop {
                             self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: Some(regs.rsp) });
                         }
-                        if is_nop || how == How::InShadow {
-                            self.kvm.hold_interrupts_for_one_instruction();
+                        if before.rflags & rflags::TF != 0 {
+                            self.stepped(breakpoint, &regs, orders)
+                        } else if is_nop || how == How::InShadow {
+                            self.go_on(breakpoint, &regs, Shadow::Begins)
+                        } else {
+                            self.go_on(breakpoint, &regs, Shadow::Over)
                         }
                     }
                     Err(fault) => {
@@ -143,13 +145,12 @@ impl Vcpu {
                             let mut hit = moment.hit(hanging.probe.id, at, before, &mut wishes);
                             hanging.probe.fault(&mut hit, &told);
                         }
-                        let breakpoint = Breakpoint { regs: before, ..*breakpoint };
-                        return (Taken::Over(self.raise(&breakpoint, exception)), wishes);
+                        self.raise(&before, exception)
                     }
                 }
             }
-        }
-        (Taken::Over(Flow::Run), wishes)
+        };
+        (Taken::Over(flow), wishes)
     }
 
     /// Has the site at `regs`' RIP passed by a copy from now on, and lets the guest go on there.
@@ -196,18 +197,14 @@ impl Vcpu {
             probe.post(&mut hit);
             regs = hit.regs;
         }
-        self.go_on(breakpoint, &regs);
-        (Flow::Run, wishes)
+        (self.go_on(breakpoint, &regs, Shadow::Over), wishes)
     }
 
     /// The probed instruction faults: the guest gets its exception with RIP on the instruction.
-    fn raise(&mut self, breakpoint: &Breakpoint, exception: Exception) -> Flow {
-        match self.kvm.raise(exception, &breakpoint.regs) {
+    pub(super) fn raise(&mut self, regs: &Regs, exception: Exception) -> Flow {
+        match self.kvm.raise(exception, regs) {
             Ok(()) => Flow::Run,
-            Err(error) => {
-                let words = format!("KVM refused the fault of a probed instruction: {error}");
-                self.over(End::Failed(words, breakpoint.regs))
-            }
+            Err(error) => self.failed("KVM refused the fault of a probed instruction", error, *regs),
         }
     }
 

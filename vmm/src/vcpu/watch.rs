@@ -4,7 +4,7 @@ use super::hit::note;
 use super::{Flow, Vcpu};
 use crate::clock;
 use crate::events::What;
-use crate::kvm::DebugRegister;
+use crate::kvm::{DebugRegister, Exception, Shadow};
 use crate::memory::GuestRam;
 use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
 use crate::trap::{Fired, GuestException};
@@ -41,13 +41,19 @@ impl Vcpu {
         if fired.execution && regs.rip == fired.regs.rip {
             regs.rflags |= rflags::RF;
         }
-        if regs != fired.regs {
-            // An exception is injected after the registers are written, or it is dropped.
-            match fired.guest.map(|_| self.kvm.write_regs(&regs)) {
-                None => self.kvm.set_regs(&regs),
-                Some(Ok(())) => {}
-                Some(Err(error)) => return self.failed("KVM refused registers", error, regs),
+        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+            return self.raise(&Regs { rip: fired.regs.rip, ..regs }, Exception::GeneralProtection);
+        }
+        // An exception is injected after the registers are written, or it is dropped.
+        if fired.guest.is_none() {
+            if regs != fired.regs {
+                self.kvm.set_regs(&regs);
             }
+            self.kvm.set_shadow(Shadow::Kept, &regs);
+        } else if regs != fired.regs
+            && let Err(error) = self.kvm.write_regs(&regs)
+        {
+            return self.failed("KVM refused registers", error, regs);
         }
         match (self.grant(Flow::Run, wishes, orders), fired.guest) {
             (Flow::Run, Some(exception)) => self.give_back(GuestException::Intercepted(exception), orders),
