@@ -5,18 +5,21 @@ use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
 use detoured::Detours;
 pub use detoured::{Known, MissedByDetours};
-use probe_engine::addr::Gva;
+use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::tally::Group;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
 use probe_engine::linux::task::Task;
 use probe_engine::memory::ReadVirt;
 use probe_engine::probe::table::ProbeId;
+use room::Ends;
+pub(crate) use room::Room;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 mod detoured;
+mod room;
 
 /// How many hits a vCPU may be ahead of the reader.
 pub(crate) const RING: usize = 16 << 10;
@@ -78,6 +81,14 @@ impl Event {
             What::Hit { args } => args.get(n).copied(),
             What::Return { .. } | What::Access { .. } => None,
         }
+    }
+
+    /// How much memory it takes, in bytes.
+    fn bytes(&self) -> usize {
+        let frames = self.stack.as_ref().map_or(0, |stack| {
+            size_of_val(&*stack.frames) + stack.user.as_ref().map_or(0, |user| size_of_val(&*user.frames))
+        });
+        size_of::<Self>() + self.captured.len() + frames
     }
 }
 
@@ -155,6 +166,8 @@ pub struct Recorder {
     /// Pieces of its stack.
     stack: u32,
     counters: Arc<Counters>,
+    /// Of the rings that detours write to.
+    ends: Ends,
 }
 
 impl Recorder {
@@ -179,6 +192,11 @@ impl Recorder {
         }
         let (stacks, count) = (&mut self.stacks, &mut self.stack);
         walk(&mut |piece| *count += u32::from(stacks.push(piece).is_ok()));
+    }
+
+    /// What there is for a detour on this vCPU that has found the ring at `at` (GPA) full.
+    pub(crate) fn room_for_detour(&self, ram: &GuestRam, at: Gpa) -> Room {
+        self.ends.room(ram, at)
     }
 
     /// Counts that the vCPU waits because the reader is slow.
@@ -222,6 +240,7 @@ pub struct Reader {
     counters: Vec<Arc<Counters>>,
     /// What the guest's detours write.
     detours: Option<Detours>,
+    ends: Ends,
     /// What has been read before something that came earlier.
     early: Vec<Event>,
 }
@@ -229,7 +248,9 @@ pub struct Reader {
 /// Rings for `cpus` vCPUs.
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
-    let mut reader = Reader { rings: Vec::new(), counters: Vec::new(), detours: None, early: Vec::new() };
+    let ends = Ends::new(u8::try_from(cpus).unwrap_or(u8::MAX));
+    let mut reader =
+        Reader { rings: Vec::new(), counters: Vec::new(), detours: None, ends, early: Vec::new() };
     let recorders = (0..cpus)
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
@@ -239,7 +260,7 @@ pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
             reader.rings.push((records, captured, pieces));
             reader.counters.push(counters.clone());
             let captured = Vec::with_capacity(LONGEST_RECORD);
-            Recorder { ring, bytes, stacks, captured, stack: 0, counters }
+            Recorder { ring, bytes, stacks, captured, stack: 0, counters, ends: reader.ends.clone() }
         })
         .collect();
     (recorders, reader)
@@ -249,14 +270,14 @@ impl Reader {
     /// From now on also reads what detours write, in a guest with this memory and so many CPUs, whose time-stamp counters
     /// are `tsc` ticks ahead of the host's.
     pub fn follow_detours(&mut self, ram: Arc<GuestRam>, cpus: u8, tsc: u64) {
-        self.detours = Some(Detours::new(ram, cpus, tsc));
+        self.detours = Some(Detours::new(ram, cpus, tsc, self.ends.clone()));
     }
 
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
     /// call to the next as well, wherever it runs. `known` are the probes that detours record for.
     pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> Option<Vec<Event>> {
-        /// So many are not kept back: a hostile guest may say that its events were later than they were.
-        const MOST: usize = 1 << 18;
+        /// So many bytes are not kept back: a hostile guest may say that its events were later than they were.
+        const MOST: usize = 64 << 20;
         let now = rate.nanos(ticks());
         let mut batch = std::mem::take(&mut self.early);
         let mut until = match &mut self.detours {
@@ -289,16 +310,11 @@ impl Reader {
         }
         batch.sort_by_key(|event| event.nanos);
         // What came in since, on a CPU whose events had been read by then, may be earlier than what was read after it.
-        if batch.len() > MOST {
+        if batch.iter().map(Event::bytes).sum::<usize>() > MOST {
             until = u64::MAX;
         }
         self.early = batch.split_off(batch.partition_point(|event| event.nanos < until));
         Some(batch)
-    }
-
-    /// Whether detours may soon find no room. It is counted as a wait.
-    pub fn is_behind(&mut self) -> bool {
-        self.detours.as_mut().is_some_and(Detours::is_behind)
     }
 
     /// Hits of `probe` on all vCPUs.
@@ -329,8 +345,7 @@ impl Reader {
     /// How often any vCPU waited for the reader.
     #[must_use]
     pub fn waits(&self) -> u64 {
-        let detours = self.detours.as_ref().map_or(0, |detours| detours.waits);
-        self.counters.iter().map(|c| c.waits()).sum::<u64>() + detours
+        self.counters.iter().map(|c| c.waits()).sum()
     }
 }
 
@@ -368,6 +383,21 @@ mod tests {
         assert_eq!(drain().iter().map(|hit| hit.rip).collect::<Vec<_>>(), [Gva(now)]);
         assert!(drain().is_empty(), "it is there, and not yet due");
         assert_eq!(reader.early.len(), 1);
+    }
+
+    #[test]
+    fn what_says_that_it_comes_later_is_not_kept_without_end() {
+        let clock = Clock::start(None);
+        let (mut recorders, mut reader) = rings(1);
+        let (mut kept, mut read) = (0, 0);
+        for _ in 0..100 {
+            while recorders[0].has_room(1) {
+                recorders[0].record(u64::MAX, ProbeId(0), Gva(0), HIT, None);
+            }
+            read += reader.drain(clock.rate(), &HashMap::new()).unwrap().len();
+            kept = kept.max(reader.early.iter().map(Event::bytes).sum());
+        }
+        assert!(read > 0 && kept <= 80 << 20, "{read} read, {kept} bytes kept");
     }
 
     #[test]

@@ -206,6 +206,12 @@ impl Rings {
         RINGS + u64::from(cpu) * self.stride
     }
 
+    /// Whose ring begins at this offset in the data window, if one does.
+    #[must_use]
+    pub fn cpu(&self, offset: u64) -> Option<u32> {
+        (0..self.cpus).find(|cpu| self.offset(*cpu) == offset)
+    }
+
     /// Where in its ring the cell lies that `claimed` others came before.
     #[must_use]
     pub fn cell(&self, claimed: u64) -> u64 {

@@ -17,6 +17,22 @@ pub struct Ring {
     is_broken: bool,
 }
 
+/// Why no more of a ring is read for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// All of it has been.
+    All,
+    /// Enough of it has been.
+    More,
+    /// The next record has been claimed and is not published: its CPU is about to, or an NMI has come in between.
+    Unfinished {
+        /// How many cells come before it.
+        tail: u64,
+    },
+    /// The guest has written to it what no detour writes.
+    Broken,
+}
+
 /// What a detour has noted down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -57,8 +73,7 @@ impl Ring {
     }
 
     /// Reads the records that are there, oldest first, a sixteenth of what the ring can hold at most: meanwhile the guest
-    /// has no more room. One that is claimed and not published ends it: an NMI may have come between the two. Says whether
-    /// it stopped for having read enough.
+    /// has no more room.
     ///
     /// # Errors
     /// The memory of the ring is not there.
@@ -66,7 +81,7 @@ impl Ring {
         &mut self,
         memory: &M,
         mut each: impl FnMut(Record),
-    ) -> Result<bool, NoMemory> {
+    ) -> Result<Drained, NoMemory> {
         let begin = self.tail;
         let is_over = |tail: u64| tail.wrapping_sub(begin) >= (self.rings.cells / 16).max(MOST_CELLS);
         while !self.is_broken && !is_over(self.tail) {
@@ -96,19 +111,62 @@ impl Ring {
         }
         // The guest may use the cells again once it sees this, and not before they have been read.
         let tail = self.at.add(TAIL);
-        if self.tail != begin && !memory.compare_exchange(tail, begin, self.tail)? {
-            self.is_broken = true;
-        }
-        Ok(!self.is_broken && is_over(self.tail))
+        let is_its = match self.tail == begin {
+            true => word(memory, tail)? == begin,
+            false => memory.compare_exchange(tail, begin, self.tail)?,
+        };
+        self.is_broken |= !is_its;
+        Ok(if self.is_broken {
+            Drained::Broken
+        } else if is_over(self.tail) {
+            Drained::More
+        } else if word(memory, self.at.add(HEAD))? == self.tail {
+            Drained::All
+        } else {
+            Drained::Unfinished { tail: self.tail }
+        })
     }
+}
 
-    /// Whether a quarter of its cells, and no more than all, have been claimed and not read.
-    pub fn is_behind<M: PhysMemory + ?Sized>(&self, memory: &M) -> bool {
-        let mut head = [0; 8];
-        let there = memory.read(self.at.add(HEAD), &mut head).is_ok() && !self.is_broken;
-        let claimed = u64::from_le_bytes(head).wrapping_sub(self.tail);
-        there && (self.rings.cells / 4..=self.rings.cells).contains(&claimed)
+/// How full a ring is, as a CPU sees it that waits for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occupied {
+    /// There is room for any record.
+    Partly,
+    /// There is none: so many cells have been read, and the next record is there or not.
+    Full {
+        /// How many cells have been read.
+        tail: u64,
+        /// Whether the next record is published.
+        is_published: bool,
+    },
+}
+
+impl Occupied {
+    /// How full the ring of `cpu` in the data window at `window` is.
+    ///
+    /// # Errors
+    /// The memory of the ring is not there.
+    pub fn of<M: PhysMemory + ?Sized>(
+        memory: &M,
+        rings: Rings,
+        window: Gpa,
+        cpu: u32,
+    ) -> Result<Self, NoMemory> {
+        let at = window.add(rings.offset(cpu));
+        let (head, tail) = (word(memory, at.add(HEAD))?, word(memory, at.add(TAIL))?);
+        if head.wrapping_sub(tail) <= rings.cells - MOST_CELLS {
+            return Ok(Self::Partly);
+        }
+        let first = word(memory, at.add(rings.cell(tail)).add(record::SEQUENCE))?;
+        Ok(Self::Full { tail, is_published: first == sequence(tail) })
     }
+}
+
+fn word<M: PhysMemory + ?Sized>(memory: &M, at: Gpa) -> Result<u64, NoMemory> {
+    let mut bytes = [0; 8];
+    memory.read(at, &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Record {
@@ -144,13 +202,15 @@ impl Record {
 }
 
 /// Counters in the data window at `window`: of the probe of this number, at [`HITS`](layout::HITS) or
-/// [`DROPS`](layout::DROPS). 0 for one that has none.
+/// [`DROPS`](layout::DROPS). 0 for one that has none. The guest can write to them: none is so large that a few of them
+/// could not be added up.
 #[must_use]
 pub fn counter<M: PhysMemory + ?Sized>(memory: &M, window: Gpa, table: u64, probe: u32) -> u64 {
+    const MOST: u64 = 1 << 56;
     let mut bytes = [0; 8];
     let at = window.add(table).add(8 * u64::from(probe));
     match probe < layout::COUNTERS && memory.read(at, &mut bytes).is_ok() {
-        true => u64::from_le_bytes(bytes),
+        true => u64::from_le_bytes(bytes).min(MOST),
         false => 0,
     }
 }

@@ -11,6 +11,8 @@
 //! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
 //! ```
 //!
+//! A record that finds its ring full traps, to wait for room: whoever takes the trap lets it try again.
+//!
 //! Where a probe is of a function's returns, its call is [followed](calls) instead, and counted at the return.
 
 mod calls;
@@ -80,6 +82,8 @@ pub struct Stub {
     returns: Range<usize>,
     /// Where moved instructions begin.
     copies: Vec<usize>,
+    /// Where it traps to wait for room in a ring.
+    waits: Vec<usize>,
 }
 
 /// What a probe that only counts does, without what depends on where it is.
@@ -156,8 +160,8 @@ impl Stub {
         works: &[Work],
         finish: impl FnOnce(&mut Assembler<'_>, &mut CodeLabel) -> Done,
     ) -> Result<Self, NoStub> {
-        let mut code =
-            Assembler { asm: CodeAssembler::new(64)?, guest, site: Some(site), saved: &[], area: 0 };
+        let asm = CodeAssembler::new(64)?;
+        let mut code = Assembler { asm, guest, site: Some(site), saved: &[], area: 0, waits: Vec::new() };
         let (mut gate, mut end) = (code.asm.create_label(), code.asm.create_label());
         code.begin(&mut gate)?;
         if works.iter().any(|work| !work.reads.is_empty() && work.calls.is_none()) {
@@ -192,14 +196,16 @@ impl Stub {
         }
         code.asm.set_label(&mut tail)?;
         code.asm.zero_bytes()?;
+        let waits = std::mem::take(&mut code.waits);
         let done = code.asm.assemble_options(at.0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
         let offset = |label: &CodeLabel| -> Result<usize, NoStub> {
             Ok(done.label_ip(label)?.wrapping_sub(at.0) as usize)
         };
         let (gate, end, entry) = (offset(&gate)?, offset(&end)?, offset(&entry)?);
+        let waits = waits.iter().map(offset).collect::<Result<_, _>>()?;
         let code = done.inner.code_buffer;
         match code.len() + ending::LONGEST {
-            0..=LONGEST => Self::with_gate(code, gate, entry).shut_to(end),
+            0..=LONGEST => Self { waits, ..Self::with_gate(code, gate, entry) }.shut_to(end),
             _ => Err(NoStub("so many probes stand here".to_owned())),
         }
     }
@@ -220,7 +226,7 @@ impl Stub {
     /// One of which all behind `entry` is for the returns of calls.
     fn with_gate(code: Vec<u8>, gate: usize, entry: usize) -> Self {
         let returns = entry..code.len();
-        Self { code, gate, shut: [0; JUMP], returns, copies: Vec::new() }
+        Self { code, gate, shut: [0; JUMP], returns, copies: Vec::new(), waits: Vec::new() }
     }
 
     /// The gate leads to `end` when it is shut.
@@ -243,6 +249,11 @@ impl Stub {
         parts.into_iter().filter(move |_| comes_there).map(part)
     }
 
+    /// Where it traps, as the stub at `at`, to wait for room in a ring.
+    pub fn waits(&self, at: Gva) -> impl Iterator<Item = Gva> {
+        self.waits.iter().map(move |offset| at.add(*offset as u64))
+    }
+
     /// Where the moved instructions of `region` are in its stub at `at`, each with its original.
     pub fn moved(&self, at: Gva, region: &Region) -> impl Iterator<Item = (Gva, Gva)> {
         let places = move |start: &usize| {
@@ -262,6 +273,8 @@ struct Assembler<'a> {
     saved: &'static [AsmRegister64],
     /// Bytes behind that for what is read of memory, and for the keys of a group.
     area: u64,
+    /// Where it traps to wait for room in a ring.
+    waits: Vec<CodeLabel>,
 }
 
 type Done = Result<(), NoStub>;

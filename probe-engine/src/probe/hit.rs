@@ -14,6 +14,8 @@ pub enum Verdict<'a, P> {
     CopyEnd(CopyEnd),
     /// A function returns through the trampoline of this number, of this owner.
     Return(u32, &'a P),
+    /// A detour has found its ring full, and waits for room.
+    NoRoom,
     /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
     Stale,
     /// The guest's own: it gets its exception, once.

@@ -116,6 +116,8 @@ pub struct ProbeSet<P> {
     copies: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
     /// From an instruction in a detour to its original.
     moved: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
+    /// Where detours trap that find no room in their ring.
+    waits: HashSet<Gva, BuildHasherDefault<AddressHasher>>,
     /// Detours whose probes have moved behind their nop: where a CPU is that was counted there, and the nop.
     left: Vec<(Range<Gva>, Gva)>,
     trampolines: Range<Gva>,
@@ -131,6 +133,7 @@ impl<P> Default for ProbeSet<P> {
             copy_ends: HashMap::default(),
             copies: HashMap::default(),
             moved: HashMap::default(),
+            waits: HashSet::default(),
             left: Vec::new(),
             trampolines: Gva(0)..Gva(0),
             owners: Vec::new(),
@@ -187,6 +190,11 @@ impl<P> ProbeSet<P> {
         self.moved.extend(moved);
     }
 
+    /// Where a detour traps that finds no room in its ring. That stays when its probes go: a CPU may be inside.
+    pub fn add_waits(&mut self, waits: impl IntoIterator<Item = Gva>) {
+        self.waits.extend(waits);
+    }
+
     /// The probes of the detour at `nop` have moved behind that. A CPU in `passed` was counted, or will be, before it
     /// comes there.
     pub fn leave(&mut self, passed: Range<Gva>, nop: Gva) {
@@ -204,6 +212,7 @@ impl<P> ProbeSet<P> {
         self.copies.retain(|copy, _| in_use(*copy));
         self.moved.retain(|moved, _| in_use(*moved));
         self.copy_ends.retain(|end, _| in_use(*end));
+        self.waits.retain(|wait| in_use(*wait));
         self.left.retain(|(passed, _)| in_use(passed.start));
     }
 
@@ -271,6 +280,9 @@ impl<P> ProbeSet<P> {
         if let Some(end) = self.copy_ends.get(&at) {
             return Verdict::CopyEnd(*end);
         }
+        if self.waits.contains(&at) {
+            return Verdict::NoRoom;
+        }
         if self.removed.contains(&at) && byte_now() != Some(INT3) {
             return Verdict::Stale;
         }
@@ -309,6 +321,7 @@ mod tests {
             Verdict::Ours(_) => "ours",
             Verdict::CopyEnd(_) => "copy",
             Verdict::Return(..) => "return",
+            Verdict::NoRoom => "no room",
             Verdict::Stale => "stale",
             Verdict::Foreign => "foreign",
         }
@@ -348,6 +361,17 @@ mod tests {
         set.retain_copies(|at| at < copy);
         assert_eq!(judged(&set, Some(0xcc)), "foreign");
         assert_eq!(set.copied_from(copy), None);
+    }
+
+    #[test]
+    fn a_detour_may_wait_for_room_when_its_probes_have_gone() {
+        let mut set = ProbeSet::<u32>::default();
+        set.add_waits([AT]);
+        assert_eq!(judged(&set, Some(0xcc)), "no room");
+        set.retain_copies(|at| at == AT);
+        assert_eq!(judged(&set, Some(0xcc)), "no room", "a CPU may be inside");
+        set.retain_copies(|_| false);
+        assert_eq!(judged(&set, Some(0xcc)), "foreign");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use probe_engine::capture::tally::Tally;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Values, names};
 use probe_engine::detour::groups::groups;
 use probe_engine::detour::layout::{self, GROUPS, Rings};
-use probe_engine::detour::ring::{Ring, counter};
+use probe_engine::detour::ring::{Drained, Ring, counter};
 use probe_engine::detour::work::{Hits, Noted, Work};
 use probe_engine::insn::copy::JUMP;
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, repeat, stack};
@@ -77,7 +77,7 @@ fn count(plans: &[Histogram], numbers: &[u64]) -> Option<Vec<(Tally, Tally, u64)
                 made.iter_mut().zip(plans).for_each(|((_, host, _), plan)| add(host, plan));
             }
         });
-        has_more = drained.unwrap();
+        has_more = drained.unwrap() == Drained::More;
     }
     assert!(!ring.is_broken());
     let mut found = groups(&*ram, reserved::DATA);

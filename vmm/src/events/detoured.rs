@@ -1,5 +1,6 @@
 //! What the guest's detours write, read while it runs.
 
+use super::room::Ends;
 use super::{Event, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
@@ -10,7 +11,7 @@ use probe_engine::capture::tally::Group;
 use probe_engine::detour::groups::groups;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
-use probe_engine::detour::ring::{Record, Returned, Ring, counter};
+use probe_engine::detour::ring::{Drained, Record, Returned, Ring, counter};
 use probe_engine::detour::work::Work;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
@@ -52,16 +53,15 @@ pub(super) struct Detours {
     read: HashMap<u32, u64>,
     /// Whether there will be no more.
     is_closed: bool,
-    /// How often the reader was too slow.
-    pub(super) waits: u64,
+    ends: Ends,
 }
 
 impl Detours {
-    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64) -> Self {
+    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64, ends: Ends) -> Self {
         let rings = Rings::of(cpus);
         let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
         let instances = Instances::new(reserved::DATA, cpus);
-        Self { ram, rings, instances, tsc, read: HashMap::new(), is_closed: false, waits: 0 }
+        Self { ram, rings, instances, tsc, read: HashMap::new(), is_closed: false, ends }
     }
 
     /// Appends what has come in until `now`, in nanoseconds since the guest was started. Records of no probe are not ours.
@@ -77,11 +77,12 @@ impl Detours {
         if known.is_empty() {
             return until;
         }
-        let Self { ram, rings, tsc, read, .. } = self;
+        let Self { ram, rings, tsc, read, ends, .. } = self;
         for (vcpu, ring) in rings.iter_mut().enumerate() {
             let mut last = now;
+            ends.begin(vcpu);
             // The memory is there as long as the guest is.
-            let has_more = ring.drain(&**ram, |record| {
+            let drained = ring.drain(&**ram, |record| {
                 last = rate.nanos(record.ticks.wrapping_sub(*tsc));
                 if last > now {
                     // It has come in since. Whatever the guest says, it was not later than this.
@@ -93,18 +94,13 @@ impl Detours {
                     batch.push(event);
                 }
             });
-            if has_more.unwrap_or(false) {
+            let drained = drained.unwrap_or(Drained::Broken);
+            if drained == Drained::More {
                 until = until.min(last);
             }
+            ends.end(vcpu, drained);
         }
         until
-    }
-
-    /// Whether a quarter of any ring is waiting to be read.
-    pub(super) fn is_behind(&mut self) -> bool {
-        let behind = self.rings.iter().any(|ring| ring.is_behind(&*self.ram));
-        self.waits += u64::from(behind);
-        behind
     }
 
     /// There will be no more: reads what hits of `known` probes came to that were counted in the guest, by their first hits.
@@ -197,7 +193,7 @@ mod tests {
         for (table, count) in [(layout::HITS, 5u64), (layout::DROPS, 2)] {
             ram.write(reserved::DATA.add(table + 8 * 3), &count.to_le_bytes()).unwrap();
         }
-        let mut detours = Detours::new(ram, 1, 0);
+        let mut detours = Detours::new(ram, 1, 0, Ends::new(1));
         let missed = |detours: &Detours, is_recorded| {
             let missed = detours.missed(ProbeId(3), is_recorded);
             (missed.full, missed.unfinished)

@@ -234,23 +234,10 @@ impl Control<'_> {
         }
     }
 
-    /// Hands the events on that have come in. A vCPU waits when its trap has no room for another one, and a detour does
-    /// not: before it finds none, all of them wait here, until there is nothing left to hand on.
+    /// Hands the events on that have come in. A vCPU waits when there is no room for another one.
     fn keep_up(&mut self) {
-        /// So many events take less time than a ring lasts.
-        const CHUNK: usize = 512;
-        let world = self.world.clone();
-        let mut held = None;
-        while let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
-            for chunk in events.chunks(CHUNK) {
-                self.hand_on(chunk);
-                if held.is_none() && self.reader.is_behind() {
-                    held = Some(world.park(|id| self.threads.kick(id)));
-                }
-            }
-            if held.is_none() {
-                break;
-            }
+        if let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
+            self.hand_on(&events);
         }
     }
 

@@ -334,6 +334,7 @@ impl Detours {
             Ok(stub) => {
                 let slots = reserved.shrink(room, stub.code.len());
                 let region = region.cloned();
+                set.add_waits(stub.waits(entry));
                 set.add_moved(region.iter().chain(&next).flat_map(|region| stub.moved(entry, region)));
                 self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), region, next });
                 Ok(())

@@ -46,6 +46,10 @@ impl Vcpu {
                         Wait::Reader
                     }
                 },
+                Verdict::NoRoom => {
+                    self.passed = passed;
+                    return self.no_room(breakpoint, orders);
+                }
                 Verdict::CopyEnd(end) => {
                     let (flow, wishes) = self.copy_ended(breakpoint, end, orders);
                     return self.grant(flow, wishes, orders);
@@ -57,7 +61,7 @@ impl Vcpu {
                 Verdict::Return(..) => Wait::Reader,
             };
             let flow = match wait {
-                Wait::Reader => self.wait_for_reader(orders),
+                Wait::Reader => self.wait_for_reader(&breakpoint.regs, orders),
                 Wait::Control(internal) => {
                     answered = true;
                     self.hold(Cause::Internal(internal), breakpoint.regs, orders)

@@ -4,6 +4,7 @@ mod breakpoint;
 mod call;
 mod fault;
 mod hit;
+mod no_room;
 mod watch;
 
 use crate::clock::Clock;
@@ -90,7 +91,7 @@ impl Vcpu {
     /// The thread's whole life.
     pub fn main(mut self) {
         let _leaving = Leaving { id: self.id, world: self.world.clone(), ends: self.ends.clone() };
-        crate::session::enter_session();
+        let _inside = crate::session::Inside::enter();
         let mut orders = self.world.orders();
         let mut flow = self.apply(&orders);
         while let Flow::Run = flow {
@@ -137,12 +138,13 @@ impl Vcpu {
         if let Flow::End = self.exit(exit, orders) {
             return Flow::End;
         }
-        let rip = Gva(self.kvm.regs().rip);
-        let next = self.world.rest(self.id, rip);
-        self.obey(next, orders)
+        let regs = self.kvm.regs();
+        let next = self.world.rest(self.id, Gva(regs.rip));
+        self.obey(next, &regs, orders)
     }
 
-    fn obey(&mut self, next: Next, orders: &mut Arc<Orders>) -> Flow {
+    /// Goes on after a stop, in which the guest was at `regs`.
+    fn obey(&mut self, next: Next, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
         match next {
             Next::End => Flow::End,
             Next::Run(new) if Arc::ptr_eq(&new, orders) => {
@@ -151,10 +153,9 @@ impl Vcpu {
             }
             Next::Run(new) => {
                 *orders = new;
-                let regs = self.kvm.regs();
                 self.passed = match orders.sites.left(Gva(regs.rip)) {
                     Some(nop) => Some(Passed::in_detour(nop)),
-                    None => self.passed.filter(|passed| passed.is_next(&regs)),
+                    None => self.passed.filter(|passed| passed.is_next(regs)),
                 };
                 self.kvm.excuse_pause();
                 self.apply(orders)
@@ -232,19 +233,19 @@ impl Vcpu {
         Some(byte)
     }
 
-    /// The ring is full. While the reader catches up, this vCPU stands still like a parked one.
-    fn wait_for_reader(&mut self, orders: &mut Arc<Orders>) -> Flow {
+    /// The ring is full. While the reader catches up, this vCPU stands still like a parked one, where the guest is at
+    /// `regs`.
+    fn wait_for_reader(&mut self, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
         self.recorder.count_wait();
-        let rip = Gva(self.kvm.regs().rip);
-        let next = self.world.pause(self.id, rip, Duration::from_millis(1));
-        self.obey(next, orders)
+        let next = self.world.pause(self.id, Gva(regs.rip), Duration::from_millis(1));
+        self.obey(next, regs, orders)
     }
 
     fn hold(&mut self, cause: Cause, regs: Regs, orders: &mut Arc<Orders>) -> Flow {
         let request =
             Request { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
         let next = self.world.hold(request);
-        self.obey(next, orders)
+        self.obey(next, &regs, orders)
     }
 }
 

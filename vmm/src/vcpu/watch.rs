@@ -33,7 +33,7 @@ impl Vcpu {
             return flow;
         }
         while !self.recorder.has_room(count) {
-            if let Flow::End = self.wait_for_reader(orders) {
+            if let Flow::End = self.wait_for_reader(&fired.regs, orders) {
                 return Flow::End;
             }
         }

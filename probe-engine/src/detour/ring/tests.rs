@@ -84,17 +84,36 @@ fn a_full_ring_takes_nothing() {
     assert!(push(&ram, &ring, 0, 2));
 }
 
+fn occupied(ram: &Ram) -> Occupied {
+    Occupied::of(ram, Rings::of(255), WINDOW, 0).unwrap()
+}
+
 #[test]
-fn a_quarter_of_a_ring_is_much() {
+fn a_ring_has_room_again_when_it_has_been_read() {
     let (ram, mut ring) = ring();
-    let quarter = ring.rings.cells / 4;
-    assert!((1..quarter).all(|_| push(&ram, &ring, 0, 1)) && !ring.is_behind(&ram));
-    assert!(push(&ram, &ring, 0, 1) && ring.is_behind(&ram));
+    assert_eq!(occupied(&ram), Occupied::Partly);
+    while push(&ram, &ring, 0, 1) {}
+    assert_eq!(occupied(&ram), Occupied::Full { tail: 0, is_published: true });
+    assert_eq!(ring.drain(&ram, |_| ()), Ok(Drained::More));
+    assert_eq!(occupied(&ram), Occupied::Partly);
     drain(&ram, &mut ring);
-    assert!(!ring.is_behind(&ram));
-    // The guest may say what it likes.
-    ram.write(ring.at.add(HEAD), &u64::MAX.to_le_bytes()).unwrap();
-    assert!(!ring.is_behind(&ram));
+    assert_eq!(ring.drain(&ram, |_| ()), Ok(Drained::All));
+}
+
+/// An NMI that finds the ring full between a claim and the publication waits in vain: nothing can be read before it is
+/// over.
+#[test]
+fn a_ring_that_is_full_behind_an_unfinished_record_says_so() {
+    let (ram, mut ring) = ring();
+    assert!(push(&ram, &ring, 0, 1));
+    let claimed = claim(&ram, &ring, 1).unwrap();
+    while push(&ram, &ring, 0, 1) {}
+    assert_eq!(ring.drain(&ram, |_| ()), Ok(Drained::Unfinished { tail: 1 }));
+    assert!(push(&ram, &ring, 0, 1) && !push(&ram, &ring, 0, 1), "one cell has been read");
+    assert_eq!(occupied(&ram), Occupied::Full { tail: 1, is_published: false });
+    fill(&ram, &ring, claimed, 5, 1);
+    publish(&ram, &ring, claimed);
+    assert_eq!(occupied(&ram), Occupied::Full { tail: 1, is_published: true });
 }
 
 #[test]
@@ -131,6 +150,7 @@ fn a_tail_that_the_guest_has_moved_ends_the_ring() {
     ram.write(ring.at.add(TAIL), &77u64.to_le_bytes()).unwrap();
     assert_eq!(drain(&ram, &mut ring), [1]);
     assert!(ring.is_broken());
+    assert_eq!(ring.drain(&ram, |_| ()), Ok(Drained::Broken));
 }
 
 #[test]
@@ -140,6 +160,9 @@ fn counters_of_no_probe_are_zero() {
     assert_eq!(counter(&ram, WINDOW, layout::DROPS, 2), 9);
     assert_eq!(counter(&ram, WINDOW, layout::HITS, 2), 0);
     assert_eq!(counter(&ram, WINDOW, layout::HITS, layout::COUNTERS + 0x10_0000), 0);
+    ram.write(WINDOW.add(layout::HITS), &u64::MAX.to_le_bytes()).unwrap();
+    let tables = [layout::HITS; 16].map(|table| counter(&ram, WINDOW, table, 0));
+    assert!(tables.into_iter().try_fold(0u64, u64::checked_add).is_some());
 }
 
 proptest! {

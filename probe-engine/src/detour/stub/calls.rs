@@ -56,7 +56,7 @@ pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
         *trampoline = [CALL, a, b, c, d, INT3, INT3, INT3];
     }
     let mut code_of_leave =
-        Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[], area: 0 };
+        Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[], area: 0, waits: Vec::new() };
     code_of_leave.lead_on()?;
     let leave = code_of_leave.asm.assemble(leave.0)?;
     if leave.len() > LEAVE {

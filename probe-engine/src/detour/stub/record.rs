@@ -9,20 +9,23 @@ use iced_x86::Code;
 use iced_x86::code_asm::{AsmRegister64, CodeLabel, dword_ptr, eax, qword_ptr, r8, rax, rcx, rdi, rdx};
 
 impl Assembler<'_> {
-    /// In the end goes to `next`, also when there is no room. Uses what is saved.
+    /// In the end goes to `next`. Where there is no room it traps, with the ring in rcx, and whoever takes the trap waits
+    /// for some: with CF the hit is noted down then, and without it is given up. Uses what is saved.
     pub(super) fn record(&mut self, work: &Work, registers: &[Register], next: CodeLabel) -> Done {
         let rings = self.guest.rings;
         let number = self.cpu()?.number;
         let probe = work.probe;
         let cells = layout::cells_of(work.words());
-        let (mut full, mut again) = (self.asm.create_label(), self.asm.create_label());
+        let (mut full, mut lost) = (self.asm.create_label(), self.asm.create_label());
+        let (mut claim, mut again) = (self.asm.create_label(), self.asm.create_label());
         // The ring of this CPU. Its number is the guest's word.
         self.asm.mov(eax, own(dword_ptr(displacement(number)?)))?;
         self.asm.cmp(eax, rings.cpus.cast_signed())?;
-        self.asm.jae(full)?;
+        self.asm.jae(lost)?;
         self.asm.imul_3(eax, eax, imm(rings.stride)?)?;
         self.asm.lea(rcx, qword_ptr(rax + self.at(rings.offset(0))?))?;
         // Claims its cells. No other CPU does in this ring, but an NMI may: then it is tried again.
+        self.asm.set_label(&mut claim)?;
         self.asm.mov(rax, qword_ptr(rcx + HEAD))?;
         self.asm.set_label(&mut again)?;
         self.asm.lea(rdx, qword_ptr(rax + cells))?;
@@ -59,6 +62,10 @@ impl Assembler<'_> {
         self.asm.mov(qword_ptr(rcx + record::SEQUENCE), r8)?;
         self.asm.jmp(next)?;
         self.asm.set_label(&mut full)?;
+        self.asm.int3()?;
+        self.waits.push(full);
+        self.asm.jb(claim)?;
+        self.asm.set_label(&mut lost)?;
         self.count(Code::Inc_rm64, DROPS, probe)
     }
 

@@ -1,0 +1,42 @@
+//! A detour has found the ring of its CPU full: the guest waits for the reader there, as it does at a trap.
+
+use super::{Flow, Vcpu};
+use crate::events::Room;
+use crate::kvm::Shadow;
+use crate::trap::Breakpoint;
+use crate::world::Orders;
+use probe_engine::addr::{Gpa, Gva};
+use probe_engine::memory::VirtMemory;
+use probe_engine::paging::Access;
+use probe_engine::regs::{Regs, rflags};
+use std::sync::Arc;
+
+impl Vcpu {
+    /// Waits for room in the ring at rcx, and lets the detour note its hit down there, or give it up where it would wait
+    /// for ever. See [`Stub`](probe_engine::detour::stub::Stub).
+    pub(super) fn no_room(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
+        /// Bytes of the trap.
+        const INT3: u64 = 1;
+        let ring = self.ring_at(Gva(breakpoint.regs.rcx));
+        let has_room = loop {
+            match ring.map_or(Room::Never, |ring| self.recorder.room_for_detour(&self.ram, ring)) {
+                Room::Some => break true,
+                Room::Never => break false,
+                Room::None => {
+                    if let Flow::End = self.wait_for_reader(&breakpoint.regs, orders) {
+                        return Flow::End;
+                    }
+                }
+            }
+        };
+        let flags = breakpoint.regs.rflags & !rflags::CF;
+        let rflags = if has_room { flags | rflags::CF } else { flags };
+        let rip = breakpoint.regs.rip.wrapping_add(INT3);
+        self.go_on(breakpoint, &Regs { rip, rflags, ..breakpoint.regs }, Shadow::Over)
+    }
+
+    fn ring_at(&mut self, at: Gva) -> Option<Gpa> {
+        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        memory.space.translate(memory.phys, at, Access::Read).ok()
+    }
+}
