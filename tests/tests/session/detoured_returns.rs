@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::What;
-use vmm::probe::{Probe, ReturnProbe};
+use vmm::probe::Probe;
 use vmm::session::{Command, Handle, Missed, ProbeReport, State};
 
 /// Reads the arguments of this number that the call was made with, and its value.
@@ -157,10 +157,7 @@ wait
     let guest = guest.probe(Probe::on_return("__x64_sys_getppid")).probe(Probe::at("__x64_sys_getppid"));
     let ended = guest.run_with("open:1,beside:/script", |handle, console| {
         console.wait_for("workload: open", 1);
-        let probe = |function: &&str| -> Probe {
-            let probe: ReturnProbe<()> = Probe::on_return(*function);
-            probe.record().into()
-        };
+        let probe = |function: &&str| -> Probe { Probe::on_return(*function).record().into() };
         for round in 0..40 {
             let ids = handle.register(functions.iter().map(probe).collect()).unwrap();
             match round % 4 {

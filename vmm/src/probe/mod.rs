@@ -117,9 +117,9 @@ impl Probe {
     }
 
     /// A probe on the returns of a function.
-    pub fn on_return(at: impl Into<Where>) -> ReturnProbe<()> {
+    pub fn on_return(at: impl Into<Where>) -> ReturnProbe<Entered<()>> {
         let work = Work::Return { handlers: ReturnHandlers::default(), max_active: None };
-        ReturnProbe { probe: Self::new(at.into(), work), data: PhantomData }
+        ReturnProbe { probe: Self::new(at.into(), work), given: PhantomData }
     }
 
     /// A watch of the kernel's memory: `jiffies:8:w` (writes), `panic_on_oops:4:rw` (reads and writes), or of an
@@ -149,26 +149,34 @@ impl Probe {
 
     /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
     /// same time, and the guest's CPU waits for it. One that panics disables its probe. It may change registers and memory, redirect RIP, or skip the
-    /// function; if it changes RIP, the instruction is not executed and no post handler runs.
+    /// function; if it changes RIP, the instruction is not executed and no post handler runs. Where handlers were given
+    /// before, it is called behind them.
     pub fn pre(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
         if let Work::Instruction(handlers) = &mut self.work {
-            handlers.pre = Some(Box::new(handler));
+            handlers.pre = Some(behind(handlers.pre.take(), handler));
         }
         self
     }
 
-    /// Calls `handler` after the instruction, with the registers that it left.
+    /// Calls `handler` after the instruction, with the registers that it left, behind handlers that were given before.
     pub fn post(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
         if let Work::Instruction(handlers) = &mut self.work {
-            handlers.post = Some(Box::new(handler));
+            handlers.post = Some(behind(handlers.post.take(), handler));
         }
         self
     }
 
-    /// Calls `handler` when the instruction faults. The fault is the guest's: it handles it as it always does.
+    /// Calls `handler` when the instruction faults, behind handlers that were given before. The fault is the guest's: it
+    /// handles it as it always does.
     pub fn fault(mut self, handler: impl Fn(&Hit<'_>, &Fault) + Send + Sync + 'static) -> Self {
         if let Work::Instruction(handlers) = &mut self.work {
-            handlers.fault = Some(Box::new(handler));
+            handlers.fault = Some(match handlers.fault.take() {
+                None => Box::new(handler),
+                Some(first) => Box::new(move |hit, fault| {
+                    first(hit, fault);
+                    handler(hit, fault);
+                }),
+            });
         }
         self
     }
@@ -218,28 +226,56 @@ impl Probe {
     }
 }
 
-/// A probe on the returns of a function. `T` is what its entry handler keeps for each call.
-#[must_use = "a probe does nothing until it is registered"]
-pub struct ReturnProbe<T> {
-    probe: Probe,
-    data: PhantomData<fn() -> T>,
+/// `first`, if there is one, and then `handler`.
+fn behind(first: Option<Handler>, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Handler {
+    match first {
+        None => Box::new(handler),
+        Some(first) => Box::new(move |hit| {
+            first(hit);
+            handler(hit);
+        }),
+    }
 }
 
-impl<T: Send + 'static> ReturnProbe<T> {
+/// A probe on the returns of a function. `G` is what was given of its handlers: the one for the entry comes first, for it
+/// says what the one for the return gets.
+///
+/// ```compile_fail
+/// # use vmm::probe::{Hit, Probe};
+/// Probe::on_return("vfs_read").handler(|_: &mut Hit, ()| {}).entry(|hit: &mut Hit| Some(hit.regs.rdx));
+/// ```
+#[must_use = "a probe does nothing until it is registered"]
+pub struct ReturnProbe<G> {
+    probe: Probe,
+    given: PhantomData<fn() -> G>,
+}
+
+/// An entry handler that keeps a `T` for each call, or none, which keeps `()`.
+pub struct Entered<T>(PhantomData<T>);
+
+/// All handlers.
+pub struct Handled;
+
+impl ReturnProbe<Entered<()>> {
     /// Calls `entry` when the function is entered: what it gives is kept until the return, `None` refuses to
     /// follow this call.
-    pub fn entry<U: Send + 'static>(
+    pub fn entry<T: Send + 'static>(
         mut self,
-        entry: impl Fn(&mut Hit<'_>) -> Option<U> + Send + Sync + 'static,
-    ) -> ReturnProbe<U> {
+        entry: impl Fn(&mut Hit<'_>) -> Option<T> + Send + Sync + 'static,
+    ) -> ReturnProbe<Entered<T>> {
         if let Work::Return { handlers, .. } = &mut self.probe.work {
             handlers.entry = Some(Box::new(move |hit| entry(hit).map(|data| Box::new(data) as Data)));
         }
-        ReturnProbe { probe: self.probe, data: PhantomData }
+        ReturnProbe { probe: self.probe, given: PhantomData }
     }
+}
 
+impl<T: Send + 'static> ReturnProbe<Entered<T>> {
     /// Calls `handler` when the function has returned to its caller: RAX is its value, RIP the return address.
-    pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>, T) + Send + Sync + 'static) -> Self {
+    pub fn handler(
+        mut self,
+        handler: impl Fn(&mut Hit<'_>, T) + Send + Sync + 'static,
+    ) -> ReturnProbe<Handled> {
         if let Work::Return { handlers, .. } = &mut self.probe.work {
             handlers.handler = Some(Box::new(move |hit, data: Option<Data>| {
                 // Without an entry handler T is (), of which there is always one.
@@ -249,9 +285,11 @@ impl<T: Send + 'static> ReturnProbe<T> {
                 }
             }));
         }
-        self
+        ReturnProbe { probe: self.probe, given: PhantomData }
     }
+}
 
+impl<G> ReturnProbe<G> {
     /// How many calls are followed at the same time; the others are counted as missed. The default is ten, or
     /// twice the number of vCPUs if that is more.
     pub fn max_active(mut self, calls: u32) -> Self {
@@ -297,9 +335,12 @@ impl<T: Send + 'static> ReturnProbe<T> {
 pub struct WatchProbe(Probe);
 
 impl WatchProbe {
-    /// Calls `handler` after an access, or before an execution: [`Hit::access`] tells the values, RIP who it was.
+    /// Calls `handler` after an access, or before an execution: [`Hit::access`] tells the values, RIP who it was. Where
+    /// handlers were given before, it is called behind them.
     pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
-        self.0.work = Work::Watch(Some(Box::new(handler)));
+        if let Work::Watch(first) = &mut self.0.work {
+            *first = Some(behind(first.take(), handler));
+        }
         self
     }
 
@@ -328,8 +369,8 @@ impl From<WatchProbe> for Probe {
     }
 }
 
-impl<T> From<ReturnProbe<T>> for Probe {
-    fn from(probe: ReturnProbe<T>) -> Self {
+impl<G> From<ReturnProbe<G>> for Probe {
+    fn from(probe: ReturnProbe<G>) -> Self {
         probe.probe
     }
 }

@@ -7,7 +7,9 @@ use probe_engine::probe::table::ProbeId;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::thread::{self, ThreadId};
 use vmm_sys_util::eventfd::EventFd;
 
 /// What can be done with a session's probes, each in one stop of the guest at most.
@@ -40,6 +42,12 @@ pub enum CommandError {
     /// The guest has ended.
     #[error("the guest has ended")]
     Ended,
+    /// The guest has not been started, and the caller's thread is the one that has its session: whoever waits there waits
+    /// for ever.
+    #[error(
+        "the session is not running yet, and nobody else can start it: register its probes with the session"
+    )]
+    NotRunning,
     /// The caller is who would have to carry it out, or whom that has to wait for.
     #[error("a handler or a sink cannot wait for a command: handlers give theirs to the hit")]
     Inside,
@@ -50,14 +58,20 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is a vCPU's or the control thread: what runs on it must not wait for a command.
-pub(crate) fn enter_session() {
-    INSIDE.set(true);
+/// As long as there is one, its thread is a vCPU's or the control thread: what runs on it must not wait for a command.
+pub(crate) struct Inside(());
+
+impl Inside {
+    pub(crate) fn enter() -> Self {
+        INSIDE.set(true);
+        Self(())
+    }
 }
 
-/// The control thread is its caller's again.
-pub(super) fn leave_session() {
-    INSIDE.set(false);
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
 }
 
 /// The probes that a command was about.
@@ -75,13 +89,22 @@ pub(super) enum Message {
 pub struct Desk {
     messages: Sender<Message>,
     wake: Arc<EventFd>,
+    opened: Arc<Opened>,
+}
+
+/// When commands are carried out.
+struct Opened {
+    /// The thread that has the session until it runs.
+    by: ThreadId,
+    is_running: AtomicBool,
 }
 
 impl Desk {
     /// A desk, and the other side of it. `wake` is written when there is something to read.
     pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
-        (Self { messages, wake }, received)
+        let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
+        (Self { messages, wake, opened: Arc::new(opened) }, received)
     }
 
     /// A desk at which nobody sits: what is handed in is dropped.
@@ -90,6 +113,11 @@ impl Desk {
     /// The host is out of descriptors.
     pub fn unattended() -> io::Result<Self> {
         Ok(Self::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?)).0)
+    }
+
+    /// From now on somebody sits there.
+    pub(super) fn attended(&self) {
+        self.opened.is_running.store(true, Ordering::Release);
     }
 
     pub(crate) fn wish(&self, wish: Wish) {
@@ -108,7 +136,8 @@ impl Desk {
 }
 
 /// Changes the probes of a session while its guest runs. Can be cloned and used from any thread but the one that
-/// runs the session, and not from handlers: each call waits for the control thread.
+/// runs the session, and not from handlers: each call waits for the control thread, and before the guest is started for
+/// that.
 #[derive(Clone)]
 pub struct Handle(pub(super) Desk);
 
@@ -132,7 +161,7 @@ impl Handle {
     /// All probes with what they have seen so far.
     ///
     /// # Errors
-    /// [`CommandError::Ended`].
+    /// [`CommandError`].
     pub fn list(&self) -> Result<Vec<ProbeReport>, CommandError> {
         self.ask(Message::List)
     }
@@ -140,6 +169,10 @@ impl Handle {
     fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<T, CommandError> {
         if INSIDE.get() {
             return Err(CommandError::Inside);
+        }
+        let Opened { by, is_running } = &*self.0.opened;
+        if *by == thread::current().id() && !is_running.load(Ordering::Acquire) {
+            return Err(CommandError::NotRunning);
         }
         let (answer, answered) = mpsc::sync_channel(1);
         self.0.send(question(answer));
@@ -154,10 +187,36 @@ mod tests {
     #[test]
     fn whoever_would_wait_for_itself_is_told_so() {
         let handle = Handle(Desk::unattended().unwrap());
+        assert!(matches!(handle.list(), Err(CommandError::NotRunning)), "nobody can start it meanwhile");
+        assert!(matches!(handle.command(Command::Stop), Err(CommandError::NotRunning)));
+        handle.0.attended();
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::Ended)));
-        enter_session();
+        let inside = Inside::enter();
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::Inside)));
-        leave_session();
+        drop(inside);
         assert!(matches!(handle.list(), Err(CommandError::Ended)));
+    }
+
+    #[test]
+    fn a_thread_on_which_a_sink_has_panicked_may_wait_again() {
+        let handle = Handle(Desk::unattended().unwrap());
+        handle.0.attended();
+        let panicked = std::panic::catch_unwind(|| {
+            let _inside = Inside::enter();
+            std::panic::resume_unwind(Box::new("as a sink would"));
+        });
+        assert!(panicked.is_err());
+        assert!(matches!(handle.list(), Err(CommandError::Ended)));
+    }
+
+    /// Another thread may ask before the guest is started.
+    #[test]
+    fn others_wait_until_it_runs() {
+        let (desk, received) = Desk::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()));
+        let handle = Handle(desk);
+        let asked = thread::spawn(move || handle.list());
+        let Message::List(answer) = received.recv().unwrap() else { panic!("a list was asked for") };
+        answer.send(Vec::new()).unwrap();
+        assert!(asked.join().unwrap().unwrap().is_empty());
     }
 }

@@ -67,7 +67,7 @@ mod text;
 mod watches;
 
 pub use detours::Optimize;
-pub(crate) use handle::enter_session;
+pub(crate) use handle::Inside;
 pub use handle::{Answer, Command, CommandError, Desk, Handle};
 pub use registry::{RegisterError, State};
 pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Unregistered};
@@ -333,10 +333,9 @@ impl<'a> Session<'a> {
             panic: None,
             outcome: None,
         };
-        enter_session();
-        let report = control.run();
-        handle::leave_session();
-        report
+        let _inside = Inside::enter();
+        desk.attended();
+        control.run()
     }
 }
 

@@ -15,7 +15,7 @@ use probe_engine::probe::place::{Place, Spot};
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::room::Room;
-use probe_engine::probe::spec::ProbeSpec;
+use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::watch;
 use rows::Rows;
@@ -83,7 +83,7 @@ impl Registry {
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
         let Probe { at, work, record, capture, histogram, stack, once, enabled } = probe;
-        let place = self.place(at, matches!(work, Work::Watch(_)))?;
+        let place = self.place(at, &work)?;
         if stack.is_some() && !self.unwinds {
             return Err(RegisterError::NoUnwind(place.name()));
         }
@@ -151,17 +151,23 @@ impl Registry {
         }
     }
 
-    fn place(&self, at: Where, is_watch: bool) -> Result<Place, RegisterError> {
+    fn place(&self, at: Where, work: &Work) -> Result<Place, RegisterError> {
         let text = match at {
             Where::Place(place) => return Ok(place),
             Where::Spec(text) => text,
         };
-        let Some(kernel) = &self.kernel else { return Err(RegisterError::NoKernel(text)) };
-        if is_watch {
-            return Ok(Place::Watch(watch::resolve(&text.parse()?, kernel)?));
+        let kernel = || self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.clone()));
+        if let Work::Watch(_) = work {
+            return Ok(Place::Watch(watch::resolve(&text.parse()?, kernel()?)?));
         }
         let spec: ProbeSpec = text.parse()?;
-        let mut places = resolve(&spec, kernel)?.places.into_iter();
+        if spec.returns() && !matches!(work, Work::Return { .. }) {
+            return Err(RegisterError::Return(text));
+        }
+        if matches!(spec.location(), Location::Glob(_)) {
+            return Err(RegisterError::Pattern(text));
+        }
+        let mut places = resolve(&spec, kernel()?)?.places.into_iter();
         match (places.next(), places.next()) {
             (Some(place), None) => Ok(place),
             _ => Err(RegisterError::Pattern(text)),
@@ -354,5 +360,15 @@ mod tests {
                 "{cpus} vCPUs"
             );
         }
+    }
+    /// What a probe is told does not depend on how many functions a kernel happens to have.
+    #[test]
+    fn a_pattern_is_refused_and_returns_are_not_taken_for_entries() {
+        let mut registry = registry(1, Delivery::Intercepted);
+        let mut refused = |probe: Probe| registry.register(vec![probe]).unwrap_err();
+        assert!(matches!(refused(Probe::at("do_filp_ope*")), RegisterError::Pattern(_)));
+        assert!(matches!(refused(Probe::on_return("vfs_*").into()), RegisterError::Pattern(_)));
+        assert!(matches!(refused(Probe::at("vfs_read%return")), RegisterError::Return(_)));
+        assert!(matches!(refused(Probe::on_return("vfs_read%return").into()), RegisterError::NoKernel(_)));
     }
 }

@@ -19,6 +19,11 @@ pub enum RegisterError {
     /// A pattern, of which it is not known how many probes it means.
     #[error("`{0}` is a pattern: resolve it, and register a probe for each place")]
     Pattern(String),
+    /// Returns, where an instruction is wanted.
+    #[error(
+        "`{0}` means the returns of a function, and the probe is of an instruction: use Probe::on_return"
+    )]
+    Return(String),
     /// The session was started with landmarks only.
     #[error("`{0}` is given as text, and the session has no kernel to look it up in")]
     NoKernel(String),
