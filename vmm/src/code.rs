@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Most rows of all modules' tables: a desktop has a million. What a guest loads beyond that has no table.
 const MOST_ROWS: usize = 4 << 20;
+/// Most modules: one without rows takes memory as well.
+const MOST_MODULES: usize = 1 << 12;
 /// Of so many modules it is said that they cannot be read.
 const MOST_UNREAD: usize = 64;
 
@@ -59,11 +61,11 @@ impl GuestCode {
         forget(modules, module);
         let rows: usize = modules.iter().map(|module| module.orc.len()).sum();
         let reason = match module.orc(layout, kernel.orc().layout(), memory) {
-            Ok(orc) if rows + orc.len() <= MOST_ROWS => {
+            Ok(orc) if rows + orc.len() <= MOST_ROWS && modules.len() < MOST_MODULES => {
                 let (text, init_text) = (module.text.clone(), module.init_text.clone());
                 return modules.push(ModuleCode { text, init_text, orc });
             }
-            Ok(_) => "the modules' tables are too large together".to_owned(),
+            Ok(_) => "there are too many modules, or their tables are too large together".to_owned(),
             Err(error) => error.to_string(),
         };
         if unread.len() < MOST_UNREAD && unread.iter().all(|known| known.module != module.name) {

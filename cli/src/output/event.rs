@@ -43,7 +43,7 @@ impl fmt::Display for EventText<'_> {
         let Event { rip, what, task, .. } = self.event;
         write!(f, "{} ", Moment(self.event))?;
         if let Some(task) = task {
-            write!(f, "{}-{} ", task.comm(), task.pid)?;
+            write!(f, "{}-{} ", task.shown(), task.pid)?;
             if let Some(context) = task.context.name() {
                 write!(f, "[{context}] ")?;
             }
@@ -135,7 +135,14 @@ struct TaskJson {
 impl TaskJson {
     fn of(task: &Task) -> Self {
         let Task { pid, tgid, ns_pid, uid, context, .. } = *task;
-        Self { comm: task.comm(), pid, tgid, ns_pid, uid, context: Context::name(context) }
+        Self {
+            comm: String::from_utf8_lossy(task.comm()).into_owned(),
+            pid,
+            tgid,
+            ns_pid,
+            uid,
+            context: Context::name(context),
+        }
     }
 }
 

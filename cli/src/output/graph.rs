@@ -9,11 +9,16 @@ use vmm::events::{Event, Nanos, What};
 
 /// Calls of a task that have not returned, of which this many are remembered: a task that dies leaves some behind.
 const DEEPEST: usize = 256;
+/// Such calls of all tasks, of which the guest says how many there are. When there are more, all are forgotten: their
+/// returns are then shown without their calls.
+const MOST: usize = 1 << 16;
 
 /// The calls that are under way, by task.
 #[derive(Default)]
 pub(super) struct Graph {
     tasks: HashMap<Gva, Calls>,
+    /// How many calls they have that have not returned.
+    open: usize,
 }
 
 /// The calls of one task.
@@ -38,9 +43,15 @@ impl Graph {
     /// Writes what an event of a function's entry or return adds to the graph.
     pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Asked) -> io::Result<()> {
         let name = probe.place.name();
+        if self.open >= MOST {
+            self.finish(out)?;
+            *self = Self::default();
+        }
         let (at, pid) = event.task.as_ref().map_or((Gva(0), 0), |task| (task.at, task.pid));
         let calls = self.tasks.entry(at).or_default();
         if calls.pid != pid {
+            calls.write_waiting(out)?;
+            self.open -= calls.open.len();
             *calls = Calls { pid, ..Calls::default() };
         }
         match event.what {
@@ -48,6 +59,8 @@ impl Graph {
                 calls.write_waiting(out)?;
                 if calls.open.len() >= DEEPEST {
                     calls.open.remove(0);
+                } else {
+                    self.open += 1;
                 }
                 calls.waits =
                     Some(format!("{}{name}()", Head { event, took: None, depth: calls.open.len() }));
@@ -69,6 +82,7 @@ impl Graph {
                     writeln!(out, "{head}}} /* {name} */")?;
                 }
                 // Those that it called and that have not returned never will, or nobody has seen it.
+                self.open -= calls.open.len() - depth;
                 calls.open.truncate(depth);
                 if calls.open.is_empty() {
                     self.tasks.remove(&at);
@@ -106,7 +120,7 @@ impl std::fmt::Display for Head<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let task = self.event.task.as_ref().map(|task| {
             let context = task.context.name().map(|name| format!(" [{name}]")).unwrap_or_default();
-            format!("{}-{}{context}", task.comm(), task.pid)
+            format!("{}-{}{context}", task.shown(), task.pid)
         });
         let took = self.took.map(|took| format!("{} us", Micros(took)));
         let (task, took) = (task.unwrap_or_default(), took.unwrap_or_default());
@@ -204,5 +218,28 @@ mod tests {
         assert_eq!(graph.tasks[&Gva(8)].open.len(), DEEPEST);
         graph.add(&mut out, &event(9, 8, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
         assert_eq!(graph.tasks[&Gva(8)].open.len(), 1);
+    }
+    #[test]
+    fn a_guest_that_makes_up_tasks_does_not_fill_memory_and_each_call_has_its_line() {
+        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        let calls = MOST as u64 + 10;
+        for n in 0..calls {
+            let mut event = event(n, 7, What::Hit { args: [0; 6] });
+            event.task = event.task.map(|task| Task { at: Gva(8 * n), ..task });
+            graph.add(&mut out, &event, &asked(OUTER, false)).unwrap();
+            assert!(graph.open <= MOST && graph.tasks.len() <= MOST);
+        }
+        graph.finish(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap().lines().count() as u64, calls);
+    }
+
+    #[test]
+    fn a_call_of_a_task_that_is_gone_keeps_its_line() {
+        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        for pid in [7, 8] {
+            graph.add(&mut out, &event(1, pid, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
+        }
+        graph.finish(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap().lines().count(), 2);
     }
 }

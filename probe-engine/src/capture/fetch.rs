@@ -116,7 +116,7 @@ impl Fetch {
     ) -> Result<(), Lack> {
         let mut at = match &self.base {
             Base::Comm => {
-                value::put_text(record, scene.task.ok_or(Lack::Missing)?.comm_bytes(), false);
+                value::put_text(record, scene.task.ok_or(Lack::Missing)?.comm(), false);
                 return Ok(());
             }
             Base::Cgroup(layout) => {

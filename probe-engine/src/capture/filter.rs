@@ -130,7 +130,7 @@ impl Operand {
             Self::Pid => Is::Number(at.task?.pid.into()),
             Self::Cpu => Is::Number(at.cpu as i128),
             Self::Ip => Is::Number(at.ip.into()),
-            Self::Comm => Is::Text(at.task?.comm_bytes()),
+            Self::Comm => Is::Text(at.task?.comm()),
         })
     }
 }

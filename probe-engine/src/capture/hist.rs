@@ -2,9 +2,10 @@
 
 use super::filter::{Is, Operand};
 use super::names::Names;
-use super::shape::{Shape, Shown, escaped};
+use super::shape::{Shape, Shown};
 use super::value::Value;
 use crate::addr::Gva;
+use crate::guest_text::Escaped;
 use serde::{Deserialize, Serialize, Serializer};
 use std::borrow::Cow;
 use std::fmt;
@@ -170,7 +171,7 @@ impl fmt::Display for ShownKey<'_> {
         write!(f, "{}: ", self.key.name)?;
         let number = match self.part {
             Part::Missing => return write!(f, "{:>10}", "(missing)"),
-            Part::Text(bytes) => return write!(f, "{:<50}", text(bytes)),
+            Part::Text(bytes) => return write!(f, "{:<50}", Escaped(bytes).to_string()),
             Part::Number(number) => *number,
         };
         let bits = number as u64;
@@ -183,7 +184,7 @@ impl fmt::Display for ShownKey<'_> {
             Form::Symbol => write!(f, "[{bits:x}] {:<45}", self.symbol(bits)),
             Form::SymbolOffset => write!(f, "[{bits:x}] {:<55}", self.symbol(bits)),
             Form::SystemCall => write!(f, "{:<30}[{bits:>3}]", system_call(bits)),
-            Form::Process => write!(f, "{:<16}[{bits:>10}]", text(self.comm)),
+            Form::Process => write!(f, "{:<16}[{bits:>10}]", Escaped(self.comm).to_string()),
             Form::Log2 => write!(f, "~ 2^{bits:<2}"),
             Form::Buckets(_) => {
                 let (least, most) = self.key.form.range(number).unwrap_or((number, number));
@@ -233,14 +234,6 @@ enum Json<'a> {
 fn system_call(number: u64) -> &'static str {
     let known = usize::try_from(number).ok().and_then(Sysno::new);
     known.map_or("unknown_syscall", |known| known.name())
-}
-
-/// What the guest says as text, which may be anything.
-fn text(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = escaped(&mut text, bytes);
-    text
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::names::{self, Names};
 use super::value::Value;
 use crate::addr::Gva;
+use crate::guest_text::Quoted;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::{self, Write};
@@ -207,8 +208,10 @@ impl<'a> Shown<'a> {
                     None => f.write_str("NULL"),
                 };
             }
-            (Shape::Text, Value::Bytes(bytes)) => return quoted(f, up_to_nul(bytes), false),
-            (Shape::Text, Value::Text { bytes, cut }) => return quoted(f, bytes, cut),
+            (Shape::Text, Value::Bytes(bytes)) => {
+                return write!(f, "{}", Quoted { text: up_to_nul(bytes), cut: false });
+            }
+            (Shape::Text, Value::Text { bytes, cut }) => return write!(f, "{}", Quoted { text: bytes, cut }),
             (Shape::Pointer(Some(to)), Value::Pointer { at, .. }) => {
                 return match self.pointee(to) {
                     Some(pointee) if matches!(pointee.value, Value::Fault(_)) => {
@@ -387,29 +390,4 @@ fn show_flags(f: &mut impl Write, flags: &[Flag], number: u64) -> fmt::Result {
 
 pub(crate) fn up_to_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
-}
-
-fn quoted(f: &mut impl Write, bytes: &[u8], cut: bool) -> fmt::Result {
-    f.write_char('"')?;
-    escaped(f, bytes)?;
-    f.write_str(if cut { "\"..." } else { "\"" })
-}
-
-/// A string of the guest, which may hold anything.
-pub(super) fn escaped(f: &mut impl Write, bytes: &[u8]) -> fmt::Result {
-    for chunk in bytes.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            match c {
-                '"' | '\\' => write!(f, "\\{c}")?,
-                '\n' => f.write_str("\\n")?,
-                '\t' => f.write_str("\\t")?,
-                c if c.is_control() => write!(f, "\\x{:02x}", u32::from(c))?,
-                c => f.write_char(c)?,
-            }
-        }
-        for byte in chunk.invalid() {
-            write!(f, "\\x{byte:02x}")?;
-        }
-    }
-    Ok(())
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::glob::Glob;
 use super::nearest;
 use crate::addr::Gva;
+use crate::guest_text::{Escaped, is_plain};
 
 pub mod named;
 mod packed;
@@ -124,11 +125,18 @@ pub struct SymbolTableBuilder {
 }
 
 impl SymbolTableBuilder {
-    /// Adds a symbol. `kind` is the letter of `nm`.
+    /// Adds a symbol. `kind` is the letter of `nm`. A name that no compiler makes is kept as it is [shown](Escaped).
     ///
     /// # Errors
     /// [`TableFull`] when the name, or all names together, are longer than a kernel's can be.
     pub fn push(&mut self, at: Gva, kind: u8, name: &str) -> Result<(), TableFull> {
+        if !is_plain(name) {
+            return self.push_plain(at, kind, &Escaped(name.as_bytes()).to_string());
+        }
+        self.push_plain(at, kind, name)
+    }
+
+    fn push_plain(&mut self, at: Gva, kind: u8, name: &str) -> Result<(), TableFull> {
         if name.len() > LONGEST_NAME {
             return Err(TableFull::LongName);
         }

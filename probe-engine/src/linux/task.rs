@@ -7,6 +7,7 @@ use super::current::CurrentTask;
 use super::per_cpu;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
+use crate::guest_text::Escaped;
 use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::PageFault;
 use serde::{Deserialize, Serialize};
@@ -89,14 +90,15 @@ pub struct Task {
 }
 
 impl Task {
-    /// Its name.
+    /// Its name, as it may be shown.
     #[must_use]
-    pub fn comm(&self) -> String {
-        String::from_utf8_lossy(self.comm_bytes()).into_owned()
+    pub fn shown(&self) -> Escaped<'_> {
+        Escaped(self.comm())
     }
 
-    /// Its name as the guest has it.
-    pub(crate) fn comm_bytes(&self) -> &[u8] {
+    /// Its name as the guest has it: any bytes.
+    #[must_use]
+    pub fn comm(&self) -> &[u8] {
         self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 }

@@ -109,5 +109,5 @@ fn detours_and_traps_serve_a_realtime_kernel() {
     for task in soft.iter().chain(&soft_trapped) {
         assert!(task.context == Context::SoftIrq && task.pid != 0, "{task:?}");
     }
-    assert!(serial.iter().all(|task| task.comm().starts_with("irq/")), "{serial:?}");
+    assert!(serial.iter().all(|task| task.comm().starts_with(b"irq/")), "{serial:?}");
 }

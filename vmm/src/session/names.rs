@@ -52,8 +52,8 @@ impl Names {
         // Whatever was there has gone without a word.
         self.forget(&names.text);
         self.forget(&names.init_text);
-        let taken: usize = self.modules.iter().map(|module| module.symbols.bytes()).sum();
-        if taken.saturating_add(names.symbols.bytes()) <= MOST_BYTES {
+        let taken: usize = self.modules.iter().map(|module| bytes(module)).sum();
+        if taken.saturating_add(bytes(&names)) <= MOST_BYTES {
             self.modules.push(Arc::new(names));
         }
     }
@@ -61,6 +61,11 @@ impl Names {
     fn forget(&mut self, range: &Range<Gva>) {
         self.modules.retain(|module| !overlap(&module.text, range) && !overlap(&module.init_text, range));
     }
+}
+
+/// How much memory it takes, in bytes: not nothing where it has no symbols.
+fn bytes(names: &ModuleNames) -> usize {
+    size_of::<ModuleNames>() + names.name.len() + names.symbols.bytes()
 }
 
 fn overlap(a: &Range<Gva>, b: &Range<Gva>) -> bool {
@@ -119,5 +124,15 @@ mod tests {
         assert_eq!(names.modules().len(), 7);
         names.add(module("small", 0x100_0000..0x100_1000, 0..0, 0));
         assert_eq!(names.modules().len(), 8);
+    }
+
+    #[test]
+    fn nor_does_one_that_loads_modules_without_symbols() {
+        let mut names = Names::default();
+        let name = "m".repeat(1 << 20);
+        for n in 0..100 {
+            names.add(module(&name, n << 12..(n + 1) << 12, 0..0, 0));
+        }
+        assert_eq!(names.modules().len(), 63);
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{BtfError, TypeId};
+use crate::guest_text::is_plain;
 use crate::linux::read::u32_at;
 
 /// Longest name, in bytes; the kernel takes none that is longer (KSYM_NAME_LEN).
@@ -141,7 +142,7 @@ pub(super) struct Strings<'a> {
 }
 
 impl<'a> Strings<'a> {
-    /// The string at `offset`; empty when there is none, when it is no UTF-8, or longer than any name.
+    /// The string at `offset`; empty when there is none, when it is no name that could be shown, or longer than any.
     pub(super) fn get(self, offset: u32) -> &'a str {
         let offset = offset as usize;
         let from = match offset.checked_sub(self.base.len()) {
@@ -151,7 +152,7 @@ impl<'a> Strings<'a> {
         let bytes = from.unwrap_or_default();
         let end = bytes.iter().take(LONGEST_NAME + 1).position(|byte| *byte == 0);
         let name = end.and_then(|end| bytes.get(..end)).unwrap_or_default();
-        std::str::from_utf8(name).unwrap_or_default()
+        std::str::from_utf8(name).ok().filter(|name| is_plain(name)).unwrap_or_default()
     }
 }
 

@@ -1,0 +1,100 @@
+//! Text of the guest as people may see it.
+//!
+//! Names of tasks, strings in memory and symbols of modules are what somebody in the guest has chosen, who need not be
+//! its administrator. Written as they are they could end a line, move the cursor to another, or turn the direction of
+//! writing, and so look like what this program says itself. Everything that comes from the guest and is shown as
+//! text goes through here. JSON has escapes of its own.
+
+use std::fmt::{self, Write};
+
+/// Text on one line: what is no printable character is written as an escape (`\n`, `\x1b`, `\u{202e}`), and so is the
+/// backslash.
+#[derive(Debug, Clone, Copy)]
+pub struct Escaped<'a>(pub &'a [u8]);
+
+/// The same between quotation marks, with dots behind the second where the text was cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quoted<'a> {
+    pub(crate) text: &'a [u8],
+    pub(crate) cut: bool,
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        escape(f, self.0, false)
+    }
+}
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        escape(f, self.text, true)?;
+        f.write_str(if self.cut { "\"..." } else { "\"" })
+    }
+}
+
+/// Whether `name` is shown as it is.
+pub(crate) fn is_plain(name: &str) -> bool {
+    name.chars().all(|c| c != '\\' && !is_special(c))
+}
+
+fn escape(f: &mut impl Write, text: &[u8], in_quotes: bool) -> fmt::Result {
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => f.write_str("\\\\")?,
+                '"' if in_quotes => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                '\t' => f.write_str("\\t")?,
+                c if c.is_control() => write!(f, "\\x{:02x}", u32::from(c))?,
+                c if is_special(c) => write!(f, "\\u{{{:x}}}", u32::from(c))?,
+                c => f.write_char(c)?,
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(f, "\\x{byte:02x}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether `c` does something to a terminal, or cannot be seen: control characters, and those that end lines, have no
+/// width, or turn the direction of writing (Unicode Standard, 23.2).
+fn is_special(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_ends_a_line_or_moves_a_cursor_is_escaped() {
+        for (text, shown) in [
+            (&b"cat"[..], "cat"),
+            ("naïve 猫".as_bytes(), "naïve 猫"),
+            (b"\r\x1b[1A\x1b[2K", "\\x0d\\x1b[1A\\x1b[2K"),
+            (b"a\nb\tc", "a\\nb\\tc"),
+            (b"\\n\"", "\\\\n\""),
+            (b"\xc2\x9b2J", "\\x9b2J"),
+            (b"\x9b2J\xff", "\\x9b2J\\xff"),
+            ("\u{202e}toor\u{2028}".as_bytes(), "\\u{202e}toor\\u{2028}"),
+        ] {
+            assert_eq!(Escaped(text).to_string(), shown);
+        }
+        assert_eq!(Quoted { text: b"a\"b", cut: false }.to_string(), "\"a\\\"b\"");
+        assert_eq!(Quoted { text: b"a", cut: true }.to_string(), "\"a\"...");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_special_is_left(text: Vec<u8>) {
+            let shown = Escaped(&text).to_string();
+            prop_assert!(!shown.chars().any(is_special));
+            prop_assert_eq!(is_plain(&String::from_utf8_lossy(&text)) && str::from_utf8(&text).is_ok(), shown.as_bytes() == text);
+        }
+    }
+}
