@@ -7,6 +7,23 @@ const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
 const HTT: u32 = 1 << 28;
 
+/// Virtualization of Intel (leaf 1, ECX) and AMD (leaf 0x80000001, ECX). A guest of the guest would run where our probes
+/// have other text below them, and its breakpoints would come to us as the guest's own.
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+/// The features of SVM.
+const SVM_FEATURES: u32 = 0x8000_000a;
+
+/// Performance counters: how they are reported (leaf 1, ECX), AMD's (leaf 0x80000001, ECX), and the leaves that are about
+/// nothing else. A counter that overflows raises an NMI, in a detour as well as anywhere.
+const PDCM: u32 = 1 << 15;
+const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+const COUNTERS: [u32; 3] = [0xa, 0x1c, 0x8000_0022];
+
+/// Event delivery by FRED (leaf 7.1, EAX): an exception that we give back or raise would need FRED's event data, and an
+/// IDT is where the trap path looks for the guest's handler.
+const FRED: u32 = 1 << 17;
+
 /// KVM's paravirtual features (Documentation/virt/kvm/x86/cpuid.rst).
 const KVM_FEATURES: u32 = 0x4000_0001;
 /// A guest ends an interrupt without an exit.
@@ -36,7 +53,7 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8, on_emulated_cpu: boo
     for leaf in cpuid.as_mut_slice() {
         match leaf.function {
             0x1 => {
-                leaf.ecx |= HYPERVISOR | TSC_DEADLINE;
+                leaf.ecx = (leaf.ecx | HYPERVISOR | TSC_DEADLINE) & !(VMX | PDCM);
                 leaf.ebx = (leaf.ebx & 0xffff) | cores << 16 | u32::from(id) << 24;
                 leaf.edx = if cpus > 1 { leaf.edx | HTT } else { leaf.edx & !HTT };
             }
@@ -44,6 +61,10 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8, on_emulated_cpu: boo
             0x4 if leaf.eax & 0x1f != 0 => {
                 leaf.eax = (leaf.eax & 0x3fff) | ((1 << shift) - 1) << 26;
             }
+            0x7 if leaf.index == 1 => leaf.eax &= !FRED,
+            0x8000_0001 => leaf.ecx &= !(SVM | AMD_COUNTERS),
+            SVM_FEATURES => clear(leaf),
+            counters if COUNTERS.contains(&counters) => clear(leaf),
             0xb | 0x1f => extended_topology(leaf, shift, cores, id),
             KVM_FEATURES => {
                 leaf.eax &= !KVM_FEATURE_PV_TLB_FLUSH;
@@ -61,6 +82,10 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u8, cpus: u8, on_emulated_cpu: boo
         }
     }
     cpuid
+}
+
+fn clear(leaf: &mut kvm_cpuid_entry2) {
+    (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
 }
 
 /// Leaf 0xb: level 0 is the thread of a core, level 1 the core of the package.
@@ -94,6 +119,31 @@ mod tests {
         assert_eq!((get(3).eax, get(3).ebx, get(3).edx), (2, 3, 2));
         assert_eq!(get(4).ecx, 0x2002);
     }
+
+    #[test]
+    fn a_guest_has_no_guests_no_counters_and_no_fred() {
+        let all = |function, index| kvm_cpuid_entry2 {
+            function,
+            index,
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..Default::default()
+        };
+        let leaves = [(0x1, 0), (0x7, 0), (0x7, 1), (0xa, 0), (0x8000_0001, 0), (0x8000_000a, 0)];
+        let supported = CpuId::from_entries(&leaves.map(|(function, index)| all(function, index))).unwrap();
+        let guest = for_vcpu(&supported, 0, 1, false);
+        let get = |i: usize| guest.as_slice()[i];
+        assert_eq!(!get(0).ecx, VMX | PDCM);
+        assert_eq!(get(1).eax, u32::MAX);
+        assert_eq!(!get(2).eax, FRED);
+        assert_eq!(!get(4).ecx, SVM | AMD_COUNTERS);
+        for i in [3, 5] {
+            assert_eq!((get(i).eax, get(i).ebx, get(i).ecx, get(i).edx), (0, 0, 0, 0));
+        }
+    }
+
     #[test]
     fn flushes_wait_and_an_interrupt_ends_with_an_exit_on_an_emulated_cpu() {
         let features = kvm_cpuid_entry2 { function: KVM_FEATURES, eax: u32::MAX, ..Default::default() };

@@ -5,7 +5,10 @@ use super::Hypervisor;
 use super::vcpu::KvmVcpu;
 use crate::boot::{self, layout};
 use crate::memory::GuestRam;
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap, kvm_pit_config,
+    kvm_userspace_memory_region,
+};
 use kvm_ioctls::VmFd;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
@@ -46,8 +49,21 @@ impl Machine {
         let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         step("create the timer", vm.create_pit2(pit))?;
         let machine = Self { vm, ram };
+        machine.have_no_counters()?;
         machine.add_memory()?;
         Ok(machine)
+    }
+
+    /// AMD's first performance counters are there whatever CPUID says. A KVM that cannot take them away (before Linux
+    /// 5.18) leaves them.
+    fn have_no_counters(&self) -> Result<(), MachineError> {
+        let can = self.vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
+        if can < 0 || can as u32 & KVM_PMU_CAP_DISABLE == 0 {
+            return Ok(());
+        }
+        let mut disable = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
+        disable.args[0] = KVM_PMU_CAP_DISABLE.into();
+        step("leave out performance counters", self.vm.enable_cap(&disable))
     }
 
     fn add_memory(&self) -> Result<(), MachineError> {
