@@ -74,3 +74,14 @@ fn a_function_recurses_and_steps_count() {
     assert_eq!(run.workload("done", "openat"), 2 + 2 + 4 + 22);
     assert_eq!(run.hits("do_sys_openat2"), 2 + 2 + 4 + 22);
 }
+
+/// A workload that was not done is no success.
+#[test]
+fn a_step_that_there_is_not_fails_the_run() {
+    let Some(binary) = binary() else { return };
+    let kernel = kernel();
+    let run = run(&binary, &["--kernel", kernel.to_str().unwrap(), "--cmdline", "workload=open:3,execve:2"]);
+    assert_eq!(run.code, 1, "{}", run.said);
+    assert!(run.console.contains("workload: failed execve: no such step"), "{}", run.console);
+    assert!(run.said.contains("Attempted to kill init"), "{}", run.said);
+}
