@@ -13,14 +13,49 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// How often the guest opens a file, beside what its start takes.
-const WORKLOAD: &str = "workload=open:20";
 /// How many instructions are tried both ways: every opcode of the emulated ones is among them.
 const INSTRUCTIONS: u32 = 10_000;
+/// A boot of the default kernel.
+struct Boot {
+    name: &'static str,
+    /// Where its resolved probes are.
+    target: &'static str,
+    probes: &'static [&'static str],
+    workload: &'static str,
+    optimize: &'static str,
+    checks: fn(&Outcome) -> Vec<Check>,
+}
+
 /// A function that the workload enters, and one that the kernel enters once while it boots.
-const PROBES: [&str; 2] = [OPEN, ONCE];
 const OPEN: &str = "do_sys_openat2";
 const ONCE: &str = "rest_init";
+/// As users have it: detours.
+const LINUX: Boot = Boot {
+    name: "linux",
+    target: "guest/target",
+    probes: &[OPEN, ONCE],
+    workload: "workload=open:20",
+    optimize: "--optimize=auto",
+    checks: linux,
+};
+
+/// A storm of traps, most of them in code that runs with interrupts off: the CPU refuses to enter a guest whose state
+/// its own instructions cannot have led to.
+const TRAPS: Boot = Boot {
+    name: "traps",
+    target: "guest/traps",
+    probes: &[
+        "p:woken try_to_wake_up flags=%flags:x64 if !(flags & 0x200)",
+        "p:queued enqueue_task_fair flags=%flags:x64 if !(flags & 0x200)",
+        "p:dequeued dequeue_task_fair flags=%flags:x64 if !(flags & 0x200)",
+        "r:wakes try_to_wake_up",
+        "p:read vfs_read flags=%flags:x64 if flags & 0x200",
+        "r:reads vfs_read",
+    ],
+    workload: "workload=pipe:4000",
+    optimize: "--optimize=off",
+    checks: traps,
+};
 
 /// What a check found.
 type Check = (String, anyhow::Result<()>);
@@ -39,7 +74,8 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
         bochs::file("guest/instructions", 0o644, drawn.path())?,
         bochs::file("guest/vmlinuz", 0o644, &kernel)?,
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
-        target(vmm, &kernel, &initramfs)?,
+        LINUX.target(vmm, &kernel, &initramfs)?,
+        TRAPS.target(vmm, &kernel, &initramfs)?,
     ];
     let entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
@@ -47,21 +83,8 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
         Entry::new("differential", &["/bin/differential", "--show-output"])
             .env("VMM_CONTRACT_REQUIRED", "1")
             .env("VMM_DIFF_CORPUS", "/guest/instructions"),
-        Entry::new(
-            "linux",
-            &[
-                "vmm",
-                "run",
-                "--host=kvm",
-                "--kernel=/guest/vmlinuz",
-                "--initrd=/guest/initramfs",
-                "--target=/guest/target",
-                "--memory=256M",
-                "--output=/dev/null",
-                "--cmdline",
-                WORKLOAD,
-            ],
-        ),
+        LINUX.entry(),
+        TRAPS.entry(),
     ];
     let outcomes = bochs::run(Contents { vmm, files, entries })?;
     let mut failed = 0;
@@ -74,7 +97,10 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
                 counts(outcome);
                 each_test(outcome)
             }
-            _ => linux(outcome),
+            name => [LINUX, TRAPS]
+                .iter()
+                .find(|boot| boot.name == name)
+                .map_or_else(Vec::new, |boot| (boot.checks)(outcome)),
         };
         let bad = checks.iter().filter(|(_, result)| result.is_err()).count();
         for (name, result) in checks.iter() {
@@ -94,15 +120,37 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is to be probed, found out here: there it would take a minute.
-fn target(vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFile> {
-    let file = tempfile::NamedTempFile::new().context("no temporary file")?;
-    let mut resolve = Command::new(vmm);
-    resolve.arg("run").arg("--kernel").arg(kernel).arg("--initrd").arg(initramfs);
-    resolve.args(PROBES.map(|probe| format!("--probe={probe}")));
-    let status = resolve.arg("--write-target").arg(file.path()).status().context("cannot run vmm")?;
-    ensure!(status.success(), "vmm did not resolve the probes");
-    bochs::file("guest/target", 0o644, file.path())
+impl Boot {
+    /// What is to be probed, found out here: there it would take a minute.
+    fn target(&self, vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFile> {
+        let file = tempfile::NamedTempFile::new().context("no temporary file")?;
+        let mut resolve = Command::new(vmm);
+        resolve.args(["run", self.optimize, "--kernel"]).arg(kernel).arg("--initrd").arg(initramfs);
+        resolve.args(self.probes.iter().map(|probe| format!("--probe={probe}")));
+        let status = resolve.arg("--write-target").arg(file.path()).status().context("cannot run vmm")?;
+        ensure!(status.success(), "vmm did not resolve the probes");
+        bochs::file(self.target, 0o644, file.path())
+    }
+
+    fn entry(&self) -> Entry {
+        let target = format!("--target=/{}", self.target);
+        Entry::new(
+            self.name,
+            &[
+                "vmm",
+                "run",
+                "--host=kvm",
+                "--kernel=/guest/vmlinuz",
+                "--initrd=/guest/initramfs",
+                &target,
+                self.optimize,
+                "--memory=256M",
+                "--output=/dev/null",
+                "--cmdline",
+                self.workload,
+            ],
+        )
+    }
 }
 
 fn ended_well(outcome: &Outcome) -> anyhow::Result<()> {
@@ -154,14 +202,38 @@ fn linux(outcome: &Outcome) -> Vec<Check> {
     ]
 }
 
+/// Hits with interrupts off, and others beside them.
+fn traps(outcome: &Outcome) -> Vec<Check> {
+    const OFF: [&str; 3] = ["try_to_wake_up", "enqueue_task_fair", "dequeue_task_fair"];
+    const ALL: [&str; 3] = ["try_to_wake_up%return", "vfs_read", "vfs_read%return"];
+    let at_least = |probes: &[&str], least: u64| {
+        let hits = probes.iter().map(|probe| hits(outcome, probe)).sum::<anyhow::Result<u64>>()?;
+        ensure!(hits >= least, "{hits} hits of {probes:?}");
+        println!("vmx::traps: {hits} hits of {}", probes.join(", "));
+        Ok(())
+    };
+    vec![
+        ("end_in_order".to_owned(), ended_well(outcome)),
+        ("hit_with_interrupts_off".to_owned(), at_least(&OFF, 20_000)),
+        ("hit_with_interrupts_on".to_owned(), ALL.iter().try_for_each(|probe| at_least(&[probe], 8_000))),
+    ]
+}
+
 /// That the table at the end counts `calls` hits of `probe` and no missed one.
 fn counted(outcome: &Outcome, probe: &str, calls: u64) -> anyhow::Result<()> {
+    let hits = hits(outcome, probe)?;
+    ensure!(hits == calls, "{calls} calls, {hits} hits");
+    Ok(())
+}
+
+/// The hits of `probe` by the table at the end, of which none may be missed.
+fn hits(outcome: &Outcome, probe: &str) -> anyhow::Result<u64> {
     let row = outcome.output.iter().find(|line| line.split(' ').next() == Some(probe));
-    let row: Vec<&str> = row.context("it is not in the table")?.split_whitespace().collect();
-    match row.as_slice() {
-        [_, _, hits, "0", ..] if hits.parse() == Ok(calls) => Ok(()),
-        [_, _, hits, missed, ..] => bail!("{calls} calls, {hits} hits, {missed} missed"),
-        _ => bail!("its row has no counts"),
+    let row = row.with_context(|| format!("{probe} is not in the table"))?;
+    match row.split_whitespace().collect::<Vec<_>>().as_slice() {
+        [_, _, hits, "0", ..] => hits.parse().with_context(|| format!("no number: {row}")),
+        [_, _, hits, missed, ..] => bail!("{probe}: {hits} hits, {missed} missed"),
+        _ => bail!("its row has no counts: {row}"),
     }
 }
 
@@ -191,6 +263,29 @@ mod tests {
             assert_eq!(checks.iter().filter(|(_, result)| result.is_err()).count(), 1, "{wrong}");
         }
         assert!(linux(&outcome("1", text))[0].1.is_err());
+    }
+
+    #[test]
+    fn a_storm_must_be_one_and_lose_nothing() {
+        let rows = [
+            ("try_to_wake_up", "8000"),
+            ("enqueue_task_fair", "9000"),
+            ("dequeue_task_fair", "9000"),
+            ("try_to_wake_up%return", "8000"),
+            ("vfs_read", "8000"),
+            ("vfs_read%return", "8000"),
+        ];
+        let table = rows.map(|(name, hits)| format!("{name} 0xffffffffba842060 {hits} 0\n")).concat();
+        let failed =
+            |exit, text: &str| traps(&outcome(exit, text)).iter().filter(|(_, r)| r.is_err()).count();
+        assert_eq!(failed("0", &table), 0);
+        assert_eq!(failed("2", &table), 1);
+        assert_eq!(failed("0", &table.replace("9000 0", "5999 0")), 1);
+        assert_eq!(
+            failed("0", &table.replace("vfs_read 0xffffffffba842060 8000 0", "vfs_read 0x1 8000 1")),
+            1
+        );
+        assert_eq!(failed("0", ""), 2);
     }
 
     #[test]
