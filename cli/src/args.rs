@@ -31,9 +31,11 @@ pub(crate) enum Command {
 /// The guest's console goes to standard output, hits go to standard error or to a file, and a table of all probes
 /// follows when the guest has ended. When standard input is a terminal, it is the guest's: Ctrl-A x ends the run.
 ///
-/// Exit codes: 0 the guest powered itself off or reset, or Ctrl-A x; 1 the guest died (panic, triple fault); 2 the
-/// run could not be started, and why was said; 122 a probe was overwritten, or was never armed, and which and why was
-/// said; 128 + n ended by signal n. Single functions of a pattern that cannot be armed are no error, as long as others are.
+/// Exit codes: 0 the guest powered itself off or reset, or Ctrl-A x; 2 the run could not be started, and why was said;
+/// 122 a probe was overwritten, or was never armed, and which and why was said; 123 the guest died (panic, triple fault)
+/// or halted without switching itself off; 124 it took longer than --timeout; 125 the emulated host died, which says
+/// nothing about the guest; 128 + n ended by signal n. Single functions of a pattern that cannot be armed are no error,
+/// as long as others are.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -259,6 +261,10 @@ pub(crate) struct Guest {
     /// Memory of the guest, as 512M or 2G (128M to 64G)
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
     pub(crate) memory: Memory,
+    /// End the guest when it has run so long, and say where its CPUs stood; 0 is never [default: 600, and 3600 where the
+    /// processor is emulated; never when standard input is a terminal]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
     #[command(flatten)]
     pub(crate) symbols: SymbolSource,
     #[command(flatten)]

@@ -61,7 +61,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             // Nobody may be there to read it.
             let _ = io::stderr().lock().write_all(table(&report.probes).as_bytes());
             // None of them is in a module.
-            Ok(run::exit_code(&report, &patterns, false))
+            Ok(run::exit_code(&report, &patterns, false, &|_| None))
         }
     }
 }

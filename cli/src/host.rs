@@ -1,6 +1,6 @@
 //! Where a guest runs: on this machine's KVM, or inside the emulated host.
 
-use crate::EXIT_DIED;
+use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
 use crate::run::{self, Files};
 use crate::say::say;
@@ -143,6 +143,9 @@ pub(crate) fn run_emulated(
             command = command.arg(format!("--{name}={words}"));
         }
     }
+    if let Some(seconds) = guest.timeout {
+        command = command.arg(format!("--timeout={seconds}"));
+    }
     for word in inside.words {
         command = command.arg(word);
     }
@@ -168,7 +171,7 @@ fn finish(host: EmulatedHost, command: HostCommand<'_>) -> Result<ExitCode> {
         // What was begun has died, with its host.
         Err(error) => {
             say(format_args!("{:#}", anyhow::Error::from(error)));
-            Ok(ExitCode::from(EXIT_DIED))
+            Ok(ExitCode::from(EXIT_INFRASTRUCTURE))
         }
     }
 }

@@ -22,10 +22,14 @@ use clap::Parser;
 use say::say;
 use std::process::ExitCode;
 
-/// The guest, or what it ran in, died.
-const EXIT_DIED: u8 = 1;
 /// A probe was overwritten or never armed.
 const EXIT_UNARMED: u8 = 122;
+/// The guest died, or halted without switching the machine off.
+const EXIT_DIED: u8 = 123;
+/// The guest took longer than it may.
+const EXIT_TIMEOUT: u8 = 124;
+/// What the guest ran in died, which says nothing about the guest.
+const EXIT_INFRASTRUCTURE: u8 = 125;
 /// The user asked for something that cannot be done; nothing was run.
 const EXIT_USAGE: u8 = 2;
 

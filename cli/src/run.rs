@@ -7,9 +7,10 @@ use crate::output::Writer;
 use crate::say::say;
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
-use crate::{EXIT_DIED, EXIT_UNARMED};
+use crate::{EXIT_DIED, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use probe_engine::capture::names::Names;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
@@ -19,12 +20,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use vmm::code::Unread;
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
 use vmm::probe::Probe;
 use vmm::session::{Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
+use vmm::world::Stand;
 
 /// What every guest needs: its console, and an end when it panics.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
@@ -111,7 +114,7 @@ fn run_here(
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&report, &patterns, args.allow_pending))
+    Ok(exit_code(&report, &patterns, args.allow_pending, &|at| writer.symbol(at)))
 }
 
 /// Creates the file that the user named for output.
@@ -158,6 +161,7 @@ pub(crate) fn session(
         unwind: known.unwind.map(Arc::new),
         optimize: known.optimize,
         fall_back: known.fall_back,
+        timeout: timeout(guest.timeout, interactive),
         terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;
@@ -165,6 +169,22 @@ pub(crate) fn session(
     let report = session.run(sink);
     drop(raw);
     Ok(report?)
+}
+
+/// How long the guest may take, where the user has `asked` for it or not. One whose console is a person's has no end of its
+/// own.
+fn timeout(asked: Option<u64>, interactive: bool) -> Option<Duration> {
+    /// A guest that hangs is told from one that works slowly.
+    const DEFAULT: Duration = Duration::from_secs(600);
+    /// An emulated processor takes so many times as long.
+    const EMULATED: u32 = 6;
+    match asked {
+        Some(0) => None,
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None if interactive => None,
+        None if vmm::boot::on_emulated_cpu() => Some(DEFAULT * EMULATED),
+        None => Some(DEFAULT),
+    }
 }
 
 /// What is registered for what was asked for.
@@ -205,7 +225,12 @@ pub(crate) fn cmdline(guest: &Guest) -> String {
 
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
-pub(crate) fn exit_code(report: &Report, patterns: &[Option<String>], allow_pending: bool) -> ExitCode {
+pub(crate) fn exit_code(
+    report: &Report,
+    patterns: &[Option<String>],
+    allow_pending: bool,
+    names: Names<'_>,
+) -> ExitCode {
     if report.waits > 0 {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
@@ -222,11 +247,26 @@ pub(crate) fn exit_code(report: &Report, patterns: &[Option<String>], allow_pend
             say(format_args!("ended by signal {signal}"));
             ExitCode::from(128u8.wrapping_add(*signal as u8))
         }
+        Outcome::TimedOut(stands) => {
+            say(format_args!("the guest was ended after {} s (--timeout)", report.ran.as_secs()));
+            say_stands(stands, names);
+            ExitCode::from(EXIT_TIMEOUT)
+        }
         Outcome::Died(death) => {
             say(death);
             print_registers(death);
+            say_stands(death.stands(), names);
             ExitCode::from(EXIT_DIED)
         }
+    }
+}
+
+/// Says where each CPU of the guest stood.
+fn say_stands(stands: &[Stand], names: Names<'_>) {
+    for (cpu, Stand { rip, is_halted }) in stands.iter().enumerate() {
+        let name = names(*rip).map(|name| format!(" {name}")).unwrap_or_default();
+        let halted = if *is_halted { ", halted" } else { "" };
+        say(format_args!("cpu{cpu} at {rip}{name}{halted}"));
     }
 }
 

@@ -133,6 +133,7 @@ pub struct Guest {
     optimize: Optimize,
     fall_back: bool,
     asleep: Duration,
+    keeps_events: bool,
     probes: Vec<Probe>,
 }
 
@@ -151,6 +152,7 @@ impl Guest {
             optimize: Optimize::Off,
             fall_back: false,
             asleep: Duration::ZERO,
+            keeps_events: true,
             probes: Vec::new(),
         })
     }
@@ -203,6 +205,12 @@ impl Guest {
         self
     }
 
+    /// Whose events are counted and not kept.
+    pub fn counting(mut self) -> Self {
+        self.keeps_events = false;
+        self
+    }
+
     /// With a probe. They are numbered in the order in which they are given.
     pub fn probe(mut self, probe: impl Into<Probe>) -> Self {
         self.probes.push(probe.into());
@@ -219,7 +227,7 @@ impl Guest {
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
         let Self { fit, subject, cpus, cmdline, patience, script, unwind, .. } = self;
-        let Self { optimize, fall_back, asleep, probes, .. } = self;
+        let Self { optimize, fall_back, asleep, keeps_events, probes, .. } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
@@ -238,6 +246,7 @@ impl Guest {
             unwind,
             optimize,
             fall_back,
+            timeout: None,
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),
@@ -247,7 +256,7 @@ impl Guest {
         let mut session = Session::new(&fit.hypervisor, config).unwrap();
         session.register_all(probes).unwrap();
         let handle = session.handle();
-        let mut events = Events(Vec::new(), asleep);
+        let mut events = Events { kept: Vec::new(), read: 0, keeps: keeps_events, asleep };
         let report = thread::scope(|scope| {
             let watchdog = scope.spawn({
                 let (console, handle) = (&console, handle.clone());
@@ -267,7 +276,7 @@ impl Guest {
             assert!(acted.is_ok(), "see above; the console:\n{text}");
             report.unwrap()
         });
-        Ended { console: console.text(), report, events: events.0 }
+        Ended { console: console.text(), report, events: events.kept, read: events.read }
     }
 }
 
@@ -286,13 +295,21 @@ impl Drop for StopOnPanic {
     }
 }
 
-/// Keeps all events, and sleeps so long over the first.
-struct Events(Vec<Event>, Duration);
+/// Keeps all events or counts them, and sleeps so long over the first.
+struct Events {
+    kept: Vec<Event>,
+    read: u64,
+    keeps: bool,
+    asleep: Duration,
+}
 
 impl Sink for Events {
     fn events(&mut self, events: &[Event]) -> io::Result<()> {
-        thread::sleep(std::mem::take(&mut self.1));
-        self.0.extend_from_slice(events);
+        thread::sleep(std::mem::take(&mut self.asleep));
+        self.read += events.len() as u64;
+        if self.keeps {
+            self.kept.extend_from_slice(events);
+        }
         Ok(())
     }
 }
@@ -378,8 +395,10 @@ pub struct Ended {
     pub console: String,
     /// What the session said.
     pub report: Report,
-    /// What was written down.
+    /// What was written down, where it is kept.
     pub events: Vec<Event>,
+    /// How much was written down.
+    pub read: u64,
 }
 
 impl Ended {

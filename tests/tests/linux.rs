@@ -118,10 +118,9 @@ fn pattern() {
     assert_eq!(run.hits("vfs_rmdir"), run.workload("walk", "rmdir"));
 }
 
-/// Two CPUs at once call the probed function 100,000 times each. At a trap they wait for whoever reads; a detour's ring
-/// may fill up on a busy machine, and says so. Returns how many were missed.
-fn two_cpus_hammer_one_probe(optimize: &str) -> Option<u64> {
-    let binary = binary()?;
+/// Two CPUs at once call the probed function 100,000 times each, and wait for whoever reads.
+fn two_cpus_hammer_one_probe(optimize: &str) {
+    let Some(binary) = binary() else { return };
     let optimize = format!("--optimize={optimize}");
     let words =
         ["--cpus=2", &optimize, "--probe=__x64_sys_getppid", "--cmdline=workload=pinned:100000 loglevel=5"];
@@ -132,28 +131,20 @@ fn two_cpus_hammer_one_probe(optimize: &str) -> Option<u64> {
     assert_eq!(run.workload("pinned", "calls"), 200_000);
     let summary = run.probe("__x64_sys_getppid");
     let count = |key: &str| summary[key].as_u64().unwrap();
-    let (hits, missed) = (count("hits"), count("missed"));
-    println!("{optimize}: {hits} hits, {missed} missed");
-    assert_eq!(hits + missed, run.workload("done", "getppid"), "{summary}");
+    assert_eq!((count("hits"), count("missed")), (run.workload("done", "getppid"), 0), "{summary}");
     let of = |cpu| run.output.iter().filter(|o| o["type"] == "hit" && o["vcpu"] == cpu).count() as u64;
     let [first, second] = [0, 1].map(of);
-    assert_eq!(first + second, hits, "the summary and its lines");
-    assert!(first + missed >= 100_000 && second + missed >= 100_000, "{first} {second} {summary}");
-    assert!(
-        missed == 0 || summary["reasons"] == format!("{missed} found no room in the guest's ring"),
-        "{summary}"
-    );
-    Some(missed)
+    assert_eq!(first + second, count("hits"), "the summary and its lines");
+    assert!(first >= 100_000 && second >= 100_000, "{first} {second} {summary}");
 }
 
 #[test]
 fn two_cpus_hammering_one_trap_lose_no_hit() {
-    let Some(missed) = two_cpus_hammer_one_probe("off") else { return };
-    assert_eq!(missed, 0);
+    two_cpus_hammer_one_probe("off");
 }
 
 #[test]
-fn two_cpus_hammering_one_detour_lose_no_hit_unsaid() {
+fn two_cpus_hammering_one_detour_lose_no_hit() {
     two_cpus_hammer_one_probe("require");
 }
 
@@ -304,7 +295,7 @@ fn a_vmlinux_stands_in_for_a_kernels_own_symbols() {
 fn a_guest_that_panics_has_died() {
     let Some(binary) = binary() else { return };
     let run = run(&binary, &["--probe=do_sys_openat2", "--cmdline=workload=open:3,panic"]);
-    assert_eq!(run.code, 1, "{}", run.said);
+    assert_eq!(run.code, 123, "{}", run.said);
     assert!(run.said.contains("the guest panicked: sysrq triggered crash"), "{}", run.said);
     assert!(run.said.contains("rip "), "the last registers: {}", run.said);
     assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"), "hits before it are kept");
@@ -314,7 +305,7 @@ fn a_guest_that_panics_has_died() {
 fn a_triple_fault_has_its_own_words() {
     let Some(binary) = binary() else { return };
     let run = run(&binary, &["--cmdline=workload=reboot reboot=t"]);
-    assert_eq!(run.code, 1, "{}", run.said);
+    assert_eq!(run.code, 123, "{}", run.said);
     assert!(run.said.contains("triple fault"), "{}", run.said);
 }
 

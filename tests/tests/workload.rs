@@ -81,7 +81,7 @@ fn a_step_that_there_is_not_fails_the_run() {
     let Some(binary) = binary() else { return };
     let kernel = kernel();
     let run = run(&binary, &["--kernel", kernel.to_str().unwrap(), "--cmdline", "workload=open:3,execve:2"]);
-    assert_eq!(run.code, 1, "{}", run.said);
+    assert_eq!(run.code, 123, "{}", run.said);
     assert!(run.console.contains("workload: failed execve: no such step"), "{}", run.console);
     assert!(run.said.contains("Attempted to kill init"), "{}", run.said);
 }

@@ -112,15 +112,23 @@ struct State {
     phase: Phase,
     orders: Arc<Orders>,
     vcpus: Vec<Standing>,
-    /// Where each vCPU goes on.
-    rips: Vec<Gva>,
+    stands: Vec<Stand>,
     requests: Vec<Request>,
 }
 
+/// Where a vCPU stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stand {
+    /// Where it goes on (GVA).
+    pub rip: Gva,
+    /// Whether it waits for what no interrupt brings: it is halted with interrupts off, or was never started.
+    pub is_halted: bool,
+}
+
 impl State {
-    fn goes_on_at(&mut self, id: usize, rip: Gva) {
-        if let Some(at) = self.rips.get_mut(id) {
-            *at = rip;
+    fn stands_at(&mut self, id: usize, stand: Stand) {
+        if let Some(at) = self.stands.get_mut(id) {
+            *at = stand;
         }
     }
 }
@@ -142,7 +150,7 @@ impl World {
             phase: Phase::Running,
             orders: Arc::new(orders),
             vcpus: vec![Standing::Running; cpus],
-            rips: vec![Gva(0); cpus],
+            stands: vec![Stand::default(); cpus],
             requests: Vec::new(),
         };
         Self {
@@ -166,10 +174,10 @@ impl World {
         self.attention.load(Ordering::Acquire)
     }
 
-    /// Parks vCPU `id`, which goes on at `rip`, until the stop is over.
-    pub fn rest(&self, id: usize, rip: Gva) -> Next {
+    /// Parks vCPU `id`, which stands so, until the stop is over.
+    pub fn rest(&self, id: usize, at: Stand) -> Next {
         let mut state = self.lock();
-        state.goes_on_at(id, rip);
+        state.stands_at(id, at);
         self.stand(state, id, Standing::Parked)
     }
 
@@ -177,7 +185,7 @@ impl World {
     pub fn hold(&self, request: Request) -> Next {
         let mut state = self.lock();
         let vcpu = request.vcpu;
-        state.goes_on_at(vcpu, Gva(request.regs.rip));
+        state.stands_at(vcpu, Stand { rip: Gva(request.regs.rip), is_halted: false });
         state.requests.push(request);
         // The control thread reads the queue after the wake-up, so a full counter loses nothing.
         let _ = self.wake_control.write(1);
@@ -188,7 +196,7 @@ impl World {
     /// than a stop.
     pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> Next {
         let mut state = self.lock();
-        state.goes_on_at(id, rip);
+        state.stands_at(id, Stand { rip, is_halted: false });
         if let Some(standing) = state.vcpus.get_mut(id) {
             *standing = Standing::Parked;
         }
@@ -292,10 +300,16 @@ impl Parked<'_> {
         self.world.lock().orders = Arc::new(orders);
     }
 
+    /// Where each vCPU stands.
+    #[must_use]
+    pub fn stands(&self) -> Vec<Stand> {
+        self.world.lock().stands.clone()
+    }
+
     /// Where each vCPU goes on (GVA).
     #[must_use]
     pub fn rips(&self) -> Vec<Gva> {
-        self.world.lock().rips.clone()
+        self.world.lock().stands.iter().map(|stand| stand.rip).collect()
     }
 
     /// Makes every vCPU thread end instead of going on.

@@ -52,7 +52,7 @@ const TRAPS: Boot = Boot {
         "p:read vfs_read flags=%flags:x64 if flags & 0x200",
         "r:reads vfs_read",
     ],
-    workload: "workload=pipe:4000",
+    workload: "workload=pipe:6000",
     optimize: "--optimize=off",
     checks: traps,
 };

@@ -14,6 +14,7 @@ use event::{EventJson, EventText};
 use graph::Graph;
 use hist::Histograms;
 use names::GuestNames;
+use probe_engine::addr::Gva;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::symbols::SymbolTable;
 use serde::Serialize;
@@ -60,6 +61,11 @@ impl<'a> Writer<'a> {
     /// Why hits could not be written, if they could not.
     pub(crate) fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
+    }
+
+    /// The symbol at a run-time address, where symbols are known.
+    pub(crate) fn symbol(&self, at: Gva) -> Option<String> {
+        self.names.symbol(at)
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {

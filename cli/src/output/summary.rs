@@ -166,6 +166,7 @@ pub(crate) fn end_name(end: &Outcome) -> String {
         Outcome::Quit => "quit".to_owned(),
         Outcome::Stopped => "stopped".to_owned(),
         Outcome::Signal(signal) => format!("signal {signal}"),
+        Outcome::TimedOut(_) => "timed out".to_owned(),
         Outcome::Died(death) => death.to_string(),
     }
 }

@@ -6,8 +6,12 @@ use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
 use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
-use tests::linux_rig::Guest;
+use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
 use vmm::probe::Probe;
 use vmm::session::{Command, Missed, State};
@@ -134,20 +138,46 @@ fn a_condition_counts_as_it_does_at_a_trap() {
     }
 }
 
-/// Nobody reads for a while: what does not fit is dropped, counted, and the guest goes on.
-#[test]
-fn what_finds_no_room_is_counted() {
-    const CALLS: u64 = 300_000;
-    let Some(guest) = Guest::new() else { return };
-    let guest = guest.optimize().asleep(Duration::from_secs(8)).probe(Probe::at(FUNCTION).record());
-    let ended = guest.run(&format!("getppid:{CALLS}"));
+/// How often a CPU calls where nothing may be missed.
+fn calls() -> u32 {
+    if std::env::var_os("VMM_LONG").is_some() { 1_000_000 } else { 50_000 }
+}
+
+/// Runs a guest of two CPUs of which each hit is noted down, and none is missed.
+fn notes_all(guest: Guest) -> Ended {
+    let ended = guest.cpus(2).optimize().counting().probe(Probe::at(FUNCTION).record());
+    let ended = ended.patience(Duration::from_secs(1200)).run(&format!("pinned:{}", calls()));
     ended.assert_in_order();
-    let probe = ended.probe(0);
-    println!("{} recorded, {:?}", probe.hits, probe.missed);
-    assert_eq!(probe.hits + probe.missed.ring, CALLS);
-    assert_eq!(probe.hits, ended.events.len() as u64);
-    assert!(probe.missed.ring > 0, "the ring is larger than was thought");
-    assert_eq!(probe.missed, Missed { ring: probe.missed.ring, ..Missed::default() });
+    let (probe, calls) = (ended.probe(0), ended.workload("pinned", "calls"));
+    println!("{calls} calls, {} hits, {} read, {} waits", probe.hits, ended.read, ended.report.waits);
+    assert!(matches!(probe.state, State::Optimized(_)), "{probe:?}");
+    assert_eq!((probe.hits, ended.read, probe.missed), (calls, calls, Missed::default()));
+    ended
+}
+
+/// Nobody reads for a while: the guest waits where its rings are full.
+#[test]
+fn a_reader_that_sleeps_misses_nothing() {
+    let Some(guest) = Guest::new() else { return };
+    let ended = notes_all(guest.asleep(Duration::from_secs(8)));
+    assert!(ended.report.waits > 0, "the rings are larger than was thought");
+}
+
+/// Others keep all processors busy, and the reader seldom runs.
+#[test]
+fn a_busy_machine_misses_nothing() {
+    let Some(guest) = Guest::new() else { return };
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let processors = thread::available_parallelism().map_or(2, NonZero::get);
+        for _ in 0..processors {
+            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+        }
+        // Also when it fails.
+        let notes = catch_unwind(AssertUnwindSafe(|| notes_all(guest)));
+        is_over.store(true, Ordering::Relaxed);
+        notes.unwrap_or_else(|failure| resume_unwind(failure));
+    });
 }
 
 /// Probes come and go at one place and at many, and the switch for detours is thrown, while two CPUs run there.

@@ -38,7 +38,8 @@ const KVM_FEATURE_PV_TLB_FLUSH: u32 = 1 << 9;
 /// survives. By all that the guests' oopses show, VMRUN leaves the vector behind as a pending exception until the
 /// next exit or exception, and a request to leave the execution loop that comes meanwhile delivers it. A guest that
 /// ends its interrupts with an exit closes that window soon, so there it must not have the paravirtual way.
-pub(crate) fn on_emulated_cpu() -> bool {
+#[must_use]
+pub fn on_emulated_cpu() -> bool {
     const HYPERVISOR_LEAF: u32 = 0x4000_0000;
     let leaf = std::arch::x86_64::__cpuid(HYPERVISOR_LEAF);
     [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"

@@ -6,6 +6,8 @@ pub(crate) mod cpuid;
 pub mod layout;
 pub(crate) mod registers;
 
+pub use cpuid::on_emulated_cpu;
+
 use crate::memory::GuestRam;
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::{self, KernelLoader};

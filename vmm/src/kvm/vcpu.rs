@@ -4,14 +4,14 @@ use super::entry::{self, Shadow};
 use super::exit::{DebugExit, Exit};
 use crate::devices::Devices;
 use kvm_bindings::{
-    KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state, kvm_msr_entry, kvm_regs,
-    kvm_sregs, kvm_vcpu_events,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state,
+    kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
-use probe_engine::regs::Regs;
+use probe_engine::regs::{Regs, rflags};
 use std::num::NonZeroU32;
 use vmm_sys_util::errno;
 
@@ -186,6 +186,16 @@ impl KvmVcpu {
 
     fn sregs(&mut self) -> &kvm_sregs {
         &self.fd.sync_regs_mut().sregs
+    }
+
+    /// Whether it waits, at `regs`, for what no interrupt brings: it is halted with interrupts off, or was never started.
+    pub fn is_halted(&self, regs: &Regs) -> bool {
+        let state = self.fd.get_mp_state().map_or(KVM_MP_STATE_RUNNABLE, |state| state.mp_state);
+        match state {
+            KVM_MP_STATE_RUNNABLE => false,
+            KVM_MP_STATE_HALTED => regs.rflags & rflags::IF == 0,
+            _ => true,
+        }
     }
 
     /// The rate of the host's time-stamp counter, in kHz, when its kernel relies on it (KVM_GET_TSC_KHZ).

@@ -7,6 +7,7 @@ use super::names::Names;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::stage::Stage;
+use super::standstill::Standstill;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::code::Unread;
@@ -116,6 +117,7 @@ pub(super) struct Control<'a> {
     pub(super) keys: Keys,
     pub(super) panic: Option<GuestPanic>,
     pub(super) outcome: Option<Outcome>,
+    pub(super) standstill: Standstill,
 }
 
 /// A panic that the guest is still busy with.
@@ -209,8 +211,27 @@ impl Control<'_> {
         if let Ok(end) = self.ended.try_recv() {
             self.vcpu_ended(end);
         }
-        if self.panic.as_ref().is_some_and(|panic| Instant::now() >= panic.deadline) {
+        let now = Instant::now();
+        if self.panic.as_ref().is_some_and(|panic| now >= panic.deadline) {
             self.end_by_panic();
+        }
+        if self.outcome.is_none() {
+            self.look_after(now);
+        }
+    }
+
+    /// Ends a guest whose time is over, and one that will do nothing any more.
+    fn look_after(&mut self, now: Instant) {
+        let is_over = self.standstill.is_over(now);
+        let exits = || Some(self.statistics.as_ref()?.iter().map(Statistics::exits).sum());
+        if !is_over && !self.standstill.is_silent(now, exits) {
+            return;
+        }
+        let stands = self.world.park(|id| self.threads.kick(id)).stands();
+        if is_over {
+            self.outcome = Some(Outcome::TimedOut(stands));
+        } else if stands.iter().all(|stand| stand.is_halted) {
+            self.outcome = Some(Outcome::Died(Death::Halted(stands)));
         }
     }
 

@@ -30,6 +30,7 @@
 //!     unwind: None,
 //!     optimize: Optimize::Auto,
 //!     fall_back: false,
+//!     timeout: Some(Duration::from_secs(600)),
 //!     terminal,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
@@ -63,6 +64,7 @@ mod regions;
 mod registry;
 mod report;
 mod stage;
+mod standstill;
 mod text;
 mod watches;
 
@@ -96,12 +98,13 @@ use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use stage::Stage;
+use standstill::Standstill;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -139,6 +142,8 @@ pub struct Config<'a> {
     ///
     /// [`CALLS`]: probe_engine::detour::layout::CALLS
     pub fall_back: bool,
+    /// How long the guest may take until it is [ended](Outcome::TimedOut), if it may not take for ever.
+    pub timeout: Option<Duration>,
     /// The guest's console.
     pub terminal: Terminal,
 }
@@ -332,6 +337,7 @@ impl<'a> Session<'a> {
             keys: keys::Keys::default(),
             panic: None,
             outcome: None,
+            standstill: Standstill::new(Instant::now(), config.timeout),
         };
         let _inside = Inside::enter();
         desk.attended();

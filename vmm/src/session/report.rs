@@ -2,6 +2,7 @@
 
 use super::registry::State;
 use crate::code::Unread;
+use crate::world::Stand;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::probe::table::ProbeId;
@@ -139,6 +140,8 @@ pub enum Outcome {
     Stopped,
     /// We got this signal.
     Signal(i32),
+    /// It took [longer](crate::session::Config::timeout) than it may. Where each vCPU stood then.
+    TimedOut(Vec<Stand>),
     /// The guest died.
     Died(Death),
 }
@@ -154,6 +157,9 @@ pub enum Death {
         /// At the entry of `panic`.
         regs: Regs,
     },
+    /// All of its CPUs are halted with interrupts off, or were never started: nothing will ever happen.
+    #[error("the guest has halted for good without switching the machine off")]
+    Halted(Vec<Stand>),
     /// It reset itself before its boot was over, which kernels do when they panic early.
     #[error("the guest reset itself before its kernel had started; its console may say why")]
     EarlyReset,
@@ -179,7 +185,16 @@ impl Death {
     pub fn regs(&self) -> Option<&Regs> {
         match self {
             Self::Panic { regs, .. } | Self::TripleFault(regs) | Self::Failed { regs, .. } => Some(regs),
-            Self::EarlyReset | Self::Lost(_) => None,
+            Self::Halted(_) | Self::EarlyReset | Self::Lost(_) => None,
+        }
+    }
+
+    /// Where each vCPU stood, where the guest has halted.
+    #[must_use]
+    pub fn stands(&self) -> &[Stand] {
+        match self {
+            Self::Halted(stands) => stands,
+            _ => &[],
         }
     }
 }

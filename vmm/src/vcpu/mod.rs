@@ -14,7 +14,7 @@ use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu};
 use crate::memory::GuestRam;
 use crate::session::Desk;
 use crate::trap::{self, Delivery, GuestException, Trap};
-use crate::world::{Cause, Next, Orders, Request, World};
+use crate::world::{Cause, Next, Orders, Request, Stand, World};
 pub(crate) use call::{caller, is_trampoline};
 use hit::Passed;
 use probe_engine::addr::Gva;
@@ -139,7 +139,8 @@ impl Vcpu {
             return Flow::End;
         }
         let regs = self.kvm.regs();
-        let next = self.world.rest(self.id, Gva(regs.rip));
+        let stand = Stand { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs) };
+        let next = self.world.rest(self.id, stand);
         self.obey(next, &regs, orders)
     }
 

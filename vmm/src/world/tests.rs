@@ -11,7 +11,7 @@ fn world(cpus: usize) -> World {
 fn run(world: &World, id: usize, count: &AtomicUsize) {
     loop {
         if world.wants_attention() {
-            match world.rest(id, Gva(0)) {
+            match world.rest(id, Stand::default()) {
                 Next::Run(_) => {}
                 Next::End => return world.ended(id),
             }
