@@ -5,7 +5,7 @@ use crate::functions::functions;
 use crate::host::{self, Chosen, Inside};
 use crate::output::{end_name, json, say_armed};
 use crate::run::{self, Files, Known};
-use crate::say::say;
+use crate::say::{say, standard_error};
 use crate::target::{self, Target};
 use crate::unarmed;
 use anyhow::Result;
@@ -59,7 +59,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 say(format_args!("the functions that ran could not be written: {error}"));
             }
             // Nobody may be there to read it.
-            let _ = io::stderr().lock().write_all(table(&report.probes).as_bytes());
+            let _ = standard_error().write_all(table(&report.probes).as_bytes());
             // None of them is in a module.
             Ok(run::exit_code(&report, &patterns, false, &|_| None))
         }

@@ -3,7 +3,7 @@
 use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
 use crate::run::{self, Files};
-use crate::say::say;
+use crate::say::{self, say};
 use crate::target::Target;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -17,6 +17,7 @@ use vmm::boot::{self, Payload};
 use vmm::host::{EmulatedHost, Exit, HostCommand, HostImage, Streams, fingerprint, memory_for, prepare};
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
+use vmm::printer::Printer;
 use vmm::selftest;
 use vmm::trap::Delivery;
 
@@ -165,7 +166,14 @@ pub(crate) fn run_inside(command: HostCommand<'_>) -> Result<ExitCode> {
 }
 
 fn finish(host: EmulatedHost, command: HostCommand<'_>) -> Result<ExitCode> {
-    match host.run(command, Streams::of_this_process()) {
+    let stdout = Printer::of_all(io::stdout()).context("the host has no thread left")?;
+    let stderr = say::printer().context("the host has no thread left")?;
+    let ended = host.run(command, Streams::of_this_process(stdout.clone(), stderr.clone()));
+    if ended.as_ref().is_ok_and(|ended| ended.was_asked) {
+        say::hurry();
+    }
+    say::finish(&stdout);
+    match ended.map(|ended| ended.exit) {
         Ok(Exit::Code(code)) => Ok(ExitCode::from(code as u8)),
         Ok(Exit::Signal(signal)) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
         // What was begun has died, with its host.

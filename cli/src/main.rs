@@ -47,8 +47,10 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
         ExitCode::from(EXIT_USAGE)
-    })
+    });
+    say::finish_all();
+    code
 }

@@ -1,5 +1,6 @@
 //! How a mistake in a probe definition is shown: the definition, a mark below the mistake, and what to write instead.
 
+use crate::say::standard_error;
 use ariadne::{CharSet, Config, IndexType, Label, Report, ReportKind, Source};
 use probe_engine::lang::Error;
 use std::io::{self, IsTerminal, Write};
@@ -7,9 +8,8 @@ use std::io::{self, IsTerminal, Write};
 /// Shows what is wrong with `text`, which is in `source_name` (a file, or `--probe`) in this `line`, counted from 1, on
 /// standard error. Nobody may be there to read it, which changes nothing.
 pub(crate) fn print(source_name: &str, line: usize, text: &str, error: &Error) {
-    let stderr = io::stderr();
-    let shown = render(source_name, line, text, error, stderr.is_terminal());
-    let _ = stderr.lock().write_all(&shown);
+    let shown = render(source_name, line, text, error, io::stderr().is_terminal());
+    let _ = standard_error().write_all(&shown);
 }
 
 fn render(source_name: &str, line: usize, text: &str, error: &Error, color: bool) -> Vec<u8> {

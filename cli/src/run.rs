@@ -3,8 +3,8 @@
 use crate::args::{Guest, Run};
 use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
-use crate::output::Writer;
-use crate::say::say;
+use crate::output::{Out, Writer};
+use crate::say::{finish, hurry, say};
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
 use crate::{EXIT_DIED, EXIT_TIMEOUT, EXIT_UNARMED};
@@ -15,7 +15,7 @@ use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,6 +24,7 @@ use std::time::Duration;
 use vmm::code::Unread;
 use vmm::host::RawMode;
 use vmm::kvm::Hypervisor;
+use vmm::printer::Printer;
 use vmm::probe::Probe;
 use vmm::session::{Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
@@ -99,9 +100,9 @@ fn run_here(
     hypervisor: &Hypervisor,
     delivery: Delivery,
 ) -> Result<ExitCode> {
-    let out: Box<dyn Write> = match &args.output {
-        Some(path) => Box::new(create(path)?),
-        None => Box::new(io::stderr()),
+    let out = match &args.output {
+        Some(path) => Out::file(create(path)?)?,
+        None => Out::standard_error(),
     };
     let Target { kernel, probes, symbols, unwind } = target;
     let optimize = args.optimize.to_session();
@@ -148,6 +149,7 @@ pub(crate) fn session(
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
+    let console = Printer::of_what_fits(io::stdout()).context("the host has no thread left")?;
     let config = Config {
         image: &files.image,
         kernel: known.kernel,
@@ -162,13 +164,19 @@ pub(crate) fn session(
         optimize: known.optimize,
         fall_back: known.fall_back,
         timeout: timeout(guest.timeout, interactive),
-        terminal: Terminal { out: Box::new(io::stdout()), input, interactive },
+        terminal: Terminal { out: Box::new(console.clone()), input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;
     session.register_all(probes)?;
     let report = session.run(sink);
     drop(raw);
-    Ok(report?)
+    let report = report?;
+    if matches!(report.end, Outcome::Signal(_) | Outcome::Quit) {
+        hurry();
+    }
+    // What nobody reads, nobody misses.
+    finish(&console);
+    Ok(report)
 }
 
 /// How long the guest may take, where the user has `asked` for it or not. One whose console is a person's has no end of its

@@ -1,9 +1,47 @@
 //! What the product itself says, on standard error: one line each, after its name.
+//!
+//! Nothing in this process waits for whoever reads standard error, but the end of the process.
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vmm::printer::{GRACE, Printer};
+
+static STANDARD_ERROR: OnceLock<Option<Printer>> = OnceLock::new();
+static IS_HURRIED: AtomicBool = AtomicBool::new(false);
+
+/// Standard error. Without a thread for it, whoever writes waits.
+pub(crate) fn standard_error() -> Box<dyn Write + Send> {
+    match printer() {
+        Some(printer) => Box::new(printer.clone()),
+        None => Box::new(io::stderr()),
+    }
+}
+
+/// Its printer, if there is one.
+pub(crate) fn printer() -> Option<&'static Printer> {
+    STANDARD_ERROR.get_or_init(|| Printer::of_all(io::stderr()).ok()).as_ref()
+}
 
 /// Says `line`. Nobody may be there to read it, which changes nothing.
 pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "vmm: {line}");
+    let _ = writeln!(standard_error(), "vmm: {line}");
+}
+
+/// The user wants this process to end, whether or not somebody reads what it has said.
+pub(crate) fn hurry() {
+    IS_HURRIED.store(true, Ordering::Relaxed);
+}
+
+/// Waits until `printer` has written everything, unless the user is in a [hurry].
+pub(crate) fn finish(printer: &Printer) -> bool {
+    printer.finish(IS_HURRIED.load(Ordering::Relaxed).then_some(GRACE))
+}
+
+/// The same for all that was said.
+pub(crate) fn finish_all() {
+    if let Some(Some(printer)) = STANDARD_ERROR.get() {
+        finish(printer);
+    }
 }

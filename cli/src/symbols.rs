@@ -2,6 +2,7 @@
 
 use crate::args::{Format, Symbols};
 use crate::output::json;
+use crate::say::standard_error;
 use crate::target::{kernel_path, read, read_kernel_with};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
@@ -25,7 +26,7 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     timing.done("types");
     if args.timing {
         // Nobody may be there to read it.
-        let _ = write!(io::stderr().lock(), "{timing}");
+        let _ = write!(standard_error(), "{timing}");
     }
     let btf = args.proto.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");

@@ -8,6 +8,7 @@ pub mod events;
 pub mod host;
 pub mod kvm;
 pub mod memory;
+pub mod printer;
 pub mod probe;
 pub mod reserved;
 pub mod selftest;

@@ -1,13 +1,13 @@
 //! Signals: those that end a run, and the one that interrupts a vCPU's KVM_RUN.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use vmm_sys_util::errno;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
@@ -28,22 +28,63 @@ pub fn kick(thread: &JoinHandle<()>) {
     }
 }
 
+/// The signals by which a process is told to end.
+pub(crate) const TO_END: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+
+/// As long as there is one, those signals do not what they do by default. Without it they do, also where others have
+/// asked for them.
+pub(crate) struct Caught(Arc<AtomicBool>);
+
+impl Caught {
+    /// # Errors
+    /// What sigaction(2) said.
+    pub(crate) fn catch() -> io::Result<Self> {
+        // A handler cannot be taken back, so each is installed once for the process.
+        static ACTION: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
+        let mut installed = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
+        let action = match &*installed {
+            Some(action) => action.clone(),
+            None => {
+                let action = Arc::new(AtomicBool::new(true));
+                for signal in TO_END {
+                    flag::register_conditional_default(signal, action.clone())?;
+                }
+                installed.insert(action).clone()
+            }
+        };
+        action.store(false, Ordering::Relaxed);
+        Ok(Self(action))
+    }
+
+    /// From now on they do again what they do by default.
+    pub(crate) fn release(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Caught {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
 /// The signals that end a run, as something to wait for. When it is dropped, they act as before.
 pub(crate) struct Signals {
     last: Arc<AtomicUsize>,
     wake: UnixStream,
     ids: Vec<SigId>,
+    _caught: Caught,
 }
 
 impl Signals {
-    /// Catches SIGINT, SIGTERM and SIGHUP from now on.
+    /// Catches the signals [to end](TO_END) from now on.
     ///
     /// # Errors
     /// When the host is out of descriptors.
     pub(crate) fn catch() -> io::Result<Self> {
         let (wake, ring) = UnixStream::pair()?;
-        let mut signals = Self { last: Arc::default(), wake, ids: Vec::new() };
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let mut signals = Self { last: Arc::default(), wake, ids: Vec::new(), _caught: Caught::catch()? };
+        for signal in TO_END {
             // First the number, then the wake-up: handlers run in the order of registration.
             signals.ids.push(flag::register_usize(signal, signals.last.clone(), signal as usize)?);
             signals.ids.push(pipe::register(signal, ring.try_clone()?)?);

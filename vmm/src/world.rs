@@ -201,10 +201,9 @@ impl World {
             *standing = Standing::Parked;
         }
         self.changed.notify_all();
-        // What began before the pause is not announced again.
-        if state.phase == Phase::Running {
-            (state, _) = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
-        }
+        // What began before the pause is not announced again. Others who begin theirs do not end it.
+        let waited = self.changed.wait_timeout_while(state, time, |state| state.phase == Phase::Running);
+        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         self.stand(state, id, Standing::Parked)
     }
 

@@ -234,7 +234,8 @@ mod tests {
         let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
         let probes = vec![Asked::plain(place, matches!(event.what, What::Return { .. }))];
-        let mut writer = Writer::new(Box::new(&mut bytes), format, probes, None);
+        let mut writer =
+            Writer::new(super::super::Out { to: Box::new(&mut bytes), printer: None }, format, probes, None);
         writer.events(&[event]).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()

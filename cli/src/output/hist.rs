@@ -144,7 +144,12 @@ mod tests {
 
     fn written(format: Format) -> String {
         let mut bytes = Vec::new();
-        let mut writer = Writer::new(Box::new(&mut bytes), format, probes(), None);
+        let mut writer = Writer::new(
+            super::super::Out { to: Box::new(&mut bytes), printer: None },
+            format,
+            probes(),
+            None,
+        );
         let event = |probe, vcpu| Event {
             stack: None,
             nanos: 0,

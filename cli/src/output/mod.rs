@@ -8,7 +8,7 @@ mod stack;
 mod summary;
 
 use crate::args::Format;
-use crate::say::say;
+use crate::say::{self, finish, say, standard_error};
 use crate::target::{Asked, Style};
 use event::{EventJson, EventText};
 use graph::Graph;
@@ -19,16 +19,42 @@ use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::symbols::SymbolTable;
 use serde::Serialize;
 use stack::NamedStack;
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use summary::{end_name, shown_name};
 use vmm::events::Event;
+use vmm::printer::Printer;
 use vmm::session::{ProbeReport, Report, Sink, State};
+
+/// Where hits go.
+pub(crate) struct Out<'a> {
+    to: Box<dyn Write + 'a>,
+    /// Writes them, where a reader could make this process wait.
+    printer: Option<Printer>,
+}
+
+impl Out<'_> {
+    /// The file that the user named, which may be a pipe.
+    pub(crate) fn file(file: File) -> io::Result<Self> {
+        if file.metadata()?.file_type().is_fifo() {
+            let printer = Printer::of_all(file)?;
+            return Ok(Self { to: Box::new(printer.clone()), printer: Some(printer) });
+        }
+        Ok(Self { to: Box::new(file), printer: None })
+    }
+
+    pub(crate) fn standard_error() -> Self {
+        Self { to: standard_error(), printer: say::printer().cloned() }
+    }
+}
 
 /// Writes hits as they come.
 pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
+    printer: Option<Printer>,
     format: Format,
     probes: Vec<Asked>,
     histograms: Histograms,
@@ -41,13 +67,14 @@ pub(crate) struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Hits of `probes` are written to `out`. What they show as symbols has names where those of the kernel are given.
     pub(crate) fn new(
-        out: Box<dyn Write + 'a>,
+        out: Out<'a>,
         format: Format,
         probes: Vec<Asked>,
         symbols: Option<SymbolTable>,
     ) -> Self {
         Self {
-            out: BufWriter::with_capacity(64 << 10, out),
+            out: BufWriter::with_capacity(64 << 10, out.to),
+            printer: out.printer,
             format,
             histograms: Histograms::of(&probes),
             graph: Graph::default(),
@@ -106,9 +133,14 @@ impl<'a> Writer<'a> {
             }
         }
         self.out.flush()?;
+        if let Some(printer) = &self.printer {
+            finish(printer);
+            // It fails if that did.
+            printer.clone().write_all(&[])?;
+        }
         let shown: Vec<&ProbeReport> = report.probes.iter().filter(|probe| !self.is_count(probe)).collect();
         if !shown.is_empty() {
-            io::stderr().lock().write_all(summary::table(&shown).as_bytes())?;
+            standard_error().write_all(summary::table(&shown).as_bytes())?;
         }
         Ok(())
     }
@@ -124,6 +156,10 @@ impl<'a> Writer<'a> {
 }
 
 impl Sink for Writer<'_> {
+    fn is_ready(&self) -> bool {
+        self.printer.as_ref().is_none_or(Printer::is_ready)
+    }
+
     fn events(&mut self, events: &[Event]) -> io::Result<()> {
         let written = events.iter().try_for_each(|event| self.event(event)).and_then(|()| self.out.flush());
         if let Err(error) = &written {

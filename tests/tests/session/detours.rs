@@ -6,6 +6,7 @@ use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
 use std::collections::BTreeMap;
+use std::hint::spin_loop;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +172,11 @@ fn a_busy_machine_misses_nothing() {
     thread::scope(|scope| {
         let processors = thread::available_parallelism().map_or(2, NonZero::get);
         for _ in 0..processors {
-            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    spin_loop()
+                }
+            });
         }
         // Also when it fails.
         let notes = catch_unwind(AssertUnwindSafe(|| notes_all(guest)));

@@ -2,14 +2,12 @@
 
 pub mod console;
 mod power;
-mod printer;
 
 use crate::boot::layout;
 use console::Console;
 pub use power::PowerEvent;
 use power::PowerManagement;
 pub(crate) use power::SLP_EN;
-pub use printer::Printer;
 
 /// Everything that answers on an I/O port. Shared by all vCPU threads.
 pub struct Devices {

@@ -2,7 +2,8 @@
 
 use super::protocol::{Arg, Program};
 use super::terminal::Terminal;
-use std::io::{self, Write};
+use crate::printer::Printer;
+use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
@@ -84,10 +85,10 @@ impl<'a> HostCommand<'a> {
 pub struct Streams<'a> {
     /// Standard input; none is an empty one.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// Standard output.
-    pub stdout: Box<dyn Write + 'a>,
-    /// Standard error.
-    pub stderr: Box<dyn Write + 'a>,
+    /// Standard output. The command waits for its reader, and the run does not, once it has been told to end.
+    pub stdout: Printer,
+    /// Standard error, likewise.
+    pub stderr: Printer,
     /// `stdin` is a terminal: the command gets one too, and ours is in raw mode until the run ends.
     pub terminal: Option<Terminal>,
     /// Pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGWINCH on.
@@ -95,24 +96,15 @@ pub struct Streams<'a> {
 }
 
 impl Streams<'static> {
-    /// Those of this process.
+    /// Those of this process, with these printers of its own.
     #[must_use]
-    pub fn of_this_process() -> Self {
+    pub fn of_this_process(stdout: Printer, stderr: Printer) -> Self {
         Self {
             stdin: Some(rustix::stdio::stdin()),
-            stdout: Box::new(io::stdout()),
-            stderr: Box::new(io::stderr()),
+            stdout,
+            stderr,
             terminal: Terminal::of_this_process(),
             signals: true,
         }
-    }
-}
-
-impl<'a> Streams<'a> {
-    /// Into buffers, for a test.
-    #[must_use]
-    pub fn captured(stdout: &'a mut Vec<u8>, stderr: &'a mut Vec<u8>) -> Self {
-        let (stdout, stderr) = (Box::new(stdout), Box::new(stderr));
-        Self { stdin: None, stdout, stderr, terminal: None, signals: false }
     }
 }

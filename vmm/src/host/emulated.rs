@@ -4,15 +4,16 @@ use super::command::{HostCommand, Streams};
 use super::disk::{Disk, DiskError};
 use super::machine::{Machine, MachineError, Start};
 use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
-use super::pump::{Ended, Sinks, send_input};
+use super::pump::{Broken, Sinks, send_input};
 use super::qemu::{HostImage, HostSize, Qemu};
 use super::signals::{Catcher, Ending};
 use super::snapshot::{BOOT_PATIENCE, Place, SnapshotError, boot};
 use super::terminal::RawMode;
+use crate::session::Keys;
 use std::error::Error;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -58,6 +59,15 @@ pub enum RunError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// How a command's run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// The command's end.
+    pub exit: Exit,
+    /// Whether the user has asked for it, by a signal or a key.
+    pub was_asked: bool,
 }
 
 /// A host that waits for its command. Dropping it ends it.
@@ -108,7 +118,7 @@ impl EmulatedHost {
     ///
     /// # Errors
     /// When the command could not be started, the host died under it, or its output could not be written.
-    pub fn run(mut self, command: HostCommand<'_>, streams: Streams<'_>) -> Result<Exit, RunError> {
+    pub fn run(mut self, command: HostCommand<'_>, streams: Streams<'_>) -> Result<Ended, RunError> {
         let HostCommand { program, args, env, files, outputs } = command;
         let files = files.iter().map(|path| self.disk.add(path)).collect::<Result<_, _>>()?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -122,7 +132,9 @@ impl EmulatedHost {
         let handle = catcher.as_ref().map(Catcher::handle);
         let raw = streams.stdin.filter(|_| streams.terminal.is_some()).map(RawMode::enter);
         let raw = raw.transpose().map_err(RunError::SetUp)?;
-        let ending = Ending { raw: Mutex::new(raw), ended_by: AtomicI32::new(0) };
+        let ending =
+            Ending { is_asked: AtomicBool::new(false), raw: Mutex::new(raw), ended_by: AtomicI32::new(0) };
+        let keys = streams.terminal.map(|_| Keys::default());
         let control = self.machine.control();
         let (stopped, stop_input) = io::pipe().map_err(RunError::SetUp)?;
         let (taken, credit) = mpsc::channel();
@@ -130,11 +142,11 @@ impl EmulatedHost {
 
         let result = thread::scope(|scope| {
             let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
-            scope.spawn(move || send_input(stdin, &stopped, &credit, outbox));
+            scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
             if let Some(catcher) = &mut catcher {
                 scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
             }
-            let result = sinks.receive(control);
+            let result = sinks.receive(control, &ending.is_asked);
             // Both threads end now.
             drop((sinks, stop_input));
             if let Some(handle) = handle {
@@ -142,16 +154,17 @@ impl EmulatedHost {
             }
             result
         });
-        match (result, ending.ended_by.load(Ordering::Relaxed)) {
-            (Err(Ended::Protocol(_)), signal) if signal != 0 => Ok(Exit::Signal(signal)),
-            (result, _) => result.map_err(|ended| match ended {
-                Ended::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
+        let exit = match (result, ending.ended_by.load(Ordering::Relaxed)) {
+            (Err(Broken::Protocol(_)), signal) if signal != 0 => Exit::Signal(signal),
+            (result, _) => result.map_err(|broken| match broken {
+                Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
                     self.machine.died().into()
                 }
-                Ended::Protocol(error) => MachineError::Protocol(error).into(),
-                Ended::Run(error) => error,
-            }),
-        }
+                Broken::Protocol(error) => MachineError::Protocol(error).into(),
+                Broken::Run(error) => error,
+            })?,
+        };
+        Ok(Ended { exit, was_asked: ending.is_asked.load(Ordering::Relaxed) })
     }
 }
 

@@ -35,7 +35,7 @@ mod terminal;
 
 pub use command::{HostCommand, Streams};
 pub use disk::DiskError;
-pub use emulated::{EmulatedHost, RunError, StartError};
+pub use emulated::{EmulatedHost, Ended, RunError, StartError};
 pub use machine::MachineError;
 pub use protocol::{Exit, ProtocolError};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};

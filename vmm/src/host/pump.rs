@@ -4,42 +4,52 @@ use super::emulated::RunError;
 use super::protocol::{
     Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
+use crate::printer::Printer;
+use crate::session::{Keys, Typed};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io::{BufReader, PipeReader, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 /// Why nothing more is received.
-pub(super) enum Ended {
+pub(super) enum Broken {
     Protocol(ProtocolError),
     Run(RunError),
 }
 
 /// Where what comes out goes.
 pub(super) struct Sinks<'a> {
-    pub(super) stdout: Box<dyn Write + 'a>,
-    pub(super) stderr: Box<dyn Write + 'a>,
+    pub(super) stdout: Printer,
+    pub(super) stderr: Printer,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
     /// Tells the sender of input that a frame has been taken.
     pub(super) taken: Sender<()>,
 }
 
 impl Sinks<'_> {
-    /// Carries output until the command has ended.
-    pub(super) fn receive(&mut self, control: &UnixStream) -> Result<Exit, Ended> {
+    /// Carries output until the command has ended. Once that `is_asked` for, no reader is waited for.
+    pub(super) fn receive(&mut self, control: &UnixStream, is_asked: &AtomicBool) -> Result<Exit, Broken> {
+        let print = |printer: &mut Printer, bytes: &[u8]| {
+            printer.wait_until_ready(|| is_asked.load(Ordering::Relaxed));
+            printer.write_all(bytes)
+        };
         let mut frames = FrameReader::new(BufReader::with_capacity(256 << 10, control));
         loop {
-            let message = frames.next().and_then(FromAgent::decode).map_err(Ended::Protocol)?;
-            let (sink, bytes, what) = match message {
-                FromAgent::Stdout(bytes) => (Some(&mut self.stdout), bytes, "standard output".to_owned()),
-                FromAgent::Stderr(bytes) => (Some(&mut self.stderr), bytes, "standard error".to_owned()),
+            let message = frames.next().and_then(FromAgent::decode).map_err(Broken::Protocol)?;
+            let (written, what) = match message {
+                FromAgent::Stdout(bytes) => (print(&mut self.stdout, bytes), "standard output".to_owned()),
+                FromAgent::Stderr(bytes) => (print(&mut self.stderr, bytes), "standard error".to_owned()),
                 FromAgent::Output(index, bytes) => {
-                    (self.outputs.get_mut(index as usize), bytes, format!("output {index}"))
+                    let sink = self.outputs.get_mut(index as usize);
+                    let written =
+                        sink.map_or(Ok(()), |sink| sink.write_all(bytes).and_then(|()| sink.flush()));
+                    (written, format!("output {index}"))
                 }
                 FromAgent::Exit(exit) => return Ok(exit),
-                FromAgent::Failed(why) => return Err(Ended::Run(RunError::Agent(why.to_owned()))),
+                FromAgent::Failed(why) => return Err(Broken::Run(RunError::Agent(why.to_owned()))),
                 FromAgent::StdinTaken => {
                     // The sender may have reached the end of its input.
                     let _ = self.taken.send(());
@@ -47,15 +57,17 @@ impl Sinks<'_> {
                 }
                 FromAgent::Ready => continue,
             };
-            let written = sink.map_or(Ok(()), |sink| sink.write_all(bytes).and_then(|()| sink.flush()));
-            written.map_err(|source| Ended::Run(RunError::Write { what, source }))?;
+            written.map_err(|source| Broken::Run(RunError::Write { what, source }))?;
         }
     }
 }
 
-/// Sends standard input until it ends, `stopped` is closed or the host is gone: then the receiver says why.
+/// Sends standard input until it ends, `stopped` is closed or the host is gone: then the receiver says why. At a
+/// terminal, `keys` look for those by which the user asks for the end.
 pub(super) fn send_input(
     stdin: Option<BorrowedFd<'_>>,
+    mut keys: Option<Keys>,
+    is_asked: &AtomicBool,
     stopped: &PipeReader,
     credit: &Receiver<()>,
     outbox: &Outbox<UnixStream>,
@@ -86,7 +98,11 @@ pub(super) fn send_input(
             // A terminal that hung up gives an error: that is an end too.
             Err(_) | Ok(0) => break,
             Ok(length) => {
-                let sent = send(ToAgent::Stdin(buffer.get(..length).unwrap_or_default()));
+                let typed = buffer.get(..length).unwrap_or_default();
+                if keys.as_mut().is_some_and(|keys| keys.filter(typed) == Typed::Quit) {
+                    is_asked.store(true, Ordering::Relaxed);
+                }
+                let sent = send(ToAgent::Stdin(typed));
                 if sent.is_err() {
                     return;
                 }

@@ -2,24 +2,24 @@
 
 use super::protocol::{Outbox, ToAgent};
 use super::terminal::{RawMode, WindowSize};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
-use signal_hook::flag::register_conditional_default;
+use crate::signals::{Caught, TO_END};
+use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::{Handle, Signals};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Two signals closer together than this are one request to end: a shell's and its `timeout`'s, say.
 const IMPATIENCE: Duration = Duration::from_millis(500);
 
-const TO_END: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
-
 /// What the thread for signals changes.
 pub(super) struct Ending {
+    /// The user wants the command to end.
+    pub(super) is_asked: AtomicBool,
     pub(super) raw: Mutex<Option<RawMode>>,
     /// The signal that ended the host; 0 if none did.
     pub(super) ended_by: AtomicI32,
@@ -28,15 +28,13 @@ pub(super) struct Ending {
 /// This process's signals, from now until it is dropped; then they do again what they do by default.
 pub(super) struct Catcher {
     signals: Signals,
-    default_action: Arc<AtomicBool>,
+    caught: Caught,
 }
 
 impl Catcher {
     pub(super) fn new() -> io::Result<Self> {
-        let default_action = default_action()?;
         let signals = Signals::new(TO_END.iter().chain(&[SIGWINCH]))?;
-        default_action.store(false, Ordering::Relaxed);
-        Ok(Self { signals, default_action })
+        Ok(Self { signals, caught: Caught::catch()? })
     }
 
     /// What ends [`Catcher::forward`].
@@ -58,10 +56,11 @@ impl Catcher {
                 let size = stdin.and_then(|stdin| WindowSize::of(stdin).ok());
                 size.map(ToAgent::WindowSize)
             } else {
+                ending.is_asked.store(true, Ordering::Relaxed);
                 if asked.get_or_insert_with(Instant::now).elapsed() >= IMPATIENCE {
                     ending.ended_by.store(signal, Ordering::Relaxed);
                     ending.raw.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    self.default_action.store(true, Ordering::Relaxed);
+                    self.caught.release();
                     // The receiver sees the end of the stream, and the host is dropped.
                     let _ = control.shutdown(Shutdown::Both);
                 }
@@ -73,26 +72,4 @@ impl Catcher {
             }
         }
     }
-}
-
-impl Drop for Catcher {
-    fn drop(&mut self) {
-        self.default_action.store(true, Ordering::Relaxed);
-    }
-}
-
-/// While this is set, the signals to end do what they do by default. A handler cannot be taken back, so it is
-/// installed once for the process.
-fn default_action() -> io::Result<Arc<AtomicBool>> {
-    static ACTION: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
-    let mut installed = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(action) = &*installed {
-        return Ok(Arc::clone(action));
-    }
-    let action = Arc::new(AtomicBool::new(true));
-    for signal in TO_END {
-        register_conditional_default(signal, Arc::clone(&action))?;
-    }
-    *installed = Some(Arc::clone(&action));
-    Ok(action)
 }

@@ -257,7 +257,9 @@ impl Control<'_> {
 
     /// Hands the events on that have come in. A vCPU waits when there is no room for another one.
     fn keep_up(&mut self) {
-        if let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
+        if self.sink.is_ready()
+            && let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known())
+        {
             self.hand_on(&events);
         }
     }

@@ -4,13 +4,13 @@ const CTRL_A: u8 = 0x01;
 
 /// Filters what the user types.
 #[derive(Default)]
-pub(super) struct Keys {
+pub(crate) struct Keys {
     escaped: bool,
 }
 
 /// What the typed bytes come to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Typed {
+pub(crate) enum Typed {
     /// For the guest.
     Bytes(Vec<u8>),
     /// The user quits.
@@ -18,7 +18,7 @@ pub(super) enum Typed {
 }
 
 impl Keys {
-    pub(super) fn filter(&mut self, bytes: &[u8]) -> Typed {
+    pub(crate) fn filter(&mut self, bytes: &[u8]) -> Typed {
         let mut through = Vec::with_capacity(bytes.len());
         for &byte in bytes {
             match (std::mem::take(&mut self.escaped), byte) {

@@ -16,7 +16,8 @@
 //! contract.verdict()?;
 //! let (image, initrd) = (std::fs::read("bzImage")?, std::fs::read("initrd.img")?);
 //! let kernel = Arc::new(Kernel::read(&image, None)?);
-//! let terminal = Terminal { out: Box::new(std::io::stdout()), input: None, interactive: false };
+//! let out = Printer::of_what_fits(std::io::stdout())?;
+//! let terminal = Terminal { out: Box::new(out), input: None, interactive: false };
 //! let config = Config {
 //!     image: &image,
 //!     kernel: Landmarks::of(&kernel),
@@ -71,6 +72,7 @@ mod watches;
 pub use detours::Optimize;
 pub(crate) use handle::Inside;
 pub use handle::{Answer, Command, CommandError, Desk, Handle};
+pub(crate) use keys::{Keys, Typed};
 pub use registry::{RegisterError, State};
 pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Unregistered};
 pub use stage::StageError;
@@ -78,7 +80,7 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::code::GuestCode;
-use crate::devices::{Devices, Printer, console::Console};
+use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
 use crate::kvm::{Hypervisor, KvmVcpu, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
@@ -150,7 +152,8 @@ pub struct Config<'a> {
 
 /// Where the guest's console leads.
 pub struct Terminal {
-    /// What the guest prints goes here.
+    /// What the guest prints goes here. A CPU of the guest waits for each line: a [`Printer`](crate::printer::Printer) does
+    /// not make it wait.
     pub out: Box<dyn Write + Send>,
     /// What the user types comes from here.
     pub input: Option<File>,
@@ -160,6 +163,12 @@ pub struct Terminal {
 
 /// Who is told about events, on the control thread.
 pub trait Sink {
+    /// Whether it takes events without waiting. While it does not, they are kept where they are, and a CPU of the guest
+    /// waits that has no room for more; signals, commands and keys are served. At the end of the run it is not asked.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
     /// Events of probes that [record](Probe::record), in order of time.
     ///
     /// # Errors
@@ -271,8 +280,7 @@ impl<'a> Session<'a> {
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
-        let printer = Printer::start(config.terminal.out).map_err(|e| SessionError::Host("a thread", e))?;
-        let console = Console::new(serial_interrupt, Box::new(printer), config.terminal.interactive);
+        let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
         let devices = Arc::new(Devices::new(console));
 
         let stage = Stage::first(&config.kernel, boot.load)?;

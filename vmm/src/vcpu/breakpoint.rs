@@ -16,8 +16,8 @@ use std::sync::Arc;
 enum Wait {
     /// The control thread's answer.
     Control(Internal),
-    /// Room for what is to be recorded.
-    Reader,
+    /// Room for so many records.
+    Reader(usize),
 }
 
 impl Vcpu {
@@ -43,7 +43,7 @@ impl Vcpu {
                             };
                             return self.grant(flow, wishes, orders);
                         }
-                        Wait::Reader
+                        Wait::Reader(records)
                     }
                 },
                 Verdict::NoRoom => {
@@ -58,10 +58,12 @@ impl Vcpu {
                     let (flow, wishes) = self.returned(breakpoint, number, owner, orders);
                     return self.grant(flow, wishes, orders);
                 }
-                Verdict::Return(..) => Wait::Reader,
+                Verdict::Return(..) => Wait::Reader(1),
             };
             let flow = match wait {
-                Wait::Reader => self.wait_for_reader(&breakpoint.regs, orders),
+                Wait::Reader(records) => {
+                    self.wait_for_reader(&breakpoint.regs, orders, |vcpu| vcpu.recorder.has_room(records))
+                }
                 Wait::Control(internal) => {
                     answered = true;
                     self.hold(Cause::Internal(internal), breakpoint.regs, orders)

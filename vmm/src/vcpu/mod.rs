@@ -234,12 +234,23 @@ impl Vcpu {
         Some(byte)
     }
 
-    /// The ring is full. While the reader catches up, this vCPU stands still like a parked one, where the guest is at
-    /// `regs`.
-    fn wait_for_reader(&mut self, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
+    /// A ring is full. While the reader catches up, this vCPU stands still like a parked one, where the guest is at `regs`:
+    /// until it may go on, or has other orders.
+    fn wait_for_reader(
+        &mut self,
+        regs: &Regs,
+        orders: &mut Arc<Orders>,
+        may_go_on: impl Fn(&Self) -> bool,
+    ) -> Flow {
         self.recorder.count_wait();
-        let next = self.world.pause(self.id, Gva(regs.rip), Duration::from_millis(1));
-        self.obey(next, regs, orders)
+        let before = orders.clone();
+        while Arc::ptr_eq(&before, orders) && !may_go_on(self) {
+            let next = self.world.pause(self.id, Gva(regs.rip), Duration::from_millis(1));
+            if let Flow::End = self.obey(next, regs, orders) {
+                return Flow::End;
+            }
+        }
+        Flow::Run
     }
 
     fn hold(&mut self, cause: Cause, regs: Regs, orders: &mut Arc<Orders>) -> Flow {

@@ -18,17 +18,15 @@ impl Vcpu {
         /// Bytes of the trap.
         const INT3: u64 = 1;
         let ring = self.ring_at(Gva(breakpoint.regs.rcx));
-        let has_room = loop {
-            match ring.map_or(Room::Never, |ring| self.recorder.room_for_detour(&self.ram, ring)) {
-                Room::Some => break true,
-                Room::Never => break false,
-                Room::None => {
-                    if let Flow::End = self.wait_for_reader(&breakpoint.regs, orders) {
-                        return Flow::End;
-                    }
-                }
+        let room =
+            |vcpu: &Self| ring.map_or(Room::Never, |ring| vcpu.recorder.room_for_detour(&vcpu.ram, ring));
+        while room(self) == Room::None {
+            let may_go_on = |vcpu: &Self| room(vcpu) != Room::None;
+            if let Flow::End = self.wait_for_reader(&breakpoint.regs, orders, may_go_on) {
+                return Flow::End;
             }
-        };
+        }
+        let has_room = room(self) == Room::Some;
         let flags = breakpoint.regs.rflags & !rflags::CF;
         let rflags = if has_room { flags | rflags::CF } else { flags };
         let rip = breakpoint.regs.rip.wrapping_add(INT3);

@@ -33,7 +33,8 @@ impl Vcpu {
             return flow;
         }
         while !self.recorder.has_room(count) {
-            if let Flow::End = self.wait_for_reader(&fired.regs, orders) {
+            let may_go_on = |vcpu: &Self| vcpu.recorder.has_room(count);
+            if let Flow::End = self.wait_for_reader(&fired.regs, orders, may_go_on) {
                 return Flow::End;
             }
         }
