@@ -5,7 +5,7 @@ use crate::host;
 use anyhow::Result;
 use serde::Serialize;
 use std::process::ExitCode;
-use vmm::host::{HostCommand, Qemu};
+use vmm::host::{HostCommand, Qemu, memory_for};
 use vmm::kvm::Hypervisor;
 use vmm::selftest::{self, Contract};
 use vmm::trap::Delivery;
@@ -32,9 +32,10 @@ struct Diagnosis {
 
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
     if args.place.host == HostKind::Emulated {
-        let command = HostCommand::new().arg("doctor").arg("--host=kvm");
-        let command = if args.json { command.arg("--json") } else { command };
-        return host::run_inside(command);
+        return host::run_in_host(memory_for(0, 0), || {
+            let command = HostCommand::new().arg("doctor").arg("--host=kvm");
+            if args.json { command.arg("--json") } else { command }
+        });
     }
     let diagnosis = examine(args);
     if args.json {

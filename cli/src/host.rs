@@ -14,7 +14,9 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use vmm::boot::{self, Payload};
-use vmm::host::{EmulatedHost, Exit, HostCommand, HostImage, Streams, fingerprint, memory_for, prepare};
+use vmm::host::{
+    EmulatedHost, Exit, HostCommand, HostImage, RunError, Streams, fingerprint, memory_for, prepare,
+};
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
 use vmm::printer::Printer;
@@ -57,22 +59,24 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         HostVerb::Exec { program, words, env, files } => {
-            let mut command = HostCommand::of_file(program);
-            for word in words {
-                command = command.arg(word);
-            }
-            for (name, value) in env {
-                command = command.env(name, value);
-            }
             let mut bytes = 0;
-            for (name, path) in files {
+            for (_, path) in files {
                 let path = Path::new(path);
                 bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
-                command = command.env_file(name, path);
             }
-            let memory = memory_for(0, bytes);
-            let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
-            finish(host, command)
+            run_in_host(memory_for(0, bytes), || {
+                let mut command = HostCommand::of_file(program);
+                for word in words {
+                    command = command.arg(word);
+                }
+                for (name, value) in env {
+                    command = command.env(name, value);
+                }
+                for (name, path) in files {
+                    command = command.env_file(name, Path::new(path));
+                }
+                command
+            })
         }
     }
 }
@@ -127,48 +131,53 @@ pub(crate) fn run_emulated(
     let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
     target.write(resolved.path())?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
-    let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
-    let mut command = HostCommand::new()
-        .arg(inside.verb)
-        .arg("--host=kvm")
-        .arg(format!("--cpus={}", guest.cpus))
-        .arg(format!("--memory={}", guest.memory))
-        .arg("--kernel")
-        .file(&files.kernel)
-        .arg("--initrd")
-        .file(&files.initrd)
-        .arg("--target")
-        .file(resolved.path());
-    for (name, words) in [("cmdline", &guest.cmdline), ("raw-cmdline", &guest.raw_cmdline)] {
-        if let Some(words) = words {
-            command = command.arg(format!("--{name}={words}"));
+    run_in_host(memory, || {
+        let mut command = HostCommand::new()
+            .arg(inside.verb)
+            .arg("--host=kvm")
+            .arg(format!("--cpus={}", guest.cpus))
+            .arg(format!("--memory={}", guest.memory))
+            .arg("--kernel")
+            .file(&files.kernel)
+            .arg("--initrd")
+            .file(&files.initrd)
+            .arg("--target")
+            .file(resolved.path());
+        for (name, words) in [("cmdline", &guest.cmdline), ("raw-cmdline", &guest.raw_cmdline)] {
+            if let Some(words) = words {
+                command = command.arg(format!("--{name}={words}"));
+            }
         }
-    }
-    if let Some(seconds) = guest.timeout {
-        command = command.arg(format!("--timeout={seconds}"));
-    }
-    for word in inside.words {
-        command = command.arg(word);
-    }
-    if inside.format == Format::Json {
-        command = command.arg("--format=json");
-    }
-    if let Some(file) = output {
-        command = command.arg("--output").output(file);
-    }
-    finish(host, command)
+        if let Some(seconds) = guest.timeout {
+            command = command.arg(format!("--timeout={seconds}"));
+        }
+        for word in &inside.words {
+            command = command.arg(word);
+        }
+        if inside.format == Format::Json {
+            command = command.arg("--format=json");
+        }
+        if let Some(file) = &output {
+            command = command.arg("--output").output(file);
+        }
+        command
+    })
 }
 
-/// Runs `command` inside the emulated host, with our terminal, streams and signals.
-pub(crate) fn run_inside(command: HostCommand<'_>) -> Result<ExitCode> {
-    let host = with_image(|image| Ok(EmulatedHost::start(image, memory_for(0, 0))?))?;
-    finish(host, command)
-}
-
-fn finish(host: EmulatedHost, command: HostCommand<'_>) -> Result<ExitCode> {
+/// Runs what `command` says inside an emulated host with `memory` MiB, with our terminal, streams and signals. A host that
+/// dies before anything was seen of it says nothing about the command, which is then run once more.
+pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>) -> Result<ExitCode> {
     let stdout = Printer::of_all(io::stdout()).context("the host has no thread left")?;
     let stderr = say::printer().context("the host has no thread left")?;
-    let ended = host.run(command, Streams::of_this_process(stdout.clone(), stderr.clone()));
+    let run = || -> Result<_> {
+        let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
+        Ok(host.run(command(), Streams::of_this_process(stdout.clone(), stderr.clone())))
+    };
+    let mut ended = run()?;
+    if let Err(RunError::Unseen(error)) = &ended {
+        say(format_args!("{error}; nothing was seen of what it was to run, which is run once more"));
+        ended = run()?;
+    }
     if ended.as_ref().is_ok_and(|ended| ended.was_asked) {
         say::hurry();
     }

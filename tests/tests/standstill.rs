@@ -1,4 +1,4 @@
-//! Guests that do not come to an end by themselves.
+//! Guests that do not come to an end by themselves, and readers that stand still.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -6,7 +6,12 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
-use tests::product::{binary, initrd_with, kernel, run};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Read;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+use tests::product::{binary, command, initrd_with, kernel, run};
 
 /// A first process that waits for ever: what was seen until then is told, and where the CPUs stood.
 #[test]
@@ -42,4 +47,41 @@ fn a_guest_that_halts_has_died() {
     assert_eq!(run.said.matches(", halted").count(), 2, "{}", run.said);
     assert!(run.console.contains("System halted"), "{}", run.console);
     assert_eq!(run.hits("rest_init"), 1);
+}
+
+/// `vmm run 2>&1 | less`: whoever stops reading does not keep a signal away.
+#[test]
+fn a_reader_that_stands_still_does_not_make_it_deaf() {
+    let Some(binary) = binary() else { return };
+    let kernel = kernel();
+    let temporary = tempfile::tempdir().unwrap();
+    let words = ["run", "--kernel", kernel.to_str().unwrap(), "--probe=vfs_*", "--timeout=0"];
+    let words = [&words[..], &["--cmdline", "workload=mix:100000"]].concat();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut run = command(&binary, temporary.path(), &words);
+    run.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = run.spawn().unwrap();
+    drop(run);
+    // It is armed, and then nobody reads: a pipe is soon full, and so is what waits for it.
+    let mut seen = String::new();
+    while !seen.contains(" cpu0 ") {
+        let mut some = [0; 1024];
+        let length = reader.read(&mut some).unwrap();
+        assert!(length > 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&some[..length]));
+    }
+    thread::sleep(Duration::from_secs(10));
+    assert!(child.try_wait().unwrap().is_none(), "{seen}");
+    let told = Instant::now();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    // Half a second here; on a busy machine whoever is deaf is told from whoever is slow.
+    while child.try_wait().unwrap().is_none() {
+        if told.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it is deaf");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    println!("it ended {} ms after the signal", told.elapsed().as_millis());
+    assert_eq!(child.wait().unwrap().code(), Some(128 + Signal::TERM.as_raw()));
 }

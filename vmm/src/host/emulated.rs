@@ -7,7 +7,7 @@ use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
 use super::pump::{Broken, Sinks, send_input};
 use super::qemu::{HostImage, HostSize, Qemu};
 use super::signals::{Catcher, Ending};
-use super::snapshot::{BOOT_PATIENCE, Place, SnapshotError, boot};
+use super::snapshot::{PATIENCE, Place, SnapshotError, boot};
 use super::terminal::RawMode;
 use crate::session::Keys;
 use std::error::Error;
@@ -16,11 +16,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use thiserror::Error;
-
-/// A restored host answers within 0.2 s here; this is for a loaded machine.
-const RESTORE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why the host does not start.
 #[derive(Debug, Error)]
@@ -51,6 +48,9 @@ pub enum RunError {
     /// The host died or speaks nonsense.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// The host died before anything of the command was seen, which can be run again.
+    #[error(transparent)]
+    Unseen(MachineError),
     /// Something that the command printed could not be written here.
     #[error("cannot write {what}")]
     Write {
@@ -86,25 +86,23 @@ impl EmulatedHost {
     /// When QEMU is missing or too old, or the host does not boot.
     pub fn start(image: &HostImage<'_>, memory_mib: u64) -> Result<Self, StartError> {
         let qemu = Qemu::find().map_err(SnapshotError::Qemu)?;
-        let size = HostSize::new(memory_mib);
+        let size = HostSize { memory_mib };
         let place = Place::of(&qemu, image, size)?;
         let disk = Disk::new().map_err(MachineError::SetUp)?;
         let restored = match place.open_or_make(&qemu, image) {
-            Ok(state) => restore(&qemu, image, &size, &disk, &state).map_err(|error| {
+            Ok(state) => restore(&qemu, image, size, &disk, &state).map_err(|error| {
                 place.remove();
-                chain(&error)
+                format!("its snapshot cannot be restored: {}", chain(&error))
             }),
-            Err(error) if error.leaves_a_boot() => Err(chain(&error)),
+            Err(error) if error.leaves_a_boot() => Err(format!("there is no snapshot: {}", chain(&error))),
             Err(error) => return Err(error.into()),
         };
         let machine = match restored {
             Ok(machine) => machine,
             Err(why) => {
-                (image.notice)(&format!(
-                    "booting the emulated host takes some seconds: there is no snapshot ({why})"
-                ));
-                let mut machine = boot(&qemu, image, &size, &disk)?;
-                machine.wait_ready(BOOT_PATIENCE)?;
+                (image.notice)(&format!("booting the emulated host takes some seconds ({why})"));
+                let mut machine = boot(&qemu, image, size, &disk)?;
+                machine.wait_ready(PATIENCE)?;
                 machine
             }
         };
@@ -138,27 +136,30 @@ impl EmulatedHost {
         let control = self.machine.control();
         let (stopped, stop_input) = io::pipe().map_err(RunError::SetUp)?;
         let (taken, credit) = mpsc::channel();
-        let mut sinks = Sinks { stdout: streams.stdout, stderr: streams.stderr, outputs, taken };
+        let (stdout, stderr) = (streams.stdout, streams.stderr);
+        let mut sinks = Sinks { stdout, stderr, outputs, taken, is_seen: false };
 
-        let result = thread::scope(|scope| {
+        let (result, is_seen) = thread::scope(|scope| {
             let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
             scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
             if let Some(catcher) = &mut catcher {
                 scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
             }
             let result = sinks.receive(control, &ending.is_asked);
+            let is_seen = sinks.is_seen;
             // Both threads end now.
             drop((sinks, stop_input));
             if let Some(handle) = handle {
                 handle.close();
             }
-            result
+            (result, is_seen)
         });
         let exit = match (result, ending.ended_by.load(Ordering::Relaxed)) {
             (Err(Broken::Protocol(_)), signal) if signal != 0 => Exit::Signal(signal),
             (result, _) => result.map_err(|broken| match broken {
                 Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
-                    self.machine.died().into()
+                    let died = self.machine.died();
+                    if is_seen { died.into() } else { RunError::Unseen(died) }
                 }
                 Broken::Protocol(error) => MachineError::Protocol(error).into(),
                 Broken::Run(error) => error,
@@ -171,12 +172,12 @@ impl EmulatedHost {
 fn restore(
     qemu: &Qemu,
     image: &HostImage<'_>,
-    size: &HostSize,
+    size: HostSize,
     disk: &Disk,
     state: &File,
 ) -> Result<Machine, MachineError> {
-    let mut machine = Machine::start(qemu, image.kernel, size, disk, &Start::Restore(state))?;
-    machine.wait_ready(RESTORE_PATIENCE)?;
+    let mut machine = Machine::start(qemu, image, size, disk, &Start::Restore(state))?;
+    machine.wait_ready(PATIENCE)?;
     Ok(machine)
 }
 

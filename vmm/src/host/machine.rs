@@ -1,8 +1,9 @@
 //! One running QEMU: started with everything passed as open descriptors, killed when dropped.
 
 use super::disk::Disk;
+use super::processor::Processor;
 use super::protocol::{FrameReader, FromAgent, ProtocolError, ToAgent};
-use super::qemu::{HostSize, Qemu, machine_args};
+use super::qemu::{HostImage, HostSize, Qemu, machine_args};
 use super::spawn;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
 use std::ffi::OsString;
@@ -58,20 +59,24 @@ pub(super) struct Machine {
     monitor: UnixStream,
     /// What QEMU and the kernel's console say.
     log: File,
+    /// Where it runs.
+    _processor: Processor,
 }
 
 impl Machine {
-    /// Starts QEMU. It dies with the calling thread, however that ends.
+    /// Starts QEMU for `image`. It dies with the calling thread, however that ends.
     pub(super) fn start(
         qemu: &Qemu,
-        kernel: &Path,
-        size: &HostSize,
+        image: &HostImage<'_>,
+        size: HostSize,
         disk: &Disk,
         start: &Start<'_>,
     ) -> Result<Self, MachineError> {
-        let (command, ends) = command(qemu, kernel, size, disk, start).map_err(MachineError::SetUp)?;
-        let child = spawn::bound_to_us(command, ends.inherited).map_err(MachineError::Start)?;
-        Ok(Self { child, control: ends.control, monitor: ends.monitor, log: ends.log })
+        let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(MachineError::SetUp)?;
+        let processor = Processor::take(&image.folder());
+        let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(MachineError::Start)?;
+        let Ends { control, monitor, log, .. } = ends;
+        Ok(Self { child, control, monitor, log, _processor: processor })
     }
 
     /// Waits until the agent inside answers.
@@ -157,7 +162,7 @@ struct Ends {
 fn command(
     qemu: &Qemu,
     kernel: &Path,
-    size: &HostSize,
+    size: HostSize,
     disk: &Disk,
     start: &Start<'_>,
 ) -> io::Result<(Command, Ends)> {

@@ -24,6 +24,7 @@ mod command;
 mod disk;
 mod emulated;
 mod machine;
+mod processor;
 mod protocol;
 mod pump;
 mod qemu;

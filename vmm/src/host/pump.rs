@@ -27,6 +27,8 @@ pub(super) struct Sinks<'a> {
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
     /// Tells the sender of input that a frame has been taken.
     pub(super) taken: Sender<()>,
+    /// Whether anything has come out, or gone in.
+    pub(super) is_seen: bool,
 }
 
 impl Sinks<'_> {
@@ -51,12 +53,14 @@ impl Sinks<'_> {
                 FromAgent::Exit(exit) => return Ok(exit),
                 FromAgent::Failed(why) => return Err(Broken::Run(RunError::Agent(why.to_owned()))),
                 FromAgent::StdinTaken => {
+                    self.is_seen = true;
                     // The sender may have reached the end of its input.
                     let _ = self.taken.send(());
                     continue;
                 }
                 FromAgent::Ready => continue,
             };
+            self.is_seen = true;
             written.map_err(|source| Broken::Run(RunError::Write { what, source }))?;
         }
     }

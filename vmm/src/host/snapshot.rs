@@ -1,10 +1,11 @@
 //! A host that has booted once, kept in a file: starting from it takes a tenth of a second instead of seconds.
 //!
-//! The file's name says what it was made from. One that was made from anything else is removed when a new one is
-//! made. A file appears under its name only when it is whole, and one process at a time makes one.
+//! The file's name says what it was made from. Those that were not used for the longest time are removed when a new one is
+//! made: several versions of this program may take turns. A file appears under its name only when it is whole, and one process at a time makes one.
 
 use super::disk::Disk;
 use super::machine::{Machine, MachineError, Start};
+use super::processor;
 use super::qemu::{HostImage, HostSize, Qemu, QemuError, fingerprint, machine_args};
 use super::qmp::{Qmp, QmpError};
 use sha2::{Digest, Sha256};
@@ -15,11 +16,16 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use thiserror::Error;
 
-/// A boot takes 4 s here; this is for a loaded machine.
-pub(super) const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// A boot takes 4 s here, and a restored host answers within 0.2 s; this is for a loaded machine.
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Held by whoever makes one.
+const LOCK: &str = "lock";
+/// One that is being made.
+const UNFINISHED: &str = "unfinished";
 
 /// A bigger host has none: the kernel describes each page in memory, so that 64 GiB make a snapshot of 1.3 GB.
 const MEMORY_MAX_MIB: u64 = 16 << 10;
@@ -73,7 +79,7 @@ impl SnapshotError {
 /// # Errors
 /// See [`SnapshotError`].
 pub fn prepare(image: &HostImage<'_>, memory_mib: u64) -> Result<(), SnapshotError> {
-    let (qemu, size) = (Qemu::find()?, HostSize::new(memory_mib));
+    let (qemu, size) = (Qemu::find()?, HostSize { memory_mib });
     Place::of(&qemu, image, size)?.open_or_make(&qemu, image).map(|_| ())
 }
 
@@ -90,7 +96,7 @@ impl Place {
     pub(super) fn of(qemu: &Qemu, image: &HostImage<'_>, size: HostSize) -> Result<Self, SnapshotError> {
         let kernel = fingerprint(image.kernel)
             .map_err(|source| SnapshotError::Kernel { path: image.kernel.into(), source })?;
-        let args = machine_args(image.kernel, &HostSize { cpus: 0, memory_mib: 0 });
+        let args = machine_args(image.kernel, HostSize { memory_mib: 0 });
         let mut hash = Sha256::new();
         let parts = [qemu.path.as_os_str().as_bytes(), qemu.version.as_bytes(), kernel.as_bytes()];
         let parts = parts.into_iter().chain([image.initramfs_key.as_bytes()]);
@@ -99,11 +105,11 @@ impl Place {
             hash.update([0]);
         }
         let key = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { folder: image.cache_dir.join("host"), key, size })
+        Ok(Self { folder: image.folder(), key, size })
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.join(format!("{}-{}cpu-{}m", self.key, self.size.cpus, self.size.memory_mib))
+        self.folder.join(format!("{}-{}m", self.key, self.size.memory_mib))
     }
 
     /// Opens the snapshot; makes it first if it is not there.
@@ -112,6 +118,8 @@ impl Place {
             return Err(SnapshotError::TooBig(self.size.memory_mib));
         }
         if let Ok(state) = File::open(self.path()) {
+            // It has been used now. Where that cannot be noted down it may be made again sooner.
+            let _ = state.set_modified(SystemTime::now());
             return Ok(state);
         }
         let unusable = |path: &Path| {
@@ -120,16 +128,16 @@ impl Place {
         };
         let folder = &self.folder;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable(folder))?;
-        let lock = folder.join("lock");
+        let lock = folder.join(LOCK);
         // Held until this returns; whoever waits for it finds the snapshot made.
         let guard = OpenOptions::new().write(true).create(true).truncate(false).open(&lock);
         guard.and_then(|file| file.lock().map(|()| file)).map_err(unusable(&lock)).and_then(|_guard| {
             if let Ok(state) = File::open(self.path()) {
                 return Ok(state);
             }
-            self.remove_others().map_err(unusable(folder))?;
+            remove_oldest(folder).map_err(unusable(folder))?;
             (image.notice)("preparing the emulated host; this is done once and takes some seconds");
-            self.make(qemu, image, &folder.join("unfinished"))
+            self.make(qemu, image, &folder.join(UNFINISHED))
         })
     }
 
@@ -156,23 +164,30 @@ impl Place {
 
     fn boot_and_save(&self, qemu: &Qemu, image: &HostImage<'_>, state: &File) -> Result<(), SnapshotError> {
         let disk = Disk::new().map_err(MachineError::SetUp)?;
-        let mut machine = boot(qemu, image, &self.size, &disk)?;
-        machine.wait_ready(BOOT_PATIENCE)?;
+        let mut machine = boot(qemu, image, self.size, &disk)?;
+        machine.wait_ready(PATIENCE)?;
         let save = || Qmp::new(machine.monitor()?)?.save(&path_for_qemu(state));
         save().map_err(|error: QmpError| SnapshotError::Save(error.to_string()))
     }
+}
 
-    /// Removes what was made from something else, and what was left unfinished.
-    fn remove_others(&self) -> io::Result<()> {
-        for entry in fs::read_dir(&self.folder)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if name != "lock" && !name.as_bytes().starts_with(self.key.as_bytes()) {
-                fs::remove_file(entry.path())?;
-            }
+/// Removes what was left unfinished, and the snapshots that were not used for the longest time.
+fn remove_oldest(folder: &Path) -> io::Result<()> {
+    /// So many are kept, beside the one that is about to be made: each has a hundred megabytes or more.
+    const KEPT: usize = 3;
+    let mut snapshots = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == UNFINISHED {
+            fs::remove_file(entry.path())?;
+        } else if name != LOCK && !processor::is_lock(name.as_bytes()) {
+            snapshots.push((entry.metadata()?.modified()?, entry.path()));
         }
-        Ok(())
     }
+    snapshots.sort();
+    let old = snapshots.len().saturating_sub(KEPT);
+    snapshots.iter().take(old).try_for_each(|(_, path)| fs::remove_file(path))
 }
 
 /// A path to one of our open files that QEMU, another process, can use, whatever characters its own path has.
@@ -184,9 +199,29 @@ fn path_for_qemu(file: &File) -> String {
 pub(super) fn boot(
     qemu: &Qemu,
     image: &HostImage<'_>,
-    size: &HostSize,
+    size: HostSize,
     disk: &Disk,
 ) -> Result<Machine, SnapshotError> {
     let initramfs = (image.initramfs)().map_err(SnapshotError::Initramfs)?;
-    Ok(Machine::start(qemu, image.kernel, size, disk, &Start::Boot(&initramfs))?)
+    Ok(Machine::start(qemu, image, size, disk, &Start::Boot(&initramfs))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_of_other_programs_are_kept_until_there_are_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = [LOCK, UNFINISHED, "processor-1", "a", "b", "c", "d", "e"];
+        for (age, name) in names.iter().enumerate() {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(100 - age as u64)).unwrap();
+        }
+        remove_oldest(folder.path()).unwrap();
+        let left = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, ["a", "b", "c", LOCK, "processor-1"]);
+    }
 }

@@ -1,27 +1,34 @@
 //! The two things a child must do between `fork` and `exec`.
 #![allow(unsafe_code, reason = "`pre_exec` is unsafe: what runs there must be async-signal-safe")]
 
+use super::processor::Processor;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Signal, getpid, getppid, ioctl_tiocsctty, set_parent_process_death_signal, setsid};
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
-/// Starts `command` with `inherit` open in it under the same numbers, on one CPU of this machine alone. The kernel
+/// Starts `command` with `inherit` open in it under the same numbers, on `processor` of this machine alone. The kernel
 /// kills it when the **thread** that called this ends, however it ends.
 ///
-/// One CPU, because QEMU's threads race when they run side by side. What was seen: guests that took one timer
+/// One processor, because QEMU's threads race when they run side by side. What was seen: guests that took one timer
 /// interrupt inside another, with interrupts disabled, and died; on one CPU, storms of hits did not bring it about.
 /// What QEMU's structure suggests: a thread that raises an interrupt asks the emulated processor to leave its loop a
 /// moment later, and if that processor has meanwhile entered a guest with an injected interrupt, it delivers that
-/// interrupt twice. Threads that take turns hardly ever meet in that moment. It costs a guest with several CPUs
-/// some of its speed.
+/// interrupt twice. Threads that take turns hardly ever meet in that moment. For the same reason
+/// the machine inside has one processor: there are no others whose requests interrupt it.
 ///
 /// # Errors
 /// That of the system call that failed.
-pub(super) fn bound_to_us(mut command: Command, inherit: Vec<OwnedFd>) -> io::Result<Child> {
+pub(super) fn bound_to_us(
+    mut command: Command,
+    inherit: Vec<OwnedFd>,
+    processor: &Processor,
+) -> io::Result<Child> {
+    let mut here = CpuSet::new();
+    here.set(processor.number());
     let parent = getpid();
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -29,8 +36,6 @@ pub(super) fn bound_to_us(mut command: Command, inherit: Vec<OwnedFd>) -> io::Re
             // We were gone before the kernel was asked.
             return Err(Errno::SRCH.into());
         }
-        let mut here = CpuSet::new();
-        here.set(sched_getcpu());
         sched_setaffinity(None, &here)?;
         for fd in &inherit {
             fcntl_setfd(fd, FdFlags::empty())?;
