@@ -1,12 +1,17 @@
-//! `vmm host exec`: a program of this machine inside the emulated host.
+//! The emulated host: a program of this machine inside it, and its death.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::env;
 use std::fs;
+use std::io::{self, Read};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 use tests::product::{binary, command};
 
 /// Set inside only: a file that was copied in.
@@ -48,5 +53,53 @@ fn a_variable_without_a_name_or_a_file_that_is_not_there_is_an_error() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(says), "{said}");
+    }
+}
+
+/// The process whose parent is `parent`, once there is one.
+fn child_of(parent: u32) -> Pid {
+    loop {
+        for entry in fs::read_dir("/proc").unwrap() {
+            let stat = fs::read_to_string(entry.unwrap().path().join("stat")).unwrap_or_default();
+            // PID (NAME) STATE PARENT ..., and a name may hold anything.
+            let after = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2));
+            if after.is_some_and(|found| found == parent.to_string()) {
+                let number = stat.split(' ').next().and_then(|pid| pid.parse().ok());
+                return number.and_then(Pid::from_raw).unwrap();
+            }
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A host that dies says nothing about the guest. Before anything was seen of that, it is started once more; afterwards its
+/// death is the end, with an exit code of its own.
+#[test]
+fn a_host_that_dies_is_started_once_more_unless_something_was_seen() {
+    let Some(binary) = binary() else { return };
+    let words = ["run", "--host=emulated", "--probe=rest_init", "--cmdline=workload=open:1,idle:5"];
+    for is_seen in [false, true] {
+        let (mut printed, writer) = io::pipe().unwrap();
+        let mut run = command(&binary, &env::temp_dir(), &words);
+        let mut child = run.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run);
+        let host = child_of(child.id());
+        let mut text = String::new();
+        while is_seen && !text.contains("workload: open") {
+            let mut some = [0; 1024];
+            let length = printed.read(&mut some).unwrap();
+            assert!(length > 0, "{text}");
+            text.push_str(&String::from_utf8_lossy(some.get(..length).unwrap()));
+        }
+        // A guest takes seconds until it says something.
+        thread::sleep(Duration::from_millis(200));
+        kill_process(host, Signal::KILL).unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        printed.read_to_string(&mut text).unwrap();
+        let code = child.wait().unwrap().code();
+        assert_eq!(said.contains("is run once more"), !is_seen, "{said}");
+        assert_eq!(code, Some(if is_seen { 125 } else { 0 }), "{said}");
+        assert_eq!(text.matches("workload: open calls=1").count(), 1, "{text}{said}");
     }
 }

@@ -6,7 +6,9 @@
 //! use probe_engine::addr::Gva;
 //! use probe_engine::linux::{kernel::Kernel, landmarks::Landmarks};
 //! use std::sync::Arc;
+//! use std::time::Duration;
 //! use vmm::kvm::Hypervisor;
+//! use vmm::printer::Printer;
 //! use vmm::probe::Probe;
 //! use vmm::session::{Config, Optimize, Session, Terminal};
 //!
