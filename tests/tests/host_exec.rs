@@ -56,17 +56,33 @@ fn a_variable_without_a_name_or_a_file_that_is_not_there_is_an_error() {
     }
 }
 
-/// The process whose parent is `parent`, once there is one.
-fn child_of(parent: u32) -> Pid {
+/// The emulated host that `parent` started, once there is one. QEMU is also asked for its version, by a process of its own.
+fn host_of(parent: u32) -> Pid {
     loop {
         for entry in fs::read_dir("/proc").unwrap() {
-            let stat = fs::read_to_string(entry.unwrap().path().join("stat")).unwrap_or_default();
+            let process = entry.unwrap().path();
+            let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
             // PID (NAME) STATE PARENT ..., and a name may hold anything.
             let after = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2));
-            if after.is_some_and(|found| found == parent.to_string()) {
+            let words = fs::read(process.join("cmdline")).unwrap_or_default();
+            if after.is_some_and(|found| found == parent.to_string())
+                && words.split(|&byte| byte == 0).any(|word| word == b"-smp")
+            {
                 let number = stat.split(' ').next().and_then(|pid| pid.parse().ok());
                 return number.and_then(Pid::from_raw).unwrap();
             }
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `process` catches SIGTERM: from then on its emulated host has its command.
+fn wait_for_its_command(process: u32) {
+    loop {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        if u64::from_str_radix(caught, 16).unwrap() & 1 << (Signal::TERM.as_raw() - 1) != 0 {
+            return;
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -83,7 +99,8 @@ fn a_host_that_dies_is_started_once_more_unless_something_was_seen() {
         let mut run = command(&binary, &env::temp_dir(), &words);
         let mut child = run.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
         drop(run);
-        let host = child_of(child.id());
+        wait_for_its_command(child.id());
+        let host = host_of(child.id());
         let mut text = String::new();
         while is_seen && !text.contains("workload: open") {
             let mut some = [0; 1024];
@@ -91,8 +108,6 @@ fn a_host_that_dies_is_started_once_more_unless_something_was_seen() {
             assert!(length > 0, "{text}");
             text.push_str(&String::from_utf8_lossy(some.get(..length).unwrap()));
         }
-        // A guest takes seconds until it says something.
-        thread::sleep(Duration::from_millis(200));
         kill_process(host, Signal::KILL).unwrap();
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

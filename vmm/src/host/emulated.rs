@@ -48,7 +48,7 @@ pub enum RunError {
     /// The host died or speaks nonsense.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The host died before anything of the command was seen, which can be run again.
+    /// The host died before anything of the command was seen, and before the user had said anything: it can be run again.
     #[error(transparent)]
     Unseen(MachineError),
     /// Something that the command printed could not be written here.
@@ -141,18 +141,20 @@ impl EmulatedHost {
 
         let (result, is_seen) = thread::scope(|scope| {
             let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
-            scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
+            let input =
+                scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
             if let Some(catcher) = &mut catcher {
                 scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
             }
             let result = sinks.receive(control, &ending.is_asked);
-            let is_seen = sinks.is_seen;
+            let is_shown = sinks.is_seen;
             // Both threads end now.
             drop((sinks, stop_input));
             if let Some(handle) = handle {
                 handle.close();
             }
-            (result, is_seen)
+            let is_read = input.join().unwrap_or(true);
+            (result, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed))
         });
         let exit = match (result, ending.ended_by.load(Ordering::Relaxed)) {
             (Err(Broken::Protocol(_)), signal) if signal != 0 => Exit::Signal(signal),

@@ -27,7 +27,7 @@ pub(super) struct Sinks<'a> {
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
     /// Tells the sender of input that a frame has been taken.
     pub(super) taken: Sender<()>,
-    /// Whether anything has come out, or gone in.
+    /// Whether anything has come out.
     pub(super) is_seen: bool,
 }
 
@@ -53,7 +53,6 @@ impl Sinks<'_> {
                 FromAgent::Exit(exit) => return Ok(exit),
                 FromAgent::Failed(why) => return Err(Broken::Run(RunError::Agent(why.to_owned()))),
                 FromAgent::StdinTaken => {
-                    self.is_seen = true;
                     // The sender may have reached the end of its input.
                     let _ = self.taken.send(());
                     continue;
@@ -67,7 +66,8 @@ impl Sinks<'_> {
 }
 
 /// Sends standard input until it ends, `stopped` is closed or the host is gone: then the receiver says why. At a
-/// terminal, `keys` look for those by which the user asks for the end.
+/// terminal, `keys` look for those by which the user asks for the end. Says whether anything was read, which a command that
+/// is run once more would not get.
 pub(super) fn send_input(
     stdin: Option<BorrowedFd<'_>>,
     mut keys: Option<Keys>,
@@ -75,40 +75,41 @@ pub(super) fn send_input(
     stopped: &PipeReader,
     credit: &Receiver<()>,
     outbox: &Outbox<UnixStream>,
-) {
+) -> bool {
     let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
     let mut buffer = [0; STDIN_CHUNK];
-    let mut under_way = 0;
+    let (mut under_way, mut is_read) = (0, false);
     while let Some(stdin) = stdin {
         under_way -= credit.try_iter().count().min(under_way);
         if under_way == STDIN_WINDOW {
             match credit.recv() {
                 Ok(()) => under_way -= 1,
-                Err(_) => return,
+                Err(_) => return is_read,
             }
         }
         let mut fds = [PollFd::from_borrowed_fd(stdin, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
         match poll(&mut fds, None) {
             Err(Errno::INTR) => continue,
-            Err(_) => return,
+            Err(_) => return is_read,
             Ok(_) => {}
         }
         let [_, stop] = &fds;
         if !stop.revents().is_empty() {
-            return;
+            return is_read;
         }
         match rustix::io::read(stdin, &mut buffer) {
             Err(Errno::INTR | Errno::AGAIN) => continue,
             // A terminal that hung up gives an error: that is an end too.
             Err(_) | Ok(0) => break,
             Ok(length) => {
+                is_read = true;
                 let typed = buffer.get(..length).unwrap_or_default();
                 if keys.as_mut().is_some_and(|keys| keys.filter(typed) == Typed::Quit) {
                     is_asked.store(true, Ordering::Relaxed);
                 }
                 let sent = send(ToAgent::Stdin(typed));
                 if sent.is_err() {
-                    return;
+                    return true;
                 }
                 under_way += 1;
             }
@@ -116,4 +117,5 @@ pub(super) fn send_input(
     }
     // If the host is gone the receiver knows.
     let _ = send(ToAgent::StdinEnd);
+    is_read
 }
