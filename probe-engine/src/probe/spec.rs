@@ -73,6 +73,17 @@ pub enum SpecError {
     /// `a:b:c`.
     #[error("`{0}` has more than one `:`: write MODULE:SYMBOL")]
     SeveralModules(String),
+    /// `kprobe:vfs_read`, as other tools have it.
+    #[error("`{kind}:` is another tool's word, and no module: write `{here} FUNCTION`")]
+    KindOfProbe {
+        /// The word before the first `:`.
+        kind: String,
+        /// The letter of that kind here.
+        here: char,
+    },
+    /// `tracepoint:sched:sched_switch`, `uprobe:/bin/sh:main`.
+    #[error("`{0}:` names no module, and only functions of the kernel can be probed: write one")]
+    KindUnknown(String),
     /// `ext4:ext4_*`.
     #[error("`{0}` is a pattern, and a module takes none: name one function of it")]
     ModulePattern(String),
@@ -215,6 +226,18 @@ fn pattern(written: &str) -> Result<Location, SpecError> {
 fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecError> {
     if module.is_empty() {
         return Err(SpecError::NoModule(written.to_owned()));
+    }
+    match module {
+        "kprobe" | "fentry" | "kfunc" => {
+            return Err(SpecError::KindOfProbe { kind: module.to_owned(), here: 'p' });
+        }
+        "kretprobe" | "fexit" | "kretfunc" => {
+            return Err(SpecError::KindOfProbe { kind: module.to_owned(), here: 'r' });
+        }
+        "tracepoint" | "rawtracepoint" | "uprobe" | "uretprobe" | "usdt" => {
+            return Err(SpecError::KindUnknown(module.to_owned()));
+        }
+        _ => {}
     }
     if place.is_empty() {
         return Err(SpecError::NoModuleSymbol(written.to_owned()));
@@ -397,6 +420,9 @@ mod tests {
             (":ext4_readdir", SpecError::NoModule(text(":ext4_readdir"))),
             (":", SpecError::NoModule(text(":"))),
             ("a:b:c", SpecError::SeveralModules(text("a:b:c"))),
+            ("kprobe:vfs_*", SpecError::KindOfProbe { kind: text("kprobe"), here: 'p' }),
+            ("kretprobe:vfs_read", SpecError::KindOfProbe { kind: text("kretprobe"), here: 'r' }),
+            ("tracepoint:sched:sched_switch", SpecError::KindUnknown(text("tracepoint"))),
             ("ext4:ext4_*", SpecError::ModulePattern(text("ext4_*"))),
             ("ext*:ext4_readdir", SpecError::BadModule { module: text("ext*"), character: '*' }),
             ("kvm-intel:vmx_exit", SpecError::BadModule { module: text("kvm-intel"), character: '-' }),
