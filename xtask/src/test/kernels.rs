@@ -21,18 +21,11 @@ pub(super) fn is_there(start: Instant, kernel: &Kernel) -> anyhow::Result<bool> 
     }
 }
 
-/// The engine's tests that read the kernels that have been fetched, and say how many instructions can be probed.
+/// The engine's test programs, for those of them that read the kernels that have been fetched, and say how many instructions
+/// can be probed.
 pub(super) fn text() -> anyhow::Result<Command> {
     let mut tests = cargo(["test", "--package", "probe-engine"]);
-    tests.args([
-        "--test=kernel_text",
-        "--test=detour_text",
-        "--test=real_kernels",
-        "--test=kernel_stacks",
-        "--test=compiled",
-        "--",
-        "--show-output",
-    ]);
+    tests.args(["--test=*", "--", "--show-output"]);
     tests.env("VMM_TEST_KERNELS", env::join_paths(images(|_| true)?)?);
     Ok(tests)
 }
