@@ -250,6 +250,11 @@ pub(crate) struct Guest {
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
     /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1` otherwise
+    ///
+    /// The initramfs that `cargo xtask setup` builds does what `workload=STEP,STEP..` names, and ends the guest: open:N files
+    /// are read, getppid:N calls made, fork:N children waited for, pipe:N bytes sent to a child and back; walk:N,
+    /// signal:N, mix:N (seconds of all of these), idle:N (seconds); sh:PATH runs a script, shell is one to type in.
+    /// A step that fails ends the run with 123.
     #[arg(long, value_name = "WORDS")]
     pub(crate) cmdline: Option<String>,
     /// The whole kernel command line

@@ -86,8 +86,7 @@ fn madt(cpus: u8) -> MADT {
     madt
 }
 
-/// The device tree: the sleep state that switches off, the serial port, and the bus under which virtio-mmio
-/// devices will be announced (LNRO0005).
+/// What the machine has: the sleep state that switches off, and the serial port.
 fn dsdt() -> Sdt {
     let mut body = Vec::new();
     let off = aml::Package::new(vec![&SLEEP_TYPE_OFF, &SLEEP_TYPE_OFF, &aml::ZERO, &aml::ZERO]);
