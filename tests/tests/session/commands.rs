@@ -90,7 +90,8 @@ fn a_handler_stops_the_run() {
             }
             opened.add(path);
         }))
-        .run("try:/etc/passwd,try:/etc/hostname,idle:600");
+        // The console has a second to print what the first step says.
+        .run("try:/etc/passwd,idle:1,try:/etc/hostname,idle:600");
     assert_eq!(ended.report.end, Outcome::Stopped, "{}", ended.console);
     assert_eq!(ended.workload("try path=/etc/passwd", "errno"), 0);
     assert!(!ended.console.contains("try path=/etc/hostname"), "{}", ended.console);
