@@ -37,7 +37,9 @@ impl GuestRam {
     /// [`OutOfMemory`] when the host has no address space for it.
     pub fn new(size: u64) -> Result<Self, OutOfMemory> {
         let mut ranges = ranges(size);
-        ranges.insert(1, layout::RESERVED..layout::RESERVED.add(layout::RESERVED_SIZE));
+        // Code and data apart, for slots of their own.
+        let end = layout::RESERVED.add(layout::RESERVED_SIZE);
+        ranges.splice(1..1, [layout::RESERVED..layout::RESERVED_DATA, layout::RESERVED_DATA..end]);
         let ranges: Vec<_> =
             ranges.into_iter().map(|r| (GuestAddress(r.start.0), (r.end.0 - r.start.0) as usize)).collect();
         let backing = GuestMemoryMmap::from_ranges(&ranges)
@@ -57,7 +59,7 @@ impl GuestRam {
 
     /// The RAM as mappings in the host, in order of guest-physical address.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
-        self.backing.iter().filter(|r| r.start_addr().0 != layout::RESERVED.0)
+        self.backing.iter().filter(|r| !is_reserved(r))
     }
 
     /// The end of the RAM below the hole, which is where firmware-era data must be.
@@ -71,6 +73,10 @@ impl GuestRam {
     pub fn backing(&self) -> &GuestMemoryMmap {
         &self.backing
     }
+}
+
+fn is_reserved(region: &GuestRegionMmap) -> bool {
+    region.start_addr().0.wrapping_sub(layout::RESERVED.0) < layout::RESERVED_SIZE
 }
 
 /// Where `size` bytes of RAM lie.

@@ -1,9 +1,9 @@
 //! Memory that the guest runs and fills for us without knowing of it.
 //!
-//! It is a memory slot outside the guest's memory map, seen through two free entries of the guest's own page
-//! tables near its kernel's text:
+//! It is two memory slots outside the guest's memory map, seen through free entries of the guest's own page tables near
+//! its kernel's text:
 //!
-//! - the code window (read and execute): return trampolines of traps, then those of detours, then slots with copies of
+//! - the code window (read and execute, also for a guest that maps it elsewhere): return trampolines of traps, then those of detours, then slots with copies of
 //!   instructions and with the stubs of detours, and int3 in all the rest;
 //! - the data window (read and write, no execute): [counters and rings](probe_engine::detour::layout).
 //!
@@ -43,9 +43,10 @@ pub const SLOTS: u32 = ((window::CODE - FIRST) / SLOT as u64) as u32;
 /// The memory of the code window.
 const CODE: Gpa = layout::RESERVED;
 /// The memory of the data window, [`window::DATA`] bytes, zero at first.
-pub const DATA: Gpa = Gpa(layout::RESERVED.0 + window::CODE);
+pub const DATA: Gpa = layout::RESERVED_DATA;
 
 const _: () = assert!(layout::RESERVED_SIZE == window::CODE + window::DATA);
+const _: () = assert!(DATA.0 - CODE.0 == window::CODE);
 const _: () = assert!(layout::RESERVED.0.is_multiple_of(window::PAGE));
 
 /// Slots in a row.

@@ -3,10 +3,12 @@
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::copy::SLOT;
 use probe_engine::memory::PhysMemory;
+use probe_engine::paging::window;
 use std::time::Duration;
 use tests::code::{CODE, DATA, ending, stack, store};
 use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
+use vmm::boot::layout;
 use vmm::memory::GuestRam;
 use vmm::reserved::{self, Reserved};
 use vmm::selftest::micro::{Stack, power_off};
@@ -115,6 +117,44 @@ fn a_store_to_code_is_a_protection_fault() {
         assert_eq!(left.u64(FRAME), PROTECTION_WRITE);
         assert_eq!(left.u64(FRAME.add(8)), CODE.0 + WAIT.len() as u64);
         assert_eq!(left.u64(CR2), used.0);
+    }
+}
+
+/// Has the last page of the data window show the first page of the code window, as a kernel could that has found its
+/// physical address. The guest has touched neither.
+fn map_code_as_data(ram: &GuestRam) {
+    let last = window::data_entry(reserved::DATA.add(window::DATA - window::PAGE));
+    let words = ram.ranges().into_iter().flat_map(|range| (range.start.0..range.end.0).step_by(8));
+    let is_last = |at: &u64| ram.compare_exchange(Gpa(*at), last, last) == Ok(true);
+    let entry = words.into_iter().find(is_last).unwrap();
+    ram.write(Gpa(entry), &window::data_entry(layout::RESERVED).to_le_bytes()).unwrap();
+}
+
+/// Stores of all kinds: what the guest reads afterwards is what was there, and so is what it runs.
+#[test]
+fn the_guest_cannot_change_code_by_a_mapping_of_its_own() {
+    // mov rbx, [rax]
+    const LOAD: [u8; 3] = [0x48, 0x8b, 0x18];
+    let stores: [&[u8]; 4] = [
+        &STORE,
+        // lock inc qword [rax]
+        &[0xf0, 0x48, 0xff, 0x00],
+        // xchg [rax], rbx
+        &[0x48, 0x87, 0x18],
+        // mov rdi, rax; mov ecx, 64; rep stosb
+        &[0x48, 0x89, 0xc7, 0xb9, 64, 0, 0, 0, 0xf3, 0xaa],
+    ];
+    for store in stores {
+        let mut before = [0; 8];
+        let ran = run(&[store, &LOAD].concat(), |reserved, ram| {
+            map_code_as_data(ram);
+            ram.read(layout::RESERVED, &mut before).unwrap();
+            reserved.data().start.add(window::DATA - window::PAGE)
+        });
+        let Some((left, ..)) = ran else { return };
+        assert_eq!(left.u64(RESULT), u64::from_le_bytes(before), "{store:02x?}");
+        assert_eq!(before, [0xcc; 8]);
+        assert_eq!(left.u64(Gva(layout::RESERVED.0)), u64::from_le_bytes(before), "seen from outside");
     }
 }
 

@@ -24,8 +24,10 @@ pub const ACPI: Gpa = Gpa(0xe_0000);
 pub const HIGH_RAM: Gpa = Gpa(0x10_0000);
 
 /// Memory that the memory map does not name: what the guest runs and fills for us without knowing of it (see
-/// [`crate::reserved`]). In the hole below 4 GiB, where no device is.
+/// [`crate::reserved`]). In the hole below 4 GiB, where no device is. It begins with code, which the guest cannot change.
 pub const RESERVED: Gpa = Gpa(0xd000_0000);
+/// Where its data begin.
+pub const RESERVED_DATA: Gpa = Gpa(0xd080_0000);
 /// Its size, in bytes.
 pub const RESERVED_SIZE: u64 = 32 << 20;
 

@@ -6,8 +6,8 @@ use super::vcpu::KvmVcpu;
 use crate::boot::{self, layout};
 use crate::memory::GuestRam;
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap, kvm_pit_config,
-    kvm_userspace_memory_region,
+    KVM_CAP_PMU_CAPABILITY, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+    kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 use std::sync::Arc;
@@ -69,9 +69,11 @@ impl Machine {
     fn add_memory(&self) -> Result<(), MachineError> {
         for (slot, region) in (0..).zip(self.ram.backing().iter()) {
             let host = region.as_ptr() as u64;
+            // The guest runs the code window and reads it, also by mappings of its own. What it stores there is dropped.
+            let is_code = region.start_addr().0 == layout::RESERVED.0;
             let slot = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags: if is_code { KVM_MEM_READONLY } else { 0 },
                 guest_phys_addr: region.start_addr().0,
                 memory_size: region.len(),
                 userspace_addr: host,
