@@ -245,21 +245,12 @@ impl Reserved {
     ///
     /// # Errors
     /// The host does not tell which memory was touched; no slot is freed.
-    pub fn reclaim(&mut self, _: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<usize> {
+    pub fn reclaim(&mut self, parked: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<usize> {
         let slots = self.slots();
-        let mut occupied = BTreeSet::new();
         // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
-        let mut mark =
-            |rip: Gva| occupied.extend([rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at)));
-        known.iter().copied().for_each(&mut mark);
-        let (start, length) = (slots.start.0, slots.end.0 - slots.start.0);
-        let points_there = |word: u64| word.wrapping_sub(start) <= length;
-        touched::each_page(ram, |page| {
-            // Nearly all pages end here, without a branch for each word.
-            if page.iter().fold(false, |any, word| any | points_there(*word)) {
-                page.iter().copied().filter(|word| points_there(*word)).map(Gva).for_each(&mut mark);
-            }
-        })?;
+        let of = |rip: Gva| [rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at));
+        let mut occupied = touched::pointed_to(parked, ram, &(slots.start..slots.end.add(1)), of)?;
+        occupied.extend(known.iter().copied().flat_map(of));
         let free = &mut self.free;
         self.retired.retain(|first, count| {
             let slots = *first..*first + *count;

@@ -1,77 +1,136 @@
-//! The pages of the guest's RAM that were ever touched, by the guest or by us.
+//! What the words of the guest's RAM say that was ever touched, by the guest or by us.
 //!
-//! The host's kernel knows them (Documentation/admin-guide/mm/pagemap.rst). Not mincore(2): it does not see a page
-//! that the host has swapped out.
+//! The host's kernel knows which pages these are (Documentation/admin-guide/mm/pagemap.rst). Not mincore(2): it does not
+//! see a page that the host has swapped out.
+//!
+//! The world stands still meanwhile, so that the processors on which vCPUs ran have nothing else to do: each looks at a
+//! block at a time, in place.
 
 use crate::memory::GuestRam;
+use crate::world::Parked;
+use probe_engine::addr::Gva;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use vm_memory::{GuestMemoryRegion, MemoryRegionAddress};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use vm_memory::{GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, VolatileMemory};
 
 const PAGE: u64 = 4096;
+/// Pages that are asked for at once: 16 MiB.
+const BLOCK: u64 = 4096;
+/// What is worth a thread of its own.
+const BLOCKS: usize = 4;
 
-/// The 64-bit words of a page.
-pub(crate) type Words = [u64; PAGE as usize / 8];
+/// Pages of RAM that follow one another.
+struct Block<'a> {
+    region: &'a GuestRegionMmap,
+    /// Their numbers in the region.
+    pages: Range<u64>,
+}
 
-/// Shows every touched page of RAM to `visit`. All other pages are zero.
+/// What those aligned words of RAM stand for that lie in `places`, as `of` says. It has to be less than the guest can put
+/// into its RAM.
 ///
 /// # Errors
-/// The host does not say which they are.
-pub(crate) fn each_page(ram: &GuestRam, mut visit: impl FnMut(&Words)) -> io::Result<()> {
-    /// Bit 63: present; bit 62: swapped out.
-    const TOUCHED: u64 = 3 << 62;
-    /// Pages asked for at once.
-    const BLOCK: u64 = 8192;
+/// The host does not say which pages were touched.
+pub(crate) fn pointed_to<K: Ord + Send, I: IntoIterator<Item = K>>(
+    _: &Parked<'_>,
+    ram: &GuestRam,
+    places: &Range<Gva>,
+    of: impl Fn(Gva) -> I + Sync,
+) -> io::Result<BTreeSet<K>> {
     let pagemap = File::open("/proc/self/pagemap")?;
-    let mut entries = vec![0; BLOCK as usize * 8];
-    let mut page: Words = [0; _];
-    for region in ram.regions() {
-        let host = region.as_ptr() as u64 / PAGE;
-        let pages = region.len() / PAGE;
-        for first in (0..pages).step_by(BLOCK as usize) {
-            let count = BLOCK.min(pages - first);
-            entries.resize(count as usize * 8, 0);
-            pagemap.read_exact_at(&mut entries, (host + first) * 8)?;
-            let (words, _) = entries.as_chunks();
-            for (number, word) in (first..).zip(words) {
-                if u64::from_ne_bytes(*word) & TOUCHED != 0
-                    && let Ok(slice) = region.get_slice(MemoryRegionAddress(number * PAGE), PAGE as usize)
-                {
-                    slice.copy_to(&mut page);
-                    visit(&page);
-                }
+    let blocks: Vec<Block<'_>> = ram.regions().flat_map(blocks).collect();
+    let next = AtomicUsize::new(0);
+    let look = || -> io::Result<BTreeSet<K>> {
+        let mut found = BTreeSet::new();
+        while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            block.look(&pagemap, places, |word| found.extend(of(word)))?;
+        }
+        Ok(found)
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let helpers = (blocks.len() / BLOCKS).min(processors.saturating_sub(1));
+    thread::scope(|scope| {
+        // Who cannot be had leaves the work to the others.
+        let helper = || thread::Builder::new().spawn_scoped(scope, look).ok();
+        let helpers: Vec<_> = (0..helpers).filter_map(|_| helper()).collect();
+        let mut found = look()?;
+        for helper in helpers {
+            let its =
+                helper.join().map_err(|_| io::Error::other("a thread that looked at RAM has panicked"))?;
+            found.extend(its?);
+        }
+        Ok(found)
+    })
+}
+
+fn blocks(region: &GuestRegionMmap) -> impl Iterator<Item = Block<'_>> {
+    let end = region.len() / PAGE;
+    (0..end)
+        .step_by(BLOCK as usize)
+        .map(move |first| Block { region, pages: first..(first + BLOCK).min(end) })
+}
+
+impl Block<'_> {
+    /// Shows each word of a touched page that lies in `places` to `found`. All other pages are zero.
+    fn look(&self, pagemap: &File, places: &Range<Gva>, mut found: impl FnMut(Gva)) -> io::Result<()> {
+        /// Bit 63: present; bit 62: swapped out.
+        const TOUCHED: u64 = 3 << 62;
+        let (start, length) = (places.start.0, places.end.0 - places.start.0);
+        let is_place = |word: u64| word.wrapping_sub(start) < length;
+        let mut entries = [0; BLOCK as usize * 8];
+        let (entries, _) = entries.split_at_mut((self.pages.end - self.pages.start) as usize * 8);
+        pagemap.read_exact_at(entries, (self.region.as_ptr() as u64 / PAGE + self.pages.start) * 8)?;
+        for (number, entry) in self.pages.clone().zip(entries.as_chunks().0) {
+            if u64::from_ne_bytes(*entry) & TOUCHED == 0 {
+                continue;
+            }
+            let Ok(page) = self.region.get_slice(MemoryRegionAddress(number * PAGE), PAGE as usize) else {
+                continue;
+            };
+            let words = page.get_array_ref::<u64>(0, PAGE as usize / 8).map_err(io::Error::other)?;
+            let words = (0..words.len()).map(|n| words.load(n));
+            // Nearly all pages end here, without a branch for each word.
+            if words.clone().fold(false, |any, word| any | is_place(word)) {
+                words.filter(|word| is_place(*word)).map(Gva).for_each(&mut found);
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::{Orders, World};
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
+    use vmm_sys_util::eventfd::EventFd;
 
     #[test]
-    fn touched_pages_are_shown_once_and_no_others() {
+    fn words_of_touched_pages_are_found_wherever_they_are() {
         let ram = GuestRam::new(5 << 30).unwrap();
-        // The first and last page of both parts of RAM, and one in the second block.
+        let world = World::new(0, Orders::default(), EventFd::new(0).unwrap().into());
+        let parked = world.park(|_| {});
+        // The first and last page of both parts of RAM, and one in the third block; the ends of what is looked for, and what
+        // lies beside them.
+        let places = Gva(0x1000)..Gva(0x1005);
         let pages = [0, 0xbfff_f000, 0x1_0000_0000, 0x1_7fff_f000, 40 << 20];
-        for (mark, at) in (1..).zip(pages) {
-            ram.write(Gpa(at + 8), &[mark]).unwrap();
+        for (n, at) in (0..).zip(pages) {
+            ram.write(Gpa(at + 8), &(0x1000 + n as u64).to_le_bytes()).unwrap();
+            ram.write(Gpa(at + 0xff8), &(if n == 0 { 0xfff_u64 } else { 0x1005 }).to_le_bytes()).unwrap();
+            // Not a word: it is not aligned.
+            ram.write(Gpa(at + 0x14), &0x1004_u64.to_le_bytes()).unwrap();
         }
-        ram.write(crate::boot::layout::RESERVED, &[0xff]).unwrap();
-        let mut marks = Vec::new();
-        let mut shown = 0;
-        each_page(&ram, |page| {
-            shown += 1;
-            marks.extend(page.iter().copied().filter(|word| *word != 0));
-        })
-        .unwrap();
-        marks.sort_unstable();
-        assert_eq!(marks, [1, 2, 3, 4, 5]);
-        // The host may use large pages of its own, and then shows more.
-        assert!(shown <= pages.len() * 512, "{shown}");
+        ram.write(crate::boot::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
+        let found = pointed_to(&parked, &ram, &places, |word| [word]).unwrap();
+        assert_eq!(found, (0x1000..0x1005).map(Gva).collect());
+        let twice =
+            pointed_to(&parked, &ram, &(Gva(0x1001)..Gva(0x1003)), |word| [word.0, word.0 * 2]).unwrap();
+        assert_eq!(twice, [0x1001, 0x1002, 0x2002, 0x2004].into());
     }
 }

@@ -32,18 +32,12 @@ impl Places {
     /// The host does not tell which memory was touched.
     pub(super) fn caught(mut self, stop: &Stop<'_>) -> io::Result<BTreeSet<Gva>> {
         self.ranges.sort_unstable_by_key(|(range, _)| range.start);
-        let start = self.ranges.first().map_or(0, |(range, _)| range.start.0);
-        let length = self.ranges.last().map_or(0, |(range, _)| range.end.0 - start);
-        let mut caught = BTreeSet::new();
-        let mut look = |at: Gva| caught.extend(self.jump_over(at));
-        stop.parked.rips().into_iter().for_each(&mut look);
-        let may_be_one = |word: u64| word.wrapping_sub(start) < length;
-        touched::each_page(stop.ram, |page| {
-            // Nearly all pages end here, without a branch for each word.
-            if page.iter().fold(false, |any, word| any | may_be_one(*word)) {
-                page.iter().copied().filter(|word| may_be_one(*word)).map(Gva).for_each(&mut look);
-            }
-        })?;
+        let (Some((first, _)), Some((last, _))) = (self.ranges.first(), self.ranges.last()) else {
+            return Ok(BTreeSet::new());
+        };
+        let places = first.start..last.end;
+        let mut caught = touched::pointed_to(stop.parked, stop.ram, &places, |at| self.jump_over(at))?;
+        caught.extend(stop.parked.rips().into_iter().filter_map(|at| self.jump_over(at)));
         Ok(caught)
     }
 
