@@ -47,6 +47,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     rows.push(runs::every_function(vmm)?);
     rows.push(runs::exits(vmm)?);
     rows.extend(replay()?);
+    rows.extend(scan(vmm)?);
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
     if let Some(directory) = results.parent() {
         fs::create_dir_all(directory)?;
@@ -105,6 +106,47 @@ fn replay() -> anyhow::Result<Vec<Value>> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().filter(|line| !line.starts_with('{')).for_each(|line| println!("bench: {line}"));
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// How long the world stands still for a look through RAM that a guest has touched: on this machine, for the sizes that it has
+/// room for, and in the emulated host.
+fn scan(vmm: &Path) -> anyhow::Result<Vec<Value>> {
+    const MIB: [u64; 3] = [1 << 10, 4 << 10, 16 << 10];
+    let program = setup::build("tests", "scan")?;
+    let available = available_mib()?;
+    let (fitting, too_large): (Vec<u64>, Vec<u64>) = MIB.into_iter().partition(|mib| mib + 1024 <= available);
+    for mib in too_large {
+        println!("bench: skipped: a look through {mib} MiB: this machine has {available} MiB left");
+    }
+    let mut here = Command::new(&program);
+    here.args(fitting.iter().map(u64::to_string));
+    let mut inside = Command::new(vmm);
+    inside.args(["host", "exec"]).arg(&program).arg("1024");
+    let mut rows = Vec::new();
+    for (place, mut command) in [("", here), (", in the emulated host", inside)] {
+        let output = command.arg("--json").output().context("cannot run the look through RAM")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "the look through RAM did not end well:\n{text}");
+        for line in text.lines() {
+            match serde_json::from_str::<Value>(line) {
+                Ok(mut row) => {
+                    let name = row.get_mut("row").context("a row has no name")?;
+                    *name = format!("{}{place}", name.as_str().unwrap_or_default()).into();
+                    rows.push(row);
+                }
+                Err(_) => println!("bench: {line}{place}"),
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// How much memory can be had without swapping, in MiB (proc(5), `MemAvailable`).
+fn available_mib() -> anyhow::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    Ok(kib.context("/proc/meminfo does not say how much memory is available")? / 1024)
 }
 
 fn median(rows: &[Value], name: &str) -> Option<f64> {
