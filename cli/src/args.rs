@@ -277,6 +277,9 @@ pub(crate) struct Guest {
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "system_map")]
     pub(crate) target: Option<PathBuf>,
+    /// The terminal outside is one that the console and hits share
+    #[arg(long, hide = true)]
+    pub(crate) marked: bool,
 }
 
 /// Where the kernel's symbols come from

@@ -4,6 +4,7 @@ use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
 use crate::run::{self, Files};
 use crate::say::{self, say};
+use crate::shared_terminal::is_shared;
 use crate::target::Target;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -150,6 +151,9 @@ pub(crate) fn run_emulated(
         }
         if let Some(seconds) = guest.timeout {
             command = command.arg(format!("--timeout={seconds}"));
+        }
+        if is_shared() {
+            command = command.arg("--marked");
         }
         for word in &inside.words {
             command = command.arg(word);

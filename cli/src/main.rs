@@ -12,6 +12,7 @@ mod output;
 mod rooms;
 mod run;
 mod say;
+mod shared_terminal;
 mod symbols;
 mod target;
 mod types;

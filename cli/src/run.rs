@@ -1,10 +1,11 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Guest, Run};
+use crate::args::{Format, Guest, Run};
 use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
 use crate::output::{Out, Writer};
 use crate::say::{finish, hurry, say};
+use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
 use crate::{EXIT_DIED, EXIT_TIMEOUT, EXIT_UNARMED};
@@ -15,7 +16,7 @@ use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,6 +55,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
+    share_terminal(&args.guest, args.output.as_deref(), args.format);
     let files = Files::read(&args.guest)?;
     let target = target::target(args, &files)?;
     if let Some(path) = &args.write_target {
@@ -118,6 +120,13 @@ fn run_here(
     Ok(exit_code(&report, &patterns, args.allow_pending, &|at| writer.symbol(at)))
 }
 
+/// Keeps our lines and those of the guest's console apart where both are on one terminal. JSON cannot be marked.
+pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>, format: Format) {
+    if guest.marked || (output.is_none() && format == Format::Text && shared_terminal::is_ours()) {
+        shared_terminal::share();
+    }
+}
+
 /// Creates the file that the user named for output.
 pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
@@ -150,6 +159,8 @@ pub(crate) fn session(
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
     let console = Printer::of_what_fits(io::stdout()).context("the host has no thread left")?;
+    let out: Box<dyn Write + Send> =
+        if is_shared() { Box::new(Tame::new(console.clone())) } else { Box::new(console.clone()) };
     let config = Config {
         image: &files.image,
         kernel: known.kernel,
@@ -164,7 +175,7 @@ pub(crate) fn session(
         optimize: known.optimize,
         fall_back: known.fall_back,
         timeout: timeout(guest.timeout, interactive),
-        terminal: Terminal { out: Box::new(console.clone()), input, interactive },
+        terminal: Terminal { out, input, interactive },
     };
     let mut session = Session::new(hypervisor, config)?;
     session.register_all(probes)?;

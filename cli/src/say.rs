@@ -2,6 +2,7 @@
 //!
 //! Nothing in this process waits for whoever reads standard error, but the end of the process.
 
+use crate::shared_terminal::mark;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -26,7 +27,7 @@ pub(crate) fn printer() -> Option<&'static Printer> {
 
 /// Says `line`. Nobody may be there to read it, which changes nothing.
 pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(standard_error(), "vmm: {line}");
+    let _ = writeln!(standard_error(), "{}vmm: {line}", mark());
 }
 
 /// The user wants this process to end, whether or not somebody reads what it has said.

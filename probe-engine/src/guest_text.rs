@@ -60,7 +60,9 @@ fn escape(f: &mut impl Write, text: &[u8], in_quotes: bool) -> fmt::Result {
 
 /// Whether `c` does something to a terminal, or cannot be seen: control characters, and those that end lines, have no
 /// width, or turn the direction of writing (Unicode Standard, 23.2).
-fn is_special(c: char) -> bool {
+/// Whether a character has no glyph of its own, or changes how others are shown.
+#[must_use]
+pub fn is_special(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

@@ -1,0 +1,201 @@
+//! A terminal on which both the guest's console and we print: whose line is whose.
+//!
+//! Whoever may print on the guest's console could print lines that look like hits, or move the cursor up and change
+//! ours. There each of our lines begins with a [mark](MARK), which the console cannot print, and what the console prints
+//! stays below what is there: it may colour, and go back and erase in its own line. Full-screen programs of the guest
+//! need hits to go to a file.
+
+use probe_engine::guest_text::is_special;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What our lines begin with.
+pub(crate) const MARK: &str = "▌";
+
+/// Longest control sequence that is looked at, in bytes.
+const LONGEST: usize = 24;
+
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+
+/// Whether standard output, where the console goes, and standard error, where hits go, are terminals of ours.
+pub(crate) fn is_ours() -> bool {
+    io::stdout().is_terminal() && io::stderr().is_terminal()
+}
+
+/// From now on our lines are marked, and the console is kept below them.
+pub(crate) fn share() {
+    IS_SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Whether they are.
+pub(crate) fn is_shared() -> bool {
+    IS_SHARED.load(Ordering::Relaxed)
+}
+
+/// The mark, where there is one.
+pub(crate) fn mark() -> &'static str {
+    if is_shared() { MARK } else { "" }
+}
+
+/// Our lines: the mark is put before each.
+pub(crate) struct Marked<W> {
+    out: W,
+    in_line: bool,
+}
+
+impl<W: Write> Marked<W> {
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, in_line: false }
+    }
+}
+
+impl<W: Write> Write for Marked<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut marked = Vec::with_capacity(bytes.len() + 64);
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !self.in_line {
+                marked.extend_from_slice(MARK.as_bytes());
+            }
+            marked.extend_from_slice(line);
+            self.in_line = !line.ends_with(b"\n");
+        }
+        self.out.write_all(&marked)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// The guest's console.
+pub(crate) struct Tame<W> {
+    out: W,
+    /// What is not complete yet: of a character, or of a control sequence, which begins with an escape.
+    begun: Vec<u8>,
+}
+
+impl<W: Write> Tame<W> {
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, begun: Vec::new() }
+    }
+}
+
+impl<W: Write> Write for Tame<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut shown = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            self.begun.push(*byte);
+            let piece = piece(&self.begun);
+            match piece {
+                Piece::Incomplete => continue,
+                Piece::Shown => shown.extend_from_slice(&self.begun),
+                Piece::Replaced => shown.push(b'?'),
+                Piece::Dropped => {}
+            }
+            self.begun.clear();
+        }
+        self.out.write_all(&shown)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// What becomes of a few bytes that belong together.
+#[derive(Debug, PartialEq, Eq)]
+enum Piece {
+    /// More bytes say.
+    Incomplete,
+    Shown,
+    /// A question mark is shown.
+    Replaced,
+    Dropped,
+}
+
+fn piece(bytes: &[u8]) -> Piece {
+    match bytes {
+        [b'\n' | b'\r' | b'\t' | 0x08 | 0x07] => Piece::Shown,
+        [0x1b] | [0x1b, b'[' | 0x20..=0x2f] => Piece::Incomplete,
+        [0x1b, b'[', parameters @ .., last] => sequence(parameters, *last),
+        [0x1b, ..] | [..=0x1f | 0x7f] => Piece::Dropped,
+        _ => match str::from_utf8(bytes) {
+            Ok(text) if text.chars().all(is_harmless) => Piece::Shown,
+            Ok(_) => Piece::Replaced,
+            Err(error) if error.error_len().is_none() => Piece::Incomplete,
+            Err(_) => Piece::Replaced,
+        },
+    }
+}
+
+/// A control sequence (ECMA-48, 5.4): parameters, intermediate bytes, and a last byte that says what it does.
+fn sequence(parameters: &[u8], last: u8) -> Piece {
+    match last {
+        0x20..=0x3f if parameters.len() < LONGEST => Piece::Incomplete,
+        // SGR; erase in the line; to the right and to the left; delete, insert and erase characters.
+        b'm' | b'K' | b'C' | b'D' | b'P' | b'@' | b'X'
+            if parameters.iter().all(|byte| byte.is_ascii_digit() || *byte == b';') =>
+        {
+            Piece::Shown
+        }
+        // Erase what is below the cursor.
+        b'J' if parameters.is_empty() || parameters == b"0" => Piece::Shown,
+        _ => Piece::Dropped,
+    }
+}
+
+/// Neither a control character, nor one without a glyph, nor one that could be taken for the [mark](MARK).
+fn is_harmless(c: char) -> bool {
+    !is_special(c)
+        && !matches!(c, '\u{2500}'..='\u{259f}' | '\u{2758}'..='\u{275a}' | '\u{1fb00}'..='\u{1fbff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tamed(pieces: &[&[u8]]) -> String {
+        let mut out = Vec::new();
+        let mut tame = Tame::new(&mut out);
+        pieces.iter().for_each(|piece| tame.write_all(piece).unwrap());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_console_stays_in_its_lines() {
+        for (text, shown) in [
+            (&b"~ # ls\r\n\x1b[1;34mbin\x1b[m\t\x07\n"[..], "~ # ls\r\n\x1b[1;34mbin\x1b[m\t\x07\n"),
+            (b"ab\x08\x1b[J\x1b[2D\x1b[K", "ab\x08\x1b[J\x1b[2D\x1b[K"),
+            // Up, to a place, erase all, scroll, save and restore, a title, reverse index, other screens.
+            (b"a\x1b[1Ab\x1b[2;3Hc\x1b[2Jd\x1b[3Te\x1b7f\x1b8g", "abcdefg"),
+            (b"a\x1b]0;title\x07b\x1bMc\x1b[?1049hd\x0b\x0c\x00e", "a0;title\x07bcde"),
+            ("▌ours\u{202e}█│ü".as_bytes(), "?ours???ü"),
+            (b"\xff\xc2\x9b1A", "??1A"),
+            (b"\x1b[1\x1b[2Ax\x1b(By", "[2Axy"),
+        ] {
+            assert_eq!(tamed(&[text]), shown, "{text:?}");
+            let single: Vec<&[u8]> = text.chunks(1).collect();
+            assert_eq!(tamed(&single), shown, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_without_an_end_fills_no_memory() {
+        let mut tame = Tame::new(io::sink());
+        tame.write_all(b"\x1b[").unwrap();
+        for _ in 0..1000 {
+            tame.write_all(b"1;").unwrap();
+            assert!(tame.begun.len() <= LONGEST + 4, "{}", tame.begun.len());
+        }
+    }
+
+    #[test]
+    fn each_line_of_ours_is_marked_once() {
+        let mut out = Vec::new();
+        let mut marked = Marked::new(&mut out);
+        [&b"a\nb"[..], b"c\n", b"", b"d\n"].iter().for_each(|piece| marked.write_all(piece).unwrap());
+        assert_eq!(String::from_utf8(out).unwrap(), "▌a\n▌bc\n▌d\n");
+    }
+}
