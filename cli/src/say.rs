@@ -2,7 +2,7 @@
 //!
 //! Nothing in this process waits for whoever reads standard error, but the end of the process.
 
-use crate::shared_terminal::mark;
+use crate::shared_terminal::{Marked, is_shared};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -12,22 +12,23 @@ use vmm::printer::{GRACE, Printer};
 static STANDARD_ERROR: OnceLock<Option<Printer>> = OnceLock::new();
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 
-/// Standard error. Without a thread for it, whoever writes waits.
+/// Standard error, for lines of this process. Without a thread for it, whoever writes waits.
 pub(crate) fn standard_error() -> Box<dyn Write + Send> {
-    match printer() {
+    let out: Box<dyn Write + Send> = match printer() {
         Some(printer) => Box::new(printer.clone()),
         None => Box::new(io::stderr()),
-    }
+    };
+    if is_shared() { Box::new(Marked::new(out)) } else { out }
 }
 
-/// Its printer, if there is one.
+/// Its printer, if there is one, for what another process has said as well.
 pub(crate) fn printer() -> Option<&'static Printer> {
     STANDARD_ERROR.get_or_init(|| Printer::of_all(io::stderr()).ok()).as_ref()
 }
 
 /// Says `line`. Nobody may be there to read it, which changes nothing.
 pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(standard_error(), "{}vmm: {line}", mark());
+    let _ = writeln!(standard_error(), "vmm: {line}");
 }
 
 /// The user wants this process to end, whether or not somebody reads what it has said.

@@ -10,7 +10,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What our lines begin with.
-pub(crate) const MARK: &str = "▌";
+const MARK: &str = "▌";
 
 /// Longest control sequence that is looked at, in bytes.
 const LONGEST: usize = 24;
@@ -30,11 +30,6 @@ pub(crate) fn share() {
 /// Whether they are.
 pub(crate) fn is_shared() -> bool {
     IS_SHARED.load(Ordering::Relaxed)
-}
-
-/// The mark, where there is one.
-pub(crate) fn mark() -> &'static str {
-    if is_shared() { MARK } else { "" }
 }
 
 /// Our lines: the mark is put before each.

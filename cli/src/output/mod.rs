@@ -9,7 +9,6 @@ mod summary;
 
 use crate::args::Format;
 use crate::say::{self, finish, say, standard_error};
-use crate::shared_terminal::{Marked, is_shared};
 use crate::target::{Asked, Style};
 use event::{EventJson, EventText};
 use graph::Graph;
@@ -48,9 +47,7 @@ impl Out<'_> {
     }
 
     pub(crate) fn standard_error() -> Self {
-        let to = standard_error();
-        let to = if is_shared() { Box::new(Marked::new(to)) } else { to };
-        Self { to, printer: say::printer().cloned() }
+        Self { to: standard_error(), printer: say::printer().cloned() }
     }
 }
 
