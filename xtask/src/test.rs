@@ -4,6 +4,7 @@
 
 mod beside;
 mod guests;
+mod hosts;
 mod kernels;
 mod long;
 mod programs;

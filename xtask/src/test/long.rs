@@ -1,6 +1,6 @@
 //! `cargo xtask test --long NAME`: what takes too long for CI, in pieces of less than an hour.
 
-use super::{guests, kernels};
+use super::{guests, hosts, kernels};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
 use std::path::Path;
@@ -15,6 +15,8 @@ pub(super) enum Piece {
     Storms,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
+    /// Guests of the default kernel, of which no emulated host is to die.
+    Host,
     /// What can be probed, compared with what the guest's own kprobes accept: in each series.
     Probeable,
     /// Where a jump may stand, compared with what the guest's own kprobes optimise: in each series.
@@ -28,6 +30,7 @@ fn pieces() -> Vec<(&'static str, Piece)> {
     pieces.extend([
         ("storms", Piece::Storms),
         ("soaks", Piece::Soaks),
+        ("host", Piece::Host),
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
     ]);
@@ -62,6 +65,7 @@ impl Piece {
                     }
                 }
             }
+            Self::Host => hosts::run(start, vmm)?,
             Self::Probeable => compare(start, vmm, "probeable")?,
             Self::Optimized => compare(start, vmm, "optimized")?,
         }
