@@ -1,6 +1,6 @@
 //! From what `--probe` and the lines of `--probes` say to the probes that are asked for.
 
-use crate::mistake;
+use crate::mistake::{self, Mistake};
 use crate::say::say;
 use crate::target::{Asked, Counted, Found, Style};
 use anyhow::{Context, Result, bail};
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
 
     /// Shows a mistake at once, in its line.
     fn mistake(text: &str, source: Source<'_>, error: &lang::Error) -> anyhow::Error {
-        mistake::print(source.name, source.line, text, error);
+        mistake::print(source.name, source.line, text, &error.into());
         anyhow::anyhow!("{} is not understood: {error}", source.name)
     }
 
@@ -100,9 +100,8 @@ impl<'a> Reader<'a> {
 
     fn define(&mut self, definition: &Definition, text: &str, source: Source<'_>) -> Result<()> {
         let returns = definition.kind == ast::Kind::Return;
-        let spec = spec(&definition.place.value, returns);
-        let spec: ProbeSpec = spec.parse().with_context(|| format!("{} {text}", source.name))?;
-        let places = self.places(&spec).with_context(|| format!("{} {text}", source.name))?;
+        let (spec, places) =
+            self.place(definition).map_err(|error| Self::misplaced(definition, text, source, error))?;
         let number = definition.hist.as_ref().map(|hist| self.histogram(&hist.value)).transpose()?;
         let filter = || self.filter.as_ref().map(|(_, filter)| filter.clone());
         let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
@@ -165,6 +164,37 @@ impl<'a> Reader<'a> {
                 Ok(self.histograms.len() - 1)
             }
         }
+    }
+
+    /// The place of a definition, as the other parts of the program read it, and what it is in this kernel.
+    fn place(&mut self, definition: &Definition) -> Result<(ProbeSpec, Vec<Place>)> {
+        let returns = definition.kind == ast::Kind::Return;
+        let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
+        let places = self.places(&spec)?;
+        Ok((spec, places))
+    }
+
+    /// Shows at once, in its line, a place at which there can be no probe.
+    fn misplaced(
+        definition: &Definition,
+        text: &str,
+        source: Source<'_>,
+        error: anyhow::Error,
+    ) -> anyhow::Error {
+        let span = definition.place.span.clone();
+        // `r1a111 vfs_read`: the first word is a place, unless it is a command.
+        let is_first = text.get(..span.start).is_some_and(|before| before.trim().is_empty());
+        let hint = (is_first && !definition.args.is_empty()).then(|| {
+            "a definition begins with a place, or with `p`, `f`, or `r` and a number of calls if you like"
+                .to_owned()
+        });
+        mistake::print(
+            source.name,
+            source.line,
+            text,
+            &Mistake { span, message: format!("{error:#}"), hint },
+        );
+        error.context(format!("{} {text}", source.name))
     }
 
     fn places(&mut self, spec: &ProbeSpec) -> Result<Vec<Place>> {

@@ -3,26 +3,43 @@
 use crate::say::standard_error;
 use ariadne::{CharSet, Config, IndexType, Label, Report, ReportKind, Source};
 use probe_engine::lang::Error;
+use probe_engine::lang::ast::Span;
 use std::io::{self, IsTerminal, Write};
+
+/// What is wrong with a definition.
+pub(crate) struct Mistake {
+    /// Where, in bytes of the definition.
+    pub(crate) span: Span,
+    /// What, in one sentence.
+    pub(crate) message: String,
+    /// What to write instead.
+    pub(crate) hint: Option<String>,
+}
+
+impl From<&Error> for Mistake {
+    fn from(error: &Error) -> Self {
+        Self { span: error.span.clone(), message: error.to_string(), hint: error.hint() }
+    }
+}
 
 /// Shows what is wrong with `text`, which is in `source_name` (a file, or `--probe`) in this `line`, counted from 1, on
 /// standard error. Nobody may be there to read it, which changes nothing.
-pub(crate) fn print(source_name: &str, line: usize, text: &str, error: &Error) {
-    let shown = render(source_name, line, text, error, io::stderr().is_terminal());
+pub(crate) fn print(source_name: &str, line: usize, text: &str, mistake: &Mistake) {
+    let shown = render(source_name, line, text, mistake, io::stderr().is_terminal());
     let _ = standard_error().write_all(&shown);
 }
 
-fn render(source_name: &str, line: usize, text: &str, error: &Error, color: bool) -> Vec<u8> {
+fn render(source_name: &str, line: usize, text: &str, mistake: &Mistake, color: bool) -> Vec<u8> {
     let char_set = if color { CharSet::Unicode } else { CharSet::Ascii };
     let config = Config::default().with_index_type(IndexType::Byte).with_color(color).with_char_set(char_set);
     // Empty lines above give the definition its number in the margin, too.
     let above = line.saturating_sub(1);
-    let at = (source_name, error.span.start + above..error.span.end + above);
+    let at = (source_name, mistake.span.start + above..mistake.span.end + above);
     let mut report = Report::build(ReportKind::Error, at.clone())
         .with_config(config)
-        .with_message(error)
+        .with_message(&mistake.message)
         .with_label(Label::new(at).with_message("here"));
-    if let Some(hint) = error.hint() {
+    if let Some(hint) = &mistake.hint {
         report = report.with_help(hint);
     }
     let source = Source::from(format!("{}{text}", "\n".repeat(above)));
@@ -37,7 +54,7 @@ mod tests {
 
     fn shown(line: usize, text: &str) -> String {
         let error = probe_engine::lang::parse(text).unwrap_err();
-        String::from_utf8(render("probes", line, text, &error, false)).unwrap()
+        String::from_utf8(render("probes", line, text, &(&error).into(), false)).unwrap()
     }
 
     #[test]

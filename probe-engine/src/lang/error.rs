@@ -223,6 +223,10 @@ pub enum Mistake {
     NoTypes,
     #[error("{0}")]
     NoParameters(String),
+    #[error("there is no parameter {number}: `{function}` has {count}")]
+    NoSuchParameter { number: u32, function: String, count: usize },
+    #[error("this is no `char *` and no array of `char`, and so no string")]
+    StringOfOther,
     #[error("the function returns nothing")]
     ReturnsNothing,
     #[error("an argument on the stack is not known any more when the function returns")]
@@ -395,6 +399,7 @@ impl Mistake {
             Self::NoParameters(_) => {
                 "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
             }
+            Self::StringOfOther => "fetch a member that is one, or leave out the type",
             Self::NotAWord | Self::NotANumber => "fetch a member, or give it a type",
             Self::DotOnPointer => "write `->`",
             Self::ArrowOnStructure => "write `.`",

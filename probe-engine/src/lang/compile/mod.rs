@@ -114,10 +114,12 @@ impl Compiler<'_> {
                     }));
                 }
                 Fetch::Argument(n) if argument.name.is_none() => {
-                    let known = self.parameters(span).ok();
-                    let found = known.and_then(|all| all.into_iter().nth((n as usize).checked_sub(1)?));
-                    let fetch = match found {
-                        Some((name, ..)) if !name.is_empty() => parameter(name),
+                    let known = self.parameters(span).unwrap_or_default();
+                    let fetch = match known.get((n as usize).wrapping_sub(1)) {
+                        Some((name, ..)) if !name.is_empty() => parameter(name.clone()),
+                        None if !known.is_empty() => {
+                            return Err(self.no_such_parameter(n, known.len(), span));
+                        }
                         _ => argument.fetch.clone(),
                     };
                     expanded.push(Argument { fetch, ..argument.clone() });
@@ -126,6 +128,11 @@ impl Compiler<'_> {
             }
         }
         Ok(expanded)
+    }
+
+    fn no_such_parameter(&self, number: u32, count: usize, span: &Span) -> Error {
+        let function = self.site.function.unwrap_or_default().to_owned();
+        Error { span: span.clone(), mistake: Mistake::NoSuchParameter { number, function, count } }
     }
 
     fn argument(&self, argument: &Argument) -> Result<(Source, Shape), Error> {

@@ -131,12 +131,12 @@ impl Compiler<'_> {
     ) -> Result<(Source, Shape), Error> {
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
         if let Some(ty) = ty.filter(|ty| is_string(&ty.value)) {
-            let way = match btf.plain(found.ty).map(|ty| ty.kind) {
+            return match text_of(btf, found.ty) {
                 // The string that a pointer leads to.
-                Some(Kind::Pointer(_)) => found.way.at(0, false),
-                _ => found.way,
+                Some(Text::Pointer) => self.typed(found.way.at(0, false), &ty.value, &ty.span),
+                Some(Text::Array) => self.typed(found.way, &ty.value, &ty.span),
+                None => Err(Error { span: ty.span.clone(), mistake: Mistake::StringOfOther }),
             };
-            return self.typed(way, &ty.value, &ty.span);
         }
         if let Some(ty) = ty {
             return self.typed(found.way, &ty.value, &ty.span);
@@ -158,6 +158,24 @@ impl Compiler<'_> {
             None => wrong(Mistake::NotANumber),
         }
     }
+}
+
+/// Where the characters are of what can be read as a string.
+enum Text {
+    Pointer,
+    Array,
+}
+
+/// Pointers to, and arrays of, numbers of one byte (`check_prepare_btf_string_fetch`). The kernel refuses those with a sign,
+/// and is compiled so that `char` has none; before 6.2, `char` had one.
+fn text_of(btf: &Btf<'_>, ty: TypeId) -> Option<Text> {
+    let (of, text) = match btf.plain(ty)?.kind {
+        Kind::Pointer(to) => (to, Text::Pointer),
+        Kind::Array { element, .. } => (element, Text::Array),
+        _ => return None,
+    };
+    let is_character = matches!(btf.plain(of)?.kind, Kind::Int(_));
+    (is_character && btf.size(of) == Some(1)).then_some(text)
 }
 
 fn is_string(ty: &Type) -> bool {
