@@ -88,6 +88,25 @@ impl GuestRam {
     }
 }
 
+impl GuestRam {
+    /// Writes our own code at `at`, where nothing else may write. The guest chooses where its accesses go that are carried
+    /// out for it, by its page tables; a memory slot that it cannot write to would not keep those off.
+    ///
+    /// # Errors
+    /// There is no memory. Nothing is written then.
+    pub(crate) fn write_code(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
+        if !self.backing.check_range(GuestAddress(at.0), bytes.len()) {
+            return Err(NoMemory(at));
+        }
+        self.backing.write_slice(bytes, GuestAddress(at.0)).map_err(|_| NoMemory(at))
+    }
+}
+
+/// Whether any of `length` bytes at `at` are in the code window.
+fn is_code(at: Gpa, length: usize) -> bool {
+    at < layout::RESERVED_DATA && at.0.saturating_add(length as u64) > layout::RESERVED.0
+}
+
 fn is_reserved(region: &GuestRegionMmap) -> bool {
     region.start_addr().0.wrapping_sub(layout::RESERVED.0) < layout::RESERVED_SIZE
 }
@@ -108,13 +127,16 @@ impl PhysMemory for GuestRam {
     }
 
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
-        if !self.backing.check_range(GuestAddress(at.0), bytes.len()) {
-            return Err(NoMemory(at));
+        match is_code(at, bytes.len()) {
+            true => Err(NoMemory(at)),
+            false => self.write_code(at, bytes),
         }
-        self.backing.write_slice(bytes, GuestAddress(at.0)).map_err(|_| NoMemory(at))
     }
 
     fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory> {
+        if is_code(at, 8) {
+            return Err(NoMemory(at));
+        }
         let bytes = self.backing.get_slice(GuestAddress(at.0), 8).map_err(|_| NoMemory(at))?;
         let word: &AtomicU64 = bytes.get_atomic_ref(0).map_err(|_| NoMemory(at))?;
         Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
@@ -140,13 +162,28 @@ mod tests {
             assert_eq!(ram.low_end(), Gpa(size.min(3 << 30)));
             let last = layout::RESERVED.add(layout::RESERVED_SIZE - 1);
             for at in [layout::RESERVED, last] {
-                ram.write(at, &[7]).unwrap();
+                ram.write_code(at, &[7]).unwrap();
                 let mut byte = [0];
                 ram.read(at, &mut byte).unwrap();
                 assert_eq!(byte, [7]);
             }
             assert!(ram.write(last, &[7; 2]).is_err());
         }
+    }
+
+    #[test]
+    fn code_is_written_by_nobody_else() {
+        let ram = GuestRam::new(2 << 20).unwrap();
+        let data = layout::RESERVED_DATA;
+        for at in [layout::RESERVED, layout::RESERVED.add(0x5000), Gpa(data.0 - 8)] {
+            assert_eq!(ram.write(at, &[7; 8]), Err(NoMemory(at)));
+            assert_eq!(ram.compare_exchange(at, 0, 7), Err(NoMemory(at)));
+        }
+        assert!(ram.write(Gpa(data.0 - 1), &[7; 2]).is_err());
+        ram.write(data, &[7; 8]).unwrap();
+        let mut all = [0; 16];
+        ram.read(Gpa(data.0 - 8), &mut all).unwrap();
+        assert_eq!(all, [0, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Reserved {
         text: &Range<Gva>,
     ) -> Result<Self, ReservedError> {
         let windows = window::find(ram, space, text)?;
-        ram.write(CODE, &vec![INT3; window::CODE as usize])?;
+        ram.write_code(CODE, &vec![INT3; window::CODE as usize])?;
         let pages = |size: u64| (0..size / window::PAGE).map(|page| (8 * page, window::PAGE * page));
         for (entry, page) in pages(window::DATA) {
             let frame = DATA.add(page);
@@ -146,7 +146,7 @@ impl Reserved {
     /// # Errors
     /// As of [`overwrite`](Self::overwrite).
     pub fn write_detours(&self, ram: &GuestRam, code: &[u8]) -> Result<(), NoMemory> {
-        ram.write(CODE.add(TRAMPOLINES.into()), code)
+        ram.write_code(CODE.add(TRAMPOLINES.into()), code)
     }
 
     /// Where the guest runs what is in `slots`.
@@ -225,7 +225,7 @@ impl Reserved {
     /// # Errors
     /// Never in a guest in which the reserved memory was mapped.
     pub fn overwrite(&self, ram: &GuestRam, slots: Slots, at: usize, code: &[u8]) -> Result<(), NoMemory> {
-        ram.write(memory_of(slots.first).add(at as u64), code)
+        ram.write_code(memory_of(slots.first).add(at as u64), code)
     }
 
     /// Gives slots back to which nothing leads any more. Their code stays: someone may be inside.
@@ -246,6 +246,9 @@ impl Reserved {
     /// # Errors
     /// The host does not tell which memory was touched; no slot is freed.
     pub fn reclaim(&mut self, parked: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<usize> {
+        if self.retired.is_empty() {
+            return Ok(self.free.len());
+        }
         let slots = self.slots();
         // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
         let of = |rip: Gva| [rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at));
@@ -256,7 +259,7 @@ impl Reserved {
             let slots = *first..*first + *count;
             let is_occupied = occupied.range(slots.clone()).next().is_some();
             if !is_occupied {
-                free.extend(slots.filter(|slot| ram.write(memory_of(*slot), &[INT3; SLOT]).is_ok()));
+                free.extend(slots.filter(|slot| ram.write_code(memory_of(*slot), &[INT3; SLOT]).is_ok()));
             }
             is_occupied
         });

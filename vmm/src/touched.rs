@@ -126,7 +126,7 @@ mod tests {
             // Not a word: it is not aligned.
             ram.write(Gpa(at + 0x14), &0x1004_u64.to_le_bytes()).unwrap();
         }
-        ram.write(crate::boot::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
+        ram.write_code(crate::boot::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
         let found = pointed_to(&parked, &ram, &places, |word| [word]).unwrap();
         assert_eq!(found, (0x1000..0x1005).map(Gva).collect());
         let twice =

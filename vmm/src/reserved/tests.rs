@@ -20,7 +20,7 @@ fn standing() -> World {
 }
 
 fn put(ram: &GuestRam, at: Gpa, word: u64) {
-    ram.write(at, &word.to_le_bytes()).unwrap();
+    ram.write_code(at, &word.to_le_bytes()).unwrap();
 }
 
 fn word(ram: &GuestRam, at: Gpa) -> u64 {
@@ -78,11 +78,12 @@ fn tables_without_a_place_are_left_alone() {
 }
 
 #[test]
-fn page_tables_in_the_reserved_memory_itself_do_no_harm() {
+fn page_tables_in_the_code_window_itself_are_refused() {
     let (ram, space) = guest();
     put(&ram, Gpa(PDPT + 510 * 8), CODE.0 | TABLE);
     put(&ram, CODE.add(8 * 8), LARGE_PAGE);
-    Reserved::map(&standing().park(|_| {}), &ram, space, &TEXT).unwrap();
+    let refused = Reserved::map(&standing().park(|_| {}), &ram, space, &TEXT).unwrap_err();
+    assert!(matches!(refused, ReservedError::NoMemory(_)), "{refused}");
 }
 
 #[test]
