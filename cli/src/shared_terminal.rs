@@ -15,7 +15,12 @@ const MARK: &str = "▌";
 /// Longest control sequence that is looked at, in bytes.
 const LONGEST: usize = 24;
 
+/// What a line of ours begins with where the console's has ended: its colours, of which one is none, are ended as well.
+const PLAIN: &str = "\x1b[m";
+
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// Whether the console has begun a line.
+static IS_IN_LINE: AtomicBool = AtomicBool::new(false);
 
 /// Whether standard output, where the console goes, and standard error, where hits go, are terminals of ours.
 pub(crate) fn is_ours() -> bool {
@@ -32,27 +37,34 @@ pub(crate) fn is_shared() -> bool {
     IS_SHARED.load(Ordering::Relaxed)
 }
 
-/// Our lines: the mark is put before each.
+/// Our lines: the mark is put before each. They are handed on as whole lines: nothing gets inside one.
 pub(crate) struct Marked<W> {
     out: W,
-    in_line: bool,
+    console_is_in_line: &'static AtomicBool,
+    /// A line that has not ended yet.
+    begun: Vec<u8>,
 }
 
 impl<W: Write> Marked<W> {
     pub(crate) fn new(out: W) -> Self {
-        Self { out, in_line: false }
+        Self { out, console_is_in_line: &IS_IN_LINE, begun: Vec::new() }
     }
 }
 
 impl<W: Write> Write for Marked<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut marked = Vec::with_capacity(bytes.len() + 64);
+        let mut marked = Vec::with_capacity(self.begun.len() + bytes.len() + 64);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            if !self.in_line {
-                marked.extend_from_slice(MARK.as_bytes());
+            self.begun.extend_from_slice(line);
+            if !line.ends_with(b"\n") {
+                break;
             }
-            marked.extend_from_slice(line);
-            self.in_line = !line.ends_with(b"\n");
+            if self.console_is_in_line.swap(false, Ordering::Relaxed) {
+                marked.extend_from_slice(b"\r\n");
+            }
+            marked.extend_from_slice(PLAIN.as_bytes());
+            marked.extend_from_slice(MARK.as_bytes());
+            marked.append(&mut self.begun);
         }
         self.out.write_all(&marked)?;
         Ok(bytes.len())
@@ -66,13 +78,14 @@ impl<W: Write> Write for Marked<W> {
 /// The guest's console.
 pub(crate) struct Tame<W> {
     out: W,
+    is_in_line: &'static AtomicBool,
     /// What is not complete yet: of a character, or of a control sequence, which begins with an escape.
     begun: Vec<u8>,
 }
 
 impl<W: Write> Tame<W> {
     pub(crate) fn new(out: W) -> Self {
-        Self { out, begun: Vec::new() }
+        Self { out, is_in_line: &IS_IN_LINE, begun: Vec::new() }
     }
 }
 
@@ -89,6 +102,9 @@ impl<W: Write> Write for Tame<W> {
                 Piece::Dropped => {}
             }
             self.begun.clear();
+        }
+        if let Some(last) = shown.last() {
+            self.is_in_line.store(*last != b'\n', Ordering::Relaxed);
         }
         self.out.write_all(&shown)?;
         Ok(bytes.len())
@@ -187,10 +203,21 @@ mod tests {
     }
 
     #[test]
-    fn each_line_of_ours_is_marked_once() {
+    fn each_line_of_ours_is_marked_once_and_begins_a_row() {
+        static IS_IN_LINE: AtomicBool = AtomicBool::new(false);
         let mut out = Vec::new();
-        let mut marked = Marked::new(&mut out);
+        let mut marked = Marked { console_is_in_line: &IS_IN_LINE, ..Marked::new(&mut out) };
         [&b"a\nb"[..], b"c\n", b"", b"d\n"].iter().for_each(|piece| marked.write_all(piece).unwrap());
-        assert_eq!(String::from_utf8(out).unwrap(), "▌a\n▌bc\n▌d\n");
+        // A line that has begun is kept until it ends.
+        marked.write_all(b"e").unwrap();
+        let mut console = Tame { is_in_line: &IS_IN_LINE, ..Tame::new(io::sink()) };
+        console.write_all(b"# \x1b[8m").unwrap();
+        marked.write_all(b"f\ng\n").unwrap();
+        console.write_all(b"# \n").unwrap();
+        marked.write_all(b"h\n").unwrap();
+        let lines = ["a\n", "bc\n", "d\n", "ef\n", "g\n", "h\n"];
+        let shown: String = lines.iter().map(|line| format!("\x1b[m▌{line}")).collect();
+        let shown = shown.replace("\x1b[m▌ef", "\r\n\x1b[m▌ef");
+        assert_eq!(String::from_utf8(out).unwrap(), shown);
     }
 }
