@@ -16,7 +16,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Exit, HostCommand, HostImage, RunError, Streams, fingerprint, memory_for, prepare,
+    EmulatedHost, Exit, HostCommand, HostImage, RunError, SnapshotError, StartError, Streams, fingerprint,
+    memory_for, prepare,
 };
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
@@ -171,17 +172,29 @@ pub(crate) fn run_emulated(
 /// Runs what `command` says inside an emulated host with `memory` MiB, with our terminal, streams and signals. A host that
 /// dies before anything was seen of it says nothing about the command, which is then run once more.
 pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>) -> Result<ExitCode> {
-    let stdout = Printer::of_all(io::stdout()).context("the host has no thread left")?;
     let stderr = say::printer().context("the host has no thread left")?;
+    // On one terminal, one thread keeps the order.
+    let stdout = match is_shared() {
+        true => stderr.clone(),
+        false => Printer::of_all(io::stdout()).context("the host has no thread left")?,
+    };
     let run = || -> Result<_> {
         let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
         Ok(host.run(command(), Streams::of_this_process(stdout.clone(), stderr.clone())))
     };
-    let mut ended = run()?;
-    if let Err(RunError::Unseen(error)) = &ended {
+    let mut ended = run();
+    if let Ok(Err(RunError::Unseen(error))) = &ended {
         say(format_args!("{error}; nothing was seen of what it was to run, which is run once more"));
-        ended = run()?;
+        ended = run();
     }
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) if is_of_machine(&error) => {
+            say(format_args!("{error:#}"));
+            return Ok(ExitCode::from(EXIT_INFRASTRUCTURE));
+        }
+        Err(error) => return Err(error),
+    };
     if ended.as_ref().is_ok_and(|ended| ended.was_asked) {
         say::hurry();
     }
@@ -195,4 +208,11 @@ pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>
             Ok(ExitCode::from(EXIT_INFRASTRUCTURE))
         }
     }
+}
+
+/// Whether a host did not start that was put together well: not what the user asked for is wrong then.
+fn is_of_machine(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|error| {
+        matches!(error, StartError::Machine(_) | StartError::Snapshot(SnapshotError::Machine(_)))
+    })
 }
