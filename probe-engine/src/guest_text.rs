@@ -3,7 +3,7 @@
 //! Names of tasks, strings in memory and symbols of modules are what somebody in the guest has chosen, who need not be
 //! its administrator. Written as they are they could end a line, move the cursor to another, or turn the direction of
 //! writing, and so look like what this program says itself. Everything that comes from the guest and is shown as
-//! text goes through here. JSON has escapes of its own.
+//! text goes through here. JSON has escapes of its own, for the same characters.
 
 use std::fmt::{self, Write};
 
@@ -60,7 +60,6 @@ fn escape(f: &mut impl Write, text: &[u8], in_quotes: bool) -> fmt::Result {
 
 /// Whether `c` does something to a terminal, or cannot be seen: control characters, and those that end lines, have no
 /// width, or turn the direction of writing (Unicode Standard, 23.2).
-/// Whether a character has no glyph of its own, or changes how others are shown.
 #[must_use]
 pub fn is_special(c: char) -> bool {
     c.is_control()

@@ -3,6 +3,7 @@
 mod event;
 mod graph;
 mod hist;
+mod json;
 mod names;
 mod stack;
 mod summary;
@@ -13,14 +14,14 @@ use crate::target::{Asked, Style};
 use event::{EventJson, EventText};
 use graph::Graph;
 use hist::Histograms;
+pub(crate) use json::json;
 use names::GuestNames;
 use probe_engine::addr::Gva;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::symbols::SymbolTable;
-use serde::Serialize;
 use stack::NamedStack;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +38,9 @@ pub(crate) struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// The file that the user named, which may be a pipe.
+    /// The file that the user named, which may be a pipe or a terminal: someone reads there, at leisure.
     pub(crate) fn file(file: File) -> io::Result<Self> {
-        if file.metadata()?.file_type().is_fifo() {
+        if file.metadata()?.file_type().is_fifo() || file.is_terminal() {
             let printer = Printer::of_all(file)?;
             return Ok(Self { to: Box::new(printer.clone()), printer: Some(printer) });
         }
@@ -187,9 +188,4 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
     if !probes.is_empty() {
         say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
     }
-}
-
-pub(crate) fn json(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, line)?;
-    out.write_all(b"\n")
 }
