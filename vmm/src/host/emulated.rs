@@ -91,7 +91,7 @@ impl EmulatedHost {
         let disk = Disk::new().map_err(MachineError::SetUp)?;
         let restored = match place.open_or_make(&qemu, image) {
             Ok(state) => restore(&qemu, image, size, &disk, &state).map_err(|error| {
-                place.remove();
+                place.remove(&state);
                 format!("its snapshot cannot be restored: {}", chain(&error))
             }),
             Err(error) if error.leaves_a_boot() => Err(format!("there is no snapshot: {}", chain(&error))),

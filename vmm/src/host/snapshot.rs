@@ -8,13 +8,14 @@ use super::machine::{Machine, MachineError, Start};
 use super::processor;
 use super::qemu::{HostImage, HostSize, Qemu, QemuError, fingerprint, machine_args};
 use super::qmp::{Qmp, QmpError};
+use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 use std::error::Error;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use thiserror::Error;
@@ -117,21 +118,28 @@ impl Place {
         if self.size.memory_mib > MEMORY_MAX_MIB {
             return Err(SnapshotError::TooBig(self.size.memory_mib));
         }
-        if let Ok(state) = File::open(self.path()) {
-            // It has been used now. Where that cannot be noted down it may be made again sooner.
-            let _ = state.set_modified(SystemTime::now());
-            return Ok(state);
-        }
         let unusable = |path: &Path| {
             let path = path.to_owned();
             move |source| SnapshotError::Cache { path, source }
         };
         let folder = &self.folder;
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable(folder))?;
+        own(folder).map_err(unusable(folder))?;
+        if let Ok(state) = File::open(self.path()) {
+            // It has been used now. Where that cannot be noted down it may be made again sooner.
+            let _ = state.set_modified(SystemTime::now());
+            return Ok(state);
+        }
         let lock = folder.join(LOCK);
         // Held until this returns; whoever waits for it finds the snapshot made.
         let guard = OpenOptions::new().write(true).create(true).truncate(false).open(&lock);
-        guard.and_then(|file| file.lock().map(|()| file)).map_err(unusable(&lock)).and_then(|_guard| {
+        let guard = guard.and_then(|file| match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(_) => {
+                (image.notice)("waiting for another process, which is preparing the emulated host");
+                file.lock().map(|()| file)
+            }
+        });
+        guard.map_err(unusable(&lock)).and_then(|_guard| {
             if let Ok(state) = File::open(self.path()) {
                 return Ok(state);
             }
@@ -141,16 +149,20 @@ impl Place {
         })
     }
 
-    /// Removes a snapshot that cannot be restored.
-    pub(super) fn remove(&self) {
-        // If it cannot be removed, the next run says again that it cannot be restored.
-        let _ = fs::remove_file(self.path());
+    /// Removes the snapshot `state`, which cannot be restored, unless another one has taken its place.
+    pub(super) fn remove(&self, state: &File) {
+        let file = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let (ours, there) = (state.metadata().map(file), fs::metadata(self.path()).map(file));
+        if ours.is_ok_and(|ours| there.is_ok_and(|there| ours == there)) {
+            // If it cannot be removed, the next run says again that it cannot be restored.
+            let _ = fs::remove_file(self.path());
+        }
     }
 
     fn make(&self, qemu: &Qemu, image: &HostImage<'_>, unfinished: &Path) -> Result<File, SnapshotError> {
         let unusable = |source| SnapshotError::Cache { path: unfinished.into(), source };
         let options = &mut OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let options = options.read(true).write(true).create_new(true).mode(0o600);
         let state = options.open(unfinished).map_err(unusable)?;
         let made = self.boot_and_save(qemu, image, &state);
         if made.is_err() {
@@ -171,6 +183,17 @@ impl Place {
     }
 }
 
+/// Makes the folder, unless it is there. A snapshot is run as it is, and sees all that the host is given: nobody else may
+/// put one there.
+fn own(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let metadata = fs::symlink_metadata(folder)?;
+    if metadata.uid() == geteuid().as_raw() && metadata.is_dir() && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other("the folder belongs to another user, or others may write to it"))
+}
+
 /// Removes what was left unfinished, and the snapshots that were not used for the longest time.
 fn remove_oldest(folder: &Path) -> io::Result<()> {
     /// So many are kept, beside the one that is about to be made: each has a hundred megabytes or more.
@@ -182,7 +205,10 @@ fn remove_oldest(folder: &Path) -> io::Result<()> {
         if name == UNFINISHED {
             fs::remove_file(entry.path())?;
         } else if name != LOCK && !processor::is_lock(name.as_bytes()) {
-            snapshots.push((entry.metadata()?.modified()?, entry.path()));
+            // One that cannot be restored is removed by whoever finds that out.
+            if let Ok(metadata) = entry.metadata() {
+                snapshots.push((metadata.modified()?, entry.path()));
+            }
         }
     }
     snapshots.sort();
@@ -209,6 +235,35 @@ pub(super) fn boot(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_folder_that_others_write_to_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("a/host");
+        own(&folder).unwrap();
+        own(&folder).unwrap();
+        let link = parent.path().join("link");
+        symlink(&folder, &link).unwrap();
+        assert!(own(&link).is_err());
+        fs::set_permissions(&folder, Permissions::from_mode(0o770)).unwrap();
+        assert!(own(&folder).is_err());
+    }
+
+    #[test]
+    fn only_the_snapshot_that_failed_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let size = HostSize { memory_mib: 1 };
+        let place = Place { folder: folder.path().into(), key: "key".to_owned(), size };
+        let failed = File::create(place.path()).unwrap();
+        fs::remove_file(place.path()).unwrap();
+        File::create(place.path()).unwrap();
+        place.remove(&failed);
+        assert!(place.path().exists());
+        place.remove(&File::open(place.path()).unwrap());
+        assert!(!place.path().exists());
+    }
 
     #[test]
     fn snapshots_of_other_programs_are_kept_until_there_are_many() {
