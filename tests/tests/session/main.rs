@@ -64,7 +64,8 @@ fn assert_saw_all_calls(ended: &Ended, states: &impl Debug) {
 /// `exits` says how many there were in all with so many hits of a detour, where this KVM counts them.
 fn assert_hits_take_no_exits(what: &str, exits: impl Fn(u64) -> Option<u64>) {
     let (Some(few), Some(many)) = (exits(1000), exits(41_000)) else {
-        println!("this KVM does not count exits");
+        assert!(std::env::var_os("VMM_CONTRACT_REQUIRED").is_none(), "the emulated host's KVM counts exits");
+        println!("skipped: this KVM does not count exits");
         return;
     };
     println!("1,000 {what}: {few} exits; 41,000 {what}: {many} exits");
