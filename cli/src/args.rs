@@ -411,12 +411,25 @@ pub(crate) struct Types {
 
 /// Say whether guests can be probed on this machine, and how
 ///
-/// Exit codes: 0 its own KVM can; 1 it cannot, and `vmm run` uses the emulated host.
+/// Exit codes: 0 its own KVM can; 1 it cannot, and `vmm run` uses the emulated host. With --report, 1 also says that a
+/// guest was not as it was to be.
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Run four guests as well, and write to this file what the machine is and how they differ from what they were to do
+    ///
+    /// That is for a machine on which something is wrong, or that nobody has tried yet. In the file are the processor,
+    /// its flags and its kernel's mitigations, the kernel's version, parameters of KVM's modules, the table that is
+    /// printed, a storm of traps, traps with stacks, detours, and a guest of which every function is counted. Names of
+    /// the machine and its users are not; what `vmm` said of a guest that differs may have names of files. The guests
+    /// run where --host says, and take a minute or two in the emulated host.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// The kernel of these guests: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub(crate) kernel: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: Place,
 }

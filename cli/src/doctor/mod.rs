@@ -1,5 +1,9 @@
 //! `vmm doctor`: what this machine's KVM can do for a guest with probes.
 
+mod machine;
+mod report;
+mod trial;
+
 use crate::args::{Doctor, HostKind};
 use crate::host;
 use anyhow::Result;
@@ -10,7 +14,7 @@ use vmm::kvm::Hypervisor;
 use vmm::selftest::{self, Contract};
 use vmm::trap::Delivery;
 
-/// This machine's KVM cannot run guests with probes.
+/// This machine's KVM cannot run guests with probes, or a guest of the report was not as it was to be.
 const EXIT_UNFIT: u8 = 1;
 
 /// Everything that was found out, as `--json` prints it.
@@ -31,7 +35,8 @@ struct Diagnosis {
 }
 
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
-    if args.place.host == HostKind::Emulated {
+    // A report tells of this machine as well.
+    if args.place.host == HostKind::Emulated && args.report.is_none() {
         return host::run_in_host(memory_for(0, 0), || {
             let command = HostCommand::new().arg("doctor").arg("--host=kvm");
             if args.json { command.arg("--json") } else { command }
@@ -41,9 +46,13 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
     if args.json {
         println!("{}", serde_json::to_string(&diagnosis)?);
     } else {
-        print(&diagnosis);
+        table(&diagnosis).iter().for_each(|line| println!("{line}"));
     }
-    Ok(if diagnosis.fit { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNFIT) })
+    let differences = match &args.report {
+        Some(path) => report::write(path, args, &diagnosis)?,
+        None => 0,
+    };
+    Ok(if diagnosis.fit && differences == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNFIT) })
 }
 
 fn examine(args: &Doctor) -> Diagnosis {
@@ -68,20 +77,22 @@ fn examine(args: &Doctor) -> Diagnosis {
     }
 }
 
-fn print(diagnosis: &Diagnosis) {
-    println!("KVM at {}:", diagnosis.device);
+/// The diagnosis for people, line by line.
+fn table(diagnosis: &Diagnosis) -> Vec<String> {
+    let mut lines = vec![format!("KVM at {}:", diagnosis.device)];
     for row in diagnosis.contract.iter().flat_map(Contract::rows) {
         let mark = match (row.ok, row.needed) {
             (true, _) => "ok",
             (false, true) => "NO",
             (false, false) => "no",
         };
-        println!("  {mark:3} {:24} {}", row.name, row.result);
-        println!("      {:24} {}", "", row.meaning);
+        lines.push(format!("  {mark:3} {:24} {}", row.name, row.result));
+        lines.push(format!("      {:24} {}", "", row.meaning));
     }
-    match &diagnosis.reason {
-        None => println!("Guests run on this machine's KVM."),
-        Some(reason) => println!("Guests do not run on this machine's KVM: {reason}."),
-    }
-    println!("Emulated host: {}", diagnosis.emulated_host);
+    lines.push(match &diagnosis.reason {
+        None => "Guests run on this machine's KVM.".to_owned(),
+        Some(reason) => format!("Guests do not run on this machine's KVM: {reason}."),
+    });
+    lines.push(format!("Emulated host: {}", diagnosis.emulated_host));
+    lines
 }
