@@ -21,8 +21,8 @@ pub fn binary() -> Option<PathBuf> {
     binary
 }
 
-/// `vmm` with these words, its input empty and its temporary files in `temporary`. A guest runs the kernel under test,
-/// unless the words name another.
+/// `vmm` with these words, its input empty and its temporary files in `temporary`. A guest runs the kernel under test, on
+/// the host that `VMM_TEST_HOST` names, unless the words name others.
 pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command.args(words).stdin(Stdio::null()).env("TMPDIR", temporary);
@@ -31,6 +31,10 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     // The product finds the default one by itself, as it does for users.
     if has_guest && !names_kernel && *under_test() != DEFAULT_KERNEL {
         command.arg("--kernel").arg(kernel());
+    }
+    let names_host = words.iter().any(|word| word.starts_with("--host"));
+    if let Some(host) = std::env::var_os("VMM_TEST_HOST").filter(|_| has_guest && !names_host) {
+        command.arg("--host").arg(host);
     }
     command
 }

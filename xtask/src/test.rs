@@ -6,6 +6,7 @@ mod beside;
 mod guests;
 mod hosts;
 mod kernels;
+mod kvm;
 mod long;
 mod programs;
 
@@ -13,6 +14,7 @@ use crate::{setup, vmx};
 use anyhow::{Context as _, ensure};
 use beside::Beside;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS};
+use kvm::{Kvm, Variables};
 use long::Piece;
 use std::env;
 use std::path::Path;
@@ -64,40 +66,54 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     // All that follows is built. Most of it keeps one processor busy.
     let beside = Beside::start(start)?;
     step(start, "the text of real kernels", kernels::text()?)?;
-    contract(start, vmm)?;
-    differential(start, vmm)?;
-    guests::session(start, vmm, &DEFAULT_KERNEL, &beside::others())?;
+    let kvms = Kvm::all(vmm)?;
+    contract(start, vmm, kvms)?;
+    differential(start, vmm, kvms)?;
+    for kvm in kvms {
+        // What is run beside the others is run in the emulated host only.
+        let which = if *kvm == Kvm::Emulated { beside::others() } else { vec![] };
+        guests::session(start, vmm, *kvm, &DEFAULT_KERNEL, &which)?;
+    }
     beside.end(start)?;
-    guests::product(start, vmm, &DEFAULT_KERNEL)?;
-    for kernel in KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL) {
-        if kernels::is_there(start, kernel)? {
-            guests::smoke(start, vmm, kernel)?;
+    for kvm in kvms {
+        guests::product(start, vmm, *kvm, &DEFAULT_KERNEL)?;
+        for kernel in KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL) {
+            if kernels::is_there(start, kernel)? {
+                guests::smoke(start, vmm, *kvm, kernel)?;
+            }
         }
     }
     Ok(())
 }
 
-/// The KVM contract: on this machine's own KVM, and inside the emulated host, where it may not be skipped.
-fn contract(start: Instant, vmm: &Path) -> anyhow::Result<()> {
+/// The KVM contract. A KVM that is not fit is tested as well, and says what it lacks.
+fn contract(start: Instant, vmm: &Path, kvms: &[Kvm]) -> anyhow::Result<()> {
     let program = test_program("contract")?;
-    let mut here = Command::new(&program);
-    here.arg("--show-output");
-    step(start, "the KVM contract on this machine", here)?;
-    let mut inside = Command::new(vmm);
-    inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1"]).arg(&program);
-    step(start, "the KVM contract in the emulated host", inside)
+    if !kvms.contains(&Kvm::Own) {
+        let mut here = Command::new(&program);
+        here.arg("--show-output");
+        step(start, "the KVM contract on this machine, whose KVM is not fit", here)?;
+    }
+    for kvm in kvms {
+        let tests = kvm.command(vmm, &program, Variables::default());
+        step(start, &format!("the KVM contract {}", kvm.words()), tests)?;
+    }
+    Ok(())
 }
 
-/// Every way past an instruction, inside the emulated host.
-fn differential(start: Instant, vmm: &Path) -> anyhow::Result<()> {
+/// Every way past an instruction.
+fn differential(start: Instant, vmm: &Path, kvms: &[Kvm]) -> anyhow::Result<()> {
     const INSTRUCTIONS: u32 = 100_000;
     let program = test_program("differential")?;
     say(start, "drawing instructions from the kernels");
     let drawn = draw(INSTRUCTIONS)?;
-    let mut inside = Command::new(vmm);
-    inside.args(["host", "exec", "--env", "VMM_CONTRACT_REQUIRED=1", "--file"]);
-    inside.arg(format!("VMM_DIFF_CORPUS={}", drawn.path().display())).arg(&program).arg("--show-output");
-    step(start, "these instructions in the emulated host", inside)
+    for kvm in kvms {
+        let variables = Variables::default().with_file("VMM_DIFF_CORPUS", drawn.path());
+        let mut tests = kvm.command(vmm, &program, variables);
+        tests.arg("--show-output");
+        step(start, &format!("these instructions {}", kvm.words()), tests)?;
+    }
+    Ok(())
 }
 
 fn cargo<const N: usize>(words: [&str; N]) -> Command {
