@@ -139,7 +139,9 @@ impl Trial {
         if let Some(line) = complaint(&seen.console) {
             differences.push(format!("the guest's kernel complained: {}", Escaped(line.as_bytes())));
         }
-        for (name, hits, state) in self.probes {
+        // A run that was refused says nothing of its probes.
+        let probes = if seen.summary.is_empty() && seen.code != Some(0) { &[] } else { self.probes };
+        for (name, hits, state) in probes {
             match seen.summary.iter().find(|line| line["type"] == "probe" && line["probe"] == *name) {
                 Some(probe) => differences.extend(wrong(name, *hits, *state, probe, &seen.console)),
                 None => differences.push(format!("{name}: nothing was said of this probe")),
@@ -248,6 +250,7 @@ mod tests {
                 "g: no hit",
             ]
         );
+        assert_eq!(seen(Some(2), "", ["", ""]), ["the run ended with exit code 2"]);
         assert_eq!(
             seen(None, "", [F, "not JSON"]),
             [
