@@ -92,7 +92,7 @@ impl Printer {
         Ok(Self { queue: Arc::new(Writers(queue)), keeps_all })
     }
 
-    /// Whether the reader keeps up.
+    /// Whether the reader keeps up. Nobody has to wait for one that has gone.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.queue.lock().text.len() < MOST
@@ -102,7 +102,7 @@ impl Printer {
     pub fn wait_until_ready(&self, is_over: impl Fn() -> bool) {
         const AGAIN: Duration = Duration::from_millis(20);
         let mut state = self.queue.lock();
-        while state.text.len() >= MOST && state.failure.is_none() && !is_over() {
+        while state.text.len() >= MOST && !is_over() {
             (state, _) =
                 self.queue.changed.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner);
         }
@@ -166,6 +166,9 @@ impl Queue {
             state = self.lock();
             state.is_writing = false;
             state.failure = written.err().map(|error| error.kind());
+            if state.failure.is_some() {
+                state.text = Vec::new();
+            }
             self.changed.notify_all();
             if state.failure.is_some() {
                 return;
@@ -225,6 +228,21 @@ mod tests {
             text.split("\n[").skip(1).filter_map(|n| n.split(' ').next()?.parse::<usize>().ok()).sum();
         assert!(lost > 0);
         assert_eq!(text.matches('x').count() + lost, 3 * MOST);
+    }
+
+    /// What was still to be written would keep everyone waiting for ever.
+    #[test]
+    fn nobody_waits_for_a_reader_that_has_gone() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut printer = Printer::of_all(writer).unwrap();
+        printer.write_all(&vec![b'x'; MOST]).unwrap();
+        // The thread stands in its write with that.
+        printer.wait_until_ready(|| false);
+        printer.write_all(&vec![b'x'; MOST]).unwrap();
+        assert!(!printer.is_ready());
+        drop(reader);
+        assert!(!printer.finish(None));
+        assert!(printer.is_ready() && printer.write_all(b"x").is_err());
     }
 
     #[test]
