@@ -23,7 +23,8 @@ impl Control<'_> {
     /// done before, all in one stop of the world.
     pub(super) fn attend(&mut self) {
         let messages: Vec<Message> = self.messages.try_iter().collect();
-        let requests = self.world.take_requests();
+        let may_change_names = self.names.is_none() || self.takes_events();
+        let requests = self.postponed.due(self.world.take_requests(), may_change_names);
         let is_idle = messages.is_empty() && requests.is_empty() && !self.arming.is_due();
         if is_idle || self.outcome.is_some() {
             return;

@@ -4,6 +4,7 @@ use super::arming::{Arming, Stop};
 use super::handle::Message;
 use super::keys::{Keys, Typed};
 use super::names::Names;
+use super::postponed::Postponed;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::stage::Stage;
@@ -89,6 +90,8 @@ pub(super) struct Control<'a> {
     pub(super) registry: Registry,
     /// What is loaded, where that is wanted.
     pub(super) names: Option<Names>,
+    /// What would change them, and waits for the sink.
+    pub(super) postponed: Postponed,
     pub(super) ram: Arc<GuestRam>,
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,
@@ -203,6 +206,10 @@ impl Control<'_> {
 
     /// What is done regularly, and after every event.
     fn tick(&mut self) {
+        // It hands on more than the sink waits for: it comes first, or it might never come.
+        if !self.postponed.is_empty() && self.takes_events() {
+            self.attend();
+        }
         self.keep_up();
         self.arming.detours.look(&self.ram);
         if self.arming.is_due() {
@@ -257,14 +264,19 @@ impl Control<'_> {
 
     /// Hands the events on that have come in. A vCPU waits when there is no room for another one.
     fn keep_up(&mut self) {
-        if self.sink.is_ready()
+        if self.takes_events()
             && let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known())
         {
             self.hand_on(&events);
         }
     }
 
-    /// Hands all events on, while no vCPU runs.
+    /// Whether events can be handed on without filling memory. One that has failed is not asked.
+    pub(super) fn takes_events(&self) -> bool {
+        self.sink_failed || self.sink.is_ready()
+    }
+
+    /// Hands all events on, while no vCPU runs: what is in the rings, and no more.
     pub(super) fn drain(&mut self) {
         while let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
             self.hand_on(&events);

@@ -63,6 +63,7 @@ mod hooks;
 mod keys;
 mod modules;
 mod names;
+mod postponed;
 mod regions;
 mod registry;
 mod report;
@@ -320,6 +321,7 @@ impl<'a> Session<'a> {
                 Detours::new(config.optimize, config.fall_back, config.cpus, &config.kernel),
             ),
             names: config.names.then(names::Names::default),
+            postponed: postponed::Postponed::default(),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,
