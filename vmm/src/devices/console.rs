@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use vm_superio::{Serial, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -33,10 +34,10 @@ const TYPED_MAX: usize = 64 << 10;
 
 impl Console {
     /// A console that prints to `out` and raises its interrupt through `interrupt`. With `interactive`, each
-    /// byte is passed on at once, otherwise whole lines.
+    /// byte is passed on at once, otherwise whole lines, and what [waits](Self::look) for a person.
     #[must_use]
     pub fn new(interrupt: EventFd, out: Box<dyn Write + Send>, interactive: bool) -> Self {
-        let out = LineWriter { out, line: Vec::new(), interactive };
+        let out = LineWriter { out, line: Vec::new(), interactive, unfinished: None };
         Self {
             state: Mutex::new(State { uart: Serial::new(Interrupt(interrupt), out), typed: VecDeque::new() }),
         }
@@ -62,6 +63,12 @@ impl Console {
         let room = TYPED_MAX.saturating_sub(state.typed.len());
         state.typed.extend(bytes.iter().take(room));
         state.refill();
+    }
+
+    /// Passes on a line that has no end yet, and has not grown for a while: it may be a prompt. Asked as often as one
+    /// likes.
+    pub fn look(&self, now: Instant) {
+        let _ = self.lock().uart.writer_mut().look(now);
     }
 
     /// Passes on a line that has no end yet.
@@ -92,7 +99,12 @@ struct LineWriter {
     out: Box<dyn Write + Send>,
     line: Vec<u8>,
     interactive: bool,
+    /// How long the line was that had no end when somebody looked, and since when it has been so long.
+    unfinished: Option<(usize, Instant)>,
 }
+
+/// How long a line stands still before it is passed on without its end.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A line that grows longer than this is passed on in parts.
 const LINE_MAX: usize = 4096;
@@ -101,7 +113,24 @@ impl LineWriter {
     fn send(&mut self) -> io::Result<()> {
         let sent = self.out.write_all(&self.line).and_then(|()| self.out.flush());
         self.line.clear();
+        self.unfinished = None;
         sent
+    }
+
+    fn look(&mut self, now: Instant) -> io::Result<()> {
+        match self.unfinished {
+            _ if self.line.is_empty() => Ok(()),
+            Some((length, since)) if length == self.line.len() => {
+                match now.saturating_duration_since(since) {
+                    still if still < PATIENCE => Ok(()),
+                    _ => self.send(),
+                }
+            }
+            _ => {
+                self.unfinished = Some((self.line.len(), now));
+                Ok(())
+            }
+        }
     }
 }
 
@@ -150,6 +179,29 @@ mod tests {
         assert_eq!(*screen.0.lock().unwrap(), b"one\n");
         console.flush();
         assert_eq!(*screen.0.lock().unwrap(), b"one\ntwo");
+    }
+
+    #[test]
+    fn a_prompt_is_passed_on_when_nothing_follows() {
+        let (console, screen) = console(false);
+        let print = |text: &[u8]| text.iter().for_each(|byte| console.write(0, *byte));
+        let shown = || String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
+        let start = Instant::now();
+        let look = |millis| console.look(start + Duration::from_millis(millis));
+        print(b"~ ");
+        look(0);
+        print(b"# ");
+        look(90);
+        look(189);
+        assert_eq!(shown(), "", "it has grown since the first look");
+        look(190);
+        assert_eq!(shown(), "~ # ");
+        print(b"ls\nbin\n~ # ");
+        look(300);
+        look(301);
+        assert_eq!(shown(), "~ # ls\nbin\n", "another one of the same length");
+        look(400);
+        assert_eq!(shown(), "~ # ls\nbin\n~ # ");
     }
 
     #[test]

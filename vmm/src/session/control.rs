@@ -219,6 +219,7 @@ impl Control<'_> {
             self.vcpu_ended(end);
         }
         let now = Instant::now();
+        self.devices.console.look(now);
         if self.panic.as_ref().is_some_and(|panic| now >= panic.deadline) {
             self.end_by_panic();
         }

@@ -160,7 +160,8 @@ pub struct Terminal {
     pub out: Box<dyn Write + Send>,
     /// What the user types comes from here.
     pub input: Option<File>,
-    /// Pass single bytes on at once, and look for the escape key.
+    /// Pass single bytes on at once, and look for the escape key. Otherwise lines are passed on whole, and one that does
+    /// not end after a moment without its end.
     pub interactive: bool,
 }
 
