@@ -81,6 +81,19 @@ pub struct Reserved {
     free: BTreeSet<u32>,
     /// Slots in which someone may still be: the number of the first ones, and how many follow in a row.
     retired: BTreeMap<u32, u32>,
+    /// What RAM has shown when it was looked at last.
+    seen: Option<Seen>,
+}
+
+/// Who was inside when nobody ran. Until someone does, this stays so.
+#[derive(Debug)]
+struct Seen {
+    /// In this [stop](Parked::stop).
+    stop: u64,
+    /// The slots that someone goes on in.
+    occupied: BTreeSet<u32>,
+    /// Those of the retired ones that nobody needs to ask for again.
+    kept: BTreeMap<u32, u32>,
 }
 
 impl Reserved {
@@ -112,6 +125,7 @@ impl Reserved {
             unused: 0,
             free: BTreeSet::new(),
             retired: BTreeMap::new(),
+            seen: None,
         })
     }
 
@@ -240,30 +254,51 @@ impl Reserved {
     }
 
     /// Frees the retired slots in which nobody can be: nobody goes on at `known` (the RIPs of all vCPUs, and what is
-    /// known besides), and no aligned word of RAM points into them. Reads all RAM that was ever touched; for when [`allocate`](Self::allocate)
-    /// has nothing left. Returns how many are free.
+    /// known besides), and no aligned word of RAM points into them. Reads all RAM that was ever touched, once a stop; for
+    /// when [`allocate`](Self::allocate) has nothing left. Returns how many it has freed.
     ///
     /// # Errors
     /// The host does not tell which memory was touched; no slot is freed.
-    pub fn reclaim(&mut self, parked: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<usize> {
-        if self.retired.is_empty() {
-            return Ok(self.free.len());
+    pub fn reclaim(
+        &mut self,
+        parked: &Parked<'_>,
+        ram: &GuestRam,
+        known: impl FnOnce() -> Vec<Gva>,
+    ) -> io::Result<usize> {
+        let before = self.seen.take();
+        if self.retired.is_empty() && before.as_ref().is_none_or(|seen| seen.kept.is_empty()) {
+            return Ok(0);
         }
+        let mut seen = match before {
+            Some(seen) if seen.stop == parked.stop() => seen,
+            before => {
+                self.retired.extend(before.into_iter().flat_map(|seen| seen.kept));
+                let occupied = self.occupied(parked, ram, &known())?;
+                Seen { stop: parked.stop(), occupied, kept: BTreeMap::new() }
+            }
+        };
+        let free_before = self.free.len();
+        for (first, count) in std::mem::take(&mut self.retired) {
+            let slots = first..first + count;
+            if seen.occupied.range(slots.clone()).next().is_some() {
+                seen.kept.insert(first, count);
+            } else {
+                let clear = |slot: &u32| ram.write_code(memory_of(*slot), &[INT3; SLOT]).is_ok();
+                self.free.extend(slots.filter(clear));
+            }
+        }
+        self.seen = Some(seen);
+        Ok(self.free.len() - free_before)
+    }
+
+    /// The slots that someone goes on in.
+    fn occupied(&self, parked: &Parked<'_>, ram: &GuestRam, known: &[Gva]) -> io::Result<BTreeSet<u32>> {
         let slots = self.slots();
         // A saved RIP may lie behind the last byte of a slot: there the CPU returns after an int3 in that byte.
         let of = |rip: Gva| [rip, rip.offset(-1)].into_iter().filter_map(|at| self.number_of(at));
         let mut occupied = touched::pointed_to(parked, ram, &(slots.start..slots.end.add(1)), of)?;
         occupied.extend(known.iter().copied().flat_map(of));
-        let free = &mut self.free;
-        self.retired.retain(|first, count| {
-            let slots = *first..*first + *count;
-            let is_occupied = occupied.range(slots.clone()).next().is_some();
-            if !is_occupied {
-                free.extend(slots.filter(|slot| ram.write_code(memory_of(*slot), &[INT3; SLOT]).is_ok()));
-            }
-            is_occupied
-        });
-        Ok(self.free.len())
+        Ok(occupied)
     }
 
     /// Where all slots lie.

@@ -17,7 +17,7 @@ use probe_engine::paging::AddressSpace;
 use probe_engine::probe::table::{Internal, ProbeSet};
 use probe_engine::regs::Regs;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
@@ -248,7 +248,7 @@ impl World {
     pub fn park(&self, kick: impl Fn(usize)) -> Parked<'_> {
         let state = self.gather(Phase::Parking, &kick, |s| s == Standing::Running);
         drop(state);
-        Parked { world: self }
+        Parked { world: self, stop: STOPS.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Makes every vCPU thread end, and returns when all have.
@@ -288,15 +288,25 @@ impl World {
     }
 }
 
+/// How many stops there have been, of all worlds.
+static STOPS: AtomicU64 = AtomicU64::new(0);
+
 /// Proof that no vCPU runs. The world goes on when it is dropped, unless it [ends](Self::end).
 pub struct Parked<'a> {
     world: &'a World,
+    stop: u64,
 }
 
 impl Parked<'_> {
     /// Gives all vCPUs new orders.
     pub fn set_orders(&self, orders: Orders) {
         self.world.lock().orders = Arc::new(orders);
+    }
+
+    /// The number of this stop, which no other one has.
+    #[must_use]
+    pub fn stop(&self) -> u64 {
+        self.stop
     }
 
     /// Where each vCPU stands.

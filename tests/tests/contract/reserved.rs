@@ -176,13 +176,12 @@ fn an_exception_in_a_copy_keeps_its_slot_until_it_is_over() {
     let Some((left, mut reserved, used)) = run(&JUMP, |reserved, ram| copy(reserved, ram, &UD2, CODE)) else {
         return;
     };
-    let parked = World::new(0, Orders::default(), EventFd::new(0).unwrap().into());
-    let parked = parked.park(|_| {});
+    let world = World::new(0, Orders::default(), EventFd::new(0).unwrap().into());
     let frame = stack(0).offset(-(SAVED_RIP as i64));
     assert_eq!(left.u64(frame), used.0);
     left.ram.write(Gpa(GO.0), &[0; 8]).unwrap();
     reserved.retire(reserved.slot_of(used).unwrap());
-    assert_eq!(reserved.reclaim(&parked, &left.ram, &[]).unwrap(), 0);
+    assert_eq!(reserved.reclaim(&world.park(|_| {}), &left.ram, Vec::new).unwrap(), 0);
     left.ram.write(Gpa(frame.0), &[0; 8]).unwrap();
-    assert_eq!(reserved.reclaim(&parked, &left.ram, &[]).unwrap(), 1);
+    assert_eq!(reserved.reclaim(&world.park(|_| {}), &left.ram, Vec::new).unwrap(), 1);
 }

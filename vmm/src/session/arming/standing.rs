@@ -150,9 +150,9 @@ pub(in crate::session) fn room(
     if let Some(slots) = reserved.allocate(length) {
         return Ok(slots);
     }
-    let mut known = stop.parked.rips();
-    known.extend(calls.stubs(stop.ram));
-    reserved.reclaim(stop.parked, stop.ram, &known).map_err(|e| e.to_string())?;
-    set.retain_copies(|at| reserved.is_in_use(at));
+    let known = || stop.parked.rips().into_iter().chain(calls.stubs(stop.ram)).collect();
+    if reserved.reclaim(stop.parked, stop.ram, known).map_err(|e| e.to_string())? > 0 {
+        set.retain_copies(|at| reserved.is_in_use(at));
+    }
     Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
 }
