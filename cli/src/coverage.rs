@@ -22,7 +22,7 @@ use vmm::probe::Probe;
 use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
-    run::share_terminal(&args.guest, args.output.as_deref(), args.format);
+    run::share_terminal(&args.guest, args.output.as_deref());
     let files = Files::read(&args.guest)?;
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,

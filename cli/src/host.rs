@@ -4,7 +4,7 @@ use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
 use crate::run::{self, Files};
 use crate::say::{self, say};
-use crate::shared_terminal::is_shared;
+use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -202,8 +202,9 @@ pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>
     match ended.map(|ended| ended.exit) {
         Ok(Exit::Code(code)) => Ok(ExitCode::from(code as u8)),
         Ok(Exit::Signal(signal)) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
-        // What was begun has died, with its host.
+        // What was begun has died, with its host, and with the line that it was printing.
         Err(error) => {
+            shared_terminal::begin_row();
             say(format_args!("{:#}", anyhow::Error::from(error)));
             Ok(ExitCode::from(EXIT_INFRASTRUCTURE))
         }

@@ -1,10 +1,10 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Format, Guest, Run};
+use crate::args::{Guest, Run};
 use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
 use crate::output::{Out, Writer};
-use crate::say::{finish, hurry, say};
+use crate::say::{self, finish, hurry, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
@@ -55,7 +55,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
-    share_terminal(&args.guest, args.output.as_deref(), args.format);
+    share_terminal(&args.guest, args.output.as_deref());
     let files = Files::read(&args.guest)?;
     let target = target::target(args, &files)?;
     if let Some(path) = &args.write_target {
@@ -120,9 +120,10 @@ fn run_here(
     Ok(exit_code(&report, &patterns, args.allow_pending, &|at| writer.symbol(at)))
 }
 
-/// Keeps our lines and those of the guest's console apart where both are on one terminal. JSON cannot be marked.
-pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>, format: Format) {
-    if guest.marked || (output.is_none() && format == Format::Text && shared_terminal::is_ours()) {
+/// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
+/// too: it is a person that reads them.
+pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>) {
+    if guest.marked || (output.is_none() && shared_terminal::is_one()) {
         shared_terminal::share();
     }
 }
@@ -158,7 +159,10 @@ pub(crate) fn session(
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
-    let console = Printer::of_what_fits(io::stdout()).context("the host has no thread left")?;
+    let console = match say::printer().filter(|_| is_shared()) {
+        Some(printer) => printer.for_what_fits(),
+        None => Printer::of_what_fits(io::stdout()).context("the host has no thread left")?,
+    };
     let out: Box<dyn Write + Send> =
         if is_shared() { Box::new(Tame::new(console.clone())) } else { Box::new(console.clone()) };
     let config = Config {

@@ -3,11 +3,14 @@
 //! Whoever may print on the guest's console could print lines that look like hits, or move the cursor up and change
 //! ours. There each of our lines begins with a [mark](MARK), which the console cannot print, and what the console prints
 //! stays below what is there: it may colour, and go back and erase in its own line. Full-screen programs of the guest
-//! need hits to go to a file.
+//! need hits to go to a file. Both are written by one thread, in the order in which they come, here and outside the emulated
+//! host: neither gets inside a line of the other.
 
 use probe_engine::guest_text::is_special;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use vmm::host::is_one_terminal;
 
 /// What our lines begin with.
 const MARK: &str = "▌";
@@ -19,12 +22,12 @@ const LONGEST: usize = 24;
 const PLAIN: &str = "\x1b[m";
 
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
-/// Whether the console has begun a line.
-static IS_IN_LINE: AtomicBool = AtomicBool::new(false);
+/// Whether the console has begun a line. Whoever writes holds it, so that it is true of what has been written.
+static IS_IN_LINE: Mutex<bool> = Mutex::new(false);
 
-/// Whether standard output, where the console goes, and standard error, where hits go, are terminals of ours.
-pub(crate) fn is_ours() -> bool {
-    io::stdout().is_terminal() && io::stderr().is_terminal()
+/// Whether standard output, where the console goes, and standard error, where hits go, are one terminal.
+pub(crate) fn is_one() -> bool {
+    is_one_terminal(io::stdout(), io::stderr())
 }
 
 /// From now on our lines are marked, and the console is kept below them.
@@ -37,10 +40,15 @@ pub(crate) fn is_shared() -> bool {
     IS_SHARED.load(Ordering::Relaxed)
 }
 
+/// Whoever has printed here besides may have begun a line and gone: our next one begins a row of its own.
+pub(crate) fn begin_row() {
+    *lock(&IS_IN_LINE) = true;
+}
+
 /// Our lines: the mark is put before each. They are handed on as whole lines: nothing gets inside one.
 pub(crate) struct Marked<W> {
     out: W,
-    console_is_in_line: &'static AtomicBool,
+    console_is_in_line: &'static Mutex<bool>,
     /// A line that has not ended yet.
     begun: Vec<u8>,
 }
@@ -53,13 +61,14 @@ impl<W: Write> Marked<W> {
 
 impl<W: Write> Write for Marked<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut console_is_in_line = lock(self.console_is_in_line);
         let mut marked = Vec::with_capacity(self.begun.len() + bytes.len() + 64);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.begun.extend_from_slice(line);
             if !line.ends_with(b"\n") {
                 break;
             }
-            if self.console_is_in_line.swap(false, Ordering::Relaxed) {
+            if std::mem::take(&mut *console_is_in_line) {
                 marked.extend_from_slice(b"\r\n");
             }
             marked.extend_from_slice(PLAIN.as_bytes());
@@ -78,7 +87,7 @@ impl<W: Write> Write for Marked<W> {
 /// The guest's console.
 pub(crate) struct Tame<W> {
     out: W,
-    is_in_line: &'static AtomicBool,
+    is_in_line: &'static Mutex<bool>,
     /// What is not complete yet: of a character, or of a control sequence, which begins with an escape.
     begun: Vec<u8>,
 }
@@ -91,6 +100,7 @@ impl<W: Write> Tame<W> {
 
 impl<W: Write> Write for Tame<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut is_in_line = lock(self.is_in_line);
         let mut shown = Vec::with_capacity(bytes.len());
         for byte in bytes {
             self.begun.push(*byte);
@@ -104,7 +114,7 @@ impl<W: Write> Write for Tame<W> {
             self.begun.clear();
         }
         if let Some(last) = shown.last() {
-            self.is_in_line.store(*last != b'\n', Ordering::Relaxed);
+            *is_in_line = *last != b'\n';
         }
         self.out.write_all(&shown)?;
         Ok(bytes.len())
@@ -113,6 +123,10 @@ impl<W: Write> Write for Tame<W> {
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
+}
+
+fn lock(is_in_line: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    is_in_line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What becomes of a few bytes that belong together.
@@ -204,7 +218,7 @@ mod tests {
 
     #[test]
     fn each_line_of_ours_is_marked_once_and_begins_a_row() {
-        static IS_IN_LINE: AtomicBool = AtomicBool::new(false);
+        static IS_IN_LINE: Mutex<bool> = Mutex::new(false);
         let mut out = Vec::new();
         let mut marked = Marked { console_is_in_line: &IS_IN_LINE, ..Marked::new(&mut out) };
         [&b"a\nb"[..], b"c\n", b"", b"d\n"].iter().for_each(|piece| marked.write_all(piece).unwrap());

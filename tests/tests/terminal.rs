@@ -40,13 +40,13 @@ fn on_a_terminal(words: &[&str]) -> Option<String> {
     Some(String::from_utf8(text).unwrap())
 }
 
-#[test]
-fn nobody_in_the_guest_prints_our_lines() {
+/// Our lines when somebody in the guest forges some.
+fn lines(format: &str) -> Option<Vec<String>> {
     let initrd = initrd_with([("script", 0o644, FORGER.into())]);
     let (kernel, initrd) = (kernel(), initrd.path().to_str().unwrap().to_owned());
     let words = ["run", "--kernel", kernel.to_str().unwrap(), "--initrd", &initrd];
-    let more = ["--probe=do_sys_openat2", "--cmdline=workload=sh:/script"];
-    let Some(text) = on_a_terminal(&[&words[..], &more].concat()) else { return };
+    let more = ["--probe=do_sys_openat2", "--cmdline=workload=sh:/script", "--format", format];
+    let text = on_a_terminal(&[&words[..], &more].concat())?;
     let (ours, console): (Vec<&str>, Vec<&str>) =
         text.lines().map(|line| line.trim_end_matches('\r')).partition(|line| line.contains(MARK));
     assert!(!text.contains("\x1b[1A"), "{text:?}");
@@ -57,7 +57,19 @@ fn nobody_in_the_guest_prints_our_lines() {
     let plain: Vec<Option<&str>> = ours.iter().map(|line| line.strip_prefix("\x1b[m")).collect();
     let ours: Vec<&str> = plain.into_iter().map(|line| line.unwrap()).collect();
     assert!(ours.iter().all(|line| line.starts_with(MARK) && !line.contains("forged")), "{ours:?}");
-    assert!(ours.iter().any(|line| line.contains(r"a\x0d\x1b[2Kb")), "{ours:?}");
     assert!(ours.iter().any(|line| line.contains("vmm: 1 of 1 probes armed")), "{ours:?}");
     assert!(ours.last().unwrap().contains("do_sys_openat2"), "the table: {ours:?}");
+    Some(ours.into_iter().map(str::to_owned).collect())
+}
+
+#[test]
+fn nobody_in_the_guest_prints_our_lines() {
+    let Some(ours) = lines("text") else { return };
+    assert!(ours.iter().any(|line| line.contains(r"a\x0d\x1b[2Kb")), "{ours:?}");
+}
+
+#[test]
+fn nor_lines_of_json() {
+    let Some(ours) = lines("json") else { return };
+    assert!(ours.iter().any(|line| line.contains(r"a\r\u001b[2Kb")), "{ours:?}");
 }

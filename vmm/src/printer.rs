@@ -85,6 +85,12 @@ impl Printer {
         Self::start(out, true)
     }
 
+    /// The same place, for what may be [lost](Self::of_what_fits).
+    #[must_use]
+    pub fn for_what_fits(&self) -> Self {
+        Self { keeps_all: false, ..self.clone() }
+    }
+
     fn start(out: impl Write + Send + 'static, keeps_all: bool) -> io::Result<Self> {
         let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
         let shared = queue.clone();
@@ -243,6 +249,28 @@ mod tests {
         drop(reader);
         assert!(!printer.finish(None));
         assert!(printer.is_ready() && printer.write_all(b"x").is_err());
+    }
+
+    #[test]
+    fn one_place_keeps_all_of_the_one_and_what_fits_of_the_other() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut all = Printer::of_all(writer).unwrap();
+        let mut some = all.for_what_fits();
+        all.write_all(b"a").unwrap();
+        some.write_all(b"b").unwrap();
+        all.write_all(&vec![b'c'; 2 * MOST]).unwrap();
+        while all.is_ready() {
+            all.write_all(&[b'c'; 1 << 10]).unwrap();
+        }
+        some.write_all(b"d").unwrap();
+        assert!(all.queue.lock().lost > 0, "there was no room for it");
+        drop((all, some));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert!(
+            text.starts_with("abccc")
+                && text.ends_with("c\n[1 bytes of the console were lost: nobody read them]\n")
+        );
     }
 
     #[test]

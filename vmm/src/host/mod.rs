@@ -41,4 +41,4 @@ pub use machine::MachineError;
 pub use protocol::{Exit, ProtocolError};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};
-pub use terminal::{RawMode, Terminal, WindowSize};
+pub use terminal::{RawMode, Terminal, WindowSize, is_one_terminal};

@@ -1,9 +1,10 @@
 //! Our own terminal: what it is, and raw mode that always ends.
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::fs::{fstat, major, minor};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use serde::{Deserialize, Serialize};
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ pub struct Terminal {
     pub size: WindowSize,
     /// Standard output is the terminal too.
     pub stdout: bool,
-    /// Standard error is the terminal too.
+    /// Standard error is the terminal too, and not another one than standard output.
     pub stderr: bool,
 }
 
@@ -42,7 +43,22 @@ impl Terminal {
     pub fn of_this_process() -> Option<Self> {
         let stdin = io::stdin();
         let size = WindowSize::of(&stdin).ok()?;
-        Some(Self { size, stdout: io::stdout().is_terminal(), stderr: io::stderr().is_terminal() })
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let is_other = stdout.is_terminal() && !is_one_terminal(&stdout, &stderr);
+        Some(Self { size, stdout: stdout.is_terminal(), stderr: stderr.is_terminal() && !is_other })
+    }
+}
+
+/// Whether both are the same terminal. `/dev/tty` may be any, and is taken for the other one.
+pub fn is_one_terminal(one: impl AsFd, other: impl AsFd) -> bool {
+    const CONTROLLING: (u32, u32) = (5, 0);
+    let device = |fd: BorrowedFd<'_>| {
+        let stat = fstat(fd).ok().filter(|_| isatty(fd))?;
+        Some((major(stat.st_rdev), minor(stat.st_rdev)))
+    };
+    match (device(one.as_fd()), device(other.as_fd())) {
+        (Some(one), Some(other)) => one == other || one == CONTROLLING || other == CONTROLLING,
+        _ => false,
     }
 }
 
@@ -74,5 +90,29 @@ impl Drop for RawMode {
     fn drop(&mut self) {
         // The terminal may be gone by now; then there is nothing to bring back.
         let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{Mode, OFlags, open};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+    #[test]
+    fn a_terminal_is_one_with_itself_and_not_with_another_one() {
+        let new = || {
+            let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+            grantpt(&master).unwrap();
+            unlockpt(&master).unwrap();
+            let name = ptsname(&master, Vec::new()).unwrap();
+            (open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap(), master)
+        };
+        let ((one, _master), (other, _other)) = (new(), new());
+        let again = one.try_clone().unwrap();
+        assert!(is_one_terminal(&one, &again));
+        assert!(!is_one_terminal(&one, &other));
+        let (reader, writer) = io::pipe().unwrap();
+        assert!(!is_one_terminal(&reader, &writer) && !is_one_terminal(&one, &reader));
     }
 }
