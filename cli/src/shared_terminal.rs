@@ -171,10 +171,19 @@ fn sequence(parameters: &[u8], last: u8) -> Piece {
     }
 }
 
-/// Neither a control character, nor one without a glyph, nor one that could be taken for the [mark](MARK).
+/// What is shown of the console: letters and numbers, the punctuation between them, and signs of currencies.
+///
+/// That is a list of what cannot be taken for the [mark](MARK), and not of what can: blocks, lines, shapes, dots of
+/// Braille, symbols of programming and of old computers, what fonts have in private, and what new editions of Unicode
+/// bring, all draw something like half a cell, and a font may draw anything that it lacks as a box. Letters are strokes,
+/// none thicker than the ASCII bar, which everyone needs. Beyond the Basic Multilingual Plane are letters in boxes and
+/// numerals that are bars: nothing of it is shown.
 fn is_harmless(c: char) -> bool {
-    !is_special(c)
-        && !matches!(c, '\u{2500}'..='\u{259f}' | '\u{2758}'..='\u{275a}' | '\u{1fb00}'..='\u{1fbff}')
+    let is_listed = matches!(
+        c,
+        ' '..='~' | '\u{a1}'..='\u{ff}' | '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' | '\u{20a0}'..='\u{20c0}'
+    );
+    (is_listed || (c <= '\u{ffff}' && c.is_alphanumeric())) && !is_special(c)
 }
 
 #[cfg(test)]
@@ -203,6 +212,19 @@ mod tests {
             assert_eq!(tamed(&[text]), shown, "{text:?}");
             let single: Vec<&[u8]> = text.chunks(1).collect();
             assert_eq!(tamed(&single), shown, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_console_looks_like_a_mark() {
+        let plain = "~|Größe «naïve» Привет 日本語 ½ 5 € it’s “x” – …";
+        assert_eq!(tamed(&[plain.as_bytes()]), plain);
+        // Blocks, lines, shapes, dingbats, brackets in pieces, APL, Braille, wide and half-wide bars, a private glyph, one
+        // of old computers, a numeral that is a bar, a combining line, a box around what is before, an emoji and its
+        // variant.
+        for like in "▌▋▍▏▎▐█▖░│┃║╎▮◧■❙⎸⎪⌷⡇⸡｜￨\u{e0b0}\u{f0000}🭰🮇𝍠\u{20d2}\u{20de}⬛🅰\u{fe0f}".chars()
+        {
+            assert_eq!(tamed(&[like.to_string().as_bytes()]), "?", "{like:?}");
         }
     }
 
