@@ -108,7 +108,8 @@ pub const TRAMPOLINE_ROW: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct ProbeSet<P> {
     sites: HashMap<Gva, Arc<Site<P>>, BuildHasherDefault<AddressHasher>>,
-    /// Where we once had a trap byte: a vCPU may have met it just before it was taken out.
+    /// Where we once had a trap byte: a vCPU may have met it just before it was taken out. Whoever takes out many says
+    /// [from time to time](Self::retain_removed) which of them are still of interest.
     removed: HashSet<Gva, BuildHasherDefault<AddressHasher>>,
     /// By the address of their trap byte.
     copy_ends: HashMap<Gva, CopyEnd, BuildHasherDefault<AddressHasher>>,
@@ -153,6 +154,22 @@ impl<P> ProbeSet<P> {
         let site = self.sites.remove(&at)?;
         self.removed.insert(at);
         Some(site)
+    }
+
+    /// Where sites were that have been taken out.
+    pub fn removed(&self) -> impl Iterator<Item = Gva> {
+        self.removed.iter().copied()
+    }
+
+    /// Whether one was at `at`.
+    #[must_use]
+    pub fn was_removed(&self, at: Gva) -> bool {
+        self.removed.contains(&at)
+    }
+
+    /// Forgets the others than those from which a hit `may_come`.
+    pub fn retain_removed(&mut self, may_come: impl Fn(Gva) -> bool) {
+        self.removed.retain(|at| may_come(*at));
     }
 
     /// The site at `at`.
@@ -346,6 +363,11 @@ mod tests {
         set.insert(AT, site(Internal::Panic));
         set.remove(AT.add(1));
         assert_eq!(judged(&set, Some(0xcc)), "ours");
+        set.remove(AT);
+        set.retain_removed(|at| at == AT);
+        assert_eq!(judged(&set, Some(0x55)), "stale");
+        set.retain_removed(|_| false);
+        assert_eq!((judged(&set, Some(0x55)), set.was_removed(AT)), ("foreign", false));
     }
 
     #[test]

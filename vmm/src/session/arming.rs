@@ -3,6 +3,7 @@
 //! Everything that changes what is wanted (a probe is registered, disabled, moved; the guest frees text, loads a
 //! module, or works on its own text) ends in one [`reconcile`](Arming::reconcile), in one stop of the world.
 
+mod stale;
 mod standing;
 mod wanted;
 
@@ -19,6 +20,7 @@ use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::FTRACE_SITE;
 use probe_engine::probe::table::{Footing, Hanging, ProbeSet, Site};
+use stale::Stale;
 use standing::Standing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -54,6 +56,7 @@ pub(super) struct Arming {
     standing: BTreeMap<Gva, Standing>,
     pub(super) detours: Detours,
     reserved: Result<Reserved, String>,
+    stale: Stale,
     /// Instructions that were seen to access a device: the host cannot emulate them.
     device: BTreeSet<Gva>,
     pub(super) hooks: Hooks,
@@ -70,6 +73,7 @@ impl Arming {
             traps: Traps::default(),
             standing: BTreeMap::new(),
             detours,
+            stale: Stale::default(),
             device: BTreeSet::new(),
             reserved: Err("the kernel has not started".to_owned()),
         }
@@ -131,6 +135,7 @@ impl Arming {
                 }
             }
         }
+        self.stale.forget(&mut orders.sites, stop);
         self.detours.done();
         self.follow_returns(registry, orders);
         if self.phase == Phase::Late {

@@ -40,6 +40,7 @@ impl Arming {
     pub(in crate::session) fn forget(&mut self, lost: &[Gva], set: &mut ProbeSet<Arc<Active>>) {
         for at in lost {
             set.remove(*at);
+            self.device.remove(at);
             self.traps.forget(*at, 1);
             let standing = self.standing.remove(at);
             self.retire(standing.and_then(|standing| standing.slot));
