@@ -133,6 +133,7 @@ pub struct Guest {
     optimize: Optimize,
     fall_back: bool,
     asleep: Duration,
+    stuck: Duration,
     keeps_events: bool,
     probes: Vec<Probe>,
 }
@@ -152,6 +153,7 @@ impl Guest {
             optimize: Optimize::Off,
             fall_back: false,
             asleep: Duration::ZERO,
+            stuck: Duration::ZERO,
             keeps_events: true,
             probes: Vec::new(),
         })
@@ -205,6 +207,12 @@ impl Guest {
         self
     }
 
+    /// Whose reader takes no events for so long after the first.
+    pub fn stuck(mut self, time: Duration) -> Self {
+        self.stuck = time;
+        self
+    }
+
     /// Whose events are counted and not kept.
     pub fn counting(mut self) -> Self {
         self.keeps_events = false;
@@ -227,7 +235,7 @@ impl Guest {
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
         let Self { fit, subject, cpus, cmdline, patience, script, unwind, .. } = self;
-        let Self { optimize, fall_back, asleep, keeps_events, probes, .. } = self;
+        let Self { optimize, fall_back, asleep, stuck, keeps_events, probes, .. } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
@@ -256,7 +264,8 @@ impl Guest {
         let mut session = Session::new(&fit.hypervisor, config).unwrap();
         session.register_all(probes).unwrap();
         let handle = session.handle();
-        let mut events = Events { kept: Vec::new(), read: 0, keeps: keeps_events, asleep };
+        let mut events =
+            Events { kept: Vec::new(), read: 0, keeps: keeps_events, asleep, stuck, until: None };
         let report = thread::scope(|scope| {
             let watchdog = scope.spawn({
                 let (console, handle) = (&console, handle.clone());
@@ -301,11 +310,19 @@ struct Events {
     read: u64,
     keeps: bool,
     asleep: Duration,
+    /// How long it takes none after the first, and until when.
+    stuck: Duration,
+    until: Option<Instant>,
 }
 
 impl Sink for Events {
+    fn is_ready(&self) -> bool {
+        self.until.is_none_or(|until| Instant::now() >= until)
+    }
+
     fn events(&mut self, events: &[Event]) -> io::Result<()> {
         thread::sleep(std::mem::take(&mut self.asleep));
+        self.until.get_or_insert(Instant::now() + self.stuck);
         self.read += events.len() as u64;
         if self.keeps {
             self.kept.extend_from_slice(events);

@@ -96,6 +96,8 @@ pub enum Next {
 enum Standing {
     Running,
     Parked,
+    /// Parked as well, for whoever reads the events.
+    Waits,
     /// Waits for the answer to its request.
     Held,
     Ended,
@@ -114,6 +116,8 @@ struct State {
     vcpus: Vec<Standing>,
     stands: Vec<Stand>,
     requests: Vec<Request>,
+    /// Whether nobody runs between two stops either.
+    is_frozen: bool,
 }
 
 /// Where a vCPU stands.
@@ -152,6 +156,7 @@ impl World {
             vcpus: vec![Standing::Running; cpus],
             stands: vec![Stand::default(); cpus],
             requests: Vec::new(),
+            is_frozen: false,
         };
         Self {
             attention: AtomicBool::new(false),
@@ -195,10 +200,19 @@ impl World {
     /// Counts vCPU `id`, which goes on at `rip`, as parked for at most `time`, because it waits for something other
     /// than a stop.
     pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> Next {
+        self.stay(id, rip, time, Standing::Parked)
+    }
+
+    /// The same, because it [waits](Self::has_waiting) for whoever reads the events.
+    pub fn wait(&self, id: usize, rip: Gva, time: Duration) -> Next {
+        self.stay(id, rip, time, Standing::Waits)
+    }
+
+    fn stay(&self, id: usize, rip: Gva, time: Duration, how: Standing) -> Next {
         let mut state = self.lock();
         state.stands_at(id, Stand { rip, is_halted: false });
         if let Some(standing) = state.vcpus.get_mut(id) {
-            *standing = Standing::Parked;
+            *standing = how;
         }
         self.changed.notify_all();
         // What began before the pause is not announced again. Others who begin theirs do not end it.
@@ -251,6 +265,33 @@ impl World {
         Parked { world: self, stop: STOPS.fetch_add(1, Ordering::Relaxed) }
     }
 
+    /// Whether a vCPU [waits](Self::wait) for whoever reads the events.
+    pub fn has_waiting(&self) -> bool {
+        self.lock().vcpus.contains(&Standing::Waits)
+    }
+
+    /// Stops every vCPU as [`park`](Self::park) does, until [`thaw`](Self::thaw): what is done in stops can be done
+    /// meanwhile, and nobody runs between them.
+    pub fn freeze(&self, kick: impl Fn(usize)) {
+        self.lock().is_frozen = true;
+        drop(self.park(kick));
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) {
+        let mut state = self.lock();
+        state.is_frozen = false;
+        self.go_on(state);
+    }
+
+    fn go_on(&self, mut state: MutexGuard<'_, State>) {
+        if state.phase == Phase::Parking && !state.is_frozen {
+            state.phase = Phase::Running;
+            self.attention.store(false, Ordering::Release);
+        }
+        self.changed.notify_all();
+    }
+
     /// Makes every vCPU thread end, and returns when all have.
     pub fn end(&self, kick: impl Fn(usize)) {
         drop(self.gather(Phase::Ending, &kick, |s| s != Standing::Ended));
@@ -291,7 +332,8 @@ impl World {
 /// How many stops there have been, of all worlds.
 static STOPS: AtomicU64 = AtomicU64::new(0);
 
-/// Proof that no vCPU runs. The world goes on when it is dropped, unless it [ends](Self::end).
+/// Proof that no vCPU runs. The world goes on when it is dropped, unless it [ends](Self::end) or is
+/// [frozen](World::freeze).
 pub struct Parked<'a> {
     world: &'a World,
     stop: u64,
@@ -336,12 +378,7 @@ impl Parked<'_> {
 
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
-        let mut state = self.world.lock();
-        if state.phase == Phase::Parking {
-            state.phase = Phase::Running;
-            self.world.attention.store(false, Ordering::Release);
-        }
-        self.world.changed.notify_all();
+        self.world.go_on(self.world.lock());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Probes that are served by detours: what they see is what a trap would have seen, and the guest is not left for it.
 
 use super::fire::some;
-use super::{UNTIL_GATE, after, assert_hits_take_no_exits, assert_saw_all_calls};
+use super::{UNTIL_GATE, after, assert_hits_take_no_exits, assert_saw_all_calls, listed};
 use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
@@ -189,6 +189,41 @@ fn a_reader_that_sleeps_misses_nothing() {
     let Some(guest) = Guest::new() else { return };
     let ended = notes_all(guest.asleep(Duration::from_secs(8)));
     assert!(ended.report.waits > 0, "the rings are larger than was thought");
+}
+
+/// Opens one file.
+const OPENS: &str = "\
+n=0
+while [ $n -lt 1000 ]; do
+    : < /etc/passwd
+    n=$((n + 1))
+done
+";
+
+/// Nobody reads for long. One CPU waits for that, as so many probes fill its ring. The other one has work, and would take it
+/// for a stalled one: it stands still, too.
+#[test]
+fn a_reader_that_is_stuck_stops_all_cpus() {
+    let Some(guest) = Guest::new() else { return };
+    let guest = guest.cpus(2).script(OPENS).stuck(Duration::from_secs(30)).counting();
+    let probes = (0..64).map(|_| Probe::at("do_sys_openat2").record());
+    let guest = probes.fold(guest.probe(Probe::at(FUNCTION)), Guest::probe);
+    let ended = guest.run_with("beside:/script", |handle, _| {
+        let mut before = 0;
+        loop {
+            let calls = listed(handle).first().unwrap().1;
+            // Both CPUs have begun.
+            if calls > 1000 && calls == before {
+                break;
+            }
+            before = calls;
+            thread::sleep(Duration::from_secs(1));
+        }
+    });
+    let hits: u64 = ended.report.probes.iter().skip(1).map(|probe| probe.hits).sum();
+    println!("{hits} hits, {} read, {} waits", ended.read, ended.report.waits);
+    assert!(ended.report.waits > 0, "the rings are larger than was thought");
+    assert_eq!(ended.read, hits);
 }
 
 /// Others keep all processors busy, and the reader seldom runs.

@@ -4,6 +4,7 @@ use super::arming::{Arming, Stop};
 use super::handle::Message;
 use super::keys::{Keys, Typed};
 use super::names::Names;
+use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
@@ -92,6 +93,8 @@ pub(super) struct Control<'a> {
     pub(super) names: Option<Names>,
     /// What would change them, and waits for the sink.
     pub(super) postponed: Postponed,
+    /// With the sink.
+    pub(super) patience: Patience,
     pub(super) ram: Arc<GuestRam>,
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,
@@ -263,12 +266,20 @@ impl Control<'_> {
         }
     }
 
-    /// Hands the events on that have come in. A vCPU waits when there is no room for another one.
+    /// Hands the events on that have come in. A vCPU waits when there is no room for another one, and the others wait
+    /// with it where that takes long.
     fn keep_up(&mut self) {
-        if self.takes_events()
-            && let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known())
-        {
+        if !self.takes_events() {
+            if self.patience.is_over(Instant::now(), || self.world.has_waiting()) {
+                self.world.freeze(|id| self.threads.kick(id));
+            }
+            return;
+        }
+        if let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
             self.hand_on(&events);
+        }
+        if self.patience.begin_anew() {
+            self.world.thaw();
         }
     }
 

@@ -63,6 +63,7 @@ mod hooks;
 mod keys;
 mod modules;
 mod names;
+mod patience;
 mod postponed;
 mod regions;
 mod registry;
@@ -323,6 +324,7 @@ impl<'a> Session<'a> {
             ),
             names: config.names.then(names::Names::default),
             postponed: postponed::Postponed::default(),
+            patience: patience::Patience::default(),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,

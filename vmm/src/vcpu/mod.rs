@@ -245,7 +245,7 @@ impl Vcpu {
         self.recorder.count_wait();
         let before = orders.clone();
         while Arc::ptr_eq(&before, orders) && !may_go_on(self) {
-            let next = self.world.pause(self.id, Gva(regs.rip), Duration::from_millis(1));
+            let next = self.world.wait(self.id, Gva(regs.rip), Duration::from_millis(1));
             if let Flow::End = self.obey(next, regs, orders) {
                 return Flow::End;
             }

@@ -142,3 +142,49 @@ fn ending_reaches_held_and_parked_vcpus() {
         world.end(|_| {});
     });
 }
+
+#[test]
+fn a_frozen_world_stands_still_between_two_stops() {
+    let world = world(2);
+    let counts = [const { AtomicUsize::new(0) }; 2];
+    let read = || counts.each_ref().map(|c| c.load(Ordering::Relaxed));
+    thread::scope(|scope| {
+        for (id, count) in counts.iter().enumerate() {
+            let world = &world;
+            scope.spawn(move || run(world, id, count));
+        }
+        world.freeze(|_| {});
+        let before = read();
+        for _ in 0..3 {
+            drop(world.park(|_| {}));
+            thread::sleep(Duration::from_millis(1));
+            assert_eq!(before, read());
+        }
+        world.thaw();
+        while read().iter().zip(before).any(|(now, before)| *now == before) {
+            thread::yield_now();
+        }
+        world.freeze(|_| {});
+        world.end(|_| {});
+    });
+}
+
+#[test]
+fn who_waits_is_known_as_long_as_that_takes() {
+    let world = world(1);
+    let _ = world.pause(0, Gva(0x1000), Duration::from_millis(1));
+    assert!(!world.has_waiting());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| world.wait(0, Gva(0x1000), Duration::from_secs(60)));
+        while !world.has_waiting() {
+            thread::yield_now();
+        }
+        world.freeze(|_| {});
+        while world.has_waiting() {
+            thread::yield_now();
+        }
+        world.thaw();
+        assert!(matches!(waiting.join(), Ok(Next::Run(_))));
+    });
+    assert!(!world.has_waiting());
+}
