@@ -418,11 +418,11 @@ pub(crate) struct Doctor {
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Run four guests as well, and write to this file what the machine is and how they differ from what they were to do
+    /// Run four guests as well, and write to this file what the machine is and how the guests differ from what was expected
     ///
     /// That is for a machine on which something is wrong, or that nobody has tried yet. In the file are the processor,
     /// its flags and its kernel's mitigations, the kernel's version, parameters of KVM's modules, the table that is
-    /// printed, a storm of traps, traps with stacks, detours, and a guest of which every function is counted. Names of
+    /// printed, a storm of traps, traps with stacks, detours, and counts of hundreds of functions. Names of
     /// the machine and its users are not; what `vmm` said of a guest that differs may have names of files. The guests
     /// run where --host says, and take a minute or two in the emulated host.
     #[arg(long, value_name = "FILE")]

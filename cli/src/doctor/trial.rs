@@ -34,9 +34,9 @@ pub(super) const TRIALS: [Trial; 4] = [
         words: &[
             "--cpus=2",
             "--optimize=off",
-            "--probe=__x64_sys_getppid",
-            "--probe=__x64_sys_getppid%return",
+            "--count=__x64_sys_getppid",
             "--count=try_to_wake_up",
+            "--probe=r __x64_sys_getppid hist:keys=cpu",
             "--cmdline=loglevel=5 workload=pinned:10000",
         ],
         probes: &[
@@ -64,7 +64,7 @@ pub(super) const TRIALS: [Trial; 4] = [
         words: &[
             "--cpus=2",
             "--optimize=require",
-            "--probe=__x64_sys_getppid",
+            "--count=__x64_sys_getppid",
             "--probe=do_sys_openat2",
             "--probe=do_sys_openat2%return",
             "--cmdline=loglevel=5 workload=open:30,walk:5,fork:3,pinned:20000",
@@ -76,7 +76,7 @@ pub(super) const TRIALS: [Trial; 4] = [
         ],
     },
     Trial {
-        name: "every function counted, and a store watched",
+        name: "hundreds of functions counted, and a store watched",
         words: &["--cpus=2", "--count=*", "--watch=jiffies:8:w", "--cmdline=loglevel=5 workload=pinned:1000"],
         probes: &[("__x64_sys_getppid", Hits::Calls("getppid"), None), ("jiffies:8:w", Hits::Some, TRAP)],
     },
