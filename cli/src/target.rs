@@ -262,6 +262,7 @@ mod tests {
     use probe_engine::capture::filter::{Filter, Operand, Order, Test};
     use probe_engine::capture::shape::Shape;
     use probe_engine::capture::{Base, Fetch, Field};
+    use probe_engine::linux::branches::BranchSites;
     use probe_engine::linux::current::CurrentTask;
     use probe_engine::linux::glob::Glob;
     use probe_engine::linux::landmarks::{Boot, Hooks};
@@ -292,6 +293,7 @@ mod tests {
             task: None,
             cpu_number: None,
             thunks: Thunks::default(),
+            branches: BranchSites::default(),
             nofault: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);

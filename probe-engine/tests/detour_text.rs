@@ -166,7 +166,7 @@ fn most_functions_have_room_for_a_detour() {
                     assert!(region.at() == at && last < at.add(5) && region.end() >= at.add(5), "{place}");
                     // Above the text: per-CPU variables have small addresses, and are reached around the end.
                     let stub = kernel.image().text_start().add(0x3000_0000);
-                    let code = region.assemble(stub).unwrap_or_else(|error| panic!("{place}: {error}"));
+                    let code = region.assemble(stub, stub).unwrap_or_else(|error| panic!("{place}: {error}"));
                     assert_eq!(code.len() as u64, region.moved_length(), "{place}");
                 }
                 tally.count(at, &found);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use object::{Object, ObjectSection};
 use probe_engine::addr::Gva;
+use probe_engine::linux::branches::{BranchSites, Branches};
 use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::bzimage::BzImage;
 use probe_engine::linux::current::CurrentTask;
@@ -340,5 +341,29 @@ fn modules_tasks_and_hooks_are_found() {
             assert!(kernel.image().is_text(hook) && !kernel.image().is_init_text(hook));
         }
         assert!(hooks.ftrace_end > kernel.symbol("ftrace_arch_code_modify_post_process"));
+    }
+}
+
+/// As a kernel is linked, it returns by a thunk and jumps by another: it changes both while it boots.
+#[test]
+fn a_kernel_shows_how_it_branches() {
+    let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {
+        eprintln!("skipped: VMM_TEST_KERNELS names no kernels");
+        return;
+    };
+    for path in list.split(':') {
+        let file = std::fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let kernel = Kernel::read(&file, None).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let read = |at| {
+            let found: [u8; 5] = kernel.image().bytes_at(at, 5)?.try_into().ok()?;
+            eprintln!("{path}: {} is {found:02x?}", kernel.symbols().place(at));
+            Some(found)
+        };
+        let linked = Branches {
+            ret: kernel.symbol("__x86_return_thunk"),
+            jump: kernel.symbol("__x86_indirect_thunk_rax"),
+        };
+        assert!(linked.ret.is_some() && linked.jump.is_some(), "{path}");
+        assert_eq!(BranchSites::of(&kernel).branches(0, read), Ok(linked), "{path}");
     }
 }

@@ -6,14 +6,16 @@ use crate::rig::Rig;
 use probe_engine::addr::Gva;
 use probe_engine::capture::filter::Operand;
 use probe_engine::capture::hist::{Form, Histogram, Key, Summed};
+use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
-use probe_engine::detour::stub::{Cpu, Guest, Stub};
+use probe_engine::detour::stub::{Cpu, Guest, Stub, leave, trampolines};
 use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::{JUMP, jump};
+use probe_engine::linux::branches::Branches;
 use probe_engine::linux::nofault::Copies;
 use serde_json::json;
 use vmm::memory::GuestRam;
-use vmm::reserved::Reserved;
+use vmm::reserved::{self, Reserved};
 
 /// The CPU's number. What else it has is in the 32 bytes from here on.
 const CPU: Gva = DATA;
@@ -56,7 +58,15 @@ pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
             stack: STACK,
             irq_stack: Some(IRQ_STACK.0),
         }),
+        branches: Branches::default(),
     }
+}
+
+/// Gets all ready that is needed to follow calls.
+pub fn follow_calls(guest: &Guest, reserved: &Reserved, ram: &GuestRam) {
+    reserved.write_detours(ram, &trampolines()).unwrap();
+    reserved.write_leave(ram, &leave(guest).unwrap()).unwrap();
+    Instances::new(reserved::DATA, 1).prepare(ram).unwrap();
 }
 
 /// Makes a detour for the nop at `site` that does `works`, and returns the jump to it.

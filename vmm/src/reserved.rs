@@ -155,12 +155,20 @@ impl Reserved {
         start..start.add(detour::TRAMPOLINES)
     }
 
-    /// Fills these, and what they lead to, with `code`.
+    /// Fills these with `code`.
     ///
     /// # Errors
     /// As of [`overwrite`](Self::overwrite).
     pub fn write_detours(&self, ram: &GuestRam, code: &[u8]) -> Result<(), NoMemory> {
         ram.write_code(CODE.add(TRAMPOLINES.into()), code)
+    }
+
+    /// Fills the place behind them with `code`, to which they lead.
+    ///
+    /// # Errors
+    /// As of [`overwrite`](Self::overwrite).
+    pub fn write_leave(&self, ram: &GuestRam, code: &[u8]) -> Result<(), NoMemory> {
+        ram.write_code(CODE.add(u64::from(TRAMPOLINES) + detour::TRAMPOLINES), code)
     }
 
     /// Where the guest runs what is in `slots`.

@@ -6,7 +6,7 @@ use iced_x86::{FlowControl, Instruction};
 
 use super::verdict::movable;
 use crate::addr::Gva;
-use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance};
+use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance, jump};
 use crate::insn::decode::{instructions, text};
 use crate::insn::plan::{Refusal, plan, plan_copy};
 use crate::linux::targets::branch_target;
@@ -42,6 +42,8 @@ enum Form {
     Copy(OutOfLine),
     /// Other bytes that do the same and end in a branch, whose distance follows.
     Branch { code: Vec<u8>, target: Gva },
+    /// A jump to where code of ours returns as the guest does.
+    Return,
 }
 
 impl Form {
@@ -50,6 +52,7 @@ impl Form {
         match self {
             Self::Copy(copy) => copy.length() as u64,
             Self::Branch { code, .. } => code.len() as u64 + DISTANCE,
+            Self::Return => JUMP as u64,
         }
     }
 }
@@ -69,7 +72,11 @@ impl Moved {
             (FlowControl::Return, _) => {
                 // The plan refuses all returns but near ones.
                 plan(bytes, at, previous, false)?;
-                Form::Copy(OutOfLine::new(bytes, at).ok_or_else(refused)?)
+                match instruction.op_count() {
+                    0 => Form::Return,
+                    // One that takes arguments off the stack.
+                    _ => return Err(refused()),
+                }
             }
             (_, Some(target)) => {
                 plan(bytes, at, previous, false)?;
@@ -168,6 +175,12 @@ impl Region {
         self.moved.last().is_none_or(Moved::goes_on)
     }
 
+    /// Whether one of the moved instructions is a return.
+    #[must_use]
+    pub fn returns(&self) -> bool {
+        self.moved.iter().any(|moved| moved.form == Form::Return)
+    }
+
     /// Bytes of the moved instructions, wherever they are.
     #[must_use]
     pub fn moved_length(&self) -> u64 {
@@ -184,11 +197,11 @@ impl Region {
     }
 
     /// The moved instructions, to be written to `stub_at`. Registers and stack have to be those of the region's start
-    /// when they run. Unless the region [`goes_on`](Self::goes_on), nothing behind them runs.
+    /// when they run. Unless the region [`goes_on`](Self::goes_on), nothing behind them runs. Code of ours returns at `ret`.
     ///
     /// # Errors
     /// [`OutOfReach`] when a branch or an operand does not reach from there.
-    pub fn assemble(&self, stub_at: Gva) -> Result<Vec<u8>, OutOfReach> {
+    pub fn assemble(&self, stub_at: Gva, ret: Gva) -> Result<Vec<u8>, OutOfReach> {
         let mut assembled = Vec::with_capacity(self.moved_length() as usize);
         for Moved { form, .. } in &self.moved {
             let here = stub_at.add(assembled.len() as u64);
@@ -201,6 +214,7 @@ impl Region {
                     assembled.extend(code);
                     assembled.extend(distance(here, here.add(form.length()), *target)?);
                 }
+                Form::Return => assembled.extend(jump(here, ret)?),
             }
         }
         Ok(assembled)

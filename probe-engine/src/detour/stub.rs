@@ -24,16 +24,17 @@ mod pattern;
 mod record;
 mod region;
 
-pub use calls::{LEAVE, trampolines};
+pub use calls::{LEAVE, leave, trampolines};
 
 use super::condition::Condition;
 use super::instances::instance;
-use super::layout::{HITS, Rings, UNREAD};
+use super::layout::{HITS, Rings, TRAMPOLINES, UNREAD};
 use super::region::Region;
 use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
+use crate::linux::branches::Branches;
 use crate::linux::nofault::Copies;
 use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
@@ -58,6 +59,16 @@ pub struct Guest {
     pub trampolines: Gva,
     /// What copies memory, if the guest has that.
     pub copies: Option<Copies>,
+    /// How the guest branches: [`leave`] does the same.
+    pub branches: Branches,
+}
+
+impl Guest {
+    /// Where code of ours goes to return, in [`leave`] (GVA).
+    #[must_use]
+    pub fn ret(&self) -> Gva {
+        self.trampolines.add(TRAMPOLINES + calls::RET as u64)
+    }
 }
 
 /// What a CPU says of itself, in bytes from the kernel's GS base.
@@ -139,7 +150,7 @@ impl Stub {
                 Ok(code.asm.zero_bytes()?)
             })?,
         };
-        stub.end(at, back, next)
+        stub.end(guest, at, back, next)
     }
 
     /// One that only counts, which is what tens of thousands of functions get at a time.

@@ -3,6 +3,7 @@
 //! The kernel's file, unpacked, takes hundreds of milliseconds to understand; this takes nothing, and can be sent
 //! to wherever the guest runs. All addresses are link-time addresses.
 
+use super::branches::BranchSites;
 use super::bzimage::KernelJumps;
 use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
@@ -53,6 +54,8 @@ pub struct Landmarks {
     pub cpu_number: Option<u64>,
     /// What it jumps to where it means an indirect branch.
     pub thunks: Thunks,
+    /// Where it shows how it returns, and jumps indirectly.
+    pub branches: BranchSites,
     /// What copies memory that may not be there; `None` without it, or without type information.
     pub nofault: Option<Nofault>,
 }
@@ -167,6 +170,7 @@ impl Landmarks {
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
             thunks: Thunks::of(kernel),
+            branches: BranchSites::of(kernel),
             nofault: Nofault::of(kernel),
         }
     }

@@ -12,6 +12,7 @@
 //! [`btf::Btf`] knows the kernel's structures: by it [`modules`] and [`current`] read a running guest, whose addresses
 //! are run-time addresses.
 
+pub mod branches;
 pub mod btf;
 pub mod bzimage;
 pub mod cgroup;

@@ -7,6 +7,7 @@
     reason = "helpers of tests are test code: what goes wrong here is a failed test"
 )]
 
+mod branches;
 mod entry;
 mod faults;
 mod foreign;

@@ -4,16 +4,14 @@
 use probe_engine::addr::Gva;
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
-use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::stub::trampolines;
 use probe_engine::detour::work::{Hits, Noted, Work};
 use probe_engine::insn::copy::{self, JUMP};
 use probe_engine::linux::nofault::STACK;
 use probe_engine::memory::PhysMemory;
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, stack, store};
-use tests::detour::{self, IRQ_STACK, TASK, divert, guest};
+use tests::detour::{self, IRQ_STACK, TASK, divert, follow_calls, guest};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::reserved;
@@ -101,8 +99,7 @@ fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Opt
     let ram = rig.reserve(&(CODE..CODE.add(1)), |reserved, ram| {
         let guest = guest(&rig, reserved, Some(COPY));
         jump = divert(&guest, FUNCTION, std::slice::from_ref(&work), reserved, ram);
-        reserved.write_detours(ram, &trampolines(&guest).unwrap()).unwrap();
-        Instances::new(reserved::DATA, 1).prepare(ram).unwrap();
+        follow_calls(&guest, reserved, ram);
         let flag = reserved::DATA.add(layout::POOLS + layout::READING);
         ram.write(flag, &u32::from(reads_already).to_le_bytes()).unwrap();
     });

@@ -6,6 +6,7 @@
     reason = "helpers of tests are test code: what goes wrong here is a failed test"
 )]
 
+mod branches;
 mod changes;
 mod commands;
 mod detoured_returns;

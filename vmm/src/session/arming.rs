@@ -17,6 +17,8 @@ use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
 use crate::world::{Orders, Parked};
 use probe_engine::addr::Gva;
+use probe_engine::insn::copy::JUMP;
+use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::FTRACE_SITE;
 use probe_engine::probe::table::{Footing, Hanging, ProbeSet, Site};
@@ -83,6 +85,7 @@ impl Arming {
     pub(super) fn advance(&mut self, phase: Phase, ground: Ground, stop: &Stop<'_>) {
         self.phase = phase;
         self.ground = Some(ground);
+        self.traps.forget_pages();
         if self.reserved.is_err() {
             let text = ground.map.gva(self.kernel.text)..ground.map.gva(self.kernel.text_end);
             let reserved = Reserved::map(stop.parked, stop.ram, ground.space, &text);
@@ -91,6 +94,21 @@ impl Arming {
                 self.detours.advance(&self.kernel, reserved, ground.map.slide());
             }
         }
+        let branches = self.branches(&ground, stop);
+        if let Ok(reserved) = &self.reserved {
+            self.detours.branch(branches, reserved, stop.ram);
+        }
+    }
+
+    /// How the guest branches. While it boots that is not known, and no process runs that could profit.
+    fn branches(&self, ground: &Ground, stop: &Stop<'_>) -> Result<Branches, UnknownReturn> {
+        if self.phase < Phase::Late {
+            return Ok(Branches::default());
+        }
+        self.kernel.branches.branches(ground.map.slide(), |at| {
+            let mut bytes = [0; JUMP];
+            self.traps.read(stop.ram, ground, at, &mut bytes).ok().map(|()| bytes)
+        })
     }
 
     /// Whether the text is known, so that probes can be armed.

@@ -14,9 +14,10 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
 use probe_engine::detour::region::Region;
-use probe_engine::detour::stub::{Cpu, Guest, Stub, trampolines};
+use probe_engine::detour::stub::{Cpu, Guest, Stub, leave, trampolines};
 use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::jump;
+use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
@@ -54,6 +55,8 @@ pub(super) struct Detours {
     instances: Instances,
     /// Whether they can be used.
     follows_calls: bool,
+    /// Why code of ours cannot return, if it cannot.
+    returns: Result<(), String>,
     /// The probes that follow a limited number of calls, and have been told how many.
     limited: HashSet<u32>,
     fallback: Fallback,
@@ -98,6 +101,7 @@ impl Detours {
             known: HashMap::new(),
             instances: Instances::new(DATA, cpus),
             follows_calls: false,
+            returns: Err("the kernel has not started".to_owned()),
             limited: HashSet::new(),
             fallback: Fallback::new(falls_back),
         }
@@ -111,7 +115,23 @@ impl Detours {
         let cpu =
             cpu.map(|(number, task)| Cpu { number: per_cpu::slid(number, slide), task: task.slid(slide) });
         let copies = self.nofault.as_ref().map(|nofault| nofault.copies.slid(slide));
-        self.guest = Some(Guest { window, rings: self.rings, cpu, slide, trampolines, copies });
+        let branches = Branches::default();
+        self.guest = Some(Guest { window, rings: self.rings, cpu, slide, trampolines, copies, branches });
+    }
+
+    /// Has our code branch as the guest does.
+    pub(super) fn branch(
+        &mut self,
+        branches: Result<Branches, UnknownReturn>,
+        reserved: &Reserved,
+        ram: &GuestRam,
+    ) {
+        let Some(guest) = &mut self.guest else { return };
+        self.returns = branches.map_err(|error| error.to_string()).and_then(|branches| {
+            guest.branches = branches;
+            let code = leave(guest).map_err(|error| error.to_string())?;
+            reserved.write_leave(ram, &code).map_err(|error| error.to_string())
+        });
     }
 
     pub(super) fn instances(&self) -> &Instances {
@@ -152,6 +172,20 @@ impl Detours {
                 .then_some("it reads memory, and a probe stands in the guest's functions that would do so"),
         };
         reason.map_or(Ok(work), |reason| Err(reason.to_owned()))
+    }
+
+    /// What stands in the way of following the calls that `work` follows.
+    fn may_follow(&self, work: Work) -> Result<Work, String> {
+        match (&work.calls, &self.returns) {
+            (Some(_), Err(reason)) => Err(format!("it follows calls to their return, and {reason}")),
+            (None, _) | (_, Ok(())) => Ok(work),
+        }
+    }
+
+    /// What stands in the way of running `region` in a stub.
+    fn may_run(&self, region: &Region) -> Result<(), String> {
+        let reason = self.returns.as_ref().err().filter(|_| region.returns());
+        reason.map_or(Ok(()), |reason| Err(format!("a return would be moved, and {reason}")))
     }
 
     /// Whose records there may be in the rings, by their numbers.
@@ -273,9 +307,12 @@ impl Detours {
                 Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
             let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| self.work(&hanging.probe));
-            let work = work.and_then(|work| self.may_read(work));
+            let work = work.and_then(|work| self.may_read(work)).and_then(|work| self.may_follow(work));
             let room = |work| match hanging.footing {
                 Footing::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
+                Footing::Firm if let Some(movable) = self.regions.open(at) => {
+                    self.may_run(&movable.region).map(|()| work)
+                }
                 Footing::Firm | Footing::Nop | Footing::Behind(_) => Ok(work),
             };
             match work.and_then(room) {
@@ -315,6 +352,7 @@ impl Detours {
         let region = movable.map(|movable| &movable.region);
         let next = next.filter(|_| self.regions.sees_faults());
         let next = next.and_then(|next| next.read(at.add(FTRACE_SITE), traps, stop, ground));
+        let next = next.filter(|next| self.may_run(next).is_ok());
         let length =
             region.map_or_else(|| Stub::most_bytes(works), |region| Stub::most_bytes_over(region, works));
         let room = room(reserved, length, &self.instances, stop, set)?;
@@ -348,12 +386,11 @@ impl Detours {
 
     /// Gets all ready that the calls need which `works` follow.
     fn follow_calls(&mut self, works: &[Work], reserved: &Reserved, ram: &GuestRam) -> Result<(), String> {
-        let Some(guest) = &self.guest else { return Ok(()) };
         for Work { probe, calls, .. } in works {
             let Some(Calls { most, .. }) = calls else { continue };
             if !self.follows_calls {
-                let code = trampolines(guest).map_err(|error| error.to_string())?;
-                let written = self.instances.prepare(ram).and_then(|()| reserved.write_detours(ram, &code));
+                let prepared = self.instances.prepare(ram);
+                let written = prepared.and_then(|()| reserved.write_detours(ram, &trampolines()));
                 written.map_err(|error| error.to_string())?;
                 self.follows_calls = true;
             }

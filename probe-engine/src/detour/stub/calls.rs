@@ -6,7 +6,9 @@
 //! leave:          pushfq              for all of them, behind the last trampoline
 //!                 cli
 //!                 push ...
-//!                 jmp [the instance's stub]
+//!                 mov rax, [the instance's stub]
+//!                 jmp rax             or to the guest's thunk for that
+//! ret:            ret                 or a jump to the guest's return thunk
 //!
 //! stub:           endbr64             behind the one of the function's entry
 //!                 the return address is what it was
@@ -14,8 +16,17 @@
 //!                 the instance is given back
 //!                 pop ...
 //!                 popfq
-//!                 ret
+//!                 jmp ret
 //! ```
+//!
+//! `jmp rax` and `ret` are the only branches of ours whose target is not in the code. They are [as the
+//! guest's](crate::linux::branches): mitigations that it has chosen hold for them too. Both are in the upper half of a cache
+//! line, where the guest leaves its own as they are against ITS.
+//!
+//! CPUs predict returns by a stack of calls. The call of the trampoline is there for `ret` to take off: the callers' returns are
+//! predicted as without us. Behind it is an `int3`, where a prediction ends. The function's return to the trampoline
+//! and `ret` are mispredicted, and so is a retpoline. The guest's call depth tracking counts one call less than there are
+//! for each call that is followed, so that it refills that stack too early, and never too late.
 //!
 //! In all of this rbx is the address of the instance: functions that [read](super::memory) for it leave that as it is.
 
@@ -28,26 +39,29 @@ use crate::detour::layout::{
     record,
 };
 use crate::detour::work::{Calls, Work};
+use crate::insn::copy::jump;
 use iced_x86::Code;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r8, r8d,
     rax, rbx, rcx, rdx, rsp,
 };
 
-/// Bytes of the code that all trampolines lead to.
+/// Bytes of [`leave`].
 pub const LEAVE: usize = 64;
+/// Where in it code of ours goes to return.
+pub(super) const RET: usize = 48;
+
+const INT3: u8 = 0xcc;
+const JMP_RAX: [u8; 2] = [0xff, 0xe0];
+const RET_NEAR: u8 = 0xc3;
 
 /// What trampolines need besides what a stub does.
 pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, rbx];
 
-/// The trampolines of all instances, for [`Guest::trampolines`], with the code that they lead to behind them.
-///
-/// # Errors
-/// Never, where the data window is near.
-pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
-    const INT3: u8 = 0xcc;
+/// The trampolines of all instances, for [`Guest::trampolines`]. They lead to [`leave`], behind them.
+#[must_use]
+pub fn trampolines() -> Vec<u8> {
     const CALL: u8 = 0xe8;
-    let leave = guest.trampolines.add(TRAMPOLINES);
     let mut code = vec![INT3; TRAMPOLINES as usize];
     let (trampolines, _) = code.as_chunks_mut::<{ TRAMPOLINE as usize }>();
     for (number, trampoline) in (0..).zip(trampolines) {
@@ -55,19 +69,38 @@ pub fn trampolines(guest: &Guest) -> Result<Vec<u8>, NoStub> {
         let [a, b, c, d, ..] = next.to_le_bytes();
         *trampoline = [CALL, a, b, c, d, INT3, INT3, INT3];
     }
-    let mut code_of_leave =
+    code
+}
+
+/// The code that all trampolines lead to, and by which all code of ours returns. It can be written again in a stop once it is
+/// known how the guest branches: nothing but what branches is another one then.
+///
+/// # Errors
+/// The data window, or the guest's thunk, is not near.
+pub fn leave(guest: &Guest) -> Result<Vec<u8>, NoStub> {
+    let at = guest.trampolines.add(TRAMPOLINES);
+    let mut assembler =
         Assembler { asm: CodeAssembler::new(64)?, guest, site: None, saved: &[], area: 0, waits: Vec::new() };
-    code_of_leave.lead_on()?;
-    let leave = code_of_leave.asm.assemble(leave.0)?;
-    if leave.len() > LEAVE {
+    assembler.lead_on()?;
+    let mut code = assembler.asm.assemble(at.0)?;
+    match guest.branches.jump {
+        None => code.extend(JMP_RAX),
+        Some(thunk) => code.extend(jump(at.add(code.len() as u64), thunk)?),
+    }
+    if code.len() > RET {
         return Err(NoStub("the way out of a call is too long".to_owned()));
     }
-    code.extend(leave);
+    code.resize(RET, INT3);
+    match guest.branches.ret {
+        None => code.push(RET_NEAR),
+        Some(thunk) => code.extend(jump(guest.ret(), thunk)?),
+    }
+    code.resize(LEAVE, INT3);
     Ok(code)
 }
 
 impl Assembler<'_> {
-    /// From a trampoline to the stub of its instance, with all saved.
+    /// In a trampoline: saves all, and loads the address of the stub of its instance into rax.
     fn lead_on(&mut self) -> Done {
         self.asm.pushfq()?;
         self.asm.cli()?;
@@ -76,7 +109,7 @@ impl Assembler<'_> {
         self.asm.sub(rbx, absolute(self.guest.trampolines.add(5))?)?;
         self.asm.shl(rbx, (INSTANCE / TRAMPOLINE).ilog2())?;
         self.asm.lea(rbx, qword_ptr(rbx + self.at(INSTANCES)?))?;
-        self.asm.jmp(qword_ptr(rbx + instance::STUB))?;
+        self.asm.mov(rax, qword_ptr(rbx + instance::STUB))?;
         Ok(())
     }
 
@@ -196,7 +229,7 @@ impl Assembler<'_> {
         }
         self.restore()?;
         self.asm.popfq()?;
-        self.asm.ret()?;
+        self.asm.jmp(self.guest.ret().0)?;
         Ok(())
     }
 

@@ -23,7 +23,7 @@
 //! then come behind the jump, and a stub that is left has to be asked [who has passed it](Stub::passed).
 
 use super::super::region::Region;
-use super::{NoStub, Stub};
+use super::{Guest, NoStub, Stub};
 use crate::addr::Gva;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
 
@@ -38,34 +38,46 @@ pub(super) const LONGEST: usize = 80;
 
 impl Stub {
     /// Ends the stub at `at`, which leads on at `back`. There is `next`, one instruction, which it runs itself.
-    pub(super) fn end(mut self, at: Gva, back: Gva, next: Option<&Region>) -> Result<Self, NoStub> {
+    pub(super) fn end(
+        mut self,
+        guest: &Guest,
+        at: Gva,
+        back: Gva,
+        next: Option<&Region>,
+    ) -> Result<Self, NoStub> {
         let end = self.code.len();
         self.code.extend(TEST_INTERRUPTS);
         let quiet = CLEAR_INTERRUPTS.len() + 2 + next.map_or(JUMP, length);
         self.code.extend([JZ, u8::try_from(quiet).map_err(|_| NoStub("a long instruction".to_owned()))?]);
         self.code.extend(CLEAR_INTERRUPTS);
         self.code.extend([POPFQ, STI]);
-        self.leave(at, back, next)?;
+        self.leave(guest, at, back, next)?;
         self.code.push(POPFQ);
-        self.leave(at, back, next)?;
+        self.leave(guest, at, back, next)?;
         if next.is_none() {
             return self.shut_to(end);
         }
         let aside = self.code.len();
         self.code.push(POPFQ);
-        self.leave(at, back, None)?;
+        self.leave(guest, at, back, None)?;
         self.shut_to(aside)
     }
 
     /// Runs `region`, and goes on behind it, or else to `back`.
-    pub(super) fn leave(&mut self, at: Gva, back: Gva, region: Option<&Region>) -> Result<(), OutOfReach> {
+    pub(super) fn leave(
+        &mut self,
+        guest: &Guest,
+        at: Gva,
+        back: Gva,
+        region: Option<&Region>,
+    ) -> Result<(), OutOfReach> {
         let here = |stub: &Self| at.add(stub.code.len() as u64);
         let Some(region) = region else {
             self.code.extend(jump(here(self), back)?);
             return Ok(());
         };
         self.copies.push(self.code.len());
-        self.code.extend(region.assemble(here(self))?);
+        self.code.extend(region.assemble(here(self), guest.ret())?);
         if region.goes_on() {
             self.code.extend(jump(here(self), region.end())?);
         }

@@ -29,7 +29,7 @@ impl Stub {
             Ok(code.asm.popfq()?)
         };
         let mut stub = Self::assemble_any(guest, at, region.at(), works, end)?;
-        stub.leave(at, region.end(), Some(region))?;
+        stub.leave(guest, at, region.end(), Some(region))?;
         Ok(stub)
     }
 

@@ -7,6 +7,7 @@ use crate::detour::reads::{Given, Reads};
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
+use crate::linux::branches::is_lower_half;
 use crate::linux::current::CurrentTask;
 use crate::linux::glob::Glob;
 use crate::linux::patched::PatchedText;
@@ -53,6 +54,7 @@ pub(super) fn guest() -> Guest {
         slide: 0,
         trampolines: Gva(0xffff_ffff_9050_0000),
         copies: Some(COPIES),
+        branches: Branches::default(),
     }
 }
 
@@ -118,7 +120,7 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
         Ok(code.asm.zero_bytes()?)
     };
     let assembled = Stub::assemble_any(&guest(), AT, SITE, &works, head).unwrap();
-    assert_eq!(assemble(&works), assembled.end(AT, SITE.add(5), None).unwrap());
+    assert_eq!(assemble(&works), assembled.end(&guest(), AT, SITE.add(5), None).unwrap());
 }
 
 #[test]
@@ -253,21 +255,18 @@ fn straight_out(code: &[u8]) -> Vec<Instruction> {
         path.push(*instruction);
         next = match instruction.flow_control() {
             FlowControl::UnconditionalBranch => instruction.near_branch_target(),
-            FlowControl::Return => break,
             _ => instruction.next_ip(),
         };
     }
-    assert_eq!(path.last().unwrap().mnemonic(), Mnemonic::Ret);
+    assert_eq!(next, guest().ret().0, "where code of ours returns");
     path
 }
 
 #[test]
 fn a_return_that_is_recorded_takes_less_than_a_hundred_and_sixty() {
     let stub = assemble(&[returns(Some(Vec::new()), Calls::default())]);
-    let trampolines = trampolines(&guest()).unwrap();
-    let leave = &trampolines[CALLS as usize * layout::TRAMPOLINE as usize..];
-    // The jump at the entry, and the call of the trampoline.
-    let of_leave = decode(leave).len();
+    // The jump at the entry, the call of the trampoline, and what both ways through the way out take.
+    let of_leave = way_out(&guest()).len() + 1;
     let (entry, exit) = (straight(&stub.code).len() + 1, straight_out(&stub.code).len() + of_leave + 1);
     println!("a return takes {entry} instructions at the entry and {exit} at the return");
     assert!(entry + exit <= 160, "{entry} + {exit}");
@@ -276,7 +275,7 @@ fn a_return_that_is_recorded_takes_less_than_a_hundred_and_sixty() {
 #[test]
 fn every_trampoline_leads_to_the_way_out_and_names_its_instance() {
     let guest = guest();
-    let code = trampolines(&guest).unwrap();
+    let code = trampolines();
     let step = layout::TRAMPOLINE as usize;
     let leave = guest.trampolines.0 + CALLS as u64 * layout::TRAMPOLINE;
     for number in [0, 1, CALLS as usize - 1] {
@@ -285,12 +284,79 @@ fn every_trampoline_leads_to_the_way_out_and_names_its_instance() {
         assert_eq!((call.mnemonic(), call.near_branch_target()), (Mnemonic::Call, leave));
         assert_eq!(call.len(), 5, "what it pushes is 5 behind the trampoline");
     }
-    assert_eq!(code.len() - CALLS as usize * step, decode_len(&code[CALLS as usize * step..]));
-    assert!(code.len() <= CALLS as usize * step + LEAVE);
+    assert_eq!(code.len(), CALLS as usize * step);
 }
 
-fn decode_len(code: &[u8]) -> usize {
-    decode(code).iter().map(Instruction::len).sum()
+/// The instructions from a trampoline to the stub of its instance.
+fn way_out(guest: &Guest) -> Vec<Instruction> {
+    let at = guest.trampolines.0 + layout::TRAMPOLINES;
+    let mut code = Vec::new();
+    for instruction in Decoder::with_ip(64, &leave(guest).unwrap(), at, DecoderOptions::NONE) {
+        code.push(instruction);
+        if instruction.flow_control() != FlowControl::Next {
+            return code;
+        }
+    }
+    panic!("it leads nowhere: {code:?}")
+}
+
+/// The instruction by which code of ours returns.
+fn way_back(guest: &Guest) -> Instruction {
+    let code = leave(guest).unwrap();
+    assert_eq!(code.len(), LEAVE);
+    Decoder::with_ip(64, &code[calls::RET..], guest.ret().0, DecoderOptions::NONE).decode()
+}
+
+#[test]
+fn code_of_ours_branches_as_the_guest_does() {
+    const RETURNS: Gva = Gva(0xffff_ffff_8200_0840);
+    const JUMPS: Gva = Gva(0xffff_ffff_8200_0020);
+    for (ret, jump) in
+        [(None, None), (Some(RETURNS), None), (None, Some(JUMPS)), (Some(RETURNS), Some(JUMPS))]
+    {
+        let guest = Guest { branches: Branches { ret, jump }, ..guest() };
+        let (out, back) = (way_out(&guest), way_back(&guest));
+        let (last, load) = (out[out.len() - 1], out[out.len() - 2]);
+        assert_eq!(load.to_string(), "mov rax,[rbx+20h]");
+        let leads_to = |instruction: &Instruction| match instruction.flow_control() {
+            FlowControl::UnconditionalBranch => Some(Gva(instruction.near_branch_target())),
+            FlowControl::IndirectBranch | FlowControl::Return => None,
+            _ => panic!("{instruction}"),
+        };
+        assert_eq!((leads_to(&back), leads_to(&last)), (ret, jump));
+        let [returns, jumps] = [back, last].map(|instruction| instruction.to_string());
+        assert!(ret.is_some() || returns == "ret", "{returns}");
+        assert!(jump.is_some() || jumps == "jmp rax", "{jumps}");
+        // Where ITS leaves them alone.
+        assert!(!is_lower_half(guest.ret()) && !is_lower_half(Gva(last.next_ip() - 1)));
+        // Until it is known, it is as without: whoever is in it goes on when it is written again.
+        let before = way_out(&self::guest());
+        assert_eq!(out[..out.len() - 1], before[..before.len() - 1]);
+    }
+    let far = Branches { ret: Some(Gva(0xffff_8880_0000_0000)), jump: None };
+    assert!(leave(&Guest { branches: far, ..guest() }).is_err());
+}
+
+/// Every stub leaves by jumps whose target is in its code.
+#[test]
+fn no_stub_branches_to_what_is_in_a_register_or_in_memory() {
+    let limited = Calls { most: Some(2), arguments: true };
+    let entry = assemble(&[returns(Some(Vec::new()), limited), records(), counts(None)]);
+    // xor eax, eax; ret
+    let (region, _) = stub_over(&[0x31, 0xc0, 0xc3, 0xcc, 0xcc], &[returns(None, limited)]);
+    let next = Region::single(&[0xc3], SITE.add(5)).unwrap();
+    let next = Stub::assemble(&guest(), AT, SITE, SITE.add(5), Some(&next), &[counts(None)]).unwrap();
+    for (stub, returns) in [(entry, 1), (region, 2), (next, 2)] {
+        let code = decode(&stub.code);
+        let back = code.iter().filter(|instruction| instruction.near_branch_target() == guest().ret().0);
+        assert_eq!(back.count(), returns);
+        for instruction in code {
+            let flow = instruction.flow_control();
+            let is_indirect =
+                matches!(flow, FlowControl::IndirectBranch | FlowControl::IndirectCall | FlowControl::Return);
+            assert!(!is_indirect, "{instruction}");
+        }
+    }
 }
 
 #[test]
@@ -304,7 +370,7 @@ fn what_a_return_saves_it_gives_back_and_it_writes_nothing_else() {
     assert_eq!((count(exit, Mnemonic::Push), count(exit, Mnemonic::Pop)), (0, 5));
     let passed: Vec<_> = stub.passed(AT).collect();
     assert_eq!(passed[0].end.0, exit[0].ip(), "the way out is not the entry's");
-    let out = exit.iter().find(|i| i.mnemonic() == Mnemonic::Ret).unwrap();
+    let out = exit.iter().find(|i| i.near_branch_target() == guest().ret().0).unwrap();
     assert_eq!(passed[1], Gva(out.next_ip())..AT.add(stub.code.len() as u64), "the end is");
     let mut info = iced_x86::InstructionInfoFactory::new();
     for instruction in &code {
@@ -427,7 +493,7 @@ fn the_instruction_behind_the_nop_runs_before_anything_else_can_happen() {
 
 #[test]
 fn what_must_stay_behind_the_nop_stays() {
-    for code in [&[0xfb][..], &[0xf3, 0x0f, 0x1e, 0xfa], &[0x06], &[0xcc]] {
+    for code in [&[0xfb][..], &[0xf3, 0x0f, 0x1e, 0xfa], &[0x06], &[0xcc], &[0xc2, 8, 0]] {
         assert_eq!(Region::single(code, SITE), None, "{code:02x?}");
     }
 }
@@ -504,7 +570,7 @@ fn a_return_reads_by_what_it_has_and_by_what_its_call_had() {
     let jumps = exit[..given_back].iter().map(|i| i.near_branch_target());
     assert!(jumps.max() < Some(exit[given_back].ip()), "nothing leads past that");
     let restored: Vec<_> = exit[given_back + 2..].iter().map(Instruction::mnemonic).take(12).collect();
-    assert_eq!(restored, [[Mnemonic::Pop; 10].as_slice(), &[Mnemonic::Popfq, Mnemonic::Ret]].concat());
+    assert_eq!(restored, [[Mnemonic::Pop; 10].as_slice(), &[Mnemonic::Popfq, Mnemonic::Jmp]].concat());
 }
 
 #[test]

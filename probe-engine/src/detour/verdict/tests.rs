@@ -8,6 +8,8 @@ use proptest::prelude::*;
 const SLIDE: u64 = 0x1e00_0000;
 /// Above the text, as far as the kernel's own pages go.
 const STUB: Gva = Gva(0xffff_ffff_d000_0010);
+/// Where code of ours returns.
+const RET: Gva = Gva(0xffff_ffff_d020_0030);
 
 /// A function of `code` at [`TEXT`], of which `offset` is probed, in a kernel that says `found` and `fixups` of it
 /// and has `stored` its places.
@@ -227,7 +229,7 @@ fn what_the_guest_rewrites_or_looks_up_stays() {
 #[test]
 fn a_moved_call_returns_behind_the_original() {
     let region = plain(&[0x53, 0xe8, 0x00, 0x01, 0, 0, 0xc3]).unwrap();
-    let code = region.assemble(STUB).unwrap();
+    let code = region.assemble(STUB, RET).unwrap();
     let pushed = TEXT.add(6).0 as u32;
     assert_eq!(code[..6], [&[0x53, 0x68][..], &pushed.to_le_bytes()].concat());
     let push = decode(&code[1..], STUB.add(1)).unwrap();
@@ -263,7 +265,7 @@ fn what_is_behind_the_moved_instructions_is_told() {
 fn a_loop_jumps_over_a_jump() {
     // jrcxz +0x10; nop; nop; nop
     let region = plain(&[0xe3, 0x10, 0x90, 0x90, 0x90, 0xc3]).unwrap();
-    let code = region.assemble(STUB).unwrap();
+    let code = region.assemble(STUB, RET).unwrap();
     assert_eq!(code[..4], [0xe3, 2, 0xeb, 5]);
     let jump = decode(&code[4..], STUB.add(4)).unwrap();
     assert_eq!((jump.len(), jump.near_branch_target()), (5, TEXT.add(0x12).0));
@@ -275,9 +277,9 @@ fn a_loop_jumps_over_a_jump() {
 #[test]
 fn a_stub_that_does_not_reach_is_refused() {
     let far = Gva(0xffff_c900_0000_0000);
-    assert!(plain(&PROLOGUE).unwrap().assemble(far).is_ok());
+    assert!(plain(&PROLOGUE).unwrap().assemble(far, RET).is_ok());
     for code in [&[0x74, 0x10, 0x90, 0x90, 0x90][..], &[0x8b, 0x05, 0, 0, 0, 0], &[0xe8, 0, 1, 0, 0]] {
-        assert!(plain(code).unwrap().assemble(far).is_err(), "{code:02x?}");
+        assert!(plain(code).unwrap().assemble(far, RET).is_err(), "{code:02x?}");
     }
 }
 
@@ -332,7 +334,7 @@ proptest! {
         }
         code.extend([0x90; 5]);
         let Ok(region) = plain(&code) else { return Ok(()) };
-        let moved = region.assemble(Gva(stub)).unwrap();
+        let moved = region.assemble(Gva(stub), RET).unwrap();
         let mut now = instructions(&moved, Gva(stub));
         for (offset, at) in region.places() {
             let was = decode(&code[(at.0 - TEXT.0) as usize..], at).unwrap();
@@ -349,6 +351,10 @@ proptest! {
                 let jump = now.next().unwrap();
                 prop_assert_eq!((is.near_branch_target(), around.near_branch_target()), (jump.ip(), jump.next_ip()));
                 is = jump;
+            } else if was.mnemonic() == Mnemonic::Ret {
+                prop_assert!(is.is_jmp_near());
+                prop_assert_eq!(is.near_branch_target(), RET.0);
+                continue;
             } else if was.is_jcc_short_or_near() {
                 prop_assert_eq!(is.condition_code(), was.condition_code());
             } else {
@@ -363,7 +369,7 @@ proptest! {
     #[test]
     fn no_bytes_panic(code in proptest::collection::vec(any::<u8>(), 0..64), offset in 0u64..70, stub: u64) {
         if let Ok(region) = judge(&code, offset, &[], &[], &[]) {
-            let _ = region.assemble(Gva(stub));
+            let _ = region.assemble(Gva(stub), RET);
         }
     }
 }
