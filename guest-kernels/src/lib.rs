@@ -15,4 +15,4 @@ mod tree;
 
 pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
-pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel, Suite};
+pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel, Series, Suite};

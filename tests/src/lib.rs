@@ -14,5 +14,6 @@ pub mod differential;
 pub mod host;
 pub mod kernel;
 pub mod linux_rig;
+pub mod optprobe;
 pub mod product;
 pub mod rig;

@@ -71,15 +71,15 @@ pub(super) fn long_product(
     name: &str,
 ) -> anyhow::Result<()> {
     let mut tests = as_user(vmm, kvm, kernel, &[name]);
-    tests.arg("--show-output").env("VMM_LONG", "1");
+    tests.env("VMM_LONG", "1");
     step(start, &format!("{name} on {}, for long, {}", kernel.name, kvm.words()), tests)
 }
 
-/// Each guest keeps up to two processors busy.
+/// What they print is shown: the figures of a comparison, and what is skipped. Each guest keeps up to two processors busy.
 fn as_user(vmm: &Path, kvm: Kvm, kernel: &Kernel, names: &[&str]) -> Command {
     let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
     tests.args(names.iter().map(|name| format!("--test={name}")));
-    tests.args(["--", "--test-threads", "2"]);
+    tests.args(["--", "--test-threads", "2", "--show-output"]);
     tests.env("VMM_BIN", vmm).env("VMM_TEST_KERNEL", kernel.name).env("VMM_TEST_HOST", kvm.host());
     tests
 }
