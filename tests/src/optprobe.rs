@@ -12,6 +12,15 @@ use std::ops::{Range, RangeInclusive};
 /// Bytes of the jump.
 const JUMP: u64 = 5;
 
+/// Why a kernel leaves a probe on its breakpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// A jump must not stand there.
+    Needed(&'static str),
+    /// A jump may stand there, but the kernel does not look so closely, or does not run an instruction elsewhere.
+    Cautious(&'static str),
+}
+
 /// The rules of one kernel.
 pub struct Rules<'a> {
     kernel: &'a Kernel,
@@ -33,19 +42,22 @@ impl<'a> Rules<'a> {
     }
 
     /// Why the kernel leaves a probe at `at` on its breakpoint. `None` if it puts a jump there.
-    pub fn refusal(&self, at: Gva) -> Option<&'static str> {
+    pub fn refusal(&self, at: Gva) -> Option<Refusal> {
         let function = self.kernel.function(at).unwrap();
         if function.end.offset_from(at).unwrap() < JUMP {
-            return Some("the function ends before the jump does");
+            return Some(Refusal::Needed("the function ends before the jump does"));
         }
         let bytes = self.with_plain_returns(&function);
-        let of_all = instructions(&bytes, function.start).find_map(|found| self.in_function(&found, at));
-        of_all.or_else(|| {
-            let offset = |at: Gva| at.offset_from(function.start).unwrap() as usize;
-            let covered =
-                instructions(&bytes[offset(at)..], at).take_while(|found| found.ip() < at.add(JUMP).0);
-            covered.into_iter().find_map(|found| self.in_the_way(&bytes[offset(Gva(found.ip()))..], &found))
-        })
+        let behind = &bytes[at.offset_from(function.start).unwrap() as usize..];
+        let covered: Vec<_> =
+            instructions(behind, at).take_while(|found| found.ip() < at.add(JUMP).0).collect();
+        let region = at..Gva(covered.last().unwrap().next_ip());
+        let of_all =
+            instructions(&bytes, function.start).filter_map(|found| self.in_function(&found, &region));
+        let of_covered = covered
+            .iter()
+            .filter_map(|found| self.in_the_way(&behind[(found.ip() - at.0) as usize..], found));
+        of_all.chain(of_covered).min()
     }
 
     /// The bytes of a function in a guest that needs no return thunks: it makes returns of the jumps to them.
@@ -62,46 +74,46 @@ impl<'a> Rules<'a> {
         bytes
     }
 
-    /// What keeps jumps to `at` out of the whole function of this instruction.
-    fn in_function(&self, found: &Instruction, at: Gva) -> Option<&'static str> {
-        /// The kernel counts the byte behind the jump among those that nothing may lead to.
-        fn inside(at: Gva) -> RangeInclusive<Gva> {
-            at.add(1)..=at.add(JUMP)
+    /// What this instruction of a function has against a jump in the place of `region`.
+    fn in_function(&self, found: &Instruction, region: &Range<Gva>) -> Option<Refusal> {
+        /// By what it concerns: something in the region itself, or only in its function.
+        fn of(in_region: bool, why: &'static str) -> Option<Refusal> {
+            Some(if in_region { Refusal::Needed(why) } else { Refusal::Cautious(why) })
         }
         let is_jump =
             matches!(found.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
         let target = Gva(found.near_branch_target());
         let leads_to_thunk = self.thunks.as_ref().is_some_and(|thunks| is_jump && thunks.contains(&target));
         let is_indirect = self.thunks.is_some() && found.flow_control() == FlowControl::IndirectBranch;
+        // The kernel counts the byte behind the jump among those that nothing may lead to.
+        let is_inside = is_jump && (region.start.add(1)..=region.start.add(JUMP)).contains(&target);
         if found.is_invalid() {
-            Some("the function has bytes that are no instruction")
+            Some(Refusal::Needed("the function has bytes that are no instruction"))
         } else if self.kernel.patched().has_fixup(range(found)) {
-            Some("the function has an entry in the exception table")
+            of(Gva(found.ip()).is_in(region), "the function has an entry in the exception table")
         } else if leads_to_thunk || is_indirect {
-            Some("the function has an indirect jump")
-        } else if is_jump && target == at.add(JUMP) {
-            Some("the function jumps to the byte behind the jump")
-        } else if is_jump && inside(at).contains(&target) {
-            Some("the function jumps into the jump")
+            Some(Refusal::Cautious("the function has an indirect jump"))
+        } else if is_inside {
+            of(target < region.end, "the function jumps to a byte of the jump, or to the one behind it")
         } else {
             None
         }
     }
 
     /// What keeps this instruction, the first of `bytes`, from being run elsewhere.
-    fn in_the_way(&self, bytes: &[u8], found: &Instruction) -> Option<&'static str> {
-        match self.kernel.patched().covers(range(found)) {
-            Some(Why::JumpLabel | Why::StaticCall) => return Some("the guest rewrites it later"),
-            _ => {}
+    fn in_the_way(&self, bytes: &[u8], found: &Instruction) -> Option<Refusal> {
+        if let Some(Why::JumpLabel | Why::StaticCall) = self.kernel.patched().covers(range(found)) {
+            return Some(Refusal::Needed("the guest rewrites what it covers"));
         }
-        match found.flow_control() {
-            FlowControl::Call | FlowControl::IndirectCall => Some("it covers a call"),
-            FlowControl::ConditionalBranch => Some("it covers a conditional jump"),
-            FlowControl::UnconditionalBranch => Some("it covers a jump"),
-            _ if found.mnemonic() == Mnemonic::Int3 => Some("it covers an int3 behind a return or a jump"),
-            _ if is_boostable(bytes, self.runs_groups) => None,
-            _ => Some("it covers another instruction that the guest does not run elsewhere"),
-        }
+        let why = match found.flow_control() {
+            FlowControl::Call | FlowControl::IndirectCall => "it covers a call",
+            FlowControl::ConditionalBranch => "it covers a conditional jump",
+            FlowControl::UnconditionalBranch => "it covers a jump",
+            _ if found.mnemonic() == Mnemonic::Int3 => "it covers an int3 behind a return or a jump",
+            _ if is_boostable(bytes, self.runs_groups) => return None,
+            _ => "it covers another instruction that the guest does not run elsewhere",
+        };
+        Some(Refusal::Cautious(why))
     }
 }
 

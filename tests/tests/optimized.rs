@@ -22,7 +22,7 @@ use std::fs;
 use std::path::Path;
 use tests::differential::rng::Rng;
 use tests::kernel::under_test;
-use tests::optprobe::Rules;
+use tests::optprobe::{Refusal, Rules};
 use tests::product::{binary, initrd_with, kernel, run};
 
 /// How many sites, each in a function of its own, and how many in the long tests.
@@ -73,7 +73,7 @@ struct Site {
     /// Why we would not put a jump there.
     refused: Option<String>,
     /// Why the guest should not, by its own rules.
-    ruled_out: Option<&'static str>,
+    ruled_out: Option<Refusal>,
 }
 
 /// One instruction of each of so many functions that ftrace can trace: the guest's events have no others. Functions and
@@ -160,7 +160,7 @@ fn what_the_guest_optimises_has_room_for_a_detour() {
                 neither += 1;
                 continue;
             }
-            (Some(false), None, Some(rule)) => Some(format!("here only: {rule}")),
+            (Some(false), None, Some(Refusal::Cautious(rule))) => Some(format!("here only: {rule}")),
             (Some(true), Some(reason), _) => EXPLAINED
                 .iter()
                 .find(|(ours, _)| reason.contains(ours))
