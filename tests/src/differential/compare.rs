@@ -1,12 +1,13 @@
-//! Runs instructions both ways, and tells what differs.
+//! Runs instructions as they are and in every way past them, and tells what differs.
 
-use super::guest::{BATCH, BP, CELL, End, Guest, IN_CELL, ORIGINALS, PF, SLOTS, Start, UD};
-use super::guest::{FS_BASE, GS_BASE};
+use super::guest::{BATCH, BP, CELL, End, FS_BASE, GS_BASE, Guest, IN_CELL, ORIGINALS, SLOTS, Start};
+use super::quirks::{Quirk, correct};
 use super::rng::Rng;
 use super::start::{Case, case, excluded};
-use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, RflagsBits};
+use iced_x86::{Instruction, Mnemonic, RflagsBits};
 use probe_engine::addr::Gva;
-use probe_engine::insn::copy::{Ending, OutOfLine};
+use probe_engine::detour::region::Region;
+use probe_engine::insn::copy::{Ending, jump};
 use probe_engine::insn::decode::{decode, text};
 use probe_engine::insn::emulate::{Emulation, Segments};
 use probe_engine::insn::plan::{Plan, Refusal, plan};
@@ -15,23 +16,30 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use vmm::kvm::Exception;
 
+/// How often each opcode was compared.
+pub type Opcodes = BTreeMap<String, usize>;
+
 /// What became of all instructions.
 #[derive(Default)]
 pub struct Outcome {
-    /// Compared after emulation, and after a copy.
-    pub emulated: usize,
-    /// As above.
-    pub copied: usize,
+    /// Compared after emulation.
+    pub emulated: Opcodes,
+    /// Compared after a copy in a slot, as traps run them.
+    pub copied: Opcodes,
+    /// Compared after they were moved, as the stubs of detours run them. These are compared in another way as well.
+    pub moved: Opcodes,
     /// Not planned, by reason.
     pub refused: BTreeMap<String, usize>,
     /// Not tried, by reason.
     pub excluded: BTreeMap<&'static str, usize>,
-    /// Where the CPU is known to be wrong, by what it does.
-    pub known: BTreeMap<&'static str, usize>,
+    /// Not tried, as they came back from none of the states that were drawn.
+    pub stateless: Vec<String>,
+    /// Emulated, and the CPU did what no other does: nothing to compare with, by what it does.
+    pub incomparable: BTreeMap<&'static str, usize>,
+    /// Compared with what another CPU does, by what this one does.
+    pub corrected: BTreeMap<&'static str, usize>,
     /// How the CPU ended, by exception vector.
     pub vectors: BTreeMap<u64, usize>,
-    /// Distinct opcodes that were compared after emulation, and after a copy.
-    pub opcodes: [BTreeMap<String, usize>; 2],
     /// Mismatches by opcode.
     pub mismatches: BTreeMap<String, usize>,
     /// The first mismatches of each opcode, described.
@@ -43,6 +51,7 @@ struct Trial {
     number: usize,
     case: Case,
     way: Plan,
+    moved: Option<Region>,
 }
 
 /// Tries all `drawn` instructions, each in one state that its number decides.
@@ -79,12 +88,13 @@ fn prepare(guest: &Guest, number: usize, drawn: &[u8], n: usize, outcome: &mut O
         return None;
     }
     let Some(case) = case(drawn, at, &mut rng, |at| guest.is_mapped(at)) else {
-        *outcome.excluded.entry("no state in which it comes back").or_default() += 1;
+        outcome.stateless.push(text(&decoded));
         return None;
     };
     let way =
         plan(&case.bytes, at, None, false).unwrap_or_else(|refusal| panic!("{refusal}, but not before"));
-    Some(Trial { number, case, way })
+    let moved = Region::single(&case.bytes, at);
+    Some(Trial { number, case, way, moved })
 }
 
 /// The variant's name.
@@ -98,66 +108,114 @@ fn run(guest: &mut Guest, trials: &[Trial], outcome: &mut Outcome) {
         guest.original(n, &trial.case.bytes);
     }
     let starts: Vec<Start> = trials.iter().map(|trial| trial.case.start.clone()).collect();
-    let mut originals = guest.run(&starts);
-    let mut copies = Vec::new();
-    for (n, trial) in trials.iter().enumerate() {
-        if let Plan::OutOfLine(copy) = &trial.way {
-            let slot = in_cell(SLOTS, n);
-            let code = copy.place(slot, ending(n)).unwrap_or_else(|error| panic!("{error}"));
-            guest.slot(n, &code);
-            let mut start = trial.case.start.clone();
-            start.regs.rip = slot.0;
-            copies.push(start);
-        }
-    }
-    let mut copies = guest.run(&copies).into_iter();
-    for ((n, trial), original) in trials.iter().enumerate().zip(&mut originals) {
-        let (ours, index) = match &trial.way {
-            Plan::Emulate(emulation) => (emulate(guest, emulation, &trial.case.start), 0),
-            Plan::OutOfLine(copy) => {
-                let end = copies.next().expect("an end for each start");
-                (back(end, copy, in_cell(SLOTS, n)), 1)
-            }
-        };
-        let code = format!("{:?}", trial.case.instruction.code());
-        *[&mut outcome.emulated, &mut outcome.copied][index] += 1;
+    let originals = guest.run(&starts);
+    let copies = elsewhere(guest, trials, copy);
+    let moved = elsewhere(guest, trials, moved);
+    for (((trial, original), copied), moved) in trials.iter().zip(originals).zip(copies).zip(moved) {
         *outcome.vectors.entry(original.vector).or_default() += 1;
-        *outcome.opcodes[index].entry(code.clone()).or_default() += 1;
-        if index == 0 && guest.is_qemu() {
-            match correct(original, &ours, &trial.case) {
-                Quirk::None => {}
-                Quirk::Corrected(what) => *outcome.known.entry(what).or_default() += 1,
-                Quirk::Refused(what) => {
-                    *outcome.known.entry(what).or_default() += 1;
-                    continue;
-                }
-            }
+        if let Some(moved) = moved {
+            count(&mut outcome.moved, trial);
+            settle(outcome, trial, "moved", &original, &moved, u64::MAX);
         }
-        let undefined = if index == 0 { undefined_flags(&trial.case.instruction) } else { 0 };
-        let differences = differences(original, &ours, !undefined & !rflags::RF);
-        if !differences.is_empty() {
-            let count = outcome.mismatches.entry(code).or_default();
-            *count += 1;
-            if *count <= 2 {
-                outcome.described.push(describe(trial, original, &ours, &differences));
-            }
+        if let Some(copied) = copied {
+            count(&mut outcome.copied, trial);
+            settle(outcome, trial, "copied", &original, &copied, u64::MAX);
+        }
+        if let Plan::Emulate(emulation) = &trial.way {
+            let ours = emulate(guest, emulation, &trial.case.start);
+            settle_emulated(outcome, trial, original, &ours, guest.is_qemu());
         }
     }
 }
 
-/// Both endings of a copy have their turn.
-fn ending(n: usize) -> Ending {
-    if n.is_multiple_of(2) { Ending::Trap } else { Ending::Jump }
+/// Code that does what an instruction does, and where that traps behind it, if it does.
+type Elsewhere = (Vec<u8>, Option<Gva>);
+
+/// What the CPU leaves behind the code that `make` makes for each slot, as if the instruction had run at its own place.
+fn elsewhere(
+    guest: &mut Guest,
+    trials: &[Trial],
+    make: impl Fn(&Trial, usize, Gva) -> Option<Elsewhere>,
+) -> Vec<Option<End>> {
+    let slots: Vec<Gva> = (0..trials.len()).map(|n| in_cell(SLOTS, n)).collect();
+    let made = trials.iter().zip(&slots).enumerate().map(|(n, (trial, slot))| make(trial, n, *slot));
+    let made: Vec<Option<Elsewhere>> = made.collect();
+    let mut starts = Vec::new();
+    for (n, (trial, made)) in trials.iter().zip(&made).enumerate() {
+        if let Some((code, _)) = made {
+            guest.slot(n, code);
+            let mut start = trial.case.start.clone();
+            start.regs.rip = slots[n].0;
+            starts.push(start);
+        }
+    }
+    let mut ends = guest.run(&starts).into_iter();
+    let end = |((trial, slot), made): ((&Trial, &Gva), Option<Elsewhere>)| {
+        let (_, trap) = made?;
+        let mut end = ends.next().expect("an end for each start");
+        if end.vector == BP && trap.is_some_and(|trap| end.regs.rip == trap.0) {
+            end.regs.rip = trial.case.instruction.next_ip();
+        } else if end.regs.rip == slot.0 {
+            end.regs.rip = trial.case.instruction.ip();
+        }
+        Some(end)
+    };
+    trials.iter().zip(&slots).zip(made).map(end).collect()
 }
 
-/// The end of a copy as that of its original.
-fn back(mut end: End, copy: &OutOfLine, slot: Gva) -> End {
-    if end.vector == BP && end.regs.rip == copy.trap(slot).0 {
-        end.regs.rip = copy.next().0;
-    } else if end.regs.rip == slot.0 {
-        end.regs.rip = copy.at().0;
+/// The copy of an instruction that is not emulated. Both endings have their turn.
+fn copy(trial: &Trial, n: usize, slot: Gva) -> Option<Elsewhere> {
+    let Plan::OutOfLine(copy) = &trial.way else { return None };
+    let ending = if n.is_multiple_of(2) { Ending::Trap } else { Ending::Jump };
+    let code = copy.place(slot, ending).unwrap_or_else(|error| panic!("{error}"));
+    Some((code.to_vec(), Some(copy.trap(slot))))
+}
+
+/// The code of an instruction in whose place a detour's jump could stand.
+fn moved(trial: &Trial, _: usize, slot: Gva) -> Option<Elsewhere> {
+    let region = trial.moved.as_ref()?;
+    let mut code = region.assemble(slot).unwrap_or_else(|error| panic!("{error}"));
+    if region.goes_on() {
+        let end = slot.add(code.len() as u64);
+        code.extend(jump(end, region.end()).unwrap_or_else(|error| panic!("{error}")));
     }
-    end
+    Some((code, None))
+}
+
+fn count(opcodes: &mut Opcodes, trial: &Trial) {
+    *opcodes.entry(opcode(trial)).or_default() += 1;
+}
+
+fn opcode(trial: &Trial) -> String {
+    format!("{:?}", trial.case.instruction.code())
+}
+
+/// Compares `ours`, which emulation has left.
+fn settle_emulated(outcome: &mut Outcome, trial: &Trial, mut cpu: End, ours: &End, is_qemu: bool) {
+    if is_qemu {
+        match correct(&mut cpu, ours, &trial.case) {
+            Quirk::None => {}
+            Quirk::Corrected(what) => *outcome.corrected.entry(what).or_default() += 1,
+            Quirk::Incomparable(what) => {
+                *outcome.incomparable.entry(what).or_default() += 1;
+                return;
+            }
+        }
+    }
+    count(&mut outcome.emulated, trial);
+    settle(outcome, trial, "emulated", &cpu, ours, !undefined_flags(&trial.case.instruction));
+}
+
+/// Notes down what differs, of the flags in `flags` only. RF is a debugger's.
+fn settle(outcome: &mut Outcome, trial: &Trial, how: &str, cpu: &End, ours: &End, flags: u64) {
+    let differences = differences(cpu, ours, flags & !rflags::RF);
+    if !differences.is_empty() {
+        let count = outcome.mismatches.entry(opcode(trial)).or_default();
+        *count += 1;
+        if *count <= 2 {
+            outcome.described.push(describe(trial, how, cpu, ours, &differences));
+        }
+    }
 }
 
 /// What the product makes of an emulated instruction.
@@ -198,60 +256,6 @@ fn undefined_flags(instruction: &Instruction) -> u64 {
     .sum()
 }
 
-/// What QEMU's CPU, as of version 10.0, does and no other.
-enum Quirk {
-    None,
-    /// The end has been made what another CPU leaves.
-    Corrected(&'static str),
-    /// There is nothing to compare with.
-    Refused(&'static str),
-}
-
-/// Makes of what QEMU's CPU left behind an instruction what a CPU leaves.
-fn correct(end: &mut End, ours: &End, case: &Case) -> Quirk {
-    const WRITE: u64 = 1 << 1;
-    const SS: u64 = 12;
-    const GP: u64 = 13;
-    let instruction = &case.instruction;
-    if end.vector == GP && end.code == 0 && ours.vector == SS {
-        end.vector = SS;
-        return Quirk::Corrected("a bad stack address raises #GP");
-    }
-    if is_whole_turn(case) {
-        return Quirk::Refused("rcl and rcr by a whole turn change the operand");
-    }
-    let mut factory = InstructionInfoFactory::new();
-    let memory = factory.info(instruction).used_memory();
-    let modifies = memory.iter().any(|used| used.access() == OpAccess::ReadWrite);
-    if end.vector == PF && end.code & WRITE == 0 && modifies {
-        // The load of a read-modify-write needs write access (SDM volume 3, 4.7).
-        end.code |= WRITE;
-        return Quirk::Corrected("a read-modify-write faults as a load");
-    }
-    if end.vector == BP && instruction.code() == Code::Retnq_imm16 && instruction.immediate16() >> 15 != 0 {
-        // It takes the operand for a signed number.
-        end.regs.rsp = end.regs.rsp.wrapping_add(0x1_0000);
-        return Quirk::Corrected("ret with an operand above 32767 goes back");
-    }
-    if end.vector == UD && instruction.mnemonic() == Mnemonic::Test {
-        return Quirk::Refused("the second encoding of test is none");
-    }
-    Quirk::None
-}
-
-/// Whether it rotates an operand of 8 or 16 bits through the carry to where it was.
-fn is_whole_turn(case: &Case) -> bool {
-    let instruction = &case.instruction;
-    let size = match instruction.op0_kind() {
-        OpKind::Memory => instruction.memory_size().size(),
-        _ => instruction.op0_register().size(),
-    };
-    let count = instruction.try_immediate(1).unwrap_or(case.start.regs.rcx) as usize & 0x1f;
-    matches!(instruction.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr)
-        && count != 0
-        && count.is_multiple_of(8 * size + 1)
-}
-
 /// The names of what differs, flags only in `flags`.
 fn differences(cpu: &End, ours: &End, flags: u64) -> Vec<&'static str> {
     let (mut cpu_regs, mut our_regs) = (cpu.regs, ours.regs);
@@ -270,10 +274,9 @@ fn differences(cpu: &End, ours: &End, flags: u64) -> Vec<&'static str> {
     all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
 }
 
-fn describe(trial: &Trial, cpu: &End, ours: &End, differences: &[&str]) -> String {
-    let Trial { number, case, way } = trial;
+fn describe(trial: &Trial, how: &str, cpu: &End, ours: &End, differences: &[&str]) -> String {
+    let Trial { number, case, .. } = trial;
     let mut words = String::new();
-    let how = if matches!(way, Plan::Emulate(_)) { "emulated" } else { "copied" };
     let _ = writeln!(
         words,
         "instruction {number} `{}` {:02x?}, {how}: {} differ\n  start {:x?}\n  window {}\n  sse {}",
@@ -310,7 +313,7 @@ impl fmt::Display for Hex<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::guest::{FX, WINDOW};
+    use super::super::guest::{FX, PF, WINDOW};
     use super::*;
     use probe_engine::regs::Regs;
 

@@ -135,6 +135,10 @@ pub struct End {
 pub const BP: u64 = 3;
 /// Vector of what is no instruction.
 pub const UD: u64 = 6;
+/// Vector of the stack fault.
+pub const SS: u64 = 12;
+/// Vector of the general protection fault.
+pub const GP: u64 = 13;
 /// Vector of the page fault.
 pub const PF: u64 = 14;
 

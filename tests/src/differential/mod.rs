@@ -3,5 +3,6 @@
 pub mod compare;
 pub mod corpus;
 pub mod guest;
+mod quirks;
 pub mod rng;
 pub mod start;
