@@ -2,6 +2,7 @@
 //! times on this machine.
 
 mod calls;
+mod goals;
 mod runs;
 
 use crate::bochs::{self, Contents, Entry, Outcome};
@@ -15,9 +16,7 @@ use std::process::Command;
 /// The rows whose ratio says how far a hit is from the least that an exit can cost.
 const EXIT: &str = "empty port exit";
 const HITS: [&str; 2] = ["trap hit, empty handler", "trap hit, empty post handler"];
-/// The rows of hits without an exit, and how many instructions each should be at most.
-const DETOURS: [(&str, f64); 2] = [("detour, count", 15.0), ("detour, record", 80.0)];
-/// What that ratio should be at most.
+/// What that ratio should be at most. It is shown, and fails nothing.
 const GOAL: f64 = 1.15;
 /// Where the figures are kept, in the workspace.
 const RESULTS: &str = "target/bench.json";
@@ -25,7 +24,7 @@ const RESULTS: &str = "target/bench.json";
 /// Runs the benchmark and shows its rows.
 ///
 /// # Errors
-/// When it cannot be run.
+/// When it cannot be run, or takes more instructions than the goals allow.
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let program = setup::build("tests", "bench")?;
     let mut files = calls::files()?;
@@ -55,7 +54,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     fs::write(&results, serde_json::to_vec_pretty(&rows)?)
         .with_context(|| format!("cannot write {}", results.display()))?;
     println!("bench: written to {RESULTS}");
-    Ok(())
+    goals::check(&rows)
 }
 
 /// The rows of micro guests: exits, and what costs none.
@@ -66,11 +65,6 @@ fn exits(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
     }
     for (hit, ratio) in ratios(&rows)? {
         println!("bench: {hit}: {ratio:.3} times an exit (goal: {GOAL} at most)");
-    }
-    for (row, goal) in DETOURS {
-        // The loop around it is two instructions of these.
-        let cost = median(&rows, row).context("the benchmark printed no detour")? - 2.0;
-        println!("bench: {row}: {cost} instructions (goal: {goal} at most)");
     }
     Ok(rows)
 }
