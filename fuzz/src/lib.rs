@@ -2,7 +2,8 @@
 //! result. Nothing here may panic, take long, or take much memory.
 //!
 //! The fuzz targets call these functions, and so do the tests of the engine (`probe-engine/tests/corruption.rs`), with
-//! the seeds in `fuzz/seeds` and with damaged ones.
+//! the seeds in `fuzz/seeds` and with damaged ones. Each returns whether it came to what the input is about: a seed of
+//! which it did not would show nothing.
 
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::lang;
@@ -19,15 +20,17 @@ use probe_engine::paging::AddressSpace;
 use probe_engine::probe::resolve::LoadedModule;
 
 /// A kernel's type information, and behind it a module's: the length of the first comes before both, as u32.
-pub fn btf(input: &[u8]) {
-    let Some((len, sections)) = input.split_first_chunk() else { return };
+pub fn btf(input: &[u8]) -> bool {
+    let Some((len, sections)) = input.split_first_chunk() else { return false };
     let len = usize::try_from(u32::from_le_bytes(*len)).unwrap_or(usize::MAX);
     let (kernel, module) = sections.split_at_checked(len).unwrap_or((sections, &[]));
-    let Ok(kernel) = Btf::parse(kernel) else { return };
+    let Ok(kernel) = Btf::parse(kernel) else { return false };
     look_at(&kernel);
-    if let Ok(module) = Btf::split(&kernel, module) {
-        look_at(&module);
+    let split = Btf::split(&kernel, module);
+    if let Ok(module) = &split {
+        look_at(module);
     }
+    module.is_empty() || split.is_ok()
 }
 
 fn look_at(btf: &Btf<'_>) {
@@ -51,13 +54,15 @@ fn look_at(btf: &Btf<'_>) {
 }
 
 /// A kernel's ELF image with its kallsyms.
-pub fn kallsyms(input: &[u8]) {
-    let Ok(image) = Vmlinux::parse(input.to_vec()) else { return };
-    if let Ok(symbols) = kallsyms::decode(&image) {
-        look_up(&symbols, image.text_start());
+pub fn kallsyms(input: &[u8]) -> bool {
+    let Ok(image) = Vmlinux::parse(input.to_vec()) else { return false };
+    let symbols = kallsyms::decode(&image);
+    if let Ok(symbols) = &symbols {
+        look_up(symbols, image.text_start());
     }
     let _ = relocations::first_pointer(&image);
     let _ = OrcTable::parse(&image);
+    symbols.is_ok()
 }
 
 fn look_up(symbols: &SymbolTable, at: Gva) {
@@ -66,47 +71,53 @@ fn look_up(symbols: &SymbolTable, at: Gva) {
 }
 
 /// An ORC table: its layout, an address as u64, and for each row 4 bytes of one part and 6 of the other.
-pub fn orc(input: &[u8]) {
+pub fn orc(input: &[u8]) -> bool {
     // As it is sent from one process to another.
-    let _ = serde_json::from_slice::<OrcTable>(input);
-    let Some(([layout, at @ ..], parts)) = input.split_first_chunk::<9>() else { return };
+    let is_sent = serde_json::from_slice::<OrcTable>(input).is_ok();
+    let Some(([layout, at @ ..], parts)) = input.split_first_chunk::<9>() else { return is_sent };
     let layout = match layout % 3 {
         0 => OrcLayout::UntilSixTwo,
         1 => OrcLayout::SinceSixFour,
         _ => OrcLayout::Renumbered,
     };
     let (ips, rows) = parts.split_at(parts.len() / 10 * 4);
-    let Ok(table) = OrcTable::from_parts(layout, ips, Gva(u64::from_le_bytes(*at)), rows) else { return };
+    let Ok(table) = OrcTable::from_parts(layout, ips, Gva(u64::from_le_bytes(*at)), rows) else {
+        return is_sent;
+    };
     for (at, _) in table.rows() {
         let _ = (table.find(at), table.find(at.offset(-1)), table.find(at.add(1)));
     }
     let sent = serde_json::to_vec(&table).unwrap_or_default();
     assert_eq!(serde_json::from_slice::<OrcTable>(&sent).ok(), Some(table), "it arrives as it was sent");
+    true
 }
 
 /// A guest's memory with a list of modules: the layout of `struct module`, and then pieces of memory, each with an
 /// offset as u16 and a length as u8 before it.
-pub fn modules(input: &[u8]) {
+pub fn modules(input: &[u8]) -> bool {
     /// Every module is read in the same way.
     const MOST: usize = 4;
-    let Some((which, pieces)) = input.split_first() else { return };
+    let Some((which, pieces)) = input.split_first() else { return false };
     let layouts = serde_json::from_str::<Vec<ModuleLayout>>(include_str!("module_layouts.json"));
     let layouts = layouts.unwrap_or_default();
-    let Some(layout) = layouts.get(usize::from(which & 1)) else { return };
+    let Some(layout) = layouts.get(usize::from(which & 1)) else { return false };
     let ram = Ram::of(pieces);
     let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0, 0) };
+    let mut is_read = false;
     for module in list(layout, &memory, layout.head).unwrap_or_default().iter().take(MOST) {
         let _ = module.orc(layout, OrcLayout::SinceSixFour, &memory);
         if let Some(btf) = &layout.btf {
             let _ = module.btf_bytes(btf, &memory, btf.head);
         }
         let Ok(loaded) = LoadedModule::read(module, layout, &memory) else { continue };
+        is_read = true;
         for (symbol, offset) in
             [("first", 0), ("first", 1), ("second", 4), ("nobody", 0), ("start", u64::MAX)]
         {
             let _ = loaded.place(&memory, symbol, offset);
         }
     }
+    is_read
 }
 
 /// RAM with page tables of its own, which map [`Ram::LEN`] bytes where the kernel maps its modules.
@@ -157,8 +168,9 @@ impl PhysMemory for Ram {
 }
 
 /// Lines of probe definitions, each of them also as a filter.
-pub fn definition(input: &[u8]) {
-    let Ok(text) = std::str::from_utf8(input) else { return };
+pub fn definition(input: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(input) else { return false };
+    let mut is_understood = false;
     for (_, line) in lang::lines(text) {
         if let Err(error) = lang::parse_filter(&line) {
             is_in(&line, &error);
@@ -166,6 +178,7 @@ pub fn definition(input: &[u8]) {
         match lang::parse(&line) {
             Err(error) => is_in(&line, &error),
             Ok(statement) => {
+                is_understood = true;
                 let plain = statement.to_string();
                 let again = lang::parse(&plain).map(|again| again.to_string());
                 assert_eq!(again.as_ref(), Ok(&plain), "it reads back as the same");
@@ -175,6 +188,7 @@ pub fn definition(input: &[u8]) {
             }
         }
     }
+    is_understood
 }
 
 /// A mistake is shown in its line.

