@@ -174,13 +174,19 @@ fn copy(trial: &Trial, n: usize, slot: Gva) -> Option<Elsewhere> {
 /// The code of an instruction in whose place a detour's jump could stand.
 fn moved(trial: &Trial, _: usize, slot: Gva) -> Option<Elsewhere> {
     let region = trial.moved.as_ref()?;
-    let mut code = region.assemble(slot).unwrap_or_else(|error| panic!("{error}"));
-    if region.goes_on() {
-        let end = slot.add(code.len() as u64);
+    let end = slot.add(region.moved_length());
+    let mut code = region.assemble(slot, end).unwrap_or_else(|error| panic!("{error}"));
+    if !region.goes_on() {
+        // A return goes on here.
+        code.push(RET);
+    } else {
         code.extend(jump(end, region.end()).unwrap_or_else(|error| panic!("{error}")));
     }
     Some((code, None))
 }
+
+/// The instruction `ret`.
+const RET: u8 = 0xc3;
 
 fn count(opcodes: &mut Opcodes, trial: &Trial) {
     *opcodes.entry(opcode(trial)).or_default() += 1;
