@@ -13,6 +13,7 @@ use depth::{Depth, writes};
 
 mod calls;
 mod depth;
+mod ram;
 
 /// Calls `check` with each kernel's path, and what was read of it.
 fn each_kernel(check: impl Fn(&str, &Kernel, &OrcTable)) {

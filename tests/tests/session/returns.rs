@@ -1,6 +1,6 @@
 //! Return probes: instances, recursion, tail calls, tasks that die, migration, and unregistering meanwhile.
 
-use crate::{Notes, path_at_filp_open};
+use crate::{Notes, assert_each_takes_exits, path_at_filp_open};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -201,5 +201,20 @@ fn a_return_probe_is_unregistered_while_a_task_sleeps_in_its_function() {
     }
     for probe in &ended.report.probes[..full] {
         assert_eq!(probe.hits, 20, "{probe:?}");
+    }
+}
+
+#[test]
+fn a_trap_takes_one_exit_and_a_followed_call_two() {
+    const FUNCTION: &str = "__x64_sys_getppid";
+    let entry: fn() -> Probe = || Probe::at(FUNCTION);
+    let ways = [("entries", entry, 1), ("returns", || Probe::on_return(FUNCTION).into(), 2)];
+    for (what, probe, each) in ways {
+        assert_each_takes_exits(what, each, |calls| {
+            let ended = Guest::new()?.probe(probe()).run(&format!("getppid:{calls}"));
+            ended.assert_in_order();
+            assert_eq!(ended.hits(0), calls);
+            ended.report.exits
+        });
     }
 }
