@@ -116,7 +116,7 @@ fn a_condition_counts_as_it_does_at_a_trap() {
         (Meet::All, number(Operand::Field(1), Order::Greater, -1)),
         (Meet::All, number(Operand::Field(1), Order::LessOrEqual, 1 << 70)),
         (Meet::Some, test(Operand::Field(2), Test::Bits(1))),
-        (Meet::Some, test(Operand::Comm, Test::Text(true, "init".to_owned()))),
+        (Meet::All, test(Operand::Comm, Test::Text(true, "init".to_owned()))),
         (Meet::All, test(Operand::Comm, Test::Text(false, "a name that is too long".to_owned()))),
         (Meet::None, test(Operand::Comm, Test::Text(true, "ini".to_owned()))),
         (Meet::Some, Filter::Not(Box::new(number(Operand::Pid, Order::NotEqual, 1)))),

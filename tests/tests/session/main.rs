@@ -64,21 +64,22 @@ fn assert_saw_all_calls(ended: &Ended, states: &impl Debug) {
 
 /// `exits` says how many there were in all with so many hits of a detour, where this KVM counts them.
 fn assert_hits_take_no_exits(what: &str, exits: impl Fn(u64) -> Option<u64>) {
-    assert_each_takes_exits(what, 0, exits);
+    let Some(more) = exits_of_40_000(what, exits) else { return };
+    // Traps would have taken 40,000 more at least. The timer ticks a little longer, and on a machine where others run a
+    // boot can take some thousand ticks more than the next. A ring holds them all, so none is dropped however late the
+    // host reads.
+    assert!(more < 20_000, "{more}");
 }
 
-/// The same for hits that take `each` exits.
-fn assert_each_takes_exits(what: &str, each: u64, exits: impl Fn(u64) -> Option<u64>) {
+/// How many more exits 40,000 more hits take. What interrupts the guest meanwhile is among them.
+fn exits_of_40_000(what: &str, exits: impl Fn(u64) -> Option<u64>) -> Option<u64> {
     let (Some(few), Some(many)) = (exits(1000), exits(41_000)) else {
         assert!(std::env::var_os("VMM_CONTRACT_REQUIRED").is_none(), "the emulated host's KVM counts exits");
         println!("skipped: this KVM does not count exits");
-        return;
+        return None;
     };
     println!("1,000 {what}: {few} exits; 41,000 {what}: {many} exits");
-    // The timer ticks a little longer, and on a machine where others run a boot can take some thousand ticks more than
-    // the next. A ring holds all records, so that no CPU waits, however late the host reads.
-    let expected = few + each * 40_000;
-    assert!(many.abs_diff(expected) < 20_000, "{few} {many}");
+    Some(many.saturating_sub(few))
 }
 
 /// What handlers note down.
