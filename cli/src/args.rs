@@ -334,7 +334,7 @@ pub(crate) enum HostKind {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// One line a hit, for people
+    /// Lines for people
     Text,
     /// One JSON object a line
     Json,
@@ -411,8 +411,9 @@ pub(crate) struct Types {
 
 /// Say whether guests can be probed on this machine, and how
 ///
-/// Exit codes: 0 its own KVM can; 1 it cannot, and `vmm run` uses the emulated host. With --report, 1 also says that a
-/// guest was not as it was to be.
+/// A check that fails is marked NO where guests with probes need it, and no where a single feature does. Exit codes: 0 its
+/// own KVM can, or with --host emulated that of the emulated host; 1 it cannot, and `vmm run` uses the emulated host. With
+/// --report, 1 also says that a guest was not as it was to be.
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Print the result as one JSON object

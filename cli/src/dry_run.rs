@@ -1,6 +1,7 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
 use crate::args::{Format, HostKind, Optimize, Run};
+use crate::listing::list;
 use crate::output::json;
 use crate::rooms::{self, Rooms};
 use crate::target::{self, Asked, Found, Style};
@@ -14,7 +15,7 @@ use probe_engine::probe::resolve::Refused;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use vmm::session::RegisterError;
 use vmm::trap::Delivery;
@@ -35,7 +36,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let detours = Detours { args, kernel: &kernel, rooms: Rooms::new(&kernel), thunks: Thunks::of(&kernel) };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
     // Nobody may be there to read it.
-    let _ = print(args.format, &rows, &found);
+    list(|out| print(out, args.format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -158,8 +159,7 @@ impl Detours<'_> {
     }
 }
 
-fn print(format: Format, rows: &[Row<'_>], found: &Found) -> io::Result<()> {
-    let mut out = BufWriter::new(io::stdout().lock());
+fn print(mut out: &mut dyn Write, format: Format, rows: &[Row<'_>], found: &Found) -> io::Result<()> {
     match format {
         Format::Text => {
             out.write_all(table(rows).as_bytes())?;
@@ -178,7 +178,7 @@ fn print(format: Format, rows: &[Row<'_>], found: &Found) -> io::Result<()> {
             }
         }
     }
-    out.flush()
+    Ok(())
 }
 
 fn table(rows: &[Row<'_>]) -> String {

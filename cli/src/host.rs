@@ -16,8 +16,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Exit, HostCommand, HostImage, RunError, SnapshotError, StartError, Streams, fingerprint,
-    memory_for, prepare,
+    EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, RunError, SnapshotError, StartError, Stream,
+    Streams, fingerprint, memory_for, prepare,
 };
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
@@ -199,9 +199,13 @@ pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>
         say::hurry();
     }
     say::finish(&stdout);
+    if let Ok(Ended { lost: Some(lost), .. }) = &ended {
+        say_lost(lost);
+    }
     match ended.map(|ended| ended.exit) {
         Ok(Exit::Code(code)) => Ok(ExitCode::from(code as u8)),
         Ok(Exit::Signal(signal)) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
+        Err(RunError::File(error)) => Err(error.into()),
         // What was begun has died, with its host, and with the line that it was printing.
         Err(error) => {
             shared_terminal::begin_row();
@@ -209,6 +213,17 @@ pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>
             Ok(ExitCode::from(EXIT_INFRASTRUCTURE))
         }
     }
+}
+
+/// Says what of a command's output went nowhere. Whoever reads the console may have seen enough.
+fn say_lost(Lost { what, why }: &Lost) {
+    let what = match what {
+        Stream::Output(_) => "the output file",
+        Stream::Stdout | Stream::Stderr if why.kind() == io::ErrorKind::BrokenPipe => return,
+        Stream::Stdout => "standard output",
+        Stream::Stderr => "standard error",
+    };
+    say(format_args!("{what} could not be written, and what came later is lost: {why}"));
 }
 
 /// Whether a host did not start that was put together well: not what the user asked for is wrong then.

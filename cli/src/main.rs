@@ -7,6 +7,7 @@ mod doctor;
 mod dry_run;
 mod functions;
 mod host;
+mod listing;
 mod mistake;
 mod output;
 mod rooms;

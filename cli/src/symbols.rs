@@ -1,8 +1,9 @@
 //! `vmm symbols`: what can be probed.
 
 use crate::args::{Format, Symbols};
+use crate::listing::list;
 use crate::output::json;
-use crate::say::standard_error;
+use crate::say::{say, standard_error};
 use crate::target::{kernel_path, read, read_kernel_with};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
@@ -12,7 +13,7 @@ use probe_engine::linux::symbols::Symbol;
 use probe_engine::probe::place::in_kernel;
 use serde::Serialize;
 use std::fmt;
-use std::io::{self, BufWriter, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -31,23 +32,24 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     let btf = args.proto.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    let mut found = false;
-    for symbol in kernel.symbols().matching(&glob) {
-        found = true;
-        let row = Row::of(&symbol, &kernel, btf.as_ref());
-        let line = match args.format {
-            _ if row.refused.is_some() && !args.all => Ok(()),
-            Format::Text => writeln!(out, "{row}"),
-            Format::Json => json(&mut out, &row),
-        };
-        // Whoever reads has seen enough.
-        if line.is_err() {
-            return Ok(ExitCode::SUCCESS);
+    let (mut found, mut refused) = (0, 0);
+    list(|mut out| {
+        for symbol in kernel.symbols().matching(&glob) {
+            found += 1;
+            let row = Row::of(&symbol, &kernel, btf.as_ref());
+            refused += usize::from(row.refused.is_some());
+            match args.format {
+                _ if row.refused.is_some() && !args.all => {}
+                Format::Text => writeln!(out, "{row}")?,
+                Format::Json => json(&mut out, &row)?,
+            }
         }
+        Ok(())
+    })?;
+    if found > 0 && refused == found && !args.all {
+        say(format_args!("nothing that matches `{pattern}` can be probed: --all says why"));
     }
-    let _ = out.flush();
-    if !found {
+    if found == 0 {
         match kernel.symbols().nearest(pattern, 3).as_slice() {
             [] => bail!("no function matches `{pattern}`"),
             nearest => {

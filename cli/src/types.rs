@@ -1,11 +1,11 @@
 //! `vmm types`: what the kernel's types are, as C.
 
 use crate::args::Types;
+use crate::listing::list;
 use crate::target::{kernel_path, read, read_kernel};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, Kind, Type, c};
 use probe_engine::linux::glob::Glob;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 pub(crate) fn main(args: &Types) -> Result<ExitCode> {
@@ -14,8 +14,7 @@ pub(crate) fn main(args: &Types) -> Result<ExitCode> {
     let btf = kernel.btf().with_context(|| format!("cannot show types of the kernel {}", path.display()))?;
     let shown: Vec<String> =
         asked(&args.names)?.iter().map(|asked| show(&btf, asked)).collect::<Result<_>>()?;
-    // Whoever reads may have seen enough.
-    let _ = writeln!(io::stdout().lock(), "{}", shown.join("\n\n"));
+    list(|out| writeln!(out, "{}", shown.join("\n\n")))?;
     Ok(ExitCode::SUCCESS)
 }
 

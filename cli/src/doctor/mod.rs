@@ -6,9 +6,13 @@ mod trial;
 
 use crate::args::{Doctor, HostKind};
 use crate::host;
+use crate::listing::list;
+use crate::output::json;
+use crate::target;
 use anyhow::Result;
 use serde::Serialize;
 use std::process::ExitCode;
+use vmm::boot::on_emulated_cpu;
 use vmm::host::{HostCommand, Qemu, memory_for};
 use vmm::kvm::Hypervisor;
 use vmm::selftest::{self, Contract};
@@ -42,12 +46,16 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
             if args.json { command.arg("--json") } else { command }
         });
     }
-    let diagnosis = examine(args);
-    if args.json {
-        println!("{}", serde_json::to_string(&diagnosis)?);
-    } else {
-        table(&diagnosis).iter().for_each(|line| println!("{line}"));
+    if args.report.is_some() {
+        // Without its files no guest differs from anything.
+        target::read(&target::kernel_path(args.kernel.as_deref())?)?;
+        target::initrd_path(None)?;
     }
+    let diagnosis = examine(args);
+    list(|mut out| match args.json {
+        true => json(&mut out, &diagnosis),
+        false => table(&diagnosis).iter().try_for_each(|line| writeln!(out, "{line}")),
+    })?;
     let differences = match &args.report {
         Some(path) => report::write(path, args, &diagnosis)?,
         None => 0,
@@ -79,6 +87,9 @@ fn examine(args: &Doctor) -> Diagnosis {
 
 /// The diagnosis for people, line by line.
 fn table(diagnosis: &Diagnosis) -> Vec<String> {
+    // The emulated host runs this program as well.
+    let is_emulated = on_emulated_cpu();
+    let place = if is_emulated { "the emulated host's KVM" } else { "this machine's KVM" };
     let mut lines = vec![format!("KVM at {}:", diagnosis.device)];
     for row in diagnosis.contract.iter().flat_map(Contract::rows) {
         let mark = match (row.ok, row.needed) {
@@ -90,9 +101,11 @@ fn table(diagnosis: &Diagnosis) -> Vec<String> {
         lines.push(format!("      {:24} {}", "", row.meaning));
     }
     lines.push(match &diagnosis.reason {
-        None => "Guests run on this machine's KVM.".to_owned(),
-        Some(reason) => format!("Guests do not run on this machine's KVM: {reason}."),
+        None => format!("Guests run on {place}."),
+        Some(reason) => format!("Guests do not run on {place}: {reason}."),
     });
-    lines.push(format!("Emulated host: {}", diagnosis.emulated_host));
+    if !is_emulated {
+        lines.push(format!("Emulated host: {}", diagnosis.emulated_host));
+    }
     lines
 }

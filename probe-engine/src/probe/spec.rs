@@ -84,6 +84,9 @@ pub enum SpecError {
     /// `tracepoint:sched:sched_switch`, `uprobe:/bin/sh:main`.
     #[error("`{0}:` names no module, and only functions of the kernel can be probed: write one")]
     KindUnknown(String),
+    /// `p:opens`, a definition without its place.
+    #[error("`{0}` gives a probe its name, and has no place: write `{0} FUNCTION`")]
+    NoPlace(String),
     /// `ext4:ext4_*`.
     #[error("`{0}` is a pattern, and a module takes none: name one function of it")]
     ModulePattern(String),
@@ -236,6 +239,11 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
         }
         "tracepoint" | "rawtracepoint" | "uprobe" | "uretprobe" | "usdt" => {
             return Err(SpecError::KindUnknown(module.to_owned()));
+        }
+        // A number behind `r` says how many calls are followed.
+        "p" | "f" => return Err(SpecError::NoPlace(written.to_owned())),
+        _ if module.strip_prefix('r').is_some_and(|most| most.bytes().all(|c| c.is_ascii_digit())) => {
+            return Err(SpecError::NoPlace(written.to_owned()));
         }
         _ => {}
     }
@@ -423,6 +431,8 @@ mod tests {
             ("kprobe:vfs_*", SpecError::KindOfProbe { kind: text("kprobe"), here: 'p' }),
             ("kretprobe:vfs_read", SpecError::KindOfProbe { kind: text("kretprobe"), here: 'r' }),
             ("tracepoint:sched:sched_switch", SpecError::KindUnknown(text("tracepoint"))),
+            ("p:opens", SpecError::NoPlace(text("p:opens"))),
+            ("r16:opens", SpecError::NoPlace(text("r16:opens"))),
             ("ext4:ext4_*", SpecError::ModulePattern(text("ext4_*"))),
             ("ext*:ext4_readdir", SpecError::BadModule { module: text("ext*"), character: '*' }),
             ("kvm-intel:vmx_exit", SpecError::BadModule { module: text("kvm-intel"), character: '-' }),

@@ -4,7 +4,7 @@ use super::command::{HostCommand, Streams};
 use super::disk::{Disk, DiskError};
 use super::machine::{Machine, MachineError, Start};
 use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
-use super::pump::{Broken, Sinks, send_input};
+use super::pump::{Broken, Lost, Sinks, send_input};
 use super::qemu::{HostImage, HostSize, Qemu};
 use super::signals::{Catcher, Ending};
 use super::snapshot::{PATIENCE, Place, SnapshotError, boot};
@@ -51,23 +51,17 @@ pub enum RunError {
     /// The host died before anything of the command was seen, and before the user had said anything: it can be run again.
     #[error(transparent)]
     Unseen(MachineError),
-    /// Something that the command printed could not be written here.
-    #[error("cannot write {what}")]
-    Write {
-        /// Which stream.
-        what: String,
-        /// Why.
-        source: io::Error,
-    },
 }
 
 /// How a command's run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Ended {
     /// The command's end.
     pub exit: Exit,
     /// Whether the user has asked for it, by a signal or a key.
     pub was_asked: bool,
+    /// What it printed that could not be written here, if that came about.
+    pub lost: Option<Lost>,
 }
 
 /// A host that waits for its command. Dropping it ends it.
@@ -115,7 +109,7 @@ impl EmulatedHost {
     /// and a third this process.
     ///
     /// # Errors
-    /// When the command could not be started, the host died under it, or its output could not be written.
+    /// When the command could not be started, or the host died under it.
     pub fn run(mut self, command: HostCommand<'_>, streams: Streams<'_>) -> Result<Ended, RunError> {
         let HostCommand { program, args, env, files, outputs } = command;
         let files = files.iter().map(|path| self.disk.add(path)).collect::<Result<_, _>>()?;
@@ -137,9 +131,9 @@ impl EmulatedHost {
         let (stopped, stop_input) = io::pipe().map_err(RunError::SetUp)?;
         let (taken, credit) = mpsc::channel();
         let (stdout, stderr) = (streams.stdout, streams.stderr);
-        let mut sinks = Sinks { stdout, stderr, outputs, taken, is_seen: false };
+        let mut sinks = Sinks { stdout, stderr, outputs, lost: None, taken, is_seen: false };
 
-        let (result, is_seen) = thread::scope(|scope| {
+        let (result, is_seen, lost) = thread::scope(|scope| {
             let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
             let input =
                 scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
@@ -147,14 +141,14 @@ impl EmulatedHost {
                 scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
             }
             let result = sinks.receive(control, &ending.is_asked);
-            let is_shown = sinks.is_seen;
+            let (is_shown, lost) = (sinks.is_seen, sinks.lost.take());
             // Both threads end now.
             drop((sinks, stop_input));
             if let Some(handle) = handle {
                 handle.close();
             }
             let is_read = input.join().unwrap_or(true);
-            (result, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed))
+            (result, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed), lost)
         });
         let exit = match (result, ending.ended_by.load(Ordering::Relaxed)) {
             (Err(Broken::Protocol(_)), signal) if signal != 0 => Exit::Signal(signal),
@@ -167,7 +161,7 @@ impl EmulatedHost {
                 Broken::Run(error) => error,
             })?,
         };
-        Ok(Ended { exit, was_asked: ending.is_asked.load(Ordering::Relaxed) })
+        Ok(Ended { exit, was_asked: ending.is_asked.load(Ordering::Relaxed), lost })
     }
 }
 

@@ -39,6 +39,7 @@ pub use disk::DiskError;
 pub use emulated::{EmulatedHost, Ended, RunError, StartError};
 pub use machine::MachineError;
 pub use protocol::{Exit, ProtocolError};
+pub use pump::{Lost, Stream};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};
 pub use terminal::{RawMode, Terminal, WindowSize, is_one_terminal};

@@ -8,7 +8,7 @@ use crate::printer::Printer;
 use crate::session::{Keys, Typed};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use std::io::{BufReader, PipeReader, Write};
+use std::io::{self, BufReader, PipeReader, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,11 +20,33 @@ pub(super) enum Broken {
     Run(RunError),
 }
 
+/// Something that a command writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// The output of this number, as the command was given them.
+    Output(usize),
+}
+
+/// Output of a command that went nowhere.
+#[derive(Debug)]
+pub struct Lost {
+    /// Which.
+    pub what: Stream,
+    /// Why it could not be written.
+    pub why: io::Error,
+}
+
 /// Where what comes out goes.
 pub(super) struct Sinks<'a> {
     pub(super) stdout: Printer,
     pub(super) stderr: Printer,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
+    /// What could not be written, from then on: the first of all.
+    pub(super) lost: Option<Lost>,
     /// Tells the sender of input that a frame has been taken.
     pub(super) taken: Sender<()>,
     /// Whether anything has come out.
@@ -42,13 +64,13 @@ impl Sinks<'_> {
         loop {
             let message = frames.next().and_then(FromAgent::decode).map_err(Broken::Protocol)?;
             let (written, what) = match message {
-                FromAgent::Stdout(bytes) => (print(&mut self.stdout, bytes), "standard output".to_owned()),
-                FromAgent::Stderr(bytes) => (print(&mut self.stderr, bytes), "standard error".to_owned()),
+                FromAgent::Stdout(bytes) => (print(&mut self.stdout, bytes), Stream::Stdout),
+                FromAgent::Stderr(bytes) => (print(&mut self.stderr, bytes), Stream::Stderr),
                 FromAgent::Output(index, bytes) => {
                     let sink = self.outputs.get_mut(index as usize);
                     let written =
                         sink.map_or(Ok(()), |sink| sink.write_all(bytes).and_then(|()| sink.flush()));
-                    (written, format!("output {index}"))
+                    (written, Stream::Output(index as usize))
                 }
                 FromAgent::Exit(exit) => return Ok(exit),
                 FromAgent::Failed(why) => return Err(Broken::Run(RunError::Agent(why.to_owned()))),
@@ -60,7 +82,10 @@ impl Sinks<'_> {
                 FromAgent::Ready => continue,
             };
             self.is_seen = true;
-            written.map_err(|source| Broken::Run(RunError::Write { what, source }))?;
+            // The command goes on, as it does where nobody reads what it prints.
+            if let Err(why) = written {
+                self.lost.get_or_insert(Lost { what, why });
+            }
         }
     }
 }
