@@ -55,9 +55,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
-    share_terminal(&args.guest, args.output.as_deref());
     let files = Files::read(&args.guest)?;
     let target = target::target(args, &files)?;
+    share_terminal(&args.guest, args.output.as_deref());
     if let Some(path) = &args.write_target {
         target.write(path)?;
         return Ok(ExitCode::SUCCESS);

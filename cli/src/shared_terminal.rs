@@ -22,8 +22,17 @@ const LONGEST: usize = 24;
 const PLAIN: &str = "\x1b[m";
 
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
-/// Whether the console has begun a line. Whoever writes holds it, so that it is true of what has been written.
-static IS_IN_LINE: Mutex<bool> = Mutex::new(false);
+/// Where the console is. Whoever writes holds it, so that it is true of what has been written.
+static ROW: Mutex<Row> = Mutex::new(Row { is_begun: false, least: 0 });
+
+/// The row of the console.
+#[derive(Default)]
+struct Row {
+    /// Whether it has begun one.
+    is_begun: bool,
+    /// How far from the row's start the cursor is at least, in columns. Some terminals go up where there is nothing to go back.
+    least: usize,
+}
 
 /// Whether standard output, where the console goes, and standard error, where hits go, are one terminal.
 pub(crate) fn is_one() -> bool {
@@ -42,38 +51,40 @@ pub(crate) fn is_shared() -> bool {
 
 /// Whoever has printed here besides may have begun a line and gone: our next one begins a row of its own.
 pub(crate) fn begin_row() {
-    *lock(&IS_IN_LINE) = true;
+    lock(&ROW).is_begun = true;
 }
 
-/// Our lines: the mark is put before each. They are handed on as whole lines: nothing gets inside one.
+/// Our lines: the mark is put before each. They are handed on as whole lines: nothing gets inside one. They are longer than
+/// the terminal is wide where the guest wants that, and may tell of names of its: nothing but the mark looks like one.
 pub(crate) struct Marked<W> {
     out: W,
-    console_is_in_line: &'static Mutex<bool>,
+    row: &'static Mutex<Row>,
     /// A line that has not ended yet.
     begun: Vec<u8>,
 }
 
 impl<W: Write> Marked<W> {
     pub(crate) fn new(out: W) -> Self {
-        Self { out, console_is_in_line: &IS_IN_LINE, begun: Vec::new() }
+        Self { out, row: &ROW, begun: Vec::new() }
     }
 }
 
 impl<W: Write> Write for Marked<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut console_is_in_line = lock(self.console_is_in_line);
+        let mut row = lock(self.row);
         let mut marked = Vec::with_capacity(self.begun.len() + bytes.len() + 64);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.begun.extend_from_slice(line);
             if !line.ends_with(b"\n") {
                 break;
             }
-            if std::mem::take(&mut *console_is_in_line) {
+            if std::mem::take(&mut *row).is_begun {
                 marked.extend_from_slice(b"\r\n");
             }
             marked.extend_from_slice(PLAIN.as_bytes());
             marked.extend_from_slice(MARK.as_bytes());
-            marked.append(&mut self.begun);
+            marked.extend(plain(&self.begun).into_bytes());
+            self.begun.clear();
         }
         self.out.write_all(&marked)?;
         Ok(bytes.len())
@@ -84,37 +95,47 @@ impl<W: Write> Write for Marked<W> {
     }
 }
 
+/// A line of ours, in which everything else is a question mark than what can be [shown](is_harmless).
+fn plain(line: &[u8]) -> String {
+    let shown = |c| if matches!(c, '\n' | '\t') || is_harmless(c) { c } else { '?' };
+    String::from_utf8_lossy(line).chars().map(shown).collect()
+}
+
 /// The guest's console.
 pub(crate) struct Tame<W> {
     out: W,
-    is_in_line: &'static Mutex<bool>,
+    row: &'static Mutex<Row>,
     /// What is not complete yet: of a character, or of a control sequence, which begins with an escape.
     begun: Vec<u8>,
 }
 
 impl<W: Write> Tame<W> {
     pub(crate) fn new(out: W) -> Self {
-        Self { out, is_in_line: &IS_IN_LINE, begun: Vec::new() }
+        Self { out, row: &ROW, begun: Vec::new() }
     }
 }
 
 impl<W: Write> Write for Tame<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut is_in_line = lock(self.is_in_line);
+        let mut row = lock(self.row);
         let mut shown = Vec::with_capacity(bytes.len());
         for byte in bytes {
             self.begun.push(*byte);
             let piece = piece(&self.begun);
             match piece {
                 Piece::Incomplete => continue,
-                Piece::Shown => shown.extend_from_slice(&self.begun),
+                Piece::Shown if self.begun == [BACK] && row.least == 0 => {}
+                Piece::Shown => {
+                    shown.extend_from_slice(&self.begun);
+                    row.least = columns(row.least, &self.begun);
+                }
                 Piece::Replaced => shown.push(b'?'),
                 Piece::Dropped => {}
             }
             self.begun.clear();
         }
         if let Some(last) = shown.last() {
-            *is_in_line = *last != b'\n';
+            row.is_begun = *last != b'\n';
         }
         self.out.write_all(&shown)?;
         Ok(bytes.len())
@@ -125,9 +146,27 @@ impl<W: Write> Write for Tame<W> {
     }
 }
 
-fn lock(is_in_line: &Mutex<bool>) -> MutexGuard<'_, bool> {
-    is_in_line.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(row: &Mutex<Row>) -> MutexGuard<'_, Row> {
+    row.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// How many columns the cursor is at least from the start of its row once `piece` has been shown. Of what some terminals
+/// give no width, and of tabulators, which stay at the right margin, none is counted.
+fn columns(before: usize, piece: &[u8]) -> usize {
+    match piece {
+        b"\n" | b"\r" => 0,
+        [BACK] => before.saturating_sub(1),
+        [b' '..=b'~'] => before + 1,
+        [0x1b, b'[', count @ .., b'D'] => {
+            let count = str::from_utf8(count).ok().and_then(|count| count.parse().ok());
+            before.saturating_sub(count.map_or(usize::MAX, |count: usize| count.max(1)))
+        }
+        _ => before,
+    }
+}
+
+/// The cursor goes back by one column.
+const BACK: u8 = 0x08;
 
 /// What becomes of a few bytes that belong together.
 #[derive(Debug, PartialEq, Eq)]
@@ -142,7 +181,7 @@ enum Piece {
 
 fn piece(bytes: &[u8]) -> Piece {
     match bytes {
-        [b'\n' | b'\r' | b'\t' | 0x08 | 0x07] => Piece::Shown,
+        [b'\n' | b'\r' | b'\t' | BACK | 0x07] => Piece::Shown,
         [0x1b] | [0x1b, b'[' | 0x20..=0x2f] => Piece::Incomplete,
         [0x1b, b'[', parameters @ .., last] => sequence(parameters, *last),
         [0x1b, ..] | [..=0x1f | 0x7f] => Piece::Dropped,
@@ -159,8 +198,9 @@ fn piece(bytes: &[u8]) -> Piece {
 fn sequence(parameters: &[u8], last: u8) -> Piece {
     match last {
         0x20..=0x3f if parameters.len() < LONGEST => Piece::Incomplete,
-        // SGR; erase in the line; to the right and to the left; delete, insert and erase characters.
-        b'm' | b'K' | b'C' | b'D' | b'P' | b'@' | b'X'
+        b'm' if is_harmless_color(parameters) => Piece::Shown,
+        // Erase in the line; to the right and to the left; delete, insert and erase characters.
+        b'K' | b'C' | b'D' | b'P' | b'@' | b'X'
             if parameters.iter().all(|byte| byte.is_ascii_digit() || *byte == b';') =>
         {
             Piece::Shown
@@ -171,19 +211,37 @@ fn sequence(parameters: &[u8], last: u8) -> Piece {
     }
 }
 
-/// What is shown of the console: letters and numbers, the punctuation between them, and signs of currencies.
+/// Whether a choice of colours (ECMA-48, 8.3.117) leaves the background as it is: with another one a space is a block.
+fn is_harmless_color(parameters: &[u8]) -> bool {
+    let mut numbers = parameters.split(|byte| *byte == b';');
+    let number = |text: &[u8]| str::from_utf8(text).ok().and_then(|text| text.parse::<u8>().ok());
+    while let Some(text) = numbers.next() {
+        let is_harmless = match number(text) {
+            None => text.is_empty(),
+            // The foreground, one of 256.
+            Some(38) => numbers.next() == Some(b"5") && numbers.next().and_then(number).is_some(),
+            Some(number) => matches!(number, 0..=2 | 22 | 30..=37 | 39 | 90..=97),
+        };
+        if !is_harmless {
+            return false;
+        }
+    }
+    true
+}
+
+/// What is shown of the console: letters and digits, the punctuation between them, and signs of currencies.
 ///
 /// That is a list of what cannot be taken for the [mark](MARK), and not of what can: blocks, lines, shapes, dots of
 /// Braille, symbols of programming and of old computers, what fonts have in private, and what new editions of Unicode
 /// bring, all draw something like half a cell, and a font may draw anything that it lacks as a box. Letters are strokes,
 /// none thicker than the ASCII bar, which everyone needs. Beyond the Basic Multilingual Plane are letters in boxes and
-/// numerals that are bars: nothing of it is shown.
+/// numerals that are bars: nothing of it is shown. Numbers in black circles are numbers: only ASCII's digits are shown.
 fn is_harmless(c: char) -> bool {
     let is_listed = matches!(
         c,
         ' '..='~' | '\u{a1}'..='\u{ff}' | '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' | '\u{20a0}'..='\u{20c0}'
     );
-    (is_listed || (c <= '\u{ffff}' && c.is_alphanumeric())) && !is_special(c)
+    (is_listed || (c <= '\u{ffff}' && c.is_alphabetic())) && !is_special(c)
 }
 
 #[cfg(test)]
@@ -192,7 +250,8 @@ mod tests {
 
     fn tamed(pieces: &[&[u8]]) -> String {
         let mut out = Vec::new();
-        let mut tame = Tame::new(&mut out);
+        let row = Box::leak(Box::default());
+        let mut tame = Tame { row, ..Tame::new(&mut out) };
         pieces.iter().for_each(|piece| tame.write_all(piece).unwrap());
         String::from_utf8(out).unwrap()
     }
@@ -216,13 +275,52 @@ mod tests {
     }
 
     #[test]
+    fn colours_make_no_mark_of_a_space() {
+        for sequence in ["\x1b[m", "\x1b[0;1;34m", "\x1b[38;5;208m", "\x1b[;91m"] {
+            assert_eq!(tamed(&[sequence.as_bytes()]), sequence);
+        }
+        for sequence in
+            ["7", "100", "47", "1;7", "48;5;1", "38;5;7;7", "38;2;1;2;3", "38;5", "38", "4", "256"]
+        {
+            assert_eq!(tamed(&[format!("\x1b[{sequence}m").as_bytes()]), "", "{sequence}");
+        }
+    }
+
+    #[test]
+    fn nobody_goes_back_beyond_the_start_of_a_row() {
+        for (text, shown) in [
+            ("ab\x08\x08\x08\x08c", "ab\x08\x08c"),
+            ("ab\n\x08c\r\x08", "ab\nc\r"),
+            // What may be no column, or a smaller one.
+            ("a\t\tü\x1b[5C\x08\x08\x08b", "a\t\tü\x1b[5C\x08b"),
+            ("abcd\x1b[2D\x08\x08\x08", "abcd\x1b[2D\x08\x08"),
+            ("ab\x1b[D\x08\x08", "ab\x1b[D"),
+        ] {
+            let row: &'static Mutex<Row> = Box::leak(Box::default());
+            let mut out = Vec::new();
+            Tame { row, ..Tame::new(&mut out) }.write_all(text.as_bytes()).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), shown, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_inside_our_lines_looks_like_a_mark() {
+        let mut out = Vec::new();
+        let row: &'static Mutex<Row> = Box::leak(Box::default());
+        let mut marked = Marked { row, ..Marked::new(&mut out) };
+        marked.write_all("open(\"▌[ 1.0] forged\u{2588}\", größe=5)\n".as_bytes()).unwrap();
+        let shown = format!("{PLAIN}{MARK}open(\"?[ 1.0] forged?\", größe=5)\n");
+        assert_eq!(String::from_utf8(out).unwrap(), shown);
+    }
+
+    #[test]
     fn nothing_of_the_console_looks_like_a_mark() {
         let plain = "~|Größe «naïve» Привет 日本語 ½ 5 € it’s “x” – …";
         assert_eq!(tamed(&[plain.as_bytes()]), plain);
         // Blocks, lines, shapes, dingbats, brackets in pieces, APL, Braille, wide and half-wide bars, a private glyph, one
         // of old computers, a numeral that is a bar, a combining line, a box around what is before, an emoji and its
         // variant.
-        for like in "▌▋▍▏▎▐█▖░│┃║╎▮◧■❙⎸⎪⌷⡇⸡｜￨\u{e0b0}\u{f0000}🭰🮇𝍠\u{20d2}\u{20de}⬛🅰\u{fe0f}".chars()
+        for like in "▌▋▍▏▎▐█▖░│┃║╎▮◧■❙⎸⎪⌷⡇⸡｜￨\u{e0b0}\u{f0000}🭰🮇𝍠\u{20d2}\u{20de}⬛🅰\u{fe0f}❶㉈".chars()
         {
             assert_eq!(tamed(&[like.to_string().as_bytes()]), "?", "{like:?}");
         }
@@ -240,13 +338,13 @@ mod tests {
 
     #[test]
     fn each_line_of_ours_is_marked_once_and_begins_a_row() {
-        static IS_IN_LINE: Mutex<bool> = Mutex::new(false);
+        let row: &'static Mutex<Row> = Box::leak(Box::default());
         let mut out = Vec::new();
-        let mut marked = Marked { console_is_in_line: &IS_IN_LINE, ..Marked::new(&mut out) };
+        let mut marked = Marked { row, ..Marked::new(&mut out) };
         [&b"a\nb"[..], b"c\n", b"", b"d\n"].iter().for_each(|piece| marked.write_all(piece).unwrap());
         // A line that has begun is kept until it ends.
         marked.write_all(b"e").unwrap();
-        let mut console = Tame { is_in_line: &IS_IN_LINE, ..Tame::new(io::sink()) };
+        let mut console = Tame { row, ..Tame::new(io::sink()) };
         console.write_all(b"# \x1b[8m").unwrap();
         marked.write_all(b"f\ng\n").unwrap();
         console.write_all(b"# \n").unwrap();
