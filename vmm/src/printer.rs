@@ -60,6 +60,15 @@ impl State {
         self.failure.is_some() || !(self.is_writing || self.is_waiting())
     }
 
+    /// Says in its place what was lost, on a line of its own.
+    fn tell_loss(&mut self) {
+        if self.lost > 0 {
+            let note = format!("\n[{} bytes of the console were lost: nobody read them]\n", self.lost);
+            self.text.extend(note.into_bytes());
+            self.lost = 0;
+        }
+    }
+
     /// Whether there is something to write.
     fn is_waiting(&self) -> bool {
         !self.text.is_empty() || self.lost > 0
@@ -138,7 +147,11 @@ impl Write for Printer {
             // A guest is not stopped because nobody reads its console.
             Some(_) => {}
             None if !self.keeps_all && state.text.len() + bytes.len() > MOST => state.lost += bytes.len(),
-            None => state.text.extend_from_slice(bytes),
+            None => {
+                // What was lost may have been the end of a line.
+                state.tell_loss();
+                state.text.extend_from_slice(bytes);
+            }
         }
         self.queue.changed.notify_all();
         Ok(bytes.len())
@@ -160,12 +173,8 @@ impl Queue {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let mut text = std::mem::take(&mut state.text);
-            if state.lost > 0 {
-                let note = format!("\n[{} bytes of the console were lost: nobody read them]\n", state.lost);
-                text.extend(note.into_bytes());
-                state.lost = 0;
-            }
+            state.tell_loss();
+            let text = std::mem::take(&mut state.text);
             state.is_writing = true;
             drop(state);
             let written = out.write_all(&text).and_then(|()| out.flush());
@@ -264,12 +273,14 @@ mod tests {
         }
         some.write_all(b"d").unwrap();
         assert!(all.queue.lock().lost > 0, "there was no room for it");
+        // What is kept does not stand behind half a line.
+        all.write_all(b"e").unwrap();
         drop((all, some));
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert!(
             text.starts_with("abccc")
-                && text.ends_with("c\n[1 bytes of the console were lost: nobody read them]\n")
+                && text.ends_with("c\n[1 bytes of the console were lost: nobody read them]\ne")
         );
     }
 

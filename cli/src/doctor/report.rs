@@ -12,6 +12,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+/// What is behind that many bytes of a line is left out.
+const LONGEST_LINE: usize = 4096;
 /// So many of the last lines are shown of what a guest printed, and of what was said about it.
 const LAST_LINES: usize = 40;
 
@@ -43,7 +45,9 @@ pub(super) fn write(path: &Path, args: &Doctor, diagnosis: &Diagnosis) -> Result
 /// What is known is on the disk when a guest takes the machine with it.
 fn add(file: &mut File, lines: &[String]) -> std::io::Result<()> {
     for line in lines {
-        writeln!(file, "{line}")?;
+        // Whoever made the processor's name, or the guest's kernel, writes no lines of ours.
+        let (start, _) = line.split_at(line.floor_char_boundary(LONGEST_LINE));
+        writeln!(file, "{}", Escaped(start.as_bytes()))?;
     }
     file.flush()?;
     // A pipe has nothing to sync.
@@ -89,8 +93,22 @@ fn section(trial: &Trial, seen: &Seen, differences: &[String]) -> Vec<String> {
         let all: Vec<&str> = text.lines().collect();
         let (_, last) = all.split_at(all.len().saturating_sub(LAST_LINES));
         lines.extend([String::new(), format!("Last lines of what {what}:")]);
-        lines.extend(last.iter().map(|line| format!("    {}", Escaped(line.trim_end().as_bytes()))));
+        lines.extend(last.iter().map(|line| format!("    {}", line.trim_end())));
     }
     lines.push(String::new());
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_writes_a_line_of_the_report() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let long = "é".repeat(LONGEST_LINE);
+        add(&mut file.reopen().unwrap(), &["CPU\n# Guest: forged\x1b[2K".to_owned(), long]).unwrap();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(text, format!("CPU\\n# Guest: forged\\x1b[2K\n{}\n", "é".repeat(LONGEST_LINE / 2)));
+    }
 }

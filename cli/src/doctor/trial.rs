@@ -1,12 +1,12 @@
 //! Guests whose hits are known beforehand, and how what was seen of one differs from that.
 
 use anyhow::{Context, Result};
-use probe_engine::guest_text::Escaped;
 use serde_json::Value;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::{env, fs, thread};
 
 /// How often a probe is to be hit.
 #[derive(Clone, Copy)]
@@ -82,6 +82,9 @@ pub(super) const TRIALS: [Trial; 4] = [
     },
 ];
 
+/// So much is kept of what a guest prints, and of what is said about it, in bytes.
+const MOST_KEPT: usize = 1 << 20;
+
 /// A guest that hangs is ended.
 const TIMEOUT_SECONDS: u32 = 900;
 
@@ -108,16 +111,22 @@ impl Trial {
         if let Some(kernel) = kernel {
             run.arg("--kernel").arg(kernel);
         }
+        let cannot = || "cannot run this program";
         let begun = Instant::now();
-        let ended = run.output().with_context(|| format!("cannot run {run:?}"))?;
+        let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(cannot)?;
+        let pipes = (child.stdout.take(), child.stderr.take());
+        let (console, said) = thread::scope(|scope| {
+            let said = scope.spawn(|| pipes.1.map(last_of).unwrap_or_default());
+            (pipes.0.map(last_of).unwrap_or_default(), said.join().unwrap_or_default())
+        });
+        let ended = child.wait().with_context(cannot)?;
         let took = begun.elapsed();
         // Where the run was refused there is no output; the exit code says so.
         let lines = fs::read_to_string(&output).unwrap_or_default();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(Seen {
-            code: ended.status.code(),
-            console: text(&ended.stdout),
-            said: text(&ended.stderr),
+            code: ended.code(),
+            console,
+            said,
             summary: lines.lines().filter_map(summary_of).collect(),
             took,
         })
@@ -137,7 +146,7 @@ impl Trial {
             None => differences.push("the run was ended by a signal".to_owned()),
         }
         if let Some(line) = complaint(&seen.console) {
-            differences.push(format!("the guest's kernel complained: {}", Escaped(line.as_bytes())));
+            differences.push(format!("the guest's kernel complained: {line}"));
         }
         // A run that was refused says nothing of its probes.
         let probes = if seen.summary.is_empty() && seen.code != Some(0) { &[] } else { self.probes };
@@ -149,6 +158,17 @@ impl Trial {
         }
         differences
     }
+}
+
+/// The last of what comes out of `pipe`, until it ends: a guest may print more than there is memory.
+fn last_of(mut pipe: impl Read) -> String {
+    let (mut last, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    // What cannot be read any more has ended.
+    while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+        last.extend_from_slice(buffer.get(..length).unwrap_or_default());
+        last.drain(..last.len().saturating_sub(MOST_KEPT));
+    }
+    String::from_utf8_lossy(&last).into_owned()
 }
 
 impl Seen {
@@ -235,6 +255,14 @@ mod tests {
     }
 
     #[test]
+    fn the_last_is_kept_of_what_a_guest_prints_without_end() {
+        let text = [vec![b'a'; MOST_KEPT], b"\nthe end\n".to_vec()].concat();
+        let last = last_of(&text[..]);
+        assert_eq!(last.len(), MOST_KEPT);
+        assert!(last.ends_with("a\nthe end\n"));
+    }
+
+    #[test]
     fn every_difference_is_a_sentence() {
         let trapped = r#"{"type":"probe","probe":"f","hits":6,"missed":2,"reasons":{"busy":2},"state":"armed","trapped":"no room"}"#;
         let never = r#"{"type":"probe","probe":"g","hits":0,"missed":0,"state":"armed"}"#;
@@ -243,7 +271,7 @@ mod tests {
             seen(Some(123), console, [trapped, never]),
             [
                 "the run ended with exit code 123",
-                r"the guest's kernel complained: [ 1.0] BUG: \x1b[2Kbad",
+                "the guest's kernel complained: [ 1.0] BUG: \x1b[2Kbad",
                 "f: 6 hits of 7 calls",
                 r#"f: 2 missed, {"busy":2}"#,
                 r#"f: "armed" instead of [OPTIMIZED] (no room)"#,

@@ -117,9 +117,11 @@ impl Instances {
         calls
     }
 
-    /// The stubs that calls are going to return through (GVA).
-    pub fn stubs<M: PhysMemory + ?Sized>(&self, memory: &M) -> impl Iterator<Item = Gva> {
-        self.live(memory).map(|(number, _)| Gva(self.member(memory, number, instance::STUB)))
+    /// Where calls are going to return that are followed (GVA): the stubs that they go through, and what is behind those.
+    pub fn returns<M: PhysMemory + ?Sized>(&self, memory: &M) -> impl Iterator<Item = Gva> {
+        let members = [instance::STUB, instance::BACK];
+        self.live(memory)
+            .flat_map(move |(number, _)| members.map(|member| Gva(self.member(memory, number, member))))
     }
 
     /// Where the call of instance `number` really returns to, if there is that instance.
@@ -289,7 +291,7 @@ mod tests {
         }
         put(&ram, INSTANCES + INSTANCE + instance::PROBE, u64::MAX);
         put(&ram, INSTANCES + INSTANCE + instance::HOME, u64::MAX);
-        assert_eq!(instances.stubs(&ram).count() as u32, CALLS - 1);
+        assert_eq!(instances.returns(&ram).count() as u32, 2 * (CALLS - 1));
         assert_eq!(instances.outstanding(&ram).values().sum::<usize>() as u32, CALLS - 1);
         assert!(!instances.forget_task(&ram, TASK).is_empty());
         assert_eq!(instances.caller(&ram, u64::MAX), None);

@@ -138,6 +138,11 @@ impl<D> Pool<D> {
         (instance.task.load(Ordering::Acquire) != 0).then(|| instance.call().back)
     }
 
+    /// Where all calls that are followed return to.
+    pub fn backs(&self) -> impl Iterator<Item = Gva> {
+        self.numbers().filter_map(|number| self.back(number))
+    }
+
     /// The call of instance `number` returns. `None` when it is not live: then nobody can say where to.
     pub fn leave(&self, number: u32) -> Option<(Call, Option<Box<D>>)> {
         let instance = self.instance(number)?;

@@ -265,6 +265,11 @@ impl<P> ProbeSet<P> {
         Some((number, owner.as_ref()?))
     }
 
+    /// Whose the trampolines are. One owner may be named several times.
+    pub fn owners(&self) -> impl Iterator<Item = &P> {
+        self.owners.iter().flatten()
+    }
+
     /// No trampoline belongs to anyone any more.
     pub fn disown_all(&mut self) {
         self.owners.clear();

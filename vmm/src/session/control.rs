@@ -270,8 +270,13 @@ impl Control<'_> {
     /// with it where that takes long.
     fn keep_up(&mut self) {
         if !self.takes_events() {
-            if self.patience.is_over(Instant::now(), || self.world.has_waiting()) {
+            let now = Instant::now();
+            if self.patience.is_over(now, || self.world.has_waiting() || !self.postponed.is_empty()) {
                 self.world.freeze(|id| self.threads.kick(id));
+            }
+            // A guest that stands still does not get on with its panic.
+            if let Some(panic) = self.panic.as_mut().filter(|_| self.patience.has_ended()) {
+                panic.deadline = panic.deadline.max(now + PANIC_GRACE);
             }
             return;
         }

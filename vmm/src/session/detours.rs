@@ -151,13 +151,21 @@ impl Detours {
 
     /// Probes are wanted at these places.
     pub(super) fn look_at<'a>(&mut self, mut wanted: impl Iterator<Item = &'a Gva>) {
-        self.is_watched = wanted.any(|at| self.reads_by(*at));
+        self.is_watched = wanted.any(|at| self.reads_by(*at) || self.returns_by(*at));
     }
 
     /// Whether detours read memory by what stands at `at`.
     fn reads_by(&self, at: Gva) -> bool {
         let link = self.guest.map(|guest| Gva(at.0.wrapping_sub(guest.slide)));
         link.zip(self.nofault.as_ref()).is_some_and(|(link, nofault)| nofault.run(link))
+    }
+
+    /// Whether our code may go through what stands at `at` when it returns or jumps as the guest does: its thunks lie beside
+    /// each other, and lead from one to the other.
+    fn returns_by(&self, at: Gva) -> bool {
+        const THUNKS: u64 = 4096;
+        let branches = self.guest.map(|guest| guest.branches).unwrap_or_default();
+        [branches.ret, branches.jump].into_iter().flatten().any(|thunk| thunk.0.abs_diff(at.0) < THUNKS)
     }
 
     /// What stands in the way of what `work` reads of memory.
@@ -299,6 +307,10 @@ impl Detours {
                 Err("this kernel does not say how a CPU finds its number and its task")
             }
             Some(_) => Err("a trap of our own stands here"),
+            // A detour that ends where it begins never ends.
+            None if self.returns_by(at) => {
+                Err("detours themselves return or jump by the guest's thunks here")
+            }
             None => Ok(()),
         };
         for hanging in probes {

@@ -24,6 +24,11 @@ impl Patience {
         ends
     }
 
+    /// Whether all stand still.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_over
+    }
+
     /// The sink has taken what there was. Whether all stood still for it, who can go on now.
     pub(super) fn begin_anew(&mut self) -> bool {
         std::mem::take(self).is_over
@@ -42,9 +47,10 @@ mod tests {
         assert!(!patience.is_over(after(0), || true));
         assert!(!patience.is_over(after(999), || true));
         assert!(!patience.is_over(after(1000), || false), "there is room for more");
-        assert!(patience.is_over(after(5000), || true));
+        assert!(!patience.has_ended());
+        assert!(patience.is_over(after(5000), || true) && patience.has_ended());
         assert!(!patience.is_over(after(5001), || true), "they stand still already");
-        assert!(patience.begin_anew() && !patience.begin_anew());
+        assert!(patience.begin_anew() && !patience.begin_anew() && !patience.has_ended());
         assert!(!patience.is_over(after(6000), || true));
         assert!(!patience.begin_anew());
         assert!(!patience.is_over(after(7000), || true), "it has taken something since");

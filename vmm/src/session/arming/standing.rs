@@ -11,6 +11,7 @@ use probe_engine::detour::instances::Instances;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
 use probe_engine::insn::plan::Plan;
 use probe_engine::probe::once::OneShot;
+use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeSet};
 use std::sync::Arc;
 
@@ -139,8 +140,8 @@ impl Arming {
     }
 }
 
-/// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which `calls` tell more than
-/// the guest's memory.
+/// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which calls that are followed,
+/// by detours (`calls`) and by the traps of `set`, tell more than the guest's memory: they keep return addresses.
 pub(in crate::session) fn room(
     reserved: &mut Reserved,
     length: usize,
@@ -151,7 +152,12 @@ pub(in crate::session) fn room(
     if let Some(slots) = reserved.allocate(length) {
         return Ok(slots);
     }
-    let known = || stop.parked.rips().into_iter().chain(calls.stubs(stop.ram)).collect();
+    let by_traps = || {
+        let mut owners: Vec<_> = set.owners().collect();
+        owners.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        owners.into_iter().filter_map(|owner| owner.pool()).flat_map(Pool::backs)
+    };
+    let known = || stop.parked.rips().into_iter().chain(calls.returns(stop.ram)).chain(by_traps()).collect();
     if reserved.reclaim(stop.parked, stop.ram, known).map_err(|e| e.to_string())? > 0 {
         set.retain_copies(|at| reserved.is_in_use(at));
     }
