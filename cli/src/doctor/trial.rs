@@ -77,7 +77,13 @@ pub(super) const TRIALS: [Trial; 4] = [
     },
     Trial {
         name: "hundreds of functions counted, and a store watched",
-        words: &["--cpus=2", "--count=*", "--watch=jiffies:8:w", "--cmdline=loglevel=5 workload=pinned:1000"],
+        words: &[
+            "--cpus=2",
+            "--count=vfs_*",
+            "--count=__x64_sys_getppid",
+            "--watch=jiffies:8:w",
+            "--cmdline=loglevel=5 workload=pinned:1000",
+        ],
         probes: &[("__x64_sys_getppid", Hits::Calls("getppid"), None), ("jiffies:8:w", Hits::Some, TRAP)],
     },
 ];
