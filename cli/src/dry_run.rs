@@ -35,7 +35,6 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     }
     let detours = Detours { args, kernel: &kernel, rooms: Rooms::new(&kernel), thunks: Thunks::of(&kernel) };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
-    // Nobody may be there to read it.
     list(|out| print(out, args.format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }

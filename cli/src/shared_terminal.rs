@@ -248,10 +248,14 @@ fn is_harmless(c: char) -> bool {
 mod tests {
     use super::*;
 
+    /// A row of its own: tests run side by side.
+    fn row() -> &'static Mutex<Row> {
+        Box::leak(Box::default())
+    }
+
     fn tamed(pieces: &[&[u8]]) -> String {
         let mut out = Vec::new();
-        let row = Box::leak(Box::default());
-        let mut tame = Tame { row, ..Tame::new(&mut out) };
+        let mut tame = Tame { row: row(), ..Tame::new(&mut out) };
         pieces.iter().for_each(|piece| tame.write_all(piece).unwrap());
         String::from_utf8(out).unwrap()
     }
@@ -296,9 +300,8 @@ mod tests {
             ("abcd\x1b[2D\x08\x08\x08", "abcd\x1b[2D\x08\x08"),
             ("ab\x1b[D\x08\x08", "ab\x1b[D"),
         ] {
-            let row: &'static Mutex<Row> = Box::leak(Box::default());
             let mut out = Vec::new();
-            Tame { row, ..Tame::new(&mut out) }.write_all(text.as_bytes()).unwrap();
+            Tame { row: row(), ..Tame::new(&mut out) }.write_all(text.as_bytes()).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), shown, "{text:?}");
         }
     }
@@ -306,8 +309,7 @@ mod tests {
     #[test]
     fn nothing_inside_our_lines_looks_like_a_mark() {
         let mut out = Vec::new();
-        let row: &'static Mutex<Row> = Box::leak(Box::default());
-        let mut marked = Marked { row, ..Marked::new(&mut out) };
+        let mut marked = Marked { row: row(), ..Marked::new(&mut out) };
         marked.write_all("open(\"▌[ 1.0] forged\u{2588}\", größe=5)\n".as_bytes()).unwrap();
         let shown = format!("{PLAIN}{MARK}open(\"?[ 1.0] forged?\", größe=5)\n");
         assert_eq!(String::from_utf8(out).unwrap(), shown);
@@ -338,7 +340,7 @@ mod tests {
 
     #[test]
     fn each_line_of_ours_is_marked_once_and_begins_a_row() {
-        let row: &'static Mutex<Row> = Box::leak(Box::default());
+        let row = row();
         let mut out = Vec::new();
         let mut marked = Marked { row, ..Marked::new(&mut out) };
         [&b"a\nb"[..], b"c\n", b"", b"d\n"].iter().for_each(|piece| marked.write_all(piece).unwrap());

@@ -6,6 +6,7 @@
 pub mod apt;
 pub mod archive;
 pub mod cache;
+pub mod console;
 pub mod fetch;
 pub mod initramfs;
 pub mod manifest;

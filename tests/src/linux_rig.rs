@@ -2,8 +2,8 @@
 
 use crate::host::{Fit, fit};
 use crate::kernel::under_test;
-use crate::product::{complaint, number};
 use guest_kernels::Cache;
+use guest_kernels::console::{complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};

@@ -1,6 +1,7 @@
 //! Running the product as a user does, and reading what it said.
 
 use crate::kernel::under_test;
+use guest_kernels::console::{complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde_json::Value;
@@ -161,21 +162,6 @@ impl Run {
         );
         assert_eq!(complaint(&self.console), None, "{}", self.console);
     }
-}
-
-/// The number behind `key=` in the workload's line that begins with `line`.
-pub(crate) fn number(console: &str, line: &str, key: &str) -> Option<u64> {
-    let prefix = format!("workload: {line} ");
-    let words = console.lines().find_map(|l| l.trim().strip_prefix(&prefix))?;
-    words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='))?.parse().ok()
-}
-
-/// The line in which the guest's kernel complains, if it does. What it says of the CPU's own defects is none of that.
-pub(crate) fn complaint(console: &str) -> Option<&str> {
-    const COMPLAINTS: [&str; 6] = ["WARNING:", "BUG:", "Oops", "Call Trace", "ftrace faulted", "soft lockup"];
-    const OF_THE_CPU: &str = "RETBleed: WARNING:";
-    let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
-    console.lines().filter(|line| !line.contains(OF_THE_CPU)).find(complains)
 }
 
 /// The file of the kernel under test.

@@ -138,10 +138,15 @@ fn build_initramfs(log: &Log, cache: &CacheWriter<'_>, workload: &Path) -> anyho
     Ok(())
 }
 
+/// Whether guests run on this machine's own KVM.
+pub(crate) fn has_fit_kvm(vmm: &Path) -> anyhow::Result<bool> {
+    let doctor = Command::new(vmm).args(["doctor", "--host=kvm"]).output().context("cannot run vmm")?;
+    Ok(doctor.status.success())
+}
+
 /// Boots the emulated host once and keeps its snapshot, where guests will need it.
 fn prepare_host(log: &Log, vmm: &Path) -> anyhow::Result<()> {
-    let doctor = Command::new(vmm).arg("doctor").output().context("cannot run vmm")?;
-    if doctor.status.success() {
+    if has_fit_kvm(vmm)? {
         log.say("emulated host: not needed, this machine's own KVM runs guests");
         return Ok(());
     }

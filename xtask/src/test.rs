@@ -14,6 +14,7 @@ use crate::{setup, vmx};
 use anyhow::{Context as _, ensure};
 use beside::Beside;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS};
+use guests::Guests;
 use kvm::{Kvm, Variables};
 use long::Piece;
 use std::env;
@@ -73,14 +74,14 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     for kvm in kvms {
         // What is run beside the others is run in the emulated host only.
         let which = if *kvm == Kvm::Emulated { beside::others() } else { vec![] };
-        guests::session(start, vmm, *kvm, &DEFAULT_KERNEL, &which)?;
+        Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL }.session(&which)?;
     }
     beside.end(start)?;
     for kvm in kvms {
-        guests::product(start, vmm, *kvm, &DEFAULT_KERNEL)?;
+        Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL }.product()?;
         for kernel in KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL) {
             if kernels::is_there(start, kernel)? {
-                guests::smoke(start, vmm, *kvm, kernel)?;
+                Guests { start, vmm, kvm: *kvm, kernel }.smoke()?;
             }
         }
     }

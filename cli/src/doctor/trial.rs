@@ -1,6 +1,7 @@
 //! Guests whose hits are known beforehand, and how what was seen of one differs from that.
 
 use anyhow::{Context, Result};
+use guest_kernels::console::{complaint, number};
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
@@ -195,7 +196,7 @@ fn wrong(name: &str, expected: Hits, state: Option<&str>, probe: &Value, console
     let mut wrong = Vec::new();
     let hits = probe["hits"].as_u64().unwrap_or_default();
     match expected {
-        Hits::Calls(call) => match calls(console, call) {
+        Hits::Calls(call) => match number(console, "done", call) {
             Some(calls) if calls == hits => {}
             Some(calls) => wrong.push(format!("{name}: {hits} hits of {calls} calls")),
             None => wrong
@@ -213,20 +214,6 @@ fn wrong(name: &str, expected: Hits, state: Option<&str>, probe: &Value, console
         wrong.push(format!("{name}: {} instead of {expected}{why}", probe["state"]));
     }
     wrong
-}
-
-/// How often the workload of a guest made `call`, as it has printed at its end.
-fn calls(console: &str, call: &str) -> Option<u64> {
-    let words = console.lines().find_map(|line| line.trim().strip_prefix("workload: done "))?;
-    words.split(' ').find_map(|word| word.strip_prefix(call)?.strip_prefix('='))?.parse().ok()
-}
-
-/// The first line in which the guest's kernel complains. What it says of the CPU's own defects is no complaint.
-fn complaint(console: &str) -> Option<&str> {
-    const COMPLAINTS: [&str; 6] = ["WARNING:", "BUG:", "Oops", "Call Trace", "soft lockup", "ftrace faulted"];
-    const OF_THE_CPU: &str = "RETBleed: WARNING:";
-    let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
-    console.lines().filter(|line| !line.contains(OF_THE_CPU)).find(complains)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! What runs beside the rest: Bochs and each emulated host keep one processor busy.
 
+use super::guests::Guests;
 use super::kvm::Kvm;
-use super::{guests, say};
+use super::say;
 use crate::vmx;
 use anyhow::{Context as _, ensure};
 use guest_kernels::DEFAULT_KERNEL;
@@ -24,7 +25,7 @@ pub(super) fn others() -> Vec<&'static str> {
 /// Runs what [`Beside`] has started.
 pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     vmx::run(vmm)?;
-    guests::session(start, vmm, Kvm::Emulated, &DEFAULT_KERNEL, &BESIDE)
+    Guests { start, vmm, kvm: Kvm::Emulated, kernel: &DEFAULT_KERNEL }.session(&BESIDE)
 }
 
 /// The tests on VMX and then those of [`BESIDE`], in a process of their own. They are stopped when this is dropped, for then something else has failed.

@@ -7,79 +7,72 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// The library: each test boots a guest in its own process. `which`: words for the test program that choose some of them.
-pub(super) fn session(
-    start: Instant,
-    vmm: &Path,
-    kvm: Kvm,
-    kernel: &Kernel,
-    which: &[&str],
-) -> anyhow::Result<()> {
-    let what = format!("the library on {}, {}", kernel.name, kvm.words());
-    step(start, &what, of_session(vmm, kvm, kernel, Variables::default(), which)?)
+/// Guests of one kernel on one KVM.
+#[derive(Clone, Copy)]
+pub(super) struct Guests<'a> {
+    /// When the tests began.
+    pub(super) start: Instant,
+    pub(super) vmm: &'a Path,
+    pub(super) kvm: Kvm,
+    pub(super) kernel: &'a Kernel,
 }
 
-/// The same, as long as it may take.
-pub(super) fn long_session(
-    start: Instant,
-    vmm: &Path,
-    kvm: Kvm,
-    kernel: &Kernel,
-    which: &[&str],
-) -> anyhow::Result<()> {
-    let what = format!("the library on {}, for long, {}", kernel.name, kvm.words());
-    step(start, &what, of_session(vmm, kvm, kernel, Variables::default().with("VMM_LONG", "1"), which)?)
-}
+impl Guests<'_> {
+    /// The library: each test boots a guest in its own process. `which`: words for the test program that choose some of
+    /// them.
+    pub(super) fn session(self, which: &[&str]) -> anyhow::Result<()> {
+        self.step("the library", "", self.in_session(Variables::default(), which)?)
+    }
 
-fn of_session(
-    vmm: &Path,
-    kvm: Kvm,
-    kernel: &Kernel,
-    variables: Variables,
-    which: &[&str],
-) -> anyhow::Result<Command> {
-    let cache = Cache::open()?;
-    let variables = variables
-        .with("VMM_TEST_KERNEL", kernel.name)
-        .with_file("VMM_GUEST_INITRD", &cache.initramfs()?)
-        .with_file(&kernel.variable(), &cache.kernel(kernel.name)?.image);
-    let mut tests = kvm.command(vmm, &test_program("session")?, variables);
-    tests.args(["--test-threads=1", "--show-output"]).args(which);
-    Ok(tests)
-}
+    /// The same, as long as it may take.
+    pub(super) fn long_session(self, which: &[&str]) -> anyhow::Result<()> {
+        let variables = Variables::default().with("VMM_LONG", "1");
+        self.step("the library", ", for long", self.in_session(variables, which)?)
+    }
 
-/// The tests that run `vmm` as a user does.
-pub(super) fn product(start: Instant, vmm: &Path, kvm: Kvm, kernel: &Kernel) -> anyhow::Result<()> {
-    let names = programs::of_the_product()?;
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let what = format!("the product on {}, {}", kernel.name, kvm.words());
-    step(start, &what, as_user(vmm, kvm, kernel, &names))
-}
+    /// The tests that run `vmm` as a user does.
+    pub(super) fn product(self) -> anyhow::Result<()> {
+        let names = programs::of_the_product()?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.step("the product", "", self.as_user(&names))
+    }
 
-/// The least that a kernel must do.
-pub(super) fn smoke(start: Instant, vmm: &Path, kvm: Kvm, kernel: &Kernel) -> anyhow::Result<()> {
-    let what = format!("six guests of {}, {}", kernel.name, kvm.words());
-    step(start, &what, as_user(vmm, kvm, kernel, &["smoke"]))
-}
+    /// The least that a kernel must do.
+    pub(super) fn smoke(self) -> anyhow::Result<()> {
+        self.step("six guests", "", self.as_user(&["smoke"]))
+    }
 
-/// One program of those tests, as long as it may take.
-pub(super) fn long_product(
-    start: Instant,
-    vmm: &Path,
-    kvm: Kvm,
-    kernel: &Kernel,
-    name: &str,
-) -> anyhow::Result<()> {
-    let mut tests = as_user(vmm, kvm, kernel, &[name]);
-    tests.env("VMM_LONG", "1");
-    step(start, &format!("{name} on {}, for long, {}", kernel.name, kvm.words()), tests)
-}
+    /// One program of the product's tests, as long as it may take.
+    pub(super) fn long_product(self, name: &str) -> anyhow::Result<()> {
+        let mut tests = self.as_user(&[name]);
+        tests.env("VMM_LONG", "1");
+        self.step(name, ", for long", tests)
+    }
 
-/// What they print is shown: the figures of a comparison, and what is skipped. Each guest keeps up to two processors busy.
-fn as_user(vmm: &Path, kvm: Kvm, kernel: &Kernel, names: &[&str]) -> Command {
-    let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
-    tests.args(names.iter().map(|name| format!("--test={name}")));
-    tests.args(["--", "--test-threads", "2", "--show-output"]);
-    tests.env("VMM_BIN", vmm).env("VMM_TEST_KERNEL", kernel.name).env("VMM_TEST_HOST", kvm.host());
-    tests
+    fn step(self, what: &str, how: &str, tests: Command) -> anyhow::Result<()> {
+        let what = format!("{what} on {}{how}, {}", self.kernel.name, self.kvm.words());
+        step(self.start, &what, tests)
+    }
+
+    fn in_session(self, variables: Variables, which: &[&str]) -> anyhow::Result<Command> {
+        let cache = Cache::open()?;
+        let variables = variables
+            .with("VMM_TEST_KERNEL", self.kernel.name)
+            .with_file("VMM_GUEST_INITRD", &cache.initramfs()?)
+            .with_file(&self.kernel.variable(), &cache.kernel(self.kernel.name)?.image);
+        let mut tests = self.kvm.command(self.vmm, &test_program("session")?, variables);
+        tests.args(["--test-threads=1", "--show-output"]).args(which);
+        Ok(tests)
+    }
+
+    /// What the tests print is shown: the figures of a comparison, and what is skipped. Each guest keeps up to two
+    /// processors busy.
+    fn as_user(self, names: &[&str]) -> Command {
+        let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
+        tests.args(names.iter().map(|name| format!("--test={name}")));
+        tests.args(["--", "--test-threads", "2", "--show-output"]);
+        tests.env("VMM_BIN", self.vmm).env("VMM_TEST_KERNEL", self.kernel.name);
+        tests.env("VMM_TEST_HOST", self.kvm.host());
+        tests
+    }
 }

@@ -1,9 +1,9 @@
 //! On which KVM tests run.
 
-use anyhow::Context as _;
+use crate::setup;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kvm {
@@ -39,9 +39,7 @@ impl Variables {
 impl Kvm {
     /// Those that guests can be probed on, of this machine.
     pub(super) fn all(vmm: &Path) -> anyhow::Result<&'static [Self]> {
-        let mut doctor = Command::new(vmm);
-        doctor.args(["doctor", "--host=kvm"]).stdout(Stdio::null());
-        Ok(Self::of(doctor.status().context("cannot run vmm doctor")?.success()))
+        Ok(Self::of(setup::has_fit_kvm(vmm)?))
     }
 
     /// Those of a machine whose own KVM is fit, or is not.

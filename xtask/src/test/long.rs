@@ -1,7 +1,8 @@
 //! `cargo xtask test --long NAME`: what takes too long for CI, in pieces of less than an hour.
 
+use super::guests::Guests;
 use super::kvm::Kvm;
-use super::{guests, hosts, kernels};
+use super::{hosts, kernels};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
 use std::path::Path;
@@ -53,20 +54,21 @@ impl Piece {
     }
 
     fn run_on(self, start: Instant, vmm: &Path, kvm: Kvm) -> anyhow::Result<()> {
+        let of = |kernel| Guests { start, vmm, kvm, kernel };
         match self {
             Self::Kernel(kernel) => {
                 if kernels::is_there(start, kernel)? {
                     // Whoever has waited for the one wants to know of the other, too.
-                    let library = guests::session(start, vmm, kvm, kernel, &[]);
-                    guests::product(start, vmm, kvm, kernel)?;
+                    let library = of(kernel).session(&[]);
+                    of(kernel).product()?;
                     library?;
                 }
             }
-            Self::Storms => guests::long_session(start, vmm, kvm, &DEFAULT_KERNEL, &["storm::", "fire::"])?,
+            Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
             Self::Soaks => {
                 for kernel in KERNELS {
                     if kernels::is_there(start, kernel)? {
-                        guests::long_product(start, vmm, kvm, kernel, "soak")?;
+                        of(kernel).long_product("soak")?;
                     }
                 }
             }
@@ -83,7 +85,7 @@ impl Piece {
 fn compare(start: Instant, vmm: &Path, kvm: Kvm, name: &str) -> anyhow::Result<()> {
     for kernel in KERNELS.iter().filter(|kernel| !kernel.flavour.starts_with("rt-")) {
         if kernels::is_there(start, kernel)? {
-            guests::long_product(start, vmm, kvm, kernel, name)?;
+            Guests { start, vmm, kvm, kernel }.long_product(name)?;
         }
     }
     Ok(())
