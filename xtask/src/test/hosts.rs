@@ -75,12 +75,12 @@ pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
         say(start, &format!("{ended} of {} guests with {}", load.guests, load.name));
     }
     say(start, &format!("{} emulated hosts died", seen.deaths));
-    ensure!(seen.failures.is_empty(), "guests that failed:\n{}", seen.failures.join("\n"));
     if LOADS.iter().zip(seen.ended).any(|(load, ended)| ended < load.guests) {
         say(start, "the same command goes on from here");
     } else {
         fs::remove_file(&state).with_context(|| format!("cannot remove {}", state.display()))?;
     }
+    ensure!(seen.failures.is_empty(), "guests that failed:\n{}", seen.failures.join("\n"));
     Ok(())
 }
 
