@@ -84,6 +84,12 @@ impl Sinks<'_> {
             self.is_seen = true;
             // The command goes on, as it does where nobody reads what it prints.
             if let Err(why) = written {
+                // Nothing is written behind a gap.
+                if let Stream::Output(index) = what
+                    && let Some(sink) = self.outputs.get_mut(index)
+                {
+                    *sink = Box::new(io::sink());
+                }
                 self.lost.get_or_insert(Lost { what, why });
             }
         }
