@@ -9,8 +9,10 @@
 //! Against ITS only branches whose last byte is in the [lower half](is_lower_half) of a cache line go through thunks
 //! (`cpu_wants_rethunk_at`). So a return is looked at that is there, and ours are in upper halves.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use iced_x86::FlowControl;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::Kernel;
@@ -19,10 +21,15 @@ use super::read::u32_at;
 use super::thunks::code;
 use crate::addr::Gva;
 use crate::insn::copy::{JMP_REL32, JUMP};
+use crate::insn::decode::decode;
 
 /// `ret`, and `jmp rax`.
 const RET: u8 = 0xc3;
 const JMP_RAX: [u8; 2] = [0xff, 0xe0];
+/// Bytes of the longest instruction.
+pub const LONGEST: usize = 15;
+/// More instructions than all thunks together have: the longest (`call_depth_return_thunk`) has some forty.
+const LIMIT: usize = 256;
 
 /// Where a kernel shows how it branches, at link-time addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -44,6 +51,41 @@ pub struct Branches {
     pub jump: Option<Gva>,
 }
 
+impl Branches {
+    /// Where the instructions begin that a CPU may run between a branch of ours and where the branch leads: those of the
+    /// thunks, as `read` finds the running text, and of what they jump to or call.
+    ///
+    /// # Errors
+    /// [`UnknownReturn::Unread`], and [`UnknownReturn::Long`] where the code goes on beyond what any thunk has.
+    pub fn instructions(
+        &self,
+        read: impl Fn(Gva) -> Option<[u8; LONGEST]>,
+    ) -> Result<BTreeSet<Gva>, UnknownReturn> {
+        let mut found = BTreeSet::new();
+        let mut open: Vec<Gva> = [self.ret, self.jump].into_iter().flatten().collect();
+        while let Some(at) = open.pop() {
+            if found.contains(&at) {
+                continue;
+            }
+            if found.len() == LIMIT {
+                return Err(UnknownReturn::Long(at));
+            }
+            let bytes = read(at).ok_or(UnknownReturn::Unread(at))?;
+            let instruction = decode(&bytes, at).ok_or(UnknownReturn::Unread(at))?;
+            found.insert(at);
+            let (next, target) = (Gva(instruction.next_ip()), Gva(instruction.near_branch_target()));
+            match instruction.flow_control() {
+                FlowControl::Next => open.push(next),
+                FlowControl::UnconditionalBranch => open.push(target),
+                FlowControl::ConditionalBranch | FlowControl::Call => open.extend([next, target]),
+                // Returns, jumps to where a register says, and ends such as `int3` and `ud2`.
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
 /// It is not known how the guest returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownReturn {
@@ -56,6 +98,9 @@ pub enum UnknownReturn {
     /// The text is not there.
     #[error("the text at {0}, by which the guest says how it returns, cannot be read")]
     Unread(Gva),
+    /// Thunks go on for so long that they are none.
+    #[error("what the guest returns or jumps by goes on at {0}, and is no thunk")]
+    Long(Gva),
 }
 
 impl BranchSites {
@@ -181,6 +226,46 @@ mod tests {
     fn a_kernel_that_changes_no_returns_has_no_thunks() {
         let none = BranchSites { ret: None, thunk: None, ..sites() };
         assert_eq!(none.branches(SLIDE, |_| None), Ok(Branches::default()));
+    }
+
+    /// The code of a thunk at [`THUNK`], as `branches` of it goes through.
+    fn gone_through(thunk: &[u8]) -> Result<Vec<u64>, UnknownReturn> {
+        let branches = Branches { ret: Some(THUNK), jump: None };
+        let read = |at: Gva| {
+            let from = usize::try_from(at.0.checked_sub(THUNK.0)?).ok()?;
+            let mut bytes = [0xcc; LONGEST];
+            let rest = thunk.get(from..)?;
+            let len = rest.len().min(LONGEST);
+            bytes[..len].copy_from_slice(&rest[..len]);
+            Some(bytes)
+        };
+        let all = branches.instructions(read)?;
+        Ok(all.into_iter().map(|at| at.0 - THUNK.0).collect())
+    }
+
+    #[test]
+    fn a_thunk_is_what_its_branches_lead_to_and_nothing_beside() {
+        // `ret`, and what lies behind belongs to another.
+        assert_eq!(gone_through(&[0xc3, 0xcc, 0x90, 0x90]), Ok(vec![0]));
+        // A retpoline: call 1f; 2: pause; lfence; jmp 2b; 1: mov [rsp], rax; ret.
+        let retpoline =
+            [0xe8, 7, 0, 0, 0, 0xf3, 0x90, 0x0f, 0xae, 0xe8, 0xeb, 0xf9, 0x48, 0x89, 0x04, 0x24, 0xc3, 0x90];
+        assert_eq!(gone_through(&retpoline), Ok(vec![0, 5, 7, 10, 12, 16]));
+        // A jump over others to a return (`srso_return_thunk`: call safe_ret; ud2).
+        let far = [0xe8, 4, 0, 0, 0, 0x0f, 0x0b, 0x90, 0x90, 0x48, 0x8d, 0x64, 0x24, 8, 0xc3];
+        assert_eq!(gone_through(&far), Ok(vec![0, 5, 9, 14]));
+        let none = Branches::default().instructions(|_| None);
+        assert_eq!(none, Ok(BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_thunk_that_leads_astray_is_none() {
+        let outside = [0xe9, 0, 0, 1, 0];
+        assert_eq!(gone_through(&outside), Err(UnknownReturn::Unread(THUNK.add(0x1_0005))));
+        assert_eq!(gone_through(&[0x06; 16]), Err(UnknownReturn::Unread(THUNK)));
+        assert_eq!(gone_through(&[0x90; 1000]), Err(UnknownReturn::Long(THUNK.add(256))));
+        // A jump to itself ends.
+        assert_eq!(gone_through(&[0xeb, 0xfe]), Ok(vec![0]));
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use crate::Notes;
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::decode;
+use probe_engine::linux::glob::Glob;
+use probe_engine::linux::kernel::Kernel;
 use probe_engine::memory::VirtMemory;
+use probe_engine::probe::place::{Place, in_kernel};
 use tests::linux_rig::{Guest, subject};
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
@@ -61,6 +64,19 @@ fn ends(memory: &Memory<'_>, function: Gva) -> [End; 2] {
     [end(memory, stub.add(returns as u64)), end(memory, window.add(LEAVE))]
 }
 
+/// The function of ftrace's that is nearest to `at`.
+fn nearest(kernel: &Kernel, at: Gva) -> Place {
+    let any = Glob::new("*").unwrap();
+    let all = kernel.symbols().matching(&any).filter(|symbol| !kernel.image().is_init_text(symbol.at));
+    let all = all.filter_map(|symbol| {
+        let spot = in_kernel(symbol.at, kernel).ok().filter(|spot| spot.ftrace.is_some())?;
+        Some((symbol.at.0.abs_diff(at.0), Place::Kernel { name: symbol.name.to_owned(), spot }))
+    });
+    let (distance, place) = all.min_by_key(|(distance, _)| *distance).unwrap();
+    println!("{} is {distance} bytes from the thunk", place.name());
+    place
+}
+
 /// With these `words` the guest returns by `thunk`, and jumps indirectly by [`JUMPS`] if it is `retpolines`: so does the code
 /// that follows its calls, which stood before the guest had chosen. All calls are seen.
 fn branches_as_the_guest(words: &'static str, thunk: Option<&str>, retpolines: bool) {
@@ -79,14 +95,18 @@ fn branches_as_the_guest(words: &'static str, thunk: Option<&str>, retpolines: b
         }
     });
     let early = Probe::on_return("vfs_caches_init");
+    let neighbour = nearest(kernel, thunk.map_or(link(JUMPS), link));
     let guest = guest.optimize().cmdline(words).probe(look);
     let guest = guest.probe(Probe::on_return(FUNCTION).record()).probe(Probe::at(FUNCTION)).probe(early);
+    let guest = guest.probe(Probe::at(neighbour));
     let ended = guest.run("getppid:500,walk:1,getppid:500");
     ended.assert_in_order();
     let [returns, calls, early] = [1, 2, 3].map(|n| ended.probe(n));
     assert!(matches!(returns.state, State::Optimized(_)), "{returns:?}");
     assert_eq!((returns.hits, calls.hits, early.hits), (calls.hits, calls.hits, 1));
     assert!(calls.hits >= 1000);
+    // What lies beside a thunk is not a part of the thunk.
+    assert!(matches!(ended.probe(4).state, State::Optimized(_)), "{:?}", ended.probe(4));
     assert_eq!((returns.missed, returns.outstanding), (Missed::default(), 0));
     let notes = notes.take();
     assert!(!notes.is_empty());

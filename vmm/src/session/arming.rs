@@ -17,7 +17,6 @@ use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
 use crate::world::{Orders, Parked};
 use probe_engine::addr::Gva;
-use probe_engine::insn::copy::JUMP;
 use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::place::FTRACE_SITE;
@@ -100,15 +99,21 @@ impl Arming {
         }
     }
 
-    /// How the guest branches. While it boots that is not known, and no process runs that could profit.
-    fn branches(&self, ground: &Ground, stop: &Stop<'_>) -> Result<Branches, UnknownReturn> {
+    /// How the guest branches, and the instructions that it goes through for that. While it boots that is not known, and no
+    /// process runs that could profit.
+    fn branches(&self, ground: &Ground, stop: &Stop<'_>) -> Result<(Branches, BTreeSet<Gva>), UnknownReturn> {
         if self.phase < Phase::Late {
-            return Ok(Branches::default());
+            return Ok(<_>::default());
         }
-        self.kernel.branches.branches(ground.map.slide(), |at| {
-            let mut bytes = [0; JUMP];
-            self.traps.read(stop.ram, ground, at, &mut bytes).ok().map(|()| bytes)
-        })
+        let branches = self.kernel.branches.branches(ground.map.slide(), |at| self.text(ground, stop, at))?;
+        let thunks = branches.instructions(|at| self.text(ground, stop, at))?;
+        Ok((branches, thunks))
+    }
+
+    /// The first bytes of the guest's own text at `at`.
+    fn text<const N: usize>(&self, ground: &Ground, stop: &Stop<'_>, at: Gva) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.traps.read(stop.ram, ground, at, &mut bytes).ok().map(|()| bytes)
     }
 
     /// Whether the text is known, so that probes can be armed.

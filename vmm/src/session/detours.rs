@@ -16,14 +16,14 @@ use probe_engine::detour::layout::Rings;
 use probe_engine::detour::region::Region;
 use probe_engine::detour::stub::{Cpu, Guest, Stub, leave, trampolines};
 use probe_engine::detour::work::{Calls, Work};
-use probe_engine::insn::copy::jump;
-use probe_engine::linux::branches::{Branches, UnknownReturn};
+use probe_engine::insn::copy::{JUMP, jump};
+use probe_engine::linux::branches::{Branches, LONGEST, UnknownReturn};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
 use probe_engine::probe::place::{FTRACE_SITE, ftrace_nop};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,6 +57,8 @@ pub(super) struct Detours {
     follows_calls: bool,
     /// Why code of ours cannot return, if it cannot.
     returns: Result<(), String>,
+    /// Where the instructions begin that it goes through when it does, or when it jumps.
+    thunks: BTreeSet<Gva>,
     /// The probes that follow a limited number of calls, and have been told how many.
     limited: HashSet<u32>,
     fallback: Fallback,
@@ -102,6 +104,7 @@ impl Detours {
             instances: Instances::new(DATA, cpus),
             follows_calls: false,
             returns: Err("the kernel has not started".to_owned()),
+            thunks: BTreeSet::new(),
             limited: HashSet::new(),
             fallback: Fallback::new(falls_back),
         }
@@ -122,13 +125,14 @@ impl Detours {
     /// Has our code branch as the guest does.
     pub(super) fn branch(
         &mut self,
-        branches: Result<Branches, UnknownReturn>,
+        branches: Result<(Branches, BTreeSet<Gva>), UnknownReturn>,
         reserved: &Reserved,
         ram: &GuestRam,
     ) {
         let Some(guest) = &mut self.guest else { return };
-        self.returns = branches.map_err(|error| error.to_string()).and_then(|branches| {
+        self.returns = branches.map_err(|error| error.to_string()).and_then(|(branches, thunks)| {
             guest.branches = branches;
+            self.thunks = thunks;
             let code = leave(guest).map_err(|error| error.to_string())?;
             reserved.write_leave(ram, &code).map_err(|error| error.to_string())
         });
@@ -160,12 +164,11 @@ impl Detours {
         link.zip(self.nofault.as_ref()).is_some_and(|(link, nofault)| nofault.run(link))
     }
 
-    /// Whether our code may go through what stands at `at` when it returns or jumps as the guest does: its thunks lie beside
-    /// each other, and lead from one to the other.
+    /// Whether our code runs through what a jump at `at` takes the place of, when it returns or jumps as the guest does.
     fn returns_by(&self, at: Gva) -> bool {
-        const THUNKS: u64 = 4096;
-        let branches = self.guest.map(|guest| guest.branches).unwrap_or_default();
-        [branches.ret, branches.jump].into_iter().flatten().any(|thunk| thunk.0.abs_diff(at.0) < THUNKS)
+        // A region ends with the instruction that the jump's last byte is in.
+        let taken = at..at.add((JUMP - 1 + LONGEST) as u64);
+        self.thunks.range(taken).next().is_some()
     }
 
     /// What stands in the way of what `work` reads of memory.
