@@ -14,7 +14,7 @@ use probe_engine::regs::Regs;
 use std::io;
 use std::sync::Arc;
 use vmm::devices::{Devices, console::Console};
-use vmm::kvm::{Exit, KvmVcpu};
+use vmm::kvm::{Exit, KvmVcpu, Left};
 use vmm::memory::GuestRam;
 use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, MicroGuest, Privilege, Stack};
@@ -215,10 +215,13 @@ impl Guest {
     /// Runs up to the guest's next port access.
     fn exit(&mut self) {
         loop {
-            match self.vcpu.run(&self.devices) {
-                Exit::Handled => return,
-                Exit::Interrupted => {}
-                other => {
+            match self.vcpu.run() {
+                Left::Access(access) => {
+                    self.devices.bus.serve(access);
+                    return;
+                }
+                Left::Exit(Exit::Interrupted) => {}
+                Left::Exit(other) => {
                     let mut at = [0; 16];
                     self.micro.ram().read(VARIABLES, &mut at).unwrap();
                     panic!("{other:?} at {:x?}, variables {at:x?}", self.vcpu.regs());

@@ -48,5 +48,7 @@ pub const COM1_IRQ: u32 = 4;
 pub const PM1A_EVENT: u16 = 0x600;
 /// See [`PM1A_EVENT`].
 pub const PM1A_CONTROL: u16 = 0x604;
+/// The keyboard controller, of which there is the reset line alone.
+pub const I8042: u16 = 0x60;
 /// The ACPI interrupt line.
 pub const SCI_IRQ: u16 = 9;

@@ -1,5 +1,6 @@
 //! The serial console: what the guest prints goes to a writer, what the user types goes to the guest.
 
+use super::{Device, PowerEvent};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,20 +44,6 @@ impl Console {
         }
     }
 
-    /// The guest writes `value` to register `offset`. Output that cannot be written is lost: a guest is not
-    /// stopped because nobody reads its console.
-    pub fn write(&self, offset: u8, value: u8) {
-        let _ = self.lock().uart.write(offset, value);
-    }
-
-    /// The guest reads register `offset`.
-    pub fn read(&self, offset: u8) -> u8 {
-        let mut state = self.lock();
-        let value = state.uart.read(offset);
-        state.refill();
-        value
-    }
-
     /// The user types `bytes`.
     pub fn type_in(&self, bytes: &[u8]) {
         let mut state = self.lock();
@@ -78,6 +65,24 @@ impl Console {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device for Console {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let mut state = self.lock();
+        for byte in data {
+            *byte = state.uart.read(offset as u8);
+            state.refill();
+        }
+    }
+
+    /// Output that cannot be written is lost: a guest is not stopped because nobody reads its console.
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerEvent> {
+        for byte in data {
+            let _ = self.lock().uart.write(offset as u8, *byte);
+        }
+        None
     }
 }
 
@@ -175,7 +180,7 @@ mod tests {
     #[test]
     fn lines_are_passed_on_whole_and_the_rest_on_flush() {
         let (console, screen) = console(false);
-        b"one\ntwo".iter().for_each(|b| console.write(0, *b));
+        console.write(0, b"one\ntwo");
         assert_eq!(*screen.0.lock().unwrap(), b"one\n");
         console.flush();
         assert_eq!(*screen.0.lock().unwrap(), b"one\ntwo");
@@ -184,7 +189,7 @@ mod tests {
     #[test]
     fn a_prompt_is_passed_on_when_nothing_follows() {
         let (console, screen) = console(false);
-        let print = |text: &[u8]| text.iter().for_each(|byte| console.write(0, *byte));
+        let print = |text: &[u8]| console.write(0, text);
         let shown = || String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
         let start = Instant::now();
         let look = |millis| console.look(start + Duration::from_millis(millis));
@@ -209,10 +214,14 @@ mod tests {
         let (console, _) = console(true);
         let typed: Vec<u8> = (0..=255).collect();
         console.type_in(&typed);
-        let data_ready = |c: &Console| c.read(5) & 1 != 0;
+        let read = |offset| {
+            let mut byte = [0];
+            console.read(offset, &mut byte);
+            byte[0]
+        };
         let mut seen = Vec::new();
-        while data_ready(&console) {
-            seen.push(console.read(0));
+        while read(5) & 1 != 0 {
+            seen.push(read(0));
         }
         assert_eq!(seen, typed);
     }

@@ -1,14 +1,46 @@
-//! Why a vCPU came back from the guest, owned: nothing here borrows the shared `kvm_run` page.
+//! Why a vCPU came back from the guest.
 
-use crate::devices::PowerEvent;
+/// How a vCPU left the guest.
+#[derive(Debug)]
+pub enum Left<'a> {
+    /// By an access, which is to be carried out before the guest goes on.
+    Access(Access<'a>),
+    /// By something else.
+    Exit(Exit),
+}
 
-/// One return from KVM_RUN, with device accesses already carried out.
+/// An access to a port, or to memory that is not there. The data are in the page that KVM shares.
+#[derive(Debug)]
+pub struct Access<'a> {
+    /// What `at` counts.
+    pub space: Space,
+    /// A port's number, or a GPA.
+    pub at: u64,
+    /// What is read or written.
+    pub data: Data<'a>,
+}
+
+/// What an address means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// The number of an I/O port.
+    Port,
+    /// A GPA.
+    Memory,
+}
+
+/// The bytes of an access. A string instruction on a port delivers many for the one register.
+#[derive(Debug)]
+pub enum Data<'a> {
+    /// To be filled.
+    Read(&'a mut [u8]),
+    /// What the guest stores.
+    Write(&'a [u8]),
+}
+
+/// One return from KVM_RUN that is no access, owned: nothing here borrows the page that KVM shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
-    /// A port or MMIO access was answered; the guest can go on.
-    Handled,
-    /// The guest switches the machine off or resets it.
-    Power(PowerEvent),
     /// A debug exception that guest debugging intercepts.
     Debug(DebugExit),
     /// A signal arrived, or `immediate_exit` was set. No instruction is half done.

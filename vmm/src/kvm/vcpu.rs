@@ -1,8 +1,7 @@
 //! One vCPU's descriptor: run it, and see its registers without a further system call.
 
 use super::entry::{self, Shadow};
-use super::exit::{DebugExit, Exit};
-use crate::devices::Devices;
+use super::exit::{Access, Data, DebugExit, Exit, Left, Space};
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state,
     kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
@@ -48,24 +47,18 @@ impl KvmVcpu {
         self.fd.set_regs(&to_kvm(regs))
     }
 
-    /// Runs the guest until something is for us. Device accesses are carried out on the way.
-    pub fn run(&mut self, devices: &Devices) -> Exit {
-        match self.fd.run() {
-            Ok(VcpuExit::IoOut(port, data)) => devices.write(port, data).map_or(Exit::Handled, Exit::Power),
-            Ok(VcpuExit::IoIn(port, data)) => {
-                devices.read(port, data);
-                Exit::Handled
-            }
-            // No device is memory-mapped: loads read as all ones, stores vanish, as on a PC's empty bus.
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                data.fill(0xff);
-                Exit::Handled
-            }
-            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Hlt) => Exit::Handled,
+    /// Runs the guest until something is for us.
+    pub fn run(&mut self) -> Left<'_> {
+        let access = |space, at, data| Left::Access(Access { space, at, data });
+        Left::Exit(match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => return access(Space::Port, port.into(), Data::Write(data)),
+            Ok(VcpuExit::IoIn(port, data)) => return access(Space::Port, port.into(), Data::Read(data)),
+            Ok(VcpuExit::MmioRead(at, data)) => return access(Space::Memory, at, Data::Read(data)),
+            Ok(VcpuExit::MmioWrite(at, data)) => return access(Space::Memory, at, Data::Write(data)),
             Ok(VcpuExit::Debug(debug)) => {
                 Exit::Debug(DebugExit { exception: debug.exception, dr6: debug.dr6 })
             }
-            Ok(VcpuExit::Intr) => Exit::Interrupted,
+            Ok(VcpuExit::Intr | VcpuExit::Hlt) => Exit::Interrupted,
             Ok(VcpuExit::Shutdown) => Exit::Shutdown,
             Ok(VcpuExit::InternalError) => {
                 Exit::Failed("KVM could not emulate the guest's instruction (internal error)".to_owned())
@@ -79,21 +72,28 @@ impl KvmVcpu {
                 libc::EAGAIN => Exit::NotStarted,
                 _ => Exit::Failed(format!("KVM_RUN failed: {error}")),
             },
-        }
+        })
     }
 
     /// Lets KVM finish the port or MMIO access of the last exit, without running the guest: until then its
     /// registers are those of before. One instruction can access devices several times (a load across two
-    /// pages, a read-modify-write); all of that is carried out.
+    /// pages, a read-modify-write); all of that is carried out by `serve`.
     ///
     /// Returns [`Exit::Interrupted`] or [`Exit::NotStarted`] when that was all, and otherwise an exit that the
     /// instruction's end has brought.
-    pub fn complete_access(&mut self, devices: &Devices) -> Exit {
+    ///
+    /// # Errors
+    /// What `serve` said of an access by which the machine ends.
+    pub fn complete_access<E>(&mut self, mut serve: impl FnMut(Access<'_>) -> Option<E>) -> Result<Exit, E> {
         self.fd.set_kvm_immediate_exit(1);
         let exit = loop {
-            match self.run(devices) {
-                Exit::Handled => {}
-                exit => break exit,
+            match self.run() {
+                Left::Access(access) => {
+                    if let Some(end) = serve(access) {
+                        break Err(end);
+                    }
+                }
+                Left::Exit(exit) => break Ok(exit),
             }
         };
         self.fd.set_kvm_immediate_exit(0);

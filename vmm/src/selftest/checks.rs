@@ -3,7 +3,7 @@
 use super::micro::{self, FREE, MicroError, MicroGuest, Privilege, Stack};
 use super::{BreakpointDelivery, SelftestError};
 use crate::devices::{Devices, console::Console};
-use crate::kvm::{Breakpoints, DebugException, DebugExit, Exit, Hypervisor, KvmVcpu};
+use crate::kvm::{Breakpoints, DebugException, DebugExit, Exit, Hypervisor, KvmVcpu, Left};
 use crate::trap::{self, Trap};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, kvm_guest_debug,
@@ -79,7 +79,7 @@ impl Bench {
     /// Begins `code`, followed by the end of the guest, with these breakpoints.
     fn start(&mut self, code: &[u8], breakpoints: &Breakpoints) -> Result<(), Miss> {
         // The last check may have ended in a port access.
-        self.vcpu.complete_access(&self.devices);
+        self.complete_access();
         let code = [code, &micro::power_off()].concat();
         self.guest.write(CODE, &code)?;
         self.guest.write(COUNT, &[0; 16])?;
@@ -87,31 +87,40 @@ impl Bench {
         Ok(self.vcpu.debug(breakpoints)?)
     }
 
+    /// Runs to the next exit, and carries an access out.
+    fn step(&mut self) -> Seen {
+        match self.vcpu.run() {
+            Left::Access(access) => self.devices.bus.serve(access).map_or(Seen::Access, |_| Seen::End),
+            Left::Exit(exit) => Seen::Exit(exit),
+        }
+    }
+
     /// Runs to the first exit that is not a device access.
-    fn run(&mut self) -> Exit {
+    fn run(&mut self) -> Seen {
         /// More than any check has. Exits that repeat for ever must not hang us.
         const MOST: usize = 16;
-        for _ in 0..MOST {
-            match self.vcpu.run(&self.devices) {
-                Exit::Handled => {}
-                exit => return exit,
-            }
-        }
-        Exit::Interrupted
+        let mut steps = std::iter::repeat_with(|| self.step()).take(MOST);
+        steps.find(|seen| *seen != Seen::Access).unwrap_or(Seen::Exit(Exit::Interrupted))
+    }
+
+    /// Lets KVM finish the access of the last exit.
+    fn complete_access(&mut self) {
+        // Where the guest ends with it, the next step sees that.
+        let _ = self.vcpu.complete_access(|access| self.devices.bus.serve(access));
     }
 
     /// Runs on, which is to be to the end of the guest.
     fn run_to_end(&mut self) -> Result<(), Miss> {
         match self.run() {
-            Exit::Power(_) => Ok(()),
-            exit => Err(saw(words(&exit))),
+            Seen::End => Ok(()),
+            seen => Err(saw(seen.words())),
         }
     }
 
     fn run_to_debug_exit(&mut self) -> Result<DebugExit, Miss> {
         match self.run() {
-            Exit::Debug(exit) => Ok(exit),
-            exit => Err(saw(words(&exit))),
+            Seen::Exit(Exit::Debug(exit)) => Ok(exit),
+            seen => Err(saw(seen.words())),
         }
     }
 
@@ -122,7 +131,7 @@ impl Bench {
         if exit.exception == DB_VECTOR && exit.dr6 & causes != 0 && rip == at {
             return Ok(());
         }
-        Err(saw(format!("{}, RIP {rip} instead of {at}", words(&Exit::Debug(exit)))))
+        Err(saw(format!("{}, RIP {rip} instead of {at}", Seen::Exit(Exit::Debug(exit)).words())))
     }
 
     fn resume_past_breakpoint(&mut self) {
@@ -156,11 +165,11 @@ impl Bench {
         const IN_AL_0X80: [u8; 2] = [0xe4, 0x80];
         const OPEN_BUS: u64 = 0xff;
         self.start(&[&IN_AL_0X80[..], &COUNT_UP].concat(), &Breakpoints::default())?;
-        match self.vcpu.run(&self.devices) {
-            Exit::Handled => {}
-            exit => return Err(saw(words(&exit))),
+        match self.step() {
+            Seen::Access => {}
+            seen => return Err(saw(seen.words())),
         }
-        self.vcpu.complete_access(&self.devices);
+        self.complete_access();
         let regs = self.vcpu.regs();
         let behind = CODE.add(IN_AL_0X80.len() as u64);
         if Gva(regs.rip) != behind || regs.rax & 0xff != OPEN_BUS {
@@ -176,11 +185,11 @@ impl Bench {
         const MOV_EAX_0X1234_OUT: [u8; 7] = [0xb8, 0x34, 0x12, 0x00, 0x00, 0xe6, 0x80];
         const MOV_COUNT_EBX: [u8; 7] = [0x89, 0x1c, 0x25, 0x00, 0x00, 0x02, 0x00];
         self.start(&[MOV_EAX_0X1234_OUT, MOV_COUNT_EBX].concat(), &Breakpoints::default())?;
-        match self.vcpu.run(&self.devices) {
-            Exit::Handled => {}
-            exit => return Err(saw(words(&exit))),
+        match self.step() {
+            Seen::Access => {}
+            seen => return Err(saw(seen.words())),
         }
-        self.vcpu.complete_access(&self.devices);
+        self.complete_access();
         let mut regs = self.vcpu.regs();
         let sregs = self.vcpu.fd().get_sregs()?;
         if regs.rax != 0x1234 || self.vcpu.address_space() != AddressSpace::new(sregs.cr3, sregs.cr4) {
@@ -215,9 +224,9 @@ impl Bench {
     pub(super) fn breakpoint(&mut self) -> Result<BreakpointDelivery, Miss> {
         self.start(&INT3, &Breakpoints::default())?;
         match self.run() {
-            Exit::Debug(exit) => return self.delivered(exit, BreakpointDelivery::Intercepted),
-            Exit::Power(_) => self.counted(1)?,
-            exit => return Err(saw(words(&exit))),
+            Seen::Exit(Exit::Debug(exit)) => return self.delivered(exit, BreakpointDelivery::Intercepted),
+            Seen::End => self.counted(1)?,
+            seen => return Err(saw(seen.words())),
         }
         self.start(&INT3, &watched(BreakpointDelivery::Reflected))?;
         let exit = self.run_to_debug_exit()?;
@@ -235,7 +244,10 @@ impl Bench {
             Trap::Breakpoint(b) if b.delivery == delivery && Gva(b.regs.rip) == INT3_AT => Ok(delivery),
             _ => {
                 let rip = self.vcpu.regs().rip;
-                Err(saw(format!("{}, RIP {rip:#x} instead of {INT3_AT}", words(&Exit::Debug(exit)))))
+                Err(saw(format!(
+                    "{}, RIP {rip:#x} instead of {INT3_AT}",
+                    Seen::Exit(Exit::Debug(exit)).words()
+                )))
             }
         }
     }
@@ -261,9 +273,9 @@ impl Bench {
         self.counted(0)?;
         self.resume_past_breakpoint();
         match self.run() {
-            Exit::Power(_) => self.counted(1),
-            Exit::Debug(_) => Err(saw("stops, but RF does not let the instruction pass")),
-            exit => Err(saw(words(&exit))),
+            Seen::End => self.counted(1),
+            Seen::Exit(Exit::Debug(_)) => Err(saw("stops, but RF does not let the instruction pass")),
+            seen => Err(saw(seen.words())),
         }
     }
 
@@ -297,14 +309,29 @@ fn watched(delivery: BreakpointDelivery) -> Breakpoints {
 }
 
 /// An exit that was not expected, for people.
-fn words(exit: &Exit) -> String {
-    match exit {
-        Exit::Handled => "a device access".to_owned(),
-        Exit::Power(_) => "nothing: the guest ran on to its end".to_owned(),
-        Exit::Debug(exit) => format!("debug exit, exception {}, DR6 {:#x}", exit.exception, exit.dr6),
-        Exit::Interrupted => "the guest did not come to an end".to_owned(),
-        Exit::NotStarted => "the vCPU did not start".to_owned(),
-        Exit::Shutdown => "a triple fault of the guest".to_owned(),
-        Exit::Failed(words) => words.clone(),
+/// What a guest did.
+#[derive(PartialEq, Eq)]
+enum Seen {
+    /// It accessed a device.
+    Access,
+    /// It switched itself off.
+    End,
+    /// Something else.
+    Exit(Exit),
+}
+
+impl Seen {
+    fn words(&self) -> String {
+        match self {
+            Self::Access => "a device access".to_owned(),
+            Self::End => "nothing: the guest ran on to its end".to_owned(),
+            Self::Exit(Exit::Debug(exit)) => {
+                format!("debug exit, exception {}, DR6 {:#x}", exit.exception, exit.dr6)
+            }
+            Self::Exit(Exit::Interrupted) => "the guest did not come to an end".to_owned(),
+            Self::Exit(Exit::NotStarted) => "the vCPU did not start".to_owned(),
+            Self::Exit(Exit::Shutdown) => "a triple fault of the guest".to_owned(),
+            Self::Exit(Exit::Failed(words)) => words.clone(),
+        }
     }
 }

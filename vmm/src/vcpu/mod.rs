@@ -10,7 +10,7 @@ mod watch;
 use crate::clock::Clock;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
-use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu};
+use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left};
 use crate::memory::GuestRam;
 use crate::session::Desk;
 use crate::trap::{self, Delivery, GuestException, Trap};
@@ -100,15 +100,19 @@ impl Vcpu {
     }
 
     fn run(&mut self, orders: &mut Arc<Orders>) -> Flow {
-        let exit = self.kvm.run(&self.devices);
-        self.exit(exit, orders)
+        match self.kvm.run() {
+            Left::Access(access) => match self.devices.bus.serve(access) {
+                None => Flow::Run,
+                Some(event) => self.over(End::Power(event)),
+            },
+            Left::Exit(exit) => self.exit(exit, orders),
+        }
     }
 
     fn exit(&mut self, exit: Exit, orders: &mut Arc<Orders>) -> Flow {
         match exit {
-            Exit::Handled | Exit::Interrupted | Exit::NotStarted => Flow::Run,
+            Exit::Interrupted | Exit::NotStarted => Flow::Run,
             Exit::Debug(exit) => self.debug_exit(exit, orders),
-            Exit::Power(event) => self.over(End::Power(event)),
             Exit::Shutdown => {
                 let regs = self.kvm.regs();
                 self.over(End::TripleFault(regs))
@@ -134,8 +138,11 @@ impl Vcpu {
 
     /// Stops with the world. A pending port access is completed first, or its registers would be stale.
     fn rest(&mut self, orders: &mut Arc<Orders>) -> Flow {
-        let exit = self.kvm.complete_access(&self.devices);
-        if let Flow::End = self.exit(exit, orders) {
+        let flow = match self.kvm.complete_access(|access| self.devices.bus.serve(access)) {
+            Ok(exit) => self.exit(exit, orders),
+            Err(event) => self.over(End::Power(event)),
+        };
+        if let Flow::End = flow {
             return Flow::End;
         }
         let regs = self.kvm.regs();
