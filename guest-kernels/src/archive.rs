@@ -70,13 +70,24 @@ impl Archive {
     /// # Errors
     /// When a file is too large for the format (4 GiB).
     pub fn to_gzip(&self) -> io::Result<Vec<u8>> {
-        let mut out = GzEncoder::new(Vec::new(), Compression::default());
+        self.write(GzEncoder::new(Vec::new(), Compression::default()))?.finish()
+    }
+
+    /// The archive as it is, for a guest that unpacks it on an emulated processor.
+    ///
+    /// # Errors
+    /// When a file is too large for the format (4 GiB).
+    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        self.write(Vec::new())
+    }
+
+    fn write<W: Write>(&self, mut out: W) -> io::Result<W> {
         // Paths sort so that a directory comes before what is in it, which the kernel asks for.
         for (inode, (path, entry)) in (1_u32..).zip(&self.entries) {
             entry.write(path, inode, &mut out)?;
         }
         newc::trailer(&mut out)?;
-        out.finish()
+        Ok(out)
     }
 }
 

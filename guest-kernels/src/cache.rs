@@ -35,6 +35,8 @@ pub struct FetchedKernel {
     pub modules: Vec<PathBuf>,
     /// Decompressed modules for guests, each of which needs no other.
     pub guest_modules: Vec<PathBuf>,
+    /// Decompressed modules with which a guest reaches folders of this machine, in the order in which they load.
+    pub command_modules: Vec<PathBuf>,
     /// Where it came from.
     pub record: Record,
 }
@@ -58,6 +60,10 @@ pub struct Record {
     /// File names of the modules for guests; a record that an earlier setup wrote has none.
     #[serde(default)]
     pub guest_modules: Vec<String>,
+    /// File names of the modules for commands, in the order in which they load; a record that an earlier setup wrote has
+    /// none.
+    #[serde(default)]
+    pub command_modules: Option<Vec<String>>,
 }
 
 /// A package that is a part of an image.
@@ -92,6 +98,26 @@ pub struct NotFetched {
     what: String,
     cache: PathBuf,
     source: io::Error,
+}
+
+impl FetchedKernel {
+    /// The one in the directory `dir`, which is called as it is.
+    ///
+    /// # Errors
+    /// When it is not there, or not whole.
+    pub fn at(dir: &Path) -> io::Result<Self> {
+        let record: Record = serde_json::from_slice(&fs::read(dir.join("record.json"))?)?;
+        let image = dir.join("vmlinuz");
+        let paths = |names: &[String]| -> Vec<_> {
+            names.iter().map(|module| dir.join("modules").join(module)).collect()
+        };
+        let (modules, guest_modules) = (paths(&record.modules), paths(&record.guest_modules));
+        let command_modules = paths(record.command_modules.as_deref().unwrap_or_default());
+        let files = modules.iter().chain(&guest_modules).chain(&command_modules).chain([&image]);
+        files.map(fs::metadata).try_for_each(|file| file.map(drop))?;
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, image, modules, guest_modules, command_modules, record })
+    }
 }
 
 impl Cache {
@@ -138,18 +164,7 @@ impl Cache {
     /// [`NotFetched`] when it is not there, or not whole.
     pub fn kernel(&self, name: &str) -> Result<FetchedKernel, NotFetched> {
         let dir = self.kernel_dir(name);
-        let read = || {
-            let record: Record = serde_json::from_slice(&fs::read(dir.join("record.json"))?)?;
-            let image = dir.join("vmlinuz");
-            let paths = |names: &[String]| -> Vec<_> {
-                names.iter().map(|module| dir.join("modules").join(module)).collect()
-            };
-            let (modules, guest_modules) = (paths(&record.modules), paths(&record.guest_modules));
-            let files = modules.iter().chain(&guest_modules).chain([&image]);
-            files.map(fs::metadata).try_for_each(|file| file.map(drop))?;
-            Ok(FetchedKernel { name: name.to_owned(), image, modules, guest_modules, record })
-        };
-        read().map_err(|source| self.not_fetched(format!("kernel {name}"), source))
+        FetchedKernel::at(&dir).map_err(|source| self.not_fetched(format!("kernel {name}"), source))
     }
 
     /// The initramfs of the guest.

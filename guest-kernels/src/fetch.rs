@@ -147,6 +147,7 @@ fn is_record_of(image: &Package, record: &Record) -> bool {
         && image.version == record.version
         && has(&record.modules, HOST_MODULES)
         && has(&record.guest_modules, GUEST_MODULES)
+        && record.command_modules.is_some()
 }
 
 /// Puts what is used of an image into [`Staging::new_kernel`]. What its own package lacks is looked for in the packages
@@ -193,7 +194,9 @@ fn keep(
             .map_err(|source| FetchError::Modules { package: package.name.clone(), source })
     };
     let (host, guest) = (wanted(HOST_MODULES)?, wanted(GUEST_MODULES)?);
-    for module in host.iter().chain(&guest) {
+    let command = modules::command_modules(&modules)
+        .map_err(|source| FetchError::Modules { package: package.name.clone(), source })?;
+    for module in host.iter().chain(&guest).chain(&command) {
         fs::write(new.join("modules").join(&module.file_name), &module.bytes)?;
     }
     let names = |modules: Vec<Module>| modules.into_iter().map(|module| module.file_name).collect();
@@ -205,6 +208,7 @@ fn keep(
         image_sha256,
         modules: names(host),
         guest_modules: names(guest),
+        command_modules: Some(names(command)),
     };
     fs::write(new.join("record.json"), serde_json::to_vec_pretty(&record).map_err(io::Error::from)?)?;
     Ok(record)
@@ -230,13 +234,14 @@ mod tests {
             image_sha256: String::new(),
             modules: files(HOST_MODULES),
             guest_modules: files(GUEST_MODULES),
+            command_modules: Some(vec![]),
         };
         assert!(is_record_of(&image, &whole));
         assert!(!is_record_of(&image, &Record { version: "2".to_owned(), ..whole.clone() }));
         assert!(!is_record_of(&image, &Record { modules: vec![], ..whole.clone() }));
         // As an earlier setup wrote it.
         let mut earlier = serde_json::to_value(&whole).unwrap();
-        for field in ["guest_modules", "parts"] {
+        for field in ["guest_modules", "command_modules", "parts"] {
             earlier.as_object_mut().unwrap().remove(field).unwrap();
         }
         assert!(!is_record_of(&image, &serde_json::from_value(earlier).unwrap()));

@@ -68,6 +68,26 @@ pub fn host(
     modules: impl IntoIterator<Item = (String, Vec<u8>)>,
     extra: impl IntoIterator<Item = ExtraFile>,
 ) -> io::Result<Vec<u8>> {
+    with_modules(init, modules, extra).to_gzip()
+}
+
+/// The initramfs of a guest that runs a command: the same, and not compressed.
+///
+/// # Errors
+/// When a file is too large for the format.
+pub fn command(
+    init: Vec<u8>,
+    modules: impl IntoIterator<Item = (String, Vec<u8>)>,
+    extra: impl IntoIterator<Item = ExtraFile>,
+) -> io::Result<Vec<u8>> {
+    with_modules(init, modules, extra).to_bytes()
+}
+
+fn with_modules(
+    init: Vec<u8>,
+    modules: impl IntoIterator<Item = (String, Vec<u8>)>,
+    extra: impl IntoIterator<Item = ExtraFile>,
+) -> Archive {
     let mut archive = base().file("init", 0o755, init).directory("modules");
     let mut order = String::new();
     for (name, bytes) in modules {
@@ -75,7 +95,7 @@ pub fn host(
         order += &format!("{name}\n");
     }
     archive = archive.file("modules/load-order", 0o644, order.into_bytes());
-    add(archive, extra).to_gzip()
+    add(archive, extra)
 }
 
 /// What every first process needs: places to mount on, and the console that the kernel opens for it.

@@ -10,7 +10,7 @@ pub mod console;
 pub mod fetch;
 pub mod initramfs;
 pub mod manifest;
-mod modules;
+pub mod modules;
 mod package;
 mod tree;
 

@@ -85,6 +85,10 @@ pub(crate) const HOST_MODULES: &[&str] = &["kvm-amd", "kvm-intel", "virtio_blk"]
 /// Modules that tests load in guests. They need no others, and every kernel has them.
 pub(crate) const GUEST_MODULES: &[&str] = &["dummy", "loop"];
 
+/// Modules with which a guest reaches the folders of this machine. What a kernel has built in is no module.
+pub(crate) const COMMAND_MODULES: &[&str] =
+    &["virtio_pci", "virtio_console", "virtio_rng", "virtiofs", "overlay"];
+
 impl Kernel {
     /// Whether a package is an image of this kernel: `linux-image-6.12.117+deb12-cloud-amd64` is one of `6.12`.
     pub(crate) fn owns(&self, package: &str) -> bool {

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::manifest::COMMAND_MODULES;
 use lzma_rust2::XzReader;
 
 /// What a module's `.modinfo` section says before the comma-separated names of the modules it needs.
@@ -45,11 +46,33 @@ pub enum ModuleError {
 
 /// The wanted modules and all that they need, each after what it needs.
 pub(crate) fn in_load_order(tree: &Path, wanted: &[&str]) -> Result<Vec<Module>, ModuleError> {
-    let mut files = BTreeMap::new();
-    find(tree, &mut files).map_err(|source| ModuleError::Unreadable { path: tree.to_owned(), source })?;
+    let mut files = all(tree)?;
     let mut order = Vec::new();
     wanted.iter().try_for_each(|name| add(name, &mut files, &mut order))?;
     Ok(order)
+}
+
+/// Modules with which a guest reaches folders of this machine, of those below `tree`: name and contents, in the order in
+/// which they load. What is not there may be built in.
+///
+/// # Errors
+/// [`ModuleError`].
+pub fn for_command(tree: &Path) -> Result<Vec<(String, Vec<u8>)>, ModuleError> {
+    let found = command_modules(tree)?;
+    Ok(found.into_iter().map(|module| (module.file_name, module.bytes)).collect())
+}
+
+pub(crate) fn command_modules(tree: &Path) -> Result<Vec<Module>, ModuleError> {
+    let files = all(tree)?;
+    let is_there = |name: &&str| files.contains_key(&format!("{}.ko", canonical(name)));
+    let wanted: Vec<&str> = COMMAND_MODULES.iter().copied().filter(is_there).collect();
+    in_load_order(tree, &wanted)
+}
+
+fn all(tree: &Path) -> Result<BTreeMap<String, PathBuf>, ModuleError> {
+    let mut files = BTreeMap::new();
+    find(tree, &mut files).map_err(|source| ModuleError::Unreadable { path: tree.to_owned(), source })?;
+    Ok(files)
 }
 
 /// Adds one module after what it needs. It is taken out of `files`, so that one that needs itself is not met again.
