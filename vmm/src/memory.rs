@@ -7,7 +7,9 @@ use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use rustix::mm::{Advice, madvise};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use vm_memory::mmap::FromRangesError;
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     VolatileMemory,
@@ -20,7 +22,10 @@ const HOLE_END: u64 = 0x1_0000_0000;
 /// The RAM of one guest, and the [reserved memory](layout::RESERVED) that it does not know. Pages appear when they
 /// are first touched.
 pub struct GuestRam {
+    /// All of it.
     backing: GuestMemoryMmap,
+    /// The RAM alone.
+    ram: Arc<GuestMemoryMmap>,
 }
 
 /// The host refused the memory for the guest.
@@ -29,7 +34,7 @@ pub struct GuestRam {
 pub struct OutOfMemory {
     mib: u64,
     #[source]
-    source: vm_memory::mmap::FromRangesError,
+    source: FromRangesError,
 }
 
 impl GuestRam {
@@ -42,11 +47,17 @@ impl GuestRam {
         // Code and data apart, for slots of their own.
         let end = layout::RESERVED.add(layout::RESERVED_SIZE);
         ranges.splice(1..1, [layout::RESERVED..layout::RESERVED_DATA, layout::RESERVED_DATA..end]);
-        let ranges: Vec<_> =
-            ranges.into_iter().map(|r| (GuestAddress(r.start.0), (r.end.0 - r.start.0) as usize)).collect();
-        let backing = GuestMemoryMmap::from_ranges(&ranges)
-            .map_err(|source| OutOfMemory { mib: size >> 20, source })?;
-        let ram = Self { backing };
+        let region = |range: Range<Gpa>| {
+            let at = GuestAddress(range.start.0);
+            Ok(Arc::new(GuestRegionMmap::from_range(at, (range.end.0 - range.start.0) as usize, None)?))
+        };
+        let map = || -> Result<Self, FromRangesError> {
+            let regions = ranges.into_iter().map(region).collect::<Result<Vec<_>, FromRangesError>>()?;
+            let ram = regions.iter().filter(|region| !is_reserved(region)).cloned().collect();
+            let ram = Arc::new(GuestMemoryMmap::from_arc_regions(ram)?);
+            Ok(Self { backing: GuestMemoryMmap::from_arc_regions(regions)?, ram })
+        };
+        let ram = map().map_err(|source| OutOfMemory { mib: size >> 20, source })?;
         ram.want_large_pages();
         Ok(ram)
     }
@@ -73,6 +84,12 @@ impl GuestRam {
     /// The RAM as mappings in the host, in order of guest-physical address.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
         self.backing.iter().filter(|r| !is_reserved(r))
+    }
+
+    /// The RAM as devices reach it, which write whatever they are told to where the guest says.
+    #[must_use]
+    pub fn of_devices(&self) -> Arc<GuestMemoryMmap> {
+        self.ram.clone()
     }
 
     /// The end of the RAM below the hole, which is where firmware-era data must be.

@@ -20,10 +20,10 @@ pub(crate) struct Tables {
     pub(crate) rsdp: Gpa,
 }
 
-/// Describes a machine with `cpus` processors.
-pub(crate) fn tables(cpus: u8) -> Tables {
+/// Describes a machine with `cpus` processors, and a PCI bus where it has one.
+pub(crate) fn tables(cpus: u8, has_pci: bool) -> Tables {
     let mut area = Area { bytes: Vec::new() };
-    let dsdt = area.place(&Raw(dsdt().as_slice().to_vec()));
+    let dsdt = area.place(&Raw(dsdt(has_pci).as_slice().to_vec()));
     let fadt = area.place(&fadt(dsdt));
     let madt = area.place(&madt(cpus));
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
@@ -86,8 +86,8 @@ fn madt(cpus: u8) -> MADT {
     madt
 }
 
-/// What the machine has: the sleep state that switches off, and the serial port.
-fn dsdt() -> Sdt {
+/// What the machine has: the sleep state that switches off, the serial port, and perhaps a PCI bus.
+fn dsdt(has_pci: bool) -> Sdt {
     let mut body = Vec::new();
     let off = aml::Package::new(vec![&SLEEP_TYPE_OFF, &SLEEP_TYPE_OFF, &aml::ZERO, &aml::ZERO]);
     aml::Name::new(Path::new("_S5_"), &off).to_aml_bytes(&mut body);
@@ -109,9 +109,38 @@ fn dsdt() -> Sdt {
         )],
     )
     .to_aml_bytes(&mut body);
+    if has_pci {
+        Pci.to_aml_bytes(&mut body);
+    }
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, TABLE, REVISION);
     dsdt.append_slice(&body);
     dsdt
+}
+
+/// The root bus: its number, its ports, and the addresses of its devices. Interrupts are messages, so that no lines are
+/// routed.
+struct Pci;
+
+impl Aml for Pci {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let (ports, memory) = (layout::PCI_CONFIG, layout::PCI_MEMORY);
+        let (first, last) = (memory.start as u32, (memory.end - 1) as u32);
+        let bus = aml::AddressSpace::new_bus_number(0_u16, 0_u16);
+        let ports = aml::IO::new(ports.start, ports.start, 1, ports.len() as u8);
+        let memory =
+            aml::AddressSpace::new_memory(aml::AddressSpaceCacheable::NotCacheable, true, first, last, None);
+        let resources = aml::ResourceTemplate::new(vec![&bus, &ports, &memory]);
+        let id = aml::EISAName::new("PNP0A03");
+        let device = [
+            aml::Name::new(Path::new("_HID"), &id),
+            aml::Name::new(Path::new("_UID"), &aml::ZERO),
+            aml::Name::new(Path::new("_BBN"), &aml::ZERO),
+            aml::Name::new(Path::new("_CRS"), &resources),
+        ];
+        let device =
+            aml::Device::new(Path::new("PCI0"), device.iter().map(|name| name as &dyn Aml).collect());
+        aml::Scope::new(Path::new("_SB_"), vec![&device]).to_aml_bytes(sink);
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +153,11 @@ mod tests {
 
     #[test]
     fn every_table_is_found_from_the_rsdp_and_sums_to_zero() {
-        let tables = tables(16);
+        check(&tables(16, false));
+        check(&tables(16, true));
+    }
+
+    fn check(tables: &Tables) {
         let at = |gpa: u64| (gpa - layout::ACPI.0) as usize;
         let sum = |b: &[u8]| b.iter().fold(0u8, |s, b| s.wrapping_add(*b));
         let rsdp = &tables.bytes[at(tables.rsdp.0)..];

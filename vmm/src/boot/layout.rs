@@ -3,6 +3,7 @@
 //! The kernel takes what is below 1 MiB over once it has copied what it needs (Documentation/arch/x86/boot.rst).
 
 use probe_engine::addr::Gpa;
+use std::ops::Range;
 
 /// The global descriptor table of the 64-bit boot protocol.
 pub const GDT: Gpa = Gpa(0x500);
@@ -30,6 +31,11 @@ pub const RESERVED: Gpa = Gpa(0xd000_0000);
 pub const RESERVED_DATA: Gpa = Gpa(0xd080_0000);
 /// Its size, in bytes.
 pub const RESERVED_SIZE: u64 = 32 << 20;
+
+/// Addresses for the registers of PCI devices, below the reserved memory.
+pub const PCI_MEMORY: Range<u64> = 0xc000_0000..RESERVED.0;
+/// The two ports by which PCI devices are configured, and how many they take.
+pub const PCI_CONFIG: Range<u16> = 0xcf8..0xd00;
 
 /// Registers of the interrupt controllers (fixed by the PC platform and by KVM).
 pub const IOAPIC: u32 = 0xfec0_0000;

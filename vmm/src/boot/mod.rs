@@ -26,6 +26,8 @@ pub struct Payload<'a> {
     pub initrd: Option<&'a [u8]>,
     /// The complete kernel command line.
     pub cmdline: &'a str,
+    /// Whether the machine has a PCI bus.
+    pub pci: bool,
 }
 
 /// How the boot processor starts (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
@@ -87,7 +89,7 @@ pub fn load(ram: &GuestRam, payload: &Payload<'_>, cpus: u8) -> Result<BootState
     if payload.cmdline.len() >= layout::CMDLINE_MAX {
         return Err(BootError::Cmdline(payload.cmdline.len()));
     }
-    let acpi = acpi::tables(cpus);
+    let acpi = acpi::tables(cpus, payload.pci);
     let params = zero_page(ram, &kernel, initrd, payload.cmdline.len(), acpi.rsdp);
     let write = |at: Gpa, bytes: &[u8]| ram.write(at, bytes).map_err(BootError::Tables);
     write(layout::CMDLINE, payload.cmdline.as_bytes())?;
@@ -228,7 +230,7 @@ mod tests {
     fn what_is_not_a_kernel_is_refused() {
         let ram = GuestRam::new(128 << 20).unwrap();
         for bytes in [&b""[..], b"#!/bin/sh", &[0; 4096], b"\x7fELF\x02\x01\x01"] {
-            let payload = Payload { kernel: bytes, initrd: None, cmdline: "" };
+            let payload = Payload { kernel: bytes, initrd: None, cmdline: "", pci: false };
             assert!(matches!(load(&ram, &payload, 1), Err(BootError::Kernel(_))), "{bytes:?}");
         }
     }

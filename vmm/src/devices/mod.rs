@@ -2,7 +2,9 @@
 
 mod bus;
 pub mod console;
+pub mod pci;
 mod power;
+pub mod virtio;
 
 use crate::boot::layout;
 use crate::kvm::Space;

@@ -7,9 +7,10 @@ use crate::boot::{self, layout};
 use crate::memory::GuestRam;
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
-    kvm_pit_config, kvm_userspace_memory_region,
+    kvm_msi, kvm_pit_config, kvm_userspace_memory_region,
 };
-use kvm_ioctls::VmFd;
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use probe_engine::addr::Gpa;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::errno;
@@ -17,8 +18,19 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// A virtual machine with its memory.
 pub struct Machine {
-    vm: VmFd,
+    vm: Arc<VmFd>,
     ram: Arc<GuestRam>,
+}
+
+/// Sends interrupt messages to the guest's local APICs (KVM_SIGNAL_MSI).
+pub struct MessageSender(Arc<VmFd>);
+
+impl MessageSender {
+    /// A store of `data` to `address` (GPA). One that no APIC takes is lost.
+    pub fn send(&self, address: u64, data: u32) {
+        let (address_lo, address_hi) = (address as u32, (address >> 32) as u32);
+        let _ = self.0.signal_msi(kvm_msi { address_lo, address_hi, data, ..kvm_msi::default() });
+    }
 }
 
 /// KVM refused a step of the construction.
@@ -42,7 +54,7 @@ impl Machine {
     /// # Errors
     /// [`MachineError`] names what failed.
     pub fn new(hypervisor: &Hypervisor, ram: Arc<GuestRam>) -> Result<Self, MachineError> {
-        let vm = step("create a virtual machine", hypervisor.kvm().create_vm())?;
+        let vm = Arc::new(step("create a virtual machine", hypervisor.kvm().create_vm())?);
         step("place its TSS", vm.set_tss_address(layout::KVM_TSS as usize))?;
         step("place its identity map", vm.set_identity_map_address(layout::KVM_IDENTITY_MAP))?;
         step("create the interrupt controllers", vm.create_irq_chip())?;
@@ -138,6 +150,18 @@ impl Machine {
     /// [`MachineError`] when KVM refuses.
     pub fn connect_interrupt(&self, event: &EventFd, irq: u32) -> Result<(), MachineError> {
         step("connect an interrupt", self.vm.register_irqfd(event, irq))
+    }
+
+    /// Lets a store of the guest to `at` ring `event`, without an exit to us. Says whether this KVM can.
+    #[must_use]
+    pub fn ring_at_store(&self, at: Gpa, event: &EventFd) -> bool {
+        self.vm.register_ioevent(event, &IoEventAddress::Mmio(at.0), NoDatamatch).is_ok()
+    }
+
+    /// By what interrupt messages are sent.
+    #[must_use]
+    pub fn messages(&self) -> MessageSender {
+        MessageSender(self.vm.clone())
     }
 
     /// The guest's memory.

@@ -13,7 +13,7 @@ pub use entry::Shadow;
 pub use exit::{Access, Data, DebugExit, Exit, Left, Space};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};
-pub use machine::{Machine, MachineError};
+pub use machine::{Machine, MachineError, MessageSender};
 pub use vcpu::KvmVcpu;
 
 use kvm_ioctls::{Cap, Kvm};

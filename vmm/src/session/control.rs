@@ -120,6 +120,8 @@ pub(super) struct Control<'a> {
     pub(super) ended: Receiver<End>,
     pub(super) input: Option<File>,
     pub(super) interactive: bool,
+    /// Whether signals end the guest.
+    pub(super) signals: bool,
     pub(super) keys: Keys,
     pub(super) panic: Option<GuestPanic>,
     pub(super) outcome: Option<Outcome>,
@@ -150,7 +152,8 @@ impl Control<'_> {
     /// Runs the guest to its end.
     pub(super) fn run(mut self) -> Result<Report, SessionError> {
         let started = Instant::now();
-        let signals = Signals::catch().map_err(|e| SessionError::Host("signal handlers", e))?;
+        let signals = self.signals.then(Signals::catch).transpose();
+        let signals = signals.map_err(|e| SessionError::Host("signal handlers", e))?;
         let failed = |_| SessionError::Host("an event loop", io::ErrorKind::Other.into());
         self.type_in_file();
         let mut manager = EventManager::new().map_err(failed)?;
@@ -340,7 +343,7 @@ impl Control<'_> {
 /// The control thread's one subscriber.
 struct Loop<'a> {
     control: Control<'a>,
-    signals: Signals,
+    signals: Option<Signals>,
 }
 
 impl MutEventSubscriber for Loop<'_> {
@@ -348,7 +351,9 @@ impl MutEventSubscriber for Loop<'_> {
         let input = EventSet::IN;
         // A descriptor that cannot be waited for is one whose events never come.
         let _ = ops.add(Events::with_data(&*self.control.wake, source::REQUEST, input));
-        let _ = ops.add(Events::with_data(&self.signals, source::SIGNAL, input));
+        if let Some(signals) = &self.signals {
+            let _ = ops.add(Events::with_data(signals, source::SIGNAL, input));
+        }
         if let Some(file) = &self.control.input {
             let _ = ops.add(Events::with_data(file, source::INPUT, input));
         }
@@ -362,7 +367,7 @@ impl MutEventSubscriber for Loop<'_> {
                 control.attend();
             }
             source::SIGNAL => {
-                if let Some(signal) = self.signals.take() {
+                if let Some(signal) = self.signals.as_ref().and_then(Signals::take) {
                     control.outcome = Some(Outcome::Signal(signal));
                 }
             }

@@ -7,6 +7,7 @@
 //! use probe_engine::linux::{kernel::Kernel, landmarks::Landmarks};
 //! use std::sync::Arc;
 //! use std::time::Duration;
+//! use vmm::devices::virtio::Extras;
 //! use vmm::kvm::Hypervisor;
 //! use vmm::printer::Printer;
 //! use vmm::probe::Probe;
@@ -34,7 +35,9 @@
 //!     optimize: Optimize::Auto,
 //!     fall_back: false,
 //!     timeout: Some(Duration::from_secs(600)),
+//!     signals: true,
 //!     terminal,
+//!     extras: Extras::default(),
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
 //! let deny = session.register(Probe::at("do_filp_open").pre(|hit| {
@@ -84,6 +87,7 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::code::GuestCode;
+use crate::devices::virtio::{Extras, Plugged};
 use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
 use crate::kvm::{Hypervisor, KvmVcpu, Machine, MachineError};
@@ -150,8 +154,12 @@ pub struct Config<'a> {
     pub fall_back: bool,
     /// How long the guest may take until it is [ended](Outcome::TimedOut), if it may not take for ever.
     pub timeout: Option<Duration>,
+    /// Whether SIGINT, SIGTERM, SIGHUP and SIGQUIT end the guest.
+    pub signals: bool,
     /// The guest's console.
     pub terminal: Terminal,
+    /// What it has beside that.
+    pub extras: Extras,
 }
 
 /// Where the guest's console leads.
@@ -279,14 +287,18 @@ impl<'a> Session<'a> {
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
         let Self { hypervisor, config, registry, desk, messages, wake } = self;
         let ram = Arc::new(GuestRam::new(config.memory)?);
-        let payload = Payload { kernel: config.image, initrd: config.initrd, cmdline: config.cmdline };
+        let pci = !config.extras.is_none();
+        let payload = Payload { kernel: config.image, initrd: config.initrd, cmdline: config.cmdline, pci };
         let boot = boot::load(&ram, &payload, config.cpus)?;
         let machine = Machine::new(hypervisor, ram.clone())?;
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
         let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
-        let devices = Arc::new(Devices::new(console));
+        let mut devices = Devices::new(console);
+        let plugged = Plugged::plug(config.extras, &machine, &mut devices.bus);
+        let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;
+        let devices = Arc::new(devices);
 
         let stage = Stage::first(&config.kernel, boot.load)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
@@ -349,6 +361,7 @@ impl<'a> Session<'a> {
             ended,
             input: config.terminal.input,
             interactive: config.terminal.interactive,
+            signals: config.signals,
             keys: keys::Keys::default(),
             panic: None,
             outcome: None,

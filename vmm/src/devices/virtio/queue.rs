@@ -1,0 +1,218 @@
+//! A queue as a device's threads see it: requests come, and answers go.
+
+use super::super::pci::Msix;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::errno;
+use vmm_sys_util::eventfd::EventFd;
+
+/// The guest's RAM, and no other memory.
+pub type Memory = Arc<GuestMemoryMmap>;
+
+/// An interrupt of which the guest chooses the number.
+#[derive(Clone)]
+pub struct Interrupt {
+    pub(super) msix: Arc<Msix>,
+    pub(super) vector: Arc<AtomicU16>,
+}
+
+impl Interrupt {
+    fn raise(&self) {
+        self.msix.raise(self.vector.load(Ordering::Relaxed));
+    }
+}
+
+/// A queue. It is live between the driver's start and its reset, which may come at any time.
+pub struct Virtqueue {
+    /// Written to when there may be a request.
+    kick: EventFd,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    live: Option<Live>,
+    /// How often it has become live: what was taken before is not answered.
+    generation: u64,
+    is_over: bool,
+}
+
+struct Live {
+    queue: Queue,
+    memory: Memory,
+    interrupt: Interrupt,
+}
+
+/// What the guest has put into a queue.
+pub struct Request {
+    /// What it says.
+    pub bytes: Vec<u8>,
+    /// Whether it says more than that.
+    pub is_cut: bool,
+    chain: DescriptorChain<Memory>,
+    generation: u64,
+}
+
+impl Request {
+    /// How many bytes an answer may have.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        let lengths = self.chain.clone().writable().map(|descriptor| descriptor.len() as usize);
+        lengths.fold(0, usize::saturating_add)
+    }
+}
+
+impl Virtqueue {
+    /// The most requests that can be in a queue.
+    pub const SIZE: u16 = 256;
+
+    /// A queue that waits for its driver.
+    ///
+    /// # Errors
+    /// When the host is out of descriptors.
+    pub fn new() -> Result<Self, errno::Error> {
+        Ok(Self { kick: EventFd::new(0)?, state: Mutex::default() })
+    }
+
+    /// What the guest's doorbell rings.
+    #[must_use]
+    pub fn kick(&self) -> &EventFd {
+        &self.kick
+    }
+
+    /// Waits for the next request, and copies at most `most` bytes of it. `None` when the device is [over](Self::end).
+    pub fn take(&self, most: usize) -> Option<Request> {
+        loop {
+            {
+                let mut state = self.lock();
+                if state.is_over {
+                    return None;
+                }
+                if let Some(request) = state.take(most) {
+                    return Some(request);
+                }
+            }
+            // A descriptor of ours cannot fail, and a wake-up for nothing does no harm.
+            let _ = self.kick.read();
+        }
+    }
+
+    /// Answers `request` with as much of `reply` as it has room for. One of an earlier life of the queue is dropped.
+    pub fn put(&self, request: Request, reply: &[&[u8]]) {
+        let mut state = self.lock();
+        if state.generation == request.generation
+            && state.live.as_mut().is_some_and(|live| live.put(request, reply).is_none())
+        {
+            state.live = None;
+        }
+    }
+
+    /// The driver has set the queue up.
+    pub(super) fn start(&self, queue: Queue, memory: Memory, interrupt: Interrupt) {
+        let mut state = self.lock();
+        state.generation += 1;
+        state.live = Some(Live { queue, memory, interrupt });
+        drop(state);
+        self.ring();
+    }
+
+    /// The driver resets the device: from now on no memory of the guest is touched.
+    pub(super) fn reset(&self) {
+        self.lock().live = None;
+    }
+
+    /// There may be a request.
+    pub(super) fn ring(&self) {
+        // The counter is full only where many wake-ups wait to be seen.
+        let _ = self.kick.write(1);
+    }
+
+    /// Nobody is to wait any more.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        (state.live, state.is_over) = (None, true);
+        drop(state);
+        self.ring();
+    }
+
+    /// Whether requests are taken.
+    #[cfg(test)]
+    pub(super) fn is_live(&self) -> bool {
+        self.lock().live.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn take(&mut self, most: usize) -> Option<Request> {
+        let live = self.live.as_mut()?;
+        let Some(found) = live.next(most) else {
+            // The rings make no sense: the device rests until it is reset.
+            self.live = None;
+            return None;
+        };
+        let (chain, bytes, is_cut) = found?;
+        Some(Request { bytes, is_cut, chain, generation: self.generation })
+    }
+}
+
+type Found = (DescriptorChain<Memory>, Vec<u8>, bool);
+
+impl Live {
+    /// The next request, if there is one now. `None` when the rings make no sense.
+    fn next(&mut self, most: usize) -> Option<Option<Found>> {
+        loop {
+            let chain = self.queue.iter(self.memory.clone()).ok()?.next();
+            let Some(chain) = chain else {
+                match self.queue.enable_notification(&*self.memory).ok()? {
+                    true => continue,
+                    false => return Some(None),
+                }
+            };
+            match read(&self.memory, &chain, most) {
+                Some((bytes, is_cut)) => return Some(Some((chain, bytes, is_cut))),
+                // It leads out of the guest's RAM.
+                None => self.used(chain.head_index(), 0)?,
+            }
+        }
+    }
+
+    fn put(&mut self, request: Request, reply: &[&[u8]]) -> Option<()> {
+        let head = request.chain.head_index();
+        let written = write(&self.memory, request.chain, reply).unwrap_or(0);
+        self.used(head, written)
+    }
+
+    fn used(&mut self, head: u16, written: u32) -> Option<()> {
+        self.queue.add_used(&*self.memory, head, written).ok()?;
+        if self.queue.needs_notification(&*self.memory).ok()? {
+            self.interrupt.raise();
+        }
+        Some(())
+    }
+}
+
+/// The first `most` bytes that a chain has for the device, and whether there are more.
+fn read(memory: &Memory, chain: &DescriptorChain<Memory>, most: usize) -> Option<(Vec<u8>, bool)> {
+    let mut reader: Reader<'_> = Reader::new(&**memory, chain.clone()).ok()?;
+    let length = reader.available_bytes();
+    let mut bytes = vec![0; length.min(most)];
+    reader.read_exact(&mut bytes).ok()?;
+    Some((bytes, length > most))
+}
+
+/// Writes as much of `reply` as the chain has room for. Returns how much that was.
+fn write(memory: &Memory, chain: DescriptorChain<Memory>, reply: &[&[u8]]) -> Option<u32> {
+    let mut writer: Writer<'_> = Writer::new(&**memory, chain).ok()?;
+    for part in reply {
+        let room = writer.available_bytes().min(part.len());
+        writer.write_all(part.get(..room)?).ok()?;
+    }
+    u32::try_from(writer.bytes_written()).ok()
+}

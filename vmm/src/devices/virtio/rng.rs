@@ -1,0 +1,55 @@
+//! Random numbers, from the host's kernel (Virtio 1.2, 5.4).
+
+use super::{Virtio, Virtqueue};
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::sync::Arc;
+use std::thread;
+use vmm_sys_util::errno;
+
+/// A source of random numbers.
+pub struct Rng {
+    queues: [Arc<Virtqueue>; 1],
+}
+
+/// Bytes given at a time, at most.
+const MOST: usize = 4096;
+
+impl Rng {
+    /// A source that waits for its driver.
+    ///
+    /// # Errors
+    /// When the host is out of descriptors.
+    pub fn new() -> Result<Self, errno::Error> {
+        Ok(Self { queues: [Arc::new(Virtqueue::new()?)] })
+    }
+
+    /// Starts its thread, which ends with its queue.
+    ///
+    /// # Errors
+    /// When the host is out of threads.
+    pub fn start(&self) -> std::io::Result<()> {
+        let [queue] = self.queues.clone();
+        let serve = move || {
+            while let Some(request) = queue.take(0) {
+                let mut bytes = [0; MOST];
+                let count = getrandom(&mut bytes, GetRandomFlags::empty()).unwrap_or(0);
+                queue.put(request, &[bytes.get(..count).unwrap_or_default()]);
+            }
+        };
+        thread::Builder::new().name("virtio-rng".to_owned()).spawn(serve).map(drop)
+    }
+}
+
+impl Virtio for Rng {
+    fn kind(&self) -> u16 {
+        4
+    }
+
+    fn config(&self) -> &[u8] {
+        &[]
+    }
+
+    fn queues(&self) -> &[Arc<Virtqueue>] {
+        &self.queues
+    }
+}
