@@ -5,6 +5,7 @@ pub mod clock;
 pub mod code;
 pub mod devices;
 pub mod events;
+pub mod files;
 pub mod host;
 pub mod kvm;
 pub mod memory;

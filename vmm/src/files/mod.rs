@@ -1,0 +1,29 @@
+//! Folders of the host that a guest sees: a server of its own process answers the guest's requests.
+//!
+//! The guest is hostile, and so is whatever reaches the server. What it can do is bounded three times: a folder that is not
+//! to be changed is served by code that has no way to change anything ([`read_only`]); the server's process may open
+//! what is in its folders and nothing else, and write to those alone that may be changed ([`confine`]); and what is no
+//! file of the host's, as `/proc`, is not shown ([`hidden`]).
+
+mod confine;
+mod hidden;
+mod read_only;
+mod server;
+
+pub use confine::{ConfineError, Confined, confine};
+pub use server::{Files, ServeError};
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A folder that the guest sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Folder {
+    /// Where it is here.
+    pub path: PathBuf,
+    /// Whether the guest may change what is in it.
+    pub writable: bool,
+}
+
+#[cfg(test)]
+mod tests;
