@@ -1,8 +1,10 @@
 //! What is run inside, and where its streams begin and end outside.
 
 use super::protocol::{Arg, Program};
+use super::pump::Escape;
 use super::terminal::Terminal;
 use crate::printer::Printer;
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct HostCommand<'a> {
     pub(super) program: Program,
     pub(super) args: Vec<Arg>,
-    pub(super) env: Vec<(String, Arg)>,
+    pub(super) env: Vec<(OsString, Arg)>,
     pub(super) files: Vec<PathBuf>,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
 }
@@ -39,7 +41,7 @@ impl<'a> HostCommand<'a> {
 
     /// Adds an argument.
     #[must_use]
-    pub fn arg(mut self, text: impl Into<String>) -> Self {
+    pub fn arg(mut self, text: impl Into<OsString>) -> Self {
         self.args.push(Arg::Text(text.into()));
         self
     }
@@ -62,14 +64,14 @@ impl<'a> HostCommand<'a> {
 
     /// Sets an environment variable. There are no others.
     #[must_use]
-    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), Arg::Text(value.into())));
         self
     }
 
     /// Sets an environment variable to a file of ours: it is copied in, and the value is its path there.
     #[must_use]
-    pub fn env_file(mut self, name: impl Into<String>, path: &Path) -> Self {
+    pub fn env_file(mut self, name: impl Into<OsString>, path: &Path) -> Self {
         let file = self.add_file(path);
         self.env.push((name.into(), file));
         self
@@ -93,6 +95,8 @@ pub struct Streams<'a> {
     pub terminal: Option<Terminal>,
     /// Pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGWINCH on.
     pub signals: bool,
+    /// At a terminal, what becomes of Ctrl-A x.
+    pub escape: Escape,
 }
 
 impl Streams<'static> {
@@ -105,6 +109,7 @@ impl Streams<'static> {
             stderr,
             terminal: Terminal::of_this_process(),
             signals: true,
+            escape: Escape::Observed,
         }
     }
 }

@@ -1,21 +1,17 @@
 //! The outer end of a run: starts the host, hands in the command, carries streams and signals.
 
 use super::command::{HostCommand, Streams};
+use super::conversation::{BeginError, Conversation, converse};
 use super::disk::{Disk, DiskError};
 use super::machine::{Machine, MachineError, Start};
-use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
-use super::pump::{Broken, Lost, Sinks, send_input};
+use super::protocol::{Exit, Job, ProtocolError};
+use super::pump::{Broken, Lost};
 use super::qemu::{HostImage, HostSize, Qemu};
-use super::signals::{Catcher, Ending};
 use super::snapshot::{PATIENCE, Place, SnapshotError, boot};
-use super::terminal::RawMode;
-use crate::session::Keys;
 use std::error::Error;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, mpsc};
-use std::thread;
+use std::os::unix::net::UnixStream;
 use std::time::SystemTime;
 use thiserror::Error;
 
@@ -36,12 +32,9 @@ pub enum RunError {
     /// An input file cannot be handed in.
     #[error(transparent)]
     File(#[from] DiskError),
-    /// The command or its environment is too long, or the host is gone.
-    #[error("cannot hand the command to the emulated host")]
-    Send(#[source] ProtocolError),
-    /// Threads, pipes or signal handlers could not be had.
-    #[error("cannot set up the run")]
-    SetUp(#[source] io::Error),
+    /// It was not begun.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
     /// The agent could not start the command.
     #[error("the emulated host could not run the command: {0}")]
     Agent(String),
@@ -103,10 +96,17 @@ impl EmulatedHost {
         Ok(Self { machine, disk })
     }
 
+    /// The requests of a guest inside for files of ours, and the way of the answers.
+    ///
+    /// # Errors
+    /// When this machine is out of descriptors.
+    pub fn files(&self) -> io::Result<UnixStream> {
+        self.machine.files().try_clone()
+    }
+
     /// Runs `command` to its end.
     ///
-    /// A first signal to end is the command's to obey; a second one, half a second or more later, ends the host,
-    /// and a third this process.
+    /// Signals are the command's, but for [the second one](converse).
     ///
     /// # Errors
     /// When the command could not be started, or the host died under it.
@@ -114,54 +114,27 @@ impl EmulatedHost {
         let HostCommand { program, args, env, files, outputs } = command;
         let files = files.iter().map(|path| self.disk.add(path)).collect::<Result<_, _>>()?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let job = Job { program, args, env, files, outputs: outputs.len(), terminal: streams.terminal, time };
-        let control = self.machine.control().try_clone().map_err(RunError::SetUp)?;
-        let outbox = Outbox::new(control);
-        ToAgent::Run(Box::new(job)).encode().and_then(|run| outbox.send(&run)).map_err(RunError::Send)?;
-
-        // Signals are caught before the terminal is raw and until it no longer is.
-        let mut catcher = streams.signals.then(Catcher::new).transpose().map_err(RunError::SetUp)?;
-        let handle = catcher.as_ref().map(Catcher::handle);
-        let raw = streams.stdin.filter(|_| streams.terminal.is_some()).map(RawMode::enter);
-        let raw = raw.transpose().map_err(RunError::SetUp)?;
-        let ending =
-            Ending { is_asked: AtomicBool::new(false), raw: Mutex::new(raw), ended_by: AtomicI32::new(0) };
-        let keys = streams.terminal.map(|_| Keys::default());
-        let control = self.machine.control();
-        let (stopped, stop_input) = io::pipe().map_err(RunError::SetUp)?;
-        let (taken, credit) = mpsc::channel();
-        let (stdout, stderr) = (streams.stdout, streams.stderr);
-        let mut sinks = Sinks { stdout, stderr, outputs, lost: None, taken, is_seen: false };
-
-        let (result, is_seen, lost) = thread::scope(|scope| {
-            let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
-            let input =
-                scope.spawn(move || send_input(stdin, keys, &ending.is_asked, &stopped, &credit, outbox));
-            if let Some(catcher) = &mut catcher {
-                scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
-            }
-            let result = sinks.receive(control, &ending.is_asked);
-            let (is_shown, lost) = (sinks.is_seen, sinks.lost.take());
-            // Both threads end now.
-            drop((sinks, stop_input));
-            if let Some(handle) = handle {
-                handle.close();
-            }
-            let is_read = input.join().unwrap_or(true);
-            (result, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed), lost)
-        });
-        let exit = match (result, ending.ended_by.load(Ordering::Relaxed)) {
-            (Err(Broken::Protocol(_)), signal) if signal != 0 => Exit::Signal(signal),
-            (result, _) => result.map_err(|broken| match broken {
-                Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
-                    let died = self.machine.died();
-                    if is_seen { died.into() } else { RunError::Unseen(died) }
-                }
-                Broken::Protocol(error) => MachineError::Protocol(error).into(),
-                Broken::Run(error) => error,
-            })?,
+        let job = Job {
+            program,
+            args,
+            env,
+            folder: None,
+            files,
+            outputs: outputs.len(),
+            terminal: streams.terminal,
+            time,
         };
-        Ok(Ended { exit, was_asked: ending.is_asked.load(Ordering::Relaxed), lost })
+        let talked = converse(self.machine.control(), job, outputs, streams)?;
+        let Conversation { end, was_asked, is_seen, lost } = talked;
+        let exit = end.map_err(|broken| match broken {
+            Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
+                let died = self.machine.died();
+                if is_seen { died.into() } else { RunError::Unseen(died) }
+            }
+            Broken::Protocol(error) => MachineError::Protocol(error).into(),
+            Broken::Agent(why) => RunError::Agent(why),
+        })?;
+        Ok(Ended { exit, was_asked, lost })
     }
 }
 

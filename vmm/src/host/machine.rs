@@ -56,6 +56,7 @@ pub(super) enum Start<'a> {
 pub(super) struct Machine {
     child: Child,
     control: UnixStream,
+    files: UnixStream,
     monitor: UnixStream,
     /// What QEMU and the kernel's console say.
     log: File,
@@ -75,8 +76,8 @@ impl Machine {
         let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(MachineError::SetUp)?;
         let processor = Processor::take(&image.folder());
         let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(MachineError::Start)?;
-        let Ends { control, monitor, log, .. } = ends;
-        Ok(Self { child, control, monitor, log, _processor: processor })
+        let Ends { control, files, monitor, log, .. } = ends;
+        Ok(Self { child, control, files, monitor, log, _processor: processor })
     }
 
     /// Waits until the agent inside answers.
@@ -103,6 +104,11 @@ impl Machine {
     /// The port to the agent.
     pub(super) fn control(&self) -> &UnixStream {
         &self.control
+    }
+
+    /// The port for files outside.
+    pub(super) fn files(&self) -> &UnixStream {
+        &self.files
     }
 
     /// QEMU's monitor.
@@ -154,6 +160,7 @@ fn telling_line(log: &str) -> Option<&str> {
 /// Our ends of what connects us to QEMU, and QEMU's.
 struct Ends {
     control: UnixStream,
+    files: UnixStream,
     monitor: UnixStream,
     log: File,
     inherited: Vec<OwnedFd>,
@@ -167,19 +174,21 @@ fn command(
     start: &Start<'_>,
 ) -> io::Result<(Command, Ends)> {
     let (control, control_inside) = UnixStream::pair()?;
+    let (files, files_inside) = UnixStream::pair()?;
     let (monitor, monitor_inside) = UnixStream::pair()?;
     let log = File::from(memfd_create("vmm-log", MemfdFlags::CLOEXEC)?);
     fcntl_setfl(&log, OFlags::APPEND)?;
-    let files = OwnedFd::from(disk.image().try_clone()?);
+    let image = OwnedFd::from(disk.image().try_clone()?);
 
     let mut args = machine_args(kernel, size);
     let mut option = |name: &str, value: String| args.extend([OsString::from(name), value.into()]);
     option("-chardev", format!("socket,id=control,fd={}", control_inside.as_raw_fd()));
+    option("-chardev", format!("socket,id=files,fd={}", files_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=monitor,fd={}", monitor_inside.as_raw_fd()));
     option("-mon", "chardev=monitor,mode=control".into());
     option("-chardev", "file,id=log,append=on,path=/proc/self/fd/1".into());
     let disk = "driver=file,node-name=files,read-only=on,locking=off";
-    option("-blockdev", format!("{disk},filename={}", path_in_child(&files)));
+    option("-blockdev", format!("{disk},filename={}", path_in_child(&image)));
 
     let beginning = match start {
         Start::Boot(initramfs) => {
@@ -199,8 +208,8 @@ fn command(
     command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
     // A group of its own: Ctrl-C is for us, and we pass it on.
     command.process_group(0);
-    let inherited = vec![control_inside.into(), monitor_inside.into(), files, beginning];
-    Ok((command, Ends { control, monitor, log, inherited }))
+    let inherited = vec![control_inside.into(), files_inside.into(), monitor_inside.into(), image, beginning];
+    Ok((command, Ends { control, files, monitor, log, inherited }))
 }
 
 /// The path by which a child opens an inherited descriptor.

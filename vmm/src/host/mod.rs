@@ -21,12 +21,13 @@
 
 pub mod agent;
 mod command;
+pub(crate) mod conversation;
 mod disk;
 mod emulated;
 mod machine;
 mod processor;
-mod protocol;
-mod pump;
+pub(crate) mod protocol;
+pub(crate) mod pump;
 mod qemu;
 mod qmp;
 mod signals;
@@ -35,11 +36,12 @@ mod spawn;
 mod terminal;
 
 pub use command::{HostCommand, Streams};
+pub use conversation::BeginError;
 pub use disk::DiskError;
 pub use emulated::{EmulatedHost, Ended, RunError, StartError};
 pub use machine::MachineError;
 pub use protocol::{Exit, ProtocolError};
-pub use pump::{Lost, Stream};
+pub use pump::{Escape, Lost, Stream};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};
 pub use terminal::{RawMode, Terminal, WindowSize, is_one_terminal};

@@ -19,18 +19,22 @@
 
 use super::terminal::WindowSize;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
 /// The control port's name inside.
-pub(super) const PORT_NAME: &str = "vmm.control";
+pub(crate) const PORT_NAME: &str = "vmm.control";
+/// The name of the port for files outside, which carries messages of FUSE.
+pub(crate) const FILES_PORT: &str = "vmm.files";
 /// The longest payload of a frame, in bytes.
-pub(super) const MAX_PAYLOAD: usize = 1 << 20;
+pub(crate) const MAX_PAYLOAD: usize = 1 << 20;
 /// How many `Stdin` frames may be under way.
-pub(super) const STDIN_WINDOW: usize = 16;
+pub(crate) const STDIN_WINDOW: usize = 16;
 /// The most bytes in one `Stdin` frame.
-pub(super) const STDIN_CHUNK: usize = 4096;
+pub(crate) const STDIN_CHUNK: usize = 4096;
 
 const HEADER: usize = 5;
 
@@ -59,35 +63,39 @@ pub enum ProtocolError {
 
 /// One command to run inside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Job {
-    pub(super) program: Program,
-    pub(super) args: Vec<Arg>,
-    pub(super) env: Vec<(String, Arg)>,
+pub(crate) struct Job {
+    pub(crate) program: Program,
+    pub(crate) args: Vec<Arg>,
+    pub(crate) env: Vec<(OsString, Arg)>,
+    /// The directory that it runs in, if not the agent's.
+    pub(crate) folder: Option<PathBuf>,
     /// The input files, in the order that [`Arg::File`] counts.
-    pub(super) files: Vec<DiskFile>,
+    pub(crate) files: Vec<DiskFile>,
     /// How many pipes [`Arg::Output`] may name.
-    pub(super) outputs: usize,
+    pub(crate) outputs: usize,
     /// The terminal the command gets, if any.
-    pub(super) terminal: Option<super::terminal::Terminal>,
+    pub(crate) terminal: Option<super::terminal::Terminal>,
     /// Wall-clock time outside, in seconds since 1970.
-    pub(super) time: u64,
+    pub(crate) time: u64,
 }
 
 /// What is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Program {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Program {
     /// This same binary.
     ThisBinary,
     /// The input file of that number.
     File(usize),
+    /// What is found by that name as a shell finds it.
+    Named(OsString),
 }
 
 /// An argument, or the value of a variable. Files and outputs are named by number, because their paths inside are
 /// the agent's to choose.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Arg {
+pub(crate) enum Arg {
     /// Passed as it is.
-    Text(String),
+    Text(OsString),
     /// The path of an input file.
     File(usize),
     /// The path of an output pipe.
@@ -96,15 +104,15 @@ pub(super) enum Arg {
 
 /// An input file: a stretch of the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct DiskFile {
+pub(crate) struct DiskFile {
     /// Its last path component.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Permission bits.
-    pub(super) mode: u32,
+    pub(crate) mode: u32,
     /// Where it begins, in bytes.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
     /// Its length in bytes.
-    pub(super) length: u64,
+    pub(crate) length: u64,
 }
 
 /// How a command ended.
@@ -118,7 +126,7 @@ pub enum Exit {
 
 /// A message from outside.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ToAgent<'a> {
+pub(crate) enum ToAgent<'a> {
     Hello,
     Run(Box<Job>),
     Stdin(&'a [u8]),
@@ -129,7 +137,7 @@ pub(super) enum ToAgent<'a> {
 
 /// A message from inside.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum FromAgent<'a> {
+pub(crate) enum FromAgent<'a> {
     Ready,
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
@@ -140,24 +148,24 @@ pub(super) enum FromAgent<'a> {
 }
 
 mod kind {
-    pub(super) const HELLO: u8 = 1;
-    pub(super) const RUN: u8 = 2;
-    pub(super) const STDIN: u8 = 3;
-    pub(super) const STDIN_END: u8 = 4;
-    pub(super) const SIGNAL: u8 = 5;
-    pub(super) const WINDOW_SIZE: u8 = 6;
-    pub(super) const READY: u8 = 65;
-    pub(super) const STDOUT: u8 = 66;
-    pub(super) const STDERR: u8 = 67;
-    pub(super) const OUTPUT: u8 = 68;
-    pub(super) const STDIN_TAKEN: u8 = 69;
-    pub(super) const EXIT: u8 = 70;
-    pub(super) const FAILED: u8 = 71;
+    pub(crate) const HELLO: u8 = 1;
+    pub(crate) const RUN: u8 = 2;
+    pub(crate) const STDIN: u8 = 3;
+    pub(crate) const STDIN_END: u8 = 4;
+    pub(crate) const SIGNAL: u8 = 5;
+    pub(crate) const WINDOW_SIZE: u8 = 6;
+    pub(crate) const READY: u8 = 65;
+    pub(crate) const STDOUT: u8 = 66;
+    pub(crate) const STDERR: u8 = 67;
+    pub(crate) const OUTPUT: u8 = 68;
+    pub(crate) const STDIN_TAKEN: u8 = 69;
+    pub(crate) const EXIT: u8 = 70;
+    pub(crate) const FAILED: u8 = 71;
 }
 
 impl<'a> ToAgent<'a> {
     /// The whole frame.
-    pub(super) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
         match self {
             Self::Hello => frame(kind::HELLO, &[]),
             Self::Run(job) => frame(kind::RUN, &[&json(job.as_ref())?]),
@@ -169,7 +177,7 @@ impl<'a> ToAgent<'a> {
     }
 
     /// What `frame` says.
-    pub(super) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
+    pub(crate) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
         Ok(match frame.kind {
             kind::HELLO => Self::Hello,
             kind::RUN => Self::Run(frame.json()?),
@@ -184,7 +192,7 @@ impl<'a> ToAgent<'a> {
 
 impl<'a> FromAgent<'a> {
     /// The whole frame.
-    pub(super) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
         match self {
             Self::Ready => frame(kind::READY, &[]),
             Self::Stdout(bytes) => frame(kind::STDOUT, &[bytes]),
@@ -197,7 +205,7 @@ impl<'a> FromAgent<'a> {
     }
 
     /// What `frame` says.
-    pub(super) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
+    pub(crate) fn decode(frame: Frame<'a>) -> Result<Self, ProtocolError> {
         let malformed = ProtocolError::Malformed(frame.kind);
         Ok(match frame.kind {
             kind::READY => Self::Ready,
@@ -217,7 +225,7 @@ impl<'a> FromAgent<'a> {
 
 /// A frame as it came in.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     kind: u8,
     payload: &'a [u8],
 }
@@ -233,18 +241,18 @@ impl Frame<'_> {
 }
 
 /// Reads frames one after the other into one buffer.
-pub(super) struct FrameReader<R> {
+pub(crate) struct FrameReader<R> {
     port: R,
     payload: Vec<u8>,
 }
 
 impl<R: Read> FrameReader<R> {
-    pub(super) fn new(port: R) -> Self {
+    pub(crate) fn new(port: R) -> Self {
         Self { port, payload: Vec::new() }
     }
 
     /// The next frame; waits for it.
-    pub(super) fn next(&mut self) -> Result<Frame<'_>, ProtocolError> {
+    pub(crate) fn next(&mut self) -> Result<Frame<'_>, ProtocolError> {
         let (mut kind, mut length) = ([0], [0; HEADER - 1]);
         self.port.read_exact(&mut kind).map_err(|e| at_end(e, ProtocolError::Closed))?;
         self.port.read_exact(&mut length).map_err(|e| at_end(e, ProtocolError::Truncated))?;
@@ -260,15 +268,15 @@ impl<R: Read> FrameReader<R> {
 }
 
 /// The sending side of the port, shared by the threads that have something to say.
-pub(super) struct Outbox<W>(Mutex<W>);
+pub(crate) struct Outbox<W>(Mutex<W>);
 
 impl<W: Write> Outbox<W> {
-    pub(super) fn new(port: W) -> Self {
+    pub(crate) fn new(port: W) -> Self {
         Self(Mutex::new(port))
     }
 
     /// Sends one encoded frame; waits until the port has taken it.
-    pub(super) fn send(&self, frame: &[u8]) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&self, frame: &[u8]) -> Result<(), ProtocolError> {
         Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(frame)?)
     }
 }
@@ -303,6 +311,7 @@ mod tests {
             args: vec![Arg::Text("run".into()), Arg::File(0), Arg::Output(1)],
             env: vec![("TERM".into(), Arg::Text("xterm".into())), ("KERNEL".into(), Arg::File(0))],
             files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
+            folder: Some("/tmp".into()),
             outputs: 2,
             terminal: Some(Terminal {
                 size: WindowSize { rows: 24, columns: 80 },

@@ -1,6 +1,5 @@
 //! Carries a command's streams between the control port and ours.
 
-use super::emulated::RunError;
 use super::protocol::{
     Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
@@ -9,15 +8,17 @@ use crate::session::{Keys, Typed};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io::{self, BufReader, PipeReader, Write};
+use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 /// Why nothing more is received.
-pub(super) enum Broken {
+pub(crate) enum Broken {
     Protocol(ProtocolError),
-    Run(RunError),
+    /// The agent could not start the command.
+    Agent(String),
 }
 
 /// Something that a command writes to.
@@ -73,7 +74,7 @@ impl Sinks<'_> {
                     (written, Stream::Output(index as usize))
                 }
                 FromAgent::Exit(exit) => return Ok(exit),
-                FromAgent::Failed(why) => return Err(Broken::Run(RunError::Agent(why.to_owned()))),
+                FromAgent::Failed(why) => return Err(Broken::Agent(why.to_owned())),
                 FromAgent::StdinTaken => {
                     // The sender may have reached the end of its input.
                     let _ = self.taken.send(());
@@ -96,57 +97,85 @@ impl Sinks<'_> {
     }
 }
 
-/// Sends standard input until it ends, `stopped` is closed or the host is gone: then the receiver says why. At a
-/// terminal, `keys` look for those by which the user asks for the end. Says whether anything was read, which a command that
-/// is run once more would not get.
-pub(super) fn send_input(
-    stdin: Option<BorrowedFd<'_>>,
-    mut keys: Option<Keys>,
-    is_asked: &AtomicBool,
-    stopped: &PipeReader,
-    credit: &Receiver<()>,
-    outbox: &Outbox<UnixStream>,
-) -> bool {
-    let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
-    let mut buffer = [0; STDIN_CHUNK];
-    let (mut under_way, mut is_read) = (0, false);
-    while let Some(stdin) = stdin {
-        under_way -= credit.try_iter().count().min(under_way);
-        if under_way == STDIN_WINDOW {
-            match credit.recv() {
-                Ok(()) => under_way -= 1,
+/// What becomes of Ctrl-A x at a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Escape {
+    /// It is sent like all other keys, and known to ask for the end: the command ends by it.
+    Observed,
+    /// It ends the conversation, and what it is made of is not sent.
+    Obeyed,
+}
+
+/// Standard input on its way to a command.
+pub(super) struct Input<'a> {
+    pub(super) stdin: Option<BorrowedFd<'a>>,
+    /// At a terminal, those by which the user asks for the end.
+    pub(super) keys: Option<Keys>,
+    pub(super) escape: Escape,
+    pub(super) is_asked: &'a AtomicBool,
+    pub(super) control: &'a UnixStream,
+}
+
+impl Input<'_> {
+    /// Sends it until it ends, `stopped` is closed or the other end is gone: then the receiver says why. Says whether
+    /// anything was read, which a command that is run once more would not get.
+    pub(super) fn send(
+        mut self,
+        stopped: &PipeReader,
+        credit: &Receiver<()>,
+        outbox: &Outbox<UnixStream>,
+    ) -> bool {
+        let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
+        let mut buffer = [0; STDIN_CHUNK];
+        let (mut under_way, mut is_read) = (0, false);
+        while let Some(stdin) = self.stdin {
+            under_way -= credit.try_iter().count().min(under_way);
+            if under_way == STDIN_WINDOW {
+                match credit.recv() {
+                    Ok(()) => under_way -= 1,
+                    Err(_) => return is_read,
+                }
+            }
+            let mut fds =
+                [PollFd::from_borrowed_fd(stdin, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => continue,
                 Err(_) => return is_read,
+                Ok(_) => {}
+            }
+            let [_, stop] = &fds;
+            if !stop.revents().is_empty() {
+                return is_read;
+            }
+            match rustix::io::read(stdin, &mut buffer) {
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                // A terminal that hung up gives an error: that is an end too.
+                Err(_) | Ok(0) => break,
+                Ok(length) => {
+                    is_read = true;
+                    let typed = buffer.get(..length).unwrap_or_default();
+                    let filtered = self.keys.as_mut().map(|keys| keys.filter(typed));
+                    if filtered == Some(Typed::Quit) {
+                        self.is_asked.store(true, Ordering::Relaxed);
+                    }
+                    let sent = match (self.escape, &filtered) {
+                        (Escape::Obeyed, Some(Typed::Quit)) => {
+                            // The receiver sees the end of the stream.
+                            let _ = self.control.shutdown(Shutdown::Both);
+                            return true;
+                        }
+                        (Escape::Obeyed, Some(Typed::Bytes(bytes))) => send(ToAgent::Stdin(bytes)),
+                        _ => send(ToAgent::Stdin(typed)),
+                    };
+                    if sent.is_err() {
+                        return true;
+                    }
+                    under_way += 1;
+                }
             }
         }
-        let mut fds = [PollFd::from_borrowed_fd(stdin, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Err(Errno::INTR) => continue,
-            Err(_) => return is_read,
-            Ok(_) => {}
-        }
-        let [_, stop] = &fds;
-        if !stop.revents().is_empty() {
-            return is_read;
-        }
-        match rustix::io::read(stdin, &mut buffer) {
-            Err(Errno::INTR | Errno::AGAIN) => continue,
-            // A terminal that hung up gives an error: that is an end too.
-            Err(_) | Ok(0) => break,
-            Ok(length) => {
-                is_read = true;
-                let typed = buffer.get(..length).unwrap_or_default();
-                if keys.as_mut().is_some_and(|keys| keys.filter(typed) == Typed::Quit) {
-                    is_asked.store(true, Ordering::Relaxed);
-                }
-                let sent = send(ToAgent::Stdin(typed));
-                if sent.is_err() {
-                    return true;
-                }
-                under_way += 1;
-            }
-        }
+        // If the host is gone the receiver knows.
+        let _ = send(ToAgent::StdinEnd);
+        is_read
     }
-    // If the host is gone the receiver knows.
-    let _ = send(ToAgent::StdinEnd);
-    is_read
 }

@@ -38,15 +38,16 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
     let outputs = (0..job.outputs).map(|index| pumps.output(index)).collect::<io::Result<Vec<_>>>();
     let outputs = outputs.map_err(AgentError::file("make a pipe for", "an output"))?;
 
-    let program = match job.program {
+    let program = match &job.program {
         Program::ThisBinary => Some(PathBuf::from("/proc/self/exe")),
-        Program::File(index) => files.get(index).cloned(),
+        Program::File(index) => files.get(*index).cloned(),
+        Program::Named(name) => Some(PathBuf::from(name)),
     };
     let program = program.unwrap_or_default();
     let mut command = Command::new(&program);
     let word = |arg: &Arg| -> Option<OsString> {
         match arg {
-            Arg::Text(text) => Some(text.into()),
+            Arg::Text(text) => Some(text.clone()),
             Arg::File(index) => files.get(*index).map(Into::into),
             Arg::Output(index) => {
                 outputs.get(*index).map(|pipe| format!("/dev/fd/{}", pipe.as_raw_fd()).into())
@@ -58,10 +59,21 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
         std::os::unix::process::CommandExt::arg0(&mut command, "vmm");
     }
     command.args(job.args.iter().filter_map(word));
+    if let Some(folder) = &job.folder {
+        std::env::set_current_dir(folder).map_err(AgentError::file("change to", folder))?;
+    }
     let streams =
         pumps.streams(&mut command, job.terminal).map_err(AgentError::file("make streams for", &program))?;
     let child = spawn::in_own_session(command, streams.controlling);
-    let mut child = child.map_err(AgentError::file("start", &program))?;
+    let mut child = match (child, &job.program) {
+        (Ok(child), _) => child,
+        (Err(error), Program::Named(name)) => {
+            let words = format!("vmm: {} cannot be run: {error}\n", name.display());
+            outbox.send(&FromAgent::Stderr(words.as_bytes()).encode()?)?;
+            return Ok(Exit::Code(not_run(&error)));
+        }
+        (Err(error), _) => return Err(AgentError::file("start", program)(error)),
+    };
     drop(outputs);
 
     let group = Pid::from_child(&child);
@@ -91,6 +103,13 @@ fn unpack(index: usize, file: &DiskFile) -> Result<PathBuf, AgentError> {
         Ok(_) => Err(AgentError::file("read", path)(io::ErrorKind::UnexpectedEof.into())),
         Err(source) => Err(AgentError::file("unpack", path)(source)),
     }
+}
+
+/// What a shell says of a program that it cannot run: that there is none, or that it is none.
+fn not_run(error: &io::Error) -> i32 {
+    const NOT_FOUND: i32 = 127;
+    const NOT_EXECUTABLE: i32 = 126;
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
 fn exit_of(status: ExitStatus) -> Exit {
@@ -292,8 +311,17 @@ mod tests {
         let args = [helper, "--exact", "--nocapture"].map(|arg| Arg::Text(arg.into()));
         let args = args.into_iter().chain((0..outputs).map(Arg::Output)).collect();
         let env = [(ROLE, Arg::Text(role.into())), (OUTPUT, Arg::Output(0))];
-        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Job { program: Program::ThisBinary, args, env, files: vec![], outputs, terminal, time: 0 }
+        let env = env.into_iter().map(|(name, value)| (name.into(), value)).collect();
+        Job {
+            program: Program::ThisBinary,
+            args,
+            env,
+            folder: None,
+            files: vec![],
+            outputs,
+            terminal,
+            time: 0,
+        }
     }
 
     /// Runs `job`, sends what `say` returns for each piece of standard output, and collects what comes out.

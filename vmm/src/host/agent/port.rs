@@ -1,9 +1,11 @@
 //! The control port inside: a virtio serial port, found by its name.
 
-use super::super::protocol::PORT_NAME;
 use super::AgentError;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,17 +20,20 @@ const RETRY: Duration = Duration::from_millis(20);
 pub(super) struct Port(File);
 
 impl Port {
-    /// Waits for the port and opens it.
-    pub(super) fn open() -> Result<Self, AgentError> {
+    /// Waits for the port of that name, and opens it.
+    pub(super) fn open(name: &str) -> Result<Self, AgentError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(path) = find() {
-                let file = OpenOptions::new().read(true).write(true).open(&path);
+            if let Some(path) = find(name) {
+                let mut options = OpenOptions::new();
+                // A write that may wait has its CPU spin, with interrupts off, until the other side has taken the bytes.
+                let options = options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+                let file = options.open(&path);
                 return file.map(Self).map_err(AgentError::file("open", path));
             }
             if Instant::now() > deadline {
                 let missing = io::Error::from(io::ErrorKind::NotFound);
-                return Err(AgentError::file("find the control port in", PORTS)(missing));
+                return Err(AgentError::file("find a port of ours in", PORTS)(missing));
             }
             thread::sleep(RETRY);
         }
@@ -45,10 +50,19 @@ impl Port {
     }
 }
 
-fn find() -> Option<PathBuf> {
+impl Port {
+    fn wait(&self, what: PollFlags) -> io::Result<()> {
+        match poll(&mut [PollFd::new(&self.0, what)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
     let mut ports = fs::read_dir(PORTS).ok()?.flatten();
     let named = |port: &fs::DirEntry| {
-        fs::read_to_string(port.path().join("name")).is_ok_and(|name| name.trim_end() == PORT_NAME)
+        fs::read_to_string(port.path().join("name")).is_ok_and(|found| found.trim_end() == name)
     };
     ports.find(named).map(|port| Path::new("/dev").join(port.file_name()))
 }
@@ -56,9 +70,10 @@ fn find() -> Option<PathBuf> {
 impl Read for Port {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.0.read(buffer)? {
-                0 if !buffer.is_empty() => thread::sleep(RETRY),
-                length => return Ok(length),
+            match self.0.read(buffer) {
+                Ok(0) if !buffer.is_empty() => thread::sleep(RETRY),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(PollFlags::IN)?,
+                done => return done,
             }
         }
     }
@@ -66,7 +81,12 @@ impl Read for Port {
 
 impl Write for Port {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(PollFlags::OUT)?,
+                done => return done,
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,0 +1,88 @@
+//! The outer end of a command's run: carries its streams and our signals until it has ended.
+
+use super::command::Streams;
+use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
+use super::pump::{Broken, Input, Lost, Sinks};
+use super::signals::{Catcher, Ending};
+use super::terminal::RawMode;
+use crate::session::Keys;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+
+/// The command was not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// It or its environment is too long, or nobody is there.
+    #[error("cannot hand the command over")]
+    Send(#[source] ProtocolError),
+    /// Threads, pipes or signal handlers could not be had.
+    #[error("cannot set up the run")]
+    SetUp(#[from] io::Error),
+}
+
+/// How a conversation ended.
+pub(crate) struct Conversation {
+    /// The command's end, or why nothing more is known of it.
+    pub(crate) end: Result<Exit, Broken>,
+    /// Whether the user has asked for the end.
+    pub(crate) was_asked: bool,
+    /// Whether anything was seen of the command, or read for it.
+    pub(crate) is_seen: bool,
+    /// What it printed that could not be written here, if that came about.
+    pub(crate) lost: Option<Lost>,
+}
+
+/// Hands `job` over by `control`, and carries `streams` and `outputs` until it has ended.
+///
+/// A first signal to end is the command's to obey; a second one, half a second or more later, closes `control`, and a
+/// third ends this process.
+///
+/// # Errors
+/// [`BeginError`].
+pub(crate) fn converse(
+    control: &UnixStream,
+    job: Job,
+    outputs: Vec<Box<dyn Write + '_>>,
+    streams: Streams<'_>,
+) -> Result<Conversation, BeginError> {
+    let outbox = Outbox::new(control.try_clone()?);
+    ToAgent::Run(Box::new(job)).encode().and_then(|run| outbox.send(&run)).map_err(BeginError::Send)?;
+
+    // Signals are caught before the terminal is raw and until it no longer is.
+    let mut catcher = streams.signals.then(Catcher::new).transpose()?;
+    let handle = catcher.as_ref().map(Catcher::handle);
+    let raw = streams.stdin.filter(|_| streams.terminal.is_some()).map(RawMode::enter).transpose()?;
+    let ending =
+        Ending { is_asked: AtomicBool::new(false), raw: Mutex::new(raw), ended_by: AtomicI32::new(0) };
+    let keys = streams.terminal.map(|_| Keys::default());
+    let (stopped, stop_input) = io::pipe()?;
+    let (taken, credit) = mpsc::channel();
+    let (stdout, stderr) = (streams.stdout, streams.stderr);
+    let mut sinks = Sinks { stdout, stderr, outputs, lost: None, taken, is_seen: false };
+
+    let (end, is_seen, lost) = thread::scope(|scope| {
+        let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
+        let input = Input { stdin, keys, escape: streams.escape, is_asked: &ending.is_asked, control };
+        let input = scope.spawn(move || input.send(&stopped, &credit, outbox));
+        if let Some(catcher) = &mut catcher {
+            scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
+        }
+        let end = sinks.receive(control, &ending.is_asked);
+        let (is_shown, lost) = (sinks.is_seen, sinks.lost.take());
+        // Both threads end now.
+        drop((sinks, stop_input));
+        if let Some(handle) = handle {
+            handle.close();
+        }
+        let is_read = input.join().unwrap_or(true);
+        (end, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed), lost)
+    });
+    let end = match (end, ending.ended_by.load(Ordering::Relaxed)) {
+        (Err(Broken::Protocol(_)), signal) if signal != 0 => Ok(Exit::Signal(signal)),
+        (end, _) => end,
+    };
+    Ok(Conversation { end, was_asked: ending.is_asked.load(Ordering::Relaxed), is_seen, lost })
+}
