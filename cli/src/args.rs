@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use probe_engine::probe::spec::ProbeSpec;
 use probe_engine::probe::watch::WatchSpec;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Kprobes from outside the guest.
@@ -24,6 +25,12 @@ pub(crate) enum Command {
     Types(Types),
     Doctor(Doctor),
     Host(Host),
+    /// Answer a guest's requests for files, which come in over standard input
+    #[command(hide = true)]
+    ServeFiles {
+        /// The folders.
+        folders: String,
+    },
 }
 
 /// Boot a kernel with probes in it
@@ -34,13 +41,16 @@ pub(crate) enum Command {
 /// Exit codes: 0 the guest powered itself off or reset, or Ctrl-A x; 2 the run could not be started, and why was said;
 /// 122 a probe was overwritten, or was never armed, and which and why was said; 123 the guest died (panic, triple fault)
 /// or halted without switching itself off; 124 it took longer than --timeout; 125 the emulated host died, which says
-/// nothing about the guest; 128 + n ended by signal n. Single functions of a pattern that cannot be armed are no error,
+/// nothing about the guest, or the guest did not come to run the command; 128 + n ended by signal n. With a command, that
+/// command's own comes instead of 0, as a shell gives it: 127 where there is no such program, 126 where it cannot be
+/// run. Single functions of a pattern that cannot be armed are no error,
 /// as long as others are.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
   vmm run --probe do_sys_openat2
   vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
+  vmm run --probe do_sys_openat2 --rwdir out -- ./my_test --fast
   vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags if dfd == -100'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
@@ -274,6 +284,33 @@ pub(crate) struct Guest {
     pub(crate) symbols: SymbolSource,
     #[command(flatten)]
     pub(crate) place: Place,
+    /// Run this command in the guest, on this machine's files, and end with its exit code
+    ///
+    /// Its root is this machine's, or --root: what it changes there is thrown away in the end. It has our working directory,
+    /// standard streams and terminal, and of our environment PATH, HOME, TERM, the language and the like.
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["target", "raw_cmdline"])]
+    pub(crate) command: Vec<OsString>,
+    /// With a command: the folder that is the guest's root [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// With a command: a folder in which it may change files, which stay changed; may be repeated
+    #[arg(long = "rwdir", value_name = "DIR")]
+    pub(crate) rwdirs: Vec<PathBuf>,
+    /// With a command: where the kernel's modules are, as below /lib/modules [default: those fetched with the kernel]
+    ///
+    /// Of them the guest gets those that it needs to reach its files, where the kernel does not have them built in:
+    /// virtio_pci, virtio_console, virtiofs and overlay, with what these need.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) modules: Option<PathBuf>,
+    /// Show the guest's console on standard error, also with a command
+    #[arg(long, short = 'v')]
+    pub(crate) verbose: bool,
+    /// The command, as it was said elsewhere
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) work: Option<PathBuf>,
+    /// The files are outside of this host
+    #[arg(long, hide = true)]
+    pub(crate) files_port: bool,
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "system_map")]
     pub(crate) target: Option<PathBuf>,

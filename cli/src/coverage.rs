@@ -53,16 +53,16 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let optimize = Optimize::Off;
             let known =
                 Known { kernel: target.kernel, names: false, unwind: None, optimize, fall_back: false };
-            let report = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
+            let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
-                && let Err(error) = calls.write(out, args.format, &report)
+                && let Err(error) = calls.write(out, args.format, &ran.report)
             {
                 say(format_args!("the functions that ran could not be written: {error}"));
             }
             // Nobody may be there to read it.
-            let _ = standard_error().write_all(table(&report.probes).as_bytes());
+            let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
             // None of them is in a module.
-            Ok(run::exit_code(&report, &patterns, false, &|_| None))
+            Ok(run::exit_code(&ran, &patterns, false, &|_| None))
         }
     }
 }

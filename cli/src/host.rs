@@ -6,6 +6,7 @@ use crate::run::{self, Files};
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
+use crate::work::Work;
 use anyhow::{Context, Result, anyhow};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
 use std::env;
@@ -66,7 +67,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
                 let path = Path::new(path);
                 bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
             }
-            run_in_host(memory_for(0, bytes), || {
+            run_in_host(memory_for(0, bytes), None, || {
                 let mut command = HostCommand::of_file(program);
                 for word in words {
                     command = command.arg(word);
@@ -127,13 +128,16 @@ pub(crate) fn run_emulated(
 ) -> Result<ExitCode> {
     // A guest that cannot be put together is not worth a host.
     let cmdline = run::cmdline(guest);
-    let payload = Payload { kernel: &files.image, initrd: Some(&files.initramfs), cmdline: &cmdline };
+    let (initrd, pci) = (Some(&*files.initramfs), files.work.is_some());
+    let payload = Payload { kernel: &files.image, initrd, cmdline: &cmdline, pci };
     boot::load(&GuestRam::new(guest.memory.0)?, &payload, guest.cpus)?;
     let output = inside.output.map(run::create).transpose()?;
     let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
     target.write(resolved.path())?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
-    run_in_host(memory, || {
+    let work = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
+    serde_json::to_writer(&work, &files.work)?;
+    run_in_host(memory, files.work.as_ref(), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -145,6 +149,12 @@ pub(crate) fn run_emulated(
             .file(&files.initrd)
             .arg("--target")
             .file(resolved.path());
+        if files.work.is_some() {
+            command = command.arg("--files-port").arg("--work").file(work.path());
+        }
+        if guest.verbose {
+            command = command.arg("--verbose");
+        }
         for (name, words) in [("cmdline", &guest.cmdline), ("raw-cmdline", &guest.raw_cmdline)] {
             if let Some(words) = words {
                 command = command.arg(format!("--{name}={words}"));
@@ -171,7 +181,11 @@ pub(crate) fn run_emulated(
 
 /// Runs what `command` says inside an emulated host with `memory` MiB, with our terminal, streams and signals. A host that
 /// dies before anything was seen of it says nothing about the command, which is then run once more.
-pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>) -> Result<ExitCode> {
+pub(crate) fn run_in_host<'a>(
+    memory: u64,
+    work: Option<&Work>,
+    command: impl Fn() -> HostCommand<'a>,
+) -> Result<ExitCode> {
     let stderr = say::printer().context("the host has no thread left")?;
     // On one terminal, one thread keeps the order.
     let stdout = match is_shared() {
@@ -180,6 +194,9 @@ pub(crate) fn run_in_host<'a>(memory: u64, command: impl Fn() -> HostCommand<'a>
     };
     let run = || -> Result<_> {
         let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
+        if let Some(work) = work {
+            work.serve(host.files().context("cannot share a socket")?)?;
+        }
         Ok(host.run(command(), Streams::of_this_process(stdout.clone(), stderr.clone())))
     };
     let mut ended = run();

@@ -18,6 +18,7 @@ mod symbols;
 mod target;
 mod types;
 mod unarmed;
+mod work;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),
+        Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));

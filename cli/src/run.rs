@@ -8,26 +8,34 @@ use crate::say::{self, finish, hurry, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
-use crate::{EXIT_DIED, EXIT_TIMEOUT, EXIT_UNARMED};
+use crate::work::{self, Work};
+use crate::{EXIT_DIED, EXIT_INFRASTRUCTURE, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use probe_engine::capture::names::Names;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
+use tempfile::NamedTempFile;
 use vmm::code::Unread;
-use vmm::host::RawMode;
+use vmm::command::GuestCommand;
+use vmm::devices::virtio::Extras;
+use vmm::host::{Escape, Exit, RawMode, Streams};
 use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
+use vmm::session::{
+    Command, Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal,
+};
 use vmm::trap::Delivery;
 use vmm::world::Stand;
 
@@ -40,14 +48,32 @@ pub(crate) struct Files {
     pub(crate) initrd: PathBuf,
     pub(crate) image: Vec<u8>,
     pub(crate) initramfs: Vec<u8>,
+    /// The command, if there is one.
+    pub(crate) work: Option<Work>,
+    /// Where its initramfs is.
+    _made: Option<NamedTempFile>,
 }
 
 impl Files {
     pub(crate) fn read(guest: &Guest) -> Result<Self> {
         let kernel = target::kernel_path(guest.kernel.as_deref())?;
+        let (image, work) = (target::read(&kernel)?, Work::of(guest)?);
+        let made = work.as_ref().filter(|_| guest.initrd.is_none());
+        if let Some(initramfs) = made.map(|work| work.initramfs(guest, &kernel)).transpose()? {
+            let made = NamedTempFile::new().context("cannot write a temporary file")?;
+            fs::write(made.path(), &initramfs).context("cannot write a temporary file")?;
+            return Ok(Self {
+                kernel,
+                initrd: made.path().to_owned(),
+                image,
+                initramfs,
+                work,
+                _made: Some(made),
+            });
+        }
         let initrd = target::initrd_path(guest.initrd.as_deref())?;
-        let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
-        Ok(Self { kernel, initrd, image, initramfs })
+        let initramfs = target::read(&initrd)?;
+        Ok(Self { kernel, initrd, image, initramfs, work, _made: None })
     }
 }
 
@@ -112,12 +138,12 @@ fn run_here(
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
-    let report = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
-    let summary = writer.summary(&report);
+    let ran = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
+    let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&report, &patterns, args.allow_pending, &|at| writer.symbol(at)))
+    Ok(exit_code(&ran, &patterns, args.allow_pending, &|at| writer.symbol(at)))
 }
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
@@ -131,6 +157,13 @@ pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>) {
 /// Creates the file that the user named for output.
 pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What came of a guest.
+pub(crate) struct Ran {
+    pub(crate) report: Report,
+    /// How its command ended, if it had one that did.
+    pub(crate) command: Option<Option<Exit>>,
 }
 
 /// What a session knows of its kernel.
@@ -155,7 +188,10 @@ pub(crate) fn session(
     (hypervisor, delivery): (&Hypervisor, Delivery),
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
-) -> Result<Report> {
+) -> Result<Ran> {
+    if let Some(work) = &files.work {
+        return with_command(guest, files, work, known, (hypervisor, delivery), probes, sink);
+    }
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
@@ -165,21 +201,11 @@ pub(crate) fn session(
     };
     let out: Box<dyn Write + Send> =
         if is_shared() { Box::new(Tame::new(console.clone())) } else { Box::new(console.clone()) };
+    let cmdline = cmdline(guest);
     let config = Config {
-        image: &files.image,
-        kernel: known.kernel,
-        initrd: Some(&files.initramfs),
-        cmdline: &cmdline(guest),
-        cpus: guest.cpus,
-        memory: guest.memory.0,
-        delivery,
-        symbols: None,
-        names: known.names,
-        unwind: known.unwind.map(Arc::new),
-        optimize: known.optimize,
-        fall_back: known.fall_back,
         timeout: timeout(guest.timeout, interactive),
         terminal: Terminal { out, input, interactive },
+        ..config(guest, files, known, delivery, &cmdline)
     };
     let mut session = Session::new(hypervisor, config)?;
     session.register_all(probes)?;
@@ -191,7 +217,89 @@ pub(crate) fn session(
     }
     // What nobody reads, nobody misses.
     finish(&console);
-    Ok(report)
+    Ok(Ran { report, command: None })
+}
+
+/// A guest without a console.
+fn config<'a>(
+    guest: &Guest,
+    files: &'a Files,
+    known: Known,
+    delivery: Delivery,
+    cmdline: &'a str,
+) -> Config<'a> {
+    Config {
+        image: &files.image,
+        kernel: known.kernel,
+        initrd: Some(&files.initramfs),
+        cmdline,
+        cpus: guest.cpus,
+        memory: guest.memory.0,
+        delivery,
+        symbols: None,
+        names: known.names,
+        unwind: known.unwind.map(Arc::new),
+        optimize: known.optimize,
+        fall_back: known.fall_back,
+        timeout: None,
+        signals: true,
+        terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
+        extras: Extras::default(),
+    }
+}
+
+/// Runs the guest until its command has ended, with this process's terminal.
+fn with_command(
+    guest: &Guest,
+    files: &Files,
+    work: &Work,
+    known: Known,
+    (hypervisor, delivery): (&Hypervisor, Delivery),
+    probes: Vec<Probe>,
+    sink: &mut dyn Sink,
+) -> Result<Ran> {
+    let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
+    let extras = Extras { ports: vec![port], folders: Some(work.folders(guest)?), rng: true };
+    let console = work::Console::new(guest.verbose);
+    let cmdline = cmdline(guest);
+    let is_terminal = io::stdin().is_terminal();
+    let config = Config {
+        timeout: timeout(guest.timeout, is_terminal),
+        signals: false,
+        terminal: Terminal { out: Box::new(console.clone()), input: None, interactive: false },
+        extras,
+        ..config(guest, files, known, delivery, &cmdline)
+    };
+    let mut session = Session::new(hypervisor, config)?;
+    session.register_all(probes)?;
+    let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
+    let stdout = Printer::of_all(io::stdout()).context("the host has no thread left")?;
+    let stderr = say::printer().context("the host has no thread left")?.clone();
+    let streams = Streams { escape: Escape::Obeyed, ..Streams::of_this_process(stdout.clone(), stderr) };
+    let (report, ended) = thread::scope(|scope| {
+        let running = scope.spawn(move || {
+            let ended = command.run(words, streams);
+            // It may have ended by itself.
+            let _ = handle.command(Command::Stop);
+            ended
+        });
+        let report = session.run(sink);
+        // The guest is gone, whatever became of the command.
+        let _ = end.shutdown(Shutdown::Both);
+        (report, running.join())
+    });
+    let report = report?;
+    finish(&stdout);
+    let command = match ended {
+        Ok(Ok(ended)) => Some(ended.exit),
+        Ok(Err(error)) => {
+            console.show();
+            say(format_args!("{error}"));
+            None
+        }
+        Err(_) => None,
+    };
+    Ok(Ran { report, command: Some(command) })
 }
 
 /// How long the guest may take, where the user has `asked` for it or not. One whose console is a person's has no end of its
@@ -249,7 +357,7 @@ pub(crate) fn cmdline(guest: &Guest) -> String {
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    report: &Report,
+    Ran { report, command }: &Ran,
     patterns: &[Option<String>],
     allow_pending: bool,
     names: Names<'_>,
@@ -264,7 +372,14 @@ pub(crate) fn exit_code(
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
             let complaints = unarmed::complaints(&report.probes, patterns, allow_pending);
             complaints.iter().for_each(say);
-            if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNARMED) }
+            match (command, complaints.is_empty()) {
+                (Some(Some(Exit::Signal(signal))), _) => ExitCode::from(128u8.wrapping_add(*signal as u8)),
+                (Some(Some(Exit::Code(code))), _) if *code != 0 => ExitCode::from(*code as u8),
+                // It was not begun, or its end is not known.
+                (Some(None), _) => ExitCode::from(EXIT_INFRASTRUCTURE),
+                (_, true) => ExitCode::SUCCESS,
+                (_, false) => ExitCode::from(EXIT_UNARMED),
+            }
         }
         Outcome::Signal(signal) => {
             say(format_args!("ended by signal {signal}"));

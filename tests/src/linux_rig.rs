@@ -255,6 +255,8 @@ impl Guest {
             optimize,
             fall_back,
             timeout: None,
+            signals: true,
+            extras: Default::default(),
             terminal: Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),

@@ -26,7 +26,10 @@ pub fn binary() -> Option<PathBuf> {
 /// the host that `VMM_TEST_HOST` names, unless the words name others.
 pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
-    command.args(words).stdin(Stdio::null()).env("TMPDIR", temporary);
+    command.stdin(Stdio::null()).env("TMPDIR", temporary);
+    // Behind the verb: what comes behind `--` is the guest's.
+    let (verb, rest) = words.split_at(words.len().min(1));
+    command.args(verb);
     let has_guest = matches!(words, ["run" | "coverage", ..]);
     let names_kernel = words.iter().any(|word| word.starts_with("--kernel"));
     // The product finds the default one by itself, as it does for users.
@@ -37,6 +40,7 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     if let Some(host) = std::env::var_os("VMM_TEST_HOST").filter(|_| has_guest && !names_host) {
         command.arg("--host").arg(host);
     }
+    command.args(rest);
     command
 }
 

@@ -3,6 +3,7 @@
 pub mod boot;
 pub mod clock;
 pub mod code;
+pub mod command;
 pub mod devices;
 pub mod events;
 pub mod files;

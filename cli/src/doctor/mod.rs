@@ -41,7 +41,7 @@ struct Diagnosis {
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
     // A report tells of this machine as well.
     if args.place.host == HostKind::Emulated && args.report.is_none() {
-        return host::run_in_host(memory_for(0, 0), || {
+        return host::run_in_host(memory_for(0, 0), None, || {
             let command = HostCommand::new().arg("doctor").arg("--host=kvm");
             if args.json { command.arg("--json") } else { command }
         });

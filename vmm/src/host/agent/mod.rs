@@ -11,7 +11,8 @@ mod port;
 mod setup;
 
 use super::emulated::chain;
-use super::protocol::{FrameReader, FromAgent, Outbox, ProtocolError, ToAgent};
+use super::protocol::{FILES_PORT, FrameReader, FromAgent, Outbox, PORT_NAME, ProtocolError, ToAgent};
+use crate::command::{PLAN, RootError, enter};
 use port::Port;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ pub(super) enum AgentError {
     Protocol(#[from] ProtocolError),
     #[error("{} is not a list of commands", path.display())]
     Batch { path: PathBuf, source: serde_json::Error },
+    #[error(transparent)]
+    Root(RootError),
     #[error("the message is not one for an agent that waits for a command")]
     OutOfTurn,
 }
@@ -41,12 +44,28 @@ impl AgentError {
 
 const BATCH: &str = "/batch.json";
 
+/// In the emulated host: where requests for files outside go, and where the answers come from.
+///
+/// # Errors
+/// When there is no such port.
+pub fn files_port() -> io::Result<(Box<dyn io::Write + Send>, Box<dyn io::Read + Send>)> {
+    let open = || -> Result<_, AgentError> {
+        let port = Port::open(FILES_PORT)?;
+        Ok((port.try_clone()?, port))
+    };
+    let (requests, answers) = open().map_err(|error| io::Error::other(chain(&error)))?;
+    Ok((Box::new(requests), Box::new(BufReader::with_capacity(128 << 10, answers))))
+}
+
 /// Makes the host usable, runs what it is told to, and powers the machine off. To be called by process 1.
 pub fn main() {
-    let result = setup::prepare().and_then(|()| {
-        let batch = Path::new(BATCH);
-        if batch.exists() { batch::run(batch) } else { serve() }
-    });
+    let result = match Path::new(PLAN).exists() {
+        true => in_guest(),
+        false => setup::prepare().and_then(|()| {
+            let batch = Path::new(BATCH);
+            if batch.exists() { batch::run(batch) } else { serve(Ok(())) }
+        }),
+    };
     if let Err(error) = result {
         // The console: whoever started the machine has its last lines.
         eprintln!("vmm agent: {}", chain(&error));
@@ -54,9 +73,15 @@ pub fn main() {
     setup::power_off();
 }
 
-/// Runs the one command that comes in over the control port.
-fn serve() -> Result<(), AgentError> {
-    let port = Port::open()?;
+/// As the init of a guest: what prevents a command is said to whoever wants it.
+fn in_guest() -> Result<(), AgentError> {
+    setup::prepare()?;
+    serve(enter().map_err(AgentError::Root))
+}
+
+/// Runs the one command that comes in over the control port, if that is `possible`.
+fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
+    let port = Port::open(PORT_NAME)?;
     let outbox = Outbox::new(port.try_clone()?);
     let mut frames = FrameReader::new(BufReader::with_capacity(64 << 10, port));
     // A host is greeted when it has booted, and again each time it is restored.
@@ -69,7 +94,7 @@ fn serve() -> Result<(), AgentError> {
     };
     setup::set_clock(job.time);
     let outbox = Arc::new(outbox);
-    let last = match job::run(&job, frames, &outbox) {
+    let last = match possible.and_then(|()| job::run(&job, frames, &outbox)) {
         Ok(exit) => FromAgent::Exit(exit).encode()?,
         Err(error) => FromAgent::Failed(&chain(&error)).encode()?,
     };

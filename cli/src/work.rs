@@ -1,0 +1,222 @@
+//! The user's command in the guest: what is run, on which files, and how its streams reach it.
+
+use crate::args::Guest;
+use crate::say;
+use anyhow::{Context, Result, bail};
+use guest_kernels::initramfs::{self, ExtraFile};
+use guest_kernels::{FetchedKernel, modules};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use vmm::command::{Mount, PLAN, Plan, Words};
+use vmm::devices::virtio::Folders;
+use vmm::files::Folder;
+
+/// A command, and the folders that the guest sees.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Work {
+    pub(crate) words: Words,
+    /// The first one is the guest's root, the others may be changed.
+    pub(crate) folders: Vec<Folder>,
+}
+
+/// What of our environment a command gets: nothing that could be a secret.
+const ENVIRONMENT: [&str; 14] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TERM",
+    "COLORTERM",
+    "NO_COLOR",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "EDITOR",
+    "PAGER",
+    "VISUAL",
+];
+/// What it gets where we have none.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+impl Work {
+    /// What `guest` says of a command, if it does.
+    pub(crate) fn of(guest: &Guest) -> Result<Option<Self>> {
+        if let Some(path) = &guest.work {
+            let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            return Ok(Some(serde_json::from_slice(&text)?));
+        }
+        let Some((program, args)) = guest.command.split_first() else {
+            if guest.root.is_some() || !guest.rwdirs.is_empty() {
+                bail!("--root and --rwdir are for a command in the guest: say which, behind --");
+            }
+            return Ok(None);
+        };
+        if guest.initrd.is_some() {
+            bail!("a command in the guest has an initramfs of its own: leave --initrd out");
+        }
+        let root = folder(guest.root.as_deref().unwrap_or(Path::new("/")), false)?;
+        let mut folders = vec![root];
+        for path in &guest.rwdirs {
+            folders.push(folder(path, true)?);
+        }
+        let passed = |name: &str| ENVIRONMENT.contains(&name) || name.starts_with("LC_");
+        let mut env: Vec<(OsString, OsString)> =
+            env::vars_os().filter(|(name, _)| name.to_str().is_some_and(passed)).collect();
+        if env.iter().all(|(name, _)| name != "PATH") {
+            env.push(("PATH".into(), DEFAULT_PATH.into()));
+        }
+        let here = env::current_dir().context("cannot find the working directory")?;
+        let words = Words { program: program.clone(), args: args.to_vec(), env, folder: here };
+        let work = Self { words, folders };
+        work.inside(&work.words.folder).context("the working directory is not below --root")?;
+        for folder in work.folders.iter().skip(1) {
+            work.inside(&folder.path).context("a folder of --rwdir is not below --root")?;
+        }
+        Ok(Some(work))
+    }
+
+    /// Where the guest sees `path`, which is below its root.
+    fn inside(&self, path: &Path) -> Result<PathBuf> {
+        let root = self.folders.first().map_or(Path::new("/"), |root| &root.path);
+        let rest = path.strip_prefix(root).with_context(|| format!("{} is elsewhere", path.display()))?;
+        Ok(Path::new("/").join(rest))
+    }
+
+    /// The words, as they are for the guest.
+    pub(crate) fn words(&self) -> Result<Words> {
+        Ok(Words { folder: self.inside(&self.words.folder)?, ..self.words.clone() })
+    }
+
+    /// By what the guest mounts the folders.
+    fn tags(&self) -> Vec<String> {
+        (0..self.folders.len()).map(|number| format!("vmm{number}")).collect()
+    }
+
+    /// The initramfs that carries it out on `kernel`: this very program, the drivers that the kernel has as modules, and
+    /// the plan.
+    pub(crate) fn initramfs(&self, guest: &Guest, kernel: &Path) -> Result<Vec<u8>> {
+        let program = env::current_exe().and_then(fs::read).context("cannot read this program's own file")?;
+        let mut tags = self.tags().into_iter();
+        let root = tags.next().unwrap_or_default();
+        let mounts = tags.zip(self.folders.iter().skip(1));
+        let mounts = mounts.map(|(tag, folder)| Ok(Mount { tag, at: self.inside(&folder.path)? }));
+        let plan = Plan { root, mounts: mounts.collect::<Result<_>>()? };
+        let path = PLAN.trim_start_matches('/').to_owned();
+        let plan = ExtraFile { path, mode: 0o644, bytes: serde_json::to_vec(&plan)? };
+        Ok(initramfs::command(program, drivers(guest, kernel)?, [plan])?)
+    }
+
+    /// The folders as devices, with the way to their server.
+    pub(crate) fn folders(&self, guest: &Guest) -> Result<Folders> {
+        let tags = self.tags();
+        if guest.files_port {
+            let (requests, answers) =
+                vmm::host::agent::files_port().context("cannot reach the files outside")?;
+            return Ok(Folders { tags, requests, answers });
+        }
+        let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+        self.serve(theirs)?;
+        let requests = ours.try_clone().context("cannot share a socket")?;
+        Ok(Folders { tags, requests: Box::new(requests), answers: Box::new(ours) })
+    }
+
+    /// Starts the server of its files, which answers what comes in over `stream`, and ends with it.
+    pub(crate) fn serve(&self, stream: UnixStream) -> Result<()> {
+        let program = env::current_exe().context("cannot find this program's own file")?;
+        let folders = serde_json::to_string(&self.folders)?;
+        let mut server = Command::new(program);
+        server
+            .arg("serve-files")
+            .arg(folders)
+            .stdin(std::os::fd::OwnedFd::from(stream))
+            .stdout(Stdio::null());
+        server.env_clear();
+        // A group of its own: Ctrl-C is not for it.
+        std::os::unix::process::CommandExt::process_group(&mut server, 0);
+        server.spawn().context("cannot start the server of the guest's files")?;
+        Ok(())
+    }
+}
+
+/// Drivers by which a guest reaches its folders: from --modules, or those that were fetched with the kernel.
+fn drivers(guest: &Guest, kernel: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    if let Some(tree) = &guest.modules {
+        return Ok(modules::for_command(tree)?);
+    }
+    let Some(fetched) = kernel.parent().and_then(|folder| FetchedKernel::at(folder).ok()) else {
+        return Ok(vec![]);
+    };
+    let read = |path: &PathBuf| -> Result<_> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, fs::read(path).with_context(|| format!("cannot read {}", path.display()))?))
+    };
+    fetched.command_modules.iter().map(read).collect()
+}
+
+/// A folder by its real path: that is what is opened, and nothing that takes its place later.
+fn folder(path: &Path, writable: bool) -> Result<Folder> {
+    let shared = || -> io::Result<Folder> {
+        let path = path.canonicalize()?;
+        fs::read_dir(&path)?;
+        Ok(Folder { path, writable })
+    };
+    shared().with_context(|| format!("cannot share {}", path.display()))
+}
+
+/// `vmm serve-files`: the server's process.
+pub(crate) fn serve_files(folders: &str) -> Result<()> {
+    let folders: Vec<Folder> = serde_json::from_str(folders)?;
+    let files = vmm::files::Files::open(&folders)?;
+    vmm::files::confine(&folders)?;
+    let stdin = io::stdin();
+    let stream = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned()?;
+    Ok(files.serve(&UnixStream::from(stream))?)
+}
+
+/// The console of a guest with a command: shown when the user wants it, or when the guest did not do what it was to do.
+#[derive(Clone)]
+pub(crate) struct Console(Arc<Mutex<VecDeque<u8>>>, bool);
+
+/// What is kept of it, in bytes.
+const KEPT: usize = 256 << 10;
+
+impl Console {
+    pub(crate) fn new(is_shown: bool) -> Self {
+        Self(Arc::default(), is_shown)
+    }
+
+    /// Shows what is kept, unless it was shown already.
+    pub(crate) fn show(&self) {
+        let kept = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if !self.1 {
+            // Nobody may be there to read it.
+            let _ = say::standard_error().write_all(&Vec::from(kept));
+        }
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.1 {
+            return say::standard_error().write(bytes);
+        }
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend(bytes);
+        let surplus = kept.len().saturating_sub(KEPT);
+        kept.drain(..surplus);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! The outer end of a command in the guest.
+
+use crate::devices::virtio::console::Port;
+use crate::host::conversation::{BeginError, Conversation, converse};
+use crate::host::protocol::{Arg, FrameReader, FromAgent, Job, PORT_NAME, Program, ProtocolError, ToAgent};
+use crate::host::pump::Broken;
+use crate::host::{Ended, Streams};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What is run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Words {
+    /// The program, as a shell finds it.
+    pub program: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Its environment, whole.
+    pub env: Vec<(OsString, OsString)>,
+    /// Where it runs, in the guest's root.
+    pub folder: PathBuf,
+}
+
+/// The guest did not run the command, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The guest has ended.
+    #[error("the guest ended before its command did")]
+    Gone,
+    /// Its init says why.
+    #[error("{0}")]
+    Init(String),
+    /// What it says makes no sense.
+    #[error("what the guest's init says makes no sense")]
+    Protocol(#[source] ProtocolError),
+    /// It was not begun.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+}
+
+/// A command that waits for its guest.
+pub struct GuestCommand {
+    control: UnixStream,
+}
+
+impl GuestCommand {
+    /// One, and the port by which the guest gets it.
+    ///
+    /// # Errors
+    /// When the host is out of descriptors.
+    pub fn new() -> io::Result<(Self, Port)> {
+        let (control, socket) = UnixStream::pair()?;
+        Ok((Self { control }, Port { name: PORT_NAME.to_owned(), socket }))
+    }
+
+    /// What ends [`run`](Self::run) from another thread: to be shut down.
+    ///
+    /// # Errors
+    /// When the host is out of descriptors.
+    pub fn end(&self) -> io::Result<UnixStream> {
+        self.control.try_clone()
+    }
+
+    /// Waits for the guest, and runs the command to its end.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, CommandError> {
+        self.greet()?;
+        let Words { program, args, env, folder } = words;
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let job = Job {
+            program: Program::Named(program),
+            args: args.into_iter().map(Arg::Text).collect(),
+            env: env.into_iter().map(|(name, value)| (name, Arg::Text(value))).collect(),
+            folder: Some(folder),
+            files: Vec::new(),
+            outputs: 0,
+            terminal: streams.terminal,
+            time,
+        };
+        let Conversation { end, was_asked, lost, .. } = converse(&self.control, job, Vec::new(), streams)?;
+        Ok(Ended { exit: end.map_err(why)?, was_asked, lost })
+    }
+
+    /// Waits until the guest answers.
+    fn greet(&self) -> Result<(), CommandError> {
+        let hello = ToAgent::Hello.encode().map_err(CommandError::Protocol)?;
+        (&self.control).write_all(&hello).map_err(|_| CommandError::Gone)?;
+        loop {
+            // Unbuffered: what follows is for the conversation.
+            let mut frames = FrameReader::new(&self.control);
+            match frames.next().and_then(FromAgent::decode).map_err(|error| why(Broken::Protocol(error)))? {
+                FromAgent::Ready => return Ok(()),
+                FromAgent::Failed(words) => return Err(CommandError::Init(words.to_owned())),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn why(broken: Broken) -> CommandError {
+    match broken {
+        Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
+            CommandError::Gone
+        }
+        Broken::Protocol(error) => CommandError::Protocol(error),
+        Broken::Agent(words) => CommandError::Init(words),
+    }
+}

@@ -1,0 +1,13 @@
+//! A command of the user's in the guest.
+//!
+//! The guest's initramfs has this same program as `/init`, and a [`Plan`]: it loads the drivers that the kernel lacks,
+//! mounts the host's folders, and runs the one command that comes in over a port ([`agent`](crate::host::agent)). Here is
+//! the other end of that port ([`GuestCommand`]).
+
+mod driver;
+mod plan;
+mod root;
+
+pub use driver::{CommandError, GuestCommand, Words};
+pub use plan::{Mount, PLAN, Plan};
+pub(crate) use root::{RootError, enter};

@@ -1,0 +1,118 @@
+//! The guest's root: the host's files, which stay as they are, with what the guest changes on top.
+
+use super::plan::{PLAN, Plan};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount, mount_move};
+use rustix::process::{chdir, chroot};
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// The host's files.
+const LOWER: &str = "/host";
+/// What the guest changes.
+const CHANGES: &str = "/changes";
+/// Both.
+const ROOT: &str = "/new";
+
+/// Why there is no root to run a command in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RootError {
+    #[error("the plan of this guest cannot be read")]
+    Plan(#[source] io::Error),
+    #[error(
+        "the host's files cannot be mounted: this kernel has no virtiofs (CONFIG_VIRTIO_FS) and no module for it"
+    )]
+    NoVirtiofs,
+    #[error("the host's files cannot be mounted: no device has them")]
+    NoDevice,
+    #[error("cannot mount {what} at {at}")]
+    Mount { what: String, at: String, source: io::Error },
+    #[error("cannot make {0}")]
+    Make(String, #[source] io::Error),
+    #[error("cannot enter the new root")]
+    Enter(#[source] io::Error),
+}
+
+/// Makes the root that the plan describes, and goes there.
+pub(crate) fn enter() -> Result<(), RootError> {
+    let plan = fs::read(PLAN).and_then(|plan| Ok(serde_json::from_slice::<Plan>(&plan)?));
+    let plan = plan.map_err(RootError::Plan)?;
+    put(&plan.root, LOWER, "virtiofs", MountFlags::RDONLY, None)?;
+    on_top()?;
+    for mount in &plan.mounts {
+        put(&mount.tag, &inside(&mount.at), "virtiofs", MountFlags::empty(), None)?;
+    }
+    let own = [
+        ("proc", "proc", None),
+        ("sysfs", "sys", None),
+        ("devtmpfs", "dev", None),
+        ("devpts", "dev/pts", Some("mode=0620,ptmxmode=0666,gid=5")),
+        ("tmpfs", "dev/shm", Some("mode=1777")),
+        ("tmpfs", "run", Some("mode=0755")),
+        ("debugfs", "sys/kernel/debug", None),
+        ("tracefs", "sys/kernel/tracing", None),
+        ("cgroup2", "sys/fs/cgroup", None),
+    ];
+    for (kind, at, options) in own {
+        let mounted = put(kind, &inside(Path::new(at)), kind, MountFlags::empty(), options);
+        // The last ones are missing in some kernels.
+        if !at.starts_with("sys/") {
+            mounted?;
+        }
+    }
+    chdir(ROOT)
+        .and_then(|()| mount_move(".", "/"))
+        .and_then(|()| chroot("."))
+        .and_then(|()| chdir("/"))
+        .map_err(|error| RootError::Enter(error.into()))
+}
+
+/// What lies at `path` of the guest's root before that is the root.
+fn inside(path: &Path) -> String {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    Path::new(ROOT).join(path).to_string_lossy().into_owned()
+}
+
+/// Puts a layer for changes on the host's files. A kernel that has no overlay gets them as they are, with places of its own to
+/// write to.
+fn on_top() -> Result<(), RootError> {
+    put("tmpfs", CHANGES, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
+    for folder in ["upper", "work"].map(|name| format!("{CHANGES}/{name}")) {
+        fs::create_dir(&folder).map_err(|error| RootError::Make(folder, error))?;
+    }
+    let layers = format!("lowerdir={LOWER},upperdir={CHANGES}/upper,workdir={CHANGES}/work");
+    match put("overlay", ROOT, "overlay", MountFlags::empty(), Some(&layers)) {
+        Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
+            eprintln!(
+                "vmm: this kernel has no overlay (CONFIG_OVERLAY_FS): only /tmp, /run and /var/tmp can be written to"
+            );
+            move_to(LOWER, ROOT)?;
+            for at in ["tmp", "var/tmp"] {
+                put("tmpfs", &inside(Path::new(at)), "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
+            }
+            Ok(())
+        }
+        mounted => mounted,
+    }
+}
+
+fn move_to(from: &str, to: &str) -> Result<(), RootError> {
+    let failed =
+        |error: Errno| RootError::Mount { what: from.to_owned(), at: to.to_owned(), source: error.into() };
+    mount_move(from, to).map_err(failed)
+}
+
+fn put(what: &str, at: &str, kind: &str, flags: MountFlags, options: Option<&str>) -> Result<(), RootError> {
+    // On what the guest may not change, places are there or not.
+    if !Path::new(at).is_dir() {
+        fs::create_dir_all(at).map_err(|error| RootError::Make(at.to_owned(), error))?;
+    }
+    let options = options.and_then(|options| CString::new(options).ok());
+    mount(what, at, kind, flags, options.as_deref()).map_err(|error| match (kind, error) {
+        ("virtiofs", Errno::NODEV) => RootError::NoVirtiofs,
+        ("virtiofs", Errno::INVAL) => RootError::NoDevice,
+        _ => RootError::Mount { what: what.to_owned(), at: at.to_owned(), source: error.into() },
+    })
+}
