@@ -29,7 +29,7 @@ use tempfile::NamedTempFile;
 use vmm::code::Unread;
 use vmm::command::GuestCommand;
 use vmm::devices::virtio::Extras;
-use vmm::host::{Escape, Exit, RawMode, Streams};
+use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
 use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
@@ -83,7 +83,11 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     }
     let files = Files::read(&args.guest)?;
     let target = target::target(args, &files)?;
-    share_terminal(&args.guest, args.output.as_deref());
+    // Without probes nothing of ours is shown while a command has the terminal.
+    let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
+    if !is_all_the_commands || args.guest.marked {
+        share_terminal(&args.guest, args.output.as_deref());
+    }
     if let Some(path) = &args.write_target {
         target.write(path)?;
         return Ok(ExitCode::SUCCESS);
@@ -273,9 +277,17 @@ fn with_command(
     let mut session = Session::new(hypervisor, config)?;
     session.register_all(probes)?;
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
-    let stdout = Printer::of_all(io::stdout()).context("the host has no thread left")?;
     let stderr = say::printer().context("the host has no thread left")?.clone();
-    let streams = Streams { escape: Escape::Obeyed, ..Streams::of_this_process(stdout.clone(), stderr) };
+    let stdout = match is_shared() {
+        true => stderr.clone(),
+        false => Printer::of_all(io::stdout()).context("the host has no thread left")?,
+    };
+    let outlet = |printer: &Printer| match is_shared() {
+        true => Outlet::through(printer.clone(), Tame::new(printer.clone())),
+        false => printer.clone().into(),
+    };
+    let streams = Streams::of_this_process(outlet(&stdout), outlet(&stderr));
+    let streams = Streams { escape: Escape::Obeyed, ..streams };
     let (report, ended) = thread::scope(|scope| {
         let running = scope.spawn(move || {
             let ended = command.run(words, streams);

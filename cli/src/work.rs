@@ -5,6 +5,7 @@ use crate::say;
 use anyhow::{Context, Result, bail};
 use guest_kernels::initramfs::{self, ExtraFile};
 use guest_kernels::{FetchedKernel, modules};
+use probe_engine::guest_text::Escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::env;
@@ -14,7 +15,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm::command::{Mount, PLAN, Plan, Words};
 use vmm::devices::virtio::Folders;
 use vmm::files::Folder;
@@ -183,40 +184,100 @@ pub(crate) fn serve_files(folders: &str) -> Result<()> {
 }
 
 /// The console of a guest with a command: shown when the user wants it, or when the guest did not do what it was to do.
+/// Each line says whose it is.
 #[derive(Clone)]
-pub(crate) struct Console(Arc<Mutex<VecDeque<u8>>>, bool);
+pub(crate) struct Console(Arc<Mutex<Lines>>);
 
-/// What is kept of it, in bytes.
-const KEPT: usize = 256 << 10;
+struct Lines {
+    is_shown: bool,
+    /// The last ones, where none is shown.
+    kept: VecDeque<String>,
+    /// One that has not ended.
+    begun: Vec<u8>,
+}
+
+/// How many lines are kept.
+const KEPT: usize = 1000;
+/// A line that grows longer, in bytes, is two.
+const LONGEST: usize = 4096;
 
 impl Console {
     pub(crate) fn new(is_shown: bool) -> Self {
-        Self(Arc::default(), is_shown)
+        Self(Arc::new(Mutex::new(Lines { is_shown, kept: VecDeque::new(), begun: Vec::new() })))
     }
 
-    /// Shows what is kept, unless it was shown already.
+    /// Shows what is kept.
     pub(crate) fn show(&self) {
-        let kept = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        if !self.1 {
-            // Nobody may be there to read it.
-            let _ = say::standard_error().write_all(&Vec::from(kept));
-        }
+        let mut lines = self.lock();
+        lines.end();
+        lines.kept.drain(..).for_each(show);
     }
+
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lines {
+    /// The line is over.
+    fn end(&mut self) {
+        let line = std::mem::take(&mut self.begun);
+        let line = Escaped(line.trim_ascii_end()).to_string();
+        if line.is_empty() {
+            return;
+        }
+        if self.is_shown {
+            return show(line);
+        }
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(line);
+    }
+}
+
+fn show(line: String) {
+    // Nobody may be there to read it.
+    let _ = writeln!(say::standard_error(), "console: {line}");
 }
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.1 {
-            return say::standard_error().write(bytes);
+        let mut lines = self.lock();
+        for byte in bytes {
+            if *byte != b'\n' {
+                lines.begun.push(*byte);
+            }
+            if *byte == b'\n' || lines.begun.len() == LONGEST {
+                lines.end();
+            }
         }
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.extend(bytes);
-        let surplus = kept.len().saturating_sub(KEPT);
-        kept.drain(..surplus);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_of_a_console_are_kept_and_harmless() {
+        let mut console = Console::new(false);
+        for n in 0..2 * KEPT {
+            write!(console, "line {n}\r\n\n").unwrap();
+        }
+        console.write_all(b"\x1b[2Jvmm: forged").unwrap();
+        let mut lines = console.lock();
+        assert_eq!(lines.kept.front().unwrap(), &format!("line {KEPT}"));
+        lines.end();
+        assert_eq!(lines.kept.back().unwrap(), "\\x1b[2Jvmm: forged");
+        assert_eq!(lines.kept.len(), KEPT);
+        drop(lines);
+        console.write_all(&[b'x'; 3 * LONGEST]).unwrap();
+        assert!(console.lock().begun.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use super::pump::Escape;
 use super::terminal::Terminal;
 use crate::printer::Printer;
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
@@ -83,14 +83,40 @@ impl<'a> HostCommand<'a> {
     }
 }
 
+/// Where an output of a command goes.
+pub struct Outlet {
+    printer: Printer,
+    out: Box<dyn Write + Send>,
+}
+
+impl Outlet {
+    /// What comes is written to `out`, which hands it on to `printer`.
+    #[must_use]
+    pub fn through(printer: Printer, out: impl Write + Send + 'static) -> Self {
+        Self { printer, out: Box::new(out) }
+    }
+
+    /// Prints when there is room, or at once when the end `is_asked` for.
+    pub(super) fn print(&mut self, bytes: &[u8], is_asked: impl Fn() -> bool) -> io::Result<()> {
+        self.printer.wait_until_ready(is_asked);
+        self.out.write_all(bytes)
+    }
+}
+
+impl From<Printer> for Outlet {
+    fn from(printer: Printer) -> Self {
+        Self::through(printer.clone(), printer)
+    }
+}
+
 /// Where a command's streams begin and end.
 pub struct Streams<'a> {
     /// Standard input; none is an empty one.
     pub stdin: Option<BorrowedFd<'a>>,
     /// Standard output. The command waits for its reader, and the run does not, once it has been told to end.
-    pub stdout: Printer,
+    pub stdout: Outlet,
     /// Standard error, likewise.
-    pub stderr: Printer,
+    pub stderr: Outlet,
     /// `stdin` is a terminal: the command gets one too, and ours is in raw mode until the run ends.
     pub terminal: Option<Terminal>,
     /// Pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGWINCH on.
@@ -100,9 +126,10 @@ pub struct Streams<'a> {
 }
 
 impl Streams<'static> {
-    /// Those of this process, with these printers of its own.
+    /// Those of this process, with these outlets of its own.
     #[must_use]
-    pub fn of_this_process(stdout: Printer, stderr: Printer) -> Self {
+    pub fn of_this_process(stdout: impl Into<Outlet>, stderr: impl Into<Outlet>) -> Self {
+        let (stdout, stderr) = (stdout.into(), stderr.into());
         Self {
             stdin: Some(rustix::stdio::stdin()),
             stdout,

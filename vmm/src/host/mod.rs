@@ -35,7 +35,7 @@ mod snapshot;
 mod spawn;
 mod terminal;
 
-pub use command::{HostCommand, Streams};
+pub use command::{HostCommand, Outlet, Streams};
 pub use conversation::BeginError;
 pub use disk::DiskError;
 pub use emulated::{EmulatedHost, Ended, RunError, StartError};

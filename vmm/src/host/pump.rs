@@ -1,9 +1,9 @@
 //! Carries a command's streams between the control port and ours.
 
+use super::command::Outlet;
 use super::protocol::{
     Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
-use crate::printer::Printer;
 use crate::session::{Keys, Typed};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -43,8 +43,8 @@ pub struct Lost {
 
 /// Where what comes out goes.
 pub(super) struct Sinks<'a> {
-    pub(super) stdout: Printer,
-    pub(super) stderr: Printer,
+    pub(super) stdout: Outlet,
+    pub(super) stderr: Outlet,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
     /// What could not be written, from then on: the first of all.
     pub(super) lost: Option<Lost>,
@@ -57,10 +57,8 @@ pub(super) struct Sinks<'a> {
 impl Sinks<'_> {
     /// Carries output until the command has ended. Once that `is_asked` for, no reader is waited for.
     pub(super) fn receive(&mut self, control: &UnixStream, is_asked: &AtomicBool) -> Result<Exit, Broken> {
-        let print = |printer: &mut Printer, bytes: &[u8]| {
-            printer.wait_until_ready(|| is_asked.load(Ordering::Relaxed));
-            printer.write_all(bytes)
-        };
+        let print =
+            |outlet: &mut Outlet, bytes: &[u8]| outlet.print(bytes, || is_asked.load(Ordering::Relaxed));
         let mut frames = FrameReader::new(BufReader::with_capacity(256 << 10, control));
         loop {
             let message = frames.next().and_then(FromAgent::decode).map_err(Broken::Protocol)?;
