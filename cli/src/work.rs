@@ -67,7 +67,15 @@ impl Work {
         let root = folder(guest.root.as_deref().unwrap_or(Path::new("/")), false)?;
         let mut folders = vec![root];
         for path in &guest.rwdirs {
-            folders.push(folder(path, true)?);
+            let shared = folder(path, true)?;
+            if let Some(at) = vmm::files::kernels_own_in(&shared.path)? {
+                bail!(
+                    "--rwdir {} has {} in it, which is the kernel's: name a folder below",
+                    path.display(),
+                    at.display()
+                );
+            }
+            folders.push(shared);
         }
         let passed = |name: &str| ENVIRONMENT.contains(&name) || name.starts_with("LC_");
         let mut env: Vec<(OsString, OsString)> =

@@ -92,9 +92,10 @@ fn a_command_that_a_signal_ends_or_that_is_none_says_so() {
 
 #[test]
 fn what_cannot_be_is_said_before_the_boot() {
-    let cases: [(&[&str], &[&str], &str); 4] = [
+    let cases: [(&[&str], &[&str], &str); 5] = [
         (&["--root", "/nowhere"], &["true"], "cannot share /nowhere: No such file or directory"),
         (&["--rwdir", "/etc/passwd"], &["true"], "cannot share /etc/passwd: Not a directory"),
+        (&["--rwdir", "/"], &["true"], "which is the kernel's: name a folder below"),
         (&["--rwdir", "/tmp"], &[], "are for a command in the guest"),
         (&["--initrd", "x"], &["true"], "has an initramfs of its own"),
     ];

@@ -11,6 +11,7 @@ mod read_only;
 mod server;
 
 pub use confine::{ConfineError, Confined, confine};
+pub use hidden::kernels_own_in;
 pub use server::{Files, ServeError};
 
 use serde::{Deserialize, Serialize};
