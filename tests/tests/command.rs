@@ -54,7 +54,7 @@ fn a_command_has_our_files_our_streams_and_a_code_of_its_own() {
     fs::write(at("kept/file"), "as it was").unwrap();
     let before = contents(&folder.path().join("kept"));
     let script = format!(
-        "cat /etc/hostname; cat; echo to stderr >&2; pwd; \
+        "cat /etc/passwd; cat; echo to stderr >&2; pwd; \
          echo changed > {kept}/file; echo new > {kept}/new; rm -rf /etc/default; touch /etc/new; \
          cat {kept}/file; echo stays > {written}/new; exit 7",
         kept = at("kept"),
@@ -65,16 +65,16 @@ fn a_command_has_our_files_our_streams_and_a_code_of_its_own() {
     let Some(output) = run(&options, &["sh", "-c", &script], &input) else { return };
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{stderr}");
-    let hostname = fs::read("/etc/hostname").unwrap();
+    let passwd = fs::read("/etc/passwd").unwrap();
     let here = std::env::current_dir().unwrap();
     let after = format!("{}\nchanged\n", here.display());
     assert!(
-        output.stdout == [hostname, input, after.into_bytes()].concat(),
+        output.stdout == [passwd, input, after.into_bytes()].concat(),
         "{} bytes, and:\n{stderr}",
         output.stdout.len()
     );
     assert!(stderr.contains("to stderr\n"), "{stderr}");
-    assert!(stderr.contains("filename=\"/etc/hostname\""), "{stderr}");
+    assert!(stderr.contains("filename=\"/etc/passwd\""), "{stderr}");
     assert_eq!(contents(&folder.path().join("kept")), before);
     assert!(!Path::new("/etc/new").exists());
     assert_eq!(fs::read_to_string(at("written/new")).unwrap(), "stays\n");
