@@ -398,7 +398,7 @@ pub(crate) fn exit_code(
             ExitCode::from(128u8.wrapping_add(*signal as u8))
         }
         Outcome::TimedOut(stands) => {
-            say(format_args!("the guest was ended after {} s (--timeout)", report.ran.as_secs()));
+            say(format_args!("the guest was ended after {:.0} s (--timeout)", report.ran.as_secs_f64()));
             say_stands(stands, names);
             ExitCode::from(EXIT_TIMEOUT)
         }
