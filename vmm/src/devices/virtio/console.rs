@@ -1,12 +1,11 @@
 //! A console device with named ports (Virtio 1.2, 5.3), each a stream to and from a socket of ours.
 
-use super::{Request, Virtio, Virtqueue};
+use super::{Request, Virtio, Virtqueue, spawn};
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// A stream that the guest finds by its name, in `/sys/class/virtio-ports/*/name`.
 pub struct Port {
@@ -89,9 +88,7 @@ impl Console {
     /// When the host is out of descriptors.
     pub fn new(ports: Vec<Port>) -> io::Result<Self> {
         let count = 2 * (ports.len() + 1);
-        let queue =
-            |_| Virtqueue::new().map(Arc::new).map_err(|error| io::Error::from_raw_os_error(error.errno()));
-        let queues = (0..count).map(queue).collect::<io::Result<_>>()?;
+        let queues = (0..count).map(|_| Virtqueue::new()).collect::<io::Result<_>>()?;
         let mut config = [0; 12];
         let number = (ports.len() as u32).to_le_bytes();
         config.iter_mut().skip(4).zip(number).for_each(|(to, from)| *to = from);
@@ -130,10 +127,6 @@ impl Console {
             let _ = port.socket.shutdown(Shutdown::Both);
         }
     }
-}
-
-fn spawn(what: &str, thread: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(format!("virtio-{what}")).spawn(thread).map(drop)
 }
 
 /// Carries what comes in to the guest.

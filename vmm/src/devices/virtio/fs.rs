@@ -3,11 +3,10 @@
 //! A message says by itself how long it is, so that a stream carries many. One stream serves all folders: what tells
 //! which request an answer is for, `unique`, is ours while a message is on its way, and has the folder's number in it.
 
-use super::{Request, Virtio, Virtqueue};
+use super::{Request, Virtio, Virtqueue, spawn};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// A message to the server begins with `struct fuse_in_header`, of so many bytes (include/uapi/linux/fuse.h).
 pub const IN_HEADER: usize = 40;
@@ -70,14 +69,13 @@ impl Server {
     /// When the host is out of threads.
     pub fn start(self: &Arc<Self>, answers: impl Read + Send + 'static) -> io::Result<()> {
         let server = self.clone();
-        let carry = move || {
+        spawn("fs-answers", move || {
             // Whatever ended the stream, nothing more comes.
             let _ = server.carry(answers);
             let mut waiting = server.waiting();
             waiting.is_over = true;
             waiting.requests.drain().for_each(|(_, asked)| asked.fail());
-        };
-        thread::Builder::new().name("virtio-fs-answers".to_owned()).spawn(carry).map(drop)
+        })
     }
 
     fn carry(&self, mut answers: impl Read) -> io::Result<()> {
@@ -181,13 +179,11 @@ impl Folder {
     /// # Errors
     /// When the host is out of descriptors.
     pub fn new(tag: &str, number: u8, server: Arc<Server>) -> io::Result<Self> {
-        let queue =
-            || Virtqueue::new().map(Arc::new).map_err(|error| io::Error::from_raw_os_error(error.errno()));
         let mut config = [0; 40];
         config.iter_mut().zip(tag.as_bytes().iter().take(36)).for_each(|(to, from)| *to = *from);
         // One queue for requests, behind that of what has priority.
         config.iter_mut().skip(36).zip(1_u32.to_le_bytes()).for_each(|(to, from)| *to = from);
-        Ok(Self { queues: [queue()?, queue()?], config, number, server })
+        Ok(Self { queues: [Virtqueue::new()?, Virtqueue::new()?], config, number, server })
     }
 
     /// Starts its threads, which end with its queues.
@@ -197,12 +193,11 @@ impl Folder {
     pub fn start(&self) -> io::Result<()> {
         let start = |queue: &Arc<Virtqueue>| {
             let (queue, server, number) = (queue.clone(), self.server.clone(), self.number);
-            let serve = move || {
+            spawn("fs", move || {
                 while let Some(request) = queue.take(LONGEST) {
                     server.ask(number, request, &queue);
                 }
-            };
-            thread::Builder::new().name("virtio-fs".to_owned()).spawn(serve).map(drop)
+            })
         };
         self.queues.iter().try_for_each(start)
     }

@@ -14,7 +14,14 @@ pub use queue::{Interrupt, Memory, Request, Virtqueue};
 pub use rng::Rng;
 pub use transport::{Doorbells, Transport};
 
+use std::io;
 use std::sync::Arc;
+use std::thread;
+
+/// Starts a device's thread, which ends by itself when the device does.
+fn spawn(what: &str, thread: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(format!("virtio-{what}")).spawn(thread).map(drop)
+}
 
 /// What a device has beside its place on the bus. Its threads take what the guest puts in its queues.
 pub trait Virtio: Send + Sync {

@@ -64,7 +64,7 @@ impl Plugged {
             plugged.console = Some(console);
         }
         if rng {
-            let rng = Rng::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+            let rng = Rng::new()?;
             rng.start()?;
             plugged.devices.push(Arc::new(rng));
         }

@@ -1,12 +1,11 @@
 //! A queue as a device's threads see it: requests come, and answers go.
 
 use super::super::pci::Msix;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
 /// The guest's RAM, and no other memory.
@@ -73,8 +72,8 @@ impl Virtqueue {
     ///
     /// # Errors
     /// When the host is out of descriptors.
-    pub fn new() -> Result<Self, errno::Error> {
-        Ok(Self { kick: EventFd::new(0)?, state: Mutex::default() })
+    pub fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { kick: EventFd::new(0)?, state: Mutex::default() }))
     }
 
     /// What the guest's doorbell rings.

@@ -1,10 +1,9 @@
 //! Random numbers, from the host's kernel (Virtio 1.2, 5.4).
 
-use super::{Virtio, Virtqueue};
+use super::{Virtio, Virtqueue, spawn};
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::io;
 use std::sync::Arc;
-use std::thread;
-use vmm_sys_util::errno;
 
 /// A source of random numbers.
 pub struct Rng {
@@ -19,24 +18,23 @@ impl Rng {
     ///
     /// # Errors
     /// When the host is out of descriptors.
-    pub fn new() -> Result<Self, errno::Error> {
-        Ok(Self { queues: [Arc::new(Virtqueue::new()?)] })
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { queues: [Virtqueue::new()?] })
     }
 
     /// Starts its thread, which ends with its queue.
     ///
     /// # Errors
     /// When the host is out of threads.
-    pub fn start(&self) -> std::io::Result<()> {
+    pub fn start(&self) -> io::Result<()> {
         let [queue] = self.queues.clone();
-        let serve = move || {
+        spawn("rng", move || {
             while let Some(request) = queue.take(0) {
                 let mut bytes = [0; MOST];
                 let count = getrandom(&mut bytes, GetRandomFlags::empty()).unwrap_or(0);
                 queue.put(request, &[bytes.get(..count).unwrap_or_default()]);
             }
-        };
-        thread::Builder::new().name("virtio-rng".to_owned()).spawn(serve).map(drop)
+        })
     }
 }
 
