@@ -1,13 +1,13 @@
 //! The outer end of a command in the guest.
 
 use crate::devices::virtio::console::Port;
-use crate::host::conversation::{BeginError, Conversation, converse};
-use crate::host::protocol::{Arg, FrameReader, FromAgent, Job, PORT_NAME, Program, ProtocolError, ToAgent};
+use crate::host::conversation::{BeginError, Conversation, converse, greet};
+use crate::host::protocol::{Arg, Job, PORT_NAME, Program, ProtocolError};
 use crate::host::pump::Broken;
 use crate::host::{Ended, Streams};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -70,7 +70,7 @@ impl GuestCommand {
     /// # Errors
     /// [`CommandError`].
     pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, CommandError> {
-        self.greet()?;
+        greet(&self.control).map_err(|error| why(Broken::Protocol(error)))?;
         let Words { program, args, env, folder } = words;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let job = Job {
@@ -85,21 +85,6 @@ impl GuestCommand {
         };
         let Conversation { end, was_asked, lost, .. } = converse(&self.control, job, Vec::new(), streams)?;
         Ok(Ended { exit: end.map_err(why)?, was_asked, lost })
-    }
-
-    /// Waits until the guest answers.
-    fn greet(&self) -> Result<(), CommandError> {
-        let hello = ToAgent::Hello.encode().map_err(CommandError::Protocol)?;
-        (&self.control).write_all(&hello).map_err(|_| CommandError::Gone)?;
-        loop {
-            // Unbuffered: what follows is for the conversation.
-            let mut frames = FrameReader::new(&self.control);
-            match frames.next().and_then(FromAgent::decode).map_err(|error| why(Broken::Protocol(error)))? {
-                FromAgent::Ready => return Ok(()),
-                FromAgent::Failed(words) => return Err(CommandError::Init(words.to_owned())),
-                _ => {}
-            }
-        }
     }
 }
 

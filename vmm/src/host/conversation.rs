@@ -1,7 +1,7 @@
 //! The outer end of a command's run: carries its streams and our signals until it has ended.
 
 use super::command::Streams;
-use super::protocol::{Exit, Job, Outbox, ProtocolError, ToAgent};
+use super::protocol::{Exit, FrameReader, FromAgent, Job, Outbox, ProtocolError, ToAgent};
 use super::pump::{Broken, Input, Lost, Sinks};
 use super::signals::{Catcher, Ending};
 use super::terminal::RawMode;
@@ -33,6 +33,13 @@ pub(crate) struct Conversation {
     pub(crate) is_seen: bool,
     /// What it printed that could not be written here, if that came about.
     pub(crate) lost: Option<Lost>,
+}
+
+/// Greets the agent at the other end of `control`, and waits until it answers. Nothing of what follows is read.
+pub(crate) fn greet(mut control: &UnixStream) -> Result<(), ProtocolError> {
+    control.write_all(&ToAgent::Hello.encode()?)?;
+    while FromAgent::decode(FrameReader::new(control).next()?)? != FromAgent::Ready {}
+    Ok(())
 }
 
 /// Hands `job` over by `control`, and carries `streams` and `outputs` until it has ended.

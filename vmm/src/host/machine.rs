@@ -1,8 +1,9 @@
 //! One running QEMU: started with everything passed as open descriptors, killed when dropped.
 
+use super::conversation::greet;
 use super::disk::Disk;
 use super::processor::Processor;
-use super::protocol::{FrameReader, FromAgent, ProtocolError, ToAgent};
+use super::protocol::ProtocolError;
 use super::qemu::{HostImage, HostSize, Qemu, machine_args};
 use super::spawn;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
@@ -94,10 +95,8 @@ impl Machine {
     }
 
     fn exchange_hello(&mut self, patience: Duration) -> Result<(), ProtocolError> {
-        (&self.control).write_all(&ToAgent::Hello.encode()?)?;
         self.control.set_read_timeout(Some(patience))?;
-        // Unbuffered: what follows is for the reader of the run.
-        while FromAgent::decode(FrameReader::new(&self.control).next()?)? != FromAgent::Ready {}
+        greet(&self.control)?;
         Ok(self.control.set_read_timeout(None)?)
     }
 
