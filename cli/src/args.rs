@@ -302,6 +302,11 @@ pub(crate) struct Guest {
     /// virtio_pci, virtio_console, virtiofs and overlay, with what these need.
     #[arg(long, value_name = "DIR")]
     pub(crate) modules: Option<PathBuf>,
+    /// Which hits are shown, counted and made histograms of [default: cmd with a command, boot without]
+    ///
+    /// The others are counted in a column of their own. A call belongs to where it was entered.
+    #[arg(long, value_enum)]
+    pub(crate) scope: Option<Scope>,
     /// Show the guest's console on standard error, also with a command
     #[arg(long, short = 'v')]
     pub(crate) verbose: bool,
@@ -317,6 +322,13 @@ pub(crate) struct Guest {
     /// The terminal outside is one that the console and hits share
     #[arg(long, hide = true)]
     pub(crate) marked: bool,
+}
+
+impl Guest {
+    /// Whether it is there for a command.
+    pub(crate) fn has_command(&self) -> bool {
+        !self.command.is_empty() || self.work.is_some()
+    }
 }
 
 /// Where the kernel's symbols come from
@@ -357,6 +369,16 @@ impl Optimize {
             Self::Require => vmm::session::Optimize::Require,
         }
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scope {
+    /// All
+    Boot,
+    /// All from when the kernel starts process 1
+    Init,
+    /// Those of the command and of all processes that it starts, without interrupts that came in between
+    Cmd,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -30,12 +30,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
-            Target {
-                probes: functions(patterns, &kernel)?,
-                kernel: Landmarks::of(&kernel),
-                symbols: None,
-                unwind: None,
-            }
+            let (probes, kernel) = (functions(patterns, &kernel)?, Landmarks::of(&kernel));
+            let scope = target::scope(&args.guest, &kernel)?;
+            Target { probes, kernel, symbols: None, unwind: None, scope }
         }
     };
     match host::choose(&args.guest.place)? {
@@ -47,7 +44,10 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Chosen::Kvm(hypervisor, delivery) => {
             let out = args.output.as_deref().map(run::create).transpose()?;
             let patterns = unarmed::patterns(&target.probes);
-            let probes = target.probes.into_iter().map(|asked| Probe::at(asked.place).record().once());
+            let probes = target
+                .probes
+                .into_iter()
+                .map(|asked| Probe::at(asked.place).record().once().within(target.scope));
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
             let optimize = Optimize::Off;
@@ -222,6 +222,7 @@ mod tests {
             enabled: true,
             address: Gva(0),
             hits,
+            outside: 0,
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,

@@ -136,12 +136,12 @@ fn run_here(
         Some(path) => Out::file(create(path)?)?,
         None => Out::standard_error(),
     };
-    let Target { kernel, probes, symbols, unwind } = target;
+    let Target { kernel, probes, symbols, unwind, scope } = target;
     let optimize = args.optimize.to_session();
     let known = Known { kernel, names: symbols.is_some(), unwind, optimize, fall_back: args.fall_back };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let patterns = unarmed::patterns(&probes);
-    let probes = probes.into_iter().map(|asked| probe(asked, args)).collect();
+    let probes = probes.into_iter().map(|asked| probe(asked, args).within(scope)).collect();
     let ran = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {

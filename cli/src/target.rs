@@ -1,6 +1,6 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
-use crate::args::{Guest, Run, SymbolSource};
+use crate::args::{self, Guest, Run, SymbolSource};
 use crate::definition::{Reader, Source};
 use crate::functions::functions;
 use crate::rooms::Rooms;
@@ -14,6 +14,7 @@ use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::scope::Scope;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
@@ -33,6 +34,8 @@ pub(crate) struct Target {
     pub(crate) symbols: Option<SymbolTable>,
     /// How its stacks are walked, where they are.
     pub(crate) unwind: Option<KernelCode>,
+    /// Which hits count.
+    pub(crate) scope: Scope,
 }
 
 /// A probe that was asked for.
@@ -192,7 +195,39 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         (run.stack.is_some() || probes.iter().any(Asked::has_symbols)).then(|| kernel.symbols().clone());
     let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
     let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
-    Ok(Target { kernel: Landmarks::of(&kernel), probes, symbols, unwind })
+    let landmarks = Landmarks::of(&kernel);
+    let scope = scope(&run.guest, &landmarks)?;
+    Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })
+}
+
+/// Which hits count in `guest`, as far as its `kernel` tells.
+pub(crate) fn scope(guest: &Guest, kernel: &Landmarks) -> Result<Scope> {
+    let has_command = guest.has_command();
+    let tells = |scope| kernel.task.is_some_and(|task| task.tells(scope));
+    match guest.scope {
+        Some(args::Scope::Cmd) if !has_command => {
+            bail!("--scope cmd is for a command in the guest: say which, behind --")
+        }
+        Some(args::Scope::Cmd) if !tells(Scope::Command) => bail!(
+            "--scope cmd: this kernel does not tell a command's processes (it lacks CONFIG_UTS_NS, or type information)"
+        ),
+        Some(args::Scope::Init) if !tells(Scope::Init) => {
+            bail!(
+                "--scope init: this kernel does not tell when process 1 is started (it lacks type information)"
+            )
+        }
+        Some(args::Scope::Boot) => Ok(Scope::Boot),
+        Some(args::Scope::Init) => Ok(Scope::Init),
+        Some(args::Scope::Cmd) => Ok(Scope::Command),
+        None if has_command && tells(Scope::Command) => Ok(Scope::Command),
+        None if has_command => {
+            say(format_args!(
+                "hits of all processes are shown: this kernel does not tell which are the command's (it lacks CONFIG_UTS_NS, or type information)"
+            ));
+            Ok(Scope::Boot)
+        }
+        None => Ok(Scope::Boot),
+    }
 }
 
 /// What was asked for came to this.
@@ -323,7 +358,8 @@ mod tests {
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
-        let written = Target { kernel, probes: vec![probe, watch, filtered], symbols, unwind: None };
+        let scope = Scope::Init;
+        let written = Target { kernel, probes: vec![probe, watch, filtered], symbols, unwind: None, scope };
         assert_eq!(written.watches(), 1);
         written.write(&file).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];
@@ -331,6 +367,7 @@ mod tests {
         let read = resolved(&run.guest).unwrap().unwrap();
         assert_eq!(read.kernel, written.kernel);
         assert_eq!(read.probes, written.probes);
+        assert_eq!(read.scope, written.scope);
         assert!(read.symbols.unwrap().iter().eq(written.symbols.unwrap().iter()));
         fs::write(&file, b"\xff damaged").unwrap();
         assert!(resolved(&run.guest).is_err());

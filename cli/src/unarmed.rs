@@ -148,6 +148,7 @@ mod tests {
             enabled: true,
             address: AT,
             hits: 0,
+            outside: 0,
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,

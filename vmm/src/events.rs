@@ -324,6 +324,11 @@ impl Reader {
         self.counters.iter().map(|c| c.hits(probe)).sum::<u64>() + detoured
     }
 
+    /// Passes of `probe` by detours that were not in its scope.
+    pub(crate) fn outside_by_detours(&self, probe: ProbeId) -> u64 {
+        self.detours.as_ref().map_or(0, |detours| detours.outside(probe))
+    }
+
     /// What detours of `probe` have missed, which writes its hits down or not.
     #[must_use]
     pub fn missed_by_detours(&self, probe: ProbeId, is_recorded: bool) -> MissedByDetours {

@@ -3,6 +3,7 @@
 use super::json;
 use serde::Serialize;
 use std::cmp::Reverse;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::time::Duration;
 use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, Report, State};
@@ -16,6 +17,8 @@ struct JsonProbe<'a> {
     module: Option<&'a str>,
     address: String,
     hits: u64,
+    /// Passes that were not in the scope.
+    outside: u64,
     missed: u64,
     reasons: String,
     outstanding: usize,
@@ -49,6 +52,7 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
             module: probe.module.as_deref(),
             address: probe.address.to_string(),
             hits: probe.hits,
+            outside: probe.outside,
             missed: probe.missed.hits(),
             reasons: reasons(&probe.missed),
             outstanding: probe.outstanding,
@@ -68,15 +72,26 @@ pub(super) fn write_json(out: &mut impl Write, report: &Report, armed_in: Durati
     json(out, &end)
 }
 
-/// The table that ends a run: probe, address, hits, missed with the reasons, and the state when it is out of the
-/// ordinary.
+/// The table that ends a run: probe, address, hits, passes outside of the scope where there were any, missed with the
+/// reasons, and the state when it is out of the ordinary.
 pub(super) fn table(probes: &[&ProbeReport]) -> String {
     let names: Vec<String> = probes.iter().map(|probe| shown_name(probe)).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("probe".len());
-    let mut table = format!("{:width$}  {:18}  {:>10}  {:>6}\n", "probe", "address", "hits", "missed");
+    let has_outside = probes.iter().any(|probe| probe.outside > 0);
+    let outside =
+        |cell: &dyn Display| if has_outside { format!("  {:>10}", cell.to_string()) } else { String::new() };
+    let mut table = format!(
+        "{:width$}  {:18}  {:>10}{}  {:>6}\n",
+        "probe",
+        "address",
+        "hits",
+        outside(&"outside"),
+        "missed"
+    );
     for (name, probe) in names.iter().zip(probes) {
         let (address, missed) = (probe.address.to_string(), probe.missed.hits());
-        table.push_str(&format!("{name:width$}  {address:<18}  {:>10}  {missed:>6}", probe.hits));
+        let (hits, outside) = (probe.hits, outside(&probe.outside));
+        table.push_str(&format!("{name:width$}  {address:<18}  {hits:>10}{outside}  {missed:>6}"));
         let mut notes = Vec::new();
         if !matches!(probe.state, State::Armed(_)) {
             notes.push(state_name(&probe.state));
@@ -108,6 +123,10 @@ pub(super) fn counts(probes: &[&ProbeReport]) -> String {
     let mut text = format!("{:>12}  function: {} of {} were called\n", "calls", called.len(), probes.len());
     for probe in called {
         text.push_str(&format!("{:>12}  {}\n", probe.hits, probe.name));
+    }
+    let outside: u64 = probes.iter().map(|probe| probe.outside).sum();
+    if outside > 0 {
+        text.push_str(&format!("{outside:>12}  outside of the scope, of all functions together\n"));
     }
     text
 }
@@ -187,6 +206,7 @@ mod tests {
             enabled: true,
             address: Gva(0xffff_ffff_8100_0000),
             hits: 7,
+            outside: 0,
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,
@@ -196,13 +216,20 @@ mod tests {
         let mut returns = report("b", State::Armed(Gva(0)));
         (returns.kind, returns.outstanding, returns.missed.instance) = (ProbeKind::Return, 2, 40);
         let gone = report("start_kernel", State::Gone(Gva(0)));
-        let table = table(&[&report("a", State::Armed(Gva(0))), &gone, &returns]);
+        let armed = report("a", State::Armed(Gva(0)));
         assert_eq!(
-            table,
+            table(&[&armed, &gone, &returns]),
             "probe         address                   hits  missed\n\
              a             0xffffffff81000000           7       0\n\
              start_kernel  0xffffffff81000000           7       0  [GONE]\n\
              b%return      0xffffffff81000000           7      40  missed: 40 with too many calls under way (--maxactive); 2 calls have not returned\n"
+        );
+        let scoped = ProbeReport { outside: 12, ..armed.clone() };
+        assert_eq!(
+            table(&[&scoped, &armed]),
+            "probe  address                   hits     outside  missed\n\
+             a      0xffffffff81000000           7          12       0\n\
+             a      0xffffffff81000000           7           0       0\n"
         );
     }
 
@@ -216,6 +243,7 @@ mod tests {
             enabled: true,
             address: Gva(0),
             hits,
+            outside: 0,
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,
@@ -229,5 +257,10 @@ mod tests {
             "       calls  function: 3 of 4 were called\n        1000  often\n           1  rare\n           1  too\n"
         );
         assert_eq!(counts(&[]), "");
+        let outside = ProbeReport { outside: 5, ..report(0, "rare", 1) };
+        assert_eq!(
+            counts(&[&outside]),
+            "       calls  function: 1 of 1 were called\n           1  rare\n           5  outside of the scope, of all functions together\n"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 4.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 5.
 //!
 //! | offset | what |
 //! |---|---|
@@ -8,10 +8,11 @@
 //! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
 //! | 4 MiB | [`TICKETS`]: a u64 a probe, how many more calls it may follow now, where that is limited |
 //! | 5 MiB | [`UNREAD`]: a u64 a probe, how many hits were missed because memory could not be read then, or not enough of it for the condition |
-//! | 6 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
-//! | 7 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
-//! | 11 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
-//! | 15 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//! | 6 MiB | [`OUTSIDE`]: a u64 a probe, how many passes were not in its [scope](crate::linux::scope) |
+//! | 7 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
+//! | 8 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
+//! | 12 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
+//! | 16 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
 //! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
 //! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
@@ -47,7 +48,7 @@
 use crate::linux::task::COMM;
 
 /// Bytes of the data window.
-pub const SIZE: u64 = 24 << 20;
+pub const SIZE: u64 = 26 << 20;
 /// How many probes have counters: those with a smaller number.
 pub const COUNTERS: u32 = 128 << 10;
 const TABLE: u64 = COUNTERS as u64 * 8;
@@ -64,13 +65,15 @@ pub const TICKETS: u64 = 4 * TABLE;
 /// See the [module](self).
 pub const UNREAD: u64 = 5 * TABLE;
 /// See the [module](self).
-pub const LIVE: u64 = 6 * TABLE;
+pub const OUTSIDE: u64 = 6 * TABLE;
+/// See the [module](self).
+pub const LIVE: u64 = 7 * TABLE;
 /// See the [module](self).
 pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
 /// See the [module](self).
 pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
 /// See the [module](self).
-pub const INSTANCES: u64 = 7 * TABLE;
+pub const INSTANCES: u64 = 8 * TABLE;
 /// See the [module](self).
 pub const TABLE_OF_GROUPS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
 const RINGS: u64 = TABLE_OF_GROUPS + GROUPS * GROUP;

@@ -6,7 +6,8 @@
 //! gate:   nop                     five bytes: a jump out of the stub once it is retired, so that nobody counts here who is
 //!                                 going to be counted elsewhere
 //!         push ...
-//!         lock inc [hits]         for each probe, if its condition holds; then its record. [unread] if that is open
+//!         lock inc [hits]         for each probe, if its condition holds; then its record. [unread] if that is open.
+//!                                 [outside] if this is not in its scope, and nothing else
 //!         pop ...
 //! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
 //! ```
@@ -23,6 +24,7 @@ mod memory;
 mod pattern;
 mod record;
 mod region;
+mod scope;
 
 pub use calls::{LEAVE, leave, trampolines};
 
@@ -36,6 +38,7 @@ use crate::capture::Register;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
 use crate::linux::branches::Branches;
 use crate::linux::nofault::Copies;
+use crate::linux::scope::Scope;
 use crate::linux::task::TaskLayout;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, r8, r9, r10, r11, r12, r13, r14,
@@ -179,11 +182,12 @@ impl Stub {
             code.save(memory::SAVED)?;
         } else if works.iter().any(|work| work.calls.is_some()) {
             code.save(calls::SAVED)?;
-        } else if works.iter().any(|work| work.record.is_some() || work.condition.is_some()) {
+        } else if works.iter().any(Work::uses_registers) {
             code.save(&[rax, rcx, rdx, r8])?;
         }
         let mut returns = Vec::new();
         for work in works {
+            let outside = code.begin_scope(work)?;
             match work.calls {
                 None => code.work(work)?,
                 Some(calls) => {
@@ -192,6 +196,7 @@ impl Stub {
                     returns.push((work, calls, label));
                 }
             }
+            code.end_scope(work, outside)?;
         }
         code.restore()?;
         let (mut entry, mut tail) = (code.asm.create_label(), code.asm.create_label());
@@ -227,6 +232,7 @@ impl Stub {
         let of = |work: &Work| match (&work.condition, &work.record, work.calls) {
             _ if !work.reads.is_empty() || work.groups.is_some() => LONGEST,
             (Some(_), ..) => LONGEST,
+            (None, None, None) if work.scope != Scope::Boot => 256,
             (None, None, None) => 16,
             (None, Some(_), None) => 512,
             (None, _, Some(_)) => 1024,

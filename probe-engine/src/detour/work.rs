@@ -8,6 +8,7 @@ use crate::detour::groups::Groups;
 use crate::detour::layout::{CELL, MOST_CELLS, record};
 use crate::detour::reads::{CannotRead, Kepts, Reads};
 use crate::detour::ring::Record;
+use crate::linux::scope::Scope;
 use crate::regs::Regs;
 use std::collections::BTreeSet;
 
@@ -16,6 +17,8 @@ use std::collections::BTreeSet;
 pub struct Work {
     /// The probe's number in the tables of counters, less than [`COUNTERS`](super::layout::COUNTERS).
     pub probe: u32,
+    /// Of which passes hits are made, and calls followed; the others are only counted, apart.
+    pub scope: Scope,
     /// Which hits count.
     pub condition: Option<Condition>,
     /// The registers that are noted down besides those of arguments, in this order; `None` when hits are only counted.
@@ -116,16 +119,28 @@ impl Work {
             Noted::Grouped(plan) => Groups::of(plan, &known),
             Noted::Nothing | Noted::Each => None,
         };
-        let work = Self { probe, condition, record, reads, groups, calls };
+        let work = Self { probe, scope: Scope::Boot, condition, record, reads, groups, calls };
         if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
         Ok(work)
     }
 
+    /// The same for what is in `scope` alone.
+    #[must_use]
+    pub fn within(self, scope: Scope) -> Self {
+        Self { scope, ..self }
+    }
+
     /// Whether it counts all passes, and nothing else.
     pub(super) fn only_counts(&self) -> bool {
-        self.condition.is_none() && self.record.is_none() && self.calls.is_none() && self.reads.is_empty()
+        let is_plain = self.condition.is_none() && self.record.is_none() && self.calls.is_none();
+        is_plain && self.reads.is_empty() && self.scope == Scope::Boot
+    }
+
+    /// Whether it needs more than a counter.
+    pub(super) fn uses_registers(&self) -> bool {
+        self.record.is_some() || self.condition.is_some() || self.scope != Scope::Boot
     }
 
     /// How many words follow the first six of its records.

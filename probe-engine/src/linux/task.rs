@@ -5,6 +5,7 @@
 use super::btf::Btf;
 use super::current::CurrentTask;
 use super::per_cpu;
+use super::scope::ScopeLayout;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
 use crate::guest_text::Escaped;
@@ -35,6 +36,7 @@ pub struct TaskLayout {
     pub(crate) tgid: u64,
     pub(crate) user: Option<User>,
     pub(crate) namespace: Option<Namespace>,
+    pub(crate) scopes: ScopeLayout,
 }
 
 /// `task->cred->uid`
@@ -128,6 +130,7 @@ impl TaskLayout {
             tgid: task("tgid")?,
             user: user(),
             namespace: namespace(),
+            scopes: ScopeLayout::find(symbols, btf),
         })
     }
 
@@ -135,7 +138,8 @@ impl TaskLayout {
     #[must_use]
     pub fn slid(self, slide: u64) -> Self {
         let preempt_count = self.preempt_count.map(|offset| per_cpu::slid(offset, slide));
-        Self { current: self.current.slid(slide), preempt_count, ..self }
+        let (current, scopes) = (self.current.slid(slide), self.scopes.slid(slide));
+        Self { current, preempt_count, scopes, ..self }
     }
 
     /// Reads about the task of the CPU whose kernel GS base is `gs_base`, see [`CurrentTask::read`].

@@ -30,7 +30,7 @@ pub const RESERVED: Gpa = Gpa(0xd000_0000);
 /// Where its data begin.
 pub const RESERVED_DATA: Gpa = Gpa(0xd080_0000);
 /// Its size, in bytes.
-pub const RESERVED_SIZE: u64 = 32 << 20;
+pub const RESERVED_SIZE: u64 = 34 << 20;
 
 /// Addresses for the registers of PCI devices, below the reserved memory.
 pub const PCI_MEMORY: Range<u64> = 0xc000_0000..RESERVED.0;

@@ -128,6 +128,11 @@ impl Detours {
         self.counter(layout::HITS, probe)
     }
 
+    /// Passes of `probe` that were not in its scope.
+    pub(super) fn outside(&self, probe: ProbeId) -> u64 {
+        self.counter(layout::OUTSIDE, probe)
+    }
+
     /// How many calls are followed, by the probe.
     pub(super) fn outstanding(&self) -> HashMap<u32, usize> {
         self.instances.outstanding(&*self.ram)

@@ -5,6 +5,7 @@ use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
 use probe_engine::detour::layout::COUNTERS;
 use probe_engine::detour::work::{Hits, Noted, Work};
+use probe_engine::linux::scope::Scope;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +31,10 @@ pub struct Active {
     /// It was unregistered: calls that it follows still return, without its handler.
     retired: AtomicBool,
     misses: [AtomicU64; 3],
+    /// Which passes are its hits.
+    pub(crate) scope: Scope,
+    /// How many were not.
+    outside: AtomicU64,
 }
 
 /// What is written down of a hit.
@@ -38,6 +43,7 @@ pub(crate) struct Notes {
     pub(crate) capture: Option<Arc<Capture>>,
     pub(crate) histogram: Option<Arc<Histogram>>,
     pub(crate) stack: Option<usize>,
+    pub(crate) scope: Scope,
 }
 
 pub(crate) enum Kind {
@@ -84,7 +90,7 @@ impl Active {
     /// A probe outside of any session. A return probe has no trampolines there, and follows no call.
     #[must_use]
     pub fn on_its_own(id: ProbeId, probe: Probe) -> Self {
-        let Probe { work, record, capture, histogram, stack, once, .. } = probe;
+        let Probe { work, record, capture, histogram, stack, once, scope, .. } = probe;
         let kind = match work {
             super::Work::Instruction(handlers) => Kind::Instruction(handlers),
             super::Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
@@ -92,11 +98,11 @@ impl Active {
                 Kind::Return(handlers, Pool::new(0, 0, 1), max_active)
             }
         };
-        Self::new(id, kind, Notes { record, capture, histogram, stack }, once)
+        Self::new(id, kind, Notes { record, capture, histogram, stack, scope }, once)
     }
 
     pub(crate) fn new(id: ProbeId, kind: Kind, notes: Notes, once: bool) -> Self {
-        let Notes { record, capture, histogram, stack } = notes;
+        let Notes { record, capture, histogram, stack, scope } = notes;
         Self {
             id,
             kind,
@@ -108,12 +114,19 @@ impl Active {
             broken: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             misses: [const { AtomicU64::new(0) }; 3],
+            scope,
+            outside: AtomicU64::new(0),
         }
     }
 
     /// Whether only its first hit counts.
     pub(crate) fn is_once(&self) -> bool {
         self.once.is_some()
+    }
+
+    /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is.
+    pub(crate) fn is_put_back(&self) -> bool {
+        self.is_once() && self.scope == Scope::Boot
     }
 
     /// Whether that hit was.
@@ -169,7 +182,18 @@ impl Active {
             None if self.record => Noted::Each,
             None => Noted::Nothing,
         };
-        Work::of(self.id.0, self.capture.as_deref(), noted, hits).map_err(|e| e.to_string())
+        let work = Work::of(self.id.0, self.capture.as_deref(), noted, hits).map_err(|e| e.to_string())?;
+        Ok(work.within(self.scope))
+    }
+
+    /// Counts a pass that is not in its scope.
+    pub(crate) fn pass_outside(&self) {
+        self.outside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were not, at traps.
+    pub(crate) fn outside(&self) -> u64 {
+        self.outside.load(Ordering::Relaxed)
     }
 
     /// The instances of a return probe.

@@ -1,6 +1,6 @@
 //! What a handler sees of a hit, and what it can say about how the guest goes on.
 
-use super::Wish;
+use super::{Active, Wish};
 use crate::clock::Clock;
 use crate::memory::GuestRam;
 use crate::session::Command;
@@ -9,6 +9,7 @@ use crate::world::Orders;
 use probe_engine::addr::Gva;
 use probe_engine::capture::Scene;
 use probe_engine::linux::names::Names;
+use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
@@ -182,6 +183,15 @@ impl<'a> Moment<'a> {
     /// The task that runs, if it can be told.
     pub(crate) fn task(&self) -> Option<Task> {
         task(self.orders, self.memory, self.area)
+    }
+
+    /// Whether this is in the scope of `probe`.
+    pub(crate) fn is_inside(&self, probe: &Active) -> bool {
+        let tells = || {
+            let (layout, area) = (self.orders.task?, self.area?);
+            Some(layout.is_inside(probe.scope, self.memory, area.0))
+        };
+        probe.scope == Scope::Boot || tells().unwrap_or(false)
     }
 
     /// What can be read now, with these registers; at a return with the arguments that the function was entered with.

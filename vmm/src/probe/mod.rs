@@ -33,6 +33,7 @@ pub use hit::{Access, Fault, Hit};
 use crate::session::Command;
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
+use probe_engine::linux::scope::Scope;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::table::ProbeId;
 use std::any::Any;
@@ -108,6 +109,7 @@ pub struct Probe {
     pub(crate) stack: Option<usize>,
     pub(crate) once: bool,
     pub(crate) enabled: bool,
+    pub(crate) scope: Scope,
 }
 
 impl Probe {
@@ -144,6 +146,7 @@ impl Probe {
             stack: None,
             once: false,
             enabled: true,
+            scope: Scope::Boot,
         }
     }
 
@@ -222,6 +225,13 @@ impl Probe {
     /// Is registered, but armed only when it gets enabled.
     pub fn disabled(mut self) -> Self {
         self.enabled = false;
+        self
+    }
+
+    /// Only what is in `scope` is a hit of it, or a call that it follows. The others reach no handler; they are
+    /// [counted](crate::session::ProbeReport::outside) apart. Where the guest does not tell, none is.
+    pub fn within(mut self, scope: Scope) -> Self {
+        self.scope = scope;
         self
     }
 }

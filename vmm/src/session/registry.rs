@@ -82,7 +82,7 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, work, record, capture, histogram, stack, once, enabled } = probe;
+        let Probe { at, work, record, capture, histogram, stack, once, enabled, scope } = probe;
         let place = self.place(at, &work)?;
         if stack.is_some() && !self.unwinds {
             return Err(RegisterError::NoUnwind(place.name()));
@@ -115,7 +115,7 @@ impl Registry {
             }
         };
         self.next += 1;
-        let notes = Notes { record, capture, histogram, stack };
+        let notes = Notes { record, capture, histogram, stack, scope };
         let active = Arc::new(Active::new(id, kind, notes, once));
         let spot = match &place {
             Place::Kernel { spot, .. } => Some(Spot { room: self.room(spot, &active), ..spot.clone() }),

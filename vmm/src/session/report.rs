@@ -53,6 +53,8 @@ pub struct ProbeReport {
     pub enabled: bool,
     /// Hits, or returns, that reached their handlers and the sink.
     pub hits: u64,
+    /// Passes and calls that were not in its [scope](crate::probe::Probe::within).
+    pub outside: u64,
     /// What was missed, and why.
     pub missed: Missed,
     /// Calls that a return probe follows at this moment.

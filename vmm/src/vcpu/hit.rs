@@ -77,6 +77,10 @@ impl Vcpu {
         let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
         for hanging in site.probes.iter().filter(is_new) {
             let probe = &*hanging.probe;
+            if !moment.is_inside(probe) {
+                probe.pass_outside();
+                continue;
+            }
             match &probe.kind {
                 Kind::Instruction(handlers) => {
                     let scene = moment.scene(&regs, None, task.as_ref());
@@ -119,7 +123,7 @@ impl Vcpu {
                 let before = regs;
                 match emulation.execute(&mut regs, &memory, &segments) {
                     Ok(how) => {
-                        for probe in post_handlers(site.probes.iter().filter(is_new)) {
+                        for probe in post_handlers(site.probes.iter().filter(is_new), &moment) {
                             let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                             probe.post(&mut hit);
                             regs = hit.regs;
@@ -141,9 +145,11 @@ impl Vcpu {
                             return (Taken::Device(before), wishes);
                         };
                         let told = told(exception, fault);
-                        for hanging in site.probes.iter().filter(is_new) {
-                            let mut hit = moment.hit(hanging.probe.id, at, before, &mut wishes);
-                            hanging.probe.fault(&mut hit, &told);
+                        for probe in site.probes.iter().filter(is_new).map(|hanging| &*hanging.probe) {
+                            if moment.is_inside(probe) {
+                                let mut hit = moment.hit(probe.id, at, before, &mut wishes);
+                                probe.fault(&mut hit, &told);
+                            }
                         }
                         self.raise(&before, exception)
                     }
@@ -192,7 +198,7 @@ impl Vcpu {
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         // The site may have gone while the copy ran.
         let site = orders.sites.get(end.site);
-        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes)) {
+        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &moment) {
             let mut hit = moment.hit(probe.id, end.site, regs, &mut wishes);
             probe.post(&mut hit);
             regs = hit.regs;
@@ -251,11 +257,13 @@ pub(super) fn note(
     recorder.record(moment.ticks, probe.id, rip, what, task);
 }
 
-/// Those of `probes` that have one to be called.
+/// Those of `probes` that have one to be called at this `moment`.
 fn post_handlers<'a>(
     probes: impl Iterator<Item = &'a Hanging<Arc<Active>>>,
+    moment: &Moment<'_>,
 ) -> impl Iterator<Item = &'a Active> {
-    probes.map(|hanging| &*hanging.probe).filter(|probe| probe.has_post() && !probe.is_broken())
+    let is_called = |probe: &&Active| probe.has_post() && !probe.is_broken() && moment.is_inside(probe);
+    probes.map(|hanging| &*hanging.probe).filter(is_called)
 }
 
 /// What a fault handler is told of `exception`, into which `fault` was made.

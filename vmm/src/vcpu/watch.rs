@@ -78,13 +78,18 @@ impl Vcpu {
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
+            // What stands there now is what the next access finds.
+            let access = access(watching, register, &memory);
+            if !moment.is_inside(probe) {
+                probe.pass_outside();
+                continue;
+            }
             let task = if probe.is_recorded() { moment.task() } else { None };
             let scene = moment.scene(&regs, None, task.as_ref());
             let counts = !probe.is_retired() && self.recorder.capture(probe.capture.as_deref(), &scene);
             if !counts || !probe.takes_hit() {
                 continue;
             }
-            let access = access(watching, register, &memory);
             let what = match access {
                 None => What::Hit { args: fired.regs.args() },
                 Some(Access { old, new }) => What::Access { old, new },

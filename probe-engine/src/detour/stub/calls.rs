@@ -265,6 +265,6 @@ impl Assembler<'_> {
 }
 
 /// An address in the last 2 GiB, where Linux has its text and our windows are near, as a displacement or an immediate.
-fn absolute(at: Gva) -> Result<i32, NoStub> {
+pub(super) fn absolute(at: Gva) -> Result<i32, NoStub> {
     i32::try_from(at.0.cast_signed()).map_err(|_| NoStub(format!("{at} is not in the last 2 GiB")))
 }

@@ -94,7 +94,7 @@ impl Assembler<'_> {
 
     /// Notes the current task down, in the record at rcx.
     fn task(&mut self) -> Done {
-        let TaskLayout { current, preempt_count, softirq_count, comm, pid, tgid, user, namespace } =
+        let TaskLayout { current, preempt_count, softirq_count, comm, pid, tgid, user, namespace, .. } =
             self.cpu()?.task;
         if let Some(at) = preempt_count {
             self.asm.mov(eax, own(dword_ptr(displacement(at)?)))?;

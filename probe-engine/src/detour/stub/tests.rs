@@ -7,14 +7,19 @@ use crate::detour::reads::{Given, Reads};
 use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
+use crate::insn::emulate::Segments;
+use crate::insn::plan::{Plan, plan};
 use crate::linux::branches::is_lower_half;
 use crate::linux::current::CurrentTask;
 use crate::linux::glob::Glob;
 use crate::linux::patched::PatchedText;
+use crate::linux::scope::ScopeLayout;
 use crate::linux::targets::tests::targets;
 use crate::linux::task;
+use crate::linux::testing::Ram;
 use crate::linux::thunks::tests::thunks;
 use crate::probe::room::Room;
+use crate::regs::Regs;
 use iced_x86::Register::{R8, RAX, RBX, RSP};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
@@ -49,6 +54,7 @@ pub(super) fn guest() -> Guest {
                     stride: 16,
                     number: 0,
                 }),
+                scopes: ScopeLayout::default(),
             },
         }),
         slide: 0,
@@ -70,7 +76,8 @@ fn realtime_guest(softirq_count: u64) -> Guest {
 const COMM: Text = Text { entry: None, most: task::COMM as u16, goes_on: false };
 
 fn counts(condition: Option<Condition>) -> Work {
-    Work { probe: 3, condition, record: None, reads: Reads::default(), groups: None, calls: None }
+    let (scope, reads) = (Scope::Boot, Reads::default());
+    Work { probe: 3, scope, condition, record: None, reads, groups: None, calls: None }
 }
 
 fn records() -> Work {
@@ -99,6 +106,40 @@ fn straight(code: &[u8]) -> Vec<Instruction> {
     }
     assert_eq!(next, SITE.0 + 5, "it leads back");
     path
+}
+
+/// Executes `stub` from its start on until it leads back, by emulating each instruction. `other` executes what is not in the
+/// stub. Returns the tables of counters that were counted in, of probe 3.
+pub(super) fn emulated(
+    stub: &Stub,
+    guest: &Guest,
+    ram: &Ram,
+    segments: &Segments,
+    before: Regs,
+    mut other: impl FnMut(&mut Regs),
+) -> Vec<u64> {
+    let (mut regs, mut counted, mut steps) = (before, Vec::new(), 0);
+    while regs.rip != SITE.0 + 5 {
+        steps += 1;
+        assert!(steps < 100_000, "it is bounded");
+        let Some(bytes) = stub.code.get(regs.rip.wrapping_sub(AT.0) as usize..) else {
+            other(&mut regs);
+            continue;
+        };
+        let instruction = crate::insn::decode::decode(bytes, Gva(regs.rip)).unwrap();
+        if instruction.has_lock_prefix() {
+            assert_eq!(instruction.mnemonic(), Mnemonic::Inc);
+            counted.push(instruction.ip_rel_memory_address() - guest.window.0 - 8 * 3);
+            regs.rip = instruction.next_ip();
+            continue;
+        }
+        let Plan::Emulate(emulation) = plan(bytes, Gva(regs.rip), None, false).unwrap() else {
+            panic!("{instruction}")
+        };
+        emulation.execute(&mut regs, &ram.memory(), segments).unwrap();
+    }
+    assert_eq!(Regs { rip: before.rip, rflags: before.rflags, ..regs }, before);
+    counted
 }
 
 #[test]

@@ -217,6 +217,7 @@ fn arguments_are_in_every_record_and_other_registers_once() {
         work,
         Work {
             probe: 9,
+            scope: Scope::Boot,
             condition: None,
             record: Some(vec![Register::R12]),
             reads: Reads::default(),

@@ -73,14 +73,14 @@ fn a_place_is_found_wherever_the_image_is() {
         (0..31, 0..16, Some(39)),
         (200..223, 200..210, Some(231)),
         // Above it there is no room.
-        (230..253, 230..240, Some(206)),
+        (230..253, 230..240, Some(205)),
         // Under KASLR it may be where modules could be otherwise.
-        (300..323, 300..310, Some(232)),
-        (489..512, 489..500, Some(232)),
+        (300..323, 300..310, Some(231)),
+        (489..512, 489..500, Some(231)),
         // It fills the half, or leaves less than the margins need.
         (0..256, 0..100, None),
-        (0..225, 0..100, None),
-        (0..224, 0..100, Some(232)),
+        (0..224, 0..100, None),
+        (0..223, 0..100, Some(231)),
     ];
     for levels in [4, 5] {
         for (image, code, expected) in table.clone() {
@@ -145,7 +145,7 @@ fn tables_that_contain_themselves_end_too() {
         tables.set(PML4, index, PML4 | TABLE);
     }
     let found = find(&tables, AddressSpace::new(PML4, 0), &text(511..512));
-    assert_eq!(found.map(|w| w.code_entry), Ok(Gpa(PML4 + 232 * 8)));
+    assert_eq!(found.map(|w| w.code_entry), Ok(Gpa(PML4 + 231 * 8)));
 }
 
 #[test]

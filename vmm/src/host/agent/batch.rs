@@ -62,7 +62,7 @@ fn start(item: &Item) -> Result<Child, AgentError> {
     let name = argv.next().unwrap_or_default();
     let mut command = Command::new(if name == "vmm" { "/proc/self/exe" } else { name });
     command.arg0(name).args(argv).envs(&item.env).stdin(Stdio::null());
-    spawn::in_own_session(command, None).map_err(AgentError::file("start", name))
+    spawn::in_own_session(command, None, false).map_err(AgentError::file("start", name))
 }
 
 /// Waits for the command, at most for `patience`, and says how it ended.

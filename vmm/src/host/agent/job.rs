@@ -64,7 +64,7 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
     }
     let streams =
         pumps.streams(&mut command, job.terminal).map_err(AgentError::file("make streams for", &program))?;
-    let child = spawn::in_own_session(command, streams.controlling);
+    let child = spawn::in_own_session(command, streams.controlling, matches!(job.program, Program::Named(_)));
     let mut child = match (child, &job.program) {
         (Ok(child), _) => child,
         (Err(error), Program::Named(name)) => {

@@ -65,7 +65,7 @@ impl Arming {
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
     ) -> Result<Past, String> {
-        let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_once());
+        let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         if probes.iter().filter(|p| p.probe.record).count() > RING {
             return Err(format!("more than {RING} probes stand here"));

@@ -115,6 +115,7 @@ impl Entry {
             hits: reader
                 .hits(id)
                 .saturating_sub(lost + missed_by_detours.full + missed_by_detours.unfinished),
+            outside: self.active.outside() + reader.outside_by_detours(id),
             missed: Missed {
                 output: lost,
                 ring: missed_by_detours.full,

@@ -6,17 +6,14 @@ use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use crate::detour::layout;
 use crate::detour::reads::LONGEST_STRING;
-use crate::detour::stub::tests::{AT, COPIES, SITE, guest};
+use crate::detour::stub::tests::{AT, COPIES, SITE, emulated, guest};
 use crate::detour::stub::{Guest, Stub};
 use crate::detour::work::{Hits, Noted, Work};
-use crate::insn::decode::decode;
 use crate::insn::emulate::Segments;
-use crate::insn::plan::{Plan, plan};
 use crate::linux::glob::Glob;
 use crate::linux::task::COMM;
 use crate::linux::testing::Ram;
 use crate::regs::Regs;
-use iced_x86::Mnemonic;
 use proptest::prelude::*;
 
 const PROBE: u32 = 3;
@@ -79,28 +76,7 @@ fn run(capture: &Capture, text: Option<&[u8]>) -> Outcome {
         r9: 9,
         ..Regs::default()
     };
-    let (mut regs, mut counted, mut steps) = (before, Vec::new(), 0);
-    while regs.rip != SITE.0 + 5 {
-        steps += 1;
-        assert!(steps < 100_000, "it is bounded");
-        if [COPIES.bytes, COPIES.string].concat().contains(&Gva(regs.rip)) {
-            copy(&ram, &mut regs, text);
-            continue;
-        }
-        let bytes = &stub.code[(regs.rip - AT.0) as usize..];
-        let instruction = decode(bytes, Gva(regs.rip)).unwrap();
-        if instruction.has_lock_prefix() {
-            assert_eq!(instruction.mnemonic(), Mnemonic::Inc);
-            counted.push(instruction.ip_rel_memory_address() - guest.window.0 - 8 * u64::from(PROBE));
-            regs.rip = instruction.next_ip();
-            continue;
-        }
-        let Plan::Emulate(emulation) = plan(bytes, Gva(regs.rip), None, false).unwrap() else {
-            panic!("{instruction}")
-        };
-        emulation.execute(&mut regs, &ram.memory(), &segments).unwrap();
-    }
-    assert_eq!(Regs { rip: before.rip, rflags: before.rflags, ..regs }, before);
+    let counted = emulated(&stub, &guest, &ram, &segments, before, |regs| copy(&ram, regs, text));
     match counted[..] {
         [] => Outcome::Passed,
         [layout::HITS] => Outcome::Counted,
@@ -111,6 +87,7 @@ fn run(capture: &Capture, text: Option<&[u8]>) -> Outcome {
 
 /// As the kernel's own function copies to rdi what is at rsi, up to rdx bytes of it, and returns.
 fn copy(ram: &Ram, regs: &mut Regs, text: Option<&[u8]>) {
+    assert!([COPIES.bytes, COPIES.string].concat().contains(&Gva(regs.rip)));
     assert_eq!(regs.rsi, 0x1000);
     let room = regs.rdx as usize;
     let (to, text) =
