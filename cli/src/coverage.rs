@@ -10,6 +10,7 @@ use crate::target::{self, Target};
 use crate::unarmed;
 use anyhow::Result;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::scope::Scope;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,7 +32,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let (probes, kernel) = (functions(patterns, &kernel)?, Landmarks::of(&kernel));
-            let scope = target::scope(&args.guest, &kernel)?;
+            let scope = target::scope(&args.guest, &kernel, true)?;
             Target { probes, kernel, symbols: None, unwind: None, scope }
         }
     };
@@ -51,8 +52,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
             let optimize = Optimize::Off;
+            let late = target.scope == Scope::Command;
             let known =
-                Known { kernel: target.kernel, names: false, unwind: None, optimize, fall_back: false };
+                Known { kernel: target.kernel, names: false, unwind: None, optimize, fall_back: false, late };
             let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &ran.report)

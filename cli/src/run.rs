@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use probe_engine::capture::names::Names;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use std::fs::{self, File};
@@ -138,7 +139,14 @@ fn run_here(
     };
     let Target { kernel, probes, symbols, unwind, scope } = target;
     let optimize = args.optimize.to_session();
-    let known = Known { kernel, names: symbols.is_some(), unwind, optimize, fall_back: args.fall_back };
+    let known = Known {
+        kernel,
+        names: symbols.is_some(),
+        unwind,
+        optimize,
+        fall_back: args.fall_back,
+        late: args.once && scope == Scope::Command,
+    };
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| probe(asked, args).within(scope)).collect();
@@ -181,6 +189,9 @@ pub(crate) struct Known {
     pub(crate) optimize: Optimize,
     /// Whether return probes leave detours for traps that can follow no more calls.
     pub(crate) fall_back: bool,
+    /// Whether its probes are armed no sooner than its command begins. Those whose first hit alone counts would cost a boot
+    /// an exit for each other one.
+    pub(crate) late: bool,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
@@ -265,7 +276,7 @@ fn with_command(
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let extras = Extras { ports: vec![port], folders: Some(work.folders(guest)?), rng: true };
     let console = work::Console::new(guest.verbose);
-    let cmdline = cmdline(guest);
+    let (cmdline, late) = (cmdline(guest), known.late);
     let is_terminal = io::stdin().is_terminal();
     let config = Config {
         timeout: timeout(guest.timeout, is_terminal),
@@ -275,7 +286,8 @@ fn with_command(
         ..config(guest, files, known, delivery, &cmdline)
     };
     let mut session = Session::new(hypervisor, config)?;
-    session.register_all(probes)?;
+    let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
+    let ids = session.register_all(probes)?;
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
     let stderr = say::printer().context("the host has no thread left")?.clone();
     let stdout = match is_shared() {
@@ -290,8 +302,10 @@ fn with_command(
     let streams = Streams { escape: Escape::Obeyed, ..streams };
     let (report, ended) = thread::scope(|scope| {
         let running = scope.spawn(move || {
-            let ended = command.run(words, streams);
-            // It may have ended by itself.
+            let ready = command.wait();
+            // The guest may have ended by itself, now and below.
+            let _ = late.then(|| handle.command(Command::Enable(ids)));
+            let ended = ready.and_then(|()| command.run(words, streams));
             let _ = handle.command(Command::Stop);
             ended
         });

@@ -196,12 +196,12 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
     let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
     let landmarks = Landmarks::of(&kernel);
-    let scope = scope(&run.guest, &landmarks)?;
+    let scope = scope(&run.guest, &landmarks, run.once)?;
     Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })
 }
 
-/// Which hits count in `guest`, as far as its `kernel` tells.
-pub(crate) fn scope(guest: &Guest, kernel: &Landmarks) -> Result<Scope> {
+/// Which hits count in `guest`, as far as its `kernel` tells. `once`: of each probe only the first does.
+pub(crate) fn scope(guest: &Guest, kernel: &Landmarks, once: bool) -> Result<Scope> {
     let has_command = guest.has_command();
     let tells = |scope| kernel.task.is_some_and(|task| task.tells(scope));
     match guest.scope {
@@ -211,6 +211,11 @@ pub(crate) fn scope(guest: &Guest, kernel: &Landmarks) -> Result<Scope> {
         Some(args::Scope::Cmd) if !tells(Scope::Command) => bail!(
             "--scope cmd: this kernel does not tell a command's processes (it lacks CONFIG_UTS_NS, or type information)"
         ),
+        Some(args::Scope::Init) if once => {
+            bail!(
+                "--scope init is not for first hits (--once, coverage): they would cost the boot an exit for each one before"
+            )
+        }
         Some(args::Scope::Init) if !tells(Scope::Init) => {
             bail!(
                 "--scope init: this kernel does not tell when process 1 is started (it lacks type information)"

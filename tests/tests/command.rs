@@ -1,6 +1,8 @@
 //! Commands in the guest, as a user runs them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -105,4 +107,67 @@ fn what_cannot_be_is_said_before_the_boot() {
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(stderr.contains(expected), "{stderr}");
     }
+}
+
+/// The names of the tasks whose hits these lines of JSON are.
+fn tasks(lines: &str) -> BTreeSet<String> {
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| Some(line["task"]["comm"].as_str()?.to_owned())).collect()
+}
+
+#[test]
+fn only_the_commands_processes_are_seen_unless_one_asks_for_more() {
+    // The child outlives the process that started it, and is in another session.
+    let script = "(setsid sh -c 'sleep 0.1; cat /etc/passwd > /dev/null' &); cat /etc/group; sleep 0.5";
+    for optimize in ["--optimize=require", "--optimize=off"] {
+        let options = [optimize, "--format=json", "--probe=do_sys_openat2%return", "--probe=vfs_read"];
+        let Some(output) = run(&options, &["sh", "-c", script], b"") else { return };
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        let lines: String =
+            stderr.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+        let expected = ["cat", "setsid", "sh", "sleep"].map(str::to_owned);
+        assert_eq!(tasks(&lines), BTreeSet::from(expected), "{stderr}");
+        let summary = |probe: &str| {
+            let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            lines.filter(|line| line["type"] == "probe").find(|line| line["probe"] == probe).unwrap()
+        };
+        for probe in ["do_sys_openat2%return", "vfs_read"] {
+            let (hits, outside) = (&summary(probe)["hits"], &summary(probe)["outside"]);
+            let shown = lines.lines().filter(|line| line.contains(&format!("\"probe\":\"{probe}\",\"rip\"")));
+            assert_eq!(shown.count() as u64, hits.as_u64().unwrap(), "{stderr}");
+            assert!(outside.as_u64().unwrap() > 0, "init has read files, too: {stderr}");
+        }
+    }
+    let options = ["--scope=init", "--probe=commit_creds", "--format=json"];
+    let output = run(&options, &["true"], b"").unwrap();
+    let stderr = text(&output.stderr);
+    let lines: String =
+        stderr.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+    assert!(tasks(&lines).contains("init") && tasks(&lines).contains("true"), "{stderr}");
+    assert!(!tasks(&lines).contains("swapper/0") && !tasks(&lines).contains("kthreadd"), "{stderr}");
+}
+
+#[test]
+fn coverage_of_a_command_is_of_its_processes() {
+    let (Some(binary), temporary) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    let ran = temporary.path().join("ran");
+    let words = [
+        "coverage",
+        "--output",
+        ran.to_str().unwrap(),
+        "vfs_*",
+        "kernel_*",
+        "rcu_*",
+        "--",
+        "cat",
+        "/etc/hostname",
+    ];
+    let output = command(&binary, temporary.path(), &words).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(output.stdout, fs::read("/etc/hostname").unwrap());
+    let ran = fs::read_to_string(ran).unwrap();
+    let has = |name: &str| ran.lines().any(|line| line.ends_with(&format!(" {name}")));
+    assert!(has("vfs_read") && has("vfs_fstat"), "{ran}");
+    assert!(!has("kernel_init_freeable") && !has("rcu_gp_kthread"), "{ran}");
 }

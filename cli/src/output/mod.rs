@@ -185,7 +185,8 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
         .iter()
         .filter(|p| matches!(p.state, State::Armed(_) | State::Optimized(_) | State::Spent(_)))
         .count();
-    if !probes.is_empty() {
+    // Those that are armed later are not spoken of.
+    if probes.iter().any(|probe| probe.enabled) {
         say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
     }
 }

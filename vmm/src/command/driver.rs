@@ -57,7 +57,7 @@ impl GuestCommand {
         Ok((Self { control }, Port { name: PORT_NAME.to_owned(), socket }))
     }
 
-    /// What ends [`run`](Self::run) from another thread: to be shut down.
+    /// What ends [`wait`](Self::wait) and [`run`](Self::run) from another thread: to be shut down.
     ///
     /// # Errors
     /// When the host is out of descriptors.
@@ -65,12 +65,19 @@ impl GuestCommand {
         self.control.try_clone()
     }
 
-    /// Waits for the guest, and runs the command to its end.
+    /// Waits until the guest's init can run it.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub fn wait(&self) -> Result<(), CommandError> {
+        greet(&self.control).map_err(|error| why(Broken::Protocol(error)))
+    }
+
+    /// Runs it to its end, once that [can be done](Self::wait).
     ///
     /// # Errors
     /// [`CommandError`].
     pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, CommandError> {
-        greet(&self.control).map_err(|error| why(Broken::Protocol(error)))?;
         let Words { program, args, env, folder } = words;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let job = Job {

@@ -124,7 +124,8 @@ impl Active {
         self.once.is_some()
     }
 
-    /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is.
+    /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is. Otherwise the trap stays until
+    /// the control thread finds its hit taken.
     pub(crate) fn is_put_back(&self) -> bool {
         self.is_once() && self.scope == Scope::Boot
     }

@@ -391,6 +391,8 @@ pub(crate) enum Wish {
     Soon(Command),
     /// Before the vCPU goes on.
     Wait(Command),
+    /// A trap that is for nothing from now on is to be taken out some time.
+    Spent,
     /// A handler panicked, with these words: its probe is to be disabled.
     Broken(ProbeId, String),
 }

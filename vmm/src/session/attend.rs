@@ -25,13 +25,15 @@ impl Control<'_> {
         let messages: Vec<Message> = self.messages.try_iter().collect();
         let may_change_names = self.names.is_none() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
-        let is_idle = messages.is_empty() && requests.is_empty() && !self.arming.is_due();
+        let is_due = self.arming.is_due() || self.sweep.is_due(Instant::now());
+        let is_idle = messages.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;
         }
         let world = self.world.clone();
         let begun = Instant::now();
         let parked = world.park(|id| self.threads.kick(id));
+        self.sweep.begin();
         let mut orders = Orders::clone(&world.orders());
         for request in requests {
             let vcpu = request.vcpu;
@@ -72,6 +74,7 @@ impl Control<'_> {
             parked.end();
         }
         drop(parked);
+        self.sweep.end(Instant::now(), begun.elapsed());
         if !self.announced {
             self.stopped += begun.elapsed();
             if self.arming.is_ready() {

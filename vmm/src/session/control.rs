@@ -8,6 +8,7 @@ use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
+use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
 use super::{SessionError, Sink};
@@ -95,6 +96,8 @@ pub(super) struct Control<'a> {
     pub(super) postponed: Postponed,
     /// With the sink.
     pub(super) patience: Patience,
+    /// Of traps that are for nothing.
+    pub(super) sweep: Sweep,
     pub(super) ram: Arc<GuestRam>,
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,
@@ -218,7 +221,7 @@ impl Control<'_> {
         }
         self.keep_up();
         self.arming.detours.look(&self.ram);
-        if self.arming.is_due() {
+        if self.arming.is_due() || self.sweep.is_due(Instant::now()) {
             self.attend();
         }
         if let Ok(end) = self.ended.try_recv() {

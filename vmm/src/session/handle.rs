@@ -2,6 +2,7 @@
 
 use super::registry::RegisterError;
 use super::report::ProbeReport;
+use super::spent::Spent;
 use crate::probe::{Probe, Wish};
 use probe_engine::probe::table::ProbeId;
 use std::cell::Cell;
@@ -90,6 +91,7 @@ pub struct Desk {
     messages: Sender<Message>,
     wake: Arc<EventFd>,
     opened: Arc<Opened>,
+    pub(super) spent: Spent,
 }
 
 /// When commands are carried out.
@@ -104,7 +106,7 @@ impl Desk {
     pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
         let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
-        (Self { messages, wake, opened: Arc::new(opened) }, received)
+        (Self { messages, wake, opened: Arc::new(opened), spent: Spent::default() }, received)
     }
 
     /// A desk at which nobody sits: what is handed in is dropped.
@@ -123,6 +125,7 @@ impl Desk {
     pub(crate) fn wish(&self, wish: Wish) {
         self.send(match wish {
             Wish::Soon(command) | Wish::Wait(command) => Message::Command(command, None),
+            Wish::Spent => return self.spent.note(),
             Wish::Broken(probe, words) => Message::Broken(probe, words),
         });
     }

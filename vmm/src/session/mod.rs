@@ -71,6 +71,7 @@ mod postponed;
 mod regions;
 mod registry;
 mod report;
+mod spent;
 mod stage;
 mod standstill;
 mod text;
@@ -337,6 +338,7 @@ impl<'a> Session<'a> {
             names: config.names.then(names::Names::default),
             postponed: postponed::Postponed::default(),
             patience: patience::Patience::default(),
+            sweep: spent::Sweep::new(desk.spent.clone(), Instant::now()),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,

@@ -87,6 +87,9 @@ impl Vcpu {
                     if !self.recorder.capture(probe.capture.as_deref(), &scene) || !probe.takes_hit() {
                         continue;
                     }
+                    if probe.is_once() && !probe.is_put_back() {
+                        wishes.push(Wish::Spent);
+                    }
                     let what = What::Hit { args: regs.args() };
                     note(&mut self.recorder, probe, &moment, &regs, at, what, task);
                     if handlers.pre.is_some() {
