@@ -112,7 +112,7 @@ fn what_cannot_be_is_said_before_the_boot() {
 /// The names of the tasks whose hits these lines of JSON are.
 fn tasks(lines: &str) -> BTreeSet<String> {
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.filter_map(|line| Some(line["task"]["comm"].as_str()?.to_owned())).collect()
+    lines.filter_map(|line| Some(line.get("task")?.get("comm")?.as_str()?.to_owned())).collect()
 }
 
 #[test]
