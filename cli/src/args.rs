@@ -184,7 +184,7 @@ pub(crate) struct Run {
     /// How hits are written
     ///
     /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
-    /// vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
+    /// guest_ns (by the clock of the guest's own messages; null where that cannot be told), vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
     /// is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
     /// and interrupted or guessed where they are), stack_end (bottom, user, or why it goes on), and where the kernel was
@@ -192,7 +192,7 @@ pub(crate) struct Run {
     /// What a probe fetches is in fields. A histogram is one
     /// {"type":"entry"} a key, with histogram (its name), keys, hitcount and values, and one {"type":"histogram"} with
     /// definition, hits, entries and dropped. At the end comes one {"type":"probe"} a probe, with probe,
-    /// kind (k, r, or w for a watch), module, address, hits, missed, reasons (of what was missed), outstanding (calls that
+    /// kind (k, r, or w for a watch), module, address, hits, outside (passes that were not in the scope), missed, reasons (of what was missed), outstanding (calls that
     /// had not returned), state, and trapped (why it was not served by a detour), and one {"type":"end"} with end, waits
     /// (how often a CPU, or the whole guest, waited for a slow reader), exits (how often the guest's CPUs were left, by
     /// KVM's own count), and armed_us and disarmed_us (how long the guest stood still for that, in microseconds).
@@ -244,7 +244,7 @@ pub(crate) struct Coverage {
     /// How they are written
     ///
     /// As JSON there is one object a line. {"type":"function"} has time_ns (nanoseconds since the guest was started),
-    /// vcpu, function and address (a hexadecimal string). At the end comes one {"type":"prefix"} a prefix, with prefix,
+    /// guest_ns (by the clock of the guest's own messages; null where that cannot be told), vcpu, function and address (a hexadecimal string). At the end comes one {"type":"prefix"} a prefix, with prefix,
     /// ran and armed, and one {"type":"end"} with end, ran, armed and waits (as of `vmm run`).
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

@@ -3,7 +3,7 @@
 use crate::args::{Coverage, Format};
 use crate::functions::functions;
 use crate::host::{self, Chosen, Inside};
-use crate::output::{end_name, json, say_armed};
+use crate::output::{Moment, end_name, json, say_armed};
 use crate::run::{self, Files, Known};
 use crate::say::{say, standard_error};
 use crate::target::{self, Target};
@@ -78,6 +78,7 @@ struct Calls(Vec<Event>);
 struct JsonFunction<'a> {
     r#type: &'static str,
     time_ns: u64,
+    guest_ns: Option<u64>,
     vcpu: usize,
     function: &'a str,
     address: String,
@@ -119,16 +120,14 @@ impl Calls {
         // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
         self.0.sort_by_key(|call| call.nanos);
         let mut out = BufWriter::new(out);
-        for Event { nanos, vcpu, probe, rip, .. } in &self.0 {
+        for event @ Event { nanos, guest_nanos, vcpu, probe, rip, .. } in &self.0 {
             let function = report.probes.get(probe.0 as usize).map_or("", |probe| &probe.name);
             match format {
-                Format::Text => {
-                    let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-                    writeln!(out, "[{seconds:5}.{nanos:09}] cpu{vcpu} {function}")?;
-                }
+                Format::Text => writeln!(out, "{} {function}", Moment(event))?,
                 Format::Json => {
                     let (time_ns, vcpu, address) = (*nanos, *vcpu, rip.to_string());
-                    json(&mut out, &JsonFunction { r#type: "function", time_ns, vcpu, function, address })?;
+                    let (r#type, guest_ns) = ("function", *guest_nanos);
+                    json(&mut out, &JsonFunction { r#type, time_ns, guest_ns, vcpu, function, address })?;
                 }
             }
         }

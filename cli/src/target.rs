@@ -331,6 +331,7 @@ mod tests {
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,
+            clock: None,
             cpu_number: None,
             thunks: Thunks::default(),
             branches: BranchSites::default(),

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -170,4 +170,61 @@ fn coverage_of_a_command_is_of_its_processes() {
     let has = |name: &str| ran.lines().any(|line| line.ends_with(&format!(" {name}")));
     assert!(has("vfs_read") && has("vfs_fstat"), "{ran}");
     assert!(!has("kernel_init_freeable") && !has("rcu_gp_kthread"), "{ran}");
+}
+
+/// Messages and hits of which the order is known: each message is made in a call of a function that is probed.
+#[test]
+fn hits_and_messages_have_one_clock() {
+    const EACH: usize = 5_000;
+    let shell = |name: &str| {
+        format!("exec 3>/dev/kmsg; i=0; while [ $i -lt {EACH} ]; do echo \"{name} $i\" >&3; i=$((i+1)); done")
+    };
+    let script =
+        format!("({}) & ({}) & wait; cat /proc/kmsg & sleep 4; kill $!", shell("even"), shell("odd"));
+    let options = ["--cpus=2", "--format=json", "--probe=devkmsg_write", "--probe=devkmsg_write%return"];
+    let options = [&options[..], &["--cmdline=log_buf_len=16M printk.devkmsg=on"]].concat();
+    for optimize in ["--optimize=require", "--optimize=off"] {
+        let Some(output) = run(&[&options[..], &[optimize]].concat(), &["sh", "-c", &script], b"") else {
+            return;
+        };
+        let stderr = text(&output.stderr);
+        // Nanoseconds and what was then: a call begins, a message is made, the call returns. By task.
+        let mut calls = BTreeMap::<u64, Vec<(u64, bool)>>::new();
+        for line in stderr.lines().filter(|line| line.starts_with('{')) {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let kind = line["type"].as_str().unwrap();
+            if ["hit", "return"].contains(&kind) {
+                let time = line["guest_ns"].as_u64().unwrap();
+                calls
+                    .entry(line["task"]["pid"].as_u64().unwrap())
+                    .or_default()
+                    .push((time, kind == "return"));
+            }
+        }
+        let mut messages = BTreeMap::<String, Vec<u64>>::new();
+        for line in text(&output.stdout).lines() {
+            let Some((time, message)) = line.split_once("] ") else { continue };
+            let Some((name, _)) = message.split_once(' ').filter(|(name, _)| ["even", "odd"].contains(name))
+            else {
+                continue;
+            };
+            let (seconds, micros) = time.split_once('[').unwrap().1.trim().split_once('.').unwrap();
+            let micros = seconds.parse::<u64>().unwrap() * 1_000_000 + micros.parse::<u64>().unwrap();
+            messages.entry(name.to_owned()).or_default().push(micros);
+        }
+        assert_eq!((calls.len(), messages.len()), (2, 2), "{stderr:.2000}");
+        // Whose task is which is told by the first message.
+        for times in messages.values() {
+            assert_eq!(times.len(), EACH);
+            let fits = |calls: &Vec<(u64, bool)>| {
+                let pairs: Vec<_> = calls.chunks(2).collect();
+                pairs.len() == EACH
+                    && pairs.iter().zip(times).all(|(pair, time)| {
+                        let [(begun, false), (over, true)] = pair[..] else { panic!("{pair:?}") };
+                        begun / 1000 <= *time && *time <= over / 1000
+                    })
+            };
+            assert_eq!(calls.values().filter(|calls| fits(calls)).count(), 1, "{optimize}");
+        }
+    }
 }

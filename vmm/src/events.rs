@@ -5,9 +5,11 @@ use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
 use detoured::Detours;
 pub use detoured::{Known, MissedByDetours};
+use guest_time::GuestTime;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::tally::Group;
 use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
+use probe_engine::linux::sched_clock::SchedClock;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::ReadVirt;
 use probe_engine::probe::table::ProbeId;
@@ -19,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 mod detoured;
+mod guest_time;
 mod room;
 
 /// How many hits a vCPU may be ahead of the reader.
@@ -56,6 +59,9 @@ pub(crate) struct Ticks(pub(crate) u64);
 pub struct Event {
     /// Nanoseconds since the guest was started.
     pub nanos: u64,
+    /// Nanoseconds of the guest's own clock, by which its messages say when they were; `None` where nobody can tell:
+    /// early in its boot, and in a guest whose clock is another one for each CPU.
+    pub guest_nanos: Option<u64>,
     /// The vCPU that took it.
     pub vcpu: usize,
     /// The probe that it belongs to.
@@ -240,6 +246,7 @@ pub struct Reader {
     counters: Vec<Arc<Counters>>,
     /// What the guest's detours write.
     detours: Option<Detours>,
+    guest_time: GuestTime,
     ends: Ends,
     /// What has been read before something that came earlier.
     early: Vec<Event>,
@@ -249,8 +256,14 @@ pub struct Reader {
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
     let ends = Ends::new(u8::try_from(cpus).unwrap_or(u8::MAX));
-    let mut reader =
-        Reader { rings: Vec::new(), counters: Vec::new(), detours: None, ends, early: Vec::new() };
+    let mut reader = Reader {
+        rings: Vec::new(),
+        counters: Vec::new(),
+        detours: None,
+        guest_time: GuestTime::default(),
+        ends,
+        early: Vec::new(),
+    };
     let recorders = (0..cpus)
         .map(|_| {
             let (ring, records) = RingBuffer::new(RING);
@@ -270,7 +283,13 @@ impl Reader {
     /// From now on also reads what detours write, in a guest with this memory and so many CPUs, whose time-stamp counters
     /// are `tsc` ticks ahead of the host's.
     pub fn follow_detours(&mut self, ram: Arc<GuestRam>, cpus: u8, tsc: u64) {
-        self.detours = Some(Detours::new(ram, cpus, tsc, self.ends.clone()));
+        self.detours = Some(Detours::new(ram, cpus, self.ends.clone()));
+        self.guest_time = GuestTime::new(tsc);
+    }
+
+    /// The guest's own clock is `clock` at this moment.
+    pub(crate) fn know_clock(&mut self, clock: SchedClock) {
+        self.guest_time.know(clock);
     }
 
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
@@ -281,7 +300,7 @@ impl Reader {
         let now = rate.nanos(ticks());
         let mut batch = std::mem::take(&mut self.early);
         let mut until = match &mut self.detours {
-            Some(detours) => detours.drain(rate, now, known, &mut batch),
+            Some(detours) => detours.drain(rate, &self.guest_time, now, known, &mut batch),
             None => now,
         };
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
@@ -302,7 +321,8 @@ impl Reader {
                     }
                 };
                 let nanos = rate.nanos(ticks);
-                batch.push(Event { nanos, vcpu, probe, rip, what, task, captured, stack });
+                let guest_nanos = self.guest_time.nanos(self.guest_time.of_host(ticks));
+                batch.push(Event { nanos, guest_nanos, vcpu, probe, rip, what, task, captured, stack });
             }
         }
         if batch.is_empty() {

@@ -89,14 +89,17 @@ fn took(f: &mut fmt::Formatter<'_>, nanos: Nanos) -> fmt::Result {
     write!(f, " took={}us", Micros(nanos))
 }
 
-/// When an event was, in seconds, and on which CPU.
-pub(super) struct Moment<'a>(pub(super) &'a Event);
+/// When an event was, in seconds, and on which CPU: by the guest's own clock, as its messages have it, or else since the
+/// guest was started, which is said.
+pub(crate) struct Moment<'a>(pub(crate) &'a Event);
 
 impl fmt::Display for Moment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event { nanos, vcpu, .. } = self.0;
+        let Event { nanos, guest_nanos, vcpu, .. } = self.0;
+        let host = if guest_nanos.is_none() { " host" } else { "" };
+        let nanos = guest_nanos.unwrap_or(*nanos);
         let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        write!(f, "[{seconds:5}.{nanos:09}] cpu{vcpu}")
+        write!(f, "[{seconds:5}.{nanos:09}{host}] cpu{vcpu}")
     }
 }
 
@@ -169,6 +172,7 @@ impl Serialize for EventJson<'_> {
             },
         )?;
         map.serialize_entry("time_ns", &event.nanos)?;
+        map.serialize_entry("guest_ns", &event.guest_nanos)?;
         map.serialize_entry("vcpu", &event.vcpu)?;
         map.serialize_entry("probe", &self.probe.name())?;
         if let Style::Event(name) = &self.probe.style {
@@ -219,7 +223,8 @@ mod tests {
         comm: *b"cat\0\0\0\0\0\0\0\0\0\0\0\0\0",
     };
     const HIT: Event = Event {
-        nanos: 1_234_567_890,
+        nanos: 99,
+        guest_nanos: Some(1_234_567_890),
         vcpu: 1,
         probe: ProbeId(0),
         rip: Gva(0xffff_ffff_8123_4560),
@@ -250,11 +255,19 @@ mod tests {
     }
 
     #[test]
+    fn a_time_that_is_not_the_guests_says_so() {
+        let event = Event { guest_nanos: None, ..HIT };
+        assert!(written(Format::Text, event.clone()).starts_with("[    0.000000099 host] cpu1 "));
+        let value: serde_json::Value = serde_json::from_str(&written(Format::Json, event)).unwrap();
+        assert_eq!(value.get("guest_ns"), Some(&serde_json::Value::Null));
+    }
+
+    #[test]
     fn a_hit_is_one_json_object() {
         let line = written(Format::Json, HIT);
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["type"], "hit");
-        assert_eq!(value["time_ns"], 1_234_567_890);
+        assert_eq!((value["time_ns"].as_u64(), value["guest_ns"].as_u64()), (Some(99), Some(1_234_567_890)));
         assert_eq!(value["vcpu"], 1);
         assert_eq!(value["probe"], "m:vfs_read");
         assert_eq!(value["rip"], "0xffffffff81234560");

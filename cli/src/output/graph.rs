@@ -158,6 +158,7 @@ mod tests {
         };
         Event {
             nanos,
+            guest_nanos: Some(nanos),
             vcpu: 0,
             probe: ProbeId(0),
             rip: Gva(0),

@@ -153,6 +153,7 @@ mod tests {
         let event = |probe, vcpu| Event {
             stack: None,
             nanos: 0,
+            guest_nanos: None,
             vcpu,
             probe: ProbeId(probe),
             rip: Gva(0x10),

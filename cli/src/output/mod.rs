@@ -11,6 +11,7 @@ mod summary;
 use crate::args::Format;
 use crate::say::{self, finish, say, standard_error};
 use crate::target::{Asked, Style};
+pub(crate) use event::Moment;
 use event::{EventJson, EventText};
 use graph::Graph;
 use hist::Histograms;

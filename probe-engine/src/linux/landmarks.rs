@@ -10,6 +10,7 @@ use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
 use super::relocations::RelocatedPointer;
+use super::sched_clock::SchedClockLayout;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
 use crate::addr::{Gpa, Gva};
@@ -50,6 +51,8 @@ pub struct Landmarks {
     pub current: Option<CurrentTask>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
+    /// The clock of its messages, where that can be computed.
+    pub clock: Option<SchedClockLayout>,
     /// Where a CPU keeps its own number, in bytes from the kernel's GS base.
     pub cpu_number: Option<u64>,
     /// What it jumps to where it means an indirect branch.
@@ -168,6 +171,7 @@ impl Landmarks {
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
+            clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
             thunks: Thunks::of(kernel),
             branches: BranchSites::of(kernel),

@@ -34,6 +34,7 @@ pub mod patched;
 pub mod per_cpu;
 pub(crate) mod read;
 pub mod relocations;
+pub mod sched_clock;
 pub mod scope;
 pub mod symbol_file;
 pub mod symbols;

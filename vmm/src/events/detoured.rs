@@ -1,5 +1,6 @@
 //! What the guest's detours write, read while it runs.
 
+use super::guest_time::GuestTime;
 use super::room::Ends;
 use super::{Event, Nanos, What};
 use crate::clock::{Rate, ticks};
@@ -47,8 +48,6 @@ pub(super) struct Detours {
     ram: Arc<GuestRam>,
     rings: Vec<Ring>,
     instances: Instances,
-    /// By how many ticks the guest's time-stamp counters are ahead.
-    tsc: u64,
     /// How many hits of a probe have been read: their records, and in the end its groups.
     read: HashMap<u32, u64>,
     /// Whether there will be no more.
@@ -57,11 +56,11 @@ pub(super) struct Detours {
 }
 
 impl Detours {
-    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, tsc: u64, ends: Ends) -> Self {
+    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, ends: Ends) -> Self {
         let rings = Rings::of(cpus);
         let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
         let instances = Instances::new(reserved::DATA, cpus);
-        Self { ram, rings, instances, tsc, read: HashMap::new(), is_closed: false, ends }
+        Self { ram, rings, instances, read: HashMap::new(), is_closed: false, ends }
     }
 
     /// Appends what has come in until `now`, in nanoseconds since the guest was started. Records of no probe are not ours.
@@ -69,6 +68,7 @@ impl Detours {
     pub(super) fn drain(
         &mut self,
         rate: Rate,
+        time: &GuestTime,
         now: u64,
         known: &HashMap<u32, Known>,
         batch: &mut Vec<Event>,
@@ -77,19 +77,20 @@ impl Detours {
         if known.is_empty() {
             return until;
         }
-        let Self { ram, rings, tsc, read, ends, .. } = self;
+        let Self { ram, rings, read, ends, .. } = self;
         for (vcpu, ring) in rings.iter_mut().enumerate() {
             let mut last = now;
             ends.begin(vcpu);
             // The memory is there as long as the guest is.
             let drained = ring.drain(&**ram, |record| {
-                last = rate.nanos(record.ticks.wrapping_sub(*tsc));
+                last = rate.nanos(time.to_host(record.ticks));
                 if last > now {
                     // It has come in since. Whatever the guest says, it was not later than this.
                     last = last.min(rate.nanos(ticks()));
                 }
                 let known = known.get(&record.probe);
-                if let Some(event) = known.and_then(|known| known.event(vcpu, last, &record, rate)) {
+                let when = (last, time.nanos(record.ticks));
+                if let Some(event) = known.and_then(|known| known.event(vcpu, when, &record, rate)) {
                     *read.entry(record.probe).or_default() += 1;
                     batch.push(event);
                 }
@@ -161,8 +162,15 @@ impl Detours {
 }
 
 impl Known {
-    /// The event that `record` is of; `None` when that cannot be, or nobody waits for the return any more.
-    fn event(&self, vcpu: usize, nanos: u64, record: &Record, rate: Rate) -> Option<Event> {
+    /// The event that `record` is of, with its time by our clock and by the guest's; `None` when that cannot be, or nobody
+    /// waits for the return any more.
+    fn event(
+        &self,
+        vcpu: usize,
+        (nanos, guest_nanos): (u64, Option<u64>),
+        record: &Record,
+        rate: Rate,
+    ) -> Option<Event> {
         let (capture, mut captured) = (self.probe.capture.as_deref(), Vec::new());
         let (rip, what) = match self.work.calls {
             None => (self.at, What::Hit { args: record.args }),
@@ -176,6 +184,7 @@ impl Known {
         let is_its = self.work.replay(capture, record, rip, self.slide, vcpu, &mut captured);
         is_its.then(|| Event {
             nanos,
+            guest_nanos,
             vcpu,
             probe: self.probe.id,
             rip,
@@ -198,7 +207,7 @@ mod tests {
         for (table, count) in [(layout::HITS, 5u64), (layout::DROPS, 2)] {
             ram.write(reserved::DATA.add(table + 8 * 3), &count.to_le_bytes()).unwrap();
         }
-        let mut detours = Detours::new(ram, 1, 0, Ends::new(1));
+        let mut detours = Detours::new(ram, 1, Ends::new(1));
         let missed = |detours: &Detours, is_recorded| {
             let missed = detours.missed(ProbeId(3), is_recorded);
             (missed.full, missed.unfinished)

@@ -24,6 +24,7 @@ use crate::vcpu::{End, Vcpu};
 use crate::world::World;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::memory::VirtMemory;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use std::collections::HashMap;
@@ -286,11 +287,21 @@ impl Control<'_> {
             }
             return;
         }
+        self.look_at_clock();
         if let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
             self.hand_on(&events);
         }
         if self.patience.begin_anew() {
             self.world.thaw();
+        }
+    }
+
+    /// Finds out what the guest's clock is, as far as it can be told.
+    fn look_at_clock(&mut self) {
+        let Some((layout, ground)) = self.kernel.clock.zip(self.arming.ground()) else { return };
+        let memory = VirtMemory { phys: &*self.ram, space: ground.space };
+        if let Some(clock) = layout.slid(ground.map.slide()).read(&memory) {
+            self.reader.know_clock(clock);
         }
     }
 
