@@ -3,7 +3,7 @@
 use crate::args::{Coverage, Format};
 use crate::functions::functions;
 use crate::host::{self, Chosen, Inside};
-use crate::output::{Moment, end_name, json, say_armed};
+use crate::output::{GuestNames, Moment, end_name, json, say_armed};
 use crate::run::{self, Files, Known};
 use crate::say::{say, standard_error};
 use crate::target::{self, Target};
@@ -64,7 +64,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             // Nobody may be there to read it.
             let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
             // None of them is in a module.
-            Ok(run::exit_code(&ran, &patterns, false, &|_| None))
+            Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
         }
     }
 }

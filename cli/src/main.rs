@@ -10,6 +10,7 @@ mod host;
 mod listing;
 mod mistake;
 mod output;
+mod post_mortem;
 mod rooms;
 mod run;
 mod say;

@@ -3,7 +3,8 @@
 use crate::args::{Guest, Run};
 use crate::dry_run;
 use crate::host::{self, Chosen, Inside};
-use crate::output::{Out, Writer};
+use crate::output::{GuestNames, Out, Writer};
+use crate::post_mortem::{say_death, say_stands};
 use crate::say::{self, finish, hurry, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Asked, Style, Target};
@@ -12,7 +13,6 @@ use crate::work::{self, Work};
 use crate::{EXIT_DIED, EXIT_INFRASTRUCTURE, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use probe_engine::capture::names::Names;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
@@ -34,11 +34,8 @@ use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
 use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{
-    Command, Config, Death, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal,
-};
+use vmm::session::{Command, Config, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
-use vmm::world::Stand;
 
 /// What every guest needs: its console, and an end when it panics.
 const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
@@ -141,7 +138,7 @@ fn run_here(
     let optimize = args.optimize.to_session();
     let known = Known {
         kernel,
-        names: symbols.is_some(),
+        names: args.stack.is_some() || files.work.is_some() || probes.iter().any(Asked::has_symbols),
         unwind,
         optimize,
         fall_back: args.fall_back,
@@ -155,7 +152,7 @@ fn run_here(
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&ran, &patterns, args.allow_pending, &|at| writer.symbol(at)))
+    Ok(exit_code(&ran, &patterns, args.allow_pending, writer.names()))
 }
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
@@ -386,7 +383,7 @@ pub(crate) fn exit_code(
     Ran { report, command }: &Ran,
     patterns: &[Option<String>],
     allow_pending: bool,
-    names: Names<'_>,
+    names: &GuestNames,
 ) -> ExitCode {
     if report.waits > 0 {
         say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
@@ -417,28 +414,8 @@ pub(crate) fn exit_code(
             ExitCode::from(EXIT_TIMEOUT)
         }
         Outcome::Died(death) => {
-            say(death);
-            print_registers(death);
-            say_stands(death.stands(), names);
+            say_death(death, names);
             ExitCode::from(EXIT_DIED)
         }
     }
-}
-
-/// Says where each CPU of the guest stood.
-fn say_stands(stands: &[Stand], names: Names<'_>) {
-    for (cpu, Stand { rip, is_halted }) in stands.iter().enumerate() {
-        let name = names(*rip).map(|name| format!(" {name}")).unwrap_or_default();
-        let halted = if *is_halted { ", halted" } else { "" };
-        say(format_args!("cpu{cpu} at {rip}{name}{halted}"));
-    }
-}
-
-fn print_registers(death: &Death) {
-    let Some(r) = death.regs() else { return };
-    say(format_args!("rip {:016x} rsp {:016x} rflags {:08x}", r.rip, r.rsp, r.rflags));
-    say(format_args!("rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx));
-    say(format_args!("rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}", r.rsi, r.rdi, r.rbp, r.r8));
-    say(format_args!("r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}", r.r9, r.r10, r.r11, r.r12));
-    say(format_args!("r13 {:016x} r14 {:016x} r15 {:016x}", r.r13, r.r14, r.r15));
 }

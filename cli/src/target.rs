@@ -30,9 +30,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
     pub(crate) probes: Vec<Asked>,
-    /// The kernel's symbols, where addresses will be shown by their names.
+    /// The kernel's symbols, where addresses may be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
-    /// How its stacks are walked, where they are.
+    /// How its stacks are walked, where they can be.
     pub(crate) unwind: Option<KernelCode>,
     /// Which hits count.
     pub(crate) scope: Scope,
@@ -108,7 +108,7 @@ impl Asked {
     }
 
     /// Whether addresses are shown by their names.
-    fn has_symbols(&self) -> bool {
+    pub(crate) fn has_symbols(&self) -> bool {
         let by_name = |form: &Form| match form {
             Form::Symbol | Form::SymbolOffset => true,
             Form::Number(shape) => shape.has_symbol(),
@@ -191,10 +191,12 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     let Found { mut probes, refused } = find(run, &kernel)?;
     Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
-    let symbols =
-        (run.stack.is_some() || probes.iter().any(Asked::has_symbols)).then(|| kernel.symbols().clone());
-    let unwind = run.stack.map(|_| KernelCode::of(&kernel)).transpose();
-    let unwind = unwind.context("--stack: the kernel's stacks cannot be walked")?;
+    // A guest that dies is spoken of by name, and with its stack.
+    let symbols = Some(kernel.symbols().clone());
+    let unwind = match run.stack {
+        Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
+        None => KernelCode::of(&kernel).ok(),
+    };
     let landmarks = Landmarks::of(&kernel);
     let scope = scope(&run.guest, &landmarks, run.once)?;
     Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })

@@ -127,6 +127,8 @@ pub struct Stand {
     pub rip: Gva,
     /// Whether it waits for what no interrupt brings: it is halted with interrupts off, or was never started.
     pub is_halted: bool,
+    /// Its registers and its address space, where it is between two instructions of the guest.
+    pub at: Option<(Regs, AddressSpace)>,
 }
 
 impl State {
@@ -190,7 +192,10 @@ impl World {
     pub fn hold(&self, request: Request) -> Next {
         let mut state = self.lock();
         let vcpu = request.vcpu;
-        state.stands_at(vcpu, Stand { rip: Gva(request.regs.rip), is_halted: false });
+        state.stands_at(
+            vcpu,
+            Stand { rip: Gva(request.regs.rip), is_halted: false, at: Some((request.regs, request.space)) },
+        );
         state.requests.push(request);
         // The control thread reads the queue after the wake-up, so a full counter loses nothing.
         let _ = self.wake_control.write(1);
@@ -210,7 +215,7 @@ impl World {
 
     fn stay(&self, id: usize, rip: Gva, time: Duration, how: Standing) -> Next {
         let mut state = self.lock();
-        state.stands_at(id, Stand { rip, is_halted: false });
+        state.stands_at(id, Stand { rip, ..Stand::default() });
         if let Some(standing) = state.vcpus.get_mut(id) {
             *standing = how;
         }

@@ -16,11 +16,10 @@ use event::{EventJson, EventText};
 use graph::Graph;
 use hist::Histograms;
 pub(crate) use json::json;
-use names::GuestNames;
-use probe_engine::addr::Gva;
+pub(crate) use names::GuestNames;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::symbols::SymbolTable;
-use stack::NamedStack;
+pub(crate) use stack::NamedStack;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -92,9 +91,9 @@ impl<'a> Writer<'a> {
         self.failure.as_ref()
     }
 
-    /// The symbol at a run-time address, where symbols are known.
-    pub(crate) fn symbol(&self, at: Gva) -> Option<String> {
-        self.names.symbol(at)
+    /// Where things are in the guest.
+    pub(crate) fn names(&self) -> &GuestNames {
+        &self.names
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {

@@ -8,9 +8,9 @@ use std::fmt;
 use vmm::stack::{Stack, UserStack};
 
 /// A stack, and names for its addresses.
-pub(super) struct NamedStack<'a> {
-    pub(super) stack: &'a Stack,
-    pub(super) names: Names<'a>,
+pub(crate) struct NamedStack<'a> {
+    pub(crate) stack: &'a Stack,
+    pub(crate) names: Names<'a>,
 }
 
 impl fmt::Display for NamedStack<'_> {

@@ -89,6 +89,9 @@ pub struct Hooks {
     /// Whether there is no such fault: before 5.12 all that are reported come from `no_context`, and have passed
     /// `fixup_exception` there.
     pub all_pass_fixup: bool,
+    /// `atomic_notifier_call_chain(list, 0, message)`, which a panic calls once its message is formatted, and the list that
+    /// it calls it with (`panic_notifier_list`).
+    pub panic_told: Option<(Gva, Gva)>,
     /// `__put_task_struct(task)`: a task of this address does not exist any more.
     pub task_free: Option<Gva>,
 }
@@ -113,6 +116,9 @@ impl Hooks {
             fault: kernel.symbol("fixup_exception"),
             page_fault_oops: kernel.symbol("page_fault_oops"),
             all_pass_fixup: has_function(kernel, "no_context"),
+            panic_told: kernel
+                .symbol("atomic_notifier_call_chain")
+                .zip(kernel.symbols().address_of("panic_notifier_list")),
             task_free: kernel.symbol("__put_task_struct"),
         }
     }

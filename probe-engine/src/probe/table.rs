@@ -75,6 +75,8 @@ pub enum Internal {
     FreeInitText,
     /// The kernel begins to panic.
     Panic,
+    /// It has formatted its last message, and calls notifiers: its panic's, or others'.
+    PanicTold,
     /// A module's text is final, and nothing of it has run yet.
     ModuleReady,
     /// A module's init text is about to be freed.

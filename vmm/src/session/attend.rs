@@ -10,6 +10,7 @@ use super::report::{Death, Outcome};
 use super::stage::{self, Reached};
 use super::text::Ground;
 use crate::memory::GuestRam;
+use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
 use crate::world::{Cause, Orders, Parked, Request};
 use probe_engine::addr::Gva;
@@ -238,7 +239,15 @@ impl Control<'_> {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
-                self.panic = Some(GuestPanic { message, regs: request.regs, deadline });
+                let stack = Stack::at(orders, &memory, &request.regs, FRAMES);
+                self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
+            }
+            Internal::PanicTold if self.arming.hooks.is_panic(argument, orders.slide) => {
+                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                let message = read_text(Gva(request.regs.rdx), &memory);
+                if let Some(panic) = self.panic.as_mut().filter(|_| !message.is_empty()) {
+                    panic.message = message;
+                }
             }
             _ => {}
         }
@@ -266,7 +275,7 @@ impl Control<'_> {
     }
 }
 
-/// The format string of a panic: printable text of at most a line.
+/// The message of a panic, or its format string: printable text of at most a line.
 fn read_text(at: Gva, memory: &VirtMemory<'_, GuestRam>) -> String {
     const LONGEST: u64 = 200;
     let mut text = String::new();

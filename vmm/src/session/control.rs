@@ -7,7 +7,7 @@ use super::names::Names;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
-use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
+use super::report::{Death, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
@@ -19,9 +19,10 @@ use crate::events::{Event, Reader};
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::signals::Signals;
+use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
 use crate::vcpu::{End, Vcpu};
-use crate::world::World;
+use crate::world::{Stand, World};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::memory::VirtMemory;
@@ -136,6 +137,7 @@ pub(super) struct Control<'a> {
 pub(super) struct GuestPanic {
     pub(super) message: String,
     pub(super) regs: Regs,
+    pub(super) stack: Option<Stack>,
     /// When we wait for its reset no longer.
     pub(super) deadline: Instant,
 }
@@ -245,10 +247,25 @@ impl Control<'_> {
         if !is_over && !self.standstill.is_silent(now, exits) {
             return;
         }
-        let stands = self.world.park(|id| self.threads.kick(id)).stands();
+        let parked = self.world.park(|id| self.threads.kick(id));
+        let (stands, orders) = (parked.stands(), self.world.orders());
+        drop(parked);
+        let is_halted = stands.iter().all(|stand| stand.is_halted);
+        if !is_over && !is_halted {
+            return;
+        }
+        // What is in its memory changes no more than a stack that is walked allows for.
+        let stack =
+            |(regs, space)| Stack::at(&orders, &VirtMemory { phys: &*self.ram, space }, &regs, FRAMES);
+        let stood = |stand: &Stand| Stood {
+            rip: stand.rip,
+            is_halted: stand.is_halted,
+            stack: stand.at.and_then(stack),
+        };
+        let stands = stands.iter().map(stood).collect();
         if is_over {
             self.outcome = Some(Outcome::TimedOut(stands));
-        } else if stands.iter().all(|stand| stand.is_halted) {
+        } else {
             self.outcome = Some(Outcome::Died(Death::Halted(stands)));
         }
     }
@@ -268,8 +285,9 @@ impl Control<'_> {
     }
 
     fn end_by_panic(&mut self) {
-        if let Some(GuestPanic { message, regs, .. }) = self.panic.take() {
-            self.outcome = Some(Outcome::Died(Death::Panic { message, regs }));
+        if let Some(GuestPanic { message, regs, stack, .. }) = self.panic.take() {
+            let stack = stack.map(Box::new);
+            self.outcome = Some(Outcome::Died(Death::Panic { message, regs, stack }));
         }
     }
 

@@ -40,6 +40,7 @@ impl Hooks {
         let links = &self.links;
         let all = [
             (Internal::Panic, self.panic, !self.panicked),
+            (Internal::PanicTold, links.panic_told.map(|(function, _)| function), self.panicked),
             (Internal::FreeInitText, self.free_init, late && !self.init_freed),
             (Internal::ModuleReady, links.module_init, modules),
             (Internal::ModuleInitDone, links.init_free, modules),
@@ -62,6 +63,11 @@ impl Hooks {
             Internal::PatchEnd => self.updates = self.updates.saturating_sub(1),
             _ => {}
         }
+    }
+
+    /// Whether a call of notifiers that begins with `list` (GVA) is a panic's, in a kernel with this slide.
+    pub(super) fn is_panic(&self, list: Gva, slide: u64) -> bool {
+        self.links.panic_told.is_some_and(|(_, panics)| panics.add(slide) == list)
     }
 
     /// Whether this kernel tells when it works on ftrace's sites.

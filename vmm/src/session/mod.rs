@@ -82,7 +82,7 @@ pub(crate) use handle::Inside;
 pub use handle::{Answer, Command, CommandError, Desk, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use registry::{RegisterError, State};
-pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Unregistered};
+pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Stood, Unregistered};
 pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};

@@ -2,7 +2,7 @@
 
 use super::registry::State;
 use crate::code::Unread;
-use crate::world::Stand;
+use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::probe::table::ProbeId;
@@ -143,9 +143,20 @@ pub enum Outcome {
     /// We got this signal.
     Signal(i32),
     /// It took [longer](crate::session::Config::timeout) than it may. Where each vCPU stood then.
-    TimedOut(Vec<Stand>),
+    TimedOut(Vec<Stood>),
     /// The guest died.
     Died(Death),
+}
+
+/// Where a vCPU stood in the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stood {
+    /// Where it would have gone on (GVA).
+    pub rip: Gva,
+    /// Whether it waited for what no interrupt brings.
+    pub is_halted: bool,
+    /// Who had called, where the kernel's stacks can be walked.
+    pub stack: Option<Stack>,
 }
 
 /// How a guest dies.
@@ -154,14 +165,16 @@ pub enum Death {
     /// `panic()` was called.
     #[error("the guest panicked: {message}")]
     Panic {
-        /// The format string of the panic, as the guest has it.
+        /// As the guest has formatted it, or its format string, where the guest did not come so far.
         message: String,
         /// At the entry of `panic`.
         regs: Regs,
+        /// Who called it, where the kernel's stacks can be walked.
+        stack: Option<Box<Stack>>,
     },
     /// All of its CPUs are halted with interrupts off, or were never started: nothing will ever happen.
     #[error("the guest has halted for good without switching the machine off")]
-    Halted(Vec<Stand>),
+    Halted(Vec<Stood>),
     /// It reset itself before its boot was over, which kernels do when they panic early.
     #[error("the guest reset itself before its kernel had started; its console may say why")]
     EarlyReset,
@@ -182,6 +195,15 @@ pub enum Death {
 }
 
 impl Death {
+    /// Who called where it died, if that is known.
+    #[must_use]
+    pub fn stack(&self) -> Option<&Stack> {
+        match self {
+            Self::Panic { stack, .. } => stack.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The last registers that are known.
     #[must_use]
     pub fn regs(&self) -> Option<&Regs> {
@@ -193,7 +215,7 @@ impl Death {
 
     /// Where each vCPU stood, where the guest has halted.
     #[must_use]
-    pub fn stands(&self) -> &[Stand] {
+    pub fn stands(&self) -> &[Stood] {
         match self {
             Self::Halted(stands) => stands,
             _ => &[],

@@ -146,7 +146,8 @@ impl Vcpu {
             return Flow::End;
         }
         let regs = self.kvm.regs();
-        let stand = Stand { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs) };
+        let at = Some((regs, self.kvm.address_space()));
+        let stand = Stand { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs), at };
         let next = self.world.rest(self.id, stand);
         self.obey(next, &regs, orders)
     }

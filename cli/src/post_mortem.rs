@@ -1,0 +1,69 @@
+//! What is said of a guest that did not come to an end by itself: where its CPUs stood, and who had called.
+
+use crate::output::{GuestNames, NamedStack};
+use crate::say::say;
+use probe_engine::addr::Gva;
+use probe_engine::regs::Regs;
+use vmm::session::{Death, Stood};
+use vmm::stack::Stack;
+
+/// Says how a guest died, with what is known of the moment.
+pub(crate) fn say_death(death: &Death, names: &GuestNames) {
+    say(death);
+    if let Some(regs) = death.regs() {
+        say_registers(regs, names);
+    }
+    if let Some(stack) = death.stack() {
+        say(format_args!("called by"));
+        say_stack(stack, names);
+    }
+    say_stands(death.stands(), names);
+}
+
+/// Says where each CPU of the guest stood.
+pub(crate) fn say_stands(stands: &[Stood], names: &GuestNames) {
+    for (cpu, Stood { rip, is_halted, stack }) in stands.iter().enumerate() {
+        let name = names.symbol(*rip).map(|name| format!(" {name}")).unwrap_or_default();
+        let halted = if *is_halted { ", halted" } else { "" };
+        say(format_args!("cpu{cpu} at {rip}{name}{halted}"));
+        if let Some(stack) = stack {
+            say_stack(stack, names);
+        }
+    }
+}
+
+fn say_stack(stack: &Stack, names: &GuestNames) {
+    let Some(names) = names.all() else { return };
+    NamedStack { stack, names }.to_string().lines().for_each(say);
+}
+
+fn say_registers(r: &Regs, names: &GuestNames) {
+    say(format_args!("rip {:016x} rsp {:016x} rflags {:08x}", r.rip, r.rsp, r.rflags));
+    say(format_args!("rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx));
+    say(format_args!("rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}", r.rsi, r.rdi, r.rbp, r.r8));
+    say(format_args!("r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}", r.r9, r.r10, r.r11, r.r12));
+    say(format_args!("r13 {:016x} r14 {:016x} r15 {:016x}", r.r13, r.r14, r.r15));
+    let all = [
+        ("rip", r.rip),
+        ("rax", r.rax),
+        ("rbx", r.rbx),
+        ("rcx", r.rcx),
+        ("rdx", r.rdx),
+        ("rsi", r.rsi),
+        ("rdi", r.rdi),
+        ("rbp", r.rbp),
+        ("r8", r.r8),
+        ("r9", r.r9),
+        ("r10", r.r10),
+        ("r11", r.r11),
+        ("r12", r.r12),
+        ("r13", r.r13),
+        ("r14", r.r14),
+        ("r15", r.r15),
+    ];
+    for (register, value) in all {
+        if let Some(name) = names.symbol(Gva(value)) {
+            say(format_args!("{register} is {name}"));
+        }
+    }
+}
