@@ -29,6 +29,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
         Some(target) => target,
         None => {
             let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
+            target::can_work(&files, &kernel)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let (probes, kernel) = (functions(patterns, &kernel)?, Landmarks::of(&kernel));

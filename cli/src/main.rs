@@ -11,6 +11,7 @@ mod listing;
 mod mistake;
 mod output;
 mod post_mortem;
+mod requirements;
 mod rooms;
 mod run;
 mod say;

@@ -62,7 +62,7 @@ fn say_registers(r: &Regs, names: &GuestNames) {
         ("r15", r.r15),
     ];
     for (register, value) in all {
-        if let Some(name) = names.symbol(Gva(value)) {
+        if let Some(name) = names.pointee(Gva(value)) {
             say(format_args!("{register} is {name}"));
         }
     }

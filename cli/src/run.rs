@@ -48,6 +48,8 @@ pub(crate) struct Files {
     pub(crate) initramfs: Vec<u8>,
     /// The command, if there is one.
     pub(crate) work: Option<Work>,
+    /// File names of the drivers in its initramfs.
+    pub(crate) drivers: Vec<String>,
     /// Where its initramfs is.
     _made: Option<NamedTempFile>,
 }
@@ -56,8 +58,10 @@ impl Files {
     pub(crate) fn read(guest: &Guest) -> Result<Self> {
         let kernel = target::kernel_path(guest.kernel.as_deref())?;
         let (image, work) = (target::read(&kernel)?, Work::of(guest)?);
-        let made = work.as_ref().filter(|_| guest.initrd.is_none());
-        if let Some(initramfs) = made.map(|work| work.initramfs(guest, &kernel)).transpose()? {
+        if let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) {
+            let drivers = work::drivers(guest, &kernel)?;
+            let names = drivers.iter().map(|(name, _)| name.clone()).collect();
+            let initramfs = said.initramfs(drivers)?;
             let made = NamedTempFile::new().context("cannot write a temporary file")?;
             fs::write(made.path(), &initramfs).context("cannot write a temporary file")?;
             return Ok(Self {
@@ -66,12 +70,13 @@ impl Files {
                 image,
                 initramfs,
                 work,
+                drivers: names,
                 _made: Some(made),
             });
         }
         let initrd = target::initrd_path(guest.initrd.as_deref())?;
         let initramfs = target::read(&initrd)?;
-        Ok(Self { kernel, initrd, image, initramfs, work, _made: None })
+        Ok(Self { kernel, initrd, image, initramfs, work, drivers: Vec::new(), _made: None })
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::args::{self, Guest, Run, SymbolSource};
 use crate::definition::{Reader, Source};
 use crate::functions::functions;
+use crate::requirements;
 use crate::rooms::Rooms;
 use crate::run::Files;
 use crate::say::say;
@@ -188,6 +189,7 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         return Ok(target);
     }
     let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
+    can_work(files, &kernel)?;
     let Found { mut probes, refused } = find(run, &kernel)?;
     Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
@@ -200,6 +202,19 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
     let landmarks = Landmarks::of(&kernel);
     let scope = scope(&run.guest, &landmarks, run.once)?;
     Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })
+}
+
+/// Checks that `kernel` can run the command, if there is one.
+pub(crate) fn can_work(files: &Files, kernel: &Kernel) -> Result<()> {
+    if files.work.is_some() {
+        requirements::check(kernel.symbols(), &files.drivers)?;
+        if !requirements::has_overlay(kernel.symbols(), &files.drivers) {
+            say(format_args!(
+                "this kernel has no overlay (CONFIG_OVERLAY_FS): the command can write to /tmp, /run, /var/tmp and --rwdir alone"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Which hits count in `guest`, as far as its `kernel` tells. `once`: of each probe only the first does.

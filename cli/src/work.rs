@@ -110,9 +110,8 @@ impl Work {
         (0..self.folders.len()).map(|number| format!("vmm{number}")).collect()
     }
 
-    /// The initramfs that carries it out on `kernel`: this very program, the drivers that the kernel has as modules, and
-    /// the plan.
-    pub(crate) fn initramfs(&self, guest: &Guest, kernel: &Path) -> Result<Vec<u8>> {
+    /// The initramfs that carries it out: this very program, the drivers that the kernel has as modules, and the plan.
+    pub(crate) fn initramfs(&self, drivers: Vec<(String, Vec<u8>)>) -> Result<Vec<u8>> {
         let program = env::current_exe().and_then(fs::read).context("cannot read this program's own file")?;
         let mut tags = self.tags().into_iter();
         let root = tags.next().unwrap_or_default();
@@ -121,7 +120,7 @@ impl Work {
         let plan = Plan { root, mounts: mounts.collect::<Result<_>>()? };
         let path = PLAN.trim_start_matches('/').to_owned();
         let plan = ExtraFile { path, mode: 0o644, bytes: serde_json::to_vec(&plan)? };
-        Ok(initramfs::command(program, drivers(guest, kernel)?, [plan])?)
+        Ok(initramfs::command(program, drivers, [plan])?)
     }
 
     /// The folders as devices, with the way to their server.
@@ -156,8 +155,9 @@ impl Work {
     }
 }
 
-/// Drivers by which a guest reaches its folders: from --modules, or those that were fetched with the kernel.
-fn drivers(guest: &Guest, kernel: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+/// Drivers by which a guest reaches its folders, as file names and contents: from --modules, or those that were fetched with the
+/// kernel.
+pub(crate) fn drivers(guest: &Guest, kernel: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     if let Some(tree) = &guest.modules {
         return Ok(modules::for_command(tree)?);
     }

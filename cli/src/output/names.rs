@@ -31,6 +31,14 @@ impl GuestNames {
         Some(Names { kernel, slide: self.slide, modules: &self.modules })
     }
 
+    /// The function around a run-time address, or the variable that begins there, as `%pS` writes them.
+    pub(crate) fn pointee(&self, at: Gva) -> Option<String> {
+        let kernel = self.kernel.as_ref()?;
+        let text = kernel.address_of("_stext")?..kernel.address_of("_etext")?;
+        let is_text = Gva(at.0.wrapping_sub(self.slide)).is_in(&text);
+        self.symbol(at).filter(|name| is_text || name.contains("+0x0/"))
+    }
+
     /// The symbol at a run-time address, as the kernel's `%pS` writes it.
     pub(crate) fn symbol(&self, at: Gva) -> Option<String> {
         Some(self.all()?.symbol(at)?.to_string())
