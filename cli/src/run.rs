@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::NamedTempFile;
 use vmm::code::Unread;
-use vmm::command::GuestCommand;
+use vmm::command::{CommandError, GuestCommand};
 use vmm::devices::virtio::Extras;
 use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
 use vmm::kvm::Hypervisor;
@@ -220,7 +220,7 @@ pub(crate) fn session(
         if is_shared() { Box::new(Tame::new(console.clone())) } else { Box::new(console.clone()) };
     let cmdline = cmdline(guest);
     let config = Config {
-        timeout: timeout(guest.timeout, interactive),
+        timeout: timeout(guest.timeout, if interactive { None } else { RUN }),
         terminal: Terminal { out, input, interactive },
         ..config(guest, files, known, delivery, &cmdline)
     };
@@ -278,10 +278,10 @@ fn with_command(
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let extras = Extras { ports: vec![port], folders: Some(work.folders(guest)?), rng: true };
     let console = work::Console::new(guest.verbose);
-    let (cmdline, late) = (cmdline(guest), known.late);
+    let (cmdline, late, limit) = (cmdline(guest), known.late, timeout(guest.timeout, BOOT));
     let is_terminal = io::stdin().is_terminal();
     let config = Config {
-        timeout: timeout(guest.timeout, is_terminal),
+        timeout: timeout(guest.timeout, if is_terminal { None } else { RUN }),
         signals: false,
         terminal: Terminal { out: Box::new(console.clone()), input: None, interactive: false },
         extras,
@@ -304,11 +304,12 @@ fn with_command(
     let streams = Streams { escape: Escape::Obeyed, ..streams };
     let (report, ended) = thread::scope(|scope| {
         let running = scope.spawn(move || {
-            let ready = command.wait();
+            let ready = command.wait(limit);
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));
             let ended = ready.and_then(|()| command.run(words, streams));
-            let _ = handle.command(Command::Stop);
+            let is_silent = matches!(ended, Err(CommandError::Silent(_)));
+            let _ = handle.command(if is_silent { Command::GiveUp } else { Command::Stop });
             ended
         });
         let report = session.run(sink);
@@ -330,19 +331,20 @@ fn with_command(
     Ok(Ran { report, command: Some(command) })
 }
 
-/// How long the guest may take, where the user has `asked` for it or not. One whose console is a person's has no end of its
-/// own.
-fn timeout(asked: Option<u64>, interactive: bool) -> Option<Duration> {
-    /// A guest that hangs is told from one that works slowly.
-    const DEFAULT: Duration = Duration::from_secs(600);
+/// A guest that hangs is told from one that works slowly. One whose console is a person's has no end of its own.
+const RUN: Option<Duration> = Some(Duration::from_secs(600));
+/// So long a guest may take until its init is there.
+const BOOT: Option<Duration> = Some(Duration::from_secs(60));
+
+/// How long something may take, where the user has `asked` for it or not.
+fn timeout(asked: Option<u64>, otherwise: Option<Duration>) -> Option<Duration> {
     /// An emulated processor takes so many times as long.
     const EMULATED: u32 = 6;
     match asked {
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),
-        None if interactive => None,
-        None if vmm::boot::on_emulated_cpu() => Some(DEFAULT * EMULATED),
-        None => Some(DEFAULT),
+        None if vmm::boot::on_emulated_cpu() => otherwise.map(|time| time * EMULATED),
+        None => otherwise,
     }
 }
 

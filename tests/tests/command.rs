@@ -228,3 +228,31 @@ fn hits_and_messages_have_one_clock() {
         }
     }
 }
+
+#[test]
+fn a_guest_that_dies_or_hangs_is_spoken_of_by_name() {
+    let Some(output) = run(&["--probe=vfs_read"], &["sh", "-c", "echo c > /proc/sysrq-trigger"], b"") else {
+        return;
+    };
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(123), "{stderr}");
+    for words in [
+        "vmm: the guest panicked: sysrq triggered crash\n",
+        "vmm: rip is panic+0x",
+        "vmm:   sysrq_handle_crash+0x",
+        "vmm:   vfs_write+0x",
+        "console: ",
+    ] {
+        assert!(stderr.contains(words), "{words}: {stderr}");
+    }
+    // Its init is never started.
+    let hangs = ["--cmdline=rdinit=/none root=/dev/none rootwait", "--timeout=8", "--cpus=2"];
+    let output = run(&hangs, &["true"], b"").unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(124), "{stderr}");
+    for words in
+        ["vmm: the guest was ended after", "vmm: cpu1 at 0x", "vmm:   do_idle+0x", "vmm:   start_kernel+0x"]
+    {
+        assert!(stderr.contains(words), "{words}: {stderr}");
+    }
+}

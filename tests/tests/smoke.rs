@@ -1,4 +1,4 @@
-//! The least that a kernel must do, in six guests: CI runs them for each kernel that is not tested in full.
+//! The least that a kernel must do, in eight guests: CI runs them for each kernel that is not tested in full.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -6,8 +6,9 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use serde_json::Value;
 use tests::kernel::under_test;
-use tests::product::{Run, binary, initrd_with, module, run};
+use tests::product::{Run, binary, command, initrd_with, module, run};
 
 const OPEN: &str = "do_sys_openat2";
 
@@ -113,4 +114,29 @@ fn every_function_is_counted() {
     assert!(optimized > 20_000 && called > 3_000, "{optimized} {called}");
     let asked = run.probe("__do_sys_getppid")["hits"].as_u64().unwrap();
     assert!((1000..1010).contains(&asked), "{asked}");
+}
+
+/// A command's own hits are seen, by the guest's clock; a kernel whose drivers are modules is refused without them.
+#[test]
+fn a_command_runs_and_is_seen() {
+    let (Some(binary), temporary) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    let run = |options: &[&str]| {
+        let words = [&["run", "--cpus=2"], options, &["--", "cat", "/etc/passwd"]].concat();
+        command(&binary, temporary.path(), &words).output().unwrap()
+    };
+    let output = run(&["--format=json", "--probe=do_sys_openat2"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap());
+    let lines = stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let hits: Vec<Value> = lines.filter(|line| line["type"] == "hit").collect();
+    assert!(hits.iter().all(|hit| hit["task"]["comm"] == "cat" && hit["guest_ns"].is_u64()), "{stderr}");
+    assert!(hits.iter().any(|hit| hit["fields"]["filename"] == "/etc/passwd"), "{stderr}");
+    let empty = tempfile::tempdir().unwrap();
+    let output = run(&["--modules", empty.path().to_str().unwrap()]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        Some(0) => {}
+        code => assert!(code == Some(2) && stderr.contains("built without CONFIG_"), "{stderr}"),
+    }
 }

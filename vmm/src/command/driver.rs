@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What is run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +31,9 @@ pub enum CommandError {
     /// The guest has ended.
     #[error("the guest ended before its command did")]
     Gone,
+    /// Its init has not come up in time.
+    #[error("the guest's init has not come up in {} s (--timeout gives it longer)", .0.as_secs())]
+    Silent(Duration),
     /// Its init says why.
     #[error("{0}")]
     Init(String),
@@ -65,12 +68,19 @@ impl GuestCommand {
         self.control.try_clone()
     }
 
-    /// Waits until the guest's init can run it.
+    /// Waits until the guest's init can run it, for so long at most.
     ///
     /// # Errors
     /// [`CommandError`].
-    pub fn wait(&self) -> Result<(), CommandError> {
-        greet(&self.control).map_err(|error| why(Broken::Protocol(error)))
+    pub fn wait(&self, limit: Option<Duration>) -> Result<(), CommandError> {
+        self.control.set_read_timeout(limit).map_err(BeginError::SetUp)?;
+        match greet(&self.control) {
+            Ok(()) => Ok(self.control.set_read_timeout(None).map_err(BeginError::SetUp)?),
+            Err(ProtocolError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(CommandError::Silent(limit.unwrap_or_default()))
+            }
+            Err(error) => Err(why(Broken::Protocol(error))),
+        }
     }
 
     /// Runs it to its end, once that [can be done](Self::wait).

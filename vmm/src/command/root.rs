@@ -2,11 +2,12 @@
 
 use super::plan::{PLAN, Plan};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount, mount_move};
+use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
 use rustix::process::{chdir, chroot};
 use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 /// The host's files.
@@ -29,6 +30,8 @@ pub(crate) enum RootError {
     NoDevice,
     #[error("cannot mount {what} at {at}")]
     Mount { what: String, at: String, source: io::Error },
+    #[error("cannot read {0}")]
+    Read(&'static str, #[source] io::Error),
     #[error("cannot make {0}")]
     Make(String, #[source] io::Error),
     #[error("cannot enter the new root")]
@@ -75,8 +78,8 @@ fn inside(path: &Path) -> String {
     Path::new(ROOT).join(path).to_string_lossy().into_owned()
 }
 
-/// Puts a layer for changes on the host's files. A kernel that has no overlay gets them as they are, with places of its own to
-/// write to.
+/// Puts a layer for changes on the host's files. A kernel that has no overlay gets them as they are, beside places of its own
+/// to write to.
 fn on_top() -> Result<(), RootError> {
     put("tmpfs", CHANGES, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
     for folder in ["upper", "work"].map(|name| format!("{CHANGES}/{name}")) {
@@ -84,24 +87,43 @@ fn on_top() -> Result<(), RootError> {
     }
     let layers = format!("lowerdir={LOWER},upperdir={CHANGES}/upper,workdir={CHANGES}/work");
     match put("overlay", ROOT, "overlay", MountFlags::empty(), Some(&layers)) {
-        Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
-            eprintln!(
-                "vmm: this kernel has no overlay (CONFIG_OVERLAY_FS): only /tmp, /run and /var/tmp can be written to"
-            );
-            move_to(LOWER, ROOT)?;
-            for at in ["tmp", "var/tmp"] {
-                put("tmpfs", &inside(Path::new(at)), "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
-            }
-            Ok(())
-        }
+        Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => side_by_side(),
         mounted => mounted,
     }
 }
 
-fn move_to(from: &str, to: &str) -> Result<(), RootError> {
-    let failed =
-        |error: Errno| RootError::Mount { what: from.to_owned(), at: to.to_owned(), source: error.into() };
-    mount_move(from, to).map_err(failed)
+/// Makes a root in memory in which everything of the host's is mounted, with places that can be written to.
+fn side_by_side() -> Result<(), RootError> {
+    put("tmpfs", ROOT, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
+    let unreadable = |source| RootError::Read(LOWER, source);
+    for entry in fs::read_dir(LOWER).map_err(unreadable)? {
+        let (entry, to) =
+            entry.map(|entry| (entry.path(), Path::new(ROOT).join(entry.file_name()))).map_err(unreadable)?;
+        // What is the kernel's own there is listed, and nothing more.
+        let Ok(kind) = fs::symlink_metadata(&entry).map(|metadata| metadata.file_type()) else { continue };
+        let made = if kind.is_symlink() {
+            fs::read_link(&entry).and_then(|target| symlink(target, &to))
+        } else if kind.is_dir() {
+            fs::create_dir(&to)
+        } else {
+            fs::write(&to, "")
+        };
+        made.map_err(|error| RootError::Make(to.display().to_string(), error))?;
+        if !kind.is_symlink() {
+            mount_bind(&entry, &to).map_err(|error| RootError::Mount {
+                what: entry.display().to_string(),
+                at: to.display().to_string(),
+                source: error.into(),
+            })?;
+        }
+    }
+    for at in ["tmp", "var/tmp"].map(|at| inside(Path::new(at))) {
+        // Nothing is made on what cannot be changed.
+        if at == inside(Path::new("tmp")) || Path::new(&at).is_dir() {
+            put("tmpfs", &at, "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
+        }
+    }
+    Ok(())
 }
 
 fn put(what: &str, at: &str, kind: &str, flags: MountFlags, options: Option<&str>) -> Result<(), RootError> {

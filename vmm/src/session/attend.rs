@@ -151,6 +151,10 @@ impl Control<'_> {
                 self.outcome = Some(Outcome::Stopped);
                 Ok(Vec::new())
             }
+            Command::GiveUp => {
+                self.standstill.expire(Instant::now());
+                Ok(Vec::new())
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub enum Command {
     Optimize(bool),
     /// Ends the guest.
     Stop,
+    /// Ends the guest as one that took too long, and says where its CPUs stand.
+    GiveUp,
 }
 
 /// A command could not be carried out. Nothing was changed by it.

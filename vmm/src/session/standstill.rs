@@ -18,6 +18,11 @@ impl Standstill {
         Self { deadline: timeout.and_then(|timeout| now.checked_add(timeout)), looked: now, exits: None }
     }
 
+    /// Its time is over `now`.
+    pub(super) fn expire(&mut self, now: Instant) {
+        self.deadline = Some(now);
+    }
+
     /// Whether its time is over.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| now >= deadline)
@@ -51,6 +56,9 @@ mod tests {
         assert!(standstill.is_silent(after(3000), || Some(8)));
         assert!(standstill.is_silent(after(4000), || None), "nobody counts");
         assert!(!standstill.is_over(after(4999)) && standstill.is_over(after(5000)));
-        assert!(!Standstill::new(start, None).is_over(after(u64::from(u32::MAX))));
+        let mut endless = Standstill::new(start, None);
+        assert!(!endless.is_over(after(u64::from(u32::MAX))));
+        endless.expire(after(10));
+        assert!(endless.is_over(after(10)));
     }
 }
