@@ -1,12 +1,16 @@
 //! Commands in the guest, as a user runs them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::ptr::null_mut;
 use std::thread;
 use tests::product::{binary, command};
 
@@ -255,4 +259,36 @@ fn a_guest_that_dies_or_hangs_is_spoken_of_by_name() {
     {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }
+}
+
+/// What the guest of the next test runs: this very program.
+#[test]
+#[allow(unsafe_code, reason = "what is written through a mapping is what is tested")]
+fn writes_through_a_mapping_when_told_to() {
+    let Ok(file) = File::options().read(true).write(true).open("to-be-mapped") else { return };
+    let length = NonZeroUsize::new(4096).unwrap();
+    // SAFETY: nobody else maps the file, which is so long, and the mapping is never removed.
+    let mapped = unsafe {
+        let at = mmap(null_mut(), length.get(), ProtFlags::WRITE, MapFlags::SHARED, &file, 0).unwrap();
+        std::slice::from_raw_parts_mut(at.cast::<u8>(), length.get())
+    };
+    mapped.fill(b'm');
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+}
+
+#[test]
+fn what_was_mapped_is_written_and_what_is_usual_is_there() {
+    let (Some(binary), folder) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    let file = folder.path().join("to-be-mapped");
+    fs::write(&file, [b'o'; 4096]).unwrap();
+    let own = std::env::current_exe().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let script = format!("{} --exact writes_through_a_mapping_when_told_to && hostname", own.display());
+    let mut run = command(&binary, folder.path(), &["run", "--rwdir", at, "--", "sh", "-c", &script]);
+    let output = run.current_dir(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(fs::read(&file).unwrap().iter().all(|byte| *byte == b'm'), "it was not written");
+    let name = fs::read_to_string("/etc/hostname").unwrap();
+    assert_eq!(text(&output.stdout).lines().last(), Some(name.trim()));
 }

@@ -4,6 +4,7 @@ use super::plan::{PLAN, Plan};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
 use rustix::process::{chdir, chroot};
+use rustix::system::sethostname;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -14,6 +15,8 @@ use std::path::Path;
 const LOWER: &str = "/host";
 /// What the guest changes.
 const CHANGES: &str = "/changes";
+/// IFF_UP and IFF_LOOPBACK (include/uapi/linux/if.h).
+const LOOPBACK_UP: &str = "0x9";
 /// Both.
 const ROOT: &str = "/new";
 
@@ -69,7 +72,13 @@ pub(crate) fn enter() -> Result<(), RootError> {
         .and_then(|()| mount_move(".", "/"))
         .and_then(|()| chroot("."))
         .and_then(|()| chdir("/"))
-        .map_err(|error| RootError::Enter(error.into()))
+        .map_err(|error| RootError::Enter(error.into()))?;
+    // Programs do without a name, and without 127.0.0.1.
+    if let Ok(name) = fs::read_to_string("/etc/hostname") {
+        let _ = sethostname(name.trim().as_bytes());
+    }
+    let _ = fs::write("/sys/class/net/lo/flags", LOOPBACK_UP);
+    Ok(())
 }
 
 /// What lies at `path` of the guest's root before that is the root.
