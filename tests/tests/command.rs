@@ -272,6 +272,8 @@ fn writes_through_a_mapping_when_told_to() {
         let at = mmap(null_mut(), length.get(), ProtFlags::WRITE, MapFlags::SHARED, &file, 0).unwrap();
         std::slice::from_raw_parts_mut(at.cast::<u8>(), length.get())
     };
+    // Closing it would write what is there.
+    drop(file);
     mapped.fill(b'm');
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     TcpStream::connect(listener.local_addr().unwrap()).unwrap();

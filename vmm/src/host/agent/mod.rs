@@ -94,10 +94,7 @@ fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
     };
     setup::set_clock(job.time);
     let outbox = Arc::new(outbox);
-    let ended = possible.and_then(|()| job::run(&job, frames, &outbox));
-    // What was written through a mapping is not in its file yet, and the machine is switched off as soon as the end is known.
-    rustix::fs::sync();
-    let last = match ended {
+    let last = match possible.and_then(|()| job::run(&job, frames, &outbox)) {
         Ok(exit) => FromAgent::Exit(exit).encode()?,
         Err(error) => FromAgent::Failed(&chain(&error)).encode()?,
     };
