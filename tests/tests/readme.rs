@@ -32,7 +32,7 @@ fn words(command: &str) -> Vec<&str> {
     words
 }
 
-/// A line without what differs from run to run: numbers, and all after `...`. How often a probe was hit, and how often
+/// A line without what differs from run to run: numbers, those of processes, and all after `...`. How often a probe was hit, and how often
 /// that was missed, is the same each time.
 fn shape(line: &str) -> String {
     let line = line.split("...").next().unwrap_or_default();
@@ -44,7 +44,12 @@ fn shape(line: &str) -> String {
         let varies =
             value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
         let is_count = is_of_summary && word.bytes().all(|byte| byte.is_ascii_digit());
-        let kept = if varies && !is_count { &word[..word.len() - value.len()] } else { word };
+        let process = word.rsplit_once('-').filter(|(_, pid)| pid.bytes().all(|byte| byte.is_ascii_digit()));
+        let kept = match process {
+            _ if varies && !is_count => &word[..word.len() - value.len()],
+            Some((name, _)) => name,
+            None => word,
+        };
         shape.push_str(kept);
         shape.push(' ');
     }
