@@ -1,7 +1,7 @@
 //! Which kernels are probed, where they come from, and the initramfs images that run on them.
 //!
 //! Nothing of this is kept in git: [`manifest`] names Debian packages, a [`Fetcher`] gets them through [`apt`] into
-//! the [`cache`], and [`initramfs`] builds the images from programs that are there.
+//! the [`cache`], [`KernelFiles`] are a user's own kernel, and [`initramfs`] builds the images from programs that are there.
 
 pub mod apt;
 pub mod archive;
@@ -9,6 +9,7 @@ pub mod cache;
 pub mod console;
 pub mod fetch;
 mod fetcher;
+mod files;
 pub mod initramfs;
 pub mod manifest;
 pub mod modules;
@@ -19,4 +20,6 @@ mod tree;
 pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
 pub use fetcher::Fetcher;
+pub use files::{KernelFiles, NoKernel};
 pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel, Series, Suite};
+pub use modules::Modules;
