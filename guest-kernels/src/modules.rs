@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(names("kernel/virtio_pci.ko\nkernel/kernel/kernel_part.ko\n"), expected);
         assert!(names("").is_empty());
         let below: Vec<_> = Modules::Below(dir.clone()).for_command().unwrap();
-        assert_eq!(below.iter().map(|(name, _)| name.as_str()).last(), Some("overlay.ko"));
+        assert_eq!(below.last().map(|(name, _)| name.as_str()), Some("overlay.ko"));
         fs::remove_dir_all(&dir).unwrap();
     }
 
