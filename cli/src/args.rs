@@ -1,6 +1,8 @@
 //! What can be said on the command line.
 
+use crate::kernel::{Choice, debian_parser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use guest_kernels::Kernel;
 use probe_engine::probe::spec::ProbeSpec;
 use probe_engine::probe::watch::WatchSpec;
 use std::ffi::OsString;
@@ -25,6 +27,7 @@ pub(crate) enum Command {
     Types(Types),
     Doctor(Doctor),
     Host(Host),
+    Kernel(KernelTask),
     /// Answer a guest's requests for files, which come in over standard input
     #[command(hide = true)]
     ServeFiles {
@@ -51,6 +54,8 @@ Examples:
   vmm run --probe do_sys_openat2
   vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
   vmm run --probe do_sys_openat2 --rwdir out -- ./my_test --fast
+  vmm run --kernel debian:6.1 --probe do_sys_openat2 -- cat /etc/passwd
+  vmm run --kernel ~/linux --probe do_sys_openat2 -- cat /etc/passwd
   vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags if dfd == -100'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"'
@@ -253,10 +258,9 @@ pub(crate) struct Coverage {
 /// The guest, and where it runs
 #[derive(Args)]
 pub(crate) struct Guest {
-    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kernel: Option<PathBuf>,
-    /// The initramfs [default: the one built by `cargo xtask setup`]
+    #[command(flatten)]
+    pub(crate) kernel: KernelArg,
+    /// The initramfs, for a guest without a command [default: the one that `cargo xtask setup` builds, of a checkout]
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
     /// Added to the kernel command line, which is `console=ttyS0 quiet panic=-1` otherwise
@@ -296,7 +300,7 @@ pub(crate) struct Guest {
     /// With a command: a folder in which it may change files, which stay changed; may be repeated
     #[arg(long = "rwdir", value_name = "DIR")]
     pub(crate) rwdirs: Vec<PathBuf>,
-    /// With a command: where the kernel's modules are, as below /lib/modules [default: those fetched with the kernel]
+    /// With a command: where the kernel's modules are, as below /lib/modules [default: those that --kernel finds]
     ///
     /// Of them the guest gets those that it needs to reach its files, where the kernel does not have them built in:
     /// virtio_pci, virtio_console, virtiofs and overlay, with what these need.
@@ -329,6 +333,30 @@ impl Guest {
     pub(crate) fn has_command(&self) -> bool {
         !self.command.is_empty() || self.work.is_some()
     }
+}
+
+/// What --kernel takes.
+const KERNEL: &str = "FILE|DIR|debian:V|host";
+
+/// Which kernel
+#[derive(Args)]
+pub(crate) struct KernelArg {
+    /// The kernel: a file, the folder of a build, one of Debian's, or this machine's own
+    ///
+    /// FILE is a bzImage or an ELF vmlinux. DIR is where a kernel was built: the image is arch/x86/boot/bzImage or vmlinux in
+    /// it, and modules are those of its modules.order, of lib/modules/VERSION in it, or its files *.ko. debian:V is a
+    /// kernel that `vmm kernel list` names, as Debian ships it; when it is not in the cache, it is fetched. host is
+    /// /boot/vmlinuz-VERSION of the kernel that runs here, with the modules of /lib/modules/VERSION. A file that is called
+    /// host is ./host.
+    #[arg(
+        id = "kernel",
+        long,
+        short = 'k',
+        value_name = KERNEL,
+        value_parser = Choice::parser(),
+        default_value = "debian:6.12",
+    )]
+    pub(crate) which: Choice,
 }
 
 /// Where the kernel's symbols come from
@@ -417,9 +445,8 @@ pub(crate) struct Symbols {
     /// Only functions whose names match, as vfs_*
     #[arg(value_name = "PATTERN")]
     pub(crate) pattern: Option<String>,
-    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kernel: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) kernel: KernelArg,
     /// Also list what cannot be probed, with the reason
     #[arg(long)]
     pub(crate) all: bool,
@@ -461,9 +488,8 @@ pub(crate) struct Types {
     /// With struct, union, enum or typedef before it, only types of that sort.
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
-    /// The kernel: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kernel: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) kernel: KernelArg,
     #[command(flatten)]
     pub(crate) symbols: SymbolSource,
 }
@@ -487,9 +513,9 @@ pub(crate) struct Doctor {
     /// run where --host says, and take a minute or two in the emulated host.
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// The kernel of these guests: a bzImage or an ELF vmlinux [default: Debian's 6.12, fetched by `cargo xtask setup`]
-    #[arg(long, value_name = "FILE", requires = "report")]
-    pub(crate) kernel: Option<PathBuf>,
+    /// The kernel of these guests, as `vmm run` takes it [default: debian:6.12]
+    #[arg(long, short = 'k', value_name = KERNEL, value_parser = Choice::parser(), requires = "report")]
+    pub(crate) kernel: Option<Choice>,
     #[command(flatten)]
     pub(crate) place: Place,
 }
@@ -520,6 +546,32 @@ pub(crate) enum HostCommand {
         #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
+}
+
+/// Fetch Debian's kernels, and say which there are
+///
+/// They are kept in $VMM_CACHE_DIR, or ~/.cache/vmm, unmodified, with the modules that guests need. `--kernel debian:V` finds
+/// them there, and fetches what is missing. Any user may do that on a Debian machine: packages are taken out of the archive
+/// by apt, and nothing is installed.
+#[derive(Args)]
+pub(crate) struct KernelTask {
+    #[command(subcommand)]
+    pub(crate) command: KernelCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum KernelCommand {
+    Fetch(FetchKernels),
+    /// List the kernels that can be fetched, with the version and package of those that were
+    List,
+}
+
+/// Fetch kernels, or bring them to the version that Debian offers
+#[derive(Args)]
+pub(crate) struct FetchKernels {
+    /// Which; 7 is the newest of Debian's sid, and names that end in -rt are with PREEMPT_RT
+    #[arg(value_name = "V", required = true, value_parser = debian_parser())]
+    pub(crate) kernels: Vec<Kernel>,
 }
 
 /// An amount of guest memory, in bytes.

@@ -21,7 +21,7 @@ use vmm::session::RegisterError;
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
-    let path = target::kernel_path(args.guest.kernel.as_deref())?;
+    let path = args.guest.kernel.which.files()?.image;
     let kernel = target::read_kernel(&path, &target::read(&path)?, &args.guest.symbols)?;
     let found = target::find(args, &kernel)?;
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();

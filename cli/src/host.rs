@@ -2,6 +2,7 @@
 
 use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
+use crate::kernel;
 use crate::run::{self, Files};
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
@@ -17,8 +18,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, RunError, SnapshotError, StartError, Stream,
-    Streams, fingerprint, memory_for, prepare,
+    EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, Qemu, RunError, SnapshotError, StartError,
+    Stream, Streams, fingerprint, memory_for, prepare,
 };
 use vmm::kvm::Hypervisor;
 use vmm::memory::GuestRam;
@@ -87,7 +88,11 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
 /// Describes the emulated host: Debian's kernel, and this very program in an initramfs.
 pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>) -> Result<T> {
     let cache = Cache::open()?;
-    let kernel = cache.kernel(DEFAULT_KERNEL.name)?;
+    if cache.kernel(DEFAULT_KERNEL.name).is_err() {
+        // A host that cannot start is not worth a kernel that must be fetched.
+        Qemu::find()?;
+    }
+    let kernel = kernel::fetched(&DEFAULT_KERNEL)?;
     let program = env::current_exe().context("cannot find this program's own file")?;
     let program_key = fingerprint(&program).context("cannot look at this program's own file")?;
     let key = format!("{program_key} {}", kernel.record.modules.join(" "));

@@ -7,6 +7,7 @@ mod doctor;
 mod dry_run;
 mod functions;
 mod host;
+mod kernel;
 mod listing;
 mod mistake;
 mod output;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),
+        Command::Kernel(task) => kernel::main(&task.command),
         Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {

@@ -13,6 +13,7 @@ use crate::work::{self, Work};
 use crate::{EXIT_DIED, EXIT_INFRASTRUCTURE, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use guest_kernels::KernelFiles;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
@@ -56,27 +57,30 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn read(guest: &Guest) -> Result<Self> {
-        let kernel = target::kernel_path(guest.kernel.as_deref())?;
-        let (image, work) = (target::read(&kernel)?, Work::of(guest)?);
-        if let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) {
-            let drivers = work::drivers(guest, &kernel)?;
-            let names = drivers.iter().map(|(name, _)| name.clone()).collect();
-            let initramfs = said.initramfs(drivers)?;
-            let made = NamedTempFile::new().context("cannot write a temporary file")?;
-            fs::write(made.path(), &initramfs).context("cannot write a temporary file")?;
-            return Ok(Self {
-                kernel,
-                initrd: made.path().to_owned(),
-                image,
-                initramfs,
-                work,
-                drivers: names,
-                _made: Some(made),
-            });
-        }
-        let initrd = target::initrd_path(guest.initrd.as_deref())?;
-        let initramfs = target::read(&initrd)?;
-        Ok(Self { kernel, initrd, image, initramfs, work, drivers: Vec::new(), _made: None })
+        let work = Work::of(guest)?;
+        let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
+            // A guest that has nothing to run is not worth a kernel that must be fetched.
+            let initrd = target::initrd_path(guest.initrd.as_deref())?;
+            let kernel = guest.kernel.which.files()?.image;
+            let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
+            return Ok(Self { kernel, initrd, image, initramfs, work, drivers: Vec::new(), _made: None });
+        };
+        let KernelFiles { image: kernel, modules } = guest.kernel.which.files()?;
+        let image = target::read(&kernel)?;
+        let drivers = work::drivers(guest, modules)?;
+        let names = drivers.iter().map(|(name, _)| name.clone()).collect();
+        let initramfs = said.initramfs(drivers)?;
+        let made = NamedTempFile::new().context("cannot write a temporary file")?;
+        fs::write(made.path(), &initramfs).context("cannot write a temporary file")?;
+        Ok(Self {
+            kernel,
+            initrd: made.path().to_owned(),
+            image,
+            initramfs,
+            work,
+            drivers: names,
+            _made: Some(made),
+        })
     }
 }
 

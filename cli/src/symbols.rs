@@ -4,7 +4,7 @@ use crate::args::{Format, Symbols};
 use crate::listing::list;
 use crate::output::json;
 use crate::say::{say, standard_error};
-use crate::target::{kernel_path, read, read_kernel_with};
+use crate::target::{read, read_kernel_with};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
-    let path = kernel_path(args.kernel.as_deref())?;
+    let path = args.kernel.which.files()?.image;
     let mut timing = Timing::start();
     let file = read(&path)?;
     timing.done("read");

@@ -8,7 +8,7 @@ use crate::rooms::Rooms;
 use crate::run::Files;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
-use guest_kernels::{Cache, DEFAULT_KERNEL};
+use guest_kernels::Cache;
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::typed::Expand;
@@ -138,19 +138,13 @@ impl Target {
     }
 }
 
-/// The kernel that was asked for, or the default.
-pub(crate) fn kernel_path(asked: Option<&Path>) -> Result<PathBuf> {
-    match asked {
-        Some(path) => Ok(path.to_owned()),
-        None => Ok(Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image),
-    }
-}
-
 /// The initramfs that was asked for, or the default.
 pub(crate) fn initrd_path(asked: Option<&Path>) -> Result<PathBuf> {
     match asked {
         Some(path) => Ok(path.to_owned()),
-        None => Ok(Cache::open()?.initramfs()?),
+        None => Cache::open()?.initramfs().ok().context(
+            "there is nothing for the guest to run: give a command behind --, or an initramfs with --initrd",
+        ),
     }
 }
 

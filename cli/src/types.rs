@@ -2,14 +2,14 @@
 
 use crate::args::Types;
 use crate::listing::list;
-use crate::target::{kernel_path, read, read_kernel};
+use crate::target::{read, read_kernel};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, Kind, Type, c};
 use probe_engine::linux::glob::Glob;
 use std::process::ExitCode;
 
 pub(crate) fn main(args: &Types) -> Result<ExitCode> {
-    let path = kernel_path(args.kernel.as_deref())?;
+    let path = args.kernel.which.files()?.image;
     let kernel = read_kernel(&path, &read(&path)?, &args.symbols)?;
     let btf = kernel.btf().with_context(|| format!("cannot show types of the kernel {}", path.display()))?;
     let shown: Vec<String> =

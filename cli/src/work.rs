@@ -3,8 +3,8 @@
 use crate::args::Guest;
 use crate::say;
 use anyhow::{Context, Result, bail};
+use guest_kernels::Modules;
 use guest_kernels::initramfs::{self, ExtraFile};
-use guest_kernels::{FetchedKernel, modules};
 use probe_engine::guest_text::Escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -155,20 +155,10 @@ impl Work {
     }
 }
 
-/// Drivers by which a guest reaches its folders, as file names and contents: from --modules, or those that were fetched with the
-/// kernel.
-pub(crate) fn drivers(guest: &Guest, kernel: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-    if let Some(tree) = &guest.modules {
-        return Ok(modules::for_command(tree)?);
-    }
-    let Some(fetched) = kernel.parent().and_then(|folder| FetchedKernel::at(folder).ok()) else {
-        return Ok(vec![]);
-    };
-    let read = |path: &PathBuf| -> Result<_> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok((name, fs::read(path).with_context(|| format!("cannot read {}", path.display()))?))
-    };
-    fetched.command_modules.iter().map(read).collect()
+/// Drivers by which a guest reaches its folders, as file names and contents: from --modules, or those of its kernel.
+pub(crate) fn drivers(guest: &Guest, of_kernel: Modules) -> Result<Vec<(String, Vec<u8>)>> {
+    let modules = guest.modules.clone().map_or(of_kernel, Modules::Below);
+    Ok(modules.for_command()?)
 }
 
 /// A folder by its real path: that is what is opened, and nothing that takes its place later.

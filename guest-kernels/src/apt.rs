@@ -1,6 +1,7 @@
-//! Apt: the machine's own, or one apart, with a source, lists and a cache of its own.
+//! Apt: the machine's own, or one apart, with lists and a cache of its own.
 //!
-//! The one apart serves packages of a suite that the machine does not use. Nothing of the machine's apt changes.
+//! One apart serves packages of a suite that the machine does not use, or the machine's own suites for a user who may not
+//! fetch the machine's lists. Nothing of the machine's apt changes.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -20,6 +21,11 @@ const AS_CALLER: [&str; 2] = ["-o", "APT::Sandbox::User=root"];
 /// Why apt did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum AptError {
+    /// A program is not there.
+    #[error(
+        "this machine has no {0}, and Debian's kernels are fetched by apt and dpkg: name the file of another kernel instead"
+    )]
+    Missing(&'static str),
     /// A program cannot be started.
     #[error("cannot run {program}")]
     Run {
@@ -57,7 +63,8 @@ pub struct Apt {
 #[derive(Debug)]
 struct Apart {
     dir: PathBuf,
-    source: String,
+    /// The text of a `.sources` file; without one, the sources are the machine's.
+    source: Option<String>,
     /// What came of fetching the lists in this run.
     fetched: OnceCell<Result<(), String>>,
 }
@@ -69,16 +76,18 @@ impl Apt {
         Self { apart: None }
     }
 
-    /// One with this source, as the text of a `.sources` file, that keeps everything in `dir`.
+    /// One with this source, as the text of a `.sources` file, or with the machine's, that keeps everything in `dir`.
     ///
     /// # Errors
     /// When the directory cannot be made.
-    pub fn apart(dir: &Path, source: &str) -> Result<Self, AptError> {
+    pub fn apart(dir: &Path, source: Option<String>) -> Result<Self, AptError> {
         for made in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(made))?;
         }
-        let apart = Apart { dir: dir.canonicalize()?, source: source.to_owned(), fetched: OnceCell::new() };
-        fs::write(apart.source_file(), source)?;
+        let apart = Apart { dir: dir.canonicalize()?, source, fetched: OnceCell::new() };
+        if let Some(source) = &apart.source {
+            fs::write(apart.source_file(), source)?;
+        }
         Ok(Self { apart: Some(apart) })
     }
 
@@ -103,7 +112,7 @@ impl Apt {
             // Otherwise a source that cannot be reached is a warning.
             let strict = ["-q", "-q", "-o", "APT::Update::Error-Mode=any", "update"];
             self.run("apt-get", |command| command.args(AS_CALLER).args(strict))
-                .and_then(|_| Ok(fs::write(apart.stamp(), &apart.source)?))
+                .and_then(|_| Ok(fs::write(apart.stamp(), apart.source_text())?))
                 .map_err(|error| error.to_string())
         });
         fetched.clone().map_err(AptError::Lists)
@@ -144,33 +153,39 @@ impl Apart {
         self.dir.join("fetched")
     }
 
+    fn source_text(&self) -> &str {
+        self.source.as_deref().unwrap_or_default()
+    }
+
     fn is_fresh(&self) -> bool {
         let age = || fs::metadata(self.stamp()).ok()?.modified().ok()?.elapsed().ok();
         age().is_some_and(|age| age < FRESH)
-            && fs::read_to_string(self.stamp()).is_ok_and(|source| source == self.source)
+            && fs::read_to_string(self.stamp()).is_ok_and(|source| source == self.source_text())
     }
 
     /// What differs from the machine's configuration. Its proxies stay.
     fn options(&self) -> Vec<String> {
         let dir = self.dir.display();
-        vec![
+        let mut options = vec![
             format!("Dir::State={dir}"),
             format!("Dir::Cache={dir}/cache"),
             // Some machines keep no index of their packages. Making one takes a second.
             "Dir::Cache::pkgcache=pkgcache.bin".to_owned(),
             "Dir::Cache::srcpkgcache=srcpkgcache.bin".to_owned(),
-            format!("Dir::Etc::SourceList={}", self.source_file().display()),
             "Dir::State::Status=/dev/null".to_owned(),
-            "Dir::Etc::SourceParts=/dev/null".to_owned(),
-            "Dir::Etc::Preferences=/dev/null".to_owned(),
-            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             // A mirror may hold one day for ever. What it holds is signed all the same.
             "Acquire::Check-Valid-Until=false".to_owned(),
             // Packages are all that is looked up.
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false".to_owned(),
-        ]
+        ];
+        if self.source.is_some() {
+            options.push(format!("Dir::Etc::SourceList={}", self.source_file().display()));
+            let none = ["SourceParts", "Preferences", "PreferencesParts"];
+            options.extend(none.map(|what| format!("Dir::Etc::{what}=/dev/null")));
+        }
+        options
     }
 }
 
@@ -179,9 +194,11 @@ pub(crate) fn run(
     program: &'static str,
     with: impl FnOnce(&mut Command) -> &mut Command,
 ) -> Result<String, AptError> {
-    let output = with(Command::new(program).env("LC_ALL", "C"))
-        .output()
-        .map_err(|source| AptError::Run { program, source })?;
+    let output =
+        with(Command::new(program).env("LC_ALL", "C")).output().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => AptError::Missing(program),
+            _ => AptError::Run { program, source },
+        })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -195,14 +212,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_machine_without_apt_is_told_what_serves_instead() {
+        let missing = run("vmm-no-such-program", |command| command).unwrap_err();
+        assert!(matches!(missing, AptError::Missing("vmm-no-such-program")), "{missing}");
+    }
+
+    #[test]
     fn lists_are_fresh_for_a_day_and_for_their_source() {
         let dir = std::env::temp_dir().join(format!("vmm-apt-{}", std::process::id()));
-        let apt = |source| Apt::apart(&dir, source).unwrap();
+        let apt = |source: &str| Apt::apart(&dir, Some(source.to_owned())).unwrap();
         assert!(!apt("a").is_fresh(), "never fetched");
         let stamp = dir.join("fetched");
         fs::write(&stamp, "a").unwrap();
         assert!(apt("a").is_fresh());
         assert!(!apt("b").is_fresh(), "the source has changed");
+        assert!(!Apt::apart(&dir, None).unwrap().is_fresh(), "the source is the machine's");
         let yesterday = std::time::SystemTime::now() - FRESH;
         fs::File::options().write(true).open(&stamp).unwrap().set_modified(yesterday).unwrap();
         assert!(!apt("a").is_fresh());

@@ -5,7 +5,8 @@
 //!   kernels/6.12/vmlinuz        the image as the package has it
 //!   kernels/6.12/modules/*.ko   modules of the emulated host, and for guests, decompressed
 //!   kernels/6.12/record.json    where they came from
-//!   apt/sid/                    an apt apart, for a suite that the machine does not use
+//!   apt/sid/, apt/machine/      an apt apart, for a suite that the machine does not use, and for a user who may not
+//!                               fetch the machine's own lists
 //!   initramfs.cpio.gz           of the guest
 //!   host/                       the prepared emulated host
 //!   staging/, lock              of the one process that changes the cache

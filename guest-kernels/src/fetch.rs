@@ -14,6 +14,7 @@ use crate::cache::{CacheWriter, Part, Record, Staging};
 use crate::manifest::{GUEST_MODULES, HOST_MODULES, Kernel};
 use crate::modules::{self, Module, ModuleError};
 use crate::package::{Package, exact_dependencies, image_of};
+use crate::sources::SourceError;
 use crate::tree::Tree;
 
 /// What became of a kernel; prints as a line for the user.
@@ -65,6 +66,9 @@ pub enum FetchError {
     /// Apt did not do what was asked.
     #[error(transparent)]
     Apt(#[from] AptError),
+    /// The suite cannot be taken from where the machine's packages come from.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// Apt knows no image of the kernel.
     #[error("apt offers no {kernel} kernel by the name of {}", packages.join(" or "))]
     NoImage {
@@ -98,7 +102,7 @@ pub enum FetchError {
 ///
 /// # Errors
 /// When there is no kernel at the end.
-pub fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Result<Fetched, FetchError> {
+pub(crate) fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Result<Fetched, FetchError> {
     let old = cache.cache().kernel(kernel.name).ok().map(|kernel| kernel.record);
     let fetched = |outcome| Ok(Fetched { kernel: kernel.name, outcome });
     let offer = apt.refresh().map_err(FetchError::from).and_then(|()| offer(kernel, apt));

@@ -1,19 +1,25 @@
 //! Which kernels are probed, where they come from, and the initramfs images that run on them.
 //!
-//! Nothing of this is kept in git: [`manifest`] names Debian packages, [`fetch`] gets them through [`apt`] into
-//! the [`cache`], and [`initramfs`] builds the images from programs that are there.
+//! Nothing of this is kept in git: [`manifest`] names Debian packages, a [`Fetcher`] gets them through [`apt`] into
+//! the [`cache`], [`KernelFiles`] are a user's own kernel, and [`initramfs`] builds the images from programs that are there.
 
 pub mod apt;
 pub mod archive;
 pub mod cache;
 pub mod console;
 pub mod fetch;
+mod fetcher;
+mod files;
 pub mod initramfs;
 pub mod manifest;
 pub mod modules;
 mod package;
+pub mod sources;
 mod tree;
 
 pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
+pub use fetcher::Fetcher;
+pub use files::{KernelFiles, NoKernel};
 pub use manifest::{DEFAULT_KERNEL, KERNELS, Kernel, Series, Suite};
+pub use modules::Modules;

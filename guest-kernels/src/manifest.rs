@@ -1,6 +1,6 @@
 //! The kernels that are known by name.
 
-/// A kernel that `cargo xtask setup` fetches: unmodified, as Debian ships it.
+/// A kernel that can be fetched: unmodified, as Debian ships it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The name that users know the kernel by: `6.12`.
@@ -90,6 +90,22 @@ pub(crate) const COMMAND_MODULES: &[&str] =
     &["virtio_pci", "virtio_console", "virtio_rng", "virtiofs", "overlay"];
 
 impl Kernel {
+    /// The kernel of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        KERNELS.iter().find(|kernel| kernel.name == name).copied()
+    }
+
+    /// The packages it is looked for in, for people.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        let packages = self.packages.join(" or ");
+        match self.suite {
+            Suite::OfTheMachine => packages,
+            Suite::Named(suite) => format!("{packages} of {suite}"),
+        }
+    }
+
     /// Whether a package is an image of this kernel: `linux-image-6.12.117+deb12-cloud-amd64` is one of `6.12`.
     pub(crate) fn owns(&self, package: &str) -> bool {
         let version = || package.strip_prefix("linux-image-")?.strip_suffix(self.flavour)?.strip_suffix('-');

@@ -1,4 +1,4 @@
-//! Kernel modules as packages ship them: found by name, decompressed, and put into loading order.
+//! Kernel modules as packages and builds have them: found by name, decompressed, and put into loading order.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::manifest::COMMAND_MODULES;
+use flate2::read::MultiGzDecoder;
 use lzma_rust2::XzReader;
+use ruzstd::decoding::StreamingDecoder;
 
 /// What a module's `.modinfo` section says before the comma-separated names of the modules it needs.
 const DEPENDS: &[u8] = b"\0depends=";
@@ -19,11 +21,41 @@ pub(crate) struct Module {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Why the modules of a package cannot be used.
+/// Where the modules of a kernel are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Modules {
+    /// Nobody has said where.
+    Unknown,
+    /// These are the modules with which a guest reaches folders of this machine, in the order in which they load.
+    ForCommand(Vec<PathBuf>),
+    /// Below this directory.
+    Below(PathBuf),
+    /// In this directory, in which the kernel was built, as its `modules.order` says.
+    Built(PathBuf),
+}
+
+impl Modules {
+    /// Modules with which a guest reaches folders of this machine: name and contents, in the order in which they load. What is
+    /// not there may be built in.
+    ///
+    /// # Errors
+    /// [`ModuleError`].
+    pub fn for_command(&self) -> Result<Vec<(String, Vec<u8>)>, ModuleError> {
+        let found = match self {
+            Self::Unknown => return Ok(Vec::new()),
+            Self::ForCommand(paths) => paths.iter().map(|path| Module::read(path)).collect(),
+            Self::Below(dir) => for_command(all(dir)?),
+            Self::Built(dir) => for_command(built(dir)?),
+        };
+        Ok(found?.into_iter().map(|module| (module.file_name, module.bytes)).collect())
+    }
+}
+
+/// Why modules cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// A module is wanted, or needed by a wanted one, and the package does not have it.
-    #[error("the package has no module {name}")]
+    /// A module is wanted, or needed by a wanted one, and is not there.
+    #[error("there is no module {name}")]
     Missing {
         /// The module's name.
         name: String,
@@ -44,43 +76,62 @@ pub enum ModuleError {
     },
 }
 
-/// The wanted modules and all that they need, each after what it needs.
+/// The wanted modules of those below `tree`, and all that they need, each after what it needs.
 pub(crate) fn in_load_order(tree: &Path, wanted: &[&str]) -> Result<Vec<Module>, ModuleError> {
-    let mut files = all(tree)?;
+    order(all(tree)?, wanted)
+}
+
+/// Those of [`Modules::for_command`] below `tree`.
+pub(crate) fn command_modules(tree: &Path) -> Result<Vec<Module>, ModuleError> {
+    for_command(all(tree)?)
+}
+
+/// Files of modules by their names, in [`canonical`] form.
+type Files = BTreeMap<String, PathBuf>;
+
+fn for_command(files: Files) -> Result<Vec<Module>, ModuleError> {
+    let is_there = |name: &&str| files.contains_key(&format!("{}.ko", canonical(name)));
+    let wanted: Vec<&str> = COMMAND_MODULES.iter().copied().filter(is_there).collect();
+    order(files, &wanted)
+}
+
+fn order(mut files: Files, wanted: &[&str]) -> Result<Vec<Module>, ModuleError> {
     let mut order = Vec::new();
     wanted.iter().try_for_each(|name| add(name, &mut files, &mut order))?;
     Ok(order)
 }
 
-/// Modules with which a guest reaches folders of this machine, of those below `tree`: name and contents, in the order in
-/// which they load. What is not there may be built in.
-///
-/// # Errors
-/// [`ModuleError`].
-pub fn for_command(tree: &Path) -> Result<Vec<(String, Vec<u8>)>, ModuleError> {
-    let found = command_modules(tree)?;
-    Ok(found.into_iter().map(|module| (module.file_name, module.bytes)).collect())
-}
-
-pub(crate) fn command_modules(tree: &Path) -> Result<Vec<Module>, ModuleError> {
-    let files = all(tree)?;
-    let is_there = |name: &&str| files.contains_key(&format!("{}.ko", canonical(name)));
-    let wanted: Vec<&str> = COMMAND_MODULES.iter().copied().filter(is_there).collect();
-    in_load_order(tree, &wanted)
-}
-
-fn all(tree: &Path) -> Result<BTreeMap<String, PathBuf>, ModuleError> {
+/// All below `tree`.
+fn all(tree: &Path) -> Result<Files, ModuleError> {
     let mut files = BTreeMap::new();
     find(tree, &mut files).map_err(|source| ModuleError::Unreadable { path: tree.to_owned(), source })?;
     Ok(files)
 }
 
+/// Those that `modules.order` names in the directory of a build.
+fn built(dir: &Path) -> Result<Files, ModuleError> {
+    let path = dir.join("modules.order");
+    let order = match fs::read_to_string(&path) {
+        Ok(order) => order,
+        Err(source) => return Err(ModuleError::Unreadable { path, source }),
+    };
+    let files = order.lines().filter_map(built_path).map(|path| dir.join(path));
+    Ok(files
+        .filter(|path| path.is_file())
+        .filter_map(|path| Some((canonical(&module_name(&path)?), path)))
+        .collect())
+}
+
+/// Where a build has the module of a line of `modules.order`: `drivers/a.o`, which was `kernel/drivers/a.ko` before 6.3.
+fn built_path(line: &str) -> Option<String> {
+    match line.strip_suffix(".o") {
+        Some(name) => Some(format!("{name}.ko")),
+        None => line.strip_prefix("kernel/").map(str::to_owned),
+    }
+}
+
 /// Adds one module after what it needs. It is taken out of `files`, so that one that needs itself is not met again.
-fn add(
-    name: &str,
-    files: &mut BTreeMap<String, PathBuf>,
-    order: &mut Vec<Module>,
-) -> Result<(), ModuleError> {
+fn add(name: &str, files: &mut Files, order: &mut Vec<Module>) -> Result<(), ModuleError> {
     let file_name = format!("{}.ko", canonical(name));
     if order.iter().any(|module| canonical(&module.file_name) == file_name) {
         return Ok(());
@@ -88,14 +139,10 @@ fn add(
     let Some(path) = files.remove(&file_name) else {
         return Err(ModuleError::Missing { name: name.to_owned() });
     };
-    let bytes = match read(&path) {
-        Ok(bytes) => bytes,
-        Err(source) => return Err(ModuleError::Unreadable { path, source }),
-    };
-    let Some(needed) = depends(&bytes) else { return Err(ModuleError::NoModule { path }) };
+    let module = Module::read(&path)?;
+    let Some(needed) = depends(&module.bytes) else { return Err(ModuleError::NoModule { path }) };
     needed.iter().try_for_each(|name| add(name, files, order))?;
-    let file_name = module_name(&path).unwrap_or(file_name);
-    order.push(Module { file_name, bytes });
+    order.push(module);
     Ok(())
 }
 
@@ -107,11 +154,11 @@ fn canonical(name: &str) -> String {
 /// `kvm-amd.ko` for `.../kvm-amd.ko.xz`; nothing for what is no module.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
-    let name = name.strip_suffix(".xz").unwrap_or(name);
+    let name = [".xz", ".zst", ".gz"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     name.ends_with(".ko").then(|| name.to_owned())
 }
 
-fn find(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
+fn find(dir: &Path, files: &mut Files) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let path = entry.path();
@@ -124,14 +171,29 @@ fn find(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
+impl Module {
+    fn read(path: &Path) -> Result<Self, ModuleError> {
+        let file_name = module_name(path).ok_or_else(|| ModuleError::NoModule { path: path.to_owned() })?;
+        match read(path) {
+            Ok(bytes) => Ok(Self { file_name, bytes }),
+            Err(source) => Err(ModuleError::Unreadable { path: path.to_owned(), source }),
+        }
+    }
+}
+
+/// What a file holds, decompressed.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = fs::read(path)?;
-    if path.extension().is_some_and(|extension| extension == "xz") {
-        let mut bytes = Vec::new();
-        XzReader::new(file.as_slice(), true).read_to_end(&mut bytes)?;
-        return Ok(bytes);
-    }
-    Ok(file)
+    let mut bytes = Vec::new();
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => XzReader::new(file.as_slice(), true).read_to_end(&mut bytes)?,
+        Some("gz") => MultiGzDecoder::new(file.as_slice()).read_to_end(&mut bytes)?,
+        Some("zst") => {
+            StreamingDecoder::new(file.as_slice()).map_err(io::Error::other)?.read_to_end(&mut bytes)?
+        }
+        _ => return Ok(file),
+    };
+    Ok(bytes)
 }
 
 /// Names of the modules that a module needs, from its own `.modinfo`.
@@ -145,6 +207,51 @@ fn depends(module: &[u8]) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_build_names_its_modules_itself() {
+        let dir = std::env::temp_dir().join(format!("vmm-built-{}", std::process::id()));
+        fs::create_dir_all(dir.join("kernel")).unwrap();
+        let ko = |path: &str, depends: &str| {
+            fs::write(dir.join(path), format!("\0depends={depends}\0")).unwrap();
+        };
+        ko("virtio_pci.ko", "kernel-part");
+        ko("kernel/kernel_part.ko", "");
+        ko("kernel/overlay.ko", "");
+        let names = |order: &str| -> Vec<String> {
+            fs::write(dir.join("modules.order"), order).unwrap();
+            let modules = Modules::Built(dir.clone()).for_command().unwrap();
+            modules.into_iter().map(|(name, _)| name).collect()
+        };
+        let expected = ["kernel_part.ko", "virtio_pci.ko"];
+        assert_eq!(names("virtio_pci.o\nkernel/kernel_part.o\ndrivers/not_built.o\n"), expected);
+        assert_eq!(names("kernel/virtio_pci.ko\nkernel/kernel/kernel_part.ko\n"), expected);
+        assert!(names("").is_empty());
+        let below: Vec<_> = Modules::Below(dir.clone()).for_command().unwrap();
+        assert_eq!(below.last().map(|(name, _)| name.as_str()), Some("overlay.ko"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn compressed_modules_are_decompressed() {
+        use std::io::Write as _;
+        let dir = std::env::temp_dir().join(format!("vmm-compressed-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let text = b"\0depends=\0";
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        gz.write_all(text).unwrap();
+        let zst = ruzstd::encoding::compress_to_vec(
+            text.as_slice(),
+            ruzstd::encoding::CompressionLevel::Uncompressed,
+        );
+        for (name, bytes) in [("overlay.ko.gz", gz.finish().unwrap()), ("virtiofs.ko.zst", zst)] {
+            fs::write(dir.join(name), bytes).unwrap();
+        }
+        let modules = Modules::Below(dir.clone()).for_command().unwrap();
+        let whole = |name: &str| (name.to_owned(), text.to_vec());
+        assert_eq!(modules, [whole("virtiofs.ko"), whole("overlay.ko")]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn what_is_needed_comes_first_and_once() {

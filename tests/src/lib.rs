@@ -16,4 +16,5 @@ pub mod kernel;
 pub mod linux_rig;
 pub mod optprobe;
 pub mod product;
+pub mod readme;
 pub mod rig;

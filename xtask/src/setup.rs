@@ -4,9 +4,7 @@
 
 mod apt;
 mod packages;
-mod sources;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,10 +14,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow, ensure};
 use guest_kernels::cache::CacheWriter;
-use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Suite, fetch, initramfs};
+use guest_kernels::{Cache, DEFAULT_KERNEL, Fetcher, KERNELS, initramfs};
 
 use apt::Apt;
-use sources::Sources;
 
 /// The shell and its tools for the guest: one static program, from the package `busybox-static`.
 const BUSYBOX: &str = "/bin/busybox";
@@ -33,10 +30,9 @@ pub(crate) fn run() -> anyhow::Result<Ready> {
     // Building keeps the processors busy, and what is fetched the network.
     let (cache, programs) = thread::scope(|scope| {
         let programs = scope.spawn(Programs::build);
-        let mut apt = Apt::new(&log);
-        packages::install(&log, &mut apt)?;
+        packages::install(&log, &mut Apt::new(&log))?;
         let cache = Cache::open()?;
-        fetch_kernels(&log, &mut apt, &cache.lock()?)?;
+        fetch_kernels(&log, &cache.lock()?)?;
         let programs = programs.join().map_err(|_| anyhow!("building has panicked"))??;
         anyhow::Ok((cache, programs))
     })?;
@@ -83,43 +79,19 @@ impl Log {
 
 /// Fetches every kernel of the manifest. Without the default one nothing runs; others may be unknown to the machine's
 /// Debian release, or to Debian.
-fn fetch_kernels(log: &Log, apt: &mut Apt<'_>, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
-    let machine = guest_kernels::Apt::of_the_machine();
-    let mut apart = BTreeMap::new();
+fn fetch_kernels(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
+    let notice = |line: &str| log.say(line);
+    let mut fetcher = Fetcher::new(cache, &notice);
     for kernel in KERNELS {
-        // The lists may be older than what the archive holds today: then once more.
-        let fetched = match kernel.suite {
-            Suite::OfTheMachine => fetch::fetch(cache, kernel, &machine).or_else(|_| {
-                apt.update()?;
-                Ok(fetch::fetch(cache, kernel, &machine)?)
-            }),
-            Suite::Named(suite) => match apart.entry(suite).or_insert_with(|| apt_apart(log, cache, suite)) {
-                Ok(apt) => fetch::fetch(cache, kernel, apt).or_else(|_| {
-                    apt.update()?;
-                    Ok(fetch::fetch(cache, kernel, apt)?)
-                }),
-                Err(error) => Err(anyhow::anyhow!("{error:#}")),
-            },
-        };
-        match fetched {
+        match fetcher.fetch(kernel) {
             Ok(fetched) => log.say(fetched),
             Err(error) if *kernel != DEFAULT_KERNEL => {
-                log.say(format_args!("kernel {}: left out: {error:#}", kernel.name));
+                log.say(format_args!("kernel {}: left out: {:#}", kernel.name, anyhow::Error::from(error)));
             }
             Err(error) => return Err(error).with_context(|| format!("kernel {} is needed", kernel.name)),
         }
     }
     Ok(())
-}
-
-/// An apt for a suite that the machine does not use, from the place where the machine's own packages come from.
-fn apt_apart(log: &Log, cache: &CacheWriter<'_>, suite: &str) -> anyhow::Result<guest_kernels::Apt> {
-    let source = Sources::of_this_machine()?.of_this_release()?.with_suite(suite);
-    let apt = guest_kernels::Apt::apart(&cache.cache().apt_dir(suite), &source)?;
-    if !apt.is_fresh() {
-        log.say(format_args!("fetching the package lists of {suite}, apart from the machine's own"));
-    }
-    Ok(apt)
 }
 
 /// Builds the initramfs, whose first program is `workload`.

@@ -6,10 +6,12 @@ mod trial;
 
 use crate::args::{Doctor, HostKind};
 use crate::host;
+use crate::kernel::Choice;
 use crate::listing::list;
 use crate::output::json;
 use crate::target;
 use anyhow::Result;
+use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde::Serialize;
 use std::process::ExitCode;
 use vmm::boot::on_emulated_cpu;
@@ -48,8 +50,9 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
     }
     if args.report.is_some() {
         // Without its files no guest differs from anything.
-        target::read(&target::kernel_path(args.kernel.as_deref())?)?;
-        target::initrd_path(None)?;
+        let kernel = args.kernel.clone().unwrap_or(Choice::Debian(DEFAULT_KERNEL));
+        target::read(&kernel.files()?.image)?;
+        Cache::open()?.initramfs()?;
     }
     let diagnosis = examine(args);
     list(|mut out| match args.json {

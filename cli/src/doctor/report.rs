@@ -27,7 +27,7 @@ pub(super) fn write(path: &Path, args: &Doctor, diagnosis: &Diagnosis) -> Result
     let mut differences = 0;
     for (n, trial) in (1..).zip(&TRIALS) {
         say(format_args!("guest {n} of {}: {}", TRIALS.len(), trial.name));
-        let seen = trial.run(&host, args.kernel.as_deref())?;
+        let seen = trial.run(&host, args.kernel.as_ref())?;
         let found = trial.differences(&seen);
         add(&section(trial, &seen, &found))?;
         differences += found.len();

@@ -1,10 +1,10 @@
 //! Guests whose hits are known beforehand, and how what was seen of one differs from that.
 
+use crate::kernel::Choice;
 use anyhow::{Context, Result};
 use guest_kernels::console::{complaint, number};
 use serde_json::Value;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -108,7 +108,7 @@ pub(super) struct Seen {
 
 impl Trial {
     /// Runs the guest by this program, with `host` (words that say where) and on `kernel`, or on the default one.
-    pub(super) fn run(&self, host: &[String], kernel: Option<&Path>) -> Result<Seen> {
+    pub(super) fn run(&self, host: &[String], kernel: Option<&Choice>) -> Result<Seen> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let output = folder.path().join("hits.json");
         let program = env::current_exe().context("cannot find this program's own file")?;
@@ -116,7 +116,7 @@ impl Trial {
         run.args(["run", "--format=json"]).arg(format!("--timeout={TIMEOUT_SECONDS}"));
         run.arg("--output").arg(&output).args(host).args(self.words).stdin(Stdio::null());
         if let Some(kernel) = kernel {
-            run.arg("--kernel").arg(kernel);
+            run.arg("--kernel").arg(kernel.word());
         }
         let cannot = || "cannot run this program";
         let begun = Instant::now();

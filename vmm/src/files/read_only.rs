@@ -21,6 +21,9 @@ pub(super) struct ReadOnly {
     pub(super) hidden: HashSet<u64>,
 }
 
+/// An overlay opens all files below it with O_NOATIME, which Linux allows to a file's owner alone.
+const OWNERS_ALONE: u32 = libc::O_NOATIME as u32;
+
 /// Whether a file is opened for nothing but reading (include/uapi/asm-generic/fcntl.h).
 fn only_reads(flags: u32) -> bool {
     const ACCESS: u32 = libc::O_ACCMODE as u32;
@@ -75,7 +78,7 @@ impl FileSystem for ReadOnly {
         fuse_flags: u32,
     ) -> io::Result<(Option<Handle>, OpenOptions, Option<u32>)> {
         match only_reads(flags) {
-            true => self.files.open(ctx, inode, flags, fuse_flags),
+            true => self.files.open(ctx, inode, flags & !OWNERS_ALONE, fuse_flags),
             false => Err(refused()),
         }
     }
@@ -92,7 +95,7 @@ impl FileSystem for ReadOnly {
         flags: u32,
     ) -> io::Result<usize> {
         // The handle's own flags are made those of the request: they must not become others.
-        let flags = flags & !(libc::O_ACCMODE | libc::O_APPEND) as u32;
+        let flags = flags & !(libc::O_ACCMODE | libc::O_APPEND) as u32 & !OWNERS_ALONE;
         self.files.read(ctx, inode, handle, to, size, offset, lock_owner, flags)
     }
 
@@ -127,7 +130,7 @@ impl FileSystem for ReadOnly {
 
     fn opendir(&self, ctx: &Context, inode: Inode, flags: u32) -> io::Result<(Option<Handle>, OpenOptions)> {
         match only_reads(flags) {
-            true => self.files.opendir(ctx, inode, flags),
+            true => self.files.opendir(ctx, inode, flags & !OWNERS_ALONE),
             false => Err(refused()),
         }
     }

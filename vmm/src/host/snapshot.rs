@@ -38,7 +38,7 @@ pub enum SnapshotError {
     #[error(transparent)]
     Qemu(#[from] QemuError),
     /// The host's kernel is not there.
-    #[error("cannot read the emulated host's kernel {}; `cargo xtask setup` fetches it", path.display())]
+    #[error("cannot read the emulated host's kernel {}", path.display())]
     Kernel {
         /// Its path.
         path: PathBuf,

@@ -1,10 +1,10 @@
 //! Debian packages that the product and its tests need.
 
 use anyhow::ensure;
+use guest_kernels::sources::{self, Sources};
 
 use super::Log;
 use super::apt::{self, Apt};
-use super::sources::{self, Sources};
 
 /// Packages that every supported release has in a version that serves, with what for.
 const PACKAGES: &[(&str, &str)] = &[
@@ -18,6 +18,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xorriso", "writing that disc"),
     ("mtools", "writing that disc"),
 ];
+
+/// The source that is added for backports.
+const BACKPORTS_FILE: &str = "/etc/apt/sources.list.d/vmm-backports.sources";
 
 /// The emulated host.
 const QEMU: &str = "qemu-system-x86";
@@ -57,8 +60,8 @@ fn install_qemu(log: &Log, apt: &mut Apt<'_>) -> anyhow::Result<()> {
     let sources = Sources::of_this_machine()?;
     if !sources.name(&backports) {
         let source = sources.of_this_release()?;
-        log.say(format_args!("adding {backports} to apt, in {}", sources::BACKPORTS_FILE));
-        apt::write_as_root(sources::BACKPORTS_FILE.as_ref(), &source.with_suite(&backports))?;
+        log.say(format_args!("adding {backports} to apt, in {}", BACKPORTS_FILE));
+        apt::write_as_root(BACKPORTS_FILE.as_ref(), &source.with_suite(&backports))?;
         apt.update_again()?;
     }
     apt.install(&[QEMU], Some(&backports))?;

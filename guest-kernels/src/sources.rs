@@ -3,16 +3,34 @@
 //! Formats: `sources.list(5)`; one-line entries in `*.list`, paragraphs of fields in `*.sources`.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+/// The directory of source files beside `/etc/apt/sources.list`.
+const SOURCES_DIR: &str = "/etc/apt/sources.list.d";
 
-/// The source that is added for backports.
-pub(super) const BACKPORTS_FILE: &str = "/etc/apt/sources.list.d/vmm-backports.sources";
+/// Why a suite cannot be taken from where the machine's packages come from.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A file of the machine cannot be read.
+    #[error("cannot read {path}")]
+    Unreadable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The machine does not say which Debian release it is.
+    #[error("/etc/os-release names no release")]
+    NoRelease,
+    /// The machine's release comes from no source of apt.
+    #[error("no apt source of this machine has the suite {0}")]
+    NoSuite(String),
+}
 
 /// A place with packages, and the suites that are taken from it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub struct Source {
     uris: String,
     suites: Vec<String>,
     components: String,
@@ -22,15 +40,22 @@ pub(super) struct Source {
 
 /// Every source of binary packages.
 #[derive(Debug, Default)]
-pub(super) struct Sources(Vec<Source>);
+pub struct Sources(Vec<Source>);
 
 impl Sources {
     /// Reads `/etc/apt/sources.list` and `/etc/apt/sources.list.d`.
-    pub(super) fn of_this_machine() -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// [`SourceError::Unreadable`].
+    pub fn of_this_machine() -> Result<Self, SourceError> {
         let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-        for entry in fs::read_dir("/etc/apt/sources.list.d").context("this machine has no apt sources")? {
-            files.push(entry?.path());
-        }
+        let mut list = || -> io::Result<()> {
+            for entry in fs::read_dir(SOURCES_DIR)? {
+                files.push(entry?.path());
+            }
+            Ok(())
+        };
+        list().map_err(|source| SourceError::Unreadable { path: SOURCES_DIR.into(), source })?;
         files.sort();
         let mut sources = Self::default();
         for file in files.iter().filter(|file| file.is_file()) {
@@ -39,25 +64,28 @@ impl Sources {
         Ok(sources)
     }
 
-    fn add(&mut self, file: &Path) -> anyhow::Result<()> {
-        let read = || fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()));
+    fn add(&mut self, file: &Path) -> Result<(), SourceError> {
         match file.extension().and_then(|extension| extension.to_str()) {
-            Some("list") => self.0.extend(read()?.lines().filter_map(one_line)),
-            Some("sources") => self.0.extend(paragraphs(&read()?).filter_map(|text| paragraph(&text))),
+            Some("list") => self.0.extend(read(file)?.lines().filter_map(one_line)),
+            Some("sources") => self.0.extend(paragraphs(&read(file)?).filter_map(|text| paragraph(&text))),
             _ => {}
         }
         Ok(())
     }
 
     /// Whether a suite is already among them.
-    pub(super) fn name(&self, suite: &str) -> bool {
+    #[must_use]
+    pub fn name(&self, suite: &str) -> bool {
         self.suite(suite).is_some()
     }
 
     /// The source that has the machine's own release.
-    pub(super) fn of_this_release(&self) -> anyhow::Result<&Source> {
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    pub fn of_this_release(&self) -> Result<&Source, SourceError> {
         let release = release()?;
-        self.suite(&release).with_context(|| format!("no apt source of this machine has the suite {release}"))
+        self.suite(&release).ok_or(SourceError::NoSuite(release))
     }
 
     /// The source that has a suite.
@@ -68,9 +96,10 @@ impl Sources {
 
 impl Source {
     /// The text of a `.sources` file that takes another suite from the same place.
-    pub(super) fn with_suite(&self, suite: &str) -> String {
+    #[must_use]
+    pub fn with_suite(&self, suite: &str) -> String {
         let mut text = format!(
-            "# Written by `cargo xtask setup`.\nTypes: deb\nURIs: {}\nSuites: {suite}\nComponents: {}\n",
+            "# Written by vmm.\nTypes: deb\nURIs: {}\nSuites: {suite}\nComponents: {}\n",
             self.uris, self.components
         );
         for (name, value) in &self.options {
@@ -143,10 +172,17 @@ fn trust(name: &str, value: &str) -> Option<(String, String)> {
 }
 
 /// The code name of the machine's Debian release.
-pub(super) fn release() -> anyhow::Result<String> {
-    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+///
+/// # Errors
+/// [`SourceError`].
+pub fn release() -> Result<String, SourceError> {
+    let text = read("/etc/os-release".as_ref())?;
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(name.context("/etc/os-release names no release")?.trim_matches('"').to_owned())
+    Ok(name.ok_or(SourceError::NoRelease)?.trim_matches('"').to_owned())
+}
+
+fn read(file: &Path) -> Result<String, SourceError> {
+    fs::read_to_string(file).map_err(|source| SourceError::Unreadable { path: file.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -1,0 +1,166 @@
+//! Which kernel the user means, and `vmm kernel`: those of Debian that are fetched.
+
+use crate::args::{FetchKernels, KernelCommand};
+use crate::listing::list;
+use crate::say::say;
+use anyhow::{Context, Result};
+use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
+use guest_kernels::{Cache, FetchedKernel, Fetcher, KERNELS, Kernel, KernelFiles};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Which kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// A file, or a folder in which one was built.
+    At(PathBuf),
+    /// One of Debian's.
+    Debian(Kernel),
+    /// The one that this machine runs.
+    Host,
+}
+
+impl Choice {
+    /// As it is said on the command line.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
+        OsStringValueParser::new().try_map(Self::parse)
+    }
+
+    fn parse(text: OsString) -> Result<Self, String> {
+        match text.to_str() {
+            Some("") => Err("name a file, a folder, debian:V or host".to_owned()),
+            Some("host") => Ok(Self::Host),
+            Some(word) => match word.strip_prefix("debian:") {
+                Some(name) => debian(name).map(Self::Debian),
+                None => Ok(Self::At(word.into())),
+            },
+            None => Ok(Self::At(text.into())),
+        }
+    }
+
+    /// The word that means it.
+    pub(crate) fn word(&self) -> OsString {
+        match self {
+            Self::At(path) => path.into(),
+            Self::Debian(kernel) => format!("debian:{}", kernel.name).into(),
+            Self::Host => "host".into(),
+        }
+    }
+
+    /// Where its files are. One of Debian's that is not in the cache is fetched.
+    pub(crate) fn files(&self) -> Result<KernelFiles> {
+        match self {
+            Self::At(path) => Ok(KernelFiles::at(path)?),
+            Self::Debian(kernel) => Ok(fetched(kernel)?.into()),
+            Self::Host => Ok(KernelFiles::of_this_machine()?),
+        }
+    }
+}
+
+/// The kernel of Debian's that has this name.
+fn debian(name: &str) -> Result<Kernel, String> {
+    let names = || KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
+    Kernel::named(name).ok_or_else(|| format!("Debian's kernels are {}", names()))
+}
+
+/// A name of one of Debian's kernels.
+pub(crate) fn debian_parser() -> impl TypedValueParser<Value = Kernel> {
+    PossibleValuesParser::new(KERNELS.iter().map(|kernel| kernel.name)).try_map(|name| debian(&name))
+}
+
+/// One of Debian's kernels, in the cache. When it was not there, it is fetched, which is said.
+pub(crate) fn fetched(kernel: &Kernel) -> Result<FetchedKernel> {
+    let cache = Cache::open()?;
+    if let Ok(there) = cache.kernel(kernel.name) {
+        return Ok(there);
+    }
+    let writer = cache.lock()?;
+    // Another process may have fetched it meanwhile.
+    if let Ok(there) = cache.kernel(kernel.name) {
+        return Ok(there);
+    }
+    let (origin, to) = (kernel.origin(), cache.root().display());
+    say(format_args!("kernel {} is not in {to}: fetching Debian's {origin}", kernel.name));
+    say(Fetcher::new(&writer, &|line| say(line)).fetch(kernel).with_context(|| unfetched(kernel))?);
+    Ok(cache.kernel(kernel.name)?)
+}
+
+fn unfetched(kernel: &Kernel) -> String {
+    format!("cannot fetch Debian's kernel {}", kernel.name)
+}
+
+/// `vmm kernel`.
+pub(crate) fn main(command: &KernelCommand) -> Result<ExitCode> {
+    match command {
+        KernelCommand::Fetch(FetchKernels { kernels }) => fetch(kernels)?,
+        KernelCommand::List => list_all()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fetch(kernels: &[Kernel]) -> Result<()> {
+    let cache = Cache::open()?;
+    let writer = cache.lock()?;
+    let notice = |line: &str| say(line);
+    let mut fetcher = Fetcher::new(&writer, &notice);
+    for kernel in kernels {
+        let fetched = fetcher.fetch(kernel).with_context(|| unfetched(kernel))?;
+        list(|out| writeln!(out, "{fetched}"))?;
+    }
+    Ok(())
+}
+
+fn list_all() -> Result<()> {
+    let cache = Cache::open()?;
+    list(|out| {
+        writeln!(out, "{:8}  {:24}  package", "kernel", "version")?;
+        for kernel in KERNELS {
+            let (version, package) = match cache.kernel(kernel.name) {
+                Ok(there) => (there.record.version, there.record.package),
+                Err(_) => ("not fetched".to_owned(), kernel.origin()),
+            };
+            writeln!(out, "{:8}  {version:24}  {package}", kernel.name)?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_kernels::DEFAULT_KERNEL;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn a_kernel_is_said_in_one_word() {
+        let cases = [
+            ("debian:6.12", Choice::Debian(DEFAULT_KERNEL)),
+            ("host", Choice::Host),
+            ("./host", Choice::At("./host".into())),
+            ("bzImage", Choice::At("bzImage".into())),
+            ("./debian:6.12", Choice::At("./debian:6.12".into())),
+            ("/linux", Choice::At("/linux".into())),
+            ("debian", Choice::At("debian".into())),
+        ];
+        for (word, choice) in cases {
+            assert_eq!(Choice::parse(word.into()), Ok(choice.clone()), "{word}");
+            assert_eq!(choice.word(), word);
+        }
+        for kernel in KERNELS {
+            let word = Choice::Debian(*kernel).word();
+            assert_eq!(Choice::parse(word), Ok(Choice::Debian(*kernel)));
+        }
+        let bytes = OsString::from_vec(vec![b'/', 0xff]);
+        assert_eq!(Choice::parse(bytes.clone()), Ok(Choice::At(bytes.into())));
+    }
+
+    #[test]
+    fn a_kernel_that_debian_does_not_have_is_refused_with_those_that_it_has() {
+        for word in ["debian:", "debian:5.10", "debian:6.12 ", "debian:debian:6.12"] {
+            let refused = Choice::parse(word.into()).unwrap_err();
+            assert_eq!(refused, "Debian's kernels are 6.12, 6.1, 6.12-rt, 7, 7-rt", "{word}");
+        }
+        assert!(Choice::parse(OsString::new()).is_err());
+    }
+}

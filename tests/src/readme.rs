@@ -1,0 +1,81 @@
+//! The README's examples: what is typed, and what is said to be printed.
+
+use std::fs;
+use std::process::Output;
+
+/// A `console` block: the command, and the lines that it is said to print.
+pub struct Example {
+    /// Which program is run: `vmm`, or `./vmm` where the program is alone.
+    pub program: String,
+    /// The words behind it.
+    pub words: Vec<String>,
+    shown: Vec<String>,
+}
+
+/// All examples of the README.
+pub fn examples() -> Vec<Example> {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let blocks = text.split("```console\n").skip(1);
+    let example = |block: &str| {
+        let mut lines = block.split("```").next().unwrap().lines();
+        let command = lines.next().unwrap().strip_prefix("$ ").unwrap();
+        let (program, words) = command.split_once(' ').unwrap();
+        let words = self::words(words).into_iter().map(str::to_owned).collect();
+        Example { program: program.to_owned(), words, shown: lines.map(str::to_owned).collect() }
+    };
+    blocks.map(example).collect()
+}
+
+impl Example {
+    /// Fails the test unless the command succeeded and printed every line that is shown.
+    #[track_caller]
+    pub fn assert_printed_by(&self, output: &Output) {
+        let text = [&*output.stdout, &*output.stderr].concat();
+        let printed: Vec<String> = String::from_utf8_lossy(&text).lines().map(shape).collect();
+        assert_eq!(output.status.code(), Some(0), "{printed:#?}");
+        for line in &self.shown {
+            // On a machine whose own KVM serves, nothing is said about another host.
+            if ["vmm: using", "vmm: preparing"].iter().any(|of| line.starts_with(of)) {
+                continue;
+            }
+            let (shown, is_begin) = (shape(line), line.ends_with("..."));
+            let is_it = |line: &String| *line == shown || is_begin && line.starts_with(&shown);
+            assert!(printed.iter().any(is_it), "`{line}` is not in\n{printed:#?}");
+        }
+    }
+}
+
+/// The words of a command as a shell has them, as far as single quotes go.
+fn words(command: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    for (n, part) in command.split('\'').enumerate() {
+        match n % 2 {
+            0 => words.extend(part.split_whitespace()),
+            _ => words.push(part),
+        }
+    }
+    words
+}
+
+/// A line without what differs from run to run: numbers, those of tasks too, and all after `...`. How often a probe was hit, and how often
+/// that was missed, is the same each time.
+fn shape(line: &str) -> String {
+    let line = line.split("...").next().unwrap_or_default();
+    let is_of_summary = line.contains("0x") && line.ends_with(']');
+    let mut shape = String::new();
+    for word in line.split_whitespace() {
+        // A task, with the number that it has this time.
+        let task =
+            word.rsplit_once('-').filter(|(_, number)| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let word = task.map_or(word, |(name, _)| name);
+        let is_number = |c: char| c.is_ascii_hexdigit() || "x.[]{}(),".contains(c);
+        let value = word.rsplit('=').next().unwrap_or_default();
+        let varies =
+            value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
+        let is_count = is_of_summary && word.bytes().all(|byte| byte.is_ascii_digit());
+        let kept = if varies && !is_count { &word[..word.len() - value.len()] } else { word };
+        shape.push_str(kept);
+        shape.push(' ');
+    }
+    shape.trim().to_owned()
+}
