@@ -496,9 +496,10 @@ pub(crate) struct Types {
 
 /// Say whether guests can be probed on this machine, and how
 ///
-/// A check that fails is marked NO where guests with probes need it, and no where a single feature does. Exit codes: 0 its
-/// own KVM can, or with --host emulated that of the emulated host; 1 it cannot, and `vmm run` uses the emulated host. With
-/// --report, 1 also says that a guest was not as it was to be.
+/// Tests this machine's own KVM and the emulated host, or the one that --host names, and says last what that means and what
+/// to do. A check that fails is marked NO where guests with probes need it, and no where a single feature does, or where the
+/// kernel cannot confine this program (Landlock, seccomp). Exit codes: 0 guests run on one of the hosts that were tested; 1
+/// they run on none. With --report, 1 also says that a guest was not as it was to be.
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Print the result as one JSON object

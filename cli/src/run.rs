@@ -30,6 +30,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 use vmm::code::Unread;
 use vmm::command::{CommandError, GuestCommand};
+use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
 use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
 use vmm::kvm::Hypervisor;
@@ -266,6 +267,7 @@ fn config<'a>(
         signals: true,
         terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
         extras: Extras::default(),
+        confine: true,
     }
 }
 
@@ -308,6 +310,8 @@ fn with_command(
     let streams = Streams { escape: Escape::Obeyed, ..streams };
     let (report, ended) = thread::scope(|scope| {
         let running = scope.spawn(move || {
+            // The guest's words are read here.
+            confine::this_thread_if(true, Role::Control);
             let ready = command.wait(limit);
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));

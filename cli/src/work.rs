@@ -1,5 +1,6 @@
 //! The user's command in the guest: what is run, on which files, and how its streams reach it.
 
+use crate::EXIT_INFRASTRUCTURE;
 use crate::args::Guest;
 use crate::say;
 use anyhow::{Context, Result, bail};
@@ -14,9 +15,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use vmm::command::{Mount, PLAN, Plan, Words};
+use vmm::confine::{self, Role};
 use vmm::devices::virtio::Folders;
 use vmm::files::Folder;
 
@@ -150,7 +153,13 @@ impl Work {
         server.env_clear();
         // A group of its own: Ctrl-C is not for it.
         std::os::unix::process::CommandExt::process_group(&mut server, 0);
-        server.spawn().context("cannot start the server of the guest's files")?;
+        let mut server = server.spawn().context("cannot start the server of the guest's files")?;
+        // It ends with its stream, or has said why it could not go on.
+        thread::spawn(move || {
+            if server.wait().is_ok_and(|ended| ended.code() == Some(EXIT_INFRASTRUCTURE.into())) {
+                process::exit(EXIT_INFRASTRUCTURE.into());
+            }
+        });
         Ok(())
     }
 }
@@ -175,9 +184,10 @@ fn folder(path: &Path, writable: bool) -> Result<Folder> {
 pub(crate) fn serve_files(folders: &str) -> Result<()> {
     let folders: Vec<Folder> = serde_json::from_str(folders)?;
     let files = vmm::files::Files::open(&folders)?;
-    vmm::files::confine(&folders)?;
     let stdin = io::stdin();
     let stream = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned()?;
+    vmm::files::confine(&folders)?;
+    confine::this_thread(Role::Files { writable: folders.iter().any(|folder| folder.writable) })?;
     Ok(files.serve(&UnixStream::from(stream))?)
 }
 

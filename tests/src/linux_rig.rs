@@ -256,6 +256,7 @@ impl Guest {
             fall_back,
             timeout: None,
             signals: true,
+            confine: false,
             extras: Default::default(),
             terminal: Terminal {
                 out: Box::new(console.clone()),

@@ -4,6 +4,7 @@ pub mod boot;
 pub mod clock;
 pub mod code;
 pub mod command;
+pub mod confine;
 pub mod devices;
 pub mod events;
 pub mod files;

@@ -162,7 +162,7 @@ fn intercepted(outcome: &Outcome) -> anyhow::Result<()> {
     ended_well(outcome)?;
     let report = outcome.output.iter().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let report = report.context("no report")?;
-    let delivery = report.get("delivery").context("no delivery in the report")?;
+    let delivery = report.pointer("/hosts/0/delivery").context("no delivery in the report")?;
     ensure!(delivery == "intercepted", "they are {delivery}");
     Ok(())
 }

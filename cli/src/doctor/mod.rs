@@ -1,53 +1,37 @@
-//! `vmm doctor`: what this machine's KVM can do for a guest with probes.
+//! `vmm doctor`: what this machine can do for a guest with probes.
 
+mod emulated;
 mod machine;
 mod report;
+mod tested;
 mod trial;
 
 use crate::args::{Doctor, HostKind};
-use crate::host;
 use crate::kernel::Choice;
 use crate::listing::list;
 use crate::output::json;
 use crate::target;
 use anyhow::Result;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::process::ExitCode;
-use vmm::boot::on_emulated_cpu;
-use vmm::host::{HostCommand, Qemu, memory_for};
-use vmm::kvm::Hypervisor;
-use vmm::selftest::{self, Contract};
-use vmm::trap::Delivery;
+use tested::{Host, Tested};
 
-/// This machine's KVM cannot run guests with probes, or a guest of the report was not as it was to be.
+/// No host that was tested runs guests with probes, or a guest of the report was not as it was to be.
 const EXIT_UNFIT: u8 = 1;
 
 /// Everything that was found out, as `--json` prints it.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Diagnosis {
-    /// The KVM device.
-    device: String,
-    /// Whether guests run on it.
+    /// The hosts that were tested.
+    hosts: Vec<Tested>,
+    /// Whether guests run on one of them.
     fit: bool,
-    /// Why not.
-    reason: Option<String>,
-    /// How breakpoints come to us on it.
-    delivery: Option<Delivery>,
-    /// What each check found, if the device could be opened.
-    contract: Option<Contract>,
-    /// The version of QEMU for the emulated host, or why there is none.
-    emulated_host: String,
+    /// What that means for the user.
+    verdict: String,
 }
 
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
-    // A report tells of this machine as well.
-    if args.place.host == HostKind::Emulated && args.report.is_none() {
-        return host::run_in_host(memory_for(0, 0), None, || {
-            let command = HostCommand::new().arg("doctor").arg("--host=kvm");
-            if args.json { command.arg("--json") } else { command }
-        });
-    }
     if args.report.is_some() {
         // Without its files no guest differs from anything.
         let kernel = args.kernel.clone().unwrap_or(Choice::Debian(DEFAULT_KERNEL));
@@ -67,48 +51,84 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
 }
 
 fn examine(args: &Doctor) -> Diagnosis {
-    let tested = Hypervisor::open(&args.place.kvm_device)
-        .map_err(anyhow::Error::from)
-        .and_then(|hypervisor| Ok(selftest::run(&hypervisor)?));
-    let verdict = match &tested {
-        Ok(contract) => contract.verdict().map_err(|unfit| unfit.to_string()),
-        Err(error) => Err(format!("{error:#}")),
-    };
-    let contract = tested.ok();
-    Diagnosis {
-        device: args.place.kvm_device.display().to_string(),
-        fit: verdict.is_ok(),
-        reason: verdict.err(),
-        delivery: contract.as_ref().and_then(Contract::delivery),
-        contract,
-        emulated_host: match Qemu::find() {
-            Ok(qemu) => format!("QEMU {}", qemu.version),
-            Err(error) => error.to_string(),
+    let mut hosts = Vec::new();
+    if args.place.host != HostKind::Emulated {
+        hosts.push(Tested::here(&args.place));
+    }
+    if args.place.host != HostKind::Kvm {
+        hosts.push(emulated::test());
+    }
+    let verdict = verdict(&hosts);
+    Diagnosis { fit: hosts.iter().any(|host| host.fit), hosts, verdict }
+}
+
+/// What the findings mean, and what to do.
+fn verdict(hosts: &[Tested]) -> String {
+    const NATIVE: &str = "native speed needs a KVM with Intel's VMX or AMD's SVM: bare metal, or a virtual machine that \
+                          passes them on";
+    let find = |which: Host| hosts.iter().find(|tested| tested.host == which);
+    let reason = |tested: &Tested| tested.reason.clone().unwrap_or_default();
+    match (find(Host::Kvm), find(Host::Emulated)) {
+        (Some(own), _) if own.fit => "Guests run on this machine's KVM: nothing is left to do.".to_owned(),
+        (own, Some(emulated)) if emulated.fit => match own {
+            Some(_) => format!(
+                "Guests run in the emulated host, which `vmm run` chooses by itself: there is nothing to do, and {NATIVE}."
+            ),
+            None => "Guests run in the emulated host: nothing is left to do.".to_owned(),
         },
+        (Some(_), Some(emulated)) => format!(
+            "Guests do not run on this machine: {NATIVE}; for the emulated host, first do away with this: {}.",
+            reason(emulated)
+        ),
+        (Some(own), None) => format!(
+            "Guests do not run on this KVM ({}): try `vmm doctor --host emulated`; {NATIVE}.",
+            reason(own)
+        ),
+        (None, Some(emulated)) => {
+            format!("Guests do not run in the emulated host: first do away with this: {}.", reason(emulated))
+        }
+        (None, None) => String::new(),
     }
 }
 
 /// The diagnosis for people, line by line.
 fn table(diagnosis: &Diagnosis) -> Vec<String> {
-    // The emulated host runs this program as well.
-    let is_emulated = on_emulated_cpu();
-    let place = if is_emulated { "the emulated host's KVM" } else { "this machine's KVM" };
-    let mut lines = vec![format!("KVM at {}:", diagnosis.device)];
-    for row in diagnosis.contract.iter().flat_map(Contract::rows) {
-        let mark = match (row.ok, row.needed) {
-            (true, _) => "ok",
-            (false, true) => "NO",
-            (false, false) => "no",
-        };
-        lines.push(format!("  {mark:3} {:24} {}", row.name, row.result));
-        lines.push(format!("      {:24} {}", "", row.meaning));
+    let mut lines: Vec<String> = Vec::new();
+    for host in &diagnosis.hosts {
+        lines.extend(host.lines());
+        lines.push(String::new());
     }
-    lines.push(match &diagnosis.reason {
-        None => format!("Guests run on {place}."),
-        Some(reason) => format!("Guests do not run on {place}: {reason}."),
-    });
-    if !is_emulated {
-        lines.push(format!("Emulated host: {}", diagnosis.emulated_host));
-    }
+    lines.push(diagnosis.verdict.clone());
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(which: Host, fit: bool) -> Tested {
+        let reason = (!fit).then(|| "it is broken".to_owned());
+        Tested { host: which, fit, reason, ..Tested::no_emulated("") }
+    }
+
+    #[test]
+    fn a_verdict_says_where_guests_run_and_what_to_do() {
+        let cases: [(&[(Host, bool)], &str); 8] = [
+            (&[(Host::Kvm, true), (Host::Emulated, false)], "Guests run on this machine's KVM: nothing"),
+            (&[(Host::Kvm, true)], "Guests run on this machine's KVM: nothing"),
+            (&[(Host::Kvm, true), (Host::Emulated, true)], "Guests run on this machine's KVM: nothing"),
+            (&[(Host::Kvm, false), (Host::Emulated, true)], "Guests run in the emulated host, which"),
+            (&[(Host::Emulated, true)], "Guests run in the emulated host: nothing"),
+            (&[(Host::Kvm, false), (Host::Emulated, false)], "Guests do not run on this machine: native"),
+            (&[(Host::Kvm, false)], "Guests do not run on this KVM (it is broken): try"),
+            (&[(Host::Emulated, false)], "Guests do not run in the emulated host: first"),
+        ];
+        for (hosts, begin) in cases {
+            let hosts: Vec<_> = hosts.iter().map(|(which, fit)| host(*which, *fit)).collect();
+            let said = verdict(&hosts);
+            assert!(said.starts_with(begin) && said.ends_with('.'), "{said}");
+            let diagnosis = Diagnosis { fit: false, verdict: said.clone(), hosts };
+            assert_eq!(table(&diagnosis).last(), Some(&said));
+        }
+    }
 }

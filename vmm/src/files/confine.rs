@@ -5,6 +5,9 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
+use std::fs::File;
+use std::io;
+use std::thread;
 
 /// How far this kernel confines the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,4 +51,17 @@ pub fn confine(folders: &[Folder]) -> Result<Confined, ConfineError> {
         RulesetStatus::PartiallyEnforced => Confined::Partly,
         RulesetStatus::NotEnforced => Confined::Not,
     })
+}
+
+/// How far this kernel confines: tried by a thread.
+///
+/// # Errors
+/// When the thread could not be started or confined.
+pub fn confined_here() -> io::Result<Confined> {
+    let thread = thread::Builder::new().spawn(|| -> io::Result<Confined> {
+        let confined = confine(&[]).map_err(io::Error::other)?;
+        let is_open = File::open("/").is_ok();
+        Ok(if is_open { Confined::Not } else { confined })
+    })?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }

@@ -1,8 +1,9 @@
 //! Folders of the host that a guest sees: a server of its own process answers the guest's requests.
 //!
-//! The guest is hostile, and so is whatever reaches the server. What it can do is bounded three times: a folder that is not
+//! The guest is hostile, and so is whatever reaches the server. What it can do is bounded four times: a folder that is not
 //! to be changed is served by code that has no way to change anything ([`read_only`]); the server's process may open
-//! what is in its folders and nothing else, and write to those alone that may be changed ([`confine`]); and what is no
+//! what is in its folders and nothing else, and write to those alone that may be changed ([`confine`]); it makes no system
+//! calls but those of a server of files ([`Role::Files`](crate::confine::Role::Files)); and what is no
 //! file of the host's, as `/proc`, is not shown ([`hidden`]).
 
 mod confine;
@@ -10,7 +11,7 @@ mod hidden;
 mod read_only;
 mod server;
 
-pub use confine::{ConfineError, Confined, confine};
+pub use confine::{ConfineError, Confined, confine, confined_here};
 pub use hidden::kernels_own_in;
 pub use server::{Files, ServeError};
 

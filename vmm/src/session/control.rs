@@ -14,6 +14,7 @@ use super::standstill::Standstill;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::code::Unread;
+use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
 use crate::events::{Event, Reader};
 use crate::kvm::Statistics;
@@ -44,13 +45,17 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    pub(super) fn start(vcpus: Vec<Vcpu>, world: Arc<World>) -> Result<Self, SessionError> {
+    pub(super) fn start(vcpus: Vec<Vcpu>, world: Arc<World>, confine: bool) -> Result<Self, SessionError> {
         crate::signals::make_kick_harmless()?;
         let mut threads = Self { handles: Vec::new(), world };
         let ids: Vec<usize> = vcpus.iter().map(|vcpu| vcpu.id).collect();
         for vcpu in vcpus {
             let thread = std::thread::Builder::new().name(format!("vcpu{}", vcpu.id));
-            match thread.spawn(move || vcpu.main()) {
+            let run = move || {
+                confine::this_thread_if(confine, Role::Vcpu);
+                vcpu.main();
+            };
+            match thread.spawn(run) {
                 Ok(handle) => threads.handles.push(handle),
                 Err(error) => {
                     // Nobody may wait for those that never began.

@@ -38,6 +38,7 @@
 //!     signals: true,
 //!     terminal,
 //!     extras: Extras::default(),
+//!     confine: false,
 //! };
 //! let mut session = Session::new(&hypervisor, config)?;
 //! let deny = session.register(Probe::at("do_filp_open").pre(|hit| {
@@ -88,6 +89,7 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::code::GuestCode;
+use crate::confine::{self, Role};
 use crate::devices::virtio::{Extras, Plugged};
 use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
@@ -161,6 +163,10 @@ pub struct Config<'a> {
     pub terminal: Terminal,
     /// What it has beside that.
     pub extras: Extras,
+    /// Whether the session's threads may make no other [system calls](crate::confine) than they need: vCPUs', on which
+    /// handlers of probes run, devices', and that which calls [`Session::run`], with its sink, for good. A process that
+    /// makes another one ends with a sentence and exit code 125.
+    pub confine: bool,
 }
 
 /// Where the guest's console leads.
@@ -297,7 +303,7 @@ impl<'a> Session<'a> {
         machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
         let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
         let mut devices = Devices::new(console);
-        let plugged = Plugged::plug(config.extras, &machine, &mut devices.bus);
+        let plugged = Plugged::plug(config.extras, &machine, &mut devices.bus, config.confine);
         let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;
         let devices = Arc::new(devices);
 
@@ -328,7 +334,7 @@ impl<'a> Session<'a> {
             ends: ends.clone(),
         };
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
-        let threads = Threads::start(vcpus, world.clone())?;
+        let threads = Threads::start(vcpus, world.clone(), config.confine)?;
         let control = Control {
             arming: Arming::new(
                 config.kernel.clone(),
@@ -371,6 +377,7 @@ impl<'a> Session<'a> {
         };
         let _inside = Inside::enter();
         desk.attended();
+        confine::this_thread_if(config.confine, Role::Control);
         control.run()
     }
 }

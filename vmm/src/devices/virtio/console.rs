@@ -95,11 +95,11 @@ impl Console {
         Ok(Self { queues, ports, open: Arc::default(), config })
     }
 
-    /// Starts its threads, which end with its queues.
+    /// Starts its threads, [confined](crate::confine) or not, which end with its queues.
     ///
     /// # Errors
     /// When the host is out of threads or descriptors.
-    pub fn start(&self) -> io::Result<()> {
+    pub fn start(&self, confine: bool) -> io::Result<()> {
         let mut pairs = self.queues.chunks_exact(2).map(|pair| (pair.first().cloned(), pair.last().cloned()));
         for (n, port) in self.ports.iter().enumerate() {
             let (Some((Some(input), Some(output))), control) = (pairs.next(), (n == 0).then(|| pairs.next()))
@@ -109,12 +109,12 @@ impl Console {
             if let Some(Some((Some(input), Some(output)))) = control {
                 let names = self.ports.iter().map(|port| port.name.clone()).collect();
                 let open = self.open.clone();
-                spawn("control", move || serve_control(&input, &output, &open, names))?;
+                spawn("control", confine, move || serve_control(&input, &output, &open, names))?;
             }
             let (reader, writer) = (port.socket.try_clone()?, port.socket.try_clone()?);
             let open = self.open.clone();
-            spawn("input", move || receive(reader, &input, || open.wait(n as u32)))?;
-            spawn("output", move || send(writer, &output))?;
+            spawn("input", confine, move || receive(reader, &input, || open.wait(n as u32)))?;
+            spawn("output", confine, move || send(writer, &output))?;
         }
         Ok(())
     }

@@ -62,14 +62,14 @@ impl Server {
         Arc::new(Self { out: Mutex::new(out), waiting: Mutex::default() })
     }
 
-    /// Starts the thread that carries the answers, which come from `answers`. When these end, what waits for one gets EIO,
+    /// Starts the thread, [confined](crate::confine) or not, that carries the answers, which come from `answers`. When these end, what waits for one gets EIO,
     /// and so does whatever is asked later.
     ///
     /// # Errors
     /// When the host is out of threads.
-    pub fn start(self: &Arc<Self>, answers: impl Read + Send + 'static) -> io::Result<()> {
+    pub fn start(self: &Arc<Self>, answers: impl Read + Send + 'static, confine: bool) -> io::Result<()> {
         let server = self.clone();
-        spawn("fs-answers", move || {
+        spawn("fs-answers", confine, move || {
             // Whatever ended the stream, nothing more comes.
             let _ = server.carry(answers);
             let mut waiting = server.waiting();
@@ -186,14 +186,14 @@ impl Folder {
         Ok(Self { queues: [Virtqueue::new()?, Virtqueue::new()?], config, number, server })
     }
 
-    /// Starts its threads, which end with its queues.
+    /// Starts its threads, [confined](crate::confine) or not, which end with its queues.
     ///
     /// # Errors
     /// When the host is out of threads.
-    pub fn start(&self) -> io::Result<()> {
+    pub fn start(&self, confine: bool) -> io::Result<()> {
         let start = |queue: &Arc<Virtqueue>| {
             let (queue, server, number) = (queue.clone(), self.server.clone(), self.number);
-            spawn("fs", move || {
+            spawn("fs", confine, move || {
                 while let Some(request) = queue.take(LONGEST) {
                     server.ask(number, request, &queue);
                 }

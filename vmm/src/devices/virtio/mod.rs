@@ -14,13 +14,18 @@ pub use queue::{Interrupt, Memory, Request, Virtqueue};
 pub use rng::Rng;
 pub use transport::{Doorbells, Transport};
 
+use crate::confine::{self, Role};
 use std::io;
 use std::sync::Arc;
 use std::thread;
 
-/// Starts a device's thread, which ends by itself when the device does.
-fn spawn(what: &str, thread: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(format!("virtio-{what}")).spawn(thread).map(drop)
+/// Starts a device's thread, [confined](Role::Device) or not, which ends by itself when the device does.
+fn spawn(what: &str, confine: bool, thread: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let run = move || {
+        confine::this_thread_if(confine, Role::Device);
+        thread();
+    };
+    thread::Builder::new().name(format!("virtio-{what}")).spawn(run).map(drop)
 }
 
 /// What a device has beside its place on the bus. Its threads take what the guest puts in its queues.

@@ -47,11 +47,11 @@ pub struct Plugged {
 }
 
 impl Plugged {
-    /// Plugs `extras` into `machine`, by its `bus`.
+    /// Plugs `extras` into `machine`, by its `bus`. Their threads are [confined](crate::confine) or not.
     ///
     /// # Errors
     /// When the host is out of descriptors or threads, and when there are more devices than a bus has.
-    pub fn plug(extras: Extras, machine: &Machine, bus: &mut Bus) -> io::Result<Self> {
+    pub fn plug(extras: Extras, machine: &Machine, bus: &mut Bus, confine: bool) -> io::Result<Self> {
         let mut plugged = Self { devices: Vec::new(), console: None };
         if extras.is_none() {
             return Ok(plugged);
@@ -59,21 +59,21 @@ impl Plugged {
         let Extras { ports, folders, rng } = extras;
         if !ports.is_empty() {
             let console = Arc::new(Console::new(ports)?);
-            console.start()?;
+            console.start(confine)?;
             plugged.devices.push(console.clone());
             plugged.console = Some(console);
         }
         if rng {
             let rng = Rng::new()?;
-            rng.start()?;
+            rng.start(confine)?;
             plugged.devices.push(Arc::new(rng));
         }
         if let Some(Folders { tags, requests, answers }) = folders {
             let server = Server::new(requests);
-            server.start(answers)?;
+            server.start(answers, confine)?;
             for (number, tag) in (0..).zip(tags.iter().take(FOLDERS)) {
                 let folder = Folder::new(tag, number, server.clone())?;
-                folder.start()?;
+                folder.start(confine)?;
                 plugged.devices.push(Arc::new(folder));
             }
         }

@@ -22,13 +22,13 @@ impl Rng {
         Ok(Self { queues: [Virtqueue::new()?] })
     }
 
-    /// Starts its thread, which ends with its queue.
+    /// Starts its thread, [confined](crate::confine) or not, which ends with its queue.
     ///
     /// # Errors
     /// When the host is out of threads.
-    pub fn start(&self) -> io::Result<()> {
+    pub fn start(&self, confine: bool) -> io::Result<()> {
         let [queue] = self.queues.clone();
-        spawn("rng", move || {
+        spawn("rng", confine, move || {
             while let Some(request) = queue.take(0) {
                 let mut bytes = [0; MOST];
                 let count = getrandom(&mut bytes, GetRandomFlags::empty()).unwrap_or(0);

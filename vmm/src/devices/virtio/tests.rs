@@ -171,7 +171,7 @@ impl Driver {
 
 fn rng() -> Driver {
     let rng = Arc::new(Rng::new().unwrap());
-    rng.start().unwrap();
+    rng.start(false).unwrap();
     Driver::new(rng)
 }
 
@@ -227,7 +227,7 @@ fn an_indirect_table_is_followed() {
 #[test]
 fn a_queue_whose_rings_make_no_sense_rests_until_a_reset() {
     let rng = Arc::new(Rng::new().unwrap());
-    rng.start().unwrap();
+    rng.start(false).unwrap();
     let mut driver = Driver::new(rng.clone());
     for index in [SIZE + 1, 0x7fff, 0xffff] {
         driver.put(Driver::area(0) + 0x1002, &index.to_le_bytes());
@@ -300,9 +300,9 @@ fn garbage_in_registers_does_no_harm() {
 fn a_reset_in_the_middle_forgets_what_was_asked() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = Server::new(Box::new(ours.try_clone().unwrap()));
-    server.start(ours).unwrap();
+    server.start(ours, false).unwrap();
     let folder = Arc::new(Folder::new("tag", 3, server).unwrap());
-    folder.start().unwrap();
+    folder.start(false).unwrap();
     let mut driver = Driver::new(folder);
     assert_eq!(driver.read::<8>(0x2000), *b"tag\0\0\0\0\0");
     let message = |length: u32, opcode: u32, unique: u64| {
@@ -360,7 +360,7 @@ fn ports_are_found_by_name_and_carry_bytes_both_ways() {
     let port =
         |name: &str, socket: &UnixStream| Port { name: name.to_owned(), socket: socket.try_clone().unwrap() };
     let console = Arc::new(Console::new(vec![port("a", &_one), port("vmm.b", &two)]).unwrap());
-    console.start().unwrap();
+    console.start(false).unwrap();
     let mut driver = Driver::new(console);
     drop(first);
     const CONTROL_IN: usize = 2;

@@ -1,0 +1,283 @@
+//! The system calls of each kind of thread.
+//!
+//! The lists are generous with what can do no harm: a call that is rare and missing would end a user's run.
+
+use super::Role;
+use kvm_bindings::{
+    KVMIO, kvm_guest_debug, kvm_mp_state, kvm_msi, kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events,
+};
+use libc::*;
+use seccompiler::{
+    BackendError, SeccompCmpArgLen::Dword, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, SeccompCmpOp::MaskedEq,
+    SeccompCondition, SeccompRule,
+};
+use std::collections::BTreeMap;
+use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
+
+/// System calls by their numbers, each with the conditions of which one has to hold. Without any, it always does.
+type List = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// What every thread needs: memory, locks, time, its end, and the descriptors that it has.
+const COMMON: [i64; 50] = [
+    // Memory, beside mmap and mprotect.
+    SYS_brk,
+    SYS_munmap,
+    SYS_mremap,
+    SYS_madvise,
+    // Locks, and waiting.
+    SYS_futex,
+    SYS_membarrier,
+    SYS_sched_yield,
+    SYS_nanosleep,
+    SYS_clock_nanosleep,
+    SYS_restart_syscall,
+    SYS_poll,
+    SYS_ppoll,
+    // Time.
+    SYS_clock_gettime,
+    SYS_clock_getres,
+    SYS_gettimeofday,
+    SYS_time,
+    // Signals: handlers return, and an abort takes its own back.
+    SYS_rt_sigaction,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigreturn,
+    SYS_sigaltstack,
+    // What it is.
+    SYS_getpid,
+    SYS_gettid,
+    SYS_getpgrp,
+    SYS_getuid,
+    SYS_geteuid,
+    SYS_getgid,
+    SYS_getegid,
+    SYS_getcpu,
+    SYS_sched_getaffinity,
+    SYS_uname,
+    SYS_sysinfo,
+    SYS_getrandom,
+    SYS_rseq,
+    SYS_set_robust_list,
+    // Descriptors.
+    SYS_read,
+    SYS_write,
+    SYS_readv,
+    SYS_writev,
+    SYS_lseek,
+    SYS_close,
+    SYS_dup,
+    SYS_fcntl,
+    SYS_fstat,
+    SYS_recvfrom,
+    SYS_recvmsg,
+    SYS_sendto,
+    SYS_sendmsg,
+    SYS_shutdown,
+    // The end.
+    SYS_exit,
+    SYS_exit_group,
+];
+
+/// What a thread needs beside that which attends to a guest, and ends the process after it.
+const CONTROL: [i64; 21] = [
+    SYS_ioctl,
+    SYS_epoll_create1,
+    SYS_epoll_ctl,
+    SYS_epoll_wait,
+    SYS_epoll_pwait,
+    SYS_eventfd2,
+    SYS_pipe2,
+    SYS_socketpair,
+    SYS_accept4,
+    SYS_getsockopt,
+    SYS_setsockopt,
+    SYS_getsockname,
+    SYS_pread64,
+    SYS_pwrite64,
+    SYS_ftruncate,
+    SYS_fsync,
+    SYS_fdatasync,
+    SYS_copy_file_range,
+    SYS_splice,
+    SYS_dup3,
+    SYS_wait4,
+];
+
+/// What a thread needs beside [`COMMON`] that reads files, by descriptors of its folders. Landlock has a say as well.
+const READS: [i64; 20] = [
+    SYS_stat,
+    SYS_lstat,
+    SYS_getcwd,
+    SYS_newfstatat,
+    SYS_statx,
+    SYS_statfs,
+    SYS_fstatfs,
+    SYS_readlink,
+    SYS_readlinkat,
+    SYS_getdents64,
+    SYS_pread64,
+    SYS_preadv,
+    SYS_preadv2,
+    SYS_getxattr,
+    SYS_fgetxattr,
+    SYS_listxattr,
+    SYS_flistxattr,
+    SYS_faccessat,
+    SYS_faccessat2,
+    SYS_umask,
+];
+
+/// What it needs beside that where some of them may be changed.
+const WRITES: [i64; 33] = [
+    SYS_open,
+    SYS_openat,
+    SYS_pwrite64,
+    SYS_pwritev,
+    SYS_pwritev2,
+    SYS_ftruncate,
+    SYS_truncate,
+    SYS_fallocate,
+    SYS_fsync,
+    SYS_fdatasync,
+    SYS_copy_file_range,
+    SYS_mkdirat,
+    SYS_mknodat,
+    SYS_symlinkat,
+    SYS_linkat,
+    SYS_unlinkat,
+    SYS_renameat,
+    SYS_renameat2,
+    SYS_chmod,
+    SYS_fchmod,
+    SYS_fchmodat,
+    SYS_fchmodat2,
+    SYS_fchownat,
+    SYS_utimensat,
+    SYS_setxattr,
+    SYS_fsetxattr,
+    SYS_removexattr,
+    SYS_fremovexattr,
+    SYS_flock,
+    // A file that is made belongs to the guest's user, where that may be.
+    SYS_setresuid,
+    SYS_setresgid,
+    SYS_capget,
+    SYS_capset,
+];
+
+/// Calls that are answered as by a kernel which has none.
+pub(super) fn absent(role: Role) -> List {
+    // The C library makes threads by `clone` then, whose flags can be looked at, and guesses the number of CPUs. A panic has
+    // no file's lines.
+    let mut absent = vec![SYS_clone3];
+    if !matches!(role, Role::Files { .. }) {
+        absent.extend([
+            SYS_open,
+            SYS_openat,
+            SYS_openat2,
+            SYS_stat,
+            SYS_newfstatat,
+            SYS_statx,
+            SYS_readlink,
+            SYS_getcwd,
+            SYS_access,
+        ]);
+    }
+    absent.into_iter().map(|number| (number, vec![])).collect()
+}
+
+/// Calls that are made.
+pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
+    let mut list = List::new();
+    let mut always = |numbers: &[i64]| list.extend(numbers.iter().map(|number| (*number, vec![])));
+    always(&COMMON);
+    // The other filter answers them.
+    always(&absent(role).into_keys().collect::<Vec<_>>());
+    match role {
+        Role::Vcpu | Role::Device => {}
+        Role::Control => always(&CONTROL),
+        Role::Files { writable } => {
+            always(&READS);
+            if writable {
+                always(&WRITES);
+            }
+        }
+    }
+    // No code is made.
+    for call in [SYS_mmap, SYS_mprotect] {
+        list.insert(call, vec![masked(2, PROT_EXEC, 0)?]);
+    }
+    // Names of threads and, by newer C libraries, of their memory.
+    const PR_SET_VMA: i32 = 0x5356_4d41;
+    list.insert(SYS_prctl, any(0, &[PR_SET_NAME as u64, PR_GET_NAME as u64, PR_SET_VMA as u64])?);
+    // Limits are read.
+    list.insert(SYS_prlimit64, any(2, &[0])?);
+    list.insert(SYS_getrlimit, vec![]);
+    // Signals are sent to this process.
+    let ours = u64::from(std::process::id());
+    list.insert(SYS_tgkill, any(0, &[ours])?);
+    match role {
+        Role::Vcpu => drop(list.insert(SYS_ioctl, any(1, &vcpu_requests())?)),
+        Role::Device => drop(list.insert(SYS_ioctl, any(1, &device_requests())?)),
+        Role::Control => {
+            list.insert(SYS_kill, any(0, &[ours])?);
+            list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, CLONE_THREAD)?]);
+        }
+        Role::Files { writable: false } => {
+            // For nothing but reading.
+            let changes = O_ACCMODE | O_CREAT | O_TRUNC | O_APPEND;
+            list.insert(SYS_open, vec![masked(1, changes, O_RDONLY)?]);
+            list.insert(SYS_openat, vec![masked(2, changes, O_RDONLY)?]);
+        }
+        Role::Files { writable: true } => {}
+    }
+    Ok(list)
+}
+
+/// Argument `number` is one of `values`.
+fn any(number: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
+    let is = |value: &u64| {
+        // The kernel takes 32 bits of it; a pointer has 64.
+        let length = if *value == 0 { Qword } else { Dword };
+        SeccompRule::new(vec![SeccompCondition::new(number, length, Eq, *value)?])
+    };
+    values.iter().map(is).collect()
+}
+
+/// Argument `number` has these `bits` of those of `mask`.
+fn masked(number: u8, mask: i32, bits: i32) -> Result<SeccompRule, BackendError> {
+    let condition = SeccompCondition::new(number, Dword, MaskedEq(mask as u64), bits as u64)?;
+    SeccompRule::new(vec![condition])
+}
+
+/// The requests of a vCPU's descriptor, the first one first (Documentation/virt/kvm/api.rst), and what a device's store needs.
+fn vcpu_requests() -> Vec<u64> {
+    let request = |direction, number, size| ioctl_expr(direction, KVMIO, number, size) as u64;
+    let size = |bytes: usize| bytes as u32;
+    let mut requests = vec![
+        // KVM_RUN, KVM_KVMCLOCK_CTRL, KVM_GET_TSC_KHZ.
+        request(_IOC_NONE, 0x80, 0),
+        request(_IOC_NONE, 0xad, 0),
+        request(_IOC_NONE, 0xa3, 0),
+        // KVM_SET_GUEST_DEBUG.
+        request(_IOC_WRITE, 0x9b, size(size_of::<kvm_guest_debug>())),
+        // KVM_GET_MSRS.
+        request(_IOC_READ | _IOC_WRITE, 0x88, size(size_of::<kvm_msrs>())),
+    ];
+    // To read and to write: general registers, special ones, whether it runs, and events that are pending.
+    for (read, write, bytes) in [
+        (0x81, 0x82, size_of::<kvm_regs>()),
+        (0x83, 0x84, size_of::<kvm_sregs>()),
+        (0x98, 0x99, size_of::<kvm_mp_state>()),
+        (0x9f, 0xa0, size_of::<kvm_vcpu_events>()),
+    ] {
+        requests.extend([request(_IOC_READ, read, size(bytes)), request(_IOC_WRITE, write, size(bytes))]);
+    }
+    requests.extend(device_requests());
+    requests
+}
+
+/// Sending an interrupt (KVM_SIGNAL_MSI), and asking whether something is a terminal, as a panic does.
+fn device_requests() -> Vec<u64> {
+    vec![ioctl_expr(_IOC_WRITE, KVMIO, 0xa5, size_of::<kvm_msi>() as u32) as u64, TCGETS]
+}

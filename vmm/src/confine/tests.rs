@@ -1,0 +1,135 @@
+//! What a confined thread may do, and what becomes of a process that does something else.
+#![allow(unsafe_code, reason = "system calls are made as they are")]
+
+use super::*;
+use std::env;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+const ROLES: [Role; 5] = [
+    Role::Vcpu,
+    Role::Device,
+    Role::Control,
+    Role::Files { writable: false },
+    Role::Files { writable: true },
+];
+
+/// Names the case that a child is to carry out.
+const CASE: &str = "VMM_CONFINE_CASE";
+
+/// Has a process of its own carry out `case`.
+fn child(case: &str) -> Output {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "--nocapture", "confine::tests::the_child"]);
+    child.env(CASE, case).output().unwrap()
+}
+
+/// Calls that no thread makes: a program, a network, another process, a mount, code.
+fn refused() -> Vec<(i64, [usize; 6])> {
+    let exec = libc::PROT_READ | libc::PROT_EXEC;
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    vec![
+        (libc::SYS_execve, [0; 6]),
+        (libc::SYS_execveat, [0; 6]),
+        (libc::SYS_socket, [1, 1, 0, 0, 0, 0]),
+        (libc::SYS_connect, [0; 6]),
+        (libc::SYS_ptrace, [0; 6]),
+        (libc::SYS_process_vm_writev, [0; 6]),
+        (libc::SYS_mount, [0; 6]),
+        (libc::SYS_unshare, [0; 6]),
+        (libc::SYS_bpf, [0; 6]),
+        (libc::SYS_io_uring_setup, [0; 6]),
+        (libc::SYS_fork, [0; 6]),
+        (libc::SYS_clone, [0; 6]),
+        (libc::SYS_kill, [1, 0, 0, 0, 0, 0]),
+        (libc::SYS_mmap, [0, 4096, exec as usize, anonymous as usize, usize::MAX, 0]),
+        // Of a number that no kernel has, and of another table of numbers.
+        (5000, [0; 6]),
+        (libc::SYS_read | 0x4000_0000, [0; 6]),
+    ]
+}
+
+/// What a child process of these tests does; nothing in the tests' own process.
+#[test]
+fn the_child() {
+    let Ok(case) = env::var(CASE) else { return };
+    let mut words = case.split(' ').map(|word| word.parse::<usize>().unwrap());
+    let role = ROLES[words.next().unwrap()];
+    match words.next() {
+        Some(number) => {
+            let (number, [a, b, c, d, e, f]) = refused()[number];
+            assert!(this_thread(role).unwrap());
+            // SAFETY: the call is refused, and has no effect where it is not but that of these arguments.
+            unsafe { libc::syscall(number, a, b, c, d, e, f) };
+        }
+        None => work(role),
+    }
+    std::process::exit(0);
+}
+
+/// What threads do now and then.
+fn work(role: Role) {
+    let (mut one, mut other) = UnixStream::pair().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    assert!(this_thread(role).unwrap());
+    let grown: Vec<Vec<u8>> = (1..200).map(|n| vec![1; n * 4096]).collect();
+    assert_eq!(grown.concat().len(), 199 * 200 / 2 * 4096);
+    one.write_all(b"x").unwrap();
+    other.read_exact(&mut [0]).unwrap();
+    one.shutdown(std::net::Shutdown::Both).unwrap();
+    std::thread::sleep(Duration::from_millis(1));
+    let _ = (Instant::now(), std::time::SystemTime::now());
+    if matches!(role, Role::Control | Role::Files { writable: true }) {
+        file.write_all_at(b"x", 0).unwrap();
+    }
+    if let Role::Files { .. } = role {
+        assert!(File::open("/").is_ok());
+    }
+    // A panic is said, and the thread goes on.
+    let panic = std::panic::catch_unwind(|| panic!("as it should"));
+    assert!(panic.is_err());
+    if role == (Role::Files { writable: false }) {
+        return;
+    }
+    let writes = File::options().write(true).create(true).truncate(false).open("/proc/self/nothing");
+    let error = writes.map(drop).map_err(|error| error.raw_os_error());
+    match role {
+        Role::Files { writable: true } => assert_eq!(error, Err(Some(libc::ENOENT))),
+        Role::Files { writable: false } => unreachable!("it may not open for writing"),
+        _ => assert_eq!(error, Err(Some(libc::ENOSYS))),
+    }
+    if role == Role::Control {
+        std::thread::Builder::new().name("more".to_owned()).spawn(|| ()).unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_does_its_work_and_may_panic() {
+    for (n, role) in ROLES.iter().enumerate() {
+        let output = child(&n.to_string());
+        assert!(output.status.success(), "{role:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_call_that_is_on_no_list_ends_the_process_with_a_sentence() {
+    for (role, (case, (number, _))) in
+        (0..ROLES.len()).flat_map(|role| refused().into_iter().enumerate().map(move |case| (role, case)))
+    {
+        let output = child(&format!("{role} {case}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{:?}, {number}: {output:?}", ROLES[role]);
+        let words = format!("made system call {number}, which it has no need of");
+        assert!(said.starts_with("vmm: the thread `") && said.contains(&words), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn it_is_in_force_here() {
+    assert!(is_in_force().unwrap());
+}
