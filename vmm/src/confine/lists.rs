@@ -3,16 +3,14 @@
 //! The lists are generous with what can do no harm: a call that is rare and missing would end a user's run.
 
 use super::Role;
-use kvm_bindings::{
-    KVMIO, kvm_guest_debug, kvm_mp_state, kvm_msi, kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events,
-};
+use kvm_bindings::{KVMIO, kvm_msi};
 use libc::*;
 use seccompiler::{
     BackendError, SeccompCmpArgLen::Dword, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, SeccompCmpOp::MaskedEq,
     SeccompCondition, SeccompRule,
 };
 use std::collections::BTreeMap;
-use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
+use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr};
 
 /// System calls by their numbers, each with the conditions of which one has to hold. Without any, it always does.
 type List = BTreeMap<i64, Vec<SeccompRule>>;
@@ -217,7 +215,7 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
     let ours = u64::from(std::process::id());
     list.insert(SYS_tgkill, any(0, &[ours])?);
     match role {
-        Role::Vcpu => drop(list.insert(SYS_ioctl, any(1, &vcpu_requests())?)),
+        Role::Vcpu => drop(list.insert(SYS_ioctl, vcpu_requests()?)),
         Role::Device => drop(list.insert(SYS_ioctl, any(1, &device_requests())?)),
         Role::Control => {
             list.insert(SYS_kill, any(0, &[ours])?);
@@ -250,31 +248,13 @@ fn masked(number: u8, mask: i32, bits: i32) -> Result<SeccompRule, BackendError>
     SeccompRule::new(vec![condition])
 }
 
-/// The requests of a vCPU's descriptor, the first one first (Documentation/virt/kvm/api.rst), and what a device's store needs.
-fn vcpu_requests() -> Vec<u64> {
-    let request = |direction, number, size| ioctl_expr(direction, KVMIO, number, size) as u64;
-    let size = |bytes: usize| bytes as u32;
-    let mut requests = vec![
-        // KVM_RUN, KVM_KVMCLOCK_CTRL, KVM_GET_TSC_KHZ.
-        request(_IOC_NONE, 0x80, 0),
-        request(_IOC_NONE, 0xad, 0),
-        request(_IOC_NONE, 0xa3, 0),
-        // KVM_SET_GUEST_DEBUG.
-        request(_IOC_WRITE, 0x9b, size(size_of::<kvm_guest_debug>())),
-        // KVM_GET_MSRS.
-        request(_IOC_READ | _IOC_WRITE, 0x88, size(size_of::<kvm_msrs>())),
-    ];
-    // To read and to write: general registers, special ones, whether it runs, and events that are pending.
-    for (read, write, bytes) in [
-        (0x81, 0x82, size_of::<kvm_regs>()),
-        (0x83, 0x84, size_of::<kvm_sregs>()),
-        (0x98, 0x99, size_of::<kvm_mp_state>()),
-        (0x9f, 0xa0, size_of::<kvm_vcpu_events>()),
-    ] {
-        requests.extend([request(_IOC_READ, read, size(bytes)), request(_IOC_WRITE, write, size(bytes))]);
-    }
-    requests.extend(device_requests());
-    requests
+/// The requests of a vCPU's descriptor (Documentation/virt/kvm/api.rst) and what a device's store needs. KVM numbers those of
+/// vCPUs from 0x80 on, and below that those by which machines are made and get their memory.
+fn vcpu_requests() -> Result<Vec<SeccompRule>, BackendError> {
+    const TYPE_AND_HALF: u64 = 0xff80;
+    const OF_VCPUS: u64 = (KVMIO as u64) << 8 | 0x80;
+    let of_vcpus = SeccompCondition::new(1, Dword, MaskedEq(TYPE_AND_HALF), OF_VCPUS)?;
+    Ok([vec![SeccompRule::new(vec![of_vcpus])?], any(1, &device_requests())?].concat())
 }
 
 /// Sending an interrupt (KVM_SIGNAL_MSI), and asking whether something is a terminal, as a panic does.
