@@ -164,9 +164,10 @@ impl State {
 type Found = (DescriptorChain<Memory>, Vec<u8>, bool);
 
 impl Live {
-    /// The next request, if there is one now. `None` when the rings make no sense.
+    /// The next request, if there is one now. `None` when the rings make no sense: also where more chains in a row do than a
+    /// queue holds, which another CPU of the guest can go on with for ever, while a reset waits.
     fn next(&mut self, most: usize) -> Option<Option<Found>> {
-        loop {
+        for _ in 0..=Virtqueue::SIZE {
             let chain = self.queue.iter(self.memory.clone()).ok()?.next();
             let Some(chain) = chain else {
                 match self.queue.enable_notification(&*self.memory).ok()? {
@@ -180,6 +181,7 @@ impl Live {
                 None => self.used(chain.head_index(), 0)?,
             }
         }
+        None
     }
 
     fn put(&mut self, request: Request, reply: &[&[u8]]) -> Option<()> {
