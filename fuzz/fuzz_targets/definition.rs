@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = targets::definition(input);
+    let _ = targets::engine::definition(input);
 });

@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = targets::orc(input);
+    let _ = targets::engine::orc(input);
 });
