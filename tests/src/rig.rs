@@ -17,6 +17,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm::clock::Clock;
+use vmm::confine::{self, Role};
+use vmm::devices::virtio::{Extras, Plugged};
 use vmm::devices::{Devices, PowerEvent, console::Console};
 use vmm::events::{self, Event, Reader};
 use vmm::kvm::{Breakpoints, DebugRegister};
@@ -42,6 +44,7 @@ pub struct Rig {
     sites: Sites,
     watches: Vec<(DebugRegister, Arc<Active>)>,
     console: Box<dyn Write + Send>,
+    extras: Extras,
 }
 
 /// Where a vCPU starts.
@@ -137,8 +140,14 @@ impl Rig {
     /// An empty guest whose handler for vector 3 counts. Any other exception is unexpected, and a failure.
     pub fn new(fit: &'static Fit) -> Self {
         let guest = MicroGuest::new(&fit.hypervisor).unwrap();
-        let rig =
-            Self { fit, guest, sites: Sites::default(), watches: Vec::new(), console: Box::new(io::sink()) };
+        let rig = Self {
+            fit,
+            guest,
+            sites: Sites::default(),
+            watches: Vec::new(),
+            console: Box::new(io::sink()),
+            extras: Extras::default(),
+        };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
             rig.gate(vector, UNEXPECTED.add(u64::from(vector) * ENTRY), Stack::Own);
@@ -151,6 +160,11 @@ impl Rig {
     /// Sends what the guest prints to `console`.
     pub fn console(&mut self, console: impl Write + Send + 'static) {
         self.console = Box::new(console);
+    }
+
+    /// Plugs devices in.
+    pub fn plug(&mut self, extras: Extras) {
+        self.extras = extras;
     }
 
     /// Puts `bytes` into the guest's memory.
@@ -221,7 +235,9 @@ impl Rig {
     pub fn run(self, starts: &[Option<Start>]) -> Running {
         let cpus = u8::try_from(starts.len()).unwrap();
         let eventfd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let devices = Arc::new(Devices::new(Console::new(eventfd(), self.console, true)));
+        let mut devices = Devices::new(Console::new(eventfd(), self.console, true));
+        let plugged = Plugged::plug(self.extras, self.guest.machine(), &mut devices.bus, true).unwrap();
+        let devices = Arc::new(devices);
         let int3_handler = match self.fit.delivery {
             BreakpointDelivery::Intercepted => None,
             BreakpointDelivery::Reflected => Some(HANDLER),
@@ -265,9 +281,15 @@ impl Rig {
                 ends: ends.clone(),
             });
         }
-        let threads = vcpus.into_iter().map(|vcpu| std::thread::spawn(move || vcpu.main())).collect();
+        let run = |vcpu: Vcpu| {
+            std::thread::spawn(move || {
+                assert!(confine::this_thread(Role::Vcpu).unwrap(), "the kernel has no seccomp");
+                vcpu.main();
+            })
+        };
+        let threads = vcpus.into_iter().map(run).collect();
         let Self { guest, sites, .. } = self;
-        Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new() }
+        Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new(), _plugged: plugged }
     }
 }
 
@@ -309,6 +331,7 @@ pub struct Running {
     clock: Arc<Clock>,
     ended: Receiver<End>,
     hits: Vec<Event>,
+    _plugged: Plugged,
 }
 
 impl Running {

@@ -11,6 +11,7 @@ mod branches;
 mod entry;
 mod faults;
 mod foreign;
+mod garbage;
 mod groups;
 mod hits;
 mod interrupts;

@@ -86,6 +86,12 @@ impl MicroGuest {
         Ok(Self { machine: Machine::new(hypervisor, ram)? })
     }
 
+    /// Its machine.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// Its memory.
     #[must_use]
     pub fn ram(&self) -> &Arc<GuestRam> {
