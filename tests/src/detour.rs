@@ -41,6 +41,7 @@ pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
         "comm": 0, "pid": PID, "tgid": PID + 4,
         "user": { "cred": CRED, "uid": 8 },
         "namespace": { "thread_pid": THREAD_PID, "level": 0, "numbers": 16, "stride": 16, "number": 0 },
+        "scopes": {},
     });
     rig.write(CURRENT, &TASK.0.to_le_bytes());
     for member in [CRED, THREAD_PID] {

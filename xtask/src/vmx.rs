@@ -299,8 +299,8 @@ mod tests {
 
     #[test]
     fn only_intercepted_breakpoints_will_do() {
-        assert!(intercepted(&outcome("0", "noise\n{\"delivery\":\"intercepted\"}")).is_ok());
-        assert!(intercepted(&outcome("0", "{\"delivery\":\"reflected\"}")).is_err());
+        assert!(intercepted(&outcome("0", "noise\n{\"hosts\":[{\"delivery\":\"intercepted\"}]}")).is_ok());
+        assert!(intercepted(&outcome("0", "{\"hosts\":[{\"delivery\":\"reflected\"}]}")).is_err());
         assert!(intercepted(&outcome("0", "")).is_err());
     }
 }
