@@ -89,7 +89,6 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::code::GuestCode;
-use crate::confine::{self, Role};
 use crate::devices::virtio::{Extras, Plugged};
 use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
@@ -164,8 +163,8 @@ pub struct Config<'a> {
     /// What it has beside that.
     pub extras: Extras,
     /// Whether the session's threads may make no other [system calls](crate::confine) than they need: vCPUs', on which
-    /// handlers of probes run, devices', and that which calls [`Session::run`], with its sink, for good. A process that
-    /// makes another one ends with a sentence and exit code 125.
+    /// handlers of probes run, and devices'. A process that makes another one ends with a sentence and exit code 125. That
+    /// which calls [`Session::run`] is the caller's: it opens what it needs.
     pub confine: bool,
 }
 
@@ -377,7 +376,6 @@ impl<'a> Session<'a> {
         };
         let _inside = Inside::enter();
         desk.attended();
-        confine::this_thread_if(config.confine, Role::Control);
         control.run()
     }
 }
