@@ -2,6 +2,7 @@
 //! times on this machine.
 
 mod calls;
+mod files;
 mod goals;
 mod runs;
 
@@ -21,11 +22,22 @@ const GOAL: f64 = 1.15;
 /// Where the figures are kept, in the workspace.
 const RESULTS: &str = "target/bench.json";
 
+/// Which rows.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only those of a command on the host's files, beside QEMU with virtiofsd
+    #[arg(long)]
+    files: bool,
+}
+
 /// Runs the benchmark and shows its rows.
 ///
 /// # Errors
 /// When it cannot be run, or takes more instructions than the goals allow.
-pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
+pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
+    if options.files {
+        return write(&files::rows(vmm)?);
+    }
     let program = setup::build("tests", "bench")?;
     let mut files = calls::files()?;
     files.push(bochs::file("bin/bench", 0o755, &program)?);
@@ -45,16 +57,23 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     rows.push(runs::start_up(vmm)?);
     rows.push(runs::every_function(vmm)?);
     rows.push(runs::exits(vmm)?);
+    rows.extend(files::rows(vmm)?);
     rows.extend(replay()?);
     rows.extend(scan(vmm)?);
+    write(&rows)?;
+    goals::check(&rows)
+}
+
+/// Keeps the rows for whoever compares them with those of another day.
+fn write(rows: &[Value]) -> anyhow::Result<()> {
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
     if let Some(directory) = results.parent() {
         fs::create_dir_all(directory)?;
     }
-    fs::write(&results, serde_json::to_vec_pretty(&rows)?)
+    fs::write(&results, serde_json::to_vec_pretty(rows)?)
         .with_context(|| format!("cannot write {}", results.display()))?;
     println!("bench: written to {RESULTS}");
-    goals::check(&rows)
+    Ok(())
 }
 
 /// The rows of micro guests: exits, and what costs none.

@@ -3,6 +3,7 @@
 mod bench;
 mod bochs;
 mod demo;
+mod peer;
 mod setup;
 mod test;
 mod vmx;
@@ -26,8 +27,8 @@ enum Task {
     Demo,
     /// Sets up, then runs every test
     Test(test::Options),
-    /// Sets up, then measures in exact instructions, inside Bochs
-    Bench,
+    /// Sets up, then measures: exact instructions inside Bochs, and times beside others' on this machine
+    Bench(bench::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -35,6 +36,6 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run().map(drop),
         Task::Demo => demo::run(),
         Task::Test(options) => test::run(&options),
-        Task::Bench => bench::run(&setup::run()?.vmm),
+        Task::Bench(options) => bench::run(&options, &setup::run()?.vmm),
     }
 }

@@ -44,6 +44,15 @@ pub(crate) fn run() -> anyhow::Result<Ready> {
     Ok(Ready { vmm })
 }
 
+/// Installs those of these Debian packages, each with what for, that are missing: for what only few need.
+///
+/// # Errors
+/// When a package cannot be installed.
+pub(crate) fn install(packages: &[(&str, &str)]) -> anyhow::Result<()> {
+    let log = Log { start: Instant::now() };
+    packages::install_missing(&log, &mut Apt::new(&log), packages)
+}
+
 /// What a set-up machine has.
 pub(crate) struct Ready {
     /// The product, built in release.

@@ -8,17 +8,37 @@ use rustix::system::sethostname;
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 
 /// The host's files.
 const LOWER: &str = "/host";
 /// What the guest changes.
 const CHANGES: &str = "/changes";
-/// IFF_UP and IFF_LOOPBACK (include/uapi/linux/if.h).
-const LOOPBACK_UP: &str = "0x9";
 /// Both.
 const ROOT: &str = "/new";
+/// IFF_UP and IFF_LOOPBACK (include/uapi/linux/if.h).
+const LOOPBACK_UP: &str = "0x9";
+
+/// What no command can do without: kind, place, options.
+const NEEDED: [(&str, &str, Option<&str>); 6] = [
+    ("proc", "proc", None),
+    ("sysfs", "sys", None),
+    ("devtmpfs", "dev", None),
+    ("devpts", "dev/pts", Some("mode=0620,ptmxmode=0666,gid=5")),
+    ("tmpfs", "dev/shm", Some("mode=1777")),
+    ("tmpfs", "run", Some("mode=0755")),
+];
+/// What a machine usually has besides.
+const WANTED: [(&str, &str); 7] = [
+    ("mqueue", "dev/mqueue"),
+    ("debugfs", "sys/kernel/debug"),
+    ("tracefs", "sys/kernel/tracing"),
+    ("securityfs", "sys/kernel/security"),
+    ("configfs", "sys/kernel/config"),
+    ("cgroup2", "sys/fs/cgroup"),
+    ("bpf", "sys/fs/bpf"),
+];
 
 /// Why there is no root to run a command in.
 #[derive(Debug, thiserror::Error)]
@@ -50,24 +70,14 @@ pub(crate) fn enter() -> Result<(), RootError> {
     for mount in &plan.mounts {
         put(&mount.tag, &inside(&mount.at), "virtiofs", MountFlags::empty(), None)?;
     }
-    let own = [
-        ("proc", "proc", None),
-        ("sysfs", "sys", None),
-        ("devtmpfs", "dev", None),
-        ("devpts", "dev/pts", Some("mode=0620,ptmxmode=0666,gid=5")),
-        ("tmpfs", "dev/shm", Some("mode=1777")),
-        ("tmpfs", "run", Some("mode=0755")),
-        ("debugfs", "sys/kernel/debug", None),
-        ("tracefs", "sys/kernel/tracing", None),
-        ("cgroup2", "sys/fs/cgroup", None),
-    ];
-    for (kind, at, options) in own {
-        let mounted = put(kind, &inside(Path::new(at)), kind, MountFlags::empty(), options);
-        // The last ones are missing in some kernels.
-        if !at.starts_with("sys/") {
-            mounted?;
-        }
+    for (kind, at, options) in NEEDED {
+        put(kind, &inside(Path::new(at)), kind, MountFlags::empty(), options)?;
     }
+    for (kind, at) in WANTED {
+        // Some kernels lack it, or have no place for it.
+        let _ = put(kind, &inside(Path::new(at)), kind, MountFlags::empty(), None);
+    }
+    read_ahead();
     chdir(ROOT)
         .and_then(|()| mount_move(".", "/"))
         .and_then(|()| chroot("."))
@@ -79,6 +89,15 @@ pub(crate) fn enter() -> Result<(), RootError> {
     }
     let _ = fs::write("/sys/class/net/lo/flags", LOOPBACK_UP);
     Ok(())
+}
+
+/// Has the guest read as much of a file at a time as a message can carry: each takes its time on the way to the host, and the
+/// kernel alone asks for 128 KiB (`VM_READAHEAD_PAGES`). A guest that cannot do so reads more slowly.
+fn read_ahead() {
+    const KIB: &[u8] = b"1008";
+    let Ok(device) = fs::metadata(LOWER).map(|metadata| metadata.dev()) else { return };
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let _ = fs::write(inside(Path::new(&format!("sys/class/bdi/{major}:{minor}/read_ahead_kb"))), KIB);
 }
 
 /// What lies at `path` of the guest's root before that is the root.

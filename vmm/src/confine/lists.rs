@@ -102,7 +102,7 @@ const CONTROL: [i64; 21] = [
 ];
 
 /// What a thread needs beside [`COMMON`] that reads files, by descriptors of its folders. Landlock has a say as well.
-const READS: [i64; 20] = [
+const READS: [i64; 16] = [
     SYS_stat,
     SYS_lstat,
     SYS_getcwd,
@@ -116,17 +116,13 @@ const READS: [i64; 20] = [
     SYS_pread64,
     SYS_preadv,
     SYS_preadv2,
-    SYS_getxattr,
-    SYS_fgetxattr,
-    SYS_listxattr,
-    SYS_flistxattr,
     SYS_faccessat,
     SYS_faccessat2,
     SYS_umask,
 ];
 
 /// What it needs beside that where some of them may be changed.
-const WRITES: [i64; 33] = [
+const WRITES: [i64; 29] = [
     SYS_open,
     SYS_openat,
     SYS_pwrite64,
@@ -151,10 +147,6 @@ const WRITES: [i64; 33] = [
     SYS_fchmodat2,
     SYS_fchownat,
     SYS_utimensat,
-    SYS_setxattr,
-    SYS_fsetxattr,
-    SYS_removexattr,
-    SYS_fremovexattr,
     SYS_flock,
     // A file that is made belongs to the guest's user, where that may be.
     SYS_setresuid,

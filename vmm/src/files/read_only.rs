@@ -2,8 +2,7 @@
 
 use fuse_backend_rs::abi::fuse_abi::stat64;
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
-    ZeroCopyWriter,
+    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ZeroCopyWriter,
 };
 use fuse_backend_rs::passthrough::PassthroughFs;
 use std::collections::HashSet;
@@ -42,7 +41,9 @@ impl FileSystem for ReadOnly {
     type Handle = Handle;
 
     fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
-        self.files.init(capable)
+        // Who lists a folder mostly looks at its files, too. Left to decide, the kernel asks for each of them by itself
+        // behind the first page of names (`fuse_use_readdirplus`, fs/fuse/readdir.c).
+        Ok(self.files.init(capable)? - FsOptions::READDIRPLUS_AUTO)
     }
 
     fn destroy(&self) {
@@ -118,14 +119,6 @@ impl FileSystem for ReadOnly {
 
     fn statfs(&self, ctx: &Context, inode: Inode) -> io::Result<libc::statvfs64> {
         self.files.statfs(ctx, inode)
-    }
-
-    fn getxattr(&self, ctx: &Context, inode: Inode, name: &CStr, size: u32) -> io::Result<GetxattrReply> {
-        self.files.getxattr(ctx, inode, name, size)
-    }
-
-    fn listxattr(&self, ctx: &Context, inode: Inode, size: u32) -> io::Result<ListxattrReply> {
-        self.files.listxattr(ctx, inode, size)
     }
 
     fn opendir(&self, ctx: &Context, inode: Inode, flags: u32) -> io::Result<(Option<Handle>, OpenOptions)> {

@@ -81,7 +81,7 @@ impl Files {
         open_as_many_as_allowed();
         let open = |folder: &Folder| -> Result<Box<dyn Serve>, ServeError> {
             let failed = |error| ServeError::Folder(folder.path.clone(), error);
-            let files = passthrough(&folder.path, folder.writable).map_err(failed)?;
+            let files = passthrough(&folder.path).map_err(failed)?;
             Ok(match folder.writable {
                 true => Box::new(Server::new(files)),
                 false => Box::new(Server::new(ReadOnly { files, hidden: hidden.clone() })),
@@ -120,7 +120,7 @@ impl Files {
     }
 }
 
-fn passthrough(path: &Path, writable: bool) -> io::Result<PassthroughFs<()>> {
+fn passthrough(path: &Path) -> io::Result<PassthroughFs<()>> {
     let root = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
     // What is not changed by the guest may be changed here at any time: a second is what a person does not notice.
     let valid = Duration::from_secs(1);
@@ -129,7 +129,8 @@ fn passthrough(path: &Path, writable: bool) -> io::Result<PassthroughFs<()>> {
         entry_timeout: valid,
         attr_timeout: valid,
         cache_policy: CachePolicy::Auto,
-        xattr: !writable,
+        // An overlay asks for one or two attributes of each file that it sees, and asks once where there are none.
+        xattr: false,
         ..Config::default()
     };
     let files = PassthroughFs::new(config)?;

@@ -30,16 +30,7 @@ const QEMU_MAJOR: u32 = 10;
 
 /// Installs what is missing.
 pub(super) fn install(log: &Log, apt: &mut Apt<'_>) -> anyhow::Result<()> {
-    let mut missing = Vec::new();
-    for (package, purpose) in PACKAGES {
-        if apt::installed(package)?.is_none() {
-            log.say(format_args!("{package} is missing: {purpose}"));
-            missing.push(*package);
-        }
-    }
-    if !missing.is_empty() {
-        apt.install(&missing, None)?;
-    }
+    install_missing(log, apt, PACKAGES)?;
     let qemu = apt::installed(QEMU)?;
     if !serves(qemu.as_deref()) {
         let found = qemu.as_deref().unwrap_or("missing");
@@ -48,6 +39,18 @@ pub(super) fn install(log: &Log, apt: &mut Apt<'_>) -> anyhow::Result<()> {
     }
     log.say("packages: all there");
     Ok(())
+}
+
+/// Installs those of these packages, each with what for, that are missing.
+pub(super) fn install_missing(log: &Log, apt: &mut Apt<'_>, packages: &[(&str, &str)]) -> anyhow::Result<()> {
+    let mut missing = Vec::new();
+    for (package, purpose) in packages {
+        if apt::installed(package)?.is_none() {
+            log.say(format_args!("{package} is missing: {purpose}"));
+            missing.push(*package);
+        }
+    }
+    if missing.is_empty() { Ok(()) } else { apt.install(&missing, None) }
 }
 
 /// Installs QEMU from the release itself where it is new enough, otherwise from the release's backports.
