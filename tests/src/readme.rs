@@ -58,12 +58,13 @@ fn words(command: &str) -> Vec<&str> {
 }
 
 /// A line without what differs from run to run: numbers, those of tasks too, and all after `...`. How often a probe was hit, and how often
-/// that was missed, is the same each time.
+/// that was missed, is the same each time. How often others than the command hit a probe depends on what the guest's set-up opens.
 fn shape(line: &str) -> String {
     let line = line.split("...").next().unwrap_or_default();
     let is_of_summary = line.contains("0x") && line.ends_with(']');
+    let has_outside = line.split_whitespace().count() == 6;
     let mut shape = String::new();
-    for word in line.split_whitespace() {
+    for (column, word) in line.split_whitespace().enumerate() {
         // A task, with the number that it has this time.
         let task =
             word.rsplit_once('-').filter(|(_, number)| number.bytes().all(|byte| byte.is_ascii_digit()));
@@ -72,7 +73,8 @@ fn shape(line: &str) -> String {
         let value = word.rsplit('=').next().unwrap_or_default();
         let varies =
             value.starts_with(|c: char| c.is_ascii_digit() || c == '[') && value.chars().all(is_number);
-        let is_count = is_of_summary && word.bytes().all(|byte| byte.is_ascii_digit());
+        let is_outside = has_outside && column == 3;
+        let is_count = is_of_summary && !is_outside && word.bytes().all(|byte| byte.is_ascii_digit());
         let kept = if varies && !is_count { &word[..word.len() - value.len()] } else { word };
         shape.push_str(kept);
         shape.push(' ');
