@@ -32,7 +32,7 @@ pub enum ConfineError {
 }
 
 /// From now on this process, with the threads that it starts, reads what is in `folders`, writes to those that are
-/// writable, and reaches nothing else: no other file, no network (Documentation/userspace-api/landlock.rst).
+/// writable, makes no device node, and reaches nothing else: no other file, no network (Documentation/userspace-api/landlock.rst).
 ///
 /// # Errors
 /// [`ConfineError`].
@@ -42,8 +42,10 @@ pub fn confine(folders: &[Folder]) -> Result<Confined, ConfineError> {
     let rules =
         rules.handle_access(AccessFs::from_all(NEWEST))?.handle_access(AccessNet::from_all(NEWEST))?;
     let mut rules = rules.create()?;
+    let changes =
+        AccessFs::from_all(NEWEST) & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
     for folder in folders {
-        let access = if folder.writable { AccessFs::from_all(NEWEST) } else { AccessFs::from_read(NEWEST) };
+        let access = if folder.writable { changes } else { AccessFs::from_read(NEWEST) };
         rules = rules.add_rule(PathBeneath::new(PathFd::new(&folder.path)?, access))?;
     }
     Ok(match rules.restrict_self()?.ruleset {

@@ -1,13 +1,15 @@
 //! Folders of the host that a guest sees: a server of its own process answers the guest's requests.
 //!
-//! The guest is hostile, and so is whatever reaches the server. What it can do is bounded four times: a folder that is not
-//! to be changed is served by code that has no way to change anything ([`read_only`]); the server's process may open
+//! The guest is hostile, and so is whatever reaches the server. What it can do is bounded five times: a folder that is not
+//! to be changed is served by code that has no way to change anything ([`read_only`]); in one that may be changed no file is
+//! made by which somebody here would get more rights ([`planted`]); the server's process may open
 //! what is in its folders and nothing else, and write to those alone that may be changed ([`confine`]); it makes no system
 //! calls but those of a server of files ([`Role::Files`](crate::confine::Role::Files)); and what is no
 //! file of the host's, as `/proc`, is not shown ([`hidden`]).
 
 mod confine;
 mod hidden;
+mod planted;
 mod read_only;
 mod server;
 

@@ -2,6 +2,7 @@
 
 use super::Folder;
 use super::hidden;
+use super::planted::plants;
 use super::read_only::ReadOnly;
 use crate::devices::virtio::fs::{IN_HEADER, LONGEST, OUT_HEADER};
 use fuse_backend_rs::api::filesystem::FileSystem;
@@ -114,6 +115,7 @@ impl Files {
             let folder = folder.ok_or(ServeError::Nonsense)?;
             match message.get(8..16).and_then(|unique| unique.try_into().ok()) {
                 Some(unique) if climbs(message) => refuse(unique, libc::ENOENT, stream),
+                Some(unique) if plants(message) => refuse(unique, libc::EPERM, stream),
                 _ => folder.answer(message, &mut reply, stream),
             }
         }

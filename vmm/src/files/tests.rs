@@ -1,11 +1,13 @@
 //! What a guest may try that speaks FUSE by itself, and what becomes of it.
 
 use super::{Files, Folder};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -24,6 +26,7 @@ const LINK: u32 = 13;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
+const RELEASE: u32 = 18;
 const SETXATTR: u32 = 21;
 const REMOVEXATTR: u32 = 24;
 const INIT: u32 = 26;
@@ -238,6 +241,36 @@ fn a_folder_that_is_moved_away_leads_nowhere() {
 }
 
 #[test]
+fn a_folder_that_becomes_a_link_meanwhile_leads_nowhere() {
+    let tree = tree();
+    let at = |path: &str| tree.path().join(path);
+    fs::create_dir(at("share/turn")).unwrap();
+    fs::write(at("share/turn/secret"), "innocent").unwrap();
+    symlink("..", at("share/link")).unwrap();
+    let mut guest = Guest::of(&[share(&tree, true)]);
+    thread::scope(|scope| {
+        // It is dropped also where this test fails.
+        let (_not_over, is_over) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while is_over.try_recv() == Err(TryRecvError::Empty) {
+                renameat_with(CWD, at("share/turn"), CWD, at("share/link"), RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let mut seen = 0;
+        for _ in 0..20_000 {
+            let Ok(turn) = guest.find(ROOT, b"turn") else { continue };
+            let Ok(secret) = guest.find(turn, b"secret") else { continue };
+            let Ok(handle) = guest.open(secret, libc::O_RDONLY) else { continue };
+            seen += 1;
+            assert_eq!(guest.read(secret, handle).unwrap(), b"innocent");
+            let release = [&handle.to_le_bytes()[..], &[0; 16]].concat();
+            guest.ask(RELEASE, secret, &release).unwrap();
+        }
+        assert!(seen > 1000, "{seen}");
+    });
+}
+
+#[test]
 fn nothing_changes_a_folder_that_is_not_to_be_changed() {
     let tree = tree();
     let before = contents(tree.path());
@@ -320,6 +353,14 @@ fn a_folder_that_may_be_changed_is() {
     let write = [&handle.to_le_bytes()[..], &[0; 8], &[4, 0, 0, 0], &[0; 20], b"CONT"].concat();
     guest.ask(WRITE, file, &write).unwrap();
     assert_eq!(fs::read(tree.path().join("share/file")).unwrap(), b"CONTents");
+    // But nothing by which somebody here would get more rights.
+    let node = |mode: u32| [&mode.to_le_bytes()[..], &[0; 12], b"node\0"].concat();
+    for mode in [libc::S_IFBLK | 0o666, libc::S_IFCHR | 0o666, libc::S_IFREG | 0o4755] {
+        assert_eq!(guest.ask(MKNOD, ROOT, &node(mode)), Err(libc::EPERM), "{mode:o}");
+    }
+    assert!(!tree.path().join("share/node").exists());
+    guest.ask(MKNOD, ROOT, &node(libc::S_IFREG | 0o755)).unwrap();
+    assert!(tree.path().join("share/node").is_file());
     // And nothing beside it.
     let up = [&ROOT.to_le_bytes()[..], b"file\0../file\0"].concat();
     assert!(guest.ask(RENAME, ROOT, &up).is_err());
