@@ -19,6 +19,8 @@ pub(super) enum Piece {
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
     Host,
+    /// A million requests for files.
+    Files,
     /// What can be probed, compared with what the guest's own kprobes accept: in each series.
     Probeable,
     /// Where a jump may stand, compared with what the guest's own kprobes optimise: in each series.
@@ -33,6 +35,7 @@ fn pieces() -> Vec<(&'static str, Piece)> {
         ("storms", Piece::Storms),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
+        ("files", Piece::Files),
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
     ]);
@@ -74,6 +77,7 @@ impl Piece {
             }
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
+            Self::Files => of(&DEFAULT_KERNEL).long_product("round_trips")?,
             Self::Probeable => compare(start, vmm, kvm, "probeable")?,
             Self::Optimized => compare(start, vmm, kvm, "optimized")?,
         }
