@@ -9,6 +9,7 @@ mod kernels;
 mod kvm;
 mod long;
 mod programs;
+mod selftests;
 
 use crate::{setup, vmx};
 use anyhow::{Context as _, ensure};

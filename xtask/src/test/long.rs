@@ -2,7 +2,8 @@
 
 use super::guests::Guests;
 use super::kvm::Kvm;
-use super::{hosts, kernels};
+use super::selftests::Which;
+use super::{hosts, kernels, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
 use std::path::Path;
@@ -21,6 +22,8 @@ pub(super) enum Piece {
     Host,
     /// A million requests for files.
     Files,
+    /// The kernel's own tests, beside QEMU.
+    Selftests(Which),
     /// What can be probed, compared with what the guest's own kprobes accept: in each series.
     Probeable,
     /// Where a jump may stand, compared with what the guest's own kprobes optimise: in each series.
@@ -36,6 +39,9 @@ fn pieces() -> Vec<(&'static str, Piece)> {
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("files", Piece::Files),
+        ("selftests", Piece::Selftests(Which::Memory)),
+        ("selftests-timers", Piece::Selftests(Which::Timers)),
+        ("selftests-slow", Piece::Selftests(Which::Slow)),
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
     ]);
@@ -78,6 +84,7 @@ impl Piece {
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
             Self::Files => of(&DEFAULT_KERNEL).long_product("round_trips")?,
+            Self::Selftests(which) => selftests::run(start, vmm, which)?,
             Self::Probeable => compare(start, vmm, kvm, "probeable")?,
             Self::Optimized => compare(start, vmm, kvm, "optimized")?,
         }
