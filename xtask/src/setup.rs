@@ -155,3 +155,12 @@ pub(crate) fn build(package: &str, program: &str) -> anyhow::Result<PathBuf> {
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
+
+/// Runs a program to its end; its output is shown only when it fails.
+pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
+    let output =
+        command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} failed:\n{said}", command.get_program().display());
+    Ok(())
+}

@@ -1,7 +1,8 @@
 //! The disc that Bochs boots: Debian's kernel, an initramfs around `vmm`, and a boot loader.
 
 use super::Contents;
-use super::machine::{DISC, quietly};
+use super::machine::DISC;
+use crate::setup::quietly;
 use anyhow::Context as _;
 use guest_kernels::initramfs::{self, ExtraFile};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel};

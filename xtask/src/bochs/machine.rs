@@ -1,6 +1,6 @@
 //! The Bochs process: started, watched, and never left behind.
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
@@ -108,13 +108,4 @@ impl Drop for Machine {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// Runs a program to its end; its output is shown only when it fails.
-pub(super) fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output =
-        command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{} failed:\n{said}", command.get_program().display());
-    Ok(())
 }

@@ -3,7 +3,7 @@
 use super::say;
 use crate::peer::Peer;
 use crate::setup;
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde_json::Value;
 use std::fs;
@@ -170,9 +170,9 @@ fn built(start: Instant) -> anyhow::Result<PathBuf> {
     setup::install(&NEEDED)?;
     let unpacked = tempfile::tempdir_in(Cache::open()?.root()).context("no temporary directory")?;
     let archive = format!("/usr/src/{SOURCE}.tar.xz");
-    done(Command::new("tar").args(["-xf", &archive, "-C"]).arg(unpacked.path()))?;
+    setup::quietly(Command::new("tar").args(["-xf", &archive, "-C"]).arg(unpacked.path()))?;
     let tree = unpacked.path().join(SOURCE);
-    done(Command::new("make").args(["-s", "headers"]).current_dir(&tree))?;
+    setup::quietly(Command::new("make").args(["-s", "headers"]).current_dir(&tree))?;
     let tests = tree.join("tools/testing/selftests");
     let mut make = Command::new("make");
     make.args(["-s", "-k", "TARGETS=timers futex mm"]);
@@ -183,7 +183,7 @@ fn built(start: Instant) -> anyhow::Result<PathBuf> {
     for collection in COLLECTIONS {
         let to = made.join(collection.name);
         fs::create_dir_all(&made)?;
-        done(Command::new("cp").arg("-r").args([tests.join(collection.folder), to]))?;
+        setup::quietly(Command::new("cp").arg("-r").args([tests.join(collection.folder), to]))?;
     }
     fs::rename(made, &place).or_else(|error| match error.kind() {
         // Another process was faster.
@@ -191,13 +191,4 @@ fn built(start: Instant) -> anyhow::Result<PathBuf> {
         _ => Err(error),
     })?;
     Ok(place)
-}
-
-fn done(command: &mut Command) -> anyhow::Result<()> {
-    let status =
-        command.status().with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    if !status.success() {
-        bail!("{} ended with {status}", command.get_program().display());
-    }
-    Ok(())
 }
