@@ -1,6 +1,6 @@
 //! What can be said on the command line.
 
-use crate::kernel::{Choice, debian_parser};
+use crate::kernel::Choice;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_kernels::Kernel;
 use probe_engine::probe::spec::ProbeSpec;
@@ -345,9 +345,9 @@ pub(crate) struct KernelArg {
     ///
     /// FILE is a bzImage or an ELF vmlinux. DIR is where a kernel was built: the image is arch/x86/boot/bzImage or vmlinux in
     /// it, and modules are those of its modules.order, of lib/modules/VERSION in it, or its files *.ko. debian:V is a
-    /// kernel that `vmm kernel list` names, as Debian ships it; when it is not in the cache, it is fetched. host is
-    /// /boot/vmlinuz-VERSION of the kernel that runs here, with the modules of /lib/modules/VERSION. A file that is called
-    /// host is ./host.
+    /// kernel as Debian ships it, by the name that `vmm kernel fetch` takes; when it is not in the cache, it is fetched.
+    /// host is /boot/vmlinuz-VERSION of the kernel that runs here, with the modules of /lib/modules/VERSION. A file that is
+    /// called host is ./host.
     #[arg(
         id = "kernel",
         long,
@@ -564,14 +564,20 @@ pub(crate) struct KernelTask {
 pub(crate) enum KernelCommand {
     Fetch(FetchKernels),
     /// List the kernels that can be fetched, with the version and package of those that were
+    ///
+    /// Those of sid are a row, 7, and one more for each series that was fetched.
     List,
 }
 
 /// Fetch kernels, or bring them to the version that Debian offers
 #[derive(Args)]
 pub(crate) struct FetchKernels {
-    /// Which; 7 is the newest of Debian's sid, and names that end in -rt are with PREEMPT_RT
-    #[arg(value_name = "V", required = true, value_parser = debian_parser())]
+    /// Which: a series, as 6.12, or 7 for the newest of Debian's sid
+    ///
+    /// Without more it is the kernel for clouds, with -rt behind it the one with PREEMPT_RT, and with -amd64 the one with the
+    /// drivers of real machines. A series that the machine's own release does not have is looked for in sid. Others than 6.1,
+    /// 6.12, 6.12-rt, 7 and 7-rt are not among those that `vmm` is tested with.
+    #[arg(value_name = "V", required = true)]
     pub(crate) kernels: Vec<Kernel>,
 }
 

@@ -88,7 +88,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
 /// Describes the emulated host: Debian's kernel, and this very program in an initramfs.
 pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>) -> Result<T> {
     let cache = Cache::open()?;
-    if cache.kernel(DEFAULT_KERNEL.name).is_err() {
+    if cache.kernel(&DEFAULT_KERNEL).is_err() {
         // A host that cannot start is not worth a kernel that must be fetched.
         Qemu::find()?;
     }

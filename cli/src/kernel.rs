@@ -4,8 +4,8 @@ use crate::args::{FetchKernels, KernelCommand};
 use crate::listing::list;
 use crate::say::say;
 use anyhow::{Context, Result};
-use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser};
-use guest_kernels::{Cache, FetchedKernel, Fetcher, KERNELS, Kernel, KernelFiles};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use guest_kernels::{Apt, Cache, FetchedKernel, Fetcher, KERNELS, Kernel, KernelFiles, NoName};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ impl Choice {
             Some("") => Err("name a file, a folder, debian:V or host".to_owned()),
             Some("host") => Ok(Self::Host),
             Some(word) => match word.strip_prefix("debian:") {
-                Some(name) => debian(name).map(Self::Debian),
+                Some(name) => name.parse().map(Self::Debian).map_err(|error: NoName| error.to_string()),
                 None => Ok(Self::At(word.into())),
             },
             None => Ok(Self::At(text.into())),
@@ -43,7 +43,7 @@ impl Choice {
     pub(crate) fn word(&self) -> OsString {
         match self {
             Self::At(path) => path.into(),
-            Self::Debian(kernel) => format!("debian:{}", kernel.name).into(),
+            Self::Debian(kernel) => format!("debian:{kernel}").into(),
             Self::Host => "host".into(),
         }
     }
@@ -58,36 +58,25 @@ impl Choice {
     }
 }
 
-/// The kernel of Debian's that has this name.
-fn debian(name: &str) -> Result<Kernel, String> {
-    let names = || KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
-    Kernel::named(name).ok_or_else(|| format!("Debian's kernels are {}", names()))
-}
-
-/// A name of one of Debian's kernels.
-pub(crate) fn debian_parser() -> impl TypedValueParser<Value = Kernel> {
-    PossibleValuesParser::new(KERNELS.iter().map(|kernel| kernel.name)).try_map(|name| debian(&name))
-}
-
 /// One of Debian's kernels, in the cache. When it was not there, it is fetched, which is said.
 pub(crate) fn fetched(kernel: &Kernel) -> Result<FetchedKernel> {
     let cache = Cache::open()?;
-    if let Ok(there) = cache.kernel(kernel.name) {
+    if let Ok(there) = cache.kernel(kernel) {
         return Ok(there);
     }
     let writer = cache.lock()?;
     // Another process may have fetched it meanwhile.
-    if let Ok(there) = cache.kernel(kernel.name) {
+    if let Ok(there) = cache.kernel(kernel) {
         return Ok(there);
     }
     let (origin, to) = (kernel.origin(), cache.root().display());
-    say(format_args!("kernel {} is not in {to}: fetching Debian's {origin}", kernel.name));
+    say(format_args!("kernel {kernel} is not in {to}: fetching Debian's {origin}"));
     say(Fetcher::new(&writer, &|line| say(line)).fetch(kernel).with_context(|| unfetched(kernel))?);
-    Ok(cache.kernel(kernel.name)?)
+    Ok(cache.kernel(kernel)?)
 }
 
 fn unfetched(kernel: &Kernel) -> String {
-    format!("cannot fetch Debian's kernel {}", kernel.name)
+    format!("cannot fetch Debian's kernel {kernel}")
 }
 
 /// `vmm kernel`.
@@ -113,14 +102,18 @@ fn fetch(kernels: &[Kernel]) -> Result<()> {
 
 fn list_all() -> Result<()> {
     let cache = Cache::open()?;
+    let mut kernels = cache.kernels();
+    kernels.extend(KERNELS);
+    // On a machine without apt there are those that were fetched elsewhere.
+    kernels.extend(Apt::of_the_machine().kernels().unwrap_or_default());
     list(|out| {
-        writeln!(out, "{:8}  {:24}  package", "kernel", "version")?;
-        for kernel in KERNELS {
-            let (version, package) = match cache.kernel(kernel.name) {
+        writeln!(out, "{:10}  {:24}  package", "kernel", "version")?;
+        for kernel in &kernels {
+            let (version, package) = match cache.kernel(kernel) {
                 Ok(there) => (there.record.version, there.record.package),
                 Err(_) => ("not fetched".to_owned(), kernel.origin()),
             };
-            writeln!(out, "{:8}  {version:24}  {package}", kernel.name)?;
+            writeln!(out, "{kernel:10}  {version:24}  {package}")?;
         }
         Ok(())
     })
@@ -142,6 +135,7 @@ mod tests {
             ("./debian:6.12", Choice::At("./debian:6.12".into())),
             ("/linux", Choice::At("/linux".into())),
             ("debian", Choice::At("debian".into())),
+            ("debian:6.18-amd64", Choice::Debian("6.18-amd64".parse().unwrap())),
         ];
         for (word, choice) in cases {
             assert_eq!(Choice::parse(word.into()), Ok(choice.clone()), "{word}");
@@ -156,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_debian_does_not_have_is_refused_with_those_that_it_has() {
-        for word in ["debian:", "debian:5.10", "debian:6.12 ", "debian:debian:6.12"] {
+    fn what_names_no_kernel_is_refused_with_how_they_are_named() {
+        for word in ["debian:", "debian:bookworm", "debian:6.12 ", "debian:debian:6.12"] {
             let refused = Choice::parse(word.into()).unwrap_err();
-            assert_eq!(refused, "Debian's kernels are 6.12, 6.1, 6.12-rt, 7, 7-rt", "{word}");
+            assert_eq!(refused, NoName.to_string(), "{word}");
         }
         assert!(Choice::parse(OsString::new()).is_err());
     }

@@ -4,12 +4,14 @@
 //! fetch the machine's lists. Nothing of the machine's apt changes.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::manifest::Kernel;
 use crate::package::Package;
 
 /// How old lists may be.
@@ -23,7 +25,7 @@ const AS_CALLER: [&str; 2] = ["-o", "APT::Sandbox::User=root"];
 pub enum AptError {
     /// A program is not there.
     #[error(
-        "this machine has no {0}, and Debian's kernels are fetched by apt and dpkg: name the file of another kernel instead"
+        "this machine has no {0}, and Debian's kernels are fetched by apt and dpkg: copy the cache of a Debian machine, or name the file of another kernel for the guest"
     )]
     Missing(&'static str),
     /// A program cannot be started.
@@ -39,7 +41,7 @@ pub enum AptError {
     Failed {
         /// Its name.
         program: &'static str,
-        /// What it said last.
+        /// What it said of that.
         message: String,
     },
     /// The package lists could not be fetched in this run.
@@ -116,6 +118,15 @@ impl Apt {
                 .map_err(|error| error.to_string())
         });
         fetched.clone().map_err(AptError::Lists)
+    }
+
+    /// The kernels that apt has images of, as far as it knows without fetching lists.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn kernels(&self) -> Result<BTreeSet<Kernel>, AptError> {
+        let names = self.run("apt-cache", |command| command.args(["pkgnames", "linux-image-"]))?;
+        Ok(names.lines().filter_map(Kernel::of_image).collect())
     }
 
     /// What apt knows of the newest version of a package, or of the version that is named as `NAME=VERSION`.
@@ -202,9 +213,13 @@ pub(crate) fn run(
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let message = said.lines().rfind(|line| !line.is_empty()).unwrap_or("no message").to_owned();
-    Err(AptError::Failed { program, message })
+    Err(AptError::Failed { program, message: failure(&String::from_utf8_lossy(&output.stderr)).to_owned() })
+}
+
+/// The line that says why, of what a program printed when it failed: apt's first error causes those behind it.
+fn failure(said: &str) -> &str {
+    let error = said.lines().find_map(|line| line.strip_prefix("E: "));
+    error.or_else(|| said.lines().rfind(|line| !line.is_empty())).unwrap_or("no message")
 }
 
 #[cfg(test)]
@@ -215,6 +230,15 @@ mod tests {
     fn a_machine_without_apt_is_told_what_serves_instead() {
         let missing = run("vmm-no-such-program", |command| command).unwrap_err();
         assert!(matches!(missing, AptError::Missing("vmm-no-such-program")), "{missing}");
+    }
+
+    #[test]
+    fn the_first_error_is_the_reason() {
+        let apt =
+            "W: A warning\nE: Failed to fetch a file  Could not resolve a name\nE: Some index files failed\n";
+        assert_eq!(failure(apt), "Failed to fetch a file  Could not resolve a name");
+        assert_eq!(failure("dpkg-deb: error: a file\n\n"), "dpkg-deb: error: a file");
+        assert_eq!(failure(""), "no message");
     }
 
     #[test]

@@ -12,11 +12,14 @@
 //!   staging/, lock              of the one process that changes the cache
 //! ```
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::manifest::Kernel;
 
 /// The cache, for reading.
 #[derive(Clone, Debug)]
@@ -94,7 +97,7 @@ pub enum OpenError {
 
 /// Something that setup puts into the cache is not there.
 #[derive(Debug, thiserror::Error)]
-#[error("{what} is not in {cache}: run `cargo xtask setup`")]
+#[error("{what} is not in {cache}: `cargo xtask setup`, in a checkout, puts that there")]
 pub struct NotFetched {
     what: String,
     cache: PathBuf,
@@ -159,13 +162,21 @@ impl Cache {
         self.root.join("apt").join(suite)
     }
 
-    /// A kernel that was fetched, by its name in the manifest.
+    /// A kernel that was fetched.
     ///
     /// # Errors
     /// [`NotFetched`] when it is not there, or not whole.
-    pub fn kernel(&self, name: &str) -> Result<FetchedKernel, NotFetched> {
-        let dir = self.kernel_dir(name);
-        FetchedKernel::at(&dir).map_err(|source| self.not_fetched(format!("kernel {name}"), source))
+    pub fn kernel(&self, kernel: &Kernel) -> Result<FetchedKernel, NotFetched> {
+        let dir = self.kernel_dir(kernel);
+        FetchedKernel::at(&dir).map_err(|source| self.not_fetched(format!("kernel {kernel}"), source))
+    }
+
+    /// The kernels that were fetched.
+    #[must_use]
+    pub fn kernels(&self) -> BTreeSet<Kernel> {
+        let names = fs::read_dir(self.kernels_dir()).into_iter().flatten().flatten();
+        let named = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        named.filter(|kernel| self.kernel(kernel).is_ok()).collect()
     }
 
     /// The initramfs of the guest.
@@ -197,8 +208,12 @@ impl Cache {
         }
     }
 
-    fn kernel_dir(&self, name: &str) -> PathBuf {
-        self.root.join("kernels").join(name)
+    fn kernels_dir(&self) -> PathBuf {
+        self.root.join("kernels")
+    }
+
+    fn kernel_dir(&self, kernel: &Kernel) -> PathBuf {
+        self.kernels_dir().join(kernel.to_string())
     }
 
     fn initramfs_path(&self) -> PathBuf {
@@ -251,12 +266,12 @@ impl CacheWriter<'_> {
     }
 
     /// Makes [`Staging::new_kernel`], now complete, a kernel of the cache in place of an older one.
-    pub(crate) fn put_kernel(&self, name: &str, staging: &Staging) -> io::Result<()> {
-        let path = self.cache.kernel_dir(name);
+    pub(crate) fn put_kernel(&self, kernel: &Kernel, staging: &Staging) -> io::Result<()> {
+        let path = self.cache.kernel_dir(kernel);
         if path.exists() {
             fs::rename(&path, staging.path().join("old"))?;
         }
-        fs::create_dir_all(self.cache.root.join("kernels"))?;
+        fs::create_dir_all(self.cache.kernels_dir())?;
         fs::rename(staging.new_kernel(), &path)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Apt checks the signature; the hashes are recorded so that a result can be traced to its bytes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -20,7 +21,7 @@ use crate::tree::Tree;
 /// What became of a kernel; prints as a line for the user.
 #[derive(Debug)]
 pub struct Fetched {
-    kernel: &'static str,
+    kernel: Kernel,
     /// What was done.
     pub outcome: Outcome,
 }
@@ -70,12 +71,10 @@ pub enum FetchError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// Apt knows no image of the kernel.
-    #[error("apt offers no {kernel} kernel by the name of {}", packages.join(" or "))]
+    #[error("no image of it is offered{}", but_of(offered))]
     NoImage {
-        /// The kernel's name.
-        kernel: &'static str,
-        /// The packages that were asked for.
-        packages: &'static [&'static str],
+        /// The kernels that apt knows images of.
+        offered: BTreeSet<Kernel>,
     },
     /// The package is not as expected.
     #[error("package {package} has no {what}, and neither has a package that belongs to it")]
@@ -98,13 +97,19 @@ pub enum FetchError {
     Cache(#[from] io::Error),
 }
 
+/// What is offered instead.
+fn but_of(kernels: &BTreeSet<Kernel>) -> String {
+    let names: Vec<_> = kernels.iter().map(Kernel::to_string).collect();
+    if names.is_empty() { String::new() } else { format!(", but of {}", names.join(", ")) }
+}
+
 /// Brings a kernel to the version that `apt` offers. When apt does not deliver, an older one stays.
 ///
 /// # Errors
 /// When there is no kernel at the end.
 pub(crate) fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Result<Fetched, FetchError> {
-    let old = cache.cache().kernel(kernel.name).ok().map(|kernel| kernel.record);
-    let fetched = |outcome| Ok(Fetched { kernel: kernel.name, outcome });
+    let old = cache.cache().kernel(kernel).ok().map(|kernel| kernel.record);
+    let fetched = |outcome| Ok(Fetched { kernel: *kernel, outcome });
     let offer = apt.refresh().map_err(FetchError::from).and_then(|()| offer(kernel, apt));
     if let (Ok(image), Some(old)) = (&offer, &old)
         && is_record_of(image, old)
@@ -114,7 +119,7 @@ pub(crate) fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Resu
     let staging = cache.staging()?;
     match (offer.and_then(|image| deliver(&staging, image, apt)), old) {
         (Ok(new), old) => {
-            cache.put_kernel(kernel.name, &staging)?;
+            cache.put_kernel(kernel, &staging)?;
             match old {
                 Some(old) if old.version != new.version => {
                     fetched(Outcome::Moved { from: old.version, to: new })
@@ -130,8 +135,8 @@ pub(crate) fn fetch(cache: &CacheWriter<'_>, kernel: &Kernel, apt: &Apt) -> Resu
 
 /// The image that apt offers for a kernel.
 fn offer(kernel: &Kernel, apt: &Apt) -> Result<Package, FetchError> {
-    for meta in kernel.packages {
-        let text = match apt.show(meta) {
+    for meta in kernel.packages() {
+        let text = match apt.show(&meta) {
             // A package that this release does not have.
             Err(AptError::Failed { .. }) => continue,
             known => known?,
@@ -140,7 +145,7 @@ fn offer(kernel: &Kernel, apt: &Apt) -> Result<Package, FetchError> {
             return Ok(image);
         }
     }
-    Err(FetchError::NoImage { kernel: kernel.name, packages: kernel.packages })
+    Err(FetchError::NoImage { offered: apt.kernels()? })
 }
 
 /// Whether a record is of this image, with every module that is wanted today.

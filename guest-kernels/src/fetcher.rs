@@ -1,22 +1,28 @@
-//! Fetching kernels of the manifest as any user may: by the machine's apt where that serves, otherwise by one apart.
+//! Fetching kernels of Debian's as any user may: by the machine's apt where that serves, otherwise by one apart.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use crate::apt::{Apt, AptError};
 use crate::cache::CacheWriter;
-use crate::fetch::{FetchError, Fetched, fetch};
-use crate::manifest::{Kernel, Suite};
+use crate::fetch::{FetchError, Fetched, Outcome, fetch};
+use crate::manifest::{Kernel, NEWEST, Series};
 use crate::sources::Sources;
-
-/// The directory of the apt that has the machine's sources and lists of its own.
-const OF_THE_MACHINE: &str = "machine";
 
 /// Fetches kernels into a cache. The lists of packages are fetched once a run at most.
 pub struct Fetcher<'a> {
     cache: &'a CacheWriter<'a>,
     notice: &'a dyn Fn(&str),
-    apart: BTreeMap<&'static str, Apt>,
+    apart: BTreeMap<Suite, Apt>,
+}
+
+/// What an apt that is apart offers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Suite {
+    /// What the machine's own offers today.
+    OfTheMachine,
+    /// [`NEWEST`].
+    Newest,
 }
 
 impl<'a> Fetcher<'a> {
@@ -31,38 +37,47 @@ impl<'a> Fetcher<'a> {
     /// # Errors
     /// When there is no kernel at the end.
     pub fn fetch(&mut self, kernel: &Kernel) -> Result<Fetched, FetchError> {
-        match kernel.suite {
-            Suite::OfTheMachine => match fetch(self.cache, kernel, &Apt::of_the_machine()) {
-                Err(error @ (FetchError::Apt(AptError::Missing(_)) | FetchError::Cache(_))) => Err(error),
-                // The machine's lists may be older than what the archive holds today, or not be there.
-                Err(_) => self.fetch_apart(kernel, OF_THE_MACHINE),
-                fetched => fetched,
-            },
-            Suite::Named(suite) => self.fetch_apart(kernel, suite),
+        if let Series::Since(_) = kernel.series {
+            return self.fetch_apart(kernel, Suite::Newest);
+        }
+        let of_machine = match fetch(self.cache, kernel, &Apt::of_the_machine()) {
+            Err(error @ (FetchError::Apt(AptError::Missing(_)) | FetchError::Cache(_))) => return Err(error),
+            // The machine's lists may be older than what the archive holds today, or not be there.
+            Err(_) => self.fetch_apart(kernel, Suite::OfTheMachine),
+            fetched => fetched,
+        };
+        let offered = match &of_machine {
+            Err(FetchError::NoImage { offered })
+            | Ok(Fetched {
+                outcome: Outcome::Kept { reason: FetchError::NoImage { offered }, .. }, ..
+            }) => offered,
+            _ => return of_machine,
+        };
+        match self.fetch_apart(kernel, Suite::Newest) {
+            Err(FetchError::NoImage { offered: newest }) => {
+                Err(FetchError::NoImage { offered: offered | &newest })
+            }
+            fetched => fetched,
         }
     }
 
-    fn fetch_apart(&mut self, kernel: &Kernel, name: &'static str) -> Result<Fetched, FetchError> {
-        let apt = match self.apart.entry(name) {
+    fn fetch_apart(&mut self, kernel: &Kernel, suite: Suite) -> Result<Fetched, FetchError> {
+        let (name, words) = match suite {
+            Suite::OfTheMachine => ("machine", "this machine's sources"),
+            Suite::Newest => (NEWEST, NEWEST),
+        };
+        let apt = match self.apart.entry(suite) {
             Entry::Occupied(apt) => apt.into_mut(),
             Entry::Vacant(place) => {
-                let source = match kernel.suite {
+                let source = match suite {
                     Suite::OfTheMachine => None,
-                    Suite::Named(suite) => {
-                        Some(Sources::of_this_machine()?.of_this_release()?.with_suite(suite))
-                    }
+                    Suite::Newest => Some(Sources::of_this_machine()?.of_this_release()?.with_suite(NEWEST)),
                 };
                 place.insert(Apt::apart(&self.cache.cache().apt_dir(name), source)?)
             }
         };
         if !apt.is_fresh() {
-            (self.notice)(&format!(
-                "fetching the package lists of {}, apart from the machine's own",
-                match kernel.suite {
-                    Suite::OfTheMachine => "this machine's sources",
-                    Suite::Named(suite) => suite,
-                }
-            ));
+            (self.notice)(&format!("fetching the package lists of {words}, apart from the machine's own"));
         }
         // The lists may be older than what the archive holds today: then once more.
         fetch(self.cache, kernel, apt).or_else(|_| {

@@ -1,7 +1,7 @@
 //! The kernel under test: the one of the manifest that `VMM_TEST_KERNEL` names, otherwise the default one.
 
 use crate::linux_rig::subject;
-use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
+use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 
 /// Functions of 6.12, and what kernels that do not have them call instead.
 const RENAMED: [(&str, &str); 5] = [
@@ -14,8 +14,8 @@ const RENAMED: [(&str, &str); 5] = [
 
 /// The kernel that guests run.
 pub fn under_test() -> &'static Kernel {
-    let name = std::env::var("VMM_TEST_KERNEL").unwrap_or_else(|_| DEFAULT_KERNEL.name.to_owned());
-    let known = KERNELS.iter().find(|kernel| kernel.name == name);
+    let name = std::env::var("VMM_TEST_KERNEL").unwrap_or_else(|_| DEFAULT_KERNEL.to_string());
+    let known = KERNELS.iter().find(|kernel| kernel.to_string() == name);
     known.unwrap_or_else(|| panic!("VMM_TEST_KERNEL={name} names no kernel of the manifest"))
 }
 
@@ -23,16 +23,16 @@ pub fn under_test() -> &'static Kernel {
 pub fn is_default() -> bool {
     let is = *under_test() == DEFAULT_KERNEL;
     if !is {
-        println!("skipped: what is tested is about {} alone", DEFAULT_KERNEL.name);
+        println!("skipped: what is tested is about {DEFAULT_KERNEL} alone");
     }
     is
 }
 
 /// Whether it has PREEMPT_RT. Otherwise prints why a test of that is skipped.
 pub fn is_realtime() -> bool {
-    let is = under_test().flavour.starts_with("rt-");
+    let is = under_test().flavour == Flavour::Realtime;
     if !is {
-        println!("skipped: {} is no realtime kernel", under_test().name);
+        println!("skipped: {} is no realtime kernel", under_test());
     }
     is
 }

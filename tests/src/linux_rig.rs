@@ -57,7 +57,7 @@ pub fn subject() -> &'static Subject {
     static SUBJECT: OnceLock<Subject> = OnceLock::new();
     SUBJECT.get_or_init(|| {
         let wanted = under_test();
-        let image = read(&wanted.variable(), || Cache::open().unwrap().kernel(wanted.name).unwrap().image);
+        let image = read(&wanted.variable(), || Cache::open().unwrap().kernel(wanted).unwrap().image);
         let kernel = Arc::new(Kernel::read(&image, None).unwrap());
         Subject { image, landmarks: Landmarks::of(&kernel), kernel }
     })

@@ -38,7 +38,7 @@ impl<'a> Rules<'a> {
             [Some(start), Some(end)] => Some(start..=end),
             _ => None,
         };
-        Self { kernel, thunks, runs_groups: series != Series::Is("6.1") }
+        Self { kernel, thunks, runs_groups: series != Series::Is(6, 1) }
     }
 
     /// Why the kernel leaves a probe at `at` on its breakpoint. `None` if it puts a jump there.

@@ -31,7 +31,7 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
     let has_guest = matches!(words, ["run" | "coverage", ..]);
-    let names_kernel = words.iter().any(|word| word.starts_with("--kernel"));
+    let names_kernel = words.iter().any(|word| word.starts_with("--kernel") || *word == "-k");
     // The product finds the default one by itself, as it does for users.
     if has_guest && !names_kernel && *under_test() != DEFAULT_KERNEL {
         command.arg("--kernel").arg(kernel());
@@ -171,7 +171,7 @@ impl Run {
 /// The file of the kernel under test.
 pub fn kernel() -> &'static Path {
     static KERNEL: OnceLock<PathBuf> = OnceLock::new();
-    KERNEL.get_or_init(|| Cache::open().unwrap().kernel(under_test().name).unwrap().image)
+    KERNEL.get_or_init(|| Cache::open().unwrap().kernel(under_test()).unwrap().image)
 }
 
 /// The guest's initramfs with more files in it: path, permission bits, contents.
@@ -185,7 +185,7 @@ pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTem
 
 /// A module of the kernel under test, for its guests.
 pub fn module(module: &str) -> Vec<u8> {
-    let modules = Cache::open().unwrap().kernel(under_test().name).unwrap().guest_modules;
+    let modules = Cache::open().unwrap().kernel(under_test()).unwrap().guest_modules;
     let path = modules.iter().find(|path| path.file_stem().is_some_and(|stem| stem == module));
     fs::read(path.unwrap_or_else(|| panic!("no {module}: run `cargo xtask setup`"))).unwrap()
 }

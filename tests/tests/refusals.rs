@@ -7,6 +7,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use guest_kernels::Series;
 use tests::kernel::under_test;
 use tests::product::{binary, command, initrd_with, kernel};
 
@@ -80,8 +81,8 @@ fn our_mark(said: &str) -> Option<usize> {
 #[test]
 fn what_the_guest_refuses_is_refused_at_the_same_place() {
     let Some(binary) = binary() else { return };
-    let rows = match under_test().name {
-        "6.1" => COMMON.to_vec(),
+    let rows = match under_test().series {
+        Series::Is(6, 1) => COMMON.to_vec(),
         _ => [COMMON, SINCE_6_12].concat(),
     };
     let definitions: String = rows.iter().map(|(definition, _)| format!("{definition}\n")).collect();

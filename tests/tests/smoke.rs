@@ -15,7 +15,7 @@ const OPEN: &str = "do_sys_openat2";
 /// Runs a guest with these words that ends in order and has nothing to complain about.
 fn run_in_order(words: &[&str]) -> Option<Run> {
     let run = run(&binary()?, words);
-    println!("{}: {}", under_test().name, words.join(" "));
+    println!("{}: {}", under_test(), words.join(" "));
     run.assert_success();
     run.assert_clean_log();
     Some(run)

@@ -95,9 +95,9 @@ fn fetch_kernels(log: &Log, cache: &CacheWriter<'_>) -> anyhow::Result<()> {
         match fetcher.fetch(kernel) {
             Ok(fetched) => log.say(fetched),
             Err(error) if *kernel != DEFAULT_KERNEL => {
-                log.say(format_args!("kernel {}: left out: {:#}", kernel.name, anyhow::Error::from(error)));
+                log.say(format_args!("kernel {kernel}: left out: {:#}", anyhow::Error::from(error)));
             }
-            Err(error) => return Err(error).with_context(|| format!("kernel {} is needed", kernel.name)),
+            Err(error) => return Err(error).with_context(|| format!("kernel {kernel} is needed")),
         }
     }
     Ok(())

@@ -65,8 +65,7 @@ type Check = (String, anyhow::Result<()>);
 /// # Errors
 /// When one fails; what it printed has been shown.
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
-    let (kernel, initramfs) =
-        (Cache::open()?.kernel(DEFAULT_KERNEL.name)?.image, Cache::open()?.initramfs()?);
+    let (kernel, initramfs) = (Cache::open()?.kernel(&DEFAULT_KERNEL)?.image, Cache::open()?.initramfs()?);
     let drawn = draw(INSTRUCTIONS)?;
     let files = vec![
         bochs::file("bin/contract", 0o755, &test_program("contract")?)?,

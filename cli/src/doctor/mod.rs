@@ -34,9 +34,9 @@ struct Diagnosis {
 pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
     if args.report.is_some() {
         // Without its files no guest differs from anything.
+        Cache::open()?.initramfs()?;
         let kernel = args.kernel.clone().unwrap_or(Choice::Debian(DEFAULT_KERNEL));
         target::read(&kernel.files()?.image)?;
-        Cache::open()?.initramfs()?;
     }
     let diagnosis = examine(args);
     list(|mut out| match args.json {

@@ -48,7 +48,7 @@ pub(super) fn files() -> anyhow::Result<Vec<ExtraFile>> {
         bochs::file("bin/busybox", 0o755, Path::new("/bin/busybox"))?,
         bochs::file("bin/workload", 0o755, &setup::build("workload", "workload")?)?,
         bochs::file("bin/calls", 0o755, &setup::build("tests", "calls")?)?,
-        bochs::file("guest/vmlinuz", 0o644, &cache.kernel(DEFAULT_KERNEL.name)?.image)?,
+        bochs::file("guest/vmlinuz", 0o644, &cache.kernel(&DEFAULT_KERNEL)?.image)?,
         bochs::file("guest/initramfs", 0o644, &cache.initramfs()?)?,
     ])
 }

@@ -24,7 +24,7 @@ initrd /boot/initramfs
 
 /// Makes the disc, in `directory`.
 pub(super) fn build(directory: &Path, contents: Contents<'_>) -> anyhow::Result<()> {
-    let kernel = Cache::open()?.kernel(DEFAULT_KERNEL.name)?;
+    let kernel = Cache::open()?.kernel(&DEFAULT_KERNEL)?;
     let root = directory.join("disc");
     let boot = root.join("boot");
     fs::create_dir_all(boot.join("grub"))?;

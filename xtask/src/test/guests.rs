@@ -39,7 +39,7 @@ impl Guests<'_> {
 
     /// The least that a kernel must do.
     pub(super) fn smoke(self) -> anyhow::Result<()> {
-        self.step("six guests", "", self.as_user(&["smoke"]))
+        self.step("smoke guests", "", self.as_user(&["smoke"]))
     }
 
     /// One program of the product's tests, as long as it may take.
@@ -50,16 +50,16 @@ impl Guests<'_> {
     }
 
     fn step(self, what: &str, how: &str, tests: Command) -> anyhow::Result<()> {
-        let what = format!("{what} on {}{how}, {}", self.kernel.name, self.kvm.words());
+        let what = format!("{what} on {}{how}, {}", self.kernel, self.kvm.words());
         step(self.start, &what, tests)
     }
 
     fn in_session(self, variables: Variables, which: &[&str]) -> anyhow::Result<Command> {
         let cache = Cache::open()?;
         let variables = variables
-            .with("VMM_TEST_KERNEL", self.kernel.name)
+            .with("VMM_TEST_KERNEL", self.kernel.to_string())
             .with_file("VMM_GUEST_INITRD", &cache.initramfs()?)
-            .with_file(&self.kernel.variable(), &cache.kernel(self.kernel.name)?.image);
+            .with_file(&self.kernel.variable(), &cache.kernel(self.kernel)?.image);
         let mut tests = self.kvm.command(self.vmm, &test_program("session")?, variables);
         tests.args(["--test-threads=1", "--show-output"]).args(which);
         Ok(tests)
@@ -71,7 +71,7 @@ impl Guests<'_> {
         let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
         tests.args(names.iter().map(|name| format!("--test={name}")));
         tests.args(["--", "--test-threads", "2", "--show-output"]);
-        tests.env("VMM_BIN", self.vmm).env("VMM_TEST_KERNEL", self.kernel.name);
+        tests.env("VMM_BIN", self.vmm).env("VMM_TEST_KERNEL", self.kernel.to_string());
         tests.env("VMM_TEST_HOST", self.kvm.host());
         tests
     }

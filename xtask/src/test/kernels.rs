@@ -2,7 +2,7 @@
 
 use super::{cargo, say};
 use anyhow::{Context as _, ensure};
-use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Kernel, Suite};
+use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Kernel, Series};
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,11 +11,11 @@ use tempfile::NamedTempFile;
 
 /// Whether a kernel has been fetched. Says so when it is left out; the default one is never.
 pub(super) fn is_there(start: Instant, kernel: &Kernel) -> anyhow::Result<bool> {
-    match Cache::open()?.kernel(kernel.name) {
+    match Cache::open()?.kernel(kernel) {
         Ok(_) => Ok(true),
         Err(error) if *kernel == DEFAULT_KERNEL => Err(error.into()),
         Err(error) => {
-            say(start, &format!("skipped: the tests of kernel {}: {error}", kernel.name));
+            say(start, &format!("skipped: the tests of kernel {kernel}: {error}"));
             Ok(false)
         }
     }
@@ -35,10 +35,10 @@ fn images(which: impl Fn(&Kernel) -> bool) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::open()?;
     let mut images = Vec::new();
     for kernel in KERNELS.iter().filter(|kernel| which(kernel)) {
-        match cache.kernel(kernel.name) {
+        match cache.kernel(kernel) {
             Ok(fetched) => images.push(fetched.image),
             Err(error) if *kernel == DEFAULT_KERNEL => return Err(error.into()),
-            Err(error) => println!("test: skipped: the text of kernel {}: {error}", kernel.name),
+            Err(error) => println!("test: skipped: the text of kernel {kernel}: {error}"),
         }
     }
     Ok(images)
@@ -52,7 +52,7 @@ pub(crate) fn draw(count: u32) -> anyhow::Result<NamedTempFile> {
     let status = draw
         .arg(file.path())
         .arg(count.to_string())
-        .args(images(|kernel| kernel.suite == Suite::OfTheMachine)?)
+        .args(images(|kernel| matches!(kernel.series, Series::Is(..)))?)
         .status();
     ensure!(status.context("cannot run cargo")?.success(), "no instructions were drawn");
     Ok(file)

@@ -5,7 +5,7 @@ use super::kvm::Kvm;
 use super::selftests::Which;
 use super::{hosts, kernels, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use guest_kernels::{DEFAULT_KERNEL, KERNELS, Kernel};
+use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 use std::path::Path;
 use std::time::Instant;
 
@@ -31,10 +31,10 @@ pub(super) enum Piece {
 }
 
 /// Every piece and its name.
-fn pieces() -> Vec<(&'static str, Piece)> {
+fn pieces() -> Vec<(String, Piece)> {
     let others = KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL);
-    let mut pieces: Vec<_> = others.map(|kernel| (kernel.name, Piece::Kernel(kernel))).collect();
-    pieces.extend([
+    let mut pieces: Vec<_> = others.map(|kernel| (kernel.to_string(), Piece::Kernel(kernel))).collect();
+    let rest = [
         ("storms", Piece::Storms),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
@@ -44,7 +44,8 @@ fn pieces() -> Vec<(&'static str, Piece)> {
         ("selftests-slow", Piece::Selftests(Which::Slow)),
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
-    ]);
+    ];
+    pieces.extend(rest.map(|(name, piece)| (name.to_owned(), piece)));
     pieces
 }
 
@@ -94,7 +95,7 @@ impl Piece {
 
 /// Compares with the guest's own kprobes, in each series.
 fn compare(start: Instant, vmm: &Path, kvm: Kvm, name: &str) -> anyhow::Result<()> {
-    for kernel in KERNELS.iter().filter(|kernel| !kernel.flavour.starts_with("rt-")) {
+    for kernel in KERNELS.iter().filter(|kernel| kernel.flavour != Flavour::Realtime) {
         if kernels::is_there(start, kernel)? {
             Guests { start, vmm, kvm, kernel }.long_product(name)?;
         }
@@ -109,8 +110,7 @@ mod tests {
     #[test]
     fn every_kernel_but_the_default_one_is_a_piece() {
         let names: Vec<_> = pieces().into_iter().map(|(name, _)| name).collect();
-        let others: Vec<_> =
-            KERNELS.iter().map(|kernel| kernel.name).filter(|name| *name != "6.12").collect();
+        let others: Vec<_> = KERNELS.iter().map(Kernel::to_string).filter(|name| name != "6.12").collect();
         assert_eq!(names[..others.len()], others);
         let unique: std::collections::HashSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());

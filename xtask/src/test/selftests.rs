@@ -162,7 +162,7 @@ fn programs(folder: &Path) -> anyhow::Result<Vec<String>> {
 
 /// The folder with a folder for each collection, its programs built.
 fn built(start: Instant) -> anyhow::Result<PathBuf> {
-    let place = Cache::open()?.root().join(format!("selftests-{}", DEFAULT_KERNEL.name));
+    let place = Cache::open()?.root().join(format!("selftests-{DEFAULT_KERNEL}"));
     if place.is_dir() {
         return Ok(place);
     }
