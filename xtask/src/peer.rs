@@ -33,7 +33,7 @@ impl Peer {
     /// Builds what is missing. `own_kvm`: guests run on this machine's KVM, otherwise in QEMU's emulator.
     pub(crate) fn prepare(kernel: &Kernel, own_kvm: bool) -> anyhow::Result<Self> {
         let cache = Cache::open()?;
-        let image = cache.kernel(kernel.name)?.image;
+        let image = cache.kernel(kernel)?.image;
         let place = cache.root().join(format!("virtiofsd-{VIRTIOFSD}"));
         let virtiofsd = place.join("bin/virtiofsd");
         if !virtiofsd.exists() {
@@ -153,7 +153,7 @@ mount -t overlay -o lowerdir={place},upperdir=/run/upper,workdir=/run/work overl
 mount -t tmpfs tmp /tmp; cd {place}
 exec > $(echo /dev/vport*p1) 2>&1 < /dev/null
 setsid sh -c '{script}'
-echo; echo '{ENDED}'$?
+code=$?; echo; echo '{ENDED}'$code
 echo o > /proc/sysrq-trigger
 sleep 100
 "
