@@ -44,7 +44,8 @@ pub enum ConfineError {
 }
 
 /// From now on this thread, with those that it starts, makes the system calls of its `role` and no others. For good: so that
-/// its process should end when its work does. Says whether that is in force: not where the kernel has no seccomp.
+/// its process should end when its work does. Says whether that is in force: not where the kernel has no seccomp, or a container
+/// lets nobody have it.
 ///
 /// # Errors
 /// [`ConfineError`].
@@ -96,9 +97,9 @@ fn programs(role: Role) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
 fn apply(program: &BpfProgram) -> Result<bool, seccompiler::Error> {
     match seccompiler::apply_filter(program) {
         Ok(()) => Ok(true),
-        // seccomp(2): the kernel was built without it.
+        // seccomp(2): the kernel was built without it. A container's own filter says EPERM.
         Err(seccompiler::Error::Seccomp(error) | seccompiler::Error::Prctl(error))
-            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) =>
+            if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EPERM)) =>
         {
             Ok(false)
         }
