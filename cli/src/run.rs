@@ -25,6 +25,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use tempfile::NamedTempFile;
@@ -183,6 +184,8 @@ pub(crate) struct Ran {
     pub(crate) report: Report,
     /// How its command ended, if it had one that did.
     pub(crate) command: Option<Option<Exit>>,
+    /// Whether the server of its files ended before it did: what the guest did then says nothing.
+    pub(crate) are_files_lost: bool,
 }
 
 /// What a session knows of its kernel.
@@ -239,7 +242,7 @@ pub(crate) fn session(
     }
     // What nobody reads, nobody misses.
     finish(&console);
-    Ok(Ran { report, command: None })
+    Ok(Ran { report, command: None, are_files_lost: false })
 }
 
 /// A guest without a console.
@@ -282,7 +285,16 @@ fn with_command(
     sink: &mut dyn Sink,
 ) -> Result<Ran> {
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
-    let extras = Extras { ports: vec![port], folders: Some(work.folders(guest)?), rng: true };
+    let are_files_lost = Arc::new(AtomicBool::new(false));
+    let lost = {
+        let (are_lost, end) = (are_files_lost.clone(), command.end()?);
+        Box::new(move || {
+            are_lost.store(true, Ordering::Relaxed);
+            // The command's thread sees the end of its stream, and stops the guest.
+            let _ = end.shutdown(Shutdown::Both);
+        })
+    };
+    let extras = Extras { ports: vec![port], folders: Some(work.folders(guest, lost)?), rng: true };
     let console = work::Console::new(guest.verbose);
     let (cmdline, late, limit) = (cmdline(guest), known.late, timeout(guest.timeout, BOOT));
     let is_terminal = io::stdin().is_terminal();
@@ -327,7 +339,12 @@ fn with_command(
     });
     let report = report?;
     finish(&stdout);
+    let are_files_lost = are_files_lost.load(Ordering::Relaxed);
     let command = match ended {
+        _ if are_files_lost => {
+            say("the run was ended because the guest had lost its files");
+            None
+        }
         Ok(Ok(ended)) => Some(ended.exit),
         Ok(Err(error)) => {
             console.show();
@@ -336,7 +353,7 @@ fn with_command(
         }
         Err(_) => None,
     };
-    Ok(Ran { report, command: Some(command) })
+    Ok(Ran { report, command: Some(command), are_files_lost })
 }
 
 /// A guest that hangs is told from one that works slowly. One whose console is a person's has no end of its own.
@@ -395,7 +412,7 @@ pub(crate) fn cmdline(guest: &Guest) -> String {
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    Ran { report, command }: &Ran,
+    Ran { report, command, are_files_lost }: &Ran,
     patterns: &[Option<String>],
     allow_pending: bool,
     names: &GuestNames,
@@ -428,6 +445,7 @@ pub(crate) fn exit_code(
             say_stands(stands, names);
             ExitCode::from(EXIT_TIMEOUT)
         }
+        Outcome::Died(_) if *are_files_lost => ExitCode::from(EXIT_INFRASTRUCTURE),
         Outcome::Died(death) => {
             say_death(death, names);
             ExitCode::from(EXIT_DIED)

@@ -1,8 +1,7 @@
 //! The user's command in the guest: what is run, on which files, and how its streams reach it.
 
-use crate::EXIT_INFRASTRUCTURE;
 use crate::args::Guest;
-use crate::say;
+use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
 use guest_kernels::Modules;
 use guest_kernels::initramfs::{self, ExtraFile};
@@ -13,14 +12,17 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use vmm::command::{Mount, PLAN, Plan, Words};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Folders;
+use vmm::devices::virtio::fs::end_of_answers;
 use vmm::files::Folder;
 
 /// A command, and the folders that the guest sees.
@@ -126,38 +128,41 @@ impl Work {
         Ok(initramfs::command(program, drivers, [plan])?)
     }
 
-    /// The folders as devices, with the way to their server.
-    pub(crate) fn folders(&self, guest: &Guest) -> Result<Folders> {
+    /// The folders as devices, with the way to their server. `lost` is called when that has ended too early.
+    pub(crate) fn folders(&self, guest: &Guest, lost: Box<dyn FnOnce() + Send>) -> Result<Folders> {
         let tags = self.tags();
         if guest.files_port {
             let (requests, answers) =
                 vmm::host::agent::files_port().context("cannot reach the files outside")?;
-            return Ok(Folders { tags, requests, answers });
+            return Ok(Folders { tags, requests, answers, lost });
         }
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
         self.serve(theirs)?;
         let requests = ours.try_clone().context("cannot share a socket")?;
-        Ok(Folders { tags, requests: Box::new(requests), answers: Box::new(ours) })
+        Ok(Folders { tags, requests: Box::new(requests), answers: Box::new(ours), lost })
     }
 
-    /// Starts the server of its files, which answers what comes in over `stream`, and ends with it.
-    pub(crate) fn serve(&self, stream: UnixStream) -> Result<()> {
+    /// Starts the server of its files, which answers what comes in over `stream`, and ends with it. Where it ends sooner,
+    /// the answers end.
+    pub(crate) fn serve(&self, mut stream: UnixStream) -> Result<()> {
         let program = env::current_exe().context("cannot find this program's own file")?;
         let folders = serde_json::to_string(&self.folders)?;
         let mut server = Command::new(program);
-        server
-            .arg("serve-files")
-            .arg(folders)
-            .stdin(std::os::fd::OwnedFd::from(stream))
-            .stdout(Stdio::null());
+        let theirs = stream.try_clone().context("cannot share a socket")?;
+        server.arg("serve-files").arg(folders).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         server.env_clear();
         // A group of its own: Ctrl-C is not for it.
-        std::os::unix::process::CommandExt::process_group(&mut server, 0);
+        server.process_group(0);
         let mut server = server.spawn().context("cannot start the server of the guest's files")?;
-        // It ends with its stream, or has said why it could not go on.
-        thread::spawn(move || {
-            if server.wait().is_ok_and(|ended| ended.code() == Some(EXIT_INFRASTRUCTURE.into())) {
-                process::exit(EXIT_INFRASTRUCTURE.into());
+        thread::spawn(move || match server.wait() {
+            Ok(ended) if ended.success() => {}
+            ended => {
+                // Otherwise it has said why.
+                if let Some(signal) = ended.ok().and_then(|ended| ended.signal()) {
+                    say(format_args!("the server of the guest's files was ended by signal {signal}"));
+                }
+                // A guest that is gone takes nothing.
+                let _ = stream.write_all(&end_of_answers());
             }
         });
         Ok(())

@@ -126,7 +126,7 @@ pub fn fs(input: &[u8]) -> bool {
     let Ok(requests) = ours.try_clone() else { return false };
     let server = Server::new(Box::new(requests));
     let Ok(folder) = Folder::new("folder", 0, server.clone()) else { return false };
-    let is_started = server.start(ours, false).is_ok() && folder.start(false).is_ok();
+    let is_started = server.start(ours, || (), false).is_ok() && folder.start(false).is_ok();
     let is_raised = is_started && under(Arc::new(folder), Some(&theirs), input);
     let _ = theirs.shutdown(Shutdown::Both);
     is_raised

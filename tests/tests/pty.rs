@@ -4,7 +4,7 @@
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -84,6 +84,10 @@ impl Terminal {
     }
 
     fn end(mut self) -> ExitStatus {
+        self.wait_for_end()
+    }
+
+    fn wait_for_end(&mut self) -> ExitStatus {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.run.try_wait().unwrap() {
@@ -96,6 +100,45 @@ impl Terminal {
             }
         }
     }
+}
+
+/// The server of files of the run `vmm`.
+fn file_server(vmm: &Child) -> Pid {
+    let pid = vmm.id();
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let children = threads.flat_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")));
+    let is_server = |child: &i32| {
+        let words = fs::read_to_string(format!("/proc/{child}/cmdline"));
+        words.is_ok_and(|words| words.contains("serve-files"))
+    };
+    let children: Vec<i32> = children
+        .flat_map(|all| all.split_whitespace().map(|child| child.parse().unwrap()).collect::<Vec<_>>())
+        .collect();
+    Pid::from_raw(*children.iter().find(|child| is_server(child)).unwrap()).unwrap()
+}
+
+#[test]
+fn a_run_ends_in_order_when_the_guests_files_are_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let hits = folder.path().join("hits");
+    let options = ["--probe", "do_sys_openat2", "--output", hits.to_str().unwrap()];
+    let Some(mut terminal) = Terminal::open(&options, &["sh", "-c", "echo begun; sleep 1000"]) else {
+        return;
+    };
+    terminal.wait_for("begun");
+    let is_raw = |terminal: &Terminal| {
+        !tcgetattr(&terminal.master).unwrap().local_modes.intersects(LocalModes::ECHO | LocalModes::ICANON)
+    };
+    assert!(is_raw(&terminal));
+    kill_process(file_server(&terminal.run), Signal::KILL).unwrap();
+    terminal.wait_for("the server of the guest's files was ended by signal 9");
+    terminal.wait_for("the run was ended because the guest had lost its files");
+    terminal.wait_for("[OPTIMIZED]");
+    terminal.wait_for_end();
+    assert!(!is_raw(&terminal));
+    assert_eq!(terminal.end().code(), Some(125));
+    let hits = fs::read_to_string(hits).unwrap();
+    assert!(hits.contains("filename=\"/etc/ld.so.cache\""), "{hits}");
 }
 
 #[test]

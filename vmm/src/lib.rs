@@ -18,6 +18,7 @@ pub mod selftest;
 pub mod session;
 pub mod signals;
 pub mod stack;
+pub mod terminal;
 pub mod text;
 mod touched;
 pub mod trap;

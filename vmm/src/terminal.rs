@@ -5,6 +5,7 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize,
 use serde::{Deserialize, Serialize};
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 /// The size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +71,11 @@ pub struct RawMode {
 }
 
 impl RawMode {
+    fn end(&self) {
+        // The terminal may be gone by now; then there is nothing to bring back.
+        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
+    }
+
     /// Puts the terminal `fd` into raw mode.
     ///
     /// # Errors
@@ -77,6 +83,10 @@ impl RawMode {
     pub fn enter(fd: impl AsFd) -> io::Result<Self> {
         let terminal = fd.as_fd().try_clone_to_owned()?;
         let before = tcgetattr(&terminal)?;
+        if FIRST.get().is_none() {
+            // Another thread may be faster.
+            let _ = FIRST.set(Self { terminal: terminal.try_clone()?, before: before.clone() });
+        }
         let mut raw = before.clone();
         raw.make_raw();
         // Our own lines between the guest's need their carriage returns.
@@ -88,8 +98,18 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // The terminal may be gone by now; then there is nothing to bring back.
-        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
+        self.end();
+    }
+}
+
+/// The first terminal of this process that was made raw: a process has one. It is kept for good.
+static FIRST: OnceLock<RawMode> = OnceLock::new();
+
+/// Brings back the mode that this process's terminal had before it was made raw, if it ever was. For a process that ends on
+/// the spot: nothing is allocated or locked, so that a signal handler may do it.
+pub(crate) fn restore() {
+    if let Some(first) = FIRST.get() {
+        first.end();
     }
 }
 

@@ -265,6 +265,7 @@ fn a_guest_that_feeds_garbage_to_its_devices_harms_itself_alone() {
             tags: vec!["files".to_owned()],
             requests: Box::new(files.try_clone().unwrap()),
             answers: Box::new(files.try_clone().unwrap()),
+            lost: Box::new(|| ()),
         }),
     });
     let starts = [0, 1].map(|cpu| Start::at(CODES[cpu], Gva(0x8_0000 - cpu as u64 * 0x4000)));

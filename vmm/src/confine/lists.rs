@@ -249,7 +249,8 @@ fn vcpu_requests() -> Result<Vec<SeccompRule>, BackendError> {
     Ok([vec![SeccompRule::new(vec![of_vcpus])?], any(1, &device_requests())?].concat())
 }
 
-/// Sending an interrupt (KVM_SIGNAL_MSI), and asking whether something is a terminal, as a panic does.
+/// Sending an interrupt (KVM_SIGNAL_MSI), asking whether something is a terminal, as a panic does, and bringing back a
+/// terminal's mode, as the end of a process does.
 fn device_requests() -> Vec<u64> {
-    vec![ioctl_expr(_IOC_WRITE, KVMIO, 0xa5, size_of::<kvm_msi>() as u32) as u64, TCGETS]
+    vec![ioctl_expr(_IOC_WRITE, KVMIO, 0xa5, size_of::<kvm_msi>() as u32) as u64, TCGETS, TCSETS, TCSETS2]
 }

@@ -1,6 +1,7 @@
 //! The end of a process that made a system call which is on no list.
 #![allow(unsafe_code, reason = "a signal handler reads what the kernel says of the signal")]
 
+use crate::terminal;
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 use std::fmt::{self, Write};
 use vmm_sys_util::errno;
@@ -31,8 +32,10 @@ extern "C" fn refused(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     ));
 }
 
-/// Says so and ends this process, from a signal handler as from anywhere else: nothing is allocated or locked.
+/// Says so and ends this process, from a signal handler as from anywhere else: nothing is allocated or locked. The terminal is
+/// left as it was found.
 pub(super) fn end(words: fmt::Arguments<'_>) -> ! {
+    terminal::restore();
     let mut line = Line { bytes: [0; 512], length: 0 };
     // What does not fit is cut.
     let _ = writeln!(line, "vmm: {words}");

@@ -2,12 +2,16 @@
 #![allow(unsafe_code, reason = "system calls are made as they are")]
 
 use super::*;
+use crate::terminal::RawMode;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 use std::env;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const ROLES: [Role; 5] = [
@@ -23,9 +27,14 @@ const CASE: &str = "VMM_CONFINE_CASE";
 
 /// Has a process of its own carry out `case`.
 fn child(case: &str) -> Output {
+    child_with(Stdio::null(), case)
+}
+
+/// The same, with this standard input.
+fn child_with(stdin: impl Into<Stdio>, case: &str) -> Output {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "--nocapture", "confine::tests::the_child"]);
-    child.env(CASE, case).output().unwrap()
+    child.env(CASE, case).stdin(stdin).output().unwrap()
 }
 
 /// Calls that no thread makes: a program, a network, another process, a mount, code.
@@ -59,6 +68,9 @@ fn the_child() {
     let Ok(case) = env::var(CASE) else { return };
     let mut words = case.split(' ').map(|word| word.parse::<usize>().unwrap());
     let role = ROLES[words.next().unwrap()];
+    let stdin = std::io::stdin();
+    let raw = stdin.is_terminal().then(|| RawMode::enter(&stdin).unwrap());
+    assert!(raw.is_none() || !tcgetattr(&stdin).unwrap().local_modes.contains(LocalModes::ECHO));
     match words.next() {
         Some(number) => {
             let (number, [a, b, c, d, e, f]) = refused()[number];
@@ -126,6 +138,22 @@ fn a_call_that_is_on_no_list_ends_the_process_with_a_sentence() {
         let words = format!("made system call {number}, which it has no need of");
         assert!(said.starts_with("vmm: the thread `") && said.contains(&words), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_terminal_is_left_as_it_was_found() {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap();
+    let terminal = File::from(open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap());
+    let modes = || tcgetattr(&terminal).unwrap().local_modes;
+    assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
+    for (n, role) in ROLES.iter().enumerate().filter(|(_, role)| !matches!(role, Role::Files { .. })) {
+        let output = child_with(terminal.try_clone().unwrap(), &format!("{n} 0"));
+        assert_eq!(output.status.code(), Some(125), "{role:?}: {output:?}");
+        assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON), "{role:?}");
     }
 }
 

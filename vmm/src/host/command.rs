@@ -2,8 +2,8 @@
 
 use super::protocol::{Arg, Program};
 use super::pump::Escape;
-use super::terminal::Terminal;
 use crate::printer::Printer;
+use crate::terminal::Terminal;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;

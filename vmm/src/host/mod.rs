@@ -33,8 +33,8 @@ mod qmp;
 mod signals;
 mod snapshot;
 mod spawn;
-mod terminal;
 
+pub use crate::terminal::{RawMode, Terminal, WindowSize, is_one_terminal};
 pub use command::{HostCommand, Outlet, Streams};
 pub use conversation::BeginError;
 pub use disk::DiskError;
@@ -44,4 +44,3 @@ pub use protocol::{Exit, ProtocolError};
 pub use pump::{Escape, Lost, Stream};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};
-pub use terminal::{RawMode, Terminal, WindowSize, is_one_terminal};

@@ -17,7 +17,7 @@
 //! does not read stops the writers inside. What goes in is counted: at most [`STDIN_WINDOW`] `Stdin` frames may
 //! wait for their `StdinTaken`, so that a command that does not read its input never blocks a signal.
 
-use super::terminal::WindowSize;
+use crate::terminal::WindowSize;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -74,7 +74,7 @@ pub(crate) struct Job {
     /// How many pipes [`Arg::Output`] may name.
     pub(crate) outputs: usize,
     /// The terminal the command gets, if any.
-    pub(crate) terminal: Option<super::terminal::Terminal>,
+    pub(crate) terminal: Option<crate::terminal::Terminal>,
     /// Wall-clock time outside, in seconds since 1970.
     pub(crate) time: u64,
 }
@@ -302,8 +302,8 @@ fn frame(kind: u8, parts: &[&[u8]]) -> Result<Vec<u8>, ProtocolError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::terminal::Terminal;
     use super::*;
+    use crate::terminal::Terminal;
 
     fn job() -> Job {
         Job {

@@ -1,8 +1,8 @@
 //! This process's signals while a command runs inside: passed on, and in the end obeyed.
 
 use super::protocol::{Outbox, ToAgent};
-use super::terminal::{RawMode, WindowSize};
 use crate::signals::{Caught, TO_END};
+use crate::terminal::{RawMode, WindowSize};
 use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::{Handle, Signals};
 use std::io;

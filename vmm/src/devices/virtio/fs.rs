@@ -14,6 +14,13 @@ pub const IN_HEADER: usize = 40;
 pub const OUT_HEADER: usize = 16;
 /// The longest message either way, in bytes: a page of headers, and the most that is read or written at a time.
 pub const LONGEST: usize = (1 << 20) + 4096;
+/// What ends the answers on a stream that has no end of its own, wherever in an answer it has stopped: behind it comes an
+/// answer that is shorter than its header.
+#[must_use]
+pub fn end_of_answers() -> Vec<u8> {
+    vec![0; LONGEST + OUT_HEADER]
+}
+
 /// The most folders that one stream serves.
 pub const FOLDERS: usize = 16;
 
@@ -62,16 +69,22 @@ impl Server {
         Arc::new(Self { out: Mutex::new(out), waiting: Mutex::default() })
     }
 
-    /// Starts the thread, [confined](crate::confine) or not, that carries the answers, which come from `answers`. When these end, what waits for one gets EIO,
-    /// and so does whatever is asked later.
+    /// Starts the thread, [confined](crate::confine) or not, that carries the answers, which come from `answers`. When these
+    /// end, `lost` is called, what waits for an answer gets EIO, and so does whatever is asked later.
     ///
     /// # Errors
     /// When the host is out of threads.
-    pub fn start(self: &Arc<Self>, answers: impl Read + Send + 'static, confine: bool) -> io::Result<()> {
+    pub fn start(
+        self: &Arc<Self>,
+        answers: impl Read + Send + 'static,
+        lost: impl FnOnce() + Send + 'static,
+        confine: bool,
+    ) -> io::Result<()> {
         let server = self.clone();
         spawn("fs-answers", confine, move || {
             // Whatever ended the stream, nothing more comes.
             let _ = server.carry(answers);
+            lost();
             let mut waiting = server.waiting();
             waiting.is_over = true;
             waiting.requests.drain().for_each(|(_, asked)| asked.fail());

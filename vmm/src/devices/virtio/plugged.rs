@@ -29,6 +29,8 @@ pub struct Folders {
     pub requests: Box<dyn Write + Send>,
     /// Gives answers. Its thread ends with it, and with nothing else.
     pub answers: Box<dyn Read + Send>,
+    /// Called when the answers have ended: from then on the guest finds no file.
+    pub lost: Box<dyn FnOnce() + Send>,
 }
 
 impl Extras {
@@ -68,9 +70,9 @@ impl Plugged {
             rng.start(confine)?;
             plugged.devices.push(Arc::new(rng));
         }
-        if let Some(Folders { tags, requests, answers }) = folders {
+        if let Some(Folders { tags, requests, answers, lost }) = folders {
             let server = Server::new(requests);
-            server.start(answers, confine)?;
+            server.start(answers, lost, confine)?;
             for (number, tag) in (0..).zip(tags.iter().take(FOLDERS)) {
                 let folder = Folder::new(tag, number, server.clone())?;
                 folder.start(confine)?;

@@ -303,7 +303,7 @@ fn garbage_in_registers_does_no_harm() {
 fn a_reset_in_the_middle_forgets_what_was_asked() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = Server::new(Box::new(ours.try_clone().unwrap()));
-    server.start(ours, false).unwrap();
+    server.start(ours, || (), false).unwrap();
     let folder = Arc::new(Folder::new("tag", 3, server).unwrap());
     folder.start(false).unwrap();
     let mut driver = Driver::new(folder);

@@ -4,9 +4,9 @@ use super::super::protocol::{
     Arg, DiskFile, Exit, FrameReader, FromAgent, Job, Outbox, Program, ProtocolError, STDIN_WINDOW, ToAgent,
 };
 use super::super::spawn;
-use super::super::terminal::{Terminal, WindowSize};
 use super::AgentError;
 use super::port::Port;
+use crate::terminal::{Terminal, WindowSize};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
