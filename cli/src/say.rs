@@ -14,8 +14,17 @@ static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 
 /// Standard error, for lines of this process. Without a thread for it, whoever writes waits.
 pub(crate) fn standard_error() -> Box<dyn Write + Send> {
-    let out: Box<dyn Write + Send> = match printer() {
-        Some(printer) => Box::new(printer.clone()),
+    through(printer().cloned())
+}
+
+/// The same, for lines of which a guest makes as many as it likes: what nobody reads is lost.
+pub(crate) fn standard_error_for_what_fits() -> Box<dyn Write + Send> {
+    through(printer().map(Printer::for_what_fits))
+}
+
+fn through(printer: Option<Printer>) -> Box<dyn Write + Send> {
+    let out: Box<dyn Write + Send> = match printer {
+        Some(printer) => Box::new(printer),
         None => Box::new(io::stderr()),
     };
     if is_shared() { Box::new(Marked::new(out)) } else { out }

@@ -191,7 +191,7 @@ pub(crate) fn serve_files(folders: &str) -> Result<()> {
     let files = vmm::files::Files::open(&folders)?;
     let stdin = io::stdin();
     let stream = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned()?;
-    vmm::files::confine(&folders)?;
+    files.confine()?;
     confine::this_thread(Role::Files { writable: folders.iter().any(|folder| folder.writable) })?;
     Ok(files.serve(&UnixStream::from(stream))?)
 }
@@ -251,7 +251,7 @@ impl Lines {
 
 fn show(line: String) {
     // Nobody may be there to read it.
-    let _ = writeln!(say::standard_error(), "console: {line}");
+    let _ = writeln!(say::standard_error_for_what_fits(), "console: {line}");
 }
 
 impl Write for Console {

@@ -73,9 +73,8 @@ impl GuestCommand {
     /// # Errors
     /// [`CommandError`].
     pub fn wait(&self, limit: Option<Duration>) -> Result<(), CommandError> {
-        self.control.set_read_timeout(limit).map_err(BeginError::SetUp)?;
-        match greet(&self.control) {
-            Ok(()) => Ok(self.control.set_read_timeout(None).map_err(BeginError::SetUp)?),
+        match greet(&self.control, limit) {
+            Ok(()) => Ok(()),
             Err(ProtocolError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(CommandError::Silent(limit.unwrap_or_default()))
             }

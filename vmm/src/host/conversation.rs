@@ -1,16 +1,18 @@
 //! The outer end of a command's run: carries its streams and our signals until it has ended.
 
 use super::command::Streams;
-use super::protocol::{Exit, FrameReader, FromAgent, Job, Outbox, ProtocolError, ToAgent};
+use super::protocol::{Exit, FrameReader, FromAgent, Job, Outbox, ProtocolError, STDIN_WINDOW, ToAgent};
 use super::pump::{Broken, Input, Lost, Sinks};
 use super::signals::{Catcher, Ending};
 use crate::session::Keys;
 use crate::terminal::RawMode;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// The command was not begun.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +24,9 @@ pub enum BeginError {
     #[error("cannot set up the run")]
     SetUp(#[from] io::Error),
 }
+
+/// Signals that wait to be sent while the other end does not read. More of them say nothing new.
+const SIGNALS: usize = 8;
 
 /// How a conversation ended.
 pub(crate) struct Conversation {
@@ -35,11 +40,33 @@ pub(crate) struct Conversation {
     pub(crate) lost: Option<Lost>,
 }
 
-/// Greets the agent at the other end of `control`, and waits until it answers. Nothing of what follows is read.
-pub(crate) fn greet(mut control: &UnixStream) -> Result<(), ProtocolError> {
+/// Greets the agent at the other end of `control`, and waits until it answers, for so long at most: then the error is
+/// `WouldBlock`. Nothing of what follows is read.
+pub(crate) fn greet(mut control: &UnixStream, patience: Option<Duration>) -> Result<(), ProtocolError> {
     control.write_all(&ToAgent::Hello.encode()?)?;
-    while FromAgent::decode(FrameReader::new(control).next()?)? != FromAgent::Ready {}
-    Ok(())
+    let answers = Until { control, end: patience.and_then(|patience| Instant::now().checked_add(patience)) };
+    let mut frames = FrameReader::new(answers);
+    while FromAgent::decode(frames.next()?)? != FromAgent::Ready {}
+    Ok(control.set_read_timeout(None)?)
+}
+
+/// What comes in until a certain moment, however slowly.
+struct Until<'a> {
+    control: &'a UnixStream,
+    end: Option<Instant>,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(end) = self.end {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.control.set_read_timeout(Some(left))?;
+        }
+        self.control.read(buffer)
+    }
 }
 
 /// Hands `job` over by `control`, and carries `streams` and `outputs` until it has ended.
@@ -66,7 +93,7 @@ pub(crate) fn converse(
         Ending { is_asked: AtomicBool::new(false), raw: Mutex::new(raw), ended_by: AtomicI32::new(0) };
     let keys = streams.terminal.map(|_| Keys::default());
     let (stopped, stop_input) = io::pipe()?;
-    let (taken, credit) = mpsc::channel();
+    let (taken, credit) = mpsc::sync_channel(STDIN_WINDOW);
     let (stdout, stderr) = (streams.stdout, streams.stderr);
     let mut sinks = Sinks { stdout, stderr, outputs, lost: None, taken, is_seen: false };
 
@@ -75,11 +102,19 @@ pub(crate) fn converse(
         let input = Input { stdin, keys, escape: streams.escape, is_asked: &ending.is_asked, control };
         let input = scope.spawn(move || input.send(&stopped, &credit, outbox));
         if let Some(catcher) = &mut catcher {
-            scope.spawn(move || catcher.forward(stdin, outbox, ending, control));
+            let (signals, caught) = mpsc::sync_channel(SIGNALS);
+            scope.spawn(move || catcher.forward(stdin, &signals, ending, control));
+            scope.spawn(move || {
+                // A host that is gone needs no signal; the receiver says why it is.
+                let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
+                caught.iter().try_for_each(send)
+            });
         }
         let end = sinks.receive(control, &ending.is_asked);
         let (is_shown, lost) = (sinks.is_seen, sinks.lost.take());
-        // Both threads end now.
+        // Whoever still sends would wait for ever where nobody reads.
+        let _ = control.shutdown(Shutdown::Both);
+        // The threads end now.
         drop((sinks, stop_input));
         if let Some(handle) = handle {
             handle.close();
@@ -93,3 +128,6 @@ pub(crate) fn converse(
     };
     Ok(Conversation { end, was_asked: ending.is_asked.load(Ordering::Relaxed), is_seen, lost })
 }
+
+#[cfg(test)]
+mod tests;

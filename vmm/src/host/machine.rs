@@ -84,7 +84,7 @@ impl Machine {
     /// Waits until the agent inside answers.
     pub(super) fn wait_ready(&mut self, patience: Duration) -> Result<(), MachineError> {
         let began = Instant::now();
-        match self.exchange_hello(patience) {
+        match greet(&self.control, Some(patience)) {
             Ok(()) => Ok(()),
             Err(ProtocolError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => {
                 Err(MachineError::Silent { waited: began.elapsed(), last: self.last_words() })
@@ -92,12 +92,6 @@ impl Machine {
             Err(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => Err(self.died()),
             Err(error) => Err(MachineError::Protocol(error)),
         }
-    }
-
-    fn exchange_hello(&mut self, patience: Duration) -> Result<(), ProtocolError> {
-        self.control.set_read_timeout(Some(patience))?;
-        greet(&self.control)?;
-        Ok(self.control.set_read_timeout(None)?)
     }
 
     /// The port to the agent.

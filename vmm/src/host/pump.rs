@@ -5,20 +5,27 @@ use super::protocol::{
     Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
 use crate::session::{Keys, Typed};
-use rustix::event::{PollFd, PollFlags, poll};
+use probe_engine::guest_text::Escaped;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{self, BufReader, PipeReader, Write};
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, SyncSender};
 
 /// Why nothing more is received.
 pub(crate) enum Broken {
     Protocol(ProtocolError),
-    /// The agent could not start the command.
+    /// The agent could not start the command, and says why: text of the guest's, on one line.
     Agent(String),
+}
+
+/// What an agent says, as it may be shown. It may be a guest that says so.
+fn shown(why: &str) -> String {
+    const MOST: usize = 1000;
+    Escaped(why.as_bytes().get(..MOST).unwrap_or(why.as_bytes())).to_string()
 }
 
 /// Something that a command writes to.
@@ -49,7 +56,7 @@ pub(super) struct Sinks<'a> {
     /// What could not be written, from then on: the first of all.
     pub(super) lost: Option<Lost>,
     /// Tells the sender of input that a frame has been taken.
-    pub(super) taken: Sender<()>,
+    pub(super) taken: SyncSender<()>,
     /// Whether anything has come out.
     pub(super) is_seen: bool,
 }
@@ -72,10 +79,10 @@ impl Sinks<'_> {
                     (written, Stream::Output(index as usize))
                 }
                 FromAgent::Exit(exit) => return Ok(exit),
-                FromAgent::Failed(why) => return Err(Broken::Agent(why.to_owned())),
+                FromAgent::Failed(why) => return Err(Broken::Agent(shown(why))),
                 FromAgent::StdinTaken => {
-                    // The sender may have reached the end of its input.
-                    let _ = self.taken.send(());
+                    // The sender may have reached the end of its input, and no more than the window can be taken.
+                    let _ = self.taken.try_send(());
                     continue;
                 }
                 FromAgent::Ready => continue,
@@ -98,7 +105,8 @@ impl Sinks<'_> {
 /// What becomes of Ctrl-A x at a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Escape {
-    /// It is sent like all other keys, and known to ask for the end: the command ends by it.
+    /// It is sent like all other keys, and known to ask for the end: the command ends by it. Where the command takes no keys, it
+    /// is obeyed.
     Observed,
     /// It ends the conversation, and what it is made of is not sent.
     Obeyed,
@@ -114,9 +122,16 @@ pub(super) struct Input<'a> {
     pub(super) control: &'a UnixStream,
 }
 
+/// Keys that are kept while the command takes none, in bytes: what a terminal itself keeps.
+const TYPED_AHEAD: usize = 4096;
+/// How often keys are looked at while the command takes none, in nanoseconds.
+const LOOK: i64 = 50_000_000;
+
 impl Input<'_> {
     /// Sends it until it ends, `stopped` is closed or the other end is gone: then the receiver says why. Says whether
     /// anything was read, which a command that is run once more would not get.
+    ///
+    /// A terminal is read also while the command takes nothing: the user can always ask for the end.
     pub(super) fn send(
         mut self,
         stopped: &PipeReader,
@@ -126,18 +141,28 @@ impl Input<'_> {
         let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
         let mut buffer = [0; STDIN_CHUNK];
         let (mut under_way, mut is_read) = (0, false);
+        let mut ahead = Vec::new();
         while let Some(stdin) = self.stdin {
             under_way -= credit.try_iter().count().min(under_way);
-            if under_way == STDIN_WINDOW {
+            let is_full = under_way == STDIN_WINDOW;
+            if is_full && self.keys.is_none() {
                 match credit.recv() {
                     Ok(()) => under_way -= 1,
                     Err(_) => return is_read,
                 }
             }
+            if !is_full && !ahead.is_empty() {
+                if send(ToAgent::Stdin(&std::mem::take(&mut ahead))).is_err() {
+                    return true;
+                }
+                under_way += 1;
+                continue;
+            }
             let mut fds =
                 [PollFd::from_borrowed_fd(stdin, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Err(Errno::INTR) => continue,
+            let soon = is_full.then_some(Timespec { tv_sec: 0, tv_nsec: LOOK });
+            match poll(&mut fds, soon.as_ref()) {
+                Err(Errno::INTR) | Ok(0) => continue,
                 Err(_) => return is_read,
                 Ok(_) => {}
             }
@@ -145,32 +170,34 @@ impl Input<'_> {
             if !stop.revents().is_empty() {
                 return is_read;
             }
-            match rustix::io::read(stdin, &mut buffer) {
+            let typed = match rustix::io::read(stdin, &mut buffer) {
                 Err(Errno::INTR | Errno::AGAIN) => continue,
                 // A terminal that hung up gives an error: that is an end too.
                 Err(_) | Ok(0) => break,
-                Ok(length) => {
-                    is_read = true;
-                    let typed = buffer.get(..length).unwrap_or_default();
-                    let filtered = self.keys.as_mut().map(|keys| keys.filter(typed));
-                    if filtered == Some(Typed::Quit) {
-                        self.is_asked.store(true, Ordering::Relaxed);
-                    }
-                    let sent = match (self.escape, &filtered) {
-                        (Escape::Obeyed, Some(Typed::Quit)) => {
-                            // The receiver sees the end of the stream.
-                            let _ = self.control.shutdown(Shutdown::Both);
-                            return true;
-                        }
-                        (Escape::Obeyed, Some(Typed::Bytes(bytes))) => send(ToAgent::Stdin(bytes)),
-                        _ => send(ToAgent::Stdin(typed)),
-                    };
-                    if sent.is_err() {
-                        return true;
-                    }
-                    under_way += 1;
-                }
+                Ok(length) => buffer.get(..length).unwrap_or_default(),
+            };
+            is_read = true;
+            let filtered = self.keys.as_mut().map(|keys| keys.filter(typed));
+            if filtered == Some(Typed::Quit) {
+                self.is_asked.store(true, Ordering::Relaxed);
             }
+            let bytes = match (self.escape, &filtered) {
+                (escape, Some(Typed::Quit)) if escape == Escape::Obeyed || is_full => {
+                    // The receiver sees the end of the stream.
+                    let _ = self.control.shutdown(Shutdown::Both);
+                    return true;
+                }
+                (Escape::Obeyed, Some(Typed::Bytes(bytes))) => bytes,
+                _ => typed,
+            };
+            if is_full && self.keys.is_some() {
+                ahead.extend(bytes.iter().take(TYPED_AHEAD - ahead.len()));
+                continue;
+            }
+            if send(ToAgent::Stdin(bytes)).is_err() {
+                return true;
+            }
+            under_way += 1;
         }
         // If the host is gone the receiver knows.
         let _ = send(ToAgent::StdinEnd);

@@ -1,6 +1,6 @@
 //! This process's signals while a command runs inside: passed on, and in the end obeyed.
 
-use super::protocol::{Outbox, ToAgent};
+use super::protocol::ToAgent;
 use crate::signals::{Caught, TO_END};
 use crate::terminal::{RawMode, WindowSize};
 use signal_hook::consts::SIGWINCH;
@@ -10,6 +10,7 @@ use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,11 +43,12 @@ impl Catcher {
         self.signals.handle()
     }
 
-    /// Passes signals on until its handle is closed.
+    /// Passes signals on to whoever sends `messages`, until its handle is closed. It waits for nobody, so that a second signal
+    /// ends what has stopped reading.
     pub(super) fn forward(
         &mut self,
         stdin: Option<BorrowedFd<'_>>,
-        outbox: &Outbox<UnixStream>,
+        messages: &SyncSender<ToAgent<'static>>,
         ending: &Ending,
         control: &UnixStream,
     ) {
@@ -66,10 +68,8 @@ impl Catcher {
                 }
                 Some(ToAgent::Signal(signal))
             };
-            if let Some(message) = message {
-                // A host that is gone needs no signal; the receiver says why it is.
-                let _ = message.encode().and_then(|frame| outbox.send(&frame));
-            }
+            // Where many wait, nobody reads them.
+            let _ = message.map(|message| messages.try_send(message));
         }
     }
 }
