@@ -206,7 +206,7 @@ fn of_fs() -> [(&'static str, Steps); 4] {
         ("answered", new().start().fuse(1, 40, GETATTR).answer(1).ring(1).fuse(2, 40, FORGET)),
         ("lengths", new().start().fuse(1, 39, GETATTR).fuse(2, u32::MAX, GETATTR)),
         ("late", late.answer(1).outside(&[0xff; 40])),
-        ("destroyed", new().start().fuse(1, 40, DESTROY)),
+        ("destroyed", new().start().fuse(1, 40, DESTROY).answer(1)),
     ]
 }
 

@@ -122,14 +122,13 @@ const READS: [i64; 16] = [
 ];
 
 /// What it needs beside that where some of them may be changed.
-const WRITES: [i64; 29] = [
+const WRITES: [i64; 25] = [
     SYS_open,
     SYS_openat,
     SYS_pwrite64,
     SYS_pwritev,
     SYS_pwritev2,
     SYS_ftruncate,
-    SYS_truncate,
     SYS_fallocate,
     SYS_fsync,
     SYS_fdatasync,
@@ -141,7 +140,6 @@ const WRITES: [i64; 29] = [
     SYS_unlinkat,
     SYS_renameat,
     SYS_renameat2,
-    SYS_chmod,
     SYS_fchmod,
     SYS_fchmodat,
     SYS_fchmodat2,
@@ -151,8 +149,6 @@ const WRITES: [i64; 29] = [
     // A file that is made belongs to the guest's user, where that may be.
     SYS_setresuid,
     SYS_setresgid,
-    SYS_capget,
-    SYS_capset,
 ];
 
 /// Calls that are answered as by a kernel which has none.

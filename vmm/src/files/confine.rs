@@ -1,10 +1,11 @@
 //! What a server's process may still do, once it has opened its folders.
 
-use super::Folder;
+use super::server::Root;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::fs::File;
 use std::io;
 use std::thread;
@@ -26,17 +27,18 @@ pub enum ConfineError {
     /// A rule was refused.
     #[error(transparent)]
     Rules(#[from] RulesetError),
-    /// A folder is not there.
-    #[error(transparent)]
-    Folder(#[from] PathFdError),
+    /// The kernel did not take its rights.
+    #[error("the server of files cannot give up its rights")]
+    Rights(#[source] io::Error),
 }
 
 /// From now on this process, with the threads that it starts, reads what is in `folders`, writes to those that are
 /// writable, makes no device node, and reaches nothing else: no other file, no network (Documentation/userspace-api/landlock.rst).
+/// Of root's rights it keeps those that files need.
 ///
 /// # Errors
 /// [`ConfineError`].
-pub fn confine(folders: &[Folder]) -> Result<Confined, ConfineError> {
+pub(super) fn confine(folders: &[Root]) -> Result<Confined, ConfineError> {
     const NEWEST: ABI = ABI::V5;
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     let rules =
@@ -44,15 +46,35 @@ pub fn confine(folders: &[Folder]) -> Result<Confined, ConfineError> {
     let mut rules = rules.create()?;
     let changes =
         AccessFs::from_all(NEWEST) & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
-    for folder in folders {
+    for Root { open, folder } in folders {
         let access = if folder.writable { changes } else { AccessFs::from_read(NEWEST) };
-        rules = rules.add_rule(PathBeneath::new(PathFd::new(&folder.path)?, access))?;
+        rules = rules.add_rule(PathBeneath::new(open, access))?;
     }
-    Ok(match rules.restrict_self()?.ruleset {
+    let status = rules.restrict_self()?.ruleset;
+    give_up_rights().map_err(ConfineError::Rights)?;
+    Ok(match status {
         RulesetStatus::FullyEnforced => Confined::Fully,
         RulesetStatus::PartiallyEnforced => Confined::Partly,
         RulesetStatus::NotEnforced => Confined::Not,
     })
+}
+
+/// Gives up what root may do beside reading and changing files of anybody's (capabilities(7)). Without CAP_FSETID a program
+/// that is written to no longer lends its owner's rights.
+fn give_up_rights() -> io::Result<()> {
+    let needed = CapabilitySet::CHOWN
+        | CapabilitySet::DAC_OVERRIDE
+        | CapabilitySet::DAC_READ_SEARCH
+        | CapabilitySet::FOWNER
+        | CapabilitySet::SETUID
+        | CapabilitySet::SETGID;
+    let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
+    let inheritable = CapabilitySet::empty();
+    set_capabilities(
+        None,
+        CapabilitySets { effective: effective & needed, permitted: permitted & needed, inheritable },
+    )?;
+    Ok(())
 }
 
 /// How far this kernel confines: tried by a thread.

@@ -3,7 +3,7 @@
 //! The guest is hostile, and so is whatever reaches the server. What it can do is bounded five times: a folder that is not
 //! to be changed is served by code that has no way to change anything ([`read_only`]); in one that may be changed no file is
 //! made by which somebody here would get more rights ([`planted`]); the server's process may open
-//! what is in its folders and nothing else, and write to those alone that may be changed ([`confine`]); it makes no system
+//! what is in its folders and nothing else, and write to those alone that may be changed ([`Files::confine`]); it makes no system
 //! calls but those of a server of files ([`Role::Files`](crate::confine::Role::Files)); and what is no
 //! file of the host's, as `/proc`, is not shown ([`hidden`]).
 
@@ -13,7 +13,7 @@ mod planted;
 mod read_only;
 mod server;
 
-pub use confine::{ConfineError, Confined, confine, confined_here};
+pub use confine::{ConfineError, Confined, confined_here};
 pub use hidden::kernels_own_in;
 pub use server::{Files, ServeError};
 

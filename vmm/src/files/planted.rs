@@ -7,6 +7,7 @@ use crate::devices::virtio::fs::IN_HEADER;
 const SETATTR: u32 = 4;
 const MKNOD: u32 = 8;
 const CREATE: u32 = 35;
+const RENAME2: u32 = 45;
 const TMPFILE: u32 = 51;
 /// `FATTR_MODE`: a SETATTR sets the mode.
 const SETS_MODE: u32 = 1;
@@ -20,6 +21,8 @@ pub(super) fn plants(message: &[u8]) -> bool {
     let body = |at: usize| word(IN_HEADER + at).unwrap_or_default();
     match word(4) {
         Some(MKNOD) => is_device(body(0)) || lends_rights(body(0)),
+        // What takes the name's place is a device node.
+        Some(RENAME2) => body(8) & libc::RENAME_WHITEOUT != 0,
         Some(CREATE | TMPFILE) => lends_rights(body(4)),
         Some(SETATTR) => body(0) & SETS_MODE != 0 && lends_rights(body(68)),
         _ => false,
@@ -62,6 +65,8 @@ mod tests {
             (SETATTR, SETS_MODE, 68, 0o4755, true),
             (SETATTR, SETS_MODE, 68, libc::S_IFREG | 0o2711, true),
             (SETATTR, SETS_MODE, 68, 0o755, false),
+            (RENAME2, 1, 8, libc::RENAME_WHITEOUT, true),
+            (RENAME2, 1, 8, libc::RENAME_EXCHANGE, false),
             // The mode is not set, and what stands in its place means nothing.
             (SETATTR, 2, 68, 0o4755, false),
         ] {

@@ -1,13 +1,14 @@
 //! A folder that the guest sees and cannot change: of all that can be asked of files, only what reads is here.
 
+use super::hidden::Mounts;
 use fuse_backend_rs::abi::fuse_abi::stat64;
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ZeroCopyWriter,
 };
 use fuse_backend_rs::passthrough::PassthroughFs;
-use std::collections::HashSet;
 use std::ffi::CStr;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 type Files = PassthroughFs<()>;
@@ -17,7 +18,7 @@ type Handle = <Files as FileSystem>::Handle;
 /// The files below one folder.
 pub(super) struct ReadOnly {
     pub(super) files: Files,
-    pub(super) hidden: HashSet<u64>,
+    pub(super) mounts: Arc<Mounts>,
 }
 
 /// An overlay opens all files below it with O_NOATIME, which Linux allows to a file's owner alone.
@@ -52,7 +53,7 @@ impl FileSystem for ReadOnly {
 
     fn lookup(&self, ctx: &Context, parent: Inode, name: &CStr) -> io::Result<Entry> {
         let entry = self.files.lookup(ctx, parent, name)?;
-        if self.hidden.contains(&entry.attr.st_dev) {
+        if self.mounts.is_hidden(entry.attr.st_dev) {
             self.files.forget(ctx, entry.inode, 1);
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
@@ -151,7 +152,7 @@ impl FileSystem for ReadOnly {
     ) -> io::Result<()> {
         let mut hidden = Vec::new();
         let mut add = |name: DirEntry<'_>, mut entry: Entry| {
-            if self.hidden.contains(&entry.attr.st_dev) {
+            if self.mounts.is_hidden(entry.attr.st_dev) {
                 hidden.push(entry.inode);
                 // A name and nothing else.
                 entry = Entry::default();

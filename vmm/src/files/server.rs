@@ -1,7 +1,8 @@
 //! The server's loop: a message of FUSE comes, and its answer goes.
 
 use super::Folder;
-use super::hidden;
+use super::confine::{ConfineError, Confined, confine};
+use super::hidden::Mounts;
 use super::planted::plants;
 use super::read_only::ReadOnly;
 use crate::devices::virtio::fs::{IN_HEADER, LONGEST, OUT_HEADER};
@@ -9,11 +10,13 @@ use fuse_backend_rs::api::filesystem::FileSystem;
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why the server ended.
@@ -25,6 +28,11 @@ pub enum ServeError {
     /// What is mounted here is not known.
     #[error("the kernel does not say what is mounted here")]
     Mounts(#[source] io::Error),
+    /// Something of the kernel's own was mounted in a folder that the guest may change.
+    #[error(
+        "{} was mounted in a folder that the guest may change, and is the kernel's: the guest gets no more files", .0.display()
+    )]
+    Mounted(PathBuf),
     /// The stream broke off.
     #[error("the guest's requests for files broke off")]
     Stream(#[source] io::Error),
@@ -69,8 +77,30 @@ fn climbs(message: &[u8]) -> bool {
     is_lookup && matches!(name, Some(b"." | b".."))
 }
 
+/// Whether a file is opened in a way that no program's `open` comes to the server: what is not opened but only named can be
+/// something outside, as a link is followed then, and what has no name yet is made by another message.
+fn names_only(message: &[u8]) -> bool {
+    const OPEN: u32 = 14;
+    const OPENDIR: u32 = 27;
+    const CREATE: u32 = 35;
+    const NO_NAME: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+    let word = |at: usize| message.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    let opens = matches!(word(4), Some(OPEN | OPENDIR | CREATE));
+    opens && word(IN_HEADER).is_some_and(|flags| flags & (libc::O_PATH | NO_NAME) as u32 != 0)
+}
+
 /// The files of each folder, ready to be served: everything that is needed from outside the folders is open.
-pub struct Files(Vec<Box<dyn Serve>>);
+pub struct Files {
+    served: Vec<Box<dyn Serve>>,
+    roots: Vec<Root>,
+    mounts: Arc<Mounts>,
+}
+
+/// A folder that is open: what takes its place later is not served.
+pub(super) struct Root {
+    pub(super) open: OwnedFd,
+    pub(super) folder: Folder,
+}
 
 impl Files {
     /// Opens the folders. Which of them a message is for is its `unique`'s highest byte.
@@ -78,17 +108,34 @@ impl Files {
     /// # Errors
     /// [`ServeError`].
     pub fn open(folders: &[Folder]) -> Result<Self, ServeError> {
-        let hidden = hidden::devices().map_err(ServeError::Mounts)?;
-        open_as_many_as_allowed();
-        let open = |folder: &Folder| -> Result<Box<dyn Serve>, ServeError> {
-            let failed = |error| ServeError::Folder(folder.path.clone(), error);
-            let files = passthrough(&folder.path).map_err(failed)?;
-            Ok(match folder.writable {
-                true => Box::new(Server::new(files)),
-                false => Box::new(Server::new(ReadOnly { files, hidden: hidden.clone() })),
-            })
-        };
-        folders.iter().map(open).collect::<Result<_, _>>().map(Self)
+        let mounts = Arc::new(Mounts::now().map_err(ServeError::Mounts)?);
+        let mut files = Self { served: Vec::new(), roots: Vec::new(), mounts };
+        for folder in folders {
+            files.add(folder).map_err(|error| ServeError::Folder(folder.path.clone(), error))?;
+        }
+        Ok(files)
+    }
+
+    fn add(&mut self, folder: &Folder) -> io::Result<()> {
+        let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = rustix::fs::open(&folder.path, how, Mode::empty())?;
+        let files = passthrough(&open)?;
+        self.served.push(match folder.writable {
+            true => Box::new(Server::new(files)),
+            false => Box::new(Server::new(ReadOnly { files, mounts: self.mounts.clone() })),
+        });
+        self.roots.push(Root { open, folder: folder.clone() });
+        Ok(())
+    }
+
+    /// From now on this process, with the threads that it starts, reaches [nothing else](confine), has no rights that serving
+    /// files does not need, and grows no larger than a server that all those files fit in.
+    ///
+    /// # Errors
+    /// [`ConfineError`].
+    pub fn confine(&self) -> Result<Confined, ConfineError> {
+        bound();
+        confine(&self.roots)
     }
 
     /// Answers what comes in over `stream` until that ends.
@@ -111,23 +158,36 @@ impl Files {
             /// Where `unique` ends in `struct fuse_in_header`.
             const NUMBER: usize = 15;
             let message = message.get_mut(..length).ok_or(ServeError::Nonsense)?;
-            let folder = message.get(NUMBER).and_then(|number| self.0.get(usize::from(*number)));
+            let folder = message.get(NUMBER).and_then(|number| self.served.get(usize::from(*number)));
             let folder = folder.ok_or(ServeError::Nonsense)?;
+            if let Some(own) = self.mounts.changed().map_err(ServeError::Mounts)? {
+                self.check(own)?;
+            }
             match message.get(8..16).and_then(|unique| unique.try_into().ok()) {
                 Some(unique) if climbs(message) => refuse(unique, libc::ENOENT, stream),
-                Some(unique) if plants(message) => refuse(unique, libc::EPERM, stream),
+                Some(unique) if plants(message) || names_only(message) => refuse(unique, libc::EPERM, stream),
                 _ => folder.answer(message, &mut reply, stream),
             }
         }
     }
+
+    /// Nothing of the kernel's own, which is at `own`, is in a folder that may be changed.
+    fn check(&self, own: Vec<PathBuf>) -> Result<(), ServeError> {
+        let is_inside = |at: &PathBuf| {
+            let mut writable = self.roots.iter().filter(|root| root.folder.writable);
+            writable.any(|root| at.starts_with(&root.folder.path))
+        };
+        own.into_iter().find(is_inside).map_or(Ok(()), |at| Err(ServeError::Mounted(at)))
+    }
 }
 
-fn passthrough(path: &Path) -> io::Result<PassthroughFs<()>> {
-    let root = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
+/// The files below the folder `open`. The library finds the folder by a name again each time that a guest begins, and that
+/// name leads to the folder which is open, whatever has become of its path.
+fn passthrough(open: &OwnedFd) -> io::Result<PassthroughFs<()>> {
     // What is not changed by the guest may be changed here at any time: a second is what a person does not notice.
     let valid = Duration::from_secs(1);
     let config = Config {
-        root_dir: root.to_owned(),
+        root_dir: format!("/proc/self/fd/{}/.", open.as_raw_fd()),
         entry_timeout: valid,
         attr_timeout: valid,
         cache_policy: CachePolicy::Auto,
@@ -140,9 +200,16 @@ fn passthrough(path: &Path) -> io::Result<PassthroughFs<()>> {
     Ok(files)
 }
 
-/// Each file that the guest knows of takes a descriptor.
-fn open_as_many_as_allowed() {
-    let limit = getrlimit(Resource::Nofile);
-    // Otherwise the guest finds that too many files are open, sooner.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+/// Bounds this process. Each file that the guest knows of takes a descriptor and some memory.
+fn bound() {
+    const DESCRIPTORS: u64 = 1 << 20;
+    const BYTES: u64 = 4 << 30;
+    let least = |resource, most: u64| {
+        let allowed = getrlimit(resource).maximum;
+        let bound = Some(allowed.map_or(most, |allowed| allowed.min(most)));
+        // Otherwise the guest finds sooner that too many files are open.
+        let _ = setrlimit(resource, Rlimit { current: bound, maximum: bound });
+    };
+    least(Resource::Nofile, DESCRIPTORS);
+    least(Resource::As, BYTES);
 }

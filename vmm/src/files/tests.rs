@@ -2,6 +2,7 @@
 
 use super::{Files, Folder};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -31,6 +32,7 @@ const SETXATTR: u32 = 21;
 const REMOVEXATTR: u32 = 24;
 const INIT: u32 = 26;
 const CREATE: u32 = 35;
+const DESTROY: u32 = 38;
 const IOCTL: u32 = 39;
 const FALLOCATE: u32 = 43;
 const RENAME2: u32 = 45;
@@ -361,6 +363,16 @@ fn a_folder_that_may_be_changed_is() {
     assert!(!tree.path().join("share/node").exists());
     guest.ask(MKNOD, ROOT, &node(libc::S_IFREG | 0o755)).unwrap();
     assert!(tree.path().join("share/node").is_file());
+    // A link is not followed by what is named and not opened.
+    let create = |flags: i32, name: &[u8]| {
+        [&flags.to_le_bytes()[..], &0o100_644_u32.to_le_bytes(), &[0; 8], name, &[0]].concat()
+    };
+    for flags in [libc::O_PATH, libc::O_PATH | libc::O_RDWR, libc::O_TMPFILE | libc::O_RDWR] {
+        assert_eq!(guest.ask(CREATE, ROOT, &create(flags, b"far")), Err(libc::EPERM), "{flags:#o}");
+        assert_eq!(guest.open(file, flags), Err(libc::EPERM), "{flags:#o}");
+    }
+    guest.ask(CREATE, ROOT, &create(libc::O_RDWR, b"made")).unwrap();
+    assert_eq!(fs::read(tree.path().join("share/made")).unwrap(), b"");
     // And nothing beside it.
     let up = [&ROOT.to_le_bytes()[..], b"file\0../file\0"].concat();
     assert!(guest.ask(RENAME, ROOT, &up).is_err());
@@ -370,6 +382,54 @@ fn a_folder_that_may_be_changed_is() {
     assert!(guest.open(link, libc::O_WRONLY).is_err());
     assert_eq!(fs::read(&secret.0).unwrap(), b"secret");
     assert_eq!(fs::metadata(&secret.0).unwrap().modified().unwrap(), secret.1);
+}
+
+/// What has taken the place of a folder by the time that a guest begins anew is not served.
+#[test]
+fn a_guest_that_begins_anew_finds_the_folder_that_was_shared() {
+    let tree = tree();
+    for writable in [false, true] {
+        let mut guest = Guest::of(&[share(&tree, writable)]);
+        fs::rename(tree.path().join("share"), tree.path().join("moved")).unwrap();
+        symlink("/etc", tree.path().join("share")).unwrap();
+        guest.ask(DESTROY, 0, &[]).unwrap();
+        guest.init();
+        assert_eq!(guest.find(ROOT, b"passwd"), Err(libc::ENOENT));
+        assert!(guest.find(ROOT, b"file").is_ok());
+        fs::remove_file(tree.path().join("share")).unwrap();
+        fs::rename(tree.path().join("moved"), tree.path().join("share")).unwrap();
+    }
+}
+
+/// What is mounted later is looked at as well: not shown in one that is only read, and the end of one that may be changed.
+#[test]
+#[allow(unsafe_code, reason = "a thread gets mounts of its own")]
+fn what_is_mounted_meanwhile_is_hidden() {
+    let tree = tree();
+    let at = tree.path().join("share/deep");
+    let thread = thread::spawn(move || {
+        // SAFETY: this thread shares no descriptors or directories that others rely on.
+        if unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.is_err() {
+            return println!("skipped: only root can mount something");
+        }
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).unwrap();
+        let mut guest = Guest::of(&[share(&tree, false)]);
+        let mut changing = Guest::of(&[share(&tree, true)]);
+        for guest in [&mut guest, &mut changing] {
+            let deep = guest.find(ROOT, b"deep").unwrap();
+            guest.find(deep, b"file").unwrap();
+        }
+        mount("proc", &at, "proc", MountFlags::empty(), None).unwrap();
+        assert_eq!(guest.find(ROOT, b"deep"), Err(libc::ENOENT));
+        assert!(guest.find(ROOT, b"file").is_ok());
+        let message =
+            [&[45, 0, 0, 0, 1, 0, 0, 0][..], &[0; 8], &ROOT.to_le_bytes(), &[0; 16], b"deep\0"].concat();
+        changing.stream.write_all(&message).unwrap();
+        assert_eq!(changing.stream.read(&mut [0]).unwrap(), 0, "an answer");
+        unmount(&at, UnmountFlags::DETACH).unwrap();
+    });
+    thread.join().unwrap();
 }
 
 /// The kernel's own file systems are not shown.

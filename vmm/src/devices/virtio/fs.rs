@@ -28,7 +28,6 @@ pub const FOLDERS: usize = 16;
 mod opcode {
     pub(super) const FORGET: u32 = 2;
     pub(super) const INTERRUPT: u32 = 36;
-    pub(super) const DESTROY: u32 = 38;
     pub(super) const BATCH_FORGET: u32 = 42;
 }
 
@@ -135,15 +134,10 @@ impl Server {
             }
             waiting.requests.insert(ours, asked);
         }
-        let is_sent = self.send(&message).is_ok();
-        // The server forgets all and says nothing to that.
-        if is_sent && opcode != opcode::DESTROY {
-            return;
-        }
-        match self.waiting().requests.remove(&ours) {
-            Some(asked) if is_sent => asked.answer((OUT_HEADER as u32).to_le_bytes(), [0; 4], &[]),
-            Some(asked) => asked.fail(),
-            None => {}
+        if self.send(&message).is_err()
+            && let Some(asked) = self.waiting().requests.remove(&ours)
+        {
+            asked.fail();
         }
     }
 
