@@ -232,6 +232,7 @@ pub(crate) fn session(
         terminal: Terminal { out, input, interactive },
         ..config(guest, files, known, delivery, &cmdline)
     };
+    confine::whole_process()?;
     let mut session = Session::new(hypervisor, config)?;
     session.register_all(probes)?;
     let report = session.run(sink);
@@ -305,6 +306,7 @@ fn with_command(
         extras,
         ..config(guest, files, known, delivery, &cmdline)
     };
+    confine::whole_process()?;
     let mut session = Session::new(hypervisor, config)?;
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;

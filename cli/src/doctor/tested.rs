@@ -151,7 +151,7 @@ fn confinement() -> [Row; 2] {
         ),
         row(
             "seccomp",
-            "threads that work for a guest start no program and reach no network",
+            "once a guest runs, vmm starts no program and reaches no network",
             seccomp,
             has_seccomp,
         ),

@@ -7,7 +7,7 @@ use kvm_bindings::{KVMIO, kvm_msi};
 use libc::*;
 use seccompiler::{
     BackendError, SeccompCmpArgLen::Dword, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, SeccompCmpOp::MaskedEq,
-    SeccompCondition, SeccompRule,
+    SeccompCmpOp::Ne, SeccompCondition, SeccompRule,
 };
 use std::collections::BTreeMap;
 use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr};
@@ -16,7 +16,7 @@ use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr};
 type List = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// What every thread needs: memory, locks, time, its end, and the descriptors that it has.
-const COMMON: [i64; 50] = [
+const COMMON: [i64; 49] = [
     // Memory, beside mmap and mprotect.
     SYS_brk,
     SYS_munmap,
@@ -64,7 +64,6 @@ const COMMON: [i64; 50] = [
     SYS_lseek,
     SYS_close,
     SYS_dup,
-    SYS_fcntl,
     SYS_fstat,
     SYS_recvfrom,
     SYS_recvmsg,
@@ -77,8 +76,7 @@ const COMMON: [i64; 50] = [
 ];
 
 /// What a thread needs beside that which attends to a guest, and ends the process after it.
-const CONTROL: [i64; 21] = [
-    SYS_ioctl,
+const CONTROL: [i64; 20] = [
     SYS_epoll_create1,
     SYS_epoll_ctl,
     SYS_epoll_wait,
@@ -196,6 +194,11 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
     // Names of threads and, by newer C libraries, of their memory.
     const PR_SET_VMA: i32 = 0x5356_4d41;
     list.insert(SYS_prctl, any(0, &[PR_SET_NAME as u64, PR_GET_NAME as u64, PR_SET_VMA as u64])?);
+    // Nobody is made to get signals by a descriptor's owner.
+    list.insert(
+        SYS_fcntl,
+        any(1, &[F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC].map(|of| of as u64))?,
+    );
     // Limits are read.
     list.insert(SYS_prlimit64, any(2, &[0])?);
     list.insert(SYS_getrlimit, vec![]);
@@ -206,6 +209,7 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
         Role::Vcpu => drop(list.insert(SYS_ioctl, vcpu_requests()?)),
         Role::Device => drop(list.insert(SYS_ioctl, any(1, &device_requests())?)),
         Role::Control => {
+            list.insert(SYS_ioctl, any(1, &control_requests())?);
             list.insert(SYS_kill, any(0, &[ours])?);
             list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, CLONE_THREAD)?]);
         }
@@ -219,6 +223,79 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
     }
     Ok(list)
 }
+
+/// What no thread needs once a guest is there: calls by which somebody would get out of the process.
+const OUTWARD: [i64; 47] = [
+    // Programs.
+    SYS_execve,
+    SYS_execveat,
+    SYS_fork,
+    SYS_vfork,
+    // Networks, and servers of this machine's.
+    SYS_socket,
+    SYS_connect,
+    SYS_bind,
+    SYS_listen,
+    // Other processes.
+    SYS_ptrace,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    SYS_process_madvise,
+    SYS_kcmp,
+    SYS_pidfd_open,
+    SYS_pidfd_getfd,
+    SYS_pidfd_send_signal,
+    SYS_rt_sigqueueinfo,
+    SYS_rt_tgsigqueueinfo,
+    SYS_tkill,
+    // What the machine is made of.
+    SYS_mount,
+    SYS_umount2,
+    SYS_move_mount,
+    SYS_open_tree,
+    SYS_fsopen,
+    SYS_fsmount,
+    SYS_pivot_root,
+    SYS_chroot,
+    SYS_unshare,
+    SYS_setns,
+    SYS_init_module,
+    SYS_finit_module,
+    SYS_delete_module,
+    SYS_kexec_load,
+    SYS_kexec_file_load,
+    SYS_reboot,
+    SYS_swapon,
+    SYS_bpf,
+    SYS_perf_event_open,
+    SYS_userfaultfd,
+    SYS_io_uring_setup,
+    SYS_io_uring_enter,
+    SYS_io_uring_register,
+    SYS_keyctl,
+    SYS_add_key,
+    SYS_request_key,
+    SYS_iopl,
+    SYS_ioperm,
+];
+
+/// Calls that no thread of the process makes any more.
+pub(super) fn refused_to_all() -> Result<List, BackendError> {
+    let mut list: List = OUTWARD.into_iter().map(|number| (number, vec![])).collect();
+    list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, 0)?]);
+    for call in [SYS_mmap, SYS_mprotect] {
+        list.insert(call, vec![masked(2, PROT_EXEC, PROT_EXEC)?]);
+    }
+    let others = SeccompCondition::new(0, Dword, Ne, u64::from(std::process::id()))?;
+    for call in [SYS_kill, SYS_tgkill] {
+        list.insert(call, vec![SeccompRule::new(vec![others.clone()])?]);
+    }
+    list.insert(SYS_fcntl, any(1, &[F_SETOWN as u64, F_SETOWN_EX])?);
+    Ok(list)
+}
+
+/// `F_SETOWN_EX` (include/uapi/asm-generic/fcntl.h).
+const F_SETOWN_EX: u64 = 15;
 
 /// Argument `number` is one of `values`.
 fn any(number: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
@@ -249,4 +326,10 @@ fn vcpu_requests() -> Result<Vec<SeccompRule>, BackendError> {
 /// terminal's mode, as the end of a process does.
 fn device_requests() -> Vec<u64> {
     vec![ioctl_expr(_IOC_WRITE, KVMIO, 0xa5, size_of::<kvm_msi>() as u32) as u64, TCGETS, TCSETS, TCSETS2]
+}
+
+/// Modes and sizes of terminals, and whether a stream waits. Nothing is typed into a terminal.
+fn control_requests() -> Vec<u64> {
+    let modes = [TCGETS, TCGETS2, TCSETS, TCSETSW, TCSETSF, TCSETS2, TCSETSW2, TCSETSF2];
+    [&modes[..], &[TIOCGWINSZ, FIONBIO, FIOCLEX, FIONREAD]].concat()
 }

@@ -9,7 +9,8 @@
 mod lists;
 mod refused;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule, TargetArch};
+use std::collections::BTreeMap;
 use std::io;
 use std::thread;
 
@@ -56,6 +57,22 @@ pub fn this_thread(role: Role) -> Result<bool, ConfineError> {
     Ok(apply(&absent)? && apply(&allowed)?)
 }
 
+/// From now on no thread of this process starts a program, makes a connection, touches another process, or makes code. For good:
+/// what follows is the guest, and the end of the process. Says whether that is in force, as [`this_thread`] does.
+///
+/// A thread that is confined by itself is so on top of this, and one that is not, as that which runs a session, can still open
+/// files.
+///
+/// # Errors
+/// [`ConfineError`].
+pub fn whole_process() -> Result<bool, ConfineError> {
+    refused::report().map_err(ConfineError::Handler)?;
+    let absent = program([(libc::SYS_clone3, vec![])].into(), ABSENT, SeccompAction::Allow)?;
+    let refused = program(lists::refused_to_all()?, SeccompAction::Trap, SeccompAction::Allow)?;
+    Ok(in_force(seccompiler::apply_filter_all_threads(&absent))?
+        && in_force(seccompiler::apply_filter_all_threads(&refused))?)
+}
+
 /// As [`this_thread`], where this was asked for. The process ends where it cannot be done.
 pub fn this_thread_if(asked: bool, role: Role) {
     if asked && let Err(error) = this_thread(role) {
@@ -79,23 +96,31 @@ pub fn is_in_force() -> io::Result<bool> {
 
 /// The filter of calls that are answered with ENOSYS, and that of all that are refused.
 fn programs(role: Role) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
-    let absent = SeccompFilter::new(
-        lists::absent(role),
-        SeccompAction::Allow,
-        SeccompAction::Errno(libc::ENOSYS as u32),
-        TargetArch::x86_64,
-    )?;
-    let allowed = SeccompFilter::new(
-        lists::allowed(role)?,
-        SeccompAction::Trap,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?;
-    Ok([absent.try_into()?, allowed.try_into()?])
+    Ok([
+        program(lists::absent(role), ABSENT, SeccompAction::Allow)?,
+        program(lists::allowed(role)?, SeccompAction::Allow, SeccompAction::Trap)?,
+    ])
+}
+
+/// As by a kernel that has no such call.
+const ABSENT: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
+
+/// The filter by which what is on the list gets `listed`, and all else `otherwise`.
+fn program(
+    list: BTreeMap<i64, Vec<SeccompRule>>,
+    listed: SeccompAction,
+    otherwise: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    SeccompFilter::new(list, otherwise, listed, TargetArch::x86_64)?.try_into()
 }
 
 fn apply(program: &BpfProgram) -> Result<bool, seccompiler::Error> {
-    match seccompiler::apply_filter(program) {
+    in_force(seccompiler::apply_filter(program))
+}
+
+/// Whether a filter is in force that was to be.
+fn in_force(applied: Result<(), seccompiler::Error>) -> Result<bool, seccompiler::Error> {
+    match applied {
         Ok(()) => Ok(true),
         // seccomp(2): the kernel was built without it. A container's own filter says EPERM.
         Err(seccompiler::Error::Seccomp(error) | seccompiler::Error::Prctl(error))

@@ -55,6 +55,9 @@ fn refused() -> Vec<(i64, [usize; 6])> {
         (libc::SYS_fork, [0; 6]),
         (libc::SYS_clone, [0; 6]),
         (libc::SYS_kill, [1, 0, 0, 0, 0, 0]),
+        // Signals to another process by a socket, and keys typed into a terminal.
+        (libc::SYS_fcntl, [0, libc::F_SETOWN as usize, 1, 0, 0, 0]),
+        (libc::SYS_ioctl, [0, libc::TIOCSTI as usize, 0, 0, 0, 0]),
         (libc::SYS_mmap, [0, 4096, exec as usize, anonymous as usize, usize::MAX, 0]),
         // Of a number that no kernel has, and of another table of numbers.
         (5000, [0; 6]),
@@ -62,10 +65,51 @@ fn refused() -> Vec<(i64, [usize; 6])> {
     ]
 }
 
+/// Has a thread that was there before make a call that no thread of a confined process makes, or start another thread.
+fn the_process(number: Option<usize>) {
+    let (begin, begun) = std::sync::mpsc::channel();
+    let before = std::thread::spawn(move || {
+        begun.recv().unwrap();
+        assert!(File::open("/").is_ok());
+        std::thread::spawn(|| std::process::id()).join().unwrap();
+        let Some((number, [a, b, c, d, e, f])) = number.map(|number| outward()[number]) else { return };
+        // SAFETY: the call is refused, and has no effect where it is not but that of these arguments.
+        unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    });
+    assert!(whole_process().unwrap());
+    begin.send(()).unwrap();
+    before.join().unwrap();
+    // Its threads are confined by themselves on top of that.
+    work(Role::Control);
+}
+
+/// Calls that no thread of a confined process makes.
+fn outward() -> Vec<(i64, [usize; 6])> {
+    // Neither what is no call, nor what a thread needs that attends to a terminal.
+    let known = |number: i64| number < 5000 && number != libc::SYS_ioctl;
+    refused().into_iter().filter(|(number, _)| known(*number)).collect()
+}
+
+#[test]
+fn a_process_gets_nowhere_and_its_threads_work() {
+    let output = child("process");
+    assert!(output.status.success(), "{output:?}");
+    for (case, (number, _)) in outward().into_iter().enumerate() {
+        let output = child(&format!("process {case}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{number}: {output:?}");
+        assert!(said.contains(&format!("made system call {number}, which it has no need of")), "{said}");
+    }
+}
+
 /// What a child process of these tests does; nothing in the tests' own process.
 #[test]
 fn the_child() {
     let Ok(case) = env::var(CASE) else { return };
+    if let Some(number) = case.strip_prefix("process") {
+        the_process(number.trim().parse().ok());
+        std::process::exit(0);
+    }
     let mut words = case.split(' ').map(|word| word.parse::<usize>().unwrap());
     let role = ROLES[words.next().unwrap()];
     let stdin = std::io::stdin();
