@@ -21,9 +21,18 @@ struct Boot {
     /// Where its resolved probes are.
     target: &'static str,
     probes: &'static [&'static str],
-    workload: &'static str,
+    work: Work,
     optimize: &'static str,
     checks: fn(&Outcome) -> Vec<Check>,
+}
+
+/// What the guest does.
+#[derive(Clone, Copy)]
+enum Work {
+    /// Steps of the workload, in its initramfs.
+    Steps(&'static str),
+    /// A command, on the machine's files.
+    Command(&'static [&'static str]),
 }
 
 /// A function that the workload enters, and one that the kernel enters once while it boots.
@@ -34,7 +43,7 @@ const LINUX: Boot = Boot {
     name: "linux",
     target: "guest/target",
     probes: &[OPEN, ONCE],
-    workload: "workload=open:20",
+    work: Work::Steps("workload=open:20"),
     optimize: "--optimize=auto",
     checks: linux,
 };
@@ -52,10 +61,24 @@ const TRAPS: Boot = Boot {
         "p:read vfs_read flags=%flags:x64 if flags & 0x200",
         "r:reads vfs_read",
     ],
-    workload: "workload=pipe:6000",
+    work: Work::Steps("workload=pipe:6000"),
     optimize: "--optimize=off",
     checks: traps,
 };
+
+/// A command on the machine's files: PCI, virtio, and the server of files.
+const COMMAND: Boot = Boot {
+    name: "command",
+    target: "guest/command",
+    probes: &[OPEN],
+    work: Work::Command(&["/bin/busybox", "cat", "/guest/words"]),
+    optimize: "--optimize=auto",
+    checks: command,
+};
+/// What the command prints.
+const WORDS: &str = "words of the machine's";
+
+const BOOTS: [&Boot; 3] = [&LINUX, &TRAPS, &COMMAND];
 
 /// What a check found.
 type Check = (String, anyhow::Result<()>);
@@ -67,24 +90,26 @@ type Check = (String, anyhow::Result<()>);
 pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let (kernel, initramfs) = (Cache::open()?.kernel(&DEFAULT_KERNEL)?.image, Cache::open()?.initramfs()?);
     let drawn = draw(INSTRUCTIONS)?;
-    let files = vec![
+    let mut files = vec![
+        bochs::file("bin/busybox", 0o755, Path::new("/bin/busybox"))?,
+        ExtraFile { path: "guest/words".to_owned(), mode: 0o644, bytes: WORDS.into() },
         bochs::file("bin/contract", 0o755, &test_program("contract")?)?,
         bochs::file("bin/differential", 0o755, &test_program("differential")?)?,
         bochs::file("guest/instructions", 0o644, drawn.path())?,
         bochs::file("guest/vmlinuz", 0o644, &kernel)?,
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
-        LINUX.target(vmm, &kernel, &initramfs)?,
-        TRAPS.target(vmm, &kernel, &initramfs)?,
     ];
-    let entries = vec![
+    for boot in BOOTS {
+        files.push(boot.target(vmm, &kernel, &initramfs)?);
+    }
+    let mut entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
         Entry::new("contract", &["/bin/contract", "--test-threads=1"]).env("VMM_CONTRACT_REQUIRED", "1"),
         Entry::new("differential", &["/bin/differential", "--show-output"])
             .env("VMM_CONTRACT_REQUIRED", "1")
             .env("VMM_DIFF_CORPUS", "/guest/instructions"),
-        LINUX.entry(),
-        TRAPS.entry(),
     ];
+    entries.extend(BOOTS.map(Boot::entry));
     let outcomes = bochs::run(Contents { vmm, files, entries })?;
     let mut failed = 0;
     let mut passed = 0;
@@ -96,7 +121,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
                 counts(outcome);
                 each_test(outcome)
             }
-            name => [LINUX, TRAPS]
+            name => BOOTS
                 .iter()
                 .find(|boot| boot.name == name)
                 .map_or_else(Vec::new, |boot| (boot.checks)(outcome)),
@@ -124,31 +149,27 @@ impl Boot {
     fn target(&self, vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFile> {
         let file = tempfile::NamedTempFile::new().context("no temporary file")?;
         let mut resolve = Command::new(vmm);
-        resolve.args(["run", self.optimize, "--kernel"]).arg(kernel).arg("--initrd").arg(initramfs);
+        resolve.args(["run", self.optimize, "--kernel"]).arg(kernel);
         resolve.args(self.probes.iter().map(|probe| format!("--probe={probe}")));
-        let status = resolve.arg("--write-target").arg(file.path()).status().context("cannot run vmm")?;
+        resolve.arg("--write-target").arg(file.path());
+        match self.work {
+            Work::Steps(_) => resolve.arg("--initrd").arg(initramfs),
+            Work::Command(words) => resolve.arg("--").args(words),
+        };
+        let status = resolve.status().context("cannot run vmm")?;
         ensure!(status.success(), "vmm did not resolve the probes");
         bochs::file(self.target, 0o644, file.path())
     }
 
     fn entry(&self) -> Entry {
         let target = format!("--target=/{}", self.target);
-        Entry::new(
-            self.name,
-            &[
-                "vmm",
-                "run",
-                "--host=kvm",
-                "--kernel=/guest/vmlinuz",
-                "--initrd=/guest/initramfs",
-                &target,
-                self.optimize,
-                "--memory=256M",
-                "--output=/dev/null",
-                "--cmdline",
-                self.workload,
-            ],
-        )
+        let mut words = vec!["vmm", "run", "--host=kvm", "--kernel=/guest/vmlinuz", &target, self.optimize];
+        words.extend(["--memory=256M", "--output=/dev/null"]);
+        match self.work {
+            Work::Steps(steps) => words.extend(["--initrd=/guest/initramfs", "--cmdline", steps]),
+            Work::Command(command) => words.extend([&["--"], command].concat()),
+        }
+        Entry::new(self.name, &words)
     }
 }
 
@@ -215,6 +236,28 @@ fn traps(outcome: &Outcome) -> Vec<Check> {
         ("end_in_order".to_owned(), ended_well(outcome)),
         ("hit_with_interrupts_off".to_owned(), at_least(&OFF, 20_000)),
         ("hit_with_interrupts_on".to_owned(), ALL.iter().try_for_each(|probe| at_least(&[probe], 8_000))),
+    ]
+}
+
+/// What a command printed, and its own opens apart from those of others.
+fn command(outcome: &Outcome) -> Vec<Check> {
+    let said = || {
+        ensure!(outcome.output.iter().any(|line| line == WORDS), "the command printed nothing");
+        Ok(())
+    };
+    let opens = || {
+        let row = outcome.output.iter().find(|line| line.split(' ').next() == Some(OPEN));
+        let row = row.with_context(|| format!("{OPEN} is not in the table"))?;
+        let [hits, outside, missed] = *row.split_whitespace().skip(2).take(3).collect::<Vec<_>>() else {
+            bail!("its row has no counts: {row}");
+        };
+        ensure!(hits == "1" && outside != "0" && missed == "0", "{row}");
+        Ok(())
+    };
+    vec![
+        ("ends_in_order".to_owned(), ended_well(outcome)),
+        ("prints_a_file_of_the_machines".to_owned(), said()),
+        ("its_own_open_is_the_only_hit".to_owned(), opens()),
     ]
 }
 
@@ -285,6 +328,20 @@ mod tests {
             1
         );
         assert_eq!(failed("0", ""), 2);
+    }
+
+    #[test]
+    fn a_command_must_print_its_file_and_be_told_from_others() {
+        let text = format!(
+            "{WORDS}\nprobe           address   hits  outside  missed\n{OPEN} 0x1 1 9 0  [OPTIMIZED]\n"
+        );
+        let failed =
+            |exit, text: &str| command(&outcome(exit, text)).iter().filter(|(_, r)| r.is_err()).count();
+        assert_eq!(failed("0", &text), 0);
+        assert_eq!(failed("125", &text), 1);
+        for (right, wrong) in [("1 9 0", "10 0 0"), ("1 9 0", "1 9 1"), (WORDS, "words")] {
+            assert_eq!(failed("0", &text.replace(right, wrong)), 1, "{wrong}");
+        }
     }
 
     #[test]
