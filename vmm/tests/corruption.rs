@@ -18,6 +18,8 @@ use std::panic;
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 use targets::{RAM, SIZE, queue, step};
 
 /// A device's threads have buffers of their own, of up to a megabyte.
@@ -44,8 +46,21 @@ fn watched(entry: fn(&[u8]) -> bool, input: &[u8]) -> bool {
         }));
     });
     let is_raised = entry(input);
+    wait_for_devices();
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "a thread of a device panicked");
     is_raised
+}
+
+/// Waits until the threads of all devices have ended: what they keep would be counted as the next input's.
+fn wait_for_devices() {
+    let is_of_device = |task: fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("virtio-"))
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    while fs::read_dir("/proc/self/task").unwrap().flatten().any(is_of_device) {
+        assert!(Instant::now() < until, "a thread of a device does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
