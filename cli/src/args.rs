@@ -292,7 +292,7 @@ pub(crate) struct Guest {
     ///
     /// Its root is this machine's, or --root: what it changes there is thrown away in the end. It has our working directory,
     /// standard streams and terminal, and of our environment PATH, HOME, TERM, the language and the like.
-    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["target", "raw_cmdline"])]
+    #[arg(last = true, value_name = "CMD", conflicts_with = "raw_cmdline")]
     pub(crate) command: Vec<OsString>,
     /// With a command: the folder that is the guest's root [default: /]
     #[arg(long, value_name = "DIR")]

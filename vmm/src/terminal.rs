@@ -114,21 +114,25 @@ pub(crate) fn restore() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustix::fs::{Mode, OFlags, open};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use std::fs::File;
+
+    /// A terminal, and the end at which a person types.
+    pub(crate) fn terminal() -> (File, File) {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let terminal = open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+        (File::from(terminal), File::from(master))
+    }
 
     #[test]
     fn a_terminal_is_one_with_itself_and_not_with_another_one() {
-        let new = || {
-            let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-            grantpt(&master).unwrap();
-            unlockpt(&master).unwrap();
-            let name = ptsname(&master, Vec::new()).unwrap();
-            (open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap(), master)
-        };
-        let ((one, _master), (other, _other)) = (new(), new());
+        let ((one, _master), (other, _other)) = (terminal(), terminal());
         let again = one.try_clone().unwrap();
         assert!(is_one_terminal(&one, &again));
         assert!(!is_one_terminal(&one, &other));

@@ -3,8 +3,7 @@
 
 use super::*;
 use crate::terminal::RawMode;
-use rustix::fs::{Mode, OFlags, open};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use crate::terminal::tests::terminal;
 use rustix::termios::{LocalModes, tcgetattr};
 use std::env;
 use std::fs::File;
@@ -71,7 +70,7 @@ fn the_process(number: Option<usize>) {
     let before = std::thread::spawn(move || {
         begun.recv().unwrap();
         assert!(File::open("/").is_ok());
-        std::thread::spawn(|| std::process::id()).join().unwrap();
+        std::thread::spawn(std::process::id).join().unwrap();
         let Some((number, [a, b, c, d, e, f])) = number.map(|number| outward()[number]) else { return };
         // SAFETY: the call is refused, and has no effect where it is not but that of these arguments.
         unsafe { libc::syscall(number, a, b, c, d, e, f) };
@@ -187,11 +186,7 @@ fn a_call_that_is_on_no_list_ends_the_process_with_a_sentence() {
 
 #[test]
 fn a_terminal_is_left_as_it_was_found() {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&master).unwrap();
-    unlockpt(&master).unwrap();
-    let name = ptsname(&master, Vec::new()).unwrap();
-    let terminal = File::from(open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap());
+    let (terminal, _master) = terminal();
     let modes = || tcgetattr(&terminal).unwrap().local_modes;
     assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
     for (n, role) in ROLES.iter().enumerate().filter(|(_, role)| !matches!(role, Role::Files { .. })) {

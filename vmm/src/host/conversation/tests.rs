@@ -4,11 +4,10 @@ use super::super::protocol::Program;
 use super::super::pump::Escape;
 use super::*;
 use crate::printer::Printer;
+use crate::terminal::tests::terminal;
 use crate::terminal::{Terminal, WindowSize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Signal, getpid, kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::File;
 use std::os::fd::AsFd;
 
@@ -50,16 +49,6 @@ fn talk(
         scope.spawn(|| agent(theirs));
         converse(&ours, job(), vec![], streams).unwrap()
     })
-}
-
-/// A terminal, and the end at which a person types.
-fn terminal() -> (File, File) {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&master).unwrap();
-    unlockpt(&master).unwrap();
-    let name = ptsname(&master, Vec::new()).unwrap();
-    let terminal = open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
-    (File::from(terminal), File::from(master))
 }
 
 /// Waits until nothing more comes in, without reading it, as the other end says that it takes everything.
