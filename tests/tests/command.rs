@@ -5,7 +5,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -49,6 +49,18 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     }
     all.sort();
     all
+}
+
+/// As in a shell: a command that writes for ever ends when nobody reads.
+#[test]
+fn a_command_ends_when_nobody_reads_what_it_prints() {
+    let (Some(binary), temporary) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    let mut run = command(&binary, temporary.path(), &["run", "--", "yes"]);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 2];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((&first, output.status.code()), (b"y\n", Some(128 + 13)), "{output:?}");
 }
 
 #[test]

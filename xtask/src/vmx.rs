@@ -92,7 +92,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
     let drawn = draw(INSTRUCTIONS)?;
     let mut files = vec![
         bochs::file("bin/busybox", 0o755, Path::new("/bin/busybox"))?,
-        ExtraFile { path: "guest/words".to_owned(), mode: 0o644, bytes: WORDS.into() },
+        ExtraFile { path: "guest/words".to_owned(), mode: 0o644, bytes: format!("{WORDS}\n").into() },
         bochs::file("bin/contract", 0o755, &test_program("contract")?)?,
         bochs::file("bin/differential", 0o755, &test_program("differential")?)?,
         bochs::file("guest/instructions", 0o644, drawn.path())?,

@@ -25,8 +25,8 @@ pub enum BeginError {
     SetUp(#[from] io::Error),
 }
 
-/// Signals that wait to be sent while the other end does not read. More of them say nothing new.
-const SIGNALS: usize = 8;
+/// Signals and the like that wait to be sent while the other end does not read. More of them say nothing new.
+const MESSAGES: usize = 8;
 
 /// How a conversation ended.
 pub(crate) struct Conversation {
@@ -94,22 +94,25 @@ pub(crate) fn converse(
     let keys = streams.terminal.map(|_| Keys::default());
     let (stopped, stop_input) = io::pipe()?;
     let (taken, credit) = mpsc::sync_channel(STDIN_WINDOW);
+    let (messages, waiting) = mpsc::sync_channel(MESSAGES);
     let (stdout, stderr) = (streams.stdout, streams.stderr);
-    let mut sinks = Sinks { stdout, stderr, outputs, lost: None, taken, is_seen: false };
+    let mut sinks =
+        Sinks { stdout, stderr, outputs, lost: None, messages: messages.clone(), taken, is_seen: false };
 
     let (end, is_seen, lost) = thread::scope(|scope| {
         let (outbox, ending, stdin) = (&outbox, &ending, streams.stdin);
         let input = Input { stdin, keys, escape: streams.escape, is_asked: &ending.is_asked, control };
         let input = scope.spawn(move || input.send(&stopped, &credit, outbox));
         if let Some(catcher) = &mut catcher {
-            let (signals, caught) = mpsc::sync_channel(SIGNALS);
-            scope.spawn(move || catcher.forward(stdin, &signals, ending, control));
-            scope.spawn(move || {
-                // A host that is gone needs no signal; the receiver says why it is.
-                let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
-                caught.iter().try_for_each(send)
-            });
+            scope.spawn(move || catcher.forward(stdin, &messages, ending, control));
+        } else {
+            drop(messages);
         }
+        scope.spawn(move || {
+            // A host that is gone needs no message; the receiver says why it is.
+            let send = |message: ToAgent<'_>| message.encode().and_then(|frame| outbox.send(&frame));
+            waiting.iter().try_for_each(send)
+        });
         let end = sinks.receive(control, &ending.is_asked);
         let (is_shown, lost) = (sinks.is_seen, sinks.lost.take());
         // Whoever still sends would wait for ever where nobody reads.

@@ -10,6 +10,7 @@
 //! Run(job)               ->
 //! Stdin StdinEnd         ->
 //! Signal WindowSize      ->     Stdout Stderr Output StdinTaken
+//! StdoutClosed StderrClosed ->
 //!                        <-     Exit, or Failed
 //! ```
 //!
@@ -133,6 +134,10 @@ pub(crate) enum ToAgent<'a> {
     StdinEnd,
     Signal(i32),
     WindowSize(WindowSize),
+    /// Nobody reads the command's standard output any more.
+    StdoutClosed,
+    /// Nor its standard error.
+    StderrClosed,
 }
 
 /// A message from inside.
@@ -154,6 +159,8 @@ mod kind {
     pub(crate) const STDIN_END: u8 = 4;
     pub(crate) const SIGNAL: u8 = 5;
     pub(crate) const WINDOW_SIZE: u8 = 6;
+    pub(crate) const STDOUT_CLOSED: u8 = 7;
+    pub(crate) const STDERR_CLOSED: u8 = 8;
     pub(crate) const READY: u8 = 65;
     pub(crate) const STDOUT: u8 = 66;
     pub(crate) const STDERR: u8 = 67;
@@ -173,6 +180,8 @@ impl<'a> ToAgent<'a> {
             Self::StdinEnd => frame(kind::STDIN_END, &[]),
             Self::Signal(number) => frame(kind::SIGNAL, &[&number.to_le_bytes()]),
             Self::WindowSize(size) => frame(kind::WINDOW_SIZE, &[&json(size)?]),
+            Self::StdoutClosed => frame(kind::STDOUT_CLOSED, &[]),
+            Self::StderrClosed => frame(kind::STDERR_CLOSED, &[]),
         }
     }
 
@@ -185,6 +194,8 @@ impl<'a> ToAgent<'a> {
             kind::STDIN_END => Self::StdinEnd,
             kind::SIGNAL => Self::Signal(i32::from_le_bytes(frame.array()?)),
             kind::WINDOW_SIZE => Self::WindowSize(frame.json()?),
+            kind::STDOUT_CLOSED => Self::StdoutClosed,
+            kind::STDERR_CLOSED => Self::StderrClosed,
             other => return Err(ProtocolError::UnknownKind(other)),
         })
     }
@@ -331,6 +342,8 @@ mod tests {
             ToAgent::StdinEnd,
             ToAgent::Signal(15),
             ToAgent::WindowSize(size),
+            ToAgent::StdoutClosed,
+            ToAgent::StderrClosed,
         ]
     }
 
@@ -389,7 +402,7 @@ mod tests {
             .map(Result::unwrap)
             .collect();
         let stream = all.concat();
-        assert!(matches!(decode_all(&stream), (13, ProtocolError::Closed)));
+        assert!(matches!(decode_all(&stream), (15, ProtocolError::Closed)));
         for cut in 0..stream.len() {
             let (good, error) = decode_all(&stream[..cut]);
             let whole: usize = all[..good].iter().map(Vec::len).sum();

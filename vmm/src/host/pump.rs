@@ -55,6 +55,8 @@ pub(super) struct Sinks<'a> {
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
     /// What could not be written, from then on: the first of all.
     pub(super) lost: Option<Lost>,
+    /// Tells the command what nobody reads any more.
+    pub(super) messages: SyncSender<ToAgent<'static>>,
     /// Tells the sender of input that a frame has been taken.
     pub(super) taken: SyncSender<()>,
     /// Whether anything has come out.
@@ -88,13 +90,22 @@ impl Sinks<'_> {
                 FromAgent::Ready => continue,
             };
             self.is_seen = true;
-            // The command goes on, as it does where nobody reads what it prints.
+            // The command goes on, unless it is one that ends where nobody reads what it prints.
             if let Err(why) = written {
                 // Nothing is written behind a gap.
                 if let Stream::Output(index) = what
                     && let Some(sink) = self.outputs.get_mut(index)
                 {
                     *sink = Box::new(io::sink());
+                }
+                if why.kind() == io::ErrorKind::BrokenPipe {
+                    let closed = match what {
+                        Stream::Stdout => Some(ToAgent::StdoutClosed),
+                        Stream::Stderr => Some(ToAgent::StderrClosed),
+                        Stream::Output(_) => None,
+                    };
+                    // It is said again with what the command prints next.
+                    let _ = closed.map(|closed| self.messages.try_send(closed));
                 }
                 self.lost.get_or_insert(Lost { what, why });
             }

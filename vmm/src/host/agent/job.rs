@@ -20,6 +20,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
@@ -34,7 +35,7 @@ type Frames = FrameReader<BufReader<Port>>;
 pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Result<Exit, AgentError> {
     let files = job.files.iter().enumerate().map(|(index, file)| unpack(index, file));
     let files = files.collect::<Result<Vec<_>, _>>()?;
-    let mut pumps = Pumps { outbox: Arc::clone(outbox), threads: Vec::new() };
+    let mut pumps = Pumps { outbox: Arc::clone(outbox), closed: Arc::default(), threads: Vec::new() };
     let outputs = (0..job.outputs).map(|index| pumps.output(index)).collect::<io::Result<Vec<_>>>();
     let outputs = outputs.map_err(AgentError::file("make a pipe for", "an output"))?;
 
@@ -79,8 +80,8 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
     let group = Pid::from_child(&child);
     let input = streams.input.or_else(|| child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe))));
     thread::spawn({
-        let (outbox, terminal) = (Arc::clone(outbox), streams.terminal);
-        move || obey(frames, group, terminal, input, outbox)
+        let (outbox, closed, terminal) = (Arc::clone(outbox), Arc::clone(&pumps.closed), streams.terminal);
+        move || obey(frames, group, terminal, input, outbox, &closed)
     });
     let status = child.wait().map_err(AgentError::file("wait for", &program))?;
     // Whatever it left behind would keep its streams open.
@@ -119,7 +120,15 @@ fn exit_of(status: ExitStatus) -> Exit {
 /// The threads that carry output, one a stream.
 struct Pumps {
     outbox: Arc<Outbox<Port>>,
+    closed: Arc<Closed>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// What nobody outside reads any more: its pipe is closed, so that a command that writes more is told by a signal.
+#[derive(Default)]
+struct Closed {
+    stdout: AtomicBool,
+    stderr: AtomicBool,
 }
 
 /// What is left of a command's streams for us to use.
@@ -138,7 +147,7 @@ impl Pumps {
         let (reader, writer) = io::pipe()?;
         fcntl_setfd(&writer, FdFlags::empty())?;
         let index = u32::try_from(index).map_err(io::Error::other)?;
-        self.carry(reader, move |bytes| FromAgent::Output(index, bytes).encode());
+        self.carry(reader, |_| false, move |bytes| FromAgent::Output(index, bytes).encode());
         Ok(writer)
     }
 
@@ -154,12 +163,14 @@ impl Pumps {
         if !on_terminal.0 {
             let (reader, writer) = io::pipe()?;
             command.stdout(writer);
-            self.carry(reader, |bytes| FromAgent::Stdout(bytes).encode());
+            let is_closed = |closed: &Closed| closed.stdout.load(Ordering::Relaxed);
+            self.carry(reader, is_closed, |bytes| FromAgent::Stdout(bytes).encode());
         }
         if !on_terminal.1 {
             let (reader, writer) = io::pipe()?;
             command.stderr(writer);
-            self.carry(reader, |bytes| FromAgent::Stderr(bytes).encode());
+            let is_closed = |closed: &Closed| closed.stderr.load(Ordering::Relaxed);
+            self.carry(reader, is_closed, |bytes| FromAgent::Stderr(bytes).encode());
         }
         Ok(ends)
     }
@@ -180,27 +191,30 @@ impl Pumps {
         }
         let printed = File::from(master.try_clone()?);
         match (terminal.stdout, terminal.stderr) {
-            (false, true) => self.carry(printed, |bytes| FromAgent::Stderr(bytes).encode()),
+            (false, true) => self.carry(printed, |_| false, |bytes| FromAgent::Stderr(bytes).encode()),
             // What is echoed belongs on the terminal, which outside is where standard output goes.
-            _ => self.carry(printed, |bytes| FromAgent::Stdout(bytes).encode()),
+            _ => self.carry(printed, |_| false, |bytes| FromAgent::Stdout(bytes).encode()),
         }
         let input = Some(File::from(master.try_clone()?));
         let ends = OurEnds { input, terminal: Some(master), controlling: Some(peer) };
         Ok(((terminal.stdout, terminal.stderr), ends))
     }
 
-    /// Sends what comes out of `source`, as messages that `wrap` makes, until its end.
-    fn carry<F>(&mut self, mut source: impl Read + Send + 'static, wrap: F)
+    /// Sends what comes out of `source`, as messages that `wrap` makes, until its end, or until it `is_closed`.
+    fn carry<F>(&mut self, mut source: impl Read + Send + 'static, is_closed: fn(&Closed) -> bool, wrap: F)
     where
         F: Fn(&[u8]) -> Result<Vec<u8>, ProtocolError> + Send + 'static,
     {
-        let outbox = Arc::clone(&self.outbox);
+        let (outbox, closed) = (Arc::clone(&self.outbox), Arc::clone(&self.closed));
         self.threads.push(thread::spawn(move || {
             let mut buffer = vec![0; CHUNK];
             // A terminal's end is an error: nobody has it open any more.
             while let Ok(length) = source.read(&mut buffer) {
                 let bytes = buffer.get(..length).unwrap_or_default();
-                if bytes.is_empty() || wrap(bytes).and_then(|frame| outbox.send(&frame)).is_err() {
+                if bytes.is_empty()
+                    || is_closed(&closed)
+                    || wrap(bytes).and_then(|frame| outbox.send(&frame)).is_err()
+                {
                     break;
                 }
             }
@@ -228,6 +242,7 @@ fn obey(
     terminal: Option<OwnedFd>,
     input: Option<File>,
     outbox: Arc<Outbox<Port>>,
+    closed: &Closed,
 ) {
     let (queue, typed) = sync_channel(STDIN_WINDOW);
     let mut queue: Option<SyncSender<Vec<u8>>> = Some(queue);
@@ -252,6 +267,8 @@ fn obey(
                 // The kernel tells the command; a terminal that is closed needs no size.
                 let _ = terminal.as_ref().map(|terminal| resize(terminal, size));
             }
+            ToAgent::StdoutClosed => closed.stdout.store(true, Ordering::Relaxed),
+            ToAgent::StderrClosed => closed.stderr.store(true, Ordering::Relaxed),
             ToAgent::Hello | ToAgent::Run(_) => break,
         }
     }
@@ -298,6 +315,7 @@ mod tests {
                 println!("{}x{}", size.rows, size.columns);
                 eprintln!("on stderr");
             }
+            Ok("talk") => while io::stdout().write_all(&[b'x'; 1 << 16]).is_ok() {},
             Ok("sleep") => {
                 println!("asleep");
                 thread::sleep(Duration::from_secs(60));
@@ -381,6 +399,14 @@ mod tests {
         assert_eq!(exit, Exit::Code(0));
         assert!(printed.contains("30x99\r\n"), "{printed}");
         assert_eq!(streams["stderr"], b"on stderr\n");
+
+        // Nobody reads: Rust's own programs are told by an error, and others by a signal.
+        let mut asked = false;
+        let (exit, _) = play(job("talk", 0, None), &[], |printed| {
+            let is_first = printed.contains("xxx") && !std::mem::replace(&mut asked, true);
+            is_first.then_some(ToAgent::StdoutClosed)
+        });
+        assert!(matches!(exit, Exit::Code(_)), "{exit:?}");
 
         let (exit, _) = play(job("sleep", 0, None), &[], |printed| {
             printed.contains("asleep").then_some(ToAgent::Signal(15))
