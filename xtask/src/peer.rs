@@ -21,11 +21,15 @@ const NEEDED: [(&str, &str); 2] =
 const MEMORY: &str = "512M";
 /// What the script prints last, before the command's exit code.
 const ENDED: &str = "peer: ended ";
+/// What it prints where its files cannot be written, which would be another test than ours.
+const FAILED: &str = "peer: nothing can be written";
 
 /// What is needed to start such guests.
 pub(crate) struct Peer {
     virtiofsd: PathBuf,
     image: PathBuf,
+    /// The module by which what is written is thrown away. Without it nothing can be written.
+    overlay: PathBuf,
     accelerator: &'static str,
 }
 
@@ -33,7 +37,10 @@ impl Peer {
     /// Builds what is missing. `own_kvm`: guests run on this machine's KVM, otherwise in QEMU's emulator.
     pub(crate) fn prepare(kernel: &Kernel, own_kvm: bool) -> anyhow::Result<Self> {
         let cache = Cache::open()?;
-        let image = cache.kernel(kernel)?.image;
+        let kernel = cache.kernel(kernel)?;
+        let is_overlay = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem == "overlay");
+        let overlay =
+            kernel.guest_modules.into_iter().find(is_overlay).context("the kernel has no overlay")?;
         let place = cache.root().join(format!("virtiofsd-{VIRTIOFSD}"));
         let virtiofsd = place.join("bin/virtiofsd");
         if !virtiofsd.exists() {
@@ -44,7 +51,7 @@ impl Peer {
                 .arg(&place);
             ensure!(cargo.status().context("cannot run cargo")?.success(), "virtiofsd cannot be built");
         }
-        Ok(Self { virtiofsd, image, accelerator: if own_kvm { "kvm" } else { "tcg" } })
+        Ok(Self { virtiofsd, image: kernel.image, overlay, accelerator: if own_kvm { "kvm" } else { "tcg" } })
     }
 
     /// Runs a guest in which the shell runs `script` in the directory `place`, for `seconds` at most. Each line that the
@@ -59,7 +66,7 @@ impl Peer {
     ) -> anyhow::Result<Option<i32>> {
         let files = tempfile::tempdir().context("no temporary directory")?;
         let [socket, init, console] = ["socket", "init", "console"].map(|name| files.path().join(name));
-        fs::write(&init, first_program(place, script))?;
+        fs::write(&init, first_program(&self.overlay, place, script))?;
         let _server = Server::start(&self.virtiofsd, &socket)?;
         let mut qemu = Command::new("timeout");
         qemu.arg(seconds.to_string()).arg("qemu-system-x86_64");
@@ -130,6 +137,7 @@ fn lines(qemu: &mut Command, mut line: impl FnMut(&str)) -> anyhow::Result<Optio
     for said in BufReader::new(qemu.stdout.take().context("QEMU has no output")?).split(b'\n') {
         let said = said?;
         let said = String::from_utf8_lossy(&said);
+        ensure!(said != FAILED, "the guest of QEMU cannot write its files");
         match said.strip_prefix(ENDED) {
             Some(ended) => code = Some(ended.trim().parse().context("the guest's last line has no number")?),
             None => line(&said),
@@ -141,17 +149,19 @@ fn lines(qemu: &mut Command, mut line: impl FnMut(&str)) -> anyhow::Result<Optio
 
 /// The guest's first program: mounts what a command expects, runs the script, and powers the guest off. The script's
 /// files can be written in `place`, and are thrown away.
-fn first_program(place: &Path, script: &str) -> String {
-    let place = place.display();
+fn first_program(overlay: &Path, place: &Path, script: &str) -> String {
+    let (overlay, place) = (overlay.display(), place.display());
     format!(
         "mount -t proc proc /proc; mount -t sysfs sysfs /sys
 mount -t debugfs debugfs /sys/kernel/debug; mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t devtmpfs devtmpfs /dev; mkdir -p /dev/shm /dev/mqueue /dev/pts
 mount -t tmpfs shm /dev/shm; mount -t mqueue mqueue /dev/mqueue; mount -t devpts devpts /dev/pts
 mount -t tmpfs run /run; mkdir /run/upper /run/work
+busybox insmod {overlay}
 mount -t overlay -o lowerdir={place},upperdir=/run/upper,workdir=/run/work overlay {place}
 mount -t tmpfs tmp /tmp; cd {place}
 exec > $(echo /dev/vport*p1) 2>&1 < /dev/null
+: > writable || echo '{FAILED}'
 setsid sh -c '{script}'
 code=$?; echo; echo '{ENDED}'$code
 echo o > /proc/sysrq-trigger
