@@ -189,7 +189,8 @@ pub(crate) struct Run {
     /// How hits are written
     ///
     /// As JSON there is one object a line. {"type":"hit"} has time_ns (nanoseconds since the guest was started),
-    /// guest_ns (by the clock of the guest's own messages; null where that cannot be told), vcpu, probe, rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
+    /// guest_ns (by the clock of the guest's own messages; null where that cannot be told), vcpu, probe, event (the name that a
+    /// definition gives), task (comm, pid, tgid, ns_pid, uid and context, as far as they are known), rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
     /// is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
     /// and interrupted or guessed where they are), stack_end (bottom, user, or why it goes on), and where the kernel was
@@ -291,7 +292,8 @@ pub(crate) struct Guest {
     /// Run this command in the guest, on this machine's files, and end with its exit code
     ///
     /// Its root is this machine's, or --root: what it changes there is thrown away in the end. It has our working directory,
-    /// standard streams and terminal, and of our environment PATH, HOME, TERM, the language and the like.
+    /// standard streams and terminal, and of our environment PATH, HOME, TERM, the language and the like: `-- env NAME=VALUE CMD`
+    /// gives it more.
     #[arg(last = true, value_name = "CMD", conflicts_with = "raw_cmdline")]
     pub(crate) command: Vec<OsString>,
     /// With a command: the folder that is the guest's root [default: /]

@@ -14,8 +14,12 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::io;
+use std::net::Shutdown;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 use vmm::boot::{self, Payload};
 use vmm::host::{
     EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, Qemu, RunError, SnapshotError, StartError,
@@ -68,7 +72,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
                 let path = Path::new(path);
                 bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
             }
-            run_in_host(memory_for(0, bytes), None, || {
+            run_in_host(memory_for(0, bytes), None, None, || {
                 let mut command = HostCommand::of_file(program);
                 for word in words {
                     command = command.arg(word);
@@ -142,7 +146,7 @@ pub(crate) fn run_emulated(
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
     serde_json::to_writer(&work, &files.work)?;
-    run_in_host(memory, files.work.as_ref(), || {
+    run_in_host(memory, files.work.as_ref(), run::longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -185,10 +189,12 @@ pub(crate) fn run_emulated(
 }
 
 /// Runs what `command` says inside an emulated host with `memory` MiB, with our terminal, streams and signals. A host that
-/// dies before anything was seen of it says nothing about the command, which is then run once more.
+/// dies before anything was seen of it says nothing about the command, which is then run once more. One that goes on `longest`
+/// no longer watches its own time, and is ended.
 pub(crate) fn run_in_host<'a>(
     memory: u64,
     work: Option<&Work>,
+    longest: Option<Duration>,
     command: impl Fn() -> HostCommand<'a>,
 ) -> Result<ExitCode> {
     let stderr = say::printer().context("the host has no thread left")?;
@@ -202,15 +208,34 @@ pub(crate) fn run_in_host<'a>(
         if let Some(work) = work {
             work.serve(host.files().context("cannot share a socket")?)?;
         }
-        Ok(host.run(command(), Streams::of_this_process(stdout.clone(), stderr.clone())))
+        let (is_over, over) = mpsc::channel::<()>();
+        let end = host.end().context("cannot share a socket")?;
+        let watch = longest.map(|longest| {
+            thread::spawn(move || {
+                let is_late = over.recv_timeout(longest) == Err(RecvTimeoutError::Timeout);
+                if is_late {
+                    say(format_args!(
+                        "the emulated host has not ended the guest in {:.0} s, and is ended",
+                        longest.as_secs_f64()
+                    ));
+                    let _ = end.shutdown(Shutdown::Both);
+                }
+                is_late
+            })
+        });
+        let ended = host.run(command(), Streams::of_this_process(stdout.clone(), stderr.clone()));
+        drop(is_over);
+        let is_late = watch.is_some_and(|watch| watch.join().unwrap_or(false));
+        Ok(if is_late { None } else { Some(ended) })
     };
     let mut ended = run();
-    if let Ok(Err(RunError::Unseen(error))) = &ended {
+    if let Ok(Some(Err(RunError::Unseen(error)))) = &ended {
         say(format_args!("{error}; nothing was seen of what it was to run, which is run once more"));
         ended = run();
     }
     let ended = match ended {
-        Ok(ended) => ended,
+        Ok(Some(ended)) => ended,
+        Ok(None) => return Ok(ExitCode::from(EXIT_INFRASTRUCTURE)),
         Err(error) if is_of_machine(&error) => {
             say(format_args!("{error:#}"));
             return Ok(ExitCode::from(EXIT_INFRASTRUCTURE));

@@ -25,6 +25,7 @@ mod work;
 
 use args::{Cli, Command};
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use say::say;
 use std::process::ExitCode;
 
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
         vmm::host::agent::main();
         return ExitCode::SUCCESS;
     }
-    let done = match Cli::parse().command {
+    let done = match Cli::try_parse().unwrap_or_else(|error| refuse(&error)).command {
         Command::Run(run) => run::main(&run),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Symbols(symbols) => symbols::main(&symbols),
@@ -61,4 +62,19 @@ fn main() -> ExitCode {
     });
     say::finish_all();
     code
+}
+
+/// Says what is wrong with the words, and ends with what clap ends with.
+fn refuse(error: &clap::Error) -> ! {
+    // Nobody may be there to read it.
+    let _ = error.print();
+    let wrong = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(wrong)) => wrong.as_str(),
+        _ => "-",
+    };
+    if error.kind() == ErrorKind::UnknownArgument && !wrong.starts_with('-') {
+        say(format_args!("a command for the guest goes behind --, as in: vmm run -- {wrong}"));
+    }
+    say::finish_all();
+    std::process::exit(error.exit_code())
 }

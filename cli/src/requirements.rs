@@ -50,6 +50,11 @@ pub(crate) fn check(symbols: &SymbolTable, modules: &[String]) -> Result<()> {
     else {
         return Ok(());
     };
+    if NEEDED.iter().all(|part| !part.is_there(symbols, &[])) {
+        bail!(
+            "this is no Linux kernel, or one whose symbols are not known: nothing that a command needs is in it"
+        );
+    }
     let hint = match module {
         Some(module) => format!(", and no module `{module}` came with it (--modules DIR names others)"),
         None => String::new(),
@@ -91,6 +96,14 @@ mod tests {
             symbols.push(at, b't', &format!("{}{}", part.function, [".llvm.1", ""][n % 2])).unwrap();
         }
         symbols.finish()
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_not_said_to_lack_something() {
+        let mut symbols = SymbolTableBuilder::default();
+        symbols.push(Gva(0x40_1000), b'T', "main").unwrap();
+        let refused = check(&symbols.finish(), &["virtiofs.ko".to_owned()]).unwrap_err().to_string();
+        assert!(refused.starts_with("this is no Linux kernel"), "{refused}");
     }
 
     #[test]

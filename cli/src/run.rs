@@ -350,7 +350,10 @@ fn with_command(
         Ok(Ok(ended)) => Some(ended.exit),
         Ok(Err(error)) => {
             console.show();
-            say(format_args!("{error}"));
+            // What is ended for its time is spoken of by that.
+            if !matches!(report.end, Outcome::TimedOut(_)) {
+                say(format_args!("{error}"));
+            }
             None
         }
         Err(_) => None,
@@ -363,10 +366,20 @@ const RUN: Option<Duration> = Some(Duration::from_secs(600));
 /// So long a guest may take until its init is there.
 const BOOT: Option<Duration> = Some(Duration::from_secs(60));
 
+/// How long an emulated host may take that watches the guest's time itself. `None`: for ever.
+pub(crate) fn longest(guest: &Guest) -> Option<Duration> {
+    /// What it takes on a busy machine to begin and to end.
+    const MARGIN: Duration = Duration::from_secs(60);
+    let otherwise = if io::stdin().is_terminal() { None } else { RUN.map(|time| time * EMULATED) };
+    let asked = guest.timeout.map(|seconds| (seconds != 0).then(|| Duration::from_secs(seconds)));
+    asked.unwrap_or(otherwise)?.checked_add(MARGIN)
+}
+
+/// An emulated processor takes so many times as long.
+const EMULATED: u32 = 6;
+
 /// How long something may take, where the user has `asked` for it or not.
 fn timeout(asked: Option<u64>, otherwise: Option<Duration>) -> Option<Duration> {
-    /// An emulated processor takes so many times as long.
-    const EMULATED: u32 = 6;
     match asked {
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),

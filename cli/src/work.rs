@@ -91,18 +91,31 @@ impl Work {
         let here = env::current_dir().context("cannot find the working directory")?;
         let words = Words { program: program.clone(), args: args.to_vec(), env, folder: here };
         let work = Self { words, folders };
-        work.inside(&work.words.folder).context("the working directory is not below --root")?;
+        if work.inside(&work.words.folder).is_err() {
+            bail!(
+                "the working directory, {}, is not below --root {}, which is the command's root: change to a folder below that first",
+                work.words.folder.display(),
+                work.root().display()
+            );
+        }
         for folder in work.folders.iter().skip(1) {
-            work.inside(&folder.path).context("a folder of --rwdir is not below --root")?;
+            if work.inside(&folder.path).is_err() {
+                bail!("--rwdir {} is not below --root {}", folder.path.display(), work.root().display());
+            }
         }
         Ok(Some(work))
     }
 
     /// Where the guest sees `path`, which is below its root.
     fn inside(&self, path: &Path) -> Result<PathBuf> {
-        let root = self.folders.first().map_or(Path::new("/"), |root| &root.path);
-        let rest = path.strip_prefix(root).with_context(|| format!("{} is elsewhere", path.display()))?;
+        let rest =
+            path.strip_prefix(self.root()).with_context(|| format!("{} is elsewhere", path.display()))?;
         Ok(Path::new("/").join(rest))
+    }
+
+    /// The folder that is the guest's root.
+    fn root(&self) -> &Path {
+        self.folders.first().map_or(Path::new("/"), |root| &root.path)
     }
 
     /// The words, as they are for the guest.

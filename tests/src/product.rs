@@ -4,6 +4,7 @@ use crate::kernel::under_test;
 use guest_kernels::console::{complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
+use rustix::process::Pid;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,19 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     }
     command.args(rest);
     command
+}
+
+/// The process that `parent` has started with all these words on its command line, if there is one.
+pub fn child(parent: u32, words: &[&str]) -> Option<Pid> {
+    let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let children: Vec<String> = children.collect();
+    let has_words = |child: &&str| {
+        let said = fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        words.iter().all(|word| said.contains(word))
+    };
+    let found = children.iter().flat_map(|all| all.split_whitespace()).find(has_words)?;
+    Pid::from_raw(found.parse().ok()?)
 }
 
 /// What a run of the guest came to.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,7 +13,8 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::ptr::null_mut;
 use std::thread;
-use tests::product::{binary, command};
+use std::time::Duration;
+use tests::product::{binary, child, command};
 
 /// What `vmm run` with these `options` says and ends with, when `words` run in the guest and read `input`.
 fn run(options: &[&str], words: &[&str], input: &[u8]) -> Option<Output> {
@@ -49,6 +51,29 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     }
     all.sort();
     all
+}
+
+/// A host that does nothing any more does not watch the guest's time either.
+#[test]
+fn a_host_that_stands_still_is_ended() {
+    let (Some(binary), temporary) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    let words = ["run", "--host=emulated", "--timeout=1", "--", "sleep", "1000"];
+    let mut run = command(&binary, temporary.path(), &words);
+    let running = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let wait_for = |words: &[&str]| loop {
+        match child(running.id(), words) {
+            Some(child) => break child,
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    // The server of files is started once the host has answered.
+    wait_for(&["serve-files"]);
+    let qemu = wait_for(&["qemu-system", "virtserialport"]);
+    kill_process(qemu, Signal::STOP).unwrap();
+    let output = running.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("the emulated host has not ended the guest in 61 s, and is ended"), "{said}");
 }
 
 /// As in a shell: a command that writes for ever ends when nobody reads.

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tests::product::{binary, command};
+use tests::product::{binary, child, command};
 
 /// No step takes longer, on the slowest host.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -102,21 +102,6 @@ impl Terminal {
     }
 }
 
-/// The server of files of the run `vmm`.
-fn file_server(vmm: &Child) -> Pid {
-    let pid = vmm.id();
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let children = threads.flat_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")));
-    let is_server = |child: &i32| {
-        let words = fs::read_to_string(format!("/proc/{child}/cmdline"));
-        words.is_ok_and(|words| words.contains("serve-files"))
-    };
-    let children: Vec<i32> = children
-        .flat_map(|all| all.split_whitespace().map(|child| child.parse().unwrap()).collect::<Vec<_>>())
-        .collect();
-    Pid::from_raw(*children.iter().find(|child| is_server(child)).unwrap()).unwrap()
-}
-
 #[test]
 fn a_run_ends_in_order_when_the_guests_files_are_lost() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,7 +115,7 @@ fn a_run_ends_in_order_when_the_guests_files_are_lost() {
         !tcgetattr(&terminal.master).unwrap().local_modes.intersects(LocalModes::ECHO | LocalModes::ICANON)
     };
     assert!(is_raw(&terminal));
-    kill_process(file_server(&terminal.run), Signal::KILL).unwrap();
+    kill_process(child(terminal.run.id(), &["serve-files"]).unwrap(), Signal::KILL).unwrap();
     terminal.wait_for("the server of the guest's files was ended by signal 9");
     terminal.wait_for("the run was ended because the guest had lost its files");
     terminal.wait_for("[OPTIMIZED]");

@@ -104,6 +104,14 @@ impl EmulatedHost {
         self.machine.files().try_clone()
     }
 
+    /// What ends [`run`](Self::run) from another thread, and the host with it: to be shut down.
+    ///
+    /// # Errors
+    /// When this machine is out of descriptors.
+    pub fn end(&self) -> io::Result<UnixStream> {
+        self.machine.control().try_clone()
+    }
+
     /// Runs `command` to its end.
     ///
     /// Signals are the command's, but for [the second one](converse).

@@ -25,9 +25,7 @@ pub enum Unfit {
     #[error("this KVM does not run a guest of a few instructions ({0})")]
     Runs(String),
     /// No VMX and no SVM behind it.
-    #[error(
-        "this KVM emulates the guest kernel's instructions instead of letting the CPU execute them, and cannot emulate all of them ({0})"
-    )]
+    #[error("this KVM emulates the guest kernel's instructions, and not all of them ({0})")]
     EmulatedExecution(String),
     /// Neither intercepted nor reflected.
     #[error(
@@ -85,7 +83,7 @@ impl Contract {
             row("guest runs", "a guest starts, and its port accesses come to vmm", &self.port_exit, true),
             row(
                 "execution",
-                "the CPU itself executes the guest's kernel: full speed, and every instruction works",
+                "the processor itself executes the guest's kernel: as fast as it is, and every instruction works",
                 &self.native_execution,
                 true,
             ),
