@@ -40,7 +40,7 @@ impl Peer {
         let kernel = cache.kernel(kernel)?;
         let is_overlay = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem == "overlay");
         let overlay =
-            kernel.guest_modules.into_iter().find(is_overlay).context("the kernel has no overlay")?;
+            kernel.command_modules.into_iter().find(is_overlay).context("the kernel has no overlay")?;
         let place = cache.root().join(format!("virtiofsd-{VIRTIOFSD}"));
         let virtiofsd = place.join("bin/virtiofsd");
         if !virtiofsd.exists() {
