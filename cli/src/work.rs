@@ -135,7 +135,8 @@ impl Work {
         let root = tags.next().unwrap_or_default();
         let mounts = tags.zip(self.folders.iter().skip(1));
         let mounts = mounts.map(|(tag, folder)| Ok(Mount { tag, at: self.inside(&folder.path)? }));
-        let plan = Plan { root, mounts: mounts.collect::<Result<_>>()? };
+        let folder = self.inside(&self.words.folder)?;
+        let plan = Plan { root, folder, mounts: mounts.collect::<Result<_>>()? };
         let path = PLAN.trim_start_matches('/').to_owned();
         let plan = ExtraFile { path, mode: 0o644, bytes: serde_json::to_vec(&plan)? };
         Ok(initramfs::command(program, drivers, [plan])?)

@@ -120,14 +120,18 @@ fn every_function_is_counted() {
 #[test]
 fn a_command_runs_and_is_seen() {
     let (Some(binary), temporary) = (binary(), tempfile::tempdir().unwrap()) else { return };
+    // A folder where a kernel without an overlay has one in memory.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::write(folder.path().join("here"), "and here\n").unwrap();
+    let printed = [&std::fs::read("/etc/passwd").unwrap()[..], b"and here\n"].concat();
     let run = |options: &[&str]| {
-        let words = [&["run", "--cpus=2"], options, &["--", "cat", "/etc/passwd"]].concat();
-        command(&binary, temporary.path(), &words).output().unwrap()
+        let words = [&["run", "--cpus=2"], options, &["--", "cat", "/etc/passwd", "here"]].concat();
+        command(&binary, temporary.path(), &words).current_dir(folder.path()).output().unwrap()
     };
     let output = run(&["--format=json", "--probe=do_sys_openat2"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap());
+    assert_eq!(output.stdout, printed);
     let lines = stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let hits: Vec<Value> = lines.filter(|line| line["type"] == "hit").collect();
     assert!(hits.iter().all(|hit| hit["task"]["comm"] == "cat" && hit["guest_ns"].is_u64()), "{stderr}");
@@ -136,7 +140,7 @@ fn a_command_runs_and_is_seen() {
     let output = run(&["--modules", empty.path().to_str().unwrap()]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
-        Some(0) => {}
+        Some(0) => assert_eq!(output.stdout, printed),
         code => assert!(code == Some(2) && stderr.contains("built without CONFIG_"), "{stderr}"),
     }
 }

@@ -11,6 +11,8 @@ pub const PLAN: &str = "/plan.json";
 pub struct Plan {
     /// The folder that is the guest's root. What the guest changes in it is thrown away.
     pub root: String,
+    /// Where the command runs, in the guest's root.
+    pub folder: PathBuf,
     /// Folders that it may change.
     pub mounts: Vec<Mount>,
 }

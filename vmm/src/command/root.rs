@@ -66,7 +66,7 @@ pub(crate) fn enter() -> Result<(), RootError> {
     let plan = fs::read(PLAN).and_then(|plan| Ok(serde_json::from_slice::<Plan>(&plan)?));
     let plan = plan.map_err(RootError::Plan)?;
     put(&plan.root, LOWER, "virtiofs", MountFlags::RDONLY, None)?;
-    on_top()?;
+    on_top(&plan.folder)?;
     for mount in &plan.mounts {
         put(&mount.tag, &inside(&mount.at), "virtiofs", MountFlags::empty(), None)?;
     }
@@ -107,21 +107,24 @@ fn inside(path: &Path) -> String {
 }
 
 /// Puts a layer for changes on the host's files. A kernel that has no overlay gets them as they are, beside places of its own
-/// to write to.
-fn on_top() -> Result<(), RootError> {
+/// to write to. The command runs in `folder`.
+fn on_top(folder: &Path) -> Result<(), RootError> {
     put("tmpfs", CHANGES, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
     for folder in ["upper", "work"].map(|name| format!("{CHANGES}/{name}")) {
         fs::create_dir(&folder).map_err(|error| RootError::Make(folder, error))?;
     }
     let layers = format!("lowerdir={LOWER},upperdir={CHANGES}/upper,workdir={CHANGES}/work");
     match put("overlay", ROOT, "overlay", MountFlags::empty(), Some(&layers)) {
-        Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => side_by_side(),
+        Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
+            side_by_side(folder)
+        }
         mounted => mounted,
     }
 }
 
-/// Makes a root in memory in which everything of the host's is mounted, with places that can be written to.
-fn side_by_side() -> Result<(), RootError> {
+/// Makes a root in memory in which everything of the host's is mounted, with places that can be written to. Where the command
+/// runs below one of these, what it runs in is seen there.
+fn side_by_side(folder: &Path) -> Result<(), RootError> {
     put("tmpfs", ROOT, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
     let unreadable = |source| RootError::Read(LOWER, source);
     for entry in fs::read_dir(LOWER).map_err(unreadable)? {
@@ -138,20 +141,32 @@ fn side_by_side() -> Result<(), RootError> {
         };
         made.map_err(|error| RootError::Make(to.display().to_string(), error))?;
         if !kind.is_symlink() {
-            mount_bind(&entry, &to).map_err(|error| RootError::Mount {
-                what: entry.display().to_string(),
-                at: to.display().to_string(),
-                source: error.into(),
-            })?;
+            show(&entry, &to)?;
         }
     }
-    for at in ["tmp", "var/tmp"].map(|at| inside(Path::new(at))) {
+    for written in ["/tmp", "/var/tmp"].map(Path::new) {
+        let at = inside(written);
         // Nothing is made on what cannot be changed.
-        if at == inside(Path::new("tmp")) || Path::new(&at).is_dir() {
-            put("tmpfs", &at, "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
+        if written != Path::new("/tmp") && !Path::new(&at).is_dir() {
+            continue;
+        }
+        put("tmpfs", &at, "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
+        if let Some(first) = folder.strip_prefix(written).ok().and_then(|below| below.iter().next()) {
+            let (to, below) = (Path::new(&at).join(first), written.strip_prefix("/").unwrap_or(written));
+            fs::create_dir(&to).map_err(|error| RootError::Make(to.display().to_string(), error))?;
+            show(&Path::new(LOWER).join(below).join(first), &to)?;
         }
     }
     Ok(())
+}
+
+/// Has `to` be what is at `from`.
+fn show(from: &Path, to: &Path) -> Result<(), RootError> {
+    mount_bind(from, to).map_err(|error| RootError::Mount {
+        what: from.display().to_string(),
+        at: to.display().to_string(),
+        source: error.into(),
+    })
 }
 
 fn put(what: &str, at: &str, kind: &str, flags: MountFlags, options: Option<&str>) -> Result<(), RootError> {
