@@ -100,7 +100,10 @@ const ATTEMPTS: &[Attempt] = &[
     ),
     (
         "a folder that becomes a link meanwhile",
-        "i=0; while [ $i -lt $turns ]; do read line < /turn/$i && echo $line; echo changed > /w/turn/$i; i=$((i+1)); done 2> /dev/null | sort -u",
+        // What it is found to be stays for a second: the guest goes through it until it has been a folder.
+        "n=0; while [ ! -s /tmp/seen ] && [ $n -lt 20 ]; do n=$((n+1)); i=0; while [ $i -lt $turns ]; do \
+         read line < /turn/$i && echo $line >> /tmp/seen; echo changed > /w/turn/$i; i=$((i+1)); done; done 2> /dev/null; \
+         sort -u /tmp/seen",
         &[INNOCENT],
     ),
 ];
