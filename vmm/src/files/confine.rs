@@ -1,6 +1,6 @@
 //! What a server's process may still do, once it has opened its folders.
 
-use super::server::Root;
+use super::root::Root;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetError, RulesetStatus,

@@ -11,6 +11,7 @@ mod confine;
 mod hidden;
 mod planted;
 mod read_only;
+mod root;
 mod server;
 
 pub use confine::{ConfineError, Confined, confined_here};

@@ -14,12 +14,8 @@ const SETS_MODE: u32 = 1;
 
 /// Whether the message makes a device node, or a program that runs with the rights of its owner or of its group.
 pub(super) fn plants(message: &[u8]) -> bool {
-    let word = |at: usize| {
-        let bytes = message.get(at..)?.first_chunk()?;
-        Some(u32::from_le_bytes(*bytes))
-    };
-    let body = |at: usize| word(IN_HEADER + at).unwrap_or_default();
-    match word(4) {
+    let body = |at: usize| word(message, IN_HEADER + at).unwrap_or_default();
+    match word(message, 4) {
         Some(MKNOD) => is_device(body(0)) || lends_rights(body(0)),
         // What takes the name's place is a device node.
         Some(RENAME2) => body(8) & libc::RENAME_WHITEOUT != 0,
@@ -27,6 +23,11 @@ pub(super) fn plants(message: &[u8]) -> bool {
         Some(SETATTR) => body(0) & SETS_MODE != 0 && lends_rights(body(68)),
         _ => false,
     }
+}
+
+/// The number of 32 bits at `at` of a message.
+pub(super) fn word(message: &[u8], at: usize) -> Option<u32> {
+    message.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 fn is_device(mode: u32) -> bool {

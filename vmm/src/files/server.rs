@@ -3,14 +3,14 @@
 use super::Folder;
 use super::confine::{ConfineError, Confined, confine};
 use super::hidden::Mounts;
-use super::planted::plants;
+use super::planted::{plants, word};
 use super::read_only::ReadOnly;
+use super::root::Root;
 use crate::devices::virtio::fs::{IN_HEADER, LONGEST, OUT_HEADER};
 use fuse_backend_rs::api::filesystem::FileSystem;
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -84,9 +84,8 @@ fn names_only(message: &[u8]) -> bool {
     const OPENDIR: u32 = 27;
     const CREATE: u32 = 35;
     const NO_NAME: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
-    let word = |at: usize| message.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    let opens = matches!(word(4), Some(OPEN | OPENDIR | CREATE));
-    opens && word(IN_HEADER).is_some_and(|flags| flags & (libc::O_PATH | NO_NAME) as u32 != 0)
+    let opens = matches!(word(message, 4), Some(OPEN | OPENDIR | CREATE));
+    opens && word(message, IN_HEADER).is_some_and(|flags| flags & (libc::O_PATH | NO_NAME) as u32 != 0)
 }
 
 /// The files of each folder, ready to be served: everything that is needed from outside the folders is open.
@@ -94,12 +93,6 @@ pub struct Files {
     served: Vec<Box<dyn Serve>>,
     roots: Vec<Root>,
     mounts: Arc<Mounts>,
-}
-
-/// A folder that is open: what takes its place later is not served.
-pub(super) struct Root {
-    pub(super) open: OwnedFd,
-    pub(super) folder: Folder,
 }
 
 impl Files {
@@ -117,14 +110,13 @@ impl Files {
     }
 
     fn add(&mut self, folder: &Folder) -> io::Result<()> {
-        let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = rustix::fs::open(&folder.path, how, Mode::empty())?;
-        let files = passthrough(&open)?;
+        let root = Root::open(folder)?;
+        let files = passthrough(&root.open)?;
         self.served.push(match folder.writable {
             true => Box::new(Server::new(files)),
             false => Box::new(Server::new(ReadOnly { files, mounts: self.mounts.clone() })),
         });
-        self.roots.push(Root { open, folder: folder.clone() });
+        self.roots.push(root);
         Ok(())
     }
 
