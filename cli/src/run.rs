@@ -370,20 +370,23 @@ const BOOT: Option<Duration> = Some(Duration::from_secs(60));
 pub(crate) fn longest(guest: &Guest) -> Option<Duration> {
     /// What it takes on a busy machine to begin and to end.
     const MARGIN: Duration = Duration::from_secs(60);
-    let otherwise = if io::stdin().is_terminal() { None } else { RUN.map(|time| time * EMULATED) };
-    let asked = guest.timeout.map(|seconds| (seconds != 0).then(|| Duration::from_secs(seconds)));
-    asked.unwrap_or(otherwise)?.checked_add(MARGIN)
+    let otherwise = if io::stdin().is_terminal() { None } else { RUN };
+    limit(guest.timeout, otherwise, true)?.checked_add(MARGIN)
 }
 
-/// An emulated processor takes so many times as long.
-const EMULATED: u32 = 6;
-
-/// How long something may take, where the user has `asked` for it or not.
+/// How long something may take here, where the user has `asked` for it or not.
 fn timeout(asked: Option<u64>, otherwise: Option<Duration>) -> Option<Duration> {
+    limit(asked, otherwise, vmm::boot::on_emulated_cpu())
+}
+
+/// The same, on a processor that is emulated or not.
+fn limit(asked: Option<u64>, otherwise: Option<Duration>, is_emulated: bool) -> Option<Duration> {
+    /// An emulated processor takes so many times as long.
+    const EMULATED: u32 = 6;
     match asked {
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),
-        None if vmm::boot::on_emulated_cpu() => otherwise.map(|time| time * EMULATED),
+        None if is_emulated => otherwise.map(|time| time * EMULATED),
         None => otherwise,
     }
 }
