@@ -219,8 +219,8 @@ pub(crate) struct Run {
     /// {"type":"refused"} has pattern, function and reason.
     #[arg(long, conflicts_with_all = ["target", "output", "write_target"])]
     pub(crate) dry_run: bool,
-    /// Write what was resolved to this file, for `--target`, and run nothing
-    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "target")]
+    /// Write what was resolved to this folder: `target` for --target, and `kernel` for --kernel. Run nothing
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with = "target")]
     pub(crate) write_target: Option<PathBuf>,
 }
 
@@ -285,6 +285,9 @@ pub(crate) struct Guest {
     /// processor is emulated; never when standard input is a terminal]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
+    /// What runs before the kernel
+    #[arg(long, value_enum, default_value_t = Boot::Direct)]
+    pub(crate) boot: Boot,
     #[command(flatten)]
     pub(crate) symbols: SymbolSource,
     #[command(flatten)]
@@ -378,6 +381,15 @@ pub(crate) struct Place {
     /// The KVM device
     #[arg(long, value_name = "FILE", default_value = "/dev/kvm")]
     pub(crate) kvm_device: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Boot {
+    /// Nothing: the kernel is unpacked on this side, put where its decompressor would put it, at random unless `nokaslr` is
+    /// on its command line, and entered
+    Direct,
+    /// The decompressor that the bzImage brings, in the guest
+    Bzimage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,6 @@ use crate::say::{say, standard_error};
 use crate::target::{self, Target};
 use crate::unarmed;
 use anyhow::Result;
-use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::scope::Scope;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -24,7 +23,7 @@ use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.output.as_deref());
-    let files = Files::read(&args.guest)?;
+    let mut files = Files::read(&args.guest)?;
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,
         None => {
@@ -32,7 +31,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             target::can_work(&files, &kernel)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
-            let (probes, kernel) = (functions(patterns, &kernel)?, Landmarks::of(&kernel));
+            let probes = functions(patterns, &kernel)?;
+            let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
             Target { probes, kernel, symbols: None, unwind: None, scope }
         }

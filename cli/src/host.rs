@@ -26,7 +26,6 @@ use vmm::host::{
     Stream, Streams, fingerprint, memory_for, prepare,
 };
 use vmm::kvm::Hypervisor;
-use vmm::memory::GuestRam;
 use vmm::printer::Printer;
 use vmm::selftest;
 use vmm::trap::Delivery;
@@ -138,14 +137,12 @@ pub(crate) fn run_emulated(
     // A guest that cannot be put together is not worth a host.
     let cmdline = run::cmdline(guest);
     let (initrd, pci) = (Some(&*files.initramfs), files.work.is_some());
-    let payload = Payload { kernel: &files.image, initrd, cmdline: &cmdline, pci };
-    boot::load(&GuestRam::new(guest.memory.0)?, &payload, guest.cpus)?;
+    let payload = Payload { kernel: &files.image, boot: &target.kernel.boot, initrd, cmdline: &cmdline, pci };
+    boot::check(guest.memory.0, &payload)?;
     let output = inside.output.map(run::create).transpose()?;
-    let resolved = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
-    target.write(resolved.path())?;
+    let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
-    let work = tempfile::NamedTempFile::new().context("cannot write a temporary file")?;
-    serde_json::to_writer(&work, &files.work)?;
+    let work = serde_json::to_vec(&files.work)?;
     run_in_host(memory, files.work.as_ref(), run::longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
@@ -153,13 +150,13 @@ pub(crate) fn run_emulated(
             .arg(format!("--cpus={}", guest.cpus))
             .arg(format!("--memory={}", guest.memory))
             .arg("--kernel")
-            .file(&files.kernel)
+            .bytes(&files.image)
             .arg("--initrd")
-            .file(&files.initrd)
+            .bytes(&files.initramfs)
             .arg("--target")
-            .file(resolved.path());
+            .bytes(&target);
         if files.work.is_some() {
-            command = command.arg("--files-port").arg("--work").file(work.path());
+            command = command.arg("--files-port").arg("--work").bytes(&work);
         }
         if guest.verbose {
             command = command.arg("--verbose");

@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use tempfile::NamedTempFile;
 use vmm::code::Unread;
 use vmm::command::{CommandError, GuestCommand};
 use vmm::confine::{self, Role};
@@ -45,16 +44,15 @@ const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 
 /// The guest's files, read.
 pub(crate) struct Files {
+    /// The kernel's.
     pub(crate) kernel: PathBuf,
-    pub(crate) initrd: PathBuf,
+    /// What of it goes to the guest's memory: what it holds, or the unpacked kernel.
     pub(crate) image: Vec<u8>,
     pub(crate) initramfs: Vec<u8>,
     /// The command, if there is one.
     pub(crate) work: Option<Work>,
     /// File names of the drivers in its initramfs.
     pub(crate) drivers: Vec<String>,
-    /// Where its initramfs is.
-    _made: Option<NamedTempFile>,
 }
 
 impl Files {
@@ -65,24 +63,14 @@ impl Files {
             let initrd = target::initrd_path(guest.initrd.as_deref())?;
             let kernel = guest.kernel.which.files()?.image;
             let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
-            return Ok(Self { kernel, initrd, image, initramfs, work, drivers: Vec::new(), _made: None });
+            return Ok(Self { kernel, image, initramfs, work, drivers: Vec::new() });
         };
         let KernelFiles { image: kernel, modules } = guest.kernel.which.files()?;
         let image = target::read(&kernel)?;
         let drivers = work::drivers(guest, modules)?;
         let names = drivers.iter().map(|(name, _)| name.clone()).collect();
         let initramfs = said.initramfs(drivers)?;
-        let made = NamedTempFile::new().context("cannot write a temporary file")?;
-        fs::write(made.path(), &initramfs).context("cannot write a temporary file")?;
-        Ok(Self {
-            kernel,
-            initrd: made.path().to_owned(),
-            image,
-            initramfs,
-            work,
-            drivers: names,
-            _made: Some(made),
-        })
+        Ok(Self { kernel, image, initramfs, work, drivers: names })
     }
 }
 
@@ -90,15 +78,18 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
-    let files = Files::read(&args.guest)?;
-    let target = target::target(args, &files)?;
+    let mut files = Files::read(&args.guest)?;
+    let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.output.as_deref());
     }
     if let Some(path) = &args.write_target {
-        target.write(path)?;
+        for (name, bytes) in [("target", &target.bytes()?), ("kernel", &files.image)] {
+            let path = path.join(name);
+            fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     match host::choose(&args.guest.place)? {

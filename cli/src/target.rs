@@ -131,10 +131,9 @@ impl Target {
         self.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count()
     }
 
-    /// Writes it where [`target`] reads it again.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let bytes = postcard::to_stdvec(self).context("the resolved target cannot be written down")?;
-        fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    /// What [`target`] reads again.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>> {
+        postcard::to_stdvec(self).context("the resolved target cannot be written down")
     }
 }
 
@@ -178,7 +177,7 @@ pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
 }
 
 /// Resolves all probes before anything runs: a typo costs no boot.
-pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
+pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     if let Some(target) = resolved(&run.guest)? {
         return Ok(target);
     }
@@ -193,9 +192,27 @@ pub(crate) fn target(run: &Run, files: &Files) -> Result<Target> {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
     };
-    let landmarks = Landmarks::of(&kernel);
+    let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.once)?;
     Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })
+}
+
+/// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
+/// what goes to memory.
+pub(crate) fn booted(guest: &Guest, kernel: Kernel, files: &mut Files) -> Result<Landmarks> {
+    let landmarks = Landmarks::of(&kernel);
+    Ok(match guest.boot {
+        args::Boot::Direct => {
+            files.image = kernel.into_file();
+            landmarks
+        }
+        args::Boot::Bzimage => {
+            let boot = kernel
+                .decompressor()
+                .with_context(|| format!("--boot bzimage: {} is not a bzImage", files.kernel.display()))?;
+            Landmarks { boot, ..landmarks }
+        }
+    })
 }
 
 /// Checks that `kernel` can run the command, if there is one.
@@ -378,7 +395,7 @@ mod tests {
         let scope = Scope::Init;
         let written = Target { kernel, probes: vec![probe, watch, filtered], symbols, unwind: None, scope };
         assert_eq!(written.watches(), 1);
-        written.write(&file).unwrap();
+        fs::write(&file, written.bytes().unwrap()).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];
         let Command::Run(run) = Cli::parse_from(words).command else { panic!("another command") };
         let read = resolved(&run.guest).unwrap().unwrap();

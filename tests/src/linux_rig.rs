@@ -33,7 +33,6 @@ const GATE: &str = "read line\n";
 
 /// A kernel that guests run.
 pub struct Subject {
-    image: Vec<u8>,
     /// All that is known about it.
     pub kernel: Arc<Kernel>,
     landmarks: Landmarks,
@@ -59,7 +58,7 @@ pub fn subject() -> &'static Subject {
         let wanted = under_test();
         let image = read(&wanted.variable(), || Cache::open().unwrap().kernel(wanted).unwrap().image);
         let kernel = Arc::new(Kernel::read(&image, None).unwrap());
-        Subject { image, landmarks: Landmarks::of(&kernel), kernel }
+        Subject { landmarks: Landmarks::of(&kernel), kernel }
     })
 }
 
@@ -242,7 +241,7 @@ impl Guest {
         // On a busy machine one driver alone computes for half a minute: a lock-up is twice that.
         let fixed = "console=ttyS0 quiet loglevel=5 panic=-1 watchdog_thresh=30";
         let config = Config {
-            image: &subject.image,
+            image: subject.kernel.image().file(),
             kernel: subject.landmarks.clone(),
             initrd: Some(&initrd),
             cmdline: &format!("{fixed} {cmdline} workload={steps}"),

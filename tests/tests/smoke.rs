@@ -55,6 +55,12 @@ fn opens_are_counted_by_traps_on_2_cpus() {
     counts_opens(&["--cpus=2", "--optimize=off"], "armed");
 }
 
+/// The kernel's own decompressor chooses where it runs.
+#[test]
+fn opens_are_counted_in_a_kernel_that_unpacks_itself() {
+    counts_opens(&["--boot=bzimage"], "[OPTIMIZED]");
+}
+
 /// The guest's tracer wants the text where probes count, and gives it back.
 #[test]
 fn a_tracer_comes_and_goes_beside_probes_that_count() {

@@ -98,6 +98,11 @@ impl GuestRam {
         self.ranges().first().map_or(Gpa(0), |r| r.end)
     }
 
+    /// The same, with `size` bytes of RAM.
+    pub(crate) fn low_end_of(size: u64) -> Gpa {
+        Gpa(size.min(HOLE_START))
+    }
+
     /// All memory, the reserved one too, as KVM and the loaders of other crates take it.
     #[must_use]
     pub fn backing(&self) -> &GuestMemoryMmap {

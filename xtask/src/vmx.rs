@@ -96,12 +96,15 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
         bochs::file("bin/contract", 0o755, &test_program("contract")?)?,
         bochs::file("bin/differential", 0o755, &test_program("differential")?)?,
         bochs::file("guest/instructions", 0o644, drawn.path())?,
-        bochs::file("guest/vmlinuz", 0o644, &kernel)?,
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
     ];
+    let resolved = tempfile::tempdir().context("no temporary folder")?;
     for boot in BOOTS {
-        files.push(boot.target(vmm, &kernel, &initramfs)?);
+        boot.resolve(vmm, &kernel, &initramfs, resolved.path())?;
+        files.push(bochs::file(boot.target, 0o644, &resolved.path().join("target"))?);
     }
+    // It is the same for all.
+    files.push(bochs::file("guest/kernel", 0o644, &resolved.path().join("kernel"))?);
     let mut entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
         Entry::new("contract", &["/bin/contract", "--test-threads=1"]).env("VMM_CONTRACT_REQUIRED", "1"),
@@ -145,25 +148,24 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
 }
 
 impl Boot {
-    /// What is to be probed, found out here: there it would take a minute.
-    fn target(&self, vmm: &Path, kernel: &Path, initramfs: &Path) -> anyhow::Result<ExtraFile> {
-        let file = tempfile::NamedTempFile::new().context("no temporary file")?;
+    /// Finds out what is to be probed, and unpacks the kernel, into a folder: there it would take a minute.
+    fn resolve(&self, vmm: &Path, kernel: &Path, initramfs: &Path, folder: &Path) -> anyhow::Result<()> {
         let mut resolve = Command::new(vmm);
         resolve.args(["run", self.optimize, "--kernel"]).arg(kernel);
         resolve.args(self.probes.iter().map(|probe| format!("--probe={probe}")));
-        resolve.arg("--write-target").arg(file.path());
+        resolve.arg("--write-target").arg(folder);
         match self.work {
             Work::Steps(_) => resolve.arg("--initrd").arg(initramfs),
             Work::Command(words) => resolve.arg("--").args(words),
         };
         let status = resolve.status().context("cannot run vmm")?;
         ensure!(status.success(), "vmm did not resolve the probes");
-        bochs::file(self.target, 0o644, file.path())
+        Ok(())
     }
 
     fn entry(&self) -> Entry {
         let target = format!("--target=/{}", self.target);
-        let mut words = vec!["vmm", "run", "--host=kvm", "--kernel=/guest/vmlinuz", &target, self.optimize];
+        let mut words = vec!["vmm", "run", "--host=kvm", "--kernel=/guest/kernel", &target, self.optimize];
         words.extend(["--memory=256M", "--output=/dev/null"]);
         match self.work {
             Work::Steps(steps) => words.extend(["--initrd=/guest/initramfs", "--cmdline", steps]),

@@ -26,7 +26,10 @@ pub struct Kernel {
     symbols: SymbolTable,
     patched: PatchedText,
     ftrace: FtraceSites,
-    boot: Boot,
+    /// The setup header of its bzImage.
+    setup: Vec<u8>,
+    /// The bzImage's decompressor, if it came with one.
+    decompressor: Option<Boot>,
     relocated: Option<RelocatedPointer>,
 }
 
@@ -74,14 +77,14 @@ impl Kernel {
         symbols: Option<&[u8]>,
         done: &mut dyn FnMut(&'static str),
     ) -> Result<Self, KernelError> {
-        let (unpacked, boot) = if file.starts_with(b"\x7fELF") {
-            (file.to_vec(), Boot::Direct)
+        let (unpacked, setup, decompressor) = if file.starts_with(b"\x7fELF") {
+            (file.to_vec(), Vec::new(), None)
         } else {
             let image = BzImage::parse(file)?;
             let jumps = image.kernel_jumps().map_or(Boot::Unknown, Boot::Decompressor);
             let unpacked = unpack(image.payload())?;
             done(UNPACK);
-            (unpacked, jumps)
+            (unpacked, image.setup_bytes().to_vec(), Some(jumps))
         };
         let image = Vmlinux::parse(unpacked)?;
         done("ELF");
@@ -90,11 +93,8 @@ impl Kernel {
         let patched = PatchedText::from_image(&image, &symbols);
         done("patched text");
         let ftrace = FtraceSites::of(&image, &symbols);
-        let relocated = match boot {
-            Boot::Direct => None,
-            Boot::Decompressor(_) | Boot::Unknown => relocations::first_pointer(&image)?,
-        };
-        Ok(Self { image, symbols, patched, ftrace, boot, relocated })
+        let relocated = relocations::first_pointer(&image)?;
+        Ok(Self { image, symbols, patched, ftrace, setup, decompressor, relocated })
     }
 
     /// Its symbols.
@@ -121,6 +121,12 @@ impl Kernel {
         &self.image
     }
 
+    /// Its image's file, which is all that is left of it.
+    #[must_use]
+    pub fn into_file(self) -> Vec<u8> {
+        self.image.into_file()
+    }
+
     /// The text that must be left alone.
     #[must_use]
     pub fn patched(&self) -> &PatchedText {
@@ -141,10 +147,16 @@ impl Kernel {
         Btf::parse(self.image.section(".BTF").ok_or(BtfError::Missing)?.bytes)
     }
 
-    /// What runs before it.
+    /// How it is booted directly.
     #[must_use]
-    pub fn boot(&self) -> Boot {
-        self.boot
+    pub fn direct(&self) -> Boot {
+        Boot::Direct { setup: self.setup.clone() }
+    }
+
+    /// How its bzImage boots it; `None` for a kernel that came as an ELF file.
+    #[must_use]
+    pub fn decompressor(&self) -> Option<Boot> {
+        self.decompressor.clone()
     }
 
     /// A pointer by which the slide of KASLR is found; `None` where the kernel runs where it was linked.

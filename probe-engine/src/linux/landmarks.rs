@@ -31,7 +31,7 @@ pub struct Landmarks {
     pub entry: Gpa,
     /// A pointer that tells what KASLR has added to all virtual addresses; `None` for a kernel that it does not move.
     pub relocated: Option<RelocatedPointer>,
-    /// How its decompressor is left; absent for an ELF file.
+    /// What runs before it.
     pub boot: Boot,
     /// The last function of the boot before alternatives are applied: `arch_cpu_finalize_init` (since 6.1.39).
     pub early: Option<Gva>,
@@ -140,10 +140,14 @@ fn behind_call(kernel: &Kernel, function: &str, callee: &str) -> Option<Gva> {
 }
 
 /// What runs before the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Boot {
-    /// Nothing: an ELF kernel runs where it was linked.
-    Direct,
+    /// Nothing: the unpacked kernel is put where it will run, and entered.
+    Direct {
+        /// The setup header of its bzImage, from [`SETUP_HEADER`](super::bzimage::SETUP_HEADER) on; empty for a kernel that
+        /// came as an ELF file.
+        setup: Vec<u8>,
+    },
     /// The decompressor of a bzImage, which is left by these jumps.
     Decompressor(KernelJumps),
     /// A decompressor that nobody has seen before.
@@ -151,7 +155,7 @@ pub enum Boot {
 }
 
 impl Landmarks {
-    /// Finds them in `kernel`.
+    /// Finds them in `kernel`, which is booted [directly](Boot::Direct).
     #[must_use]
     pub fn of(kernel: &Kernel) -> Self {
         let image = kernel.image();
@@ -167,7 +171,7 @@ impl Landmarks {
             text_load: segment.map_or(Gpa(0), |segment| segment.phys),
             entry: image.entry(),
             relocated: kernel.relocated(),
-            boot: kernel.boot(),
+            boot: kernel.direct(),
             early: kernel.symbol("arch_cpu_finalize_init"),
             late: kernel.symbol("rest_init"),
             panic: kernel.symbol("panic"),

@@ -13,17 +13,24 @@ use std::{env, fs};
 pub(crate) struct Part {
     name: &'static str,
     at: u64,
+    /// Where it is loaded, in the mapping of the kernel's image.
+    loaded: u64,
     executable: bool,
     bytes: Vec<u8>,
 }
 
 impl Part {
     pub(crate) fn text(name: &'static str, at: u64, bytes: Vec<u8>) -> Self {
-        Self { name, at, executable: true, bytes }
+        Self { name, at, loaded: at, executable: true, bytes }
     }
 
     pub(crate) fn data(name: &'static str, at: u64, bytes: Vec<u8>) -> Self {
-        Self { name, at, executable: false, bytes }
+        Self { name, at, loaded: at, executable: false, bytes }
+    }
+
+    /// Variables that are linked at 0 and loaded elsewhere.
+    pub(crate) fn per_cpu(name: &'static str, loaded: u64, bytes: Vec<u8>) -> Self {
+        Self { name, at: 0, loaded, executable: false, bytes }
     }
 }
 
@@ -66,7 +73,7 @@ pub(crate) fn elf_with(parts: &[Part], extra: &[Extra]) -> Vec<u8> {
         segments.extend(1u32.to_le_bytes());
         segments.extend(if part.executable { 5u32 } else { 4 }.to_le_bytes());
         let len = part.bytes.len() as u64;
-        for word in [offset, part.at, part.at & 0x7fff_ffff, len, len, 8] {
+        for word in [offset, part.at, part.loaded & 0x7fff_ffff, len, len, 8] {
             segments.extend(word.to_le_bytes());
         }
     }

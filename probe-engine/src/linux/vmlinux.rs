@@ -54,6 +54,14 @@ pub struct Segment {
     file: Range<usize>,
 }
 
+impl Segment {
+    /// Link-time physical address of its end, memory that is zero at first included.
+    #[must_use]
+    pub fn phys_end(&self) -> Gpa {
+        Gpa(self.phys.0.saturating_add(self.range.end.0.saturating_sub(self.range.start.0)))
+    }
+}
+
 /// A section that occupies memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section<'a> {
@@ -168,6 +176,12 @@ impl Vmlinux {
         &self.file
     }
 
+    /// The whole file, which is all that is left of it.
+    #[must_use]
+    pub fn into_file(self) -> Vec<u8> {
+        self.file
+    }
+
     /// What follows the ELF file in the same bytes: relocations, in a kernel that can be moved.
     #[must_use]
     pub fn trailer(&self) -> &[u8] {
@@ -196,6 +210,20 @@ impl Vmlinux {
     #[must_use]
     pub fn segment_bytes(&self, segment: &Segment) -> &[u8] {
         self.file.get(segment.file.clone()).unwrap_or_default()
+    }
+
+    /// The bytes that are loaded at the link-time physical address `at`; `None` where the file has none for them all.
+    pub(super) fn loaded_mut<const LEN: usize>(&mut self, at: Gpa) -> Option<&mut [u8; LEN]> {
+        let Self { file, segments, .. } = self;
+        segments
+            .iter()
+            .find_map(|segment| {
+                let offset = usize::try_from(at.0.checked_sub(segment.phys.0)?).ok()?;
+                let start =
+                    segment.file.start.checked_add(offset).filter(|start| *start < segment.file.end)?;
+                Some(start..start.checked_add(LEN).filter(|end| *end <= segment.file.end)?)
+            })
+            .and_then(|range| file.get_mut(range)?.first_chunk_mut())
     }
 
     /// The sections that occupy memory, in the file's order.

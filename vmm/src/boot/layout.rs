@@ -11,8 +11,10 @@ pub const GDT: Gpa = Gpa(0x500);
 pub const ZERO_PAGE: Gpa = Gpa(0x7000);
 /// The stack that the kernel's first instructions may use grows down from here.
 pub const BOOT_STACK: Gpa = Gpa(0x8ff0);
-/// Page tables that map the first 4 GiB one to one: PML4, PDPT, four page directories.
+/// Page tables that map memory one to one: PML5, PML4, PDPT, and page directories of the first 4 GiB and of the kernel.
 pub const PAGE_TABLES: Gpa = Gpa(0x9000);
+/// What an entry of a page directory maps, in bytes.
+pub const LARGE_PAGE: u64 = 2 << 20;
 /// The kernel command line.
 pub const CMDLINE: Gpa = Gpa(0x2_0000);
 /// Longest command line, with its final NUL (the kernel's own COMMAND_LINE_SIZE).

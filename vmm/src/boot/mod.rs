@@ -3,25 +3,33 @@
 
 pub(crate) mod acpi;
 pub(crate) mod cpuid;
+mod image;
+mod kaslr;
 pub mod layout;
 pub(crate) mod registers;
 
 pub use cpuid::on_emulated_cpu;
 
 use crate::memory::GuestRam;
+use image::{Image, Machine};
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
-use linux_loader::loader::{self, KernelLoader};
 use probe_engine::addr::Gpa;
-use probe_engine::linux::bzimage::ENTRY_64;
+use probe_engine::linux::bzimage::BzImageError;
+use probe_engine::linux::landmarks::Boot;
+use probe_engine::linux::relocations::RelocationsError;
+use probe_engine::linux::vmlinux::VmlinuxError;
 use probe_engine::memory::PhysMemory;
-use std::io::Cursor;
-use vm_memory::{ByteValued, GuestAddress};
+use std::io;
+use std::ops::Range;
+use vm_memory::ByteValued;
 
 /// What the guest starts from.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
-    /// A bzImage, or an ELF vmlinux.
+    /// The file that `boot` is about: a bzImage, or an unpacked kernel.
     pub kernel: &'a [u8],
+    /// What runs before the kernel.
+    pub boot: &'a Boot,
     /// The initramfs.
     pub initrd: Option<&'a [u8]>,
     /// The complete kernel command line.
@@ -35,19 +43,38 @@ pub struct Payload<'a> {
 pub struct BootState {
     /// First instruction, in one-to-one mapped memory.
     pub entry: Gpa,
-    /// Where the protected-mode kernel was loaded.
+    /// Where the file's own code was loaded.
     pub load: Gpa,
+    /// Where the kernel runs, where that is known already.
+    pub kernel: Option<KernelPlace>,
+    /// Whether it starts with page tables of five levels.
+    pub five_levels: bool,
+}
+
+/// Where a kernel runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelPlace {
+    /// How far behind the physical addresses that it was linked at, in bytes.
+    pub moved: u64,
+    /// How far behind the virtual ones, in bytes.
+    pub slide: u64,
 }
 
 /// The guest cannot be put together.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// Neither format, or a damaged file.
-    #[error("the kernel is neither a bzImage nor an ELF vmlinux that can be loaded")]
-    Kernel(#[source] loader::Error),
-    /// The bzImage has no 64-bit entry.
-    #[error("the kernel has no 64-bit entry point: it is a 32-bit kernel, or older than Linux 3.8")]
-    No64Bit,
+    /// A damaged bzImage, or something else.
+    #[error(transparent)]
+    BzImage(#[from] BzImageError),
+    /// A damaged unpacked kernel, or something else.
+    #[error(transparent)]
+    Vmlinux(#[from] VmlinuxError),
+    /// Its addresses cannot be changed.
+    #[error(transparent)]
+    Relocations(#[from] RelocationsError),
+    /// The host has no random numbers.
+    #[error("the host has no random numbers for the kernel's place")]
+    Random(#[source] io::Error),
     /// Kernel and its working space end beyond the RAM below the hole.
     #[error(
         "the kernel needs {needed_mib} MiB to start and the guest has {have_mib} MiB: give it more with --memory"
@@ -76,119 +103,79 @@ pub enum BootError {
     Tables(#[source] probe_engine::memory::NoMemory),
 }
 
-/// `xloadflags` bit 0: the kernel has the 64-bit entry point at 0x200.
-const XLF_KERNEL_64: u16 = 1;
-
-/// Writes everything that the guest needs to `ram`.
+/// Whether `payload` could be put into a guest with `memory` bytes of RAM.
 ///
 /// # Errors
 /// [`BootError`], each a sentence for the user.
-pub fn load(ram: &GuestRam, payload: &Payload<'_>, cpus: u8) -> Result<BootState, BootError> {
-    let kernel = load_kernel(ram, payload.kernel)?;
-    let initrd = payload.initrd.map(|bytes| load_initrd(ram, &kernel, bytes)).transpose()?;
-    if payload.cmdline.len() >= layout::CMDLINE_MAX {
-        return Err(BootError::Cmdline(payload.cmdline.len()));
-    }
+pub fn check(memory: u64, payload: &Payload<'_>) -> Result<(), BootError> {
+    let image = Image::read(payload.kernel, payload.boot)?;
+    initrd_place(GuestRam::low_end_of(memory), &image, payload).map(|_| ())
+}
+
+/// Writes everything that the guest needs to `ram`. `has_five_levels`: its CPUs know page tables of five levels.
+///
+/// # Errors
+/// [`BootError`], each a sentence for the user.
+pub fn load(
+    ram: &GuestRam,
+    payload: &Payload<'_>,
+    cpus: u8,
+    has_five_levels: bool,
+) -> Result<BootState, BootError> {
+    let image = Image::read(payload.kernel, payload.boot)?;
+    let initrd = initrd_place(ram.low_end(), &image, payload)?;
+    let machine = Machine { ram, taken: &initrd, cmdline: payload.cmdline, has_five_levels };
+    let (state, header) = image.load(&machine)?;
     let acpi = acpi::tables(cpus, payload.pci);
-    let params = zero_page(ram, &kernel, initrd, payload.cmdline.len(), acpi.rsdp);
+    let params = zero_page(ram, header, &initrd, payload.cmdline.len(), acpi.rsdp);
     let write = |at: Gpa, bytes: &[u8]| ram.write(at, bytes).map_err(BootError::Tables);
+    write(initrd.start, payload.initrd.unwrap_or_default())?;
     write(layout::CMDLINE, payload.cmdline.as_bytes())?;
     write(layout::CMDLINE.add(payload.cmdline.len() as u64), &[0])?;
     write(layout::ACPI, &acpi.bytes)?;
     write(layout::ZERO_PAGE, params.as_slice())?;
-    registers::write_tables(ram).map_err(BootError::Tables)?;
-    Ok(BootState { entry: kernel.entry, load: kernel.load })
+    registers::write_tables(ram, &state).map_err(BootError::Tables)?;
+    Ok(state)
 }
 
-struct LoadedKernel {
-    load: Gpa,
-    entry: Gpa,
-    /// End of the memory that the kernel uses before it reads the memory map.
-    end: Gpa,
-    header: setup_header,
-}
-
-fn load_kernel(ram: &GuestRam, image: &[u8]) -> Result<LoadedKernel, BootError> {
-    if image.starts_with(b"\x7fELF") {
-        return load_vmlinux(ram, image);
+/// Where the initramfs goes, which is empty without one: the end of the RAM that the kernel can read it from.
+fn initrd_place(low_end: Gpa, image: &Image<'_>, payload: &Payload<'_>) -> Result<Range<Gpa>, BootError> {
+    if payload.cmdline.len() >= layout::CMDLINE_MAX {
+        return Err(BootError::Cmdline(payload.cmdline.len()));
     }
-    let field = |at: usize| image.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
-    // Where the kernel wants to be, and how much it needs there (boot.rst: pref_address, init_size).
-    let (load, needed) = (u64::from(field(0x258).unwrap_or(0)), u64::from(field(0x260).unwrap_or(0)));
-    fits(ram, load + needed)?;
-    let loaded = loader::BzImage::load(
-        ram.backing(),
-        Some(GuestAddress(load)),
-        &mut Cursor::new(image),
-        Some(GuestAddress(layout::HIGH_RAM.0)),
-    )
-    .map_err(BootError::Kernel)?;
-    let header = loaded.setup_header.unwrap_or_default();
-    if header.xloadflags & XLF_KERNEL_64 == 0 {
-        return Err(BootError::No64Bit);
+    let needed = image.memory.end;
+    if needed > low_end {
+        return Err(BootError::TooLittleMemory {
+            needed_mib: needed.0.div_ceil(1 << 20),
+            have_mib: low_end.0 >> 20,
+        });
     }
-    let load = Gpa(load);
-    Ok(LoadedKernel { load, entry: load.add(ENTRY_64), end: load.add(needed), header })
-}
-
-fn load_vmlinux(ram: &GuestRam, image: &[u8]) -> Result<LoadedKernel, BootError> {
-    let loaded = loader::Elf::load(
-        ram.backing(),
-        None,
-        &mut Cursor::new(image),
-        Some(GuestAddress(layout::HIGH_RAM.0)),
-    )
-    .map_err(BootError::Kernel)?;
-    fits(ram, loaded.kernel_end)?;
-    let header = setup_header {
-        boot_flag: 0xaa55,
-        header: 0x5372_6448,
-        version: 0x20c,
-        kernel_alignment: 0x100_0000,
-        initrd_addr_max: 0x7fff_ffff,
-        ..Default::default()
-    };
-    let entry = Gpa(loaded.kernel_load.0);
-    Ok(LoadedKernel { load: entry, entry, end: Gpa(loaded.kernel_end), header })
-}
-
-fn fits(ram: &GuestRam, end: u64) -> Result<(), BootError> {
-    let have = ram.low_end().0;
-    if end <= have {
-        return Ok(());
-    }
-    Err(BootError::TooLittleMemory { needed_mib: end.div_ceil(1 << 20), have_mib: have >> 20 })
-}
-
-/// Puts the initramfs at the end of the RAM that the kernel can read it from.
-fn load_initrd(ram: &GuestRam, kernel: &LoadedKernel, bytes: &[u8]) -> Result<(Gpa, usize), BootError> {
-    let limit = ram.low_end().0.min(u64::from(kernel.header.initrd_addr_max) + 1);
-    let size = bytes.len() as u64;
-    let at = limit.checked_sub(size).map(|at| at & !0xfff).filter(|at| *at >= kernel.end.0);
+    let limit = low_end.0.min(u64::from(image.header.initrd_addr_max) + 1);
+    let size = payload.initrd.unwrap_or_default().len() as u64;
+    let at = limit.checked_sub(size).map(|at| at & !0xfff).filter(|at| *at >= needed.0);
     let Some(at) = at else {
-        let have_mib = limit.saturating_sub(kernel.end.0) >> 20;
+        let have_mib = limit.saturating_sub(needed.0) >> 20;
         return Err(BootError::Initrd { initrd_mib: size.div_ceil(1 << 20), have_mib });
     };
-    ram.write(Gpa(at), bytes).map_err(BootError::Tables)?;
-    Ok((Gpa(at), bytes.len()))
+    Ok(Gpa(at)..Gpa(at + size))
 }
 
 fn zero_page(
     ram: &GuestRam,
-    kernel: &LoadedKernel,
-    initrd: Option<(Gpa, usize)>,
+    header: setup_header,
+    initrd: &Range<Gpa>,
     cmdline: usize,
     rsdp: Gpa,
 ) -> boot_params {
     /// "Undefined" boot loader, as boot.rst wants it from one without an assigned number.
     const LOADER_TYPE: u8 = 0xff;
-    let mut params = boot_params { hdr: kernel.header, acpi_rsdp_addr: rsdp.0, ..Default::default() };
+    let mut params = boot_params { hdr: header, acpi_rsdp_addr: rsdp.0, ..Default::default() };
     params.hdr.type_of_loader = LOADER_TYPE;
     params.hdr.cmd_line_ptr = layout::CMDLINE.0 as u32;
     params.hdr.cmdline_size = cmdline as u32;
-    if let Some((at, size)) = initrd {
-        params.hdr.ramdisk_image = at.0 as u32;
-        params.hdr.ramdisk_size = size as u32;
+    if !initrd.is_empty() {
+        params.hdr.ramdisk_image = initrd.start.0 as u32;
+        params.hdr.ramdisk_size = (initrd.end.0 - initrd.start.0) as u32;
     }
     let entries = memory_map(ram);
     params.e820_entries = entries.len() as u8;
@@ -230,8 +217,13 @@ mod tests {
     fn what_is_not_a_kernel_is_refused() {
         let ram = GuestRam::new(128 << 20).unwrap();
         for bytes in [&b""[..], b"#!/bin/sh", &[0; 4096], b"\x7fELF\x02\x01\x01"] {
-            let payload = Payload { kernel: bytes, initrd: None, cmdline: "", pci: false };
-            assert!(matches!(load(&ram, &payload, 1), Err(BootError::Kernel(_))), "{bytes:?}");
+            let said = |boot| {
+                let payload = Payload { kernel: bytes, boot: &boot, initrd: None, cmdline: "", pci: false };
+                load(&ram, &payload, 1, false)
+            };
+            assert!(matches!(said(Boot::Unknown), Err(BootError::BzImage(_))), "{bytes:?}");
+            let direct = said(Boot::Direct { setup: Vec::new() });
+            assert!(matches!(direct, Err(BootError::Vmlinux(_))), "{bytes:?}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Registers and tables of the boot processor: 64-bit mode with the first 4 GiB mapped one to one.
+//! Registers and tables of the boot processor: 64-bit mode with the first 4 GiB, and the kernel, mapped one to one.
 
 use super::{BootState, layout};
 use crate::memory::GuestRam;
 use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_segment, kvm_sregs};
+use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use probe_engine::regs::Regs;
+use std::collections::BTreeSet;
 
 /// Selectors that the 64-bit boot protocol prescribes.
 const BOOT_CS: u16 = 0x10;
@@ -14,22 +16,31 @@ const CODE_DESCRIPTOR: u64 = 0x00af_9b00_0000_ffff;
 const DATA_DESCRIPTOR: u64 = 0x00cf_9300_0000_ffff;
 
 /// Writes the GDT and the page tables that [`set_sregs`] points to.
-pub(super) fn write_tables(ram: &GuestRam) -> Result<(), NoMemory> {
+pub(super) fn write_tables(ram: &GuestRam, boot: &BootState) -> Result<(), NoMemory> {
     const TABLE: u64 = 0x3;
-    const LARGE_PAGE: u64 = 0x83;
-    let write = |at: probe_engine::addr::Gpa, value: u64| ram.write(at, &value.to_le_bytes());
+    const LARGE: u64 = 0x83;
+    let write = |at: Gpa, value: u64| ram.write(at, &value.to_le_bytes());
     write(layout::GDT.add(u64::from(BOOT_CS)), CODE_DESCRIPTOR)?;
     write(layout::GDT.add(u64::from(BOOT_DS)), DATA_DESCRIPTOR)?;
-    let pdpt = layout::PAGE_TABLES.add(0x1000);
-    let directories = layout::PAGE_TABLES.add(0x2000);
-    write(layout::PAGE_TABLES, pdpt.0 | TABLE)?;
-    for gib in 0..4 {
-        write(pdpt.add(gib * 8), directories.add(gib << 12).0 | TABLE)?;
-    }
-    for page in 0..4 * 512 {
-        write(directories.add(page * 8), page << 21 | LARGE_PAGE)?;
+    let [pml5, pml4, pdpt, mut directory] = [0, 1, 2, 3].map(|page| layout::PAGE_TABLES.add(page << 12));
+    write(pml5, pml4.0 | TABLE)?;
+    write(pml4, pdpt.0 | TABLE)?;
+    // A kernel is smaller than 1 GiB, and may lie across the end of one.
+    let kernel = boot.load.0 >> 30;
+    let gigabytes = BTreeSet::from_iter((0..4).chain([kernel, kernel + 1]));
+    for gigabyte in gigabytes {
+        write(pdpt.add(gigabyte * 8), directory.0 | TABLE)?;
+        for page in 0..512 {
+            write(directory.add(page * 8), gigabyte << 30 | page * layout::LARGE_PAGE | LARGE)?;
+        }
+        directory = directory.add(0x1000);
     }
     Ok(())
+}
+
+/// The first page table.
+fn root(boot: &BootState) -> Gpa {
+    layout::PAGE_TABLES.add(if boot.five_levels { 0 } else { 0x1000 })
 }
 
 /// General registers at the kernel's entry: RSI points to the zero page.
@@ -44,9 +55,10 @@ pub(crate) fn regs(boot: &BootState) -> Regs {
 }
 
 /// Turns the reset state `sregs` into 64-bit mode with paging.
-pub(crate) fn set_sregs(sregs: &mut kvm_sregs) {
+pub(crate) fn set_sregs(boot: &BootState, sregs: &mut kvm_sregs) {
     const CR0_PE_ET_PG: u64 = 1 | 1 << 4 | 1 << 31;
     const CR4_PAE: u64 = 1 << 5;
+    const CR4_LA57: u64 = 1 << 12;
     const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
     let code = kvm_segment {
         limit: 0xffff_ffff,
@@ -65,9 +77,9 @@ pub(crate) fn set_sregs(sregs: &mut kvm_sregs) {
     sregs.gdt.limit = BOOT_DS + 7;
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
-    sregs.cr3 = layout::PAGE_TABLES.0;
+    sregs.cr3 = root(boot).0;
     sregs.cr0 = CR0_PE_ET_PG;
-    sregs.cr4 = CR4_PAE;
+    sregs.cr4 = if boot.five_levels { CR4_PAE | CR4_LA57 } else { CR4_PAE };
     sregs.efer = EFER_LME_LMA;
 }
 

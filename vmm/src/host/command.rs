@@ -16,8 +16,16 @@ pub struct HostCommand<'a> {
     pub(super) program: Program,
     pub(super) args: Vec<Arg>,
     pub(super) env: Vec<(OsString, Arg)>,
-    pub(super) files: Vec<PathBuf>,
+    pub(super) files: Vec<Input<'a>>,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
+}
+
+/// What a file inside holds.
+pub(super) enum Input<'a> {
+    /// The same as this file.
+    File(PathBuf),
+    /// This.
+    Bytes(&'a [u8]),
 }
 
 impl Default for HostCommand<'_> {
@@ -36,7 +44,7 @@ impl<'a> HostCommand<'a> {
     /// The executable at `path` (outside), which must be static.
     #[must_use]
     pub fn of_file(path: &Path) -> Self {
-        Self { program: Program::File(0), files: vec![path.into()], ..Self::default() }
+        Self { program: Program::File(0), files: vec![Input::File(path.into())], ..Self::default() }
     }
 
     /// Adds an argument.
@@ -49,7 +57,15 @@ impl<'a> HostCommand<'a> {
     /// Adds an argument that is a file of ours: it is copied in, and the argument is its path there.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
-        let file = self.add_file(path);
+        let file = self.add(Input::File(path.into()));
+        self.args.push(file);
+        self
+    }
+
+    /// Adds an argument that is the path of a file inside which holds `bytes`.
+    #[must_use]
+    pub fn bytes(mut self, bytes: &'a [u8]) -> Self {
+        let file = self.add(Input::Bytes(bytes));
         self.args.push(file);
         self
     }
@@ -72,13 +88,13 @@ impl<'a> HostCommand<'a> {
     /// Sets an environment variable to a file of ours: it is copied in, and the value is its path there.
     #[must_use]
     pub fn env_file(mut self, name: impl Into<OsString>, path: &Path) -> Self {
-        let file = self.add_file(path);
+        let file = self.add(Input::File(path.into()));
         self.env.push((name.into(), file));
         self
     }
 
-    fn add_file(&mut self, path: &Path) -> Arg {
-        self.files.push(path.into());
+    fn add(&mut self, input: Input<'a>) -> Arg {
+        self.files.push(input);
         Arg::File(self.files.len() - 1)
     }
 }

@@ -3,6 +3,7 @@
 //! A disk is there at once at its full size, so that a host restored from a snapshot, which asked for that size
 //! when it booted, needs not be told; and it carries megabytes many times faster than the control port.
 
+use super::command::Input;
 use super::protocol::DiskFile;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -54,20 +55,39 @@ impl Disk {
         &self.image
     }
 
+    /// Copies `input` to the end.
+    pub(super) fn add(&mut self, input: &Input<'_>) -> Result<DiskFile, DiskError> {
+        match input {
+            Input::File(path) => self.add_file(path),
+            Input::Bytes(bytes) => {
+                let path = Path::new("bytes");
+                let (offset, length) = self.copy(*bytes, path)?;
+                Ok(DiskFile { name: path.to_string_lossy().into_owned(), mode: 0o400, offset, length })
+            }
+        }
+    }
+
     /// Copies the file at `path`, which may be a pipe, to the end.
-    pub(super) fn add(&mut self, path: &Path) -> Result<DiskFile, DiskError> {
+    fn add_file(&mut self, path: &Path) -> Result<DiskFile, DiskError> {
         let unreadable = |source| DiskError::Read { path: path.into(), source };
         let file = File::open(path).map_err(unreadable)?;
         let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+        let (offset, length) = self.copy(file, path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(DiskFile { name, mode, offset, length })
+    }
+
+    /// Copies what `source` has, which is called `path`, to the end; where that is, and how long.
+    fn copy(&mut self, source: impl Read, path: &Path) -> Result<(u64, u64), DiskError> {
+        let unreadable = |source| DiskError::Read { path: path.into(), source };
         let (offset, room) = (self.end, CAPACITY - self.end);
         self.image.seek(SeekFrom::Start(offset)).map_err(unreadable)?;
-        let length = io::copy(&mut file.take(room), &mut self.image).map_err(unreadable)?;
+        let length = io::copy(&mut source.take(room), &mut self.image).map_err(unreadable)?;
         if length == room {
             return Err(DiskError::Full);
         }
         self.end += length.next_multiple_of(ALIGNMENT);
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(DiskFile { name, mode, offset, length })
+        Ok((offset, length))
     }
 }
 
@@ -81,9 +101,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("vmm-disk-{}", std::process::id()));
         std::fs::write(&path, b"contents").unwrap();
         let mut disk = Disk::new().unwrap();
-        let first = disk.add(&path).unwrap();
-        let second = disk.add(&path).unwrap();
-        let missing = disk.add(Path::new("/nonexistent")).unwrap_err();
+        let first = disk.add(&Input::File(path.clone())).unwrap();
+        let second = disk.add(&Input::Bytes(b"contents")).unwrap();
+        let missing = disk.add(&Input::File("/nonexistent".into())).unwrap_err();
         std::fs::remove_file(&path).unwrap();
 
         assert_eq!((first.offset, first.length), (FIRST, 8));

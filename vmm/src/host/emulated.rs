@@ -120,7 +120,7 @@ impl EmulatedHost {
     /// When the command could not be started, or the host died under it.
     pub fn run(mut self, command: HostCommand<'_>, streams: Streams<'_>) -> Result<Ended, RunError> {
         let HostCommand { program, args, env, files, outputs } = command;
-        let files = files.iter().map(|path| self.disk.add(path)).collect::<Result<_, _>>()?;
+        let files = files.iter().map(|input| self.disk.add(input)).collect::<Result<_, _>>()?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let job = Job {
             program,

@@ -110,7 +110,8 @@ impl Machine {
     ) -> Result<KvmVcpu, MachineError> {
         let vcpu = self.add_waiting_vcpu(hypervisor, id, cpus)?;
         if id == 0 {
-            let restart = vcpu.restart(&boot::registers::regs(boot), boot::registers::set_sregs);
+            let restart =
+                vcpu.restart(&boot::registers::regs(boot), |sregs| boot::registers::set_sregs(boot, sregs));
             step("set a vCPU's registers", restart)?;
         }
         Ok(vcpu)

@@ -89,6 +89,15 @@ impl Hypervisor {
         }
     }
 
+    /// Whether guests may have page tables of five levels (CPUID.7:ECX bit 16, LA57).
+    pub(crate) fn has_five_levels(&self) -> bool {
+        const LA57: u32 = 1 << 16;
+        let leaves = self.kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES);
+        leaves.is_ok_and(|all| {
+            all.as_slice().iter().any(|leaf| (leaf.function, leaf.index) == (7, 0) && leaf.ecx & LA57 != 0)
+        })
+    }
+
     pub(crate) fn kvm(&self) -> &Kvm {
         &self.kvm
     }

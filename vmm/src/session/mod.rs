@@ -22,7 +22,7 @@
 //! let out = Printer::of_what_fits(std::io::stdout())?;
 //! let terminal = Terminal { out: Box::new(out), input: None, interactive: false };
 //! let config = Config {
-//!     image: &image,
+//!     image: kernel.image().file(),
 //!     kernel: Landmarks::of(&kernel),
 //!     initrd: Some(&initrd),
 //!     cmdline: "console=ttyS0",
@@ -122,9 +122,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// What to run.
 pub struct Config<'a> {
-    /// The kernel's file, as it goes to memory.
+    /// The file that [`Landmarks::boot`] is about: the bzImage, or the [unpacked kernel](Kernel::image).
     pub image: &'a [u8],
-    /// What is known about it.
+    /// What is known about the kernel.
     pub kernel: Landmarks,
     /// The initramfs.
     pub initrd: Option<&'a [u8]>,
@@ -294,8 +294,9 @@ impl<'a> Session<'a> {
         let Self { hypervisor, config, registry, desk, messages, wake } = self;
         let ram = Arc::new(GuestRam::new(config.memory)?);
         let pci = !config.extras.is_none();
-        let payload = Payload { kernel: config.image, initrd: config.initrd, cmdline: config.cmdline, pci };
-        let boot = boot::load(&ram, &payload, config.cpus)?;
+        let (kernel, initrd, cmdline) = (config.image, config.initrd, config.cmdline);
+        let payload = Payload { kernel, boot: &config.kernel.boot, initrd, cmdline, pci };
+        let boot = boot::load(&ram, &payload, config.cpus, hypervisor.has_five_levels())?;
         let machine = Machine::new(hypervisor, ram.clone())?;
 
         let serial_interrupt = eventfd()?;
@@ -306,7 +307,7 @@ impl<'a> Session<'a> {
         let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;
         let devices = Arc::new(devices);
 
-        let stage = Stage::first(&config.kernel, boot.load)?;
+        let stage = Stage::first(&config.kernel, &boot)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
         let (unwind, symbols) = (config.unwind.clone(), config.symbols.clone());
         let code = GuestCode { unwind, symbols, ..GuestCode::default() };

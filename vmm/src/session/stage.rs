@@ -1,11 +1,12 @@
 //! How far the kernel has come, told by hardware breakpoints, until its text can be patched.
 //!
-//! Under KASLR nobody outside knows where the kernel will be. The decompressor copies itself away and jumps there
+//! Where the kernel is put in its place from outside, that is known. Its own decompressor chooses the place itself: it copies itself away and jumps there
 //! (first stop: RAX says where), unpacks the kernel and jumps to it (second stop: RAX is its physical address,
 //! and by how much a pointer in its image has moved says where it is virtually). Two stops follow in the kernel itself:
 //! at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
 //! [`LATE`], when alternatives are applied and the boot processor is about to become the idle task.
 
+use crate::boot::{BootState, KernelPlace};
 use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
 use crate::world::Request;
@@ -88,12 +89,14 @@ pub enum StageError {
 }
 
 impl Stage {
-    /// The first stage: of a bzImage loaded at `load`, or of an ELF kernel, which runs where it was linked.
-    pub(super) fn first(kernel: &Landmarks, load: Gpa) -> Result<Self, StageError> {
-        match kernel.boot {
-            Boot::Decompressor(jumps) => Ok(Self::Decompressor { load, jumps }),
-            Boot::Direct => Ok(Self::Kernel(KernelMap::new((kernel.text, kernel.text_load), 0))),
-            Boot::Unknown => Err(StageError::NoJumps),
+    /// The first stage of a guest that starts with `boot`.
+    pub(super) fn first(kernel: &Landmarks, boot: &BootState) -> Result<Self, StageError> {
+        match (boot.kernel, &kernel.boot) {
+            (Some(KernelPlace { moved, slide }), _) => {
+                Ok(Self::Kernel(KernelMap::new((kernel.text, kernel.text_load.add(moved)), slide)))
+            }
+            (None, Boot::Decompressor(jumps)) => Ok(Self::Decompressor { load: boot.load, jumps: *jumps }),
+            (None, Boot::Direct { .. } | Boot::Unknown) => Err(StageError::NoJumps),
         }
     }
 
