@@ -350,6 +350,8 @@ mod tests {
             entry: Gpa(0x100_0070),
             relocated: None,
             boot: Boot::Unknown,
+            start: None,
+            int3_entry: None,
             early: None,
             late: Some(Gva(0xffff_ffff_8100_2000)),
             panic: None,
@@ -366,8 +368,15 @@ mod tests {
             nofault: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let spot =
-            Spot { at: function.start, function, fixup: false, ftrace: None, traced: false, room: None };
+        let spot = Spot {
+            at: function.start,
+            function,
+            fixup: false,
+            settled: true,
+            ftrace: None,
+            traced: false,
+            room: None,
+        };
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
         let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);

@@ -244,13 +244,14 @@ impl Rig {
         };
         let mut breakpoints = Breakpoints::default();
         breakpoints.0[3] = int3_handler.map(DebugRegister::execution);
+        let int3_handlers = [int3_handler, None];
         let mut watches = [const { None }; 4];
         assert!(self.watches.len() <= self.fit.delivery.watches(), "no debug register is left");
         for (n, (register, active)) in self.watches.iter().enumerate() {
             (breakpoints.0[n], watches[n]) = (Some(*register), Some(active.clone()));
         }
         let sites = self.sites.set.clone();
-        let orders = Orders { sites, breakpoints, watches, int3_handler, ..Orders::default() };
+        let orders = Orders { sites, breakpoints, watches, int3_handlers, ..Orders::default() };
         let world = Arc::new(World::new(starts.len(), orders, Arc::new(eventfd())));
         let (recorders, reader) = events::rings(starts.len());
         let (ends, ended) = mpsc::channel();

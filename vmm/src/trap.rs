@@ -6,6 +6,7 @@
 
 use crate::kvm::{Breakpoints, DebugException, DebugExit, KvmVcpu};
 use crate::memory::GuestRam;
+use crate::world::Int3Handlers;
 use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
@@ -77,13 +78,13 @@ pub enum GuestException {
     Icebp(DebugException),
 }
 
-/// Tells what `exit` is. `handler` is the guest's entry for vector 3, when a breakpoint of ours stands on it.
+/// Tells what `exit` is. `handlers` are the guest's entries for vector 3, when breakpoints of ours stand on them.
 pub fn classify(
     exit: DebugExit,
     vcpu: &mut KvmVcpu,
     ram: &GuestRam,
     breakpoints: &Breakpoints,
-    handler: Option<Gva>,
+    handlers: Int3Handlers,
 ) -> Trap {
     const BP_VECTOR: u32 = 3;
     let regs = vcpu.regs();
@@ -110,7 +111,7 @@ pub fn classify(
             false => GuestException::Intercepted(exception),
         });
     }
-    if handler != Some(rip) {
+    if !handlers.contains(&Some(rip)) {
         return Trap::Debug(Fired { regs, registers: reached, execution: true, guest: None });
     }
     match undo_frame(&regs, &memory) {

@@ -45,9 +45,12 @@ pub struct Orders {
     pub breakpoints: Breakpoints,
     /// Whose they are, where they watch for a probe.
     pub watches: [Option<Arc<Active>>; 4],
-    /// The guest's entry for vector 3, when one of the breakpoints stands on it because #BP is not intercepted.
-    pub int3_handler: Option<Gva>,
+    /// The guest's entries for vector 3, when breakpoints stand on them because #BP is not intercepted.
+    pub int3_handlers: Int3Handlers,
 }
+
+/// Entries of the guest for vector 3 (GVA): early in its boot it changes from one to another.
+pub type Int3Handlers = [Option<Gva>; 2];
 
 /// Calls that detours follow.
 #[derive(Clone)]

@@ -33,6 +33,10 @@ pub struct Landmarks {
     pub relocated: Option<RelocatedPointer>,
     /// What runs before it.
     pub boot: Boot,
+    /// The first function that is not written for the place at which the kernel lies: `start_kernel`.
+    pub start: Option<Gva>,
+    /// The guest's entry for breakpoints from `setup_arch` on: `asm_exc_int3` (since 5.8).
+    pub int3_entry: Option<Gva>,
     /// The last function of the boot before alternatives are applied: `arch_cpu_finalize_init` (since 6.1.39).
     pub early: Option<Gva>,
     /// The first function after: `rest_init`.
@@ -172,6 +176,8 @@ impl Landmarks {
             entry: image.entry(),
             relocated: kernel.relocated(),
             boot: kernel.direct(),
+            start: kernel.symbol("start_kernel"),
+            int3_entry: kernel.symbol("asm_exc_int3"),
             early: kernel.symbol("arch_cpu_finalize_init"),
             late: kernel.symbol("rest_init"),
             panic: kernel.symbol("panic"),

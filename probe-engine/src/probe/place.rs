@@ -80,6 +80,8 @@ pub struct Spot {
     pub function: Range<Gva>,
     /// Whether the instruction has an entry in the exception table.
     pub fixup: bool,
+    /// Whether the guest leaves the instruction as it is while it boots, ftrace apart.
+    pub settled: bool,
     /// What is behind it, when it is one of ftrace's sites.
     pub ftrace: Option<Behind>,
     /// Whether the function begins with one of ftrace's sites.
@@ -145,6 +147,14 @@ pub fn ftrace_nop(text: &[u8]) -> Option<[u8; FTRACE_SITE as usize]> {
     text.first_chunk().copied().filter(|site| [FTRACE_NOP, K8_FTRACE_NOP].contains(site))
 }
 
+/// What the tables say of an instruction that can be probed.
+struct Checked {
+    /// Whether it has an entry in the exception table.
+    fixup: bool,
+    /// Whether no other table lists it.
+    settled: bool,
+}
+
 /// One function's text, and what must be left alone in it.
 pub(super) struct FunctionText<'a> {
     pub(super) range: Range<Gva>,
@@ -159,10 +169,10 @@ impl FunctionText<'_> {
     pub(super) fn spot(&self, at: Gva, is_ftrace: impl Fn(Gva, &[u8]) -> bool) -> Result<Spot, Unprobeable> {
         let entry = skip_endbr(self.bytes, self.range.start);
         let stands = if at == self.range.start { entry } else { at };
-        let fixup = self.check(stands)?;
+        let Checked { fixup, settled } = self.check(stands)?;
         let ftrace = is_ftrace(stands, self.from(stands)).then(|| self.behind(stands.add(FTRACE_SITE)));
         let traced = is_ftrace(entry, self.from(entry));
-        Ok(Spot { at, function: self.range.clone(), fixup, ftrace, traced, room: None })
+        Ok(Spot { at, function: self.range.clone(), fixup, settled, ftrace, traced, room: None })
     }
 
     /// Whether a probe of the ftrace site before `at` can stand here.
@@ -176,21 +186,16 @@ impl FunctionText<'_> {
             Ok(_) if instructions(self.bytes, self.range.start).any(is_target) => {
                 Behind::Guarded("the function jumps back to it".to_owned())
             }
-            Ok(fixup) => Behind::Free { fixup, settled: self.is_settled(at) },
+            Ok(Checked { fixup, settled }) => Behind::Free { fixup, settled },
         }
     }
 
-    /// Whether no table lists the instruction at `at`.
-    fn is_settled(&self, at: Gva) -> bool {
-        let found = instruction_at(self.bytes, self.range.start, at);
-        found.is_ok_and(|found| self.patched.covers(at..at.add(found.instruction.len() as u64)).is_none())
-    }
-
-    /// Whether the instruction at `at` has a fix-up, if it can be probed.
-    fn check(&self, at: Gva) -> Result<bool, Unprobeable> {
+    /// What is known of the instruction at `at`, if it can be probed.
+    fn check(&self, at: Gva) -> Result<Checked, Unprobeable> {
         let start = instruction_at(self.bytes, self.range.start, at)?;
         let range = at..at.add(start.instruction.len() as u64);
-        if let Some(why) = self.patched.covers(range.clone()).filter(|why| !is_settled_late(*why)) {
+        let listed = self.patched.covers(range.clone());
+        if let Some(why) = listed.filter(|why| !is_settled_late(*why)) {
             return Err(Unprobeable::LeftAlone(why));
         }
         if !self.knows_locks && may_have_lock(&start.instruction) {
@@ -198,7 +203,7 @@ impl FunctionText<'_> {
         }
         let fixup = self.patched.has_fixup(range);
         plan(self.from(at), at, start.previous.as_ref(), fixup)?;
-        Ok(fixup)
+        Ok(Checked { fixup, settled: listed.is_none() })
     }
 
     /// The bytes from `at` on.

@@ -240,7 +240,7 @@ impl Bench {
         delivery: BreakpointDelivery,
     ) -> Result<BreakpointDelivery, Miss> {
         let breakpoints = watched(delivery);
-        match trap::classify(exit, &mut self.vcpu, self.guest.ram(), &breakpoints, Some(HANDLER)) {
+        match trap::classify(exit, &mut self.vcpu, self.guest.ram(), &breakpoints, [Some(HANDLER), None]) {
             Trap::Breakpoint(b) if b.delivery == delivery && Gva(b.regs.rip) == INT3_AT => Ok(delivery),
             _ => {
                 let rip = self.vcpu.regs().rip;

@@ -35,6 +35,9 @@ pub(super) use standing::room;
 pub(super) enum Phase {
     /// Nobody knows where it is.
     Unknown,
+    /// It runs, and its tables of pages and of interrupts are its own. All of it may still be changed, and it takes away what
+    /// its tables of pages have beside its own text.
+    Start,
     /// ftrace has made its nops; all else may still be changed.
     Early,
     /// All of it.
@@ -85,7 +88,7 @@ impl Arming {
         self.phase = phase;
         self.ground = Some(ground);
         self.traps.forget_pages();
-        if self.reserved.is_err() {
+        if self.reserved.is_err() && phase > Phase::Start {
             let text = ground.map.gva(self.kernel.text)..ground.map.gva(self.kernel.text_end);
             let reserved = Reserved::map(stop.parked, stop.ram, ground.space, &text);
             self.reserved = reserved.map_err(|e| e.to_string());
@@ -181,7 +184,10 @@ impl Arming {
         detours.regions.retain(|at| wanted.contains_key(&at));
         let mut new = Vec::new();
         wanted.retain(|at, wanted| {
-            if detours.stands(*at) || !detours.wants_region(wanted.internal, &wanted.probes) {
+            if wanted.is_early
+                || detours.stands(*at)
+                || !detours.wants_region(wanted.internal, &wanted.probes)
+            {
                 return true;
             }
             let is_required = detours.is_required();
@@ -242,7 +248,7 @@ impl Arming {
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
     ) -> bool {
-        let Some(ground) = self.ground else { return false };
+        let Some(ground) = self.ground.filter(|_| !wanted.is_early) else { return false };
         let works = self.detours.works(at, wanted.internal, probes, registry);
         if works.is_some() && self.standing.contains_key(&at) {
             set.remove(at);

@@ -7,12 +7,12 @@ use super::modules::{self, Modules};
 use super::names::Names;
 use super::registry::{RegisterError, Registry, State};
 use super::report::{Death, Outcome};
-use super::stage::{self, Reached};
+use super::stage::{self, KernelMap, Reached};
 use super::text::Ground;
 use crate::memory::GuestRam;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
-use crate::world::{Cause, Orders, Parked, Request};
+use crate::world::{Cause, Int3Handlers, Orders, Parked, Request};
 use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
@@ -178,12 +178,13 @@ impl Control<'_> {
                 let stop = Stop { parked, ram: &self.ram };
                 let (phase, map) = match reached {
                     Reached::Decompressor | Reached::Kernel => (Phase::Unknown, None),
+                    Reached::Start(map) => (Phase::Start, Some(map)),
                     Reached::Early(map) => (Phase::Early, Some(map)),
                     Reached::Late(map) => (Phase::Late, Some(map)),
                 };
                 if let Some(map) = map {
-                    match self.watched_handler(request) {
-                        Ok(handler) => orders.int3_handler = handler,
+                    match self.watched_handlers(request, phase, &map) {
+                        Ok(handlers) => orders.int3_handlers = handlers,
                         Err(error) => {
                             let words = format!("its handler for breakpoints cannot be read: {error}");
                             self.outcome = Some(Outcome::Died(Death::Lost(words)));
@@ -198,18 +199,26 @@ impl Control<'_> {
             Err(error) => Err(error),
         };
         match lost {
-            Ok(stage) => orders.breakpoints = stage::breakpoints(&stage, orders.int3_handler),
+            Ok(stage) => orders.breakpoints = stage::breakpoints(&stage, orders.int3_handlers),
             Err(error) => self.outcome = Some(Outcome::Died(Death::Lost(error.to_string()))),
         }
     }
 
-    /// The guest's handler for vector 3, where a breakpoint has to stand on it: its IDT is the truth.
-    fn watched_handler(&self, request: &Request) -> Result<Option<Gva>, PageFault> {
+    /// The guest's handlers for vector 3, where breakpoints have to stand on them: its IDT is the truth, which the guest
+    /// changes once after its start.
+    fn watched_handlers(
+        &self,
+        request: &Request,
+        phase: Phase,
+        map: &KernelMap,
+    ) -> Result<Int3Handlers, PageFault> {
         match self.delivery {
-            Delivery::Intercepted => Ok(None),
+            Delivery::Intercepted => Ok([None; 2]),
             Delivery::Reflected => {
                 let memory = VirtMemory { phys: &*self.ram, space: request.space };
-                crate::trap::int3_handler(request.idt, &memory).map(Some)
+                let now = crate::trap::int3_handler(request.idt, &memory)?;
+                let next = self.kernel.int3_entry.filter(|_| phase == Phase::Start);
+                Ok([Some(now), next.map(|link| map.gva(link))])
             }
         }
     }

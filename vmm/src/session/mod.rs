@@ -308,7 +308,7 @@ impl<'a> Session<'a> {
         let devices = Arc::new(devices);
 
         let stage = Stage::first(&config.kernel, &boot)?;
-        let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, None);
+        let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, [None; 2]);
         let (unwind, symbols) = (config.unwind.clone(), config.symbols.clone());
         let code = GuestCode { unwind, symbols, ..GuestCode::default() };
         let orders = Orders { breakpoints, code, ..Orders::default() };

@@ -207,6 +207,11 @@ impl Registry {
         self.entries.values().filter(|entry| matches!(entry.place, Place::Watch(_)))
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Whether there is nothing that stands in the text.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == self.watched().count()
@@ -341,7 +346,8 @@ mod tests {
         let entry = |max_active: Option<u32>| {
             let at = Gva(0x1000);
             let function = at..at.add(0x100);
-            let spot = Spot { at, function, fixup: false, ftrace: None, traced: false, room: None };
+            let spot =
+                Spot { at, function, fixup: false, settled: true, ftrace: None, traced: false, room: None };
             let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), spot });
             Probe::from(match max_active {
                 Some(calls) => probe.max_active(calls),

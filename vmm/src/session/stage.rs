@@ -2,14 +2,14 @@
 //!
 //! Where the kernel is put in its place from outside, that is known. Its own decompressor chooses the place itself: it copies itself away and jumps there
 //! (first stop: RAX says where), unpacks the kernel and jumps to it (second stop: RAX is its physical address,
-//! and by how much a pointer in its image has moved says where it is virtually). Two stops follow in the kernel itself:
-//! at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
+//! and by how much a pointer in its image has moved says where it is virtually). Three stops follow in the kernel itself:
+//! at [`Landmarks::start`], when it runs at its own addresses with an IDT of its own, at [`Landmarks::early`], when ftrace has made its nops and before the kernel tests its own breakpoint handling, and at
 //! [`LATE`], when alternatives are applied and the boot processor is about to become the idle task.
 
 use crate::boot::{BootState, KernelPlace};
 use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
-use crate::world::Request;
+use crate::world::{Int3Handlers, Request};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::bzimage::KernelJumps;
 use probe_engine::linux::landmarks::{Boot, Landmarks};
@@ -54,7 +54,9 @@ pub(super) enum Stage {
     Decompressor { load: Gpa, jumps: KernelJumps },
     /// Its jump to the kernel.
     Handover { jump: Gva },
-    /// The kernel's own milestones.
+    /// The kernel's first milestone.
+    Entered(KernelMap),
+    /// The others.
     Kernel(KernelMap),
     /// Nothing any more.
     Running,
@@ -66,6 +68,8 @@ pub(super) enum Reached {
     Decompressor,
     /// The kernel starts; it is known where it is.
     Kernel,
+    /// [`Landmarks::start`].
+    Start(KernelMap),
     /// [`Landmarks::early`].
     Early(KernelMap),
     /// [`Landmarks::late`].
@@ -93,11 +97,16 @@ impl Stage {
     pub(super) fn first(kernel: &Landmarks, boot: &BootState) -> Result<Self, StageError> {
         match (boot.kernel, &kernel.boot) {
             (Some(KernelPlace { moved, slide }), _) => {
-                Ok(Self::Kernel(KernelMap::new((kernel.text, kernel.text_load.add(moved)), slide)))
+                Ok(Self::entered(kernel, KernelMap::new((kernel.text, kernel.text_load.add(moved)), slide)))
             }
             (None, Boot::Decompressor(jumps)) => Ok(Self::Decompressor { load: boot.load, jumps: *jumps }),
             (None, Boot::Direct { .. } | Boot::Unknown) => Err(StageError::NoJumps),
         }
+    }
+
+    /// The stage of a kernel that is about to be entered.
+    fn entered(kernel: &Landmarks, map: KernelMap) -> Self {
+        if kernel.start.is_some() { Self::Entered(map) } else { Self::Kernel(map) }
     }
 
     /// The hardware breakpoints that this stage needs.
@@ -105,6 +114,7 @@ impl Stage {
         Ok(match self {
             Self::Decompressor { load, jumps } => vec![Gva(load.0).add(jumps.relocation_jump)],
             Self::Handover { jump } => vec![*jump],
+            Self::Entered(map) => kernel.start.iter().map(|link| map.gva(*link)).collect(),
             Self::Kernel(map) => {
                 let late = kernel.late.ok_or(StageError::NoMilestone)?;
                 kernel.early.into_iter().chain([late]).map(|link| map.gva(link)).collect()
@@ -128,11 +138,12 @@ impl Stage {
                 (Self::Handover { jump }, Reached::Decompressor)
             }
             Self::Handover { .. } => {
-                (Self::Kernel(locate(kernel, Gpa(request.regs.rax), ram)?), Reached::Kernel)
+                (Self::entered(kernel, locate(kernel, Gpa(request.regs.rax), ram)?), Reached::Kernel)
             }
+            Self::Entered(map) if is(&map, kernel.start) => (Self::Kernel(map), Reached::Start(map)),
             Self::Kernel(map) if is(&map, kernel.late) => (Self::Running, Reached::Late(map)),
             Self::Kernel(map) if is(&map, kernel.early) => (Self::Kernel(map), Reached::Early(map)),
-            Self::Kernel(_) | Self::Running => return Ok(None),
+            Self::Entered(_) | Self::Kernel(_) | Self::Running => return Ok(None),
         };
         *self = next;
         Ok(Some(reached))
@@ -159,11 +170,11 @@ fn locate(kernel: &Landmarks, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, S
     Ok(KernelMap::new(text, slide))
 }
 
-/// `stage` in the first registers, the guest's `int3` handler (where one is watched) in the last.
-pub(super) fn breakpoints(stage: &[Gva], int3_handler: Option<Gva>) -> Breakpoints {
+/// `stage` in the first registers, the guest's `int3` handlers (where they are watched) in the last.
+pub(super) fn breakpoints(stage: &[Gva], int3_handlers: Int3Handlers) -> Breakpoints {
     let mut all = Breakpoints::at(stage);
-    if let Some(last) = all.0.last_mut() {
-        *last = int3_handler.map(DebugRegister::execution);
+    for (register, handler) in all.0.iter_mut().rev().zip(int3_handlers.into_iter().flatten()) {
+        *register = Some(DebugRegister::execution(handler));
     }
     all
 }

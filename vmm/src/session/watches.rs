@@ -14,7 +14,7 @@ use probe_engine::probe::watch::Condition;
 /// Gives the registers that the guest's `int3` handler does not need to the watches that are wanted, in order of
 /// registration, and tells each one's state.
 pub(super) fn set(registry: &mut Registry, ground: &Ground, ram: &GuestRam, orders: &mut Orders) {
-    orders.breakpoints = stage::breakpoints(&[], orders.int3_handler);
+    orders.breakpoints = stage::breakpoints(&[], orders.int3_handlers);
     orders.watches = Default::default();
     let armed = registry.is_armed();
     let mut free = orders.breakpoints.0.iter_mut().zip(&mut orders.watches).filter(|(r, _)| r.is_none());

@@ -184,8 +184,8 @@ impl Vcpu {
     }
 
     fn debug_exit(&mut self, exit: DebugExit, orders: &mut Arc<Orders>) -> Flow {
-        let handler = orders.int3_handler;
-        match trap::classify(exit, &mut self.kvm, &self.ram, &orders.breakpoints, handler) {
+        let handlers = orders.int3_handlers;
+        match trap::classify(exit, &mut self.kvm, &self.ram, &orders.breakpoints, handlers) {
             Trap::Breakpoint(breakpoint) => self.met_int3(&breakpoint, orders),
             Trap::Debug(fired) => self.fired(&fired, orders),
             Trap::Guest(exception) => self.give_back(exception, orders),

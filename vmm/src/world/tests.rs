@@ -57,17 +57,17 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     };
     thread::scope(|scope| {
         let held = scope.spawn(|| match world.hold(request) {
-            Next::Run(orders) => orders.int3_handler,
-            Next::End => None,
+            Next::Run(orders) => orders.int3_handlers,
+            Next::End => [None; 2],
         });
         drop(world.park(|_| {}));
         assert!(!held.is_finished(), "a stop alone does not release it");
         let parked = world.park(|_| {});
         assert_eq!(world.take_requests().len(), 1);
-        parked.set_orders(Orders { int3_handler: Some(Gva(7)), ..Orders::default() });
+        parked.set_orders(Orders { int3_handlers: [Some(Gva(7)), None], ..Orders::default() });
         parked.release(0);
         drop(parked);
-        assert_eq!(held.join().unwrap(), Some(Gva(7)));
+        assert_eq!(held.join().unwrap(), [Some(Gva(7)), None]);
     });
 }
 

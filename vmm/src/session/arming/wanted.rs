@@ -6,7 +6,7 @@ use crate::probe::Active;
 use crate::session::registry::{Entry, Registry, State};
 use crate::session::text::{Function, Ground};
 use probe_engine::addr::Gva;
-use probe_engine::insn::plan::skip_endbr;
+use probe_engine::insn::plan::{Plan, skip_endbr};
 use probe_engine::probe::hit::INT3;
 use probe_engine::probe::place::{Behind, FTRACE_SITE, Place, ftrace_nop};
 use probe_engine::probe::table::{Footing, Hanging, Internal};
@@ -18,11 +18,13 @@ pub(super) struct Wanted {
     pub(super) probes: Vec<Hanging<Arc<Active>>>,
     pub(super) internal: Option<Internal>,
     pub(super) function: Function,
+    /// Whether it stands in text that the guest may still change around it: by a trap, whatever comes later.
+    pub(super) is_early: bool,
 }
 
 impl Wanted {
     fn nothing(function: Function) -> Self {
-        Self { probes: Vec::new(), internal: None, function }
+        Self { probes: Vec::new(), internal: None, function, is_early: false }
     }
 }
 
@@ -33,9 +35,12 @@ const JUMP: u8 = 0xe9;
 
 /// Where a probe can stand at this moment.
 enum Stand {
-    At { at: Gva, function: Function, footing: Footing },
+    At { at: Gva, function: Function, footing: Footing, is_early: bool },
     Not(State),
 }
+
+/// Up to so many probes stand before the text is final. Each hit of theirs is an exit then, and each has to be planned twice.
+const MOST_EARLY: usize = 1000;
 
 impl Arming {
     /// All that should stand, by address.
@@ -47,6 +52,7 @@ impl Arming {
     ) -> BTreeMap<Gva, Wanted> {
         let mut all = BTreeMap::<Gva, Wanted>::new();
         let armed = registry.is_armed();
+        let are_few = registry.len() <= MOST_EARLY && !self.detours.is_required();
         for entry in registry.iter_mut() {
             if entry.active.watching().is_some() || entry.active.is_broken() || is_settled(&entry.state) {
                 continue;
@@ -57,7 +63,7 @@ impl Arming {
                 }
                 continue;
             }
-            let stand = self.stand(entry, ground, ram);
+            let stand = self.stand(entry, are_few, ground, ram);
             match stand {
                 Stand::Not(state @ (State::Waiting | State::Gone(_))) => entry.state = state,
                 _ if !entry.enabled || !armed => entry.state = State::Disabled,
@@ -66,7 +72,7 @@ impl Arming {
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
                 }
-                Stand::At { at, function, footing } => match &self.reserved {
+                Stand::At { at, function, footing, is_early } => match &self.reserved {
                     _ if let Some(reason) = self.detours.refuses(&entry.active) => {
                         entry.state = State::Refused(reason);
                     }
@@ -74,11 +80,13 @@ impl Arming {
                         entry.state = State::Refused(reason.clone());
                     }
                     _ => {
-                        entry.made_room |= matches!(footing, Footing::Behind(_));
+                        entry.made_room |= matches!(footing, Footing::Behind(_)) && !is_early;
                         entry.state = State::Armed(at);
                         entry.stood = Some(at);
                         let hanging = Hanging { probe: entry.active.clone(), footing };
-                        all.entry(at).or_insert(Wanted::nothing(function)).probes.push(hanging);
+                        let wanted = all.entry(at).or_insert(Wanted::nothing(function));
+                        wanted.is_early |= is_early;
+                        wanted.probes.push(hanging);
                     }
                 },
             }
@@ -96,7 +104,7 @@ impl Arming {
     }
 
     /// Where the probe of `entry` can stand now.
-    fn stand(&self, entry: &Entry, ground: &Ground, ram: &GuestRam) -> Stand {
+    fn stand(&self, entry: &Entry, are_few: bool, ground: &Ground, ram: &GuestRam) -> Stand {
         let Some(spot) = &entry.spot else { return Stand::Not(State::Waiting) };
         let is_kernel = matches!(entry.place, Place::Kernel { .. });
         let slide = if is_kernel { ground.map.slide() } else { 0 };
@@ -123,10 +131,22 @@ impl Arming {
             return Stand::Not(State::Refused(error.to_string()));
         }
         let at = if spot.is_entry() { skip_endbr(head, asked) } else { asked };
+        // Before the text is final, where nothing will change it and an exit is all that a hit takes.
+        let early = |at, footing, fixup, settled| {
+            let function = function(fixup);
+            let can =
+                are_few && settled && !fixup && entry.active.pool().is_none() && !self.device.contains(&at);
+            match can.then(|| self.traps.plan(ram, ground, &function, at, false)) {
+                Some(Ok(Plan::Emulate(_))) => Stand::At { at, function, footing, is_early: true },
+                _ => Stand::Not(State::Waiting),
+            }
+        };
         let Some(behind) = &spot.ftrace else {
             return match self.phase {
-                Phase::Late => Stand::At { at, function: function(spot.fixup), footing: Footing::Firm },
-                _ => Stand::Not(State::Waiting),
+                Phase::Late => {
+                    Stand::At { at, function: function(spot.fixup), footing: Footing::Firm, is_early: false }
+                }
+                _ => early(at, Footing::Firm, spot.fixup, spot.settled),
             };
         };
         let site = head.get(at.offset_from(asked).unwrap_or(0) as usize..).unwrap_or_default();
@@ -136,15 +156,25 @@ impl Arming {
         match behind {
             // Once it has made room, a probe does not come back where it can do without: a task may be on its way
             // from here, or from a tracer, to where the probe is now, and would be missed.
-            _ if is_nop && is_quiet && !entry.made_room => {
-                Stand::At { at, function: function(false), footing: Footing::Nop }
+            _ if is_nop && is_quiet && !entry.made_room && self.phase > Phase::Start => {
+                Stand::At { at, function: function(false), footing: Footing::Nop, is_early: false }
+            }
+            // ftrace verifies its sites when it makes nops of them. There is one task, and it is not among them whenever the
+            // phase changes.
+            Behind::Free { fixup, settled } if self.phase < Phase::Late && (is_nop || is_ftraces) => {
+                early(at.add(FTRACE_SITE), Footing::Behind(at), *fixup, *settled)
             }
             _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
             // Neither ftrace's nop nor anything that it makes of it.
             _ if !is_nop && !is_ftraces => Stand::Not(State::Overwritten(at)),
             Behind::Free { fixup, .. } => {
                 let behind = at.add(FTRACE_SITE);
-                Stand::At { at: behind, function: function(*fixup), footing: Footing::Behind(at) }
+                Stand::At {
+                    at: behind,
+                    function: function(*fixup),
+                    footing: Footing::Behind(at),
+                    is_early: false,
+                }
             }
             Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::Yielded(at)),
             Behind::Guarded(reason) => {
@@ -166,6 +196,7 @@ impl Arming {
         // A tracer's call, or ftrace's own breakpoint while it makes one: the place must not depend on the moment.
         let is_used = self.phase == Phase::Late && matches!(head.first(), Some(&(CALL | INT3)));
         match (self.phase, is_used || ftrace_nop(head).is_some()) {
+            (Phase::Unknown | Phase::Start, _) => None,
             (Phase::Late, true) => Some(at.add(FTRACE_SITE)),
             (Phase::Late, false) | (_, true) => Some(at),
             (_, false) => None,
