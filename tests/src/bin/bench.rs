@@ -27,9 +27,11 @@ use tests::detour::{divert, guest};
 use tests::host::{Fit, fit};
 use tests::rig::{Rig, Start};
 use vmm::clock::ticks;
+use vmm::kvm::{Left, Shared};
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
 use vmm::reserved;
+use vmm::selftest::micro::{self, MicroGuest, Privilege};
 use vmm::vcpu::End;
 
 /// How often a guest does what takes an exit.
@@ -54,6 +56,9 @@ struct Row {
 
 /// What a guest does over and over.
 enum Body {
+    /// An empty port exit in a loop of KVM_RUN and nothing else, which shares this, and goes on with registers that were set if
+    /// it is told to.
+    Bare(Shared, bool),
     /// These instructions.
     Code(&'static [u8]),
     /// A nop on which a probe stands, with a handler for afterwards if it is told to.
@@ -62,7 +67,36 @@ enum Body {
     Detoured { record: bool },
 }
 
-const ROWS: [Row; 5] = [
+const NOTHING: Shared = Shared { general: false, system: false, events: false };
+const GENERAL: Shared = Shared { general: true, ..NOTHING };
+
+const ROWS: [Row; 11] = [
+    Row {
+        name: "bare exit",
+        inside: "an empty port exit in a loop of KVM_RUN",
+        body: Body::Bare(NOTHING, false),
+    },
+    Row {
+        name: "bare exit, general",
+        inside: "the same, with general registers shared",
+        body: Body::Bare(GENERAL, false),
+    },
+    Row {
+        name: "bare exit, general, set",
+        inside: "the same, with other ones to go on with",
+        body: Body::Bare(GENERAL, true),
+    },
+    Row {
+        name: "bare exit, system",
+        inside: "with general and system registers shared",
+        body: Body::Bare(Shared { system: true, ..GENERAL }, false),
+    },
+    Row {
+        name: "bare exit, events",
+        inside: "with general registers and events shared",
+        body: Body::Bare(Shared { events: true, ..GENERAL }, false),
+    },
+    Row { name: "bare exit, all", inside: "with all of that shared", body: Body::Bare(Shared::ALL, false) },
     Row {
         name: "empty port exit",
         inside: "out to a port that nobody has, KVM's exit, the vCPU thread's look at it, KVM_RUN",
@@ -125,6 +159,9 @@ fn main() {
 fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     /// A guest that hangs takes it.
     const PATIENCE: Duration = Duration::from_secs(60);
+    if let Body::Bare(shared, sets) = row.body {
+        return bare(fit, shared, sets, n);
+    }
     let mut set_up = mov(RDI, n);
     let mut rig = Rig::new(fit);
     let (mut jump, mut memory) = ([0; JUMP], None);
@@ -142,14 +179,14 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     let at = CODE.add(set_up.len() as u64);
     let body = match row.body {
         Body::Code(code) => code,
-        Body::Probed { .. } => &[0x90],
+        Body::Bare(..) | Body::Probed { .. } => &[0x90],
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
     match row.body {
         Body::Probed { post: false } => rig.arm_probes(at, vec![Probe::at("").record().pre(|_| {})]),
         Body::Probed { post: true } => rig.arm_probes(at, vec![Probe::at("").record().post(|_| {})]),
-        Body::Code(_) | Body::Detoured { .. } => {}
+        Body::Bare(..) | Body::Code(_) | Body::Detoured { .. } => {}
     }
     let before = ticks();
     let mut running = rig.run(&[Start::at(CODE, stack(0))]);
@@ -163,6 +200,25 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
     }
     running.end();
     after - before
+}
+
+/// The ticks of `n` empty port exits in a loop of KVM_RUN.
+fn bare(fit: &'static Fit, shared: Shared, sets: bool, n: u64) -> u64 {
+    const OUT: [u8; 2] = [0xe6, 0x80];
+    let guest = MicroGuest::new(&fit.hypervisor).unwrap();
+    guest.write(CODE, &ending(&[&mov(RDI, n), &OUT, &repeat(OUT.len())])).unwrap();
+    let mut vcpu = guest.add_vcpu(&fit.hypervisor, 0, 1).unwrap();
+    micro::start(&vcpu, CODE, stack(0), Privilege::Kernel).unwrap();
+    vcpu.share(shared);
+    let before = ticks();
+    for _ in 0..n {
+        assert!(matches!(vcpu.run(), Left::Access(_)), "it has not come to its end");
+        if sets {
+            let regs = vcpu.regs();
+            vcpu.set_regs(&regs);
+        }
+    }
+    ticks() - before
 }
 
 /// Code that writes to each page of these once. A session's guest takes the exit for a page in its first pass of a ring

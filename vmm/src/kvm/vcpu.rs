@@ -19,6 +19,22 @@ pub struct KvmVcpu {
     fd: VcpuFd,
 }
 
+/// What KVM leaves in the shared page at each exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shared {
+    /// General registers.
+    pub general: bool,
+    /// System registers.
+    pub system: bool,
+    /// Pending events.
+    pub events: bool,
+}
+
+impl Shared {
+    /// All of it.
+    pub const ALL: Self = Self { general: true, system: true, events: true };
+}
+
 impl KvmVcpu {
     /// Takes the descriptor over and asks KVM to leave general and system registers and pending events in the
     /// shared page at each exit (KVM_CAP_SYNC_REGS), so that a hit needs no KVM_GET_REGS.
@@ -27,6 +43,22 @@ impl KvmVcpu {
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
         fd.set_sync_valid_reg(SyncReg::VcpuEvents);
         Self { fd }
+    }
+
+    /// Has KVM leave no more than this in the shared page from the next exit on. What else there is to be seen is then that of
+    /// an exit before: a benchmark asks what sharing costs.
+    pub fn share(&mut self, shared: Shared) {
+        let each = [
+            (SyncReg::Register, shared.general),
+            (SyncReg::SystemRegister, shared.system),
+            (SyncReg::VcpuEvents, shared.events),
+        ];
+        for (register, is_shared) in each {
+            match is_shared {
+                true => self.fd.set_sync_valid_reg(register),
+                false => self.fd.clear_sync_valid_reg(register),
+            }
+        }
     }
 
     pub(crate) fn fd(&self) -> &VcpuFd {
