@@ -1,8 +1,9 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
 use crate::args::{Coverage, Format};
+use crate::choice::{Choosing, Chosen};
 use crate::functions::functions;
-use crate::host::{self, Chosen, Inside};
+use crate::host::{self, Inside};
 use crate::output::{GuestNames, Moment, end_name, json, say_armed};
 use crate::run::{self, Files, Known};
 use crate::say::{say, standard_error};
@@ -23,6 +24,7 @@ use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.output.as_deref());
+    let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,
@@ -37,11 +39,11 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             Target { probes, kernel, symbols: None, unwind: None, scope }
         }
     };
-    match host::choose(&args.guest.place)? {
-        Chosen::Emulated => {
+    match choosing.chosen()? {
+        Chosen::Emulated(begun) => {
             let (format, output) = (args.format, args.output.as_deref());
             let inside = Inside { verb: "coverage", words: vec![], format, output };
-            host::run_emulated(&args.guest, &files, &target, inside)
+            host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
             let out = args.output.as_deref().map(run::create).transpose()?;
@@ -54,8 +56,16 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let kvm = (&hypervisor, delivery);
             let optimize = Optimize::Off;
             let late = target.scope == Scope::Command;
-            let known =
-                Known { kernel: target.kernel, names: false, unwind: None, optimize, fall_back: false, late };
+            let image = std::mem::take(&mut files.image);
+            let known = Known {
+                image,
+                kernel: target.kernel,
+                names: false,
+                unwind: None,
+                optimize,
+                fall_back: false,
+                late,
+            };
             let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &ran.report)

@@ -1,14 +1,15 @@
-//! Where a guest runs: on this machine's KVM, or inside the emulated host.
+//! The emulated host: `vmm host`, and how a guest comes to run there.
 
 use crate::EXIT_INFRASTRUCTURE;
-use crate::args::{Format, Guest, Host, HostCommand as HostVerb, HostKind, Place};
+use crate::args::{Format, Guest, Host, HostCommand as HostVerb};
+use crate::choice::Begun;
 use crate::kernel;
 use crate::run::{self, Files};
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
 use crate::work::Work;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
 use std::env;
 use std::error::Error;
@@ -25,38 +26,7 @@ use vmm::host::{
     EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, Qemu, RunError, SnapshotError, StartError,
     Stream, Streams, fingerprint, memory_for, prepare,
 };
-use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
-use vmm::selftest;
-use vmm::trap::Delivery;
-
-/// Where the guest will run.
-pub(crate) enum Chosen {
-    /// On this KVM, where breakpoints come to us in this way.
-    Kvm(Hypervisor, Delivery),
-    /// In the emulated host.
-    Emulated,
-}
-
-/// Carries out what the user said about the host.
-pub(crate) fn choose(place: &Place) -> Result<Chosen> {
-    match place.host {
-        HostKind::Emulated => Ok(Chosen::Emulated),
-        HostKind::Kvm => own_kvm(&place.kvm_device),
-        HostKind::Auto => own_kvm(&place.kvm_device).or_else(|reason| {
-            say(format_args!("using the emulated host: {reason:#}"));
-            Ok(Chosen::Emulated)
-        }),
-    }
-}
-
-fn own_kvm(device: &Path) -> Result<Chosen> {
-    let hypervisor = Hypervisor::open(device)?;
-    let contract = selftest::run(&hypervisor)?;
-    contract.verdict()?;
-    let delivery = contract.delivery().ok_or_else(|| anyhow!("breakpoints cannot be caught"))?;
-    Ok(Chosen::Kvm(hypervisor, delivery))
-}
 
 /// `vmm host`.
 pub(crate) fn main(args: &Host) -> Result<ExitCode> {
@@ -71,7 +41,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
                 let path = Path::new(path);
                 bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
             }
-            run_in_host(memory_for(0, bytes), None, None, || {
+            run_in_host(None, memory_for(0, bytes), None, None, || {
                 let mut command = HostCommand::of_file(program);
                 for word in words {
                     command = command.arg(word);
@@ -129,6 +99,7 @@ pub(crate) struct Inside<'a> {
 
 /// Runs the guest inside the emulated host, by this same program and with the same arguments.
 pub(crate) fn run_emulated(
+    begun: Option<Begun>,
     guest: &Guest,
     files: &Files,
     target: &Target,
@@ -137,13 +108,19 @@ pub(crate) fn run_emulated(
     // A guest that cannot be put together is not worth a host.
     let cmdline = run::cmdline(guest);
     let (initrd, pci) = (Some(&*files.initramfs), files.work.is_some());
-    let payload = Payload { kernel: &files.image, boot: &target.kernel.boot, initrd, cmdline: &cmdline, pci };
-    boot::check(guest.memory.0, &payload)?;
+    let payload = Payload {
+        kernel: files.image.as_slice().into(),
+        boot: &target.kernel.boot,
+        initrd,
+        cmdline: &cmdline,
+        pci,
+    };
+    boot::check(guest.memory.0, payload)?;
     let output = inside.output.map(run::create).transpose()?;
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;
-    run_in_host(memory, files.work.as_ref(), run::longest(guest), || {
+    run_in_host(begun, memory, files.work.as_ref(), run::longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -185,10 +162,11 @@ pub(crate) fn run_emulated(
     })
 }
 
-/// Runs what `command` says inside an emulated host with `memory` MiB, with our terminal, streams and signals. A host that
+/// Runs what `command` says inside an emulated host with `memory` MiB, which may have `begun`, with our terminal, streams and signals. A host that
 /// dies before anything was seen of it says nothing about the command, which is then run once more. One that goes on `longest`
 /// no longer watches its own time, and is ended.
 pub(crate) fn run_in_host<'a>(
+    mut begun: Option<Begun>,
     memory: u64,
     work: Option<&Work>,
     longest: Option<Duration>,
@@ -200,8 +178,11 @@ pub(crate) fn run_in_host<'a>(
         true => stderr.clone(),
         false => Printer::of_all(io::stdout()).context("the host has no thread left")?,
     };
-    let run = || -> Result<_> {
-        let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?))?;
+    let mut run = || -> Result<_> {
+        let (host, _stays) = match begun.take().and_then(|begun| begun.host(memory)) {
+            Some(begun) => begun.map(|(host, stays)| (host, Some(stays)))?,
+            None => (with_image(|image| Ok(EmulatedHost::start(image, memory)?))?, None),
+        };
         if let Some(work) = work {
             work.serve(host.files().context("cannot share a socket")?)?;
         }

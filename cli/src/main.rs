@@ -1,6 +1,7 @@
 //! `vmm`: kprobes from outside the guest.
 
 mod args;
+mod choice;
 mod coverage;
 mod definition;
 mod doctor;

@@ -1,8 +1,9 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
 use crate::args::{Guest, Run};
+use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
-use crate::host::{self, Chosen, Inside};
+use crate::host::{self, Inside};
 use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
 use crate::say::{self, finish, hurry, say};
@@ -78,6 +79,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
+    let choosing = args.write_target.is_none().then(|| Choosing::begin(&args.guest));
     let mut files = Files::read(&args.guest)?;
     let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
@@ -92,9 +94,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    match host::choose(&args.guest.place)? {
-        Chosen::Kvm(hypervisor, delivery) => run_here(args, &files, target, &hypervisor, delivery),
-        Chosen::Emulated => {
+    match choosing.unwrap_or_else(|| Choosing::begin(&args.guest)).chosen()? {
+        Chosen::Kvm(hypervisor, delivery) => run_here(args, files, target, &hypervisor, delivery),
+        Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
             let most = Delivery::Reflected.watches();
             if target.watches() > most {
@@ -120,14 +122,14 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
                 words.push("--fall-back".to_owned());
             }
             let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
-            host::run_emulated(&args.guest, &files, &target, inside)
+            host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
     }
 }
 
 fn run_here(
     args: &Run,
-    files: &Files,
+    mut files: Files,
     target: Target,
     hypervisor: &Hypervisor,
     delivery: Delivery,
@@ -139,6 +141,7 @@ fn run_here(
     let Target { kernel, probes, symbols, unwind, scope } = target;
     let optimize = args.optimize.to_session();
     let known = Known {
+        image: std::mem::take(&mut files.image),
         kernel,
         names: args.stack.is_some() || files.work.is_some() || probes.iter().any(Asked::has_symbols),
         unwind,
@@ -149,7 +152,7 @@ fn run_here(
     let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| probe(asked, args).within(scope)).collect();
-    let ran = session(&args.guest, files, known, (hypervisor, delivery), probes, &mut writer)?;
+    let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -181,6 +184,8 @@ pub(crate) struct Ran {
 
 /// What a session knows of its kernel.
 pub(crate) struct Known {
+    /// What goes to the guest's memory.
+    pub(crate) image: Vec<u8>,
     pub(crate) kernel: Landmarks,
     /// Whether what it loads has names.
     pub(crate) names: bool,
@@ -246,7 +251,7 @@ fn config<'a>(
     cmdline: &'a str,
 ) -> Config<'a> {
     Config {
-        image: &files.image,
+        image: known.image.into(),
         kernel: known.kernel,
         initrd: Some(&files.initramfs),
         cmdline,

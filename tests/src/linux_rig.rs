@@ -241,7 +241,7 @@ impl Guest {
         // On a busy machine one driver alone computes for half a minute: a lock-up is twice that.
         let fixed = "console=ttyS0 quiet loglevel=5 panic=-1 watchdog_thresh=30";
         let config = Config {
-            image: subject.kernel.image().file(),
+            image: subject.kernel.image().file().into(),
             kernel: subject.landmarks.clone(),
             initrd: Some(&initrd),
             cmdline: &format!("{fixed} {cmdline} workload={steps}"),

@@ -10,6 +10,7 @@ use probe_engine::linux::landmarks::Boot;
 use probe_engine::linux::relocations::relocate;
 use probe_engine::linux::vmlinux::Vmlinux;
 use probe_engine::memory::PhysMemory;
+use std::borrow::Cow;
 use std::ops::Range;
 use vm_memory::ByteValued;
 
@@ -28,7 +29,8 @@ pub(super) struct Image<'a> {
 }
 
 enum Body<'a> {
-    Compressed(BzImage<'a>),
+    /// The protected-mode kernel of a bzImage is these bytes of it.
+    Compressed(Cow<'a, [u8]>, Range<usize>),
     Unpacked(Vmlinux),
 }
 
@@ -45,20 +47,23 @@ pub(super) struct Machine<'a> {
 
 impl<'a> Image<'a> {
     /// Reads the headers of `kernel`, which is booted as `boot` says.
-    pub(super) fn read(kernel: &'a [u8], boot: &Boot) -> Result<Self, BootError> {
+    pub(super) fn read(kernel: Cow<'a, [u8]>, boot: &Boot) -> Result<Self, BootError> {
         match boot {
             Boot::Direct { setup } => {
-                let image = Vmlinux::parse(kernel.to_vec())?;
+                let image = Vmlinux::parse(kernel.into_owned())?;
                 let start = image.segments().iter().map(|segment| segment.phys).min();
                 let end = image.segments().iter().map(|segment| segment.phys_end()).max();
                 let memory = start.unwrap_or(Gpa(0))..end.unwrap_or(Gpa(0));
                 Ok(Self { header: header(setup), memory, body: Body::Unpacked(image) })
             }
             Boot::Decompressor(_) | Boot::Unknown => {
-                let image = BzImage::parse(kernel)?;
+                let image = BzImage::parse(&kernel)?;
                 let setup = image.setup();
                 let memory = setup.pref_address..setup.pref_address.add(setup.init_size.into());
-                Ok(Self { header: header(image.setup_bytes()), memory, body: Body::Compressed(image) })
+                let start = image.protected_offset();
+                let protected = start..start + image.protected().len();
+                let header = header(image.setup_bytes());
+                Ok(Self { header, memory, body: Body::Compressed(kernel, protected) })
             }
         }
     }
@@ -67,9 +72,10 @@ impl<'a> Image<'a> {
     pub(super) fn load(mut self, machine: &Machine<'_>) -> Result<(BootState, setup_header), BootError> {
         let load = self.memory.start;
         match self.body {
-            Body::Compressed(image) => {
+            Body::Compressed(file, protected) => {
                 self.header.code32_start = load.0 as u32;
-                machine.ram.write(load, image.protected()).map_err(BootError::Tables)?;
+                let protected = file.get(protected).unwrap_or_default();
+                machine.ram.write(load, protected).map_err(BootError::Tables)?;
                 let state = BootState { entry: load.add(ENTRY_64), load, kernel: None, five_levels: false };
                 Ok((state, self.header))
             }

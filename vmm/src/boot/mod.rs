@@ -19,15 +19,15 @@ use probe_engine::linux::landmarks::Boot;
 use probe_engine::linux::relocations::RelocationsError;
 use probe_engine::linux::vmlinux::VmlinuxError;
 use probe_engine::memory::PhysMemory;
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use vm_memory::ByteValued;
 
 /// What the guest starts from.
-#[derive(Clone, Copy)]
 pub struct Payload<'a> {
     /// The file that `boot` is about: a bzImage, or an unpacked kernel.
-    pub kernel: &'a [u8],
+    pub kernel: Cow<'a, [u8]>,
     /// What runs before the kernel.
     pub boot: &'a Boot,
     /// The initramfs.
@@ -107,9 +107,10 @@ pub enum BootError {
 ///
 /// # Errors
 /// [`BootError`], each a sentence for the user.
-pub fn check(memory: u64, payload: &Payload<'_>) -> Result<(), BootError> {
-    let image = Image::read(payload.kernel, payload.boot)?;
-    initrd_place(GuestRam::low_end_of(memory), &image, payload).map(|_| ())
+pub fn check(memory: u64, payload: Payload<'_>) -> Result<(), BootError> {
+    let Payload { kernel, boot, initrd, cmdline, .. } = payload;
+    let image = Image::read(kernel, boot)?;
+    initrd_place(GuestRam::low_end_of(memory), &image, initrd.unwrap_or_default(), cmdline).map(|_| ())
 }
 
 /// Writes everything that the guest needs to `ram`. `has_five_levels`: its CPUs know page tables of five levels.
@@ -118,20 +119,21 @@ pub fn check(memory: u64, payload: &Payload<'_>) -> Result<(), BootError> {
 /// [`BootError`], each a sentence for the user.
 pub fn load(
     ram: &GuestRam,
-    payload: &Payload<'_>,
+    payload: Payload<'_>,
     cpus: u8,
     has_five_levels: bool,
 ) -> Result<BootState, BootError> {
-    let image = Image::read(payload.kernel, payload.boot)?;
-    let initrd = initrd_place(ram.low_end(), &image, payload)?;
-    let machine = Machine { ram, taken: &initrd, cmdline: payload.cmdline, has_five_levels };
+    let Payload { kernel, boot, initrd: initramfs, cmdline, pci } = payload;
+    let (image, initramfs) = (Image::read(kernel, boot)?, initramfs.unwrap_or_default());
+    let initrd = initrd_place(ram.low_end(), &image, initramfs, cmdline)?;
+    let machine = Machine { ram, taken: &initrd, cmdline, has_five_levels };
     let (state, header) = image.load(&machine)?;
-    let acpi = acpi::tables(cpus, payload.pci);
-    let params = zero_page(ram, header, &initrd, payload.cmdline.len(), acpi.rsdp);
+    let acpi = acpi::tables(cpus, pci);
+    let params = zero_page(ram, header, &initrd, cmdline.len(), acpi.rsdp);
     let write = |at: Gpa, bytes: &[u8]| ram.write(at, bytes).map_err(BootError::Tables);
-    write(initrd.start, payload.initrd.unwrap_or_default())?;
-    write(layout::CMDLINE, payload.cmdline.as_bytes())?;
-    write(layout::CMDLINE.add(payload.cmdline.len() as u64), &[0])?;
+    write(initrd.start, initramfs)?;
+    write(layout::CMDLINE, cmdline.as_bytes())?;
+    write(layout::CMDLINE.add(cmdline.len() as u64), &[0])?;
     write(layout::ACPI, &acpi.bytes)?;
     write(layout::ZERO_PAGE, params.as_slice())?;
     registers::write_tables(ram, &state).map_err(BootError::Tables)?;
@@ -139,9 +141,14 @@ pub fn load(
 }
 
 /// Where the initramfs goes, which is empty without one: the end of the RAM that the kernel can read it from.
-fn initrd_place(low_end: Gpa, image: &Image<'_>, payload: &Payload<'_>) -> Result<Range<Gpa>, BootError> {
-    if payload.cmdline.len() >= layout::CMDLINE_MAX {
-        return Err(BootError::Cmdline(payload.cmdline.len()));
+fn initrd_place(
+    low_end: Gpa,
+    image: &Image<'_>,
+    initramfs: &[u8],
+    cmdline: &str,
+) -> Result<Range<Gpa>, BootError> {
+    if cmdline.len() >= layout::CMDLINE_MAX {
+        return Err(BootError::Cmdline(cmdline.len()));
     }
     let needed = image.memory.end;
     if needed > low_end {
@@ -151,7 +158,7 @@ fn initrd_place(low_end: Gpa, image: &Image<'_>, payload: &Payload<'_>) -> Resul
         });
     }
     let limit = low_end.0.min(u64::from(image.header.initrd_addr_max) + 1);
-    let size = payload.initrd.unwrap_or_default().len() as u64;
+    let size = initramfs.len() as u64;
     let at = limit.checked_sub(size).map(|at| at & !0xfff).filter(|at| *at >= needed.0);
     let Some(at) = at else {
         let have_mib = limit.saturating_sub(needed.0) >> 20;
@@ -218,8 +225,9 @@ mod tests {
         let ram = GuestRam::new(128 << 20).unwrap();
         for bytes in [&b""[..], b"#!/bin/sh", &[0; 4096], b"\x7fELF\x02\x01\x01"] {
             let said = |boot| {
-                let payload = Payload { kernel: bytes, boot: &boot, initrd: None, cmdline: "", pci: false };
-                load(&ram, &payload, 1, false)
+                let payload =
+                    Payload { kernel: bytes.into(), boot: &boot, initrd: None, cmdline: "", pci: false };
+                load(&ram, payload, 1, false)
             };
             assert!(matches!(said(Boot::Unknown), Err(BootError::BzImage(_))), "{bytes:?}");
             let direct = said(Boot::Direct { setup: Vec::new() });

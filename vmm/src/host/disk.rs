@@ -8,7 +8,7 @@ use super::protocol::DiskFile;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -60,9 +60,14 @@ impl Disk {
         match input {
             Input::File(path) => self.add_file(path),
             Input::Bytes(bytes) => {
-                let path = Path::new("bytes");
-                let (offset, length) = self.copy(*bytes, path)?;
-                Ok(DiskFile { name: path.to_string_lossy().into_owned(), mode: 0o400, offset, length })
+                let (offset, length) = (self.end, bytes.len() as u64);
+                if length >= CAPACITY - offset {
+                    return Err(DiskError::Full);
+                }
+                let written = self.image.write_all_at(bytes, offset);
+                written.map_err(|source| DiskError::Read { path: "bytes".into(), source })?;
+                self.end += length.next_multiple_of(ALIGNMENT);
+                Ok(DiskFile { name: "bytes".to_owned(), mode: 0o400, offset, length })
             }
         }
     }
@@ -72,29 +77,21 @@ impl Disk {
         let unreadable = |source| DiskError::Read { path: path.into(), source };
         let file = File::open(path).map_err(unreadable)?;
         let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
-        let (offset, length) = self.copy(file, path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(DiskFile { name, mode, offset, length })
-    }
-
-    /// Copies what `source` has, which is called `path`, to the end; where that is, and how long.
-    fn copy(&mut self, source: impl Read, path: &Path) -> Result<(u64, u64), DiskError> {
-        let unreadable = |source| DiskError::Read { path: path.into(), source };
         let (offset, room) = (self.end, CAPACITY - self.end);
         self.image.seek(SeekFrom::Start(offset)).map_err(unreadable)?;
-        let length = io::copy(&mut source.take(room), &mut self.image).map_err(unreadable)?;
+        let length = io::copy(&mut file.take(room), &mut self.image).map_err(unreadable)?;
         if length == room {
             return Err(DiskError::Full);
         }
         self.end += length.next_multiple_of(ALIGNMENT);
-        Ok((offset, length))
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(DiskFile { name, mode, offset, length })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
 
     #[test]
     fn files_lie_one_after_the_other() {

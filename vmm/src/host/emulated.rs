@@ -64,6 +64,13 @@ pub struct EmulatedHost {
 }
 
 impl EmulatedHost {
+    /// Whether a host with `memory_mib` MiB can be started from a snapshot that is there.
+    #[must_use]
+    pub fn is_prepared(image: &HostImage<'_>, memory_mib: u64) -> bool {
+        let place = |qemu| Place::of(&qemu, image, HostSize { memory_mib }).ok();
+        Qemu::find().ok().and_then(place).is_some_and(|place| place.is_made())
+    }
+
     /// Starts a host with `memory_mib` MiB (see [`super::memory_for`]): from its snapshot, which is made if there
     /// is none, or by a boot where a snapshot cannot be kept or restored.
     ///

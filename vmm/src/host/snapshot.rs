@@ -113,6 +113,11 @@ impl Place {
         self.folder.join(format!("{}-{}m", self.key, self.size.memory_mib))
     }
 
+    /// Whether there is a snapshot.
+    pub(super) fn is_made(&self) -> bool {
+        self.path().is_file()
+    }
+
     /// Opens the snapshot; makes it first if it is not there.
     pub(super) fn open_or_make(&self, qemu: &Qemu, image: &HostImage<'_>) -> Result<File, SnapshotError> {
         if self.size.memory_mib > MEMORY_MAX_MIB {

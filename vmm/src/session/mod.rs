@@ -22,7 +22,7 @@
 //! let out = Printer::of_what_fits(std::io::stdout())?;
 //! let terminal = Terminal { out: Box::new(out), input: None, interactive: false };
 //! let config = Config {
-//!     image: kernel.image().file(),
+//!     image: kernel.image().file().into(),
 //!     kernel: Landmarks::of(&kernel),
 //!     initrd: Some(&initrd),
 //!     cmdline: "console=ttyS0",
@@ -111,6 +111,7 @@ use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use stage::Stage;
 use standstill::Standstill;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
@@ -123,7 +124,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// What to run.
 pub struct Config<'a> {
     /// The file that [`Landmarks::boot`] is about: the bzImage, or the [unpacked kernel](Kernel::image).
-    pub image: &'a [u8],
+    pub image: Cow<'a, [u8]>,
     /// What is known about the kernel.
     pub kernel: Landmarks,
     /// The initramfs.
@@ -291,12 +292,12 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { hypervisor, config, registry, desk, messages, wake } = self;
+        let Self { hypervisor, mut config, registry, desk, messages, wake } = self;
         let ram = Arc::new(GuestRam::new(config.memory)?);
         let pci = !config.extras.is_none();
-        let (kernel, initrd, cmdline) = (config.image, config.initrd, config.cmdline);
+        let (kernel, initrd, cmdline) = (std::mem::take(&mut config.image), config.initrd, config.cmdline);
         let payload = Payload { kernel, boot: &config.kernel.boot, initrd, cmdline, pci };
-        let boot = boot::load(&ram, &payload, config.cpus, hypervisor.has_five_levels())?;
+        let boot = boot::load(&ram, payload, config.cpus, hypervisor.has_five_levels())?;
         let machine = Machine::new(hypervisor, ram.clone())?;
 
         let serial_interrupt = eventfd()?;

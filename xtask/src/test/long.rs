@@ -20,6 +20,8 @@ pub(super) enum Piece {
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
     Host,
+    /// Twenty boots in each way, of each series.
+    Boots,
     /// A million requests for files.
     Files,
     /// The kernel's own tests, beside QEMU.
@@ -38,6 +40,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("storms", Piece::Storms),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
+        ("boots", Piece::Boots),
         ("files", Piece::Files),
         ("selftests", Piece::Selftests(Which::Memory)),
         ("selftests-timers", Piece::Selftests(Which::Timers)),
@@ -84,17 +87,18 @@ impl Piece {
             }
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
+            Self::Boots => each_series(start, vmm, kvm, "boots")?,
             Self::Files => of(&DEFAULT_KERNEL).long_product("round_trips")?,
             Self::Selftests(which) => selftests::run(start, vmm, which)?,
-            Self::Probeable => compare(start, vmm, kvm, "probeable")?,
-            Self::Optimized => compare(start, vmm, kvm, "optimized")?,
+            Self::Probeable => each_series(start, vmm, kvm, "probeable")?,
+            Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
         }
         Ok(())
     }
 }
 
-/// Compares with the guest's own kprobes, in each series.
-fn compare(start: Instant, vmm: &Path, kvm: Kvm, name: &str) -> anyhow::Result<()> {
+/// Runs the long tests of this program in each series.
+fn each_series(start: Instant, vmm: &Path, kvm: Kvm, name: &str) -> anyhow::Result<()> {
     for kernel in KERNELS.iter().filter(|kernel| kernel.flavour != Flavour::Realtime) {
         if kernels::is_there(start, kernel)? {
             Guests { start, vmm, kvm, kernel }.long_product(name)?;
