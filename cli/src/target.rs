@@ -363,6 +363,7 @@ mod tests {
             task: None,
             clock: None,
             cpu_number: None,
+            this_cpu_off: None,
             thunks: Thunks::default(),
             branches: BranchSites::default(),
             nofault: None,

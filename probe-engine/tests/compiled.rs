@@ -41,7 +41,7 @@ fn parameters_and_members_become_registers_and_offsets() {
         assert_eq!((dfd.fetch.read, dfd.shape), (Read::Word(4), Shape::Signed));
         assert_eq!((filename.fetch.base, filename.shape), (Base::Argument(1), Shape::Hex));
         assert_eq!((how.fetch.read, how.shape), (Read::Word(8), Shape::Hex));
-        let hop = |offset| Hop { offset, user: false };
+        let hop = |offset| Hop::at(offset);
         let [path, mode] = fields("p do_sys_openat2 filename:string how->mode").try_into().unwrap();
         assert_eq!(path.fetch.read, Read::Memory(hop(0), What::String(4096)));
         assert_eq!(

@@ -50,7 +50,7 @@ pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
     Guest {
         window: reserved.data().start,
         rings: Rings::of(1),
-        cpu: Some(Cpu { number: CPU.0, task: serde_json::from_value(task).unwrap() }),
+        cpu: Some(Cpu { number: CPU.0, task: serde_json::from_value(task).unwrap(), per_cpu: None }),
         slide: 0,
         trampolines: reserved.detours().start,
         copies: copy.map(|copy| Copies {

@@ -8,7 +8,7 @@ impl Field {
     #[must_use]
     pub fn type_name(&self) -> String {
         let (bytes, user) = match self.fetch.read {
-            Read::Word(bytes) => (u16::from(bytes), false),
+            Read::Word(bytes) | Read::Address(_, bytes) => (u16::from(bytes), false),
             Read::Memory(hop, What::Bytes(bytes)) => (bytes, hop.user),
             Read::Memory(hop, What::String(_) | What::Strings(_)) => (8, hop.user),
             Read::Pointee(What::Bytes(bytes)) => (bytes, false),
@@ -27,25 +27,47 @@ impl Field {
 
 impl Fetch {
     fn source(&self, returns: bool) -> String {
-        let mut hops = self.hops.iter().copied();
-        let mut last = match self.read {
-            Read::Word(_) => None,
-            Read::Memory(hop, _) => Some(hop),
-            Read::Pointee(_) => Some(Hop { offset: 0, user: false }),
+        let (last, address) = match self.read {
+            Read::Word(_) => (None, None),
+            Read::Memory(hop, _) => (Some(hop), None),
+            Read::Pointee(_) => (Some(Hop::at(0)), None),
+            Read::Address(hop, _) => (None, Some(hop)),
         };
+        let read = self.hops.iter().copied().chain(last).map(|hop| (hop, true));
+        let mut hops = read.chain(address.map(|hop| (hop, false)));
         let mut text = match &self.base {
-            // `@ADDR` is what lies there.
-            Base::Kernel(at) => match hops.next().or_else(|| last.take()) {
-                Some(hop) => format!("@{}", at.offset(hop.offset)),
+            // `@ADDR` is what lies there, or for a per-CPU variable the address.
+            Base::Kernel(at) => match hops.next() {
+                Some((hop, read)) => {
+                    let text = format!("@{}", at.offset(hop.offset));
+                    if hop.per_cpu { Hop { offset: 0, ..hop }.source(text, read) } else { text }
+                }
                 None => at.to_string(),
             },
             base => base.source(returns),
         };
-        for Hop { offset, user } in hops.chain(last) {
-            let (sign, user) = (if offset < 0 { '-' } else { '+' }, if user { "u" } else { "" });
-            text = format!("{sign}{user}{}({text})", offset.unsigned_abs());
+        for (hop, read) in hops {
+            text = hop.source(text, read);
         }
         text
+    }
+}
+
+impl Hop {
+    /// What it makes of the value that comes from `from`: what is read, or the address.
+    fn source(self, from: String, read: bool) -> String {
+        let Self { offset, user, per_cpu } = self;
+        let from = match (per_cpu, read) {
+            (true, true) if offset == 0 && !user => return format!("this_cpu_read({from})"),
+            (true, _) => format!("this_cpu_ptr({from})"),
+            (false, _) => from,
+        };
+        let (sign, user) = (if offset < 0 { '-' } else { '+' }, if user { "u" } else { "" });
+        match (read, offset) {
+            (true, _) => format!("{sign}{user}{}({from})", offset.unsigned_abs()),
+            (false, 0) => from,
+            (false, _) => format!("{from}{sign}{}", offset.unsigned_abs()),
+        }
     }
 }
 
@@ -64,6 +86,7 @@ impl Base {
             Self::Constant(number) => format!("\\{number:#x}"),
             Self::Kernel(at) => at.to_string(),
             Self::Comm => "$comm".to_owned(),
+            Self::Current => "$current".to_owned(),
             Self::Text(text) => format!("\\\"{text}\""),
             Self::Cgroup(_) => "$cgroup".to_owned(),
             Self::Unknown => "nowhere that can be read".to_owned(),
@@ -104,18 +127,20 @@ mod tests {
     use crate::addr::Gva;
 
     fn field(base: Base, hops: &[(i64, bool)], read: Read, shape: Shape) -> Field {
-        let hops = hops.iter().map(|(offset, user)| Hop { offset: *offset, user: *user }).collect();
+        let hops = hops.iter().map(|(offset, user)| Hop { user: *user, ..Hop::at(*offset) }).collect();
         Field { name: "f".to_owned(), fetch: Fetch { base, hops, read }, shape }
     }
 
     #[test]
     fn what_is_read_is_said_as_one_would_ask_for_it() {
-        let memory = |offset, user, what| Read::Memory(Hop { offset, user }, what);
+        let memory = |offset, user, what| Read::Memory(Hop { user, ..Hop::at(offset) }, what);
+        let own = |offset| Hop { per_cpu: true, ..Hop::at(offset) };
         let member = Member { name: "flags".to_owned(), offset: 0, len: 8, shape: Shape::Hex };
         let structure = Shape::Struct { members: vec![member], more: true };
         let symbols = Shape::Array { count: 2, of: Box::new(Shape::Hex) };
         let bits = Shape::BitField { low: 4, width: 3, of: Box::new(Shape::Unsigned) };
         let kernel = Base::Kernel(Gva(0xffff_ffff_8200_0000));
+        let per_cpu = Base::Kernel(Gva(0xffff_ffff_8310_0000));
         for (field, at_entry, at_return) in [
             (field(Base::Argument(0), &[], Read::Word(4), Shape::Signed), "s32 = %di", "s32 = $arg1"),
             (field(Base::Argument(6), &[], Read::Word(8), Shape::Hex), "x64 = $arg7", "x64 = $arg7"),
@@ -174,6 +199,32 @@ mod tests {
                 field(Base::Text("a".to_owned()), &[], Read::Word(0), Shape::Text),
                 "string = \\\"a\"",
                 "string = \\\"a\"",
+            ),
+            (field(Base::Current, &[], Read::Word(8), Shape::Hex), "x64 = $current", "x64 = $current"),
+            (
+                field(Base::Current, &[], memory(8, false, What::Bytes(4)), Shape::Signed),
+                "s32 = +8($current)",
+                "s32 = +8($current)",
+            ),
+            (
+                field(per_cpu.clone(), &[], Read::Memory(own(16), What::Bytes(4)), Shape::Unsigned),
+                "u32 = this_cpu_read(@0xffffffff83100010)",
+                "u32 = this_cpu_read(@0xffffffff83100010)",
+            ),
+            (
+                field(per_cpu, &[], Read::Address(own(16), 8), Shape::Hex),
+                "x64 = this_cpu_ptr(@0xffffffff83100010)",
+                "x64 = this_cpu_ptr(@0xffffffff83100010)",
+            ),
+            (
+                field(Base::Argument(0), &[(8, false)], Read::Memory(own(4), What::Bytes(4)), Shape::Hex),
+                "x32 = +4(this_cpu_ptr(+8(%di)))",
+                "x32 = +4(this_cpu_ptr(+8($arg1)))",
+            ),
+            (
+                field(Base::Constant(64), &[], Read::Memory(own(0), What::Bytes(8)), Shape::Hex),
+                "x64 = this_cpu_read(\\0x40)",
+                "x64 = this_cpu_read(\\0x40)",
             ),
             (
                 field(Base::Stack(3), &[], Read::Word(8), Shape::Pointer(None)),

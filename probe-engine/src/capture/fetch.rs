@@ -32,6 +32,8 @@ pub enum Base {
     Kernel(Gva),
     /// The name of the task that runs.
     Comm,
+    /// The address of that task's `task_struct`.
+    Current,
     /// The path of that task's control group.
     Cgroup(CgroupLayout),
     /// A text.
@@ -47,6 +49,22 @@ pub struct Hop {
     pub offset: i64,
     /// Only a process's memory will do.
     pub user: bool,
+    /// The value is the address of a per-CPU variable: the CPU's own one is meant.
+    pub per_cpu: bool,
+}
+
+impl Hop {
+    /// At this offset, in whatever memory.
+    #[must_use]
+    pub const fn at(offset: i64) -> Self {
+        Self { offset, user: false, per_cpu: false }
+    }
+
+    /// At this offset, in a process's memory.
+    #[must_use]
+    pub const fn of_user(offset: i64) -> Self {
+        Self { user: true, ..Self::at(offset) }
+    }
 }
 
 /// What is kept in the end.
@@ -58,6 +76,8 @@ pub enum Read {
     Memory(Hop, What),
     /// The value as an address, and what lies there. A null pointer leads nowhere.
     Pointee(What),
+    /// So many low bytes of the address to which a hop leads, 8 at most.
+    Address(Hop, u8),
 }
 
 /// What is kept of memory.
@@ -143,6 +163,7 @@ impl Fetch {
                 return Ok(());
             }
             Base::Unknown => return Err(Lack::Missing),
+            Base::Current => scene.task.ok_or(Lack::Missing)?.at.0,
             Base::Register(register) => register.of(scene.regs),
             Base::Constant(number) => *number,
             Base::Kernel(link) => link.0.wrapping_add(scene.slide),
@@ -154,8 +175,11 @@ impl Fetch {
         }
         match self.read {
             Read::Word(bytes) => {
-                let word = at.to_le_bytes();
-                value::put_bytes(record, word.get(..usize::from(bytes)).unwrap_or(&word));
+                put_word(record, at, bytes);
+                Ok(())
+            }
+            Read::Address(hop, bytes) => {
+                put_word(record, scene.address(at, hop)?.0, bytes);
                 Ok(())
             }
             Read::Memory(hop, what) => scene.put(scene.address(at, hop)?, what, record, room),
@@ -201,6 +225,12 @@ impl From<PageFault> for Lack {
 /// Room for every value that keeps no more than a pointer and a word.
 const LEAST_ROOM: usize = 2 * value::LONGEST_HEAD;
 
+/// Appends so many low bytes of `word`.
+fn put_word(record: &mut Vec<u8>, word: u64, bytes: u8) {
+    let word = word.to_le_bytes();
+    value::put_bytes(record, word.get(..usize::from(bytes)).unwrap_or(&word));
+}
+
 fn fits(len: usize, room: usize) -> Result<(), Lack> {
     if len + value::LONGEST_HEAD <= room { Ok(()) } else { Err(Lack::Missing) }
 }
@@ -223,7 +253,8 @@ impl<M: ReadVirt + ?Sized> Scene<'_, M> {
 
     /// Where a hop leads; a fault when that has to be a process's memory and is not.
     fn address(&self, from: u64, hop: Hop) -> Result<Gva, Lack> {
-        let at = Gva(from).offset(hop.offset);
+        let base = if hop.per_cpu { self.per_cpu.ok_or(Lack::Missing)? } else { 0 };
+        let at = Gva(from).add(base).offset(hop.offset);
         if hop.user && at.0 >= USER_END { Err(Lack::Fault(at)) } else { Ok(at) }
     }
 

@@ -65,6 +65,8 @@ pub struct Scene<'a, M: ReadVirt + ?Sized> {
     pub task: Option<&'a Task>,
     /// The vCPU.
     pub cpu: usize,
+    /// What lies between the address of a per-CPU variable and that CPU's own one, if it can be told.
+    pub per_cpu: Option<u64>,
 }
 
 impl Capture {

@@ -16,6 +16,8 @@ const TASK: Task = Task {
     context: Context::Task,
     comm: *b"cat\0\0\0\0\0\0\0\0\0\0\0\0\0",
 };
+/// Between a per-CPU variable and the CPU's own one.
+const PER_CPU: u64 = 0x2800;
 /// Behind all that is mapped.
 const NOWHERE: Gva = Gva(0x10);
 
@@ -33,6 +35,7 @@ fn taken(ram: &Ram, capture: &Capture) -> Option<String> {
         slide: 0x1000,
         task: Some(&TASK),
         cpu: 3,
+        per_cpu: Some(PER_CPU),
     };
     let mut record = Vec::with_capacity(LONGEST_RECORD);
     let room = record.capacity();
@@ -49,12 +52,12 @@ fn one(fetch: Fetch, shape: Shape) -> Capture {
 }
 
 fn of(base: Base, hops: &[i64], read: Read) -> Fetch {
-    let hops = hops.iter().map(|offset| Hop { offset: *offset, user: false }).collect();
+    let hops = hops.iter().map(|offset| Hop::at(*offset)).collect();
     Fetch { base, hops, read }
 }
 
 fn at(offset: i64, what: What) -> Read {
-    Read::Memory(Hop { offset, user: false }, what)
+    Read::Memory(Hop::at(offset), what)
 }
 
 const RDI: Base = Base::Register(Register::Rdi);
@@ -66,6 +69,8 @@ fn values_come_from_where_they_are_said_to_be() {
     ram.put(kernel(0x110), &0x1122_3344_5566_7788u64.to_le_bytes());
     ram.put(kernel(0x1008), &[0xfe, 0xff, 0xff, 0xff]);
     ram.put(kernel(0x2000), b"words\0");
+    ram.put(kernel(0x2818), &[0x2a, 0, 0, 0]);
+    let own = |offset| Hop { per_cpu: true, ..Hop::at(offset) };
     let long = Shape::Signed;
     let cases = [
         (of(RDI, &[], Read::Word(8)), Shape::Hex, "a=0xffffffffc0000000"),
@@ -79,6 +84,11 @@ fn values_come_from_where_they_are_said_to_be() {
         (of(Base::Kernel(kernel(0x1000)), &[], at(0, What::String(9))), Shape::Text, "a=\"words\""),
         (of(Base::Comm, &[], Read::Word(0)), Shape::Text, "a=\"cat\""),
         (of(Base::Text("x".to_owned()), &[], Read::Word(0)), Shape::Text, "a=\"x\""),
+        (of(Base::Current, &[], Read::Word(8)), Shape::Hex, "a=0xffffffffc0000000"),
+        (of(Base::Current, &[8], at(0x10, What::Bytes(2))), Shape::Hex, "a=0x7788"),
+        (of(RDI, &[], Read::Memory(own(0x18), What::Bytes(4))), Shape::Unsigned, "a=42"),
+        (of(RDI, &[], Read::Address(own(0x18), 8)), Shape::Hex, "a=0xffffffffc0002818"),
+        (of(RDI, &[], Read::Address(own(0x18), 2)), Shape::Hex, "a=0x2818"),
         (of(Base::Unknown, &[], Read::Word(8)), Shape::Hex, "a=(missing)"),
         (of(Base::Constant(NOWHERE.0), &[0], at(8, What::Bytes(8))), Shape::Hex, "a=(fault)"),
         (of(RDI, &[], at(-1, What::Bytes(8))), Shape::Hex, "a=(fault)"),
@@ -119,7 +129,7 @@ fn strings_end_at_their_nul_at_a_page_or_where_too_much_would_be_read() {
     let user = |at: Gva| Fetch {
         base: Base::Constant(at.0),
         hops: Vec::new(),
-        read: Read::Memory(Hop { offset: 0, user: true }, What::String(9)),
+        read: Read::Memory(Hop::of_user(0), What::String(9)),
     };
     assert_eq!(taken(&ram, &one(user(Ram::USER.add(0xffd)), Shape::Text)).unwrap(), "a=\"pages\"");
     assert_eq!(taken(&ram, &one(user(kernel(0xffd)), Shape::Text)).unwrap(), "a=(fault)");
@@ -148,14 +158,21 @@ fn a_return_knows_what_the_function_was_entered_with() {
         slide: 0,
         task: None,
         cpu: 0,
+        per_cpu: None,
     };
     let mut capture = one(of(Base::Argument(1), &[], Read::Word(8)), Shape::Unsigned);
     capture.fields.extend(one(of(Base::Argument(6), &[], Read::Word(8)), Shape::Unsigned).fields);
     capture.fields.extend(one(of(Base::Comm, &[], Read::Word(0)), Shape::Text).fields);
+    capture.fields.extend(one(of(Base::Current, &[], Read::Word(8)), Shape::Hex).fields);
+    let own = Hop { per_cpu: true, ..Hop::at(0) };
+    capture.fields.extend(one(of(RDI, &[], Read::Address(own, 8)), Shape::Hex).fields);
     let mut record = Vec::new();
     assert!(capture.take(&scene, &mut record));
     let values: Vec<_> = capture.values(&record).map(|(_, value)| value).collect();
-    assert_eq!(values, [Value::Bytes(&11u64.to_le_bytes()), Value::Missing, Value::Missing]);
+    assert_eq!(
+        values,
+        [Value::Bytes(&11u64.to_le_bytes()), Value::Missing, Value::Missing, Value::Missing, Value::Missing,]
+    );
 }
 
 #[test]
@@ -256,10 +273,12 @@ fn fetches() -> impl Strategy<Value = Fetch> {
         any::<u64>().prop_map(Base::Constant),
         (0u64..0x3000).prop_map(|offset| Base::Constant(Ram::BASE.0 + offset)),
         Just(Base::Comm),
+        Just(Base::Current),
         ".{0,40}".prop_map(Base::Text),
     ];
     let offset = prop_oneof![any::<i64>(), -64i64..0x2000];
-    let hop = (offset, any::<bool>()).prop_map(|(offset, user)| Hop { offset, user });
+    let hop = (offset, any::<bool>(), any::<bool>());
+    let hop = hop.prop_map(|(offset, user, per_cpu)| Hop { offset, user, per_cpu });
     let what = prop_oneof![
         any::<u16>().prop_map(What::Bytes),
         any::<u16>().prop_map(What::String),
@@ -269,6 +288,7 @@ fn fetches() -> impl Strategy<Value = Fetch> {
         any::<u8>().prop_map(Read::Word),
         (hop.clone(), what.clone()).prop_map(|(hop, what)| Read::Memory(hop, what)),
         what.prop_map(Read::Pointee),
+        (hop.clone(), any::<u8>()).prop_map(|(hop, bytes)| Read::Address(hop, bytes)),
     ];
     (base, proptest::collection::vec(hop, 0..4), read).prop_map(|(base, hops, read)| Fetch {
         base,
@@ -287,7 +307,7 @@ proptest! {
         ram.put(kernel(0), &memory);
         let regs = Regs { rdi: Ram::BASE.0, rsp: kernel(0x100).0, ..Regs::default() };
         let memory = ram.memory();
-        let scene = Scene { regs: &regs, entered_with: None, memory: &memory, slide: 0, task: Some(&TASK), cpu: 0 };
+        let scene = Scene { regs: &regs, entered_with: None, memory: &memory, slide: 0, task: Some(&TASK), cpu: 0, per_cpu: Some(0x800) };
         let field = |fetch: &Fetch| Field { name: String::new(), fetch: fetch.clone(), shape: Shape::Hex };
         let capture = Capture { fields: fetches.iter().map(field).collect(), hidden: Vec::new(), filter: None };
         let mut record = Vec::new();

@@ -190,7 +190,7 @@ impl Types<'_> {
             }
             ArgumentPlace::Pair(n) => (Fetch::word(Base::Arguments(n), size.min(16) as u8), shape),
             ArgumentPlace::Stack(n) => {
-                let hop = Hop { offset: 8 * (i64::from(n) - 5), user: false };
+                let hop = Hop::at(8 * (i64::from(n) - 5));
                 (
                     bytes(
                         Base::Register(Register::Rsp),

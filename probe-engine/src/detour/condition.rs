@@ -155,7 +155,7 @@ impl Number {
         let no_number = || Unsuited::NoNumber(field.name.clone());
         let memory = read.get(usize::from(n)).copied().flatten();
         let (base, bits) = match field.fetch.read {
-            Read::Word(bytes @ 1..=8) => (memory, 8 * bytes),
+            Read::Word(bytes @ 1..=8) | Read::Address(_, bytes @ 1..=8) => (memory, 8 * bytes),
             Read::Memory(_, What::Bytes(bytes @ 1..=8)) => (memory, 8 * bytes as u8),
             // The pointer is the value.
             Read::Pointee(_) if field.fetch.hops.is_empty() => (None, 64),

@@ -8,6 +8,8 @@
 //! | 8 | u64: how many bytes were; 0 if none could be |
 //! | 16 | the bytes, up to a multiple of 8 |
 //!
+//! What lies between a per-CPU variable and the CPU's own one is a word of the area, where it is needed.
+//!
 //! A value that lies behind pointers takes a chain of entries: each is read where the one before it leads.
 
 use super::work::ARGUMENTS;
@@ -35,6 +37,8 @@ pub struct Reads {
     pub(super) chains: Vec<Chain>,
     /// Bytes of the area.
     pub(super) length: u64,
+    /// Where in it is what lies between a per-CPU variable and the CPU's own one.
+    pub(super) per_cpu: Option<u64>,
 }
 
 /// How a value is come to.
@@ -56,6 +60,8 @@ pub enum Given {
     Constant(u64),
     /// An address in the kernel, as it was linked.
     Kernel(Gva),
+    /// The address of the task that runs.
+    Current,
 }
 
 impl Given {
@@ -67,6 +73,7 @@ impl Given {
             Base::Argument(n) => Register::of_argument((*n).into()).map(Self::Register),
             Base::Constant(number) => Some(Self::Constant(*number)),
             Base::Kernel(link) => Some(Self::Kernel(*link)),
+            Base::Current => Some(Self::Current),
             Base::Stack(_)
             | Base::Arguments(_)
             | Base::Comm
@@ -86,6 +93,8 @@ pub(super) struct Entry {
     pub(super) offset: i64,
     /// Only a process's memory will do.
     pub(super) user: bool,
+    /// The CPU's own variable is meant.
+    pub(super) per_cpu: bool,
     pub(super) kept: Kept,
 }
 
@@ -95,6 +104,8 @@ pub(super) enum Kept {
     Bytes(u16),
     /// Up to a NUL, or so many bytes.
     String(u16),
+    /// Nothing of it: the address itself, as if it had been read.
+    Address,
 }
 
 impl Reads {
@@ -114,21 +125,17 @@ impl Reads {
         };
         let last = match fetch.read {
             Read::Word(_) => None,
-            Read::Memory(hop, what) => Some((hop, what)),
-            Read::Pointee(what) => Some((Hop { offset: 0, user: false }, what)),
+            Read::Memory(hop, what) => Some((hop, Kept::of(what)?)),
+            Read::Pointee(what) => Some((Hop::at(0), Kept::of(what)?)),
+            Read::Address(hop, _) => Some((hop, Kept::Address)),
         };
         let hops = first.into_iter().chain(fetch.hops.iter().copied());
         let mut entries: Vec<Entry> = Vec::new();
         for hop in hops {
             entries.push(self.entry(hop, Kept::Bytes(8))?);
         }
-        match last {
-            None => {}
-            Some((hop, What::Bytes(bytes))) => entries.push(self.entry(hop, Kept::Bytes(bytes))?),
-            Some((hop, What::String(most))) => {
-                entries.push(self.entry(hop, Kept::String(most.min(LONGEST_STRING)))?);
-            }
-            Some((_, What::Strings(_))) => return Err(CannotRead),
+        if let Some((hop, kept)) = last {
+            entries.push(self.entry(hop, kept)?);
         }
         let last = entries.last().map(|entry| entry.at);
         if last.is_some() {
@@ -137,10 +144,14 @@ impl Reads {
         Ok(last)
     }
 
-    fn entry(&mut self, Hop { offset, user }: Hop, kept: Kept) -> Result<Entry, CannotRead> {
+    fn entry(&mut self, Hop { offset, user, per_cpu }: Hop, kept: Kept) -> Result<Entry, CannotRead> {
         // A displacement of the guest's code.
         i32::try_from(offset).map_err(|_| CannotRead)?;
-        let entry = Entry { at: self.length, offset, user, kept };
+        if per_cpu && self.per_cpu.is_none() {
+            self.per_cpu = Some(self.length);
+            self.length += 8;
+        }
+        let entry = Entry { at: self.length, offset, user, per_cpu, kept };
         self.length += DATA + kept.room();
         if self.length <= LONGEST { Ok(entry) } else { Err(CannotRead) }
     }
@@ -157,15 +168,24 @@ impl Reads {
 }
 
 fn slot(n: u16) -> Hop {
-    Hop { offset: 8 * i64::from(n), user: false }
+    Hop::at(8 * i64::from(n))
 }
 
 impl Kept {
+    fn of(what: What) -> Result<Self, CannotRead> {
+        match what {
+            What::Bytes(bytes) => Ok(Self::Bytes(bytes)),
+            What::String(most) => Ok(Self::String(most.min(LONGEST_STRING))),
+            What::Strings(_) => Err(CannotRead),
+        }
+    }
+
     /// Bytes that it takes. Behind a string the guest puts a NUL of its own.
     fn room(self) -> u64 {
         match self {
             Self::Bytes(bytes) => u64::from(bytes),
             Self::String(most) => u64::from(most) + 1,
+            Self::Address => 8,
         }
         .next_multiple_of(8)
     }
@@ -183,6 +203,11 @@ pub(super) struct Kepts<'a> {
 }
 
 impl Kepts<'_> {
+    /// What lies between a per-CPU variable and the CPU's own one, if it was kept.
+    pub(super) fn per_cpu(&self) -> Option<u64> {
+        self.reads.per_cpu.map(|at| self.word(at))
+    }
+
     fn word(&self, at: u64) -> u64 {
         self.area.get((at / 8) as usize).copied().unwrap_or_default()
     }
@@ -195,6 +220,7 @@ impl Kepts<'_> {
         let bytes = (skipped..length).map(|n| (self.word(entry.at + DATA + n) >> (8 * (n % 8))) as u8);
         let ends = match entry.kept {
             Kept::Bytes(_) => false,
+            Kept::Address => return None,
             Kept::String(most) => length < u64::from(most) || bytes.clone().next_back() == Some(0),
         };
         if rest == 0 || (rest < buf.len() as u64 && !ends) {

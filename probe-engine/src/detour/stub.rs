@@ -81,6 +81,8 @@ pub struct Cpu {
     pub number: u64,
     /// How its task is found, and what is known of that.
     pub task: TaskLayout,
+    /// Where it keeps what lies between a per-CPU variable and its own one; `None` where the kernel does not tell.
+    pub per_cpu: Option<u64>,
 }
 
 /// A stub for one site.

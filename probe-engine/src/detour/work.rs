@@ -184,7 +184,9 @@ impl Work {
         let area = others.get(self.record.as_ref().map_or(0, Vec::len)..).unwrap_or_default();
         let memory = Kepts { reads: &self.reads, area };
         let task = Some(&record.task);
-        capture.take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu }, captured)
+        let per_cpu = memory.per_cpu();
+        capture
+            .take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu, per_cpu }, captured)
     }
 }
 
@@ -232,7 +234,8 @@ impl Fetch {
         let register = match self.base {
             Base::Comm | Base::Text(_) | Base::Unknown => return Ok(Needs::Nothing),
             Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
-            Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) => None,
+            // Every record has the task.
+            Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) | Base::Current => None,
             Base::Register(register) => Some(register),
             // Those in registers are kept, and there are no others.
             Base::Argument(n) if at_return && usize::from(n) < ARGUMENTS => None,

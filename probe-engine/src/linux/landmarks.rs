@@ -9,6 +9,7 @@ use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
+use super::per_cpu;
 use super::relocations::RelocatedPointer;
 use super::sched_clock::SchedClockLayout;
 use super::task::TaskLayout;
@@ -59,6 +60,8 @@ pub struct Landmarks {
     pub clock: Option<SchedClockLayout>,
     /// Where a CPU keeps its own number, in bytes from the kernel's GS base.
     pub cpu_number: Option<u64>,
+    /// Where a CPU keeps what lies between a per-CPU variable and its own one, in bytes from the kernel's GS base.
+    pub this_cpu_off: Option<u64>,
     /// What it jumps to where it means an indirect branch.
     pub thunks: Thunks,
     /// Where it shows how it returns, and jumps indirectly.
@@ -189,6 +192,7 @@ impl Landmarks {
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
+            this_cpu_off: per_cpu::offset(kernel.symbols(), "this_cpu_off"),
             thunks: Thunks::of(kernel),
             branches: BranchSites::of(kernel),
             nofault: Nofault::of(kernel),

@@ -51,7 +51,7 @@ fn two_arguments() -> Capture {
 
 /// `regs->orig_ax`, by the function's only argument.
 fn a_word_of_memory() -> Capture {
-    let hop = Hop { offset: 120, user: false };
+    let hop = Hop::at(120);
     let read = Read::Memory(hop, What::Bytes(8));
     let fetch = Fetch { base: Base::Argument(0), hops: Vec::new(), read };
     Capture {

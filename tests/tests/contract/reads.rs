@@ -56,8 +56,8 @@ fn copying() -> Vec<u8> {
 /// Reads what the pointer in rdi leads to, and what lies nowhere.
 fn reading() -> Capture {
     let at = |base, hops: &[i64], offset| {
-        let hops = hops.iter().map(|offset| Hop { offset: *offset, user: false }).collect();
-        let read = Read::Memory(Hop { offset, user: false }, What::Bytes(12));
+        let hops = hops.iter().map(|offset| Hop::at(*offset)).collect();
+        let read = Read::Memory(Hop::at(offset), What::Bytes(12));
         Field { name: "it".to_owned(), fetch: Fetch { base, hops, read }, shape: Shape::Hex }
     };
     let fields = vec![at(Base::Argument(0), &[8], 4), at(Base::Constant(NOWHERE), &[0], 0)];

@@ -21,8 +21,8 @@ pub(super) fn field(fetch: Fetch) -> Field {
 /// What lies at the end of these hops.
 pub(super) fn at(base: Base, hops: &[i64], user: bool, what: What) -> Field {
     let (last, hops) = hops.split_last().unwrap();
-    let hops = hops.iter().map(|offset| Hop { offset: *offset, user: false }).collect();
-    field(Fetch { base, hops, read: Read::Memory(Hop { offset: *last, user }, what) })
+    let hops = hops.iter().map(|offset| Hop::at(*offset)).collect();
+    field(Fetch { base, hops, read: Read::Memory(Hop { user, ..Hop::at(*last) }, what) })
 }
 
 pub(super) fn reading(fields: Vec<Field>) -> Capture {

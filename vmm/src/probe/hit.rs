@@ -204,7 +204,16 @@ impl<'a> Moment<'a> {
     where
         'a: 'b,
     {
-        Scene { regs, entered_with, memory: self.memory, slide: self.orders.slide, task, cpu: self.vcpu }
+        let per_cpu = self.area.map(|area| area.0);
+        Scene {
+            regs,
+            entered_with,
+            memory: self.memory,
+            slide: self.orders.slide,
+            task,
+            cpu: self.vcpu,
+            per_cpu,
+        }
     }
 
     /// The hit of `probe` at `at`.

@@ -115,8 +115,11 @@ impl Detours {
         let window = reserved.data().start;
         let trampolines = reserved.detours().start;
         let cpu = kernel.cpu_number.zip(kernel.task);
-        let cpu =
-            cpu.map(|(number, task)| Cpu { number: per_cpu::slid(number, slide), task: task.slid(slide) });
+        let cpu = cpu.map(|(number, task)| Cpu {
+            number: per_cpu::slid(number, slide),
+            task: task.slid(slide),
+            per_cpu: kernel.this_cpu_off.map(|offset| per_cpu::slid(offset, slide)),
+        });
         let copies = self.nofault.as_ref().map(|nofault| nofault.copies.slid(slide));
         let branches = Branches::default();
         self.guest = Some(Guest { window, rings: self.rings, cpu, slide, trampolines, copies, branches });

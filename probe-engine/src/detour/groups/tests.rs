@@ -12,7 +12,7 @@ fn field(fetch: Fetch, shape: Shape) -> Field {
 }
 
 fn capture() -> Capture {
-    let string = Read::Memory(Hop { offset: 0, user: true }, What::String(64));
+    let string = Read::Memory(Hop::of_user(0), What::String(64));
     let fields = vec![
         field(Fetch::word(Base::Argument(0), 8), Shape::Signed),
         field(Fetch::word(Base::Argument(1), 4), Shape::Unsigned),

@@ -116,7 +116,7 @@ impl Assembler<'_> {
     /// At a function's entry: follows the call, which is to return to `leave`. Uses what is saved.
     pub(super) fn enter(&mut self, work: &Work, calls: Calls, leave: CodeLabel) -> Done {
         let Guest { rings, trampolines, .. } = *self.guest;
-        let Cpu { number, task } = self.cpu()?;
+        let Cpu { number, task, .. } = self.cpu()?;
         let (pools, live) = (self.at(POOLS)?, self.at(LIVE)?);
         let (mut none, mut again, mut next) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());

@@ -54,6 +54,12 @@ impl Assembler<'_> {
         for entry in work.reads.entries() {
             self.asm.mov(qword_ptr(rsp + entry.at + LENGTH), 0)?;
         }
+        if let Some(at) = work.reads.per_cpu {
+            let unknown = || NoStub("the kernel does not say where a CPU has its own variables".to_owned());
+            let own_area = self.cpu()?.per_cpu.ok_or_else(unknown)?;
+            self.asm.mov(rax, own(qword_ptr(displacement(own_area)?)))?;
+            self.asm.mov(qword_ptr(rsp + at), rax)?;
+        }
         for chain in &work.reads.chains {
             let mut next = self.asm.create_label();
             self.given(chain.start)?;
@@ -61,6 +67,9 @@ impl Assembler<'_> {
                 if n > 0 {
                     let before = chain.entries.get(n - 1).map_or(0, |before| before.at);
                     self.asm.mov(rax, qword_ptr(rsp + before + DATA))?;
+                }
+                if let Some(at) = work.reads.per_cpu.filter(|_| entry.per_cpu) {
+                    self.asm.add(rax, qword_ptr(rsp + at))?;
                 }
                 self.read(&copies, entry, next)?;
             }
@@ -92,6 +101,10 @@ impl Assembler<'_> {
             Given::Entered(n) => self.entered(n)?,
             Given::Constant(number) => self.asm.mov(rax, number)?,
             Given::Kernel(link) => self.asm.mov(rax, link.add(self.guest.slide).0)?,
+            Given::Current => {
+                let current = self.cpu()?.task.current.offset;
+                self.asm.mov(rax, own(qword_ptr(displacement(current)?)))?;
+            }
         }
         Ok(())
     }
@@ -132,13 +145,18 @@ impl Assembler<'_> {
         let (mut kernel, mut read, mut fits) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
         let at = |part: u64| qword_ptr(rsp + (entry.at + part));
+        self.asm.lea(rsi, qword_ptr(rax + entry.offset as i32))?;
+        self.asm.mov(at(ADDRESS), rsi)?;
         let (most, [of_kernel, of_user]) = match entry.kept {
             Kept::Bytes(bytes) => (u32::from(bytes), copies.bytes),
             // One more than is kept tells whether it goes on.
             Kept::String(most) => (u32::from(most) + 1, copies.string),
+            Kept::Address => {
+                self.asm.mov(at(DATA), rsi)?;
+                self.asm.mov(at(LENGTH), 8)?;
+                return Ok(());
+            }
         };
-        self.asm.lea(rsi, qword_ptr(rax + entry.offset as i32))?;
-        self.asm.mov(at(ADDRESS), rsi)?;
         self.asm.lea(rdi, at(DATA))?;
         self.asm.mov(edx, most)?;
         self.asm.test(rsi, rsi)?;
@@ -170,6 +188,7 @@ impl Assembler<'_> {
                 self.asm.set_label(&mut fits)?;
                 self.asm.mov(at(LENGTH), rax)?;
             }
+            Kept::Address => {}
         }
         Ok(())
     }
@@ -184,3 +203,6 @@ impl Assembler<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

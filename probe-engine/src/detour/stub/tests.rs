@@ -39,6 +39,7 @@ pub(super) fn guest() -> Guest {
         rings: Rings::of(2),
         cpu: Some(Cpu {
             number: 0x3_500c,
+            per_cpu: Some(0x3_5020),
             task: TaskLayout {
                 current: CurrentTask { offset: 0x3_5000 },
                 preempt_count: Some(0x3_5008),
@@ -540,10 +541,10 @@ fn what_must_stay_behind_the_nop_stays() {
 
 #[test]
 fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
-    let fetch = |read| Fetch { base: Base::Argument(0), hops: vec![Hop { offset: 8, user: false }], read };
+    let fetch = |read| Fetch { base: Base::Argument(0), hops: vec![Hop::at(8)], read };
     let mut reads = Reads::default();
     assert_eq!(reads.add(&fetch(Read::Word(4)), false), Ok(Some(0)));
-    let string = Read::Memory(Hop { offset: -16, user: true }, What::String(4096));
+    let string = Read::Memory(Hop::of_user(-16), What::String(4096));
     assert_eq!(reads.add(&fetch(string), false), Ok(Some(48)));
     let length = reads.length;
     let is_read = Condition::Number(
@@ -580,7 +581,7 @@ fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
 #[test]
 fn a_return_reads_by_what_it_has_and_by_what_its_call_had() {
     let fetch = |base| Fetch { base, hops: Vec::new(), read: Read::Memory(HERE, What::Bytes(8)) };
-    const HERE: Hop = Hop { offset: 0, user: false };
+    const HERE: Hop = Hop::at(0);
     let mut reads = Reads::default();
     for base in [Base::Argument(1), Base::Register(Register::Rax), Base::Stack(2)] {
         assert!(reads.add(&fetch(base), true).unwrap().is_some());
@@ -625,7 +626,7 @@ fn a_guest_without_such_functions_has_no_stub_that_reads() {
 #[test]
 fn a_string_is_compared_by_words_with_its_nul() {
     let mut reads = Reads::default();
-    let read = Read::Memory(Hop { offset: 0, user: true }, What::String(64));
+    let read = Read::Memory(Hop::of_user(0), What::String(64));
     let at = reads.add(&Fetch { base: Base::Argument(1), hops: Vec::new(), read }, false).unwrap().unwrap();
     let name = Text { entry: Some(at), most: 64, goes_on: false };
     let text = Condition::Text(name, true, "/etc/passwd".to_owned());

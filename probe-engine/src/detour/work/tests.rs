@@ -17,7 +17,7 @@ fn capture(fields: Vec<Field>, filter: Option<Filter>) -> Capture {
 }
 
 fn memory(base: Base, hops: &[i64], what: What) -> Fetch {
-    let hop = |offset: &i64| Hop { offset: *offset, user: false };
+    let hop = |offset: &i64| Hop::at(*offset);
     let (last, hops) = hops.split_last().unwrap();
     Fetch { base, hops: hops.iter().map(hop).collect(), read: Read::Memory(hop(last), what) }
 }
@@ -194,10 +194,17 @@ fn memory_is_compared_as_a_number_of_its_width() {
     let long = || memory(Base::Argument(0), &[8, 0], What::Bytes(4));
     assert_eq!(of(long(), Shape::Signed), number(Origin::Memory(24), 32, true));
     assert_eq!(of(Fetch::word(Base::Stack(1), 2), Shape::Hex), number(Origin::Memory(0), 16, false));
-    let far = Fetch { hops: vec![Hop { offset: 8, user: false }], ..Fetch::word(Base::Argument(0), 8) };
+    let far = Fetch { hops: vec![Hop::at(8)], ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(far, Shape::Hex), number(Origin::Memory(0), 64, false));
     let pointer = Fetch { read: Read::Pointee(What::Bytes(8)), ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(pointer, Shape::Hex), number(Origin::Given(Given::Register(Register::Rdi)), 64, false));
+    assert_eq!(
+        of(Fetch::word(Base::Current, 8), Shape::Hex),
+        number(Origin::Given(Given::Current), 64, false)
+    );
+    let own = Hop { per_cpu: true, ..Hop::at(8) };
+    let address = Fetch { read: Read::Address(own, 4), ..Fetch::word(Base::Argument(0), 8) };
+    assert_eq!(of(address, Shape::Hex), number(Origin::Memory(8), 32, false));
     let string = memory(Base::Argument(0), &[0], What::String(8));
     assert_eq!(of(string, Shape::Hex), Err(Unsuited::NoNumber("it".to_owned())));
 }
@@ -228,6 +235,47 @@ fn arguments_are_in_every_record_and_other_registers_once() {
     let counted = Work::of(9, Some(&capture(fields, None)), Noted::Nothing, Hits::Passes).unwrap();
     assert_eq!(counted.record, None);
     assert_eq!(Work::of(1, None, Noted::Each, Hits::Passes).unwrap().record, Some(Vec::new()));
+}
+
+#[test]
+fn a_record_has_the_task_and_where_the_cpu_has_its_own_variables() {
+    const PER_CPU: u64 = 0x5000_0000;
+    let own = |offset| Hop { per_cpu: true, ..Hop::at(offset) };
+    let fields = of_memory(
+        vec![
+            Fetch::word(Base::Current, 8),
+            Fetch { read: Read::Memory(own(8), What::Bytes(4)), ..Fetch::word(Base::Kernel(Gva(0x1000)), 8) },
+            Fetch { read: Read::Address(own(4), 8), ..Fetch::word(Base::Register(Register::R12), 8) },
+            Fetch { hops: vec![own(0)], ..memory(Base::Argument(1), &[16], What::Bytes(4)) },
+        ],
+        &Shape::Hex,
+    );
+    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Passes).unwrap();
+    assert_eq!(work.record, Some(vec![Register::R12]));
+    let at = 0x1000 + 0x10 + PER_CPU + 8;
+    let area = [
+        vec![PER_CPU],
+        kept(at, &7u32.to_le_bytes(), 8),
+        kept(0xabc + PER_CPU + 4, &(0xabc + PER_CPU + 4).to_le_bytes(), 8),
+        kept(1 + PER_CPU, &0x6000u64.to_le_bytes(), 8),
+        kept(0x6010, &9u32.to_le_bytes(), 8),
+    ];
+    let task = Task {
+        at: Gva(0x7000),
+        pid: 7,
+        tgid: 7,
+        ns_pid: None,
+        uid: None,
+        context: Context::Task,
+        comm: [0; COMM],
+    };
+    let registers = [vec![0xabc], area.concat()].concat();
+    assert_eq!(work.words(), registers.len());
+    let record = Record { ticks: 1, probe: 0, task, args: [0, 1, 2, 3, 4, 5], registers };
+    let mut captured = Vec::new();
+    assert!(work.replay(Some(&fields), &record, Gva(0x55), 0x10, 0, &mut captured));
+    let values: Vec<_> = fields.values(&captured).map(|(_, value)| value.number()).collect();
+    assert_eq!(values, [Some(0x7000), Some(7), Some(0xabc + PER_CPU + 4), Some(9)]);
 }
 
 #[test]

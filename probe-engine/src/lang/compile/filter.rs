@@ -74,7 +74,7 @@ fn at(address: &Fetch) -> Option<Fetch> {
         Read::Memory(hop, What::Bytes(8)) => hops.push(hop),
         _ => return None,
     }
-    let string = Read::Memory(Hop { offset: 0, user: true }, What::String(LONGEST_STRING));
+    let string = Read::Memory(Hop::of_user(0), What::String(LONGEST_STRING));
     Some(Fetch { base: address.base.clone(), hops, read: string })
 }
 
@@ -130,7 +130,7 @@ mod tests {
     fn capture(filter: &str) -> Result<Capture, Error> {
         let fetch = |base, hops, read| Fetch { base, hops, read };
         let field = |name: &str, fetch| Field { name: name.to_owned(), fetch, shape: Shape::Unsigned };
-        let behind = Read::Memory(Hop { offset: 8, user: false }, What::Bytes(8));
+        let behind = Read::Memory(Hop::at(8), What::Bytes(8));
         let fields = vec![
             field("name", fetch(Base::Argument(0), vec![], Read::Word(8))),
             field("inner", fetch(Base::Argument(1), vec![], behind)),
@@ -149,7 +149,15 @@ mod tests {
         let memory = ram.memory();
         let regs = Regs { rdi: Ram::USER.add(0x100).0, rsi: Ram::BASE.add(0x200).0, ..Regs::default() };
         let passes = |filter: &str, regs: &Regs| {
-            let scene = Scene { regs, entered_with: None, memory: &memory, slide: 0, task: None, cpu: 0 };
+            let scene = Scene {
+                regs,
+                entered_with: None,
+                memory: &memory,
+                slide: 0,
+                task: None,
+                cpu: 0,
+                per_cpu: None,
+            };
             let mut record = Vec::new();
             let passes = capture(filter).unwrap().take(&scene, &mut record);
             assert_eq!(Values::of(&record).count(), if passes { 3 } else { 0 }, "{filter}");

@@ -83,7 +83,7 @@ impl Way {
 
     /// What lies at an offset from the address that the value so far is.
     fn at(mut self, offset: i64, user: bool) -> Self {
-        self.hops.extend(self.memory.replace(Hop { offset, user }));
+        self.hops.extend(self.memory.replace(Hop { user, ..Hop::at(offset) }));
         self
     }
 

@@ -45,7 +45,7 @@ fn capture(from: From, test: Test) -> Capture {
     let fetch = match from {
         From::Comm => Fetch::word(Base::Comm, 0),
         From::String => read(Read::Pointee(What::String(512))),
-        From::Array => read(Read::Memory(Hop { offset: 0, user: false }, What::Bytes(COMM as u16))),
+        From::Array => read(Read::Memory(Hop::at(0), What::Bytes(COMM as u16))),
     };
     let fields = vec![Field { name: "it".to_owned(), fetch, shape: Shape::Text }];
     Capture { fields, filter: Some(Filter::Test(Operand::Field(0), test)), ..Capture::default() }
