@@ -63,6 +63,78 @@ fn parameters_and_members_become_registers_and_offsets() {
     });
 }
 
+#[test]
+fn casts_the_task_and_per_cpu_variables_become_offsets() {
+    with_kernel(|compile| {
+        let fields = |text: &str| compile(text).unwrap_or_else(|error| panic!("{text}: {error}")).fields;
+        let one = |text: &str| {
+            let [field] = fields(text).try_into().unwrap_or_else(|fields| panic!("{text}: {fields:?}"));
+            (field.fetch, field.shape)
+        };
+        // What is cast to its own type is what it is.
+        for (cast, plain) in [
+            ("p vfs_read (file)file->f_mode", "p vfs_read file->f_mode"),
+            ("p vfs_read (file)$arg1->f_mode:u8", "p vfs_read file->f_mode:u8"),
+            ("p vfs_read (file)%di->f_inode->i_ino", "p vfs_read +0(%di) file->f_inode->i_ino"),
+            (
+                "p vfs_read (dentry)((file)file->f_path.dentry)->d_name.name:string",
+                "p vfs_read file->f_path.dentry->d_name.name:string",
+            ),
+            ("p vfs_read (file)file->f_path.dentry:%pd", "p vfs_read file->f_path.dentry:%pd"),
+            ("p wake_up_new_task (task_struct)p->in_iowait", "p wake_up_new_task p->in_iowait"),
+            ("p vfs_read +8((file)file->f_inode):u32", "p vfs_read +8(file->f_inode):u32"),
+            ("p vfs_read (task_struct)$current->pid", "p vfs_read $current->pid"),
+        ] {
+            let Ok(compiled) = compile(cast) else { panic!("{cast}: {}", compile(cast).unwrap_err()) };
+            let [field] = compiled.fields.as_slice() else { panic!("{cast}") };
+            let plain = fields(plain);
+            let Some(plain) = plain.last() else { panic!("{cast}") };
+            let base_is_same = field.fetch.base == plain.fetch.base || cast.contains("%di");
+            assert!(base_is_same, "{cast}: {:?}", field.fetch);
+            assert_eq!(
+                (&field.fetch.hops, field.fetch.read),
+                (&plain.fetch.hops, plain.fetch.read),
+                "{cast}"
+            );
+            assert_eq!(field.shape, plain.shape, "{cast}");
+        }
+        // The address of a member is so far behind the structure.
+        let (container, _) = one("p vfs_read (file,f_path.dentry)file->f_path.dentry");
+        assert_eq!(container.read, Read::Memory(Hop::at(0), What::Bytes(8)));
+        let (behind, _) = one("p vfs_read (open_how,resolve)buf->flags");
+        assert_eq!(
+            (behind.base, behind.read),
+            (Base::Argument(1), Read::Memory(Hop::at(-16), What::Bytes(8)))
+        );
+        let (task, shape) = one("p vfs_read+4 $current");
+        assert_eq!((task.base, task.read, shape), (Base::Current, Read::Word(8), Shape::Hex));
+        let (pid, shape) = one("p vfs_read+4 $current->pid");
+        assert!(matches!(pid.read, Read::Memory(Hop { offset: 1.., .. }, What::Bytes(4))), "{pid:?}");
+        assert_eq!((pid.base, shape), (Base::Current, Shape::Signed));
+        // The variable's own address, whichever kind it is, and where it is told by a pointer.
+        let own = |offset| Hop { per_cpu: true, ..Hop::at(offset) };
+        for (text, read) in [
+            ("p vfs_read this_cpu_read(@this_cpu_off)", Read::Memory(own(0), What::Bytes(8))),
+            ("p vfs_read this_cpu_read(@this_cpu_off+4):u32", Read::Memory(own(4), What::Bytes(4))),
+            ("p vfs_read this_cpu_ptr(@this_cpu_off-8)", Read::Address(own(-8), 8)),
+            ("p vfs_read this_cpu_ptr(@this_cpu_off):x32", Read::Address(own(0), 4)),
+            ("p vfs_read +4(this_cpu_ptr(@this_cpu_off)):u8[2]", Read::Memory(own(4), What::Bytes(2))),
+        ] {
+            let (fetch, _) = one(text);
+            assert!(
+                matches!(fetch.base, Base::Constant(1..0x100_0000) | Base::Kernel(_)),
+                "{text}: {fetch:?}"
+            );
+            assert_eq!((fetch.hops.as_slice(), fetch.read), ([].as_slice(), read), "{text}");
+        }
+        let (pointer, _) = one("p vfs_read this_cpu_read(+8(%si))");
+        assert_eq!(pointer.hops, [Hop::at(8)]);
+        assert_eq!(pointer.read, Read::Memory(own(0), What::Bytes(8)));
+        let (twice, _) = one("p vfs_read this_cpu_read(this_cpu_read(%si)):string");
+        assert_eq!((twice.hops, twice.read), (vec![own(0)], Read::Memory(own(0), What::String(4096))));
+    });
+}
+
 /// The mistake is between « and ».
 #[test]
 fn what_only_a_kernel_shows_is_refused_where_it_is_written() {
@@ -86,6 +158,34 @@ fn what_only_a_kernel_shows_is_refused_where_it_is_written() {
         ("p vfs_read c=$comm if c == «1»", "`c` is text, and is not compared with a number", None),
         ("p vfs_read count «$arg*»", "`count` is the name of another argument already", None),
         ("r schedule «$retval»", "the function returns nothing", None),
+        ("p vfs_read («fil»)file->f_mode", "the kernel has no structure `fil`", Some("file")),
+        ("p vfs_read («sigval»)file->x", "the kernel has no structure `sigval`", None),
+        ("p vfs_read (file)«fil»->f_mode", "there is no variable `fil`", Some("file")),
+        ("p vfs_read (file)file->«f_mod»", "there is no member `f_mod`", Some("f_mode")),
+        ("p vfs_read (file,«f_mod»)file->f_mode", "there is no member `f_mod`", Some("f_mode")),
+        (
+            "p vfs_read (file,f_inode.«i_ino»)file->f_mode",
+            "what is before the `.` is a pointer",
+            Some("`->`"),
+        ),
+        (
+            "p vfs_read (task_struct,«in_iowait»)file->pid",
+            "`in_iowait` begins inside a byte, and has no address",
+            None,
+        ),
+        ("p vfs_read (file)file->f_path->«dentry»", "what is before the `->` is a structure", Some("`.`")),
+        ("p vfs_read «(file)file->f_path»", "this is no number and no pointer", Some("fetch a member")),
+        (
+            "p vfs_read (file)file->f_mode:«string»",
+            "this is no `char *` and no array of `char`, and so no string",
+            None,
+        ),
+        ("p vfs_read $current->«pidd»", "there is no member `pidd`", Some("pid")),
+        (
+            "p vfs_read this_cpu_read(«@this_cpu_of»)",
+            "the kernel has no symbol `this_cpu_of`",
+            Some("this_cpu_off"),
+        ),
     ];
     with_kernel(|compile| {
         for (marked, message, hint) in CASES {

@@ -73,6 +73,43 @@ const WELL_FORMED: &[(&str, &str)] = &[
     ("p x ino=$arg1->i_ino:u64", "p x ino=$arg1->i_ino:u64"),
     ("p x +0(file->f_op)", "p x +0(file->f_op)"),
     ("p x hist:u64", "p x hist:u64"),
+    // The task.
+    ("p x $current c=$current->pid:s32", "p x $current c=$current->pid:s32"),
+    ("p x $current->cred->uid.val +8($current)", "p x $current->cred->uid.val +8($current)"),
+    ("p x+4 $current->comm:string", "p x+0x4 $current->comm:string"),
+    ("p 0xffffffff81000000 c=$current if c != 0", "p 0xffffffff81000000 c=$current if c != 0"),
+    // Per-CPU variables.
+    ("p x this_cpu_read(@a) this_cpu_ptr(@a+8)", "p x this_cpu_read(@a) this_cpu_ptr(@a+8)"),
+    ("p x+4 this_cpu_read(+8(%di)):u32[2]", "p x+0x4 this_cpu_read(+8(%di)):u32[2]"),
+    ("p x n=this_cpu_read(a->b):s32", "p x n=this_cpu_read(a->b):s32"),
+    ("p x +8(this_cpu_ptr(@a)):string", "p x +8(this_cpu_ptr(@a)):string"),
+    ("p x this_cpu_ptr(this_cpu_read(@a)):symbol", "p x this_cpu_ptr(this_cpu_read(@a)):symbol"),
+    ("p x this_cpu_read(@a):symstr", "p x this_cpu_read(@a):symstr"),
+    ("p x this_cpu_ptr this_cpu_read->a", "p x this_cpu_ptr this_cpu_read->a"),
+    // Casts.
+    ("p x (file)f->f_mode m=(file)$arg1->f_mode:x32", "p x (file)f->f_mode m=(file)$arg1->f_mode:x32"),
+    ("p x (file)(f)->f_mode", "p x (file)f->f_mode"),
+    (
+        "r x (file)$retval->f_path.dentry->d_name.name:string",
+        "r x (file)$retval->f_path.dentry->d_name.name:string",
+    ),
+    ("p x (a)(b->c)->d (a)((b)c->d.e)->f", "p x (a)(b->c)->d (a)((b)c->d.e)->f"),
+    ("p x (a,b)c->d (a,b.c)%di->d.e->f", "p x (a,b)c->d (a,b.c)%di->d.e->f"),
+    ("p x (a)+8(%di)->b (a)(-u8((b)c->d))->e", "p x (a)+8(%di)->b (a)-u8((b)c->d)->e"),
+    ("p x (a)@b->c (a)(@b)->c (a)(@b+8)->c (a)@0x10->c", "p x (a)@b->c (a)@b->c (a)(@b+8)->c (a)@0x10->c"),
+    (
+        "p x (a)\\5->b (a)(\\-5)->b (a)$stack->b (a)$stack1->b",
+        "p x (a)\\5->b (a)(\\-5)->b (a)$stack->b (a)$stack1->b",
+    ),
+    ("p x (a)$current->b (a,b)($current->c)->d", "p x (a)$current->b (a,b)($current->c)->d"),
+    (
+        "p x (a)this_cpu_read(@b)->c (a)(this_cpu_ptr(@b+8))->c",
+        "p x (a)this_cpu_read(@b)->c (a)this_cpu_ptr(@b+8)->c",
+    ),
+    (
+        "p x n=this_cpu_read((a,b)c->d) +0((a)b->c):ustring",
+        "p x n=this_cpu_read((a,b)c->d) +0((a)b->c):ustring",
+    ),
     // Types.
     ("p x a=%ax:u8 %ax:u16 %ax:u32 %ax:u64", "p x a=%ax:u8 %ax:u16 %ax:u32 %ax:u64"),
     ("p x %ax:s8 %ax:s16 %ax:s32 %ax:s64", "p x %ax:s8 %ax:s16 %ax:s32 %ax:s64"),
@@ -206,7 +243,7 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x «a=$arg*»", "`$arg*` stands for itself"),
     ("p x «$arg*:u64»", "`$arg*` stands for itself"),
     ("p x +0(«$arg*»)", "`$arg*` stands for itself"),
-    ("p x «(a)»", "`(a)` is not something that can be fetched"),
+    ("p x «*»", "`*` is not something that can be fetched"),
     ("p x «*a»", "`*a` is not something that can be fetched"),
     ("p x «%foo»", "there is no register `%foo`"),
     ("p x «%rdii»", "there is no register `%rdii`"),
@@ -230,6 +267,46 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x+4 «$arg*»", "a function's parameters are known only at its entry and its returns"),
     ("p x+4 «count»", "a function's parameters are known only at its entry and its returns"),
     ("p 0xffffffff81000000 «$arg1»", "a function's parameters are known only at its entry and its returns"),
+    ("p x «$currentt»", "there is no variable `$currentt`"),
+    ("p x $current«.»pid", "a parameter is no structure: the first member comes after `->`"),
+    ("p x $current«+8»", "`+8` was not expected here"),
+    ("p x this_cpu_read(@a«»", "the parenthesis is not closed"),
+    ("p x this_cpu_read(@a)«x»", "`x` was not expected here"),
+    ("p x this_cpu_ptr(@a)«->b»", "`->b` was not expected here"),
+    ("p x this_cpu_read(«»)", "something that can be fetched is missing"),
+    ("p x this_cpu_read(«$comm»)", "a text is not an address that could be read from"),
+    ("p x this_cpu_read(«this_cpu_ptr(@a)»)", "this is the address of the CPU's own variable already"),
+    ("p x this_cpu_write«(@a)»", "`(@a)` was not expected here"),
+    ("p x+4 this_cpu_read(«a»)", "a function's parameters are known only at its entry and its returns"),
+    ("p x+4 «(a)%di->b»", "values are cast only at a function's entry and its returns"),
+    ("p 0xffffffff81000000 «(a)$current->b»", "values are cast only at a function's entry and its returns"),
+    ("p x («»)a->b", "the name of a structure is missing"),
+    ("p x («1a»)b->c", "`1a` is not the name of a structure"),
+    ("p x («file*»)f->g", "`file*` is not the name of a structure"),
+    ("p x («struct» file)f->g", "`struct` is not the name of a structure"),
+    ("p x (a«»", "the parenthesis is not closed"),
+    ("p x (a)«»", "something that can be fetched is missing"),
+    ("p x (a)(«»)->b", "something that can be fetched is missing"),
+    ("p x (a)b«»", "a cast leads to a member, and there is no `->`"),
+    ("p x (a)(b)«.c»", "a cast leads to a member, and there is no `->`"),
+    ("p x (a)+8(b)«»", "a cast leads to a member, and there is no `->`"),
+    ("p x (a)(b)«c->d»", "a cast leads to a member, and there is no `->`"),
+    ("p x (a)b«-»c", "a member comes after `->`"),
+    ("p x (a)b->«»", "the name of a member is missing"),
+    ("p x (a)b«.»c->d", "a parameter is no structure: the first member comes after `->`"),
+    ("p x (a)(b«»", "the parenthesis is not closed"),
+    ("p x (a)«+8->b»", "an offset reads memory only together with an address in parentheses"),
+    ("p x (a)«@b+8»->c", "an offset from a symbol needs parentheses in a cast"),
+    ("p x (a)«@b»-8->c", "an offset from a symbol needs parentheses in a cast"),
+    ("p x (a)«$comm»->b", "a text is not an address that could be read from"),
+    ("p x (a)«$retval»->b", "`$retval` is known only where a function returns"),
+    ("p x (a)«$arg*»->b", "`$arg*` stands for itself"),
+    ("p x (a,«»)b->c", "the name of a member is missing"),
+    ("p x (a,«.b»)c->d", "`.b` is not the name of a member"),
+    ("p x (a,b.«»)c->d", "the name of a member is missing"),
+    ("p x (a,b.«1»)c->d", "`1` is not the name of a member"),
+    ("p x (a,b«->»c)d->e", "the member in a cast lies in the structure itself, and `->` leads out of it"),
+    ("p x (a,b«-c»)d->e", "`-c` was not expected here"),
     ("p x @«»", "a symbol is missing"),
     ("p x @a#«0»", "`0` is not the number of one of several symbols"),
     ("p x «@+4»", "offsets into a file are for programs, not for the kernel"),
@@ -303,6 +380,12 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p x %di:«string»", "a string is read from memory, and this is a value"),
     ("p x $stack:«ustring»", "a string is read from memory, and this is a value"),
     ("p x $comm:«u64»", "a text has the type `string`, and is no array"),
+    ("p x $current:«string»", "a string is read from memory, and this is a value"),
+    ("p x $current:«symstr»", "a value is needed for a symbol's name"),
+    ("p x $current:«u8[4]»", "an array is read from memory, and this is a value"),
+    ("p x this_cpu_ptr(@a):«ustring»", "a string is read from memory, and this is a value"),
+    ("p x this_cpu_ptr(@a):«symstr»", "a value is needed for a symbol's name"),
+    ("p x this_cpu_ptr(@a):«x64[2]»", "an array is read from memory, and this is a value"),
     ("p x $comm:«string[2]»", "a text has the type `string`, and is no array"),
     ("p x \\\"a\":«ustring»", "a text has the type `string`, and is no array"),
     ("p x $stack:«symstr»", "a value is needed for a symbol's name"),
@@ -447,7 +530,7 @@ fn every_hint_says_what_to_write() {
         ("", "write a place: `vfs_read`, `p vfs_read+0x10`, `r vfs_read $retval`"),
         (
             "p:vfs/ vfs_read extra=",
-            "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `@SYM`, `+OFFS(FETCH)`, `\\NUMBER` or a parameter",
+            "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `$current`, `@SYM`, `+OFFS(FETCH)`, `(STRUCT)FETCH->MEMBER`, `this_cpu_read(FETCH)`, `\\NUMBER` or a parameter",
         ),
         ("p: vfs_read", "name the event, or leave out the `:`"),
         ("p:/read vfs_read", "name the group, or leave out the `/`"),
@@ -472,7 +555,17 @@ fn every_hint_says_what_to_write() {
         ("p x %rdii", "did you mean `%rdi` or `%di`?"),
         ("p x %eax", "did you mean `%ax` or `%rax`?"),
         ("p x %AX", "did you mean `%ax` or `%bx`?"),
-        ("p x $foo", "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN` and `$comm`"),
+        (
+            "p x $foo",
+            "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN`, `$comm` and `$current`",
+        ),
+        ("p x $curent", "did you mean `$current`?"),
+        ("p x (struct file)f->f_mode", "write the structure's name alone: `(file)$arg1->f_mode`"),
+        ("p x (file)f", "write `(STRUCT)VALUE->MEMBER`"),
+        ("p x (a)@b+8->c", "write `(STRUCT)(@SYM+OFFS)->MEMBER`"),
+        ("p x (a,b->c)d->e", "write `.`"),
+        ("p x+4 (a)%di->b", "read the member by its offset: `+OFFS(FETCH)`"),
+        ("p x this_cpu_ptr(this_cpu_ptr(@a))", "leave out one of both, or write `this_cpu_read`"),
         ("p x $retvall", "did you mean `$retval`?"),
         ("r x $args", "did you mean `$arg*` or `$arg1`?"),
         ("p x $stackx", "did you mean `$stack` or `$stack0`?"),
@@ -527,6 +620,9 @@ fn every_hint_says_what_to_write() {
 fn nothing_grows_without_bound() {
     let reads =
         |count: usize, value: &str| format!("p x {}{value}{}", "+0(".repeat(count), ")".repeat(count));
+    let casts =
+        |count: usize, value: &str| format!("p x {}{value}{}", "(a)(".repeat(count), ")->b".repeat(count));
+    let own = |count: usize| format!("p x {}%di{}", "this_cpu_read(".repeat(count), ")".repeat(count));
     let parentheses = |count: usize| format!("p x if {}a == 1{}", "(".repeat(count), ")".repeat(count));
     let comparisons = |count: usize| format!("p x if {}", vec!["a == 1"; count].join(" || "));
     for (most, one_more, expected) in [
@@ -557,6 +653,9 @@ fn nothing_grows_without_bound() {
             reads(13, "a->b->c"),
             "memory is read more than 14 times, one behind the other",
         ),
+        (casts(14, "%di"), casts(15, "%di"), "memory is read more than 14 times, one behind the other"),
+        (casts(13, "@a"), casts(14, "@a"), "memory is read more than 14 times, one behind the other"),
+        (own(14), own(15), "memory is read more than 14 times, one behind the other"),
         (parentheses(64), parentheses(65), "parentheses are nested more than 64 deep"),
         (comparisons(128), comparisons(129), "a filter has at most 128 comparisons"),
         (
@@ -570,6 +669,7 @@ fn nothing_grows_without_bound() {
     }
     assert!(parse(&format!("p x if {} a == 1", "!".repeat(4000))).is_ok());
     assert!(parse(&format!("p x {}", "+0(".repeat(1300))).is_err());
+    assert!(parse(&casts(400, "b")).is_err());
 }
 
 #[test]
@@ -625,7 +725,7 @@ fn holds(text: &str) {
 }
 
 /// What definitions are made of.
-const PIECES: &str = "p|r|f|-|:|/|.| |5|0x10|x|vfs_read|#|+|*|%return|=|a|b|%di|$arg1|$arg*|$retval|$stack|@|(|)|+0(|u|->|[|]|\\|\"|u8|string|b4@0/8|if|&&|==|~|!|<|&|CPUS{|}|,|'|hist:|keys=|.hex|.buckets=|sort=|size=|\u{e4}|\u{2028}|\n";
+const PIECES: &str = "$current|this_cpu_read(|this_cpu_ptr(|(a)|(a,b.c)|->b|p|r|f|-|:|/|.| |5|0x10|x|vfs_read|#|+|*|%return|=|a|b|%di|$arg1|$arg*|$retval|$stack|@|(|)|+0(|u|->|[|]|\\|\"|u8|string|b4@0/8|if|&&|==|~|!|<|&|CPUS{|}|,|'|hist:|keys=|.hex|.buckets=|sort=|size=|\u{e4}|\u{2028}|\n";
 
 fn pieces() -> impl Strategy<Value = String> {
     let pieces: Vec<&str> = PIECES.split('|').filter(|piece| !piece.is_empty()).chain(["||"]).collect();

@@ -123,7 +123,8 @@ fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
         return Err(Mistake::NeedsString);
     }
     let reads_memory = match fetch {
-        Fetch::Memory(_) | Fetch::Symbol { .. } | Fetch::Dereference { .. } => true,
+        Fetch::Memory(_) | Fetch::Symbol { .. } | Fetch::Dereference { .. } | Fetch::Cast(_) => true,
+        Fetch::PerCpu { read, .. } => *read,
         Fetch::Variable { path, .. } => !path.is_empty(),
         _ => false,
     };
@@ -140,7 +141,11 @@ fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
         }
         Element::SymbolString => {
             let of_user = matches!(fetch, Fetch::Dereference { user: true, .. });
-            if of_user || matches!(fetch, Fetch::StackPointer | Fetch::Number(_)) {
+            let is_computed = matches!(
+                fetch,
+                Fetch::StackPointer | Fetch::Number(_) | Fetch::Current | Fetch::PerCpu { read: false, .. }
+            );
+            if of_user || is_computed {
                 return Err(Mistake::SymbolOfNoValue);
             }
         }

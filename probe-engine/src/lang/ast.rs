@@ -1,7 +1,8 @@
 //! What a probe definition says, as written: nothing is looked up yet.
 //!
 //! The syntax is that of `kprobe_events` (Documentation/trace/kprobetrace.rst) with the BTF arguments of
-//! `dynamic_events` (fprobetrace.rst), followed by a filter (events.rst) and a histogram (histogram.rst).
+//! `dynamic_events` (fprobetrace.rst), followed by a filter (events.rst) and a histogram (histogram.rst). Casts, `$current`
+//! and per-CPU variables are as Linux 7.3 has them.
 
 use std::ops::Range;
 
@@ -110,6 +111,8 @@ pub enum Fetch {
     ReturnValue,
     /// `$comm`
     Comm,
+    /// `$current`: the address of the task's `task_struct`.
+    Current,
     /// `$cgroup`: the path of the task's control group; the kernel has no such fetch.
     Cgroup,
     /// `@ADDR`: what lies there.
@@ -134,9 +137,19 @@ pub enum Fetch {
         /// `FETCH`
         of: Box<Spanned<Fetch>>,
     },
+    /// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`: the CPU's own one of the per-CPU variable at the address that `FETCH`
+    /// gives; `@SYM` stands for the symbol's address here.
+    PerCpu {
+        /// `read`: what lies there, and not where it is.
+        read: bool,
+        /// `FETCH`
+        of: Box<Spanned<Fetch>>,
+    },
+    /// `(STRUCT)FETCH->FIELD`
+    Cast(Box<Cast>),
     /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`: by the function's own parameters and types.
     Variable {
-        /// A parameter's name, `$argN`, or `$retval`.
+        /// A parameter's name, `$argN`, `$retval`, or `$current`.
         of: Spanned<Variable>,
         /// The members on the way.
         path: Vec<Step>,
@@ -152,6 +165,21 @@ pub enum Variable {
     ReturnValue,
     /// `$argN`
     Argument(u32),
+    /// `$current`
+    Current,
+}
+
+/// `(STRUCT[,FIELD.FIELD])FETCH->FIELD`: a value as the address of a structure, or of a member of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cast {
+    /// `STRUCT`
+    pub structure: Spanned<String>,
+    /// The members on the way to the one that the value is the address of; none where it is that of the structure.
+    pub container_of: Vec<Spanned<String>>,
+    /// The value.
+    pub of: Spanned<Fetch>,
+    /// The members on the way from the structure, one at least.
+    pub path: Vec<Step>,
 }
 
 /// One step of a path of members.

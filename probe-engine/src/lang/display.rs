@@ -1,8 +1,8 @@
 //! Definitions as text that reads back as the same.
 
 use super::ast::{
-    Argument, Definition, Element, EventName, Fetch, Filter, Hist, Key, Kind, Modifier, Operator, Place,
-    Spanned, Statement, Step, Type, Value, Variable,
+    Argument, Cast, Definition, Element, EventName, Fetch, Filter, Hist, Key, Kind, Modifier, Operator,
+    Place, Spanned, Statement, Step, Type, Value, Variable,
 };
 use std::fmt::{Display, Formatter, Result};
 
@@ -79,6 +79,7 @@ impl Display for Fetch {
             Self::AllArguments => f.write_str("$arg*"),
             Self::ReturnValue => f.write_str("$retval"),
             Self::Comm => f.write_str("$comm"),
+            Self::Current => f.write_str("$current"),
             Self::Cgroup => f.write_str("$cgroup"),
             Self::Memory(address) => write!(f, "@{address:#x}"),
             Self::Symbol { symbol, offset: 0 } => write!(f, "@{symbol}"),
@@ -89,6 +90,10 @@ impl Display for Fetch {
                 let sign = if *offset < 0 { '-' } else { '+' };
                 write!(f, "{sign}{}{}({of})", if *user { "u" } else { "" }, offset.unsigned_abs())
             }
+            Self::PerCpu { read, of } => {
+                write!(f, "this_cpu_{}({of})", if *read { "read" } else { "ptr" })
+            }
+            Self::Cast(cast) => cast.fmt(f),
             Self::Variable { of, path } => {
                 of.fmt(f)?;
                 path.iter().try_for_each(|step| step.fmt(f))
@@ -103,7 +108,31 @@ impl Display for Variable {
             Self::Parameter(name) => f.write_str(name),
             Self::ReturnValue => f.write_str("$retval"),
             Self::Argument(number) => write!(f, "$arg{number}"),
+            Self::Current => f.write_str("$current"),
         }
+    }
+}
+
+impl Display for Cast {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        write!(f, "({}", self.structure)?;
+        for (index, member) in self.container_of.iter().enumerate() {
+            write!(f, "{}{member}", if index == 0 { ',' } else { '.' })?;
+        }
+        // Without parentheses, what is behind the first `-` would belong to the cast.
+        let is_plain = match &self.of.value {
+            Fetch::Variable { path, .. } => path.is_empty(),
+            Fetch::Symbol { offset, .. } => *offset == 0,
+            Fetch::Number(number) => *number >= 0,
+            Fetch::Cast(_) => false,
+            _ => true,
+        };
+        if is_plain {
+            write!(f, "){}", self.of)?
+        } else {
+            write!(f, ")({})", self.of)?
+        }
+        self.path.iter().try_for_each(|step| step.fmt(f))
     }
 }
 

@@ -57,6 +57,7 @@ pub enum Wanted {
     Number,
     Fetch,
     Member,
+    Structure,
     Type,
     BitField,
     Field,
@@ -78,6 +79,7 @@ impl std::fmt::Display for Wanted {
             Self::Number => "a number of 64 bits",
             Self::Fetch => "something that can be fetched",
             Self::Member => "the name of a member",
+            Self::Structure => "the name of a structure",
             Self::Type => "a type",
             Self::BitField => "a bit field",
             Self::Field => "the name of a field",
@@ -99,8 +101,10 @@ impl Wanted {
             }
             Self::Address => "write `0x` and up to 16 hexadecimal digits",
             Self::Fetch => {
-                "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `@SYM`, `+OFFS(FETCH)`, `\\NUMBER` or a parameter"
+                "fetch `%REG`, `$argN`, `$retval`, `$stackN`, `$comm`, `$current`, `@SYM`, `+OFFS(FETCH)`, \
+                 `(STRUCT)FETCH->MEMBER`, `this_cpu_read(FETCH)`, `\\NUMBER` or a parameter"
             }
+            Self::Structure => "write the structure's name alone: `(file)$arg1->f_mode`",
             Self::BitField => "write `b<bits>@<bits below them>/<8, 16, 32 or 64>`",
             Self::Cpus => "write `CPUS{0-3,7}`",
             Self::Buckets => "write `.buckets=` and a number above 0",
@@ -213,6 +217,16 @@ pub enum Mistake {
     BadHyphen,
     #[error("a parameter is no structure: the first member comes after `->`")]
     DotOnParameter,
+    #[error("values are cast only at a function's entry and its returns")]
+    CastElsewhere,
+    #[error("a cast leads to a member, and there is no `->`")]
+    CastWithoutMember,
+    #[error("an offset from a symbol needs parentheses in a cast")]
+    CastOfOffset,
+    #[error("the member in a cast lies in the structure itself, and `->` leads out of it")]
+    ArrowInCast,
+    #[error("this is the address of the CPU's own variable already")]
+    PerCpuTwice,
 
     // What the kernel's symbols and types say.
     #[error("the kernel has no symbol `{name}`")]
@@ -235,6 +249,10 @@ pub enum Mistake {
     NotAWord,
     #[error("this is no number and no pointer")]
     NotANumber,
+    #[error("the kernel has no structure `{name}`")]
+    UnknownStructure { name: String, nearest: Nearest },
+    #[error("`{0}` begins inside a byte, and has no address")]
+    InsideByte(String),
     #[error("there is no structure that could have a member `{0}`")]
     NoStructure(String),
     #[error("there is no member `{name}`")]
@@ -343,6 +361,7 @@ impl Mistake {
             | Self::UnknownVariable { nearest, .. }
             | Self::UnknownType { nearest, .. }
             | Self::UnknownSymbol { nearest, .. }
+            | Self::UnknownStructure { nearest, .. }
             | Self::UnknownMember { nearest, .. }
             | Self::UnknownField { nearest, .. }
             | Self::UnknownPart { nearest, .. }
@@ -381,7 +400,7 @@ impl Mistake {
             Self::FileOffset => "write `@SYM+OFFS`",
             Self::UnknownRegister { .. } => "registers are called `%ax`, `%di`, `%sp`, `%r8`, `%flags`...",
             Self::UnknownVariable { .. } => {
-                "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN` and `$comm`"
+                "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN`, `$comm` and `$current`"
             }
             Self::UnknownType { .. } => {
                 "types are `u8` to `u64`, `s8` to `s64`, `x8` to `x64`, `char`, `symbol`, `symstr`, `string`, \
@@ -396,6 +415,11 @@ impl Mistake {
             Self::NoParenthesis => "write `+8(%sp)`",
             Self::OpenParenthesis => "write a `)` here",
             Self::DotOnParameter => "write `->`",
+            Self::CastElsewhere => "read the member by its offset: `+OFFS(FETCH)`",
+            Self::CastWithoutMember => "write `(STRUCT)VALUE->MEMBER`",
+            Self::CastOfOffset => "write `(STRUCT)(@SYM+OFFS)->MEMBER`",
+            Self::ArrowInCast => "write `.`",
+            Self::PerCpuTwice => "leave out one of both, or write `this_cpu_read`",
             Self::NoParameters(_) => {
                 "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
             }

@@ -1,6 +1,7 @@
 //! `FETCH`: where an argument's value comes from.
 
 use super::ast::{Fetch, Spanned, Step, Variable};
+use super::cast;
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, is_of_name, signed, unsigned};
 use super::place::{Site, check_ordinal, is_of_symbol};
@@ -19,7 +20,10 @@ const REGISTERS: [&str; 31] = [
     "rflags",
 ];
 
-const VARIABLES: [&str; 7] = ["$retval", "$comm", "$COMM", "$stack", "$stack0", "$arg1", "$arg*"];
+const VARIABLES: [&str; 8] = ["$retval", "$comm", "$COMM", "$current", "$stack", "$stack0", "$arg1", "$arg*"];
+
+/// How the CPU's own one of a per-CPU variable is asked for, and whether what lies there is.
+const PER_CPU: [(&str, bool); 2] = [("this_cpu_ptr(", false), ("this_cpu_read(", true)];
 
 /// A whole `FETCH`, in `depth` others.
 pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
@@ -34,6 +38,8 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
         Some('@') => memory(part, depth)?,
         Some('\\') => immediate(part)?,
         Some('+' | '-') => dereference(part, site, depth)?,
+        Some('(') => cast::parse(part, site, depth)?,
+        Some('t') if is_per_cpu(part) => per_cpu(part, site, depth)?,
         Some(c) if c.is_ascii_alphabetic() || c == '_' => {
             let name = rest.take_while(is_of_name);
             let path = path(rest, depth)?;
@@ -98,6 +104,12 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
             path => Fetch::Variable { of: written.says(Variable::ReturnValue), path },
         });
     }
+    if name == "current" {
+        return Ok(match path(rest, depth)? {
+            path if path.is_empty() => Fetch::Current,
+            path => Fetch::Variable { of: written.says(Variable::Current), path },
+        });
+    }
     let fetch = match name.strip_prefix("stack") {
         Some("") => Fetch::StackPointer,
         Some(number) if is_decimal(number) => {
@@ -123,7 +135,7 @@ fn is_decimal(text: &str) -> bool {
 }
 
 /// `->FIELD.FIELD`, all that is left, or nothing.
-fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
+pub(super) fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
     let mut path = Vec::new();
     let mut reads = depth;
     while !rest.is_empty() {
@@ -219,18 +231,41 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
         false => signed(written.text()),
     };
     let offset = offset.ok_or_else(|| written.is_not(Wanted::Offset))?;
-    let Some(inner) = rest.without_last(')') else {
-        return Err(match rest.text().rfind(')') {
-            None => rest.end().wrong(Mistake::OpenParenthesis),
-            Some(close) => {
-                let behind = rest.split_at(close + 1).1;
-                behind.unexpected()
-            }
-        });
-    };
-    let of = parse(inner, site, depth + 1)?;
-    if matches!(of.value, Fetch::Comm | Fetch::Cgroup | Fetch::Text(_)) {
-        return Err(inner.wrong(Mistake::DereferencedText));
-    }
+    let of = address(inside(rest)?, site, depth + 1)?;
     Ok(Fetch::Dereference { offset, user, of: Box::new(of) })
+}
+
+/// Whether a per-CPU variable follows.
+pub(super) fn is_per_cpu(part: Part<'_>) -> bool {
+    PER_CPU.iter().any(|(prefix, _)| part.text().starts_with(prefix))
+}
+
+/// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`
+fn per_cpu(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+    let mut rest = part;
+    let read = PER_CPU.iter().find(|(prefix, _)| rest.eat(prefix)).is_some_and(|(_, read)| *read);
+    let inner = inside(rest)?;
+    let of = address(inner, site, depth + 1)?;
+    // It would be added twice.
+    if matches!(of.value, Fetch::PerCpu { read: false, .. }) {
+        return Err(inner.wrong(Mistake::PerCpuTwice));
+    }
+    Ok(Fetch::PerCpu { read, of: Box::new(of) })
+}
+
+/// What comes before the `)` at the end.
+fn inside(rest: Part<'_>) -> Result<Part<'_>, Error> {
+    rest.without_last(')').ok_or_else(|| match rest.text().rfind(')') {
+        None => rest.end().wrong(Mistake::OpenParenthesis),
+        Some(close) => rest.split_at(close + 1).1.unexpected(),
+    })
+}
+
+/// A whole `FETCH` that can be an address.
+pub(super) fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
+    let of = parse(part, site, depth)?;
+    match of.value {
+        Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => Err(part.wrong(Mistake::DereferencedText)),
+        _ => Ok(of),
+    }
 }

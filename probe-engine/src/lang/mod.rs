@@ -6,6 +6,7 @@
 
 mod argument;
 pub mod ast;
+mod cast;
 pub mod compile;
 mod display;
 mod error;

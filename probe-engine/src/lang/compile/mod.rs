@@ -1,10 +1,12 @@
 //! From a definition to what is read at its hits: symbols, parameters and members become registers, addresses and
 //! offsets, before the guest runs.
 
+mod cast;
 mod filter;
 mod hist;
 mod operand;
 mod variable;
+mod way;
 
 pub use hist::histogram;
 
@@ -17,6 +19,7 @@ use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING,
 use crate::linux::btf::Btf;
 use crate::linux::cgroup::CgroupLayout;
 use crate::linux::kernel::Kernel;
+use way::{End, Way};
 
 /// Where a definition's probe is, and what is known about the kernel.
 #[derive(Clone, Copy)]
@@ -67,29 +70,6 @@ pub fn filter(filter: &ast::Filter, kind: Kind, capture: &mut Capture) -> Result
 struct Compiler<'a> {
     site: &'a Site<'a>,
     returns: bool,
-}
-
-/// A value on its way: where it begins, the pointers that it goes over, and the memory that is still to be read.
-struct Way {
-    base: Base,
-    hops: Vec<Hop>,
-    memory: Option<Hop>,
-}
-
-impl Way {
-    fn value(base: Base) -> Self {
-        Self { base, hops: Vec::new(), memory: None }
-    }
-
-    /// What lies at an offset from the address that the value so far is.
-    fn at(mut self, offset: i64, user: bool) -> Self {
-        self.hops.extend(self.memory.replace(Hop { user, ..Hop::at(offset) }));
-        self
-    }
-
-    fn read(self, read: Read) -> Source {
-        Source { base: self.base, hops: self.hops, read }
-    }
 }
 
 impl Compiler<'_> {
@@ -147,6 +127,7 @@ impl Compiler<'_> {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
             (Fetch::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
+            (Fetch::Cast(cast), ty) => self.cast_value(cast, ty.as_ref(), span),
             (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
             (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
             (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
@@ -190,16 +171,29 @@ impl Compiler<'_> {
                 };
                 Way::value(base).at(*offset, false)
             }
-            Fetch::Dereference { offset, user, of } => {
-                let inner = match &of.value {
-                    Fetch::Variable { of: variable, path } => self.variable_way(variable, path)?,
-                    inner => self.way(inner, &of.span)?,
-                };
-                inner.at(*offset, *user)
+            Fetch::Dereference { offset, user, of } => self.any_way(of)?.at(*offset, *user),
+            Fetch::Current => Way::value(Base::Current),
+            Fetch::PerCpu { read, of } => {
+                let of_symbol = matches!(of.value, Fetch::Symbol { .. } | Fetch::Memory(_));
+                let way = self.any_way(of)?.per_cpu(of_symbol);
+                let way =
+                    way.ok_or_else(|| Error { span: of.span.clone(), mistake: Mistake::PerCpuTwice })?;
+                if *read { way.at(0, false) } else { way }
             }
             Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => return Err(wrong(Mistake::DereferencedText)),
-            Fetch::AllArguments | Fetch::Variable { .. } => return Err(wrong(Mistake::DressedAllArguments)),
+            Fetch::AllArguments | Fetch::Variable { .. } | Fetch::Cast(_) => {
+                return Err(wrong(Mistake::DressedAllArguments));
+            }
         })
+    }
+
+    /// Where any value comes from, to be gone on from.
+    fn any_way(&self, fetch: &Spanned<Fetch>) -> Result<Way, Error> {
+        match &fetch.value {
+            Fetch::Variable { of, path } => self.variable_way(of, path),
+            Fetch::Cast(cast) => self.cast_way(cast),
+            other => self.way(other, &fetch.span),
+        }
     }
 
     /// An address as the user knows it: in the kernel's image as it was linked.
@@ -227,10 +221,11 @@ impl Compiler<'_> {
         }
         let (bytes, shape) = element(ty.element);
         let count = ty.count.unwrap_or(1);
-        let read = match way.memory {
-            Some(hop) => Read::Memory(hop, What::Bytes((u32::from(bytes) * count) as u16)),
-            None if ty.count.is_some() => return wrong(Mistake::ArrayOfValue),
-            None => Read::Word(bytes),
+        let read = match way.end {
+            End::Memory(hop) => Read::Memory(hop, What::Bytes((u32::from(bytes) * count) as u16)),
+            _ if ty.count.is_some() => return wrong(Mistake::ArrayOfValue),
+            End::Value => Read::Word(bytes),
+            End::Address(hop) => Read::Address(hop, bytes),
         };
         let shape = match ty.count {
             Some(count) => Shape::Array { count: count as u16, of: Box::new(shape) },
@@ -258,8 +253,7 @@ const NOTHING: Source = Source { base: Base::Unknown, hops: Vec::new(), read: Re
 
 /// A string, or several to which pointers lie side by side.
 fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> {
-    let Way { base, hops, memory } = way;
-    let hop = memory?;
+    let Way { base, hops, end: End::Memory(hop) } = way else { return None };
     let hop = Hop { user: user || hop.user, ..hop };
     let (read, shape) = match count {
         None => (Read::Memory(hop, What::String(LONGEST_STRING)), Shape::Text),

@@ -3,18 +3,19 @@
 
 use super::super::ast::{Element, Span, Spanned, Step, Type, Variable};
 use super::super::error::{Error, Mistake, nearest};
-use super::{Compiler, Way};
+use super::Compiler;
+use super::way::{End, Way};
 use crate::capture::shape::Shape;
 use crate::capture::typed::{self, ArgumentPlace, Places};
 use crate::capture::{Base, Fetch as Source, Read, Register, What};
-use crate::linux::btf::{Btf, Int, Kind, TypeId};
+use crate::linux::btf::{Btf, Int, Kind, Member, TypeId};
 
 /// A value with its type: in a word, or where [`Way::memory`] says.
-struct Typed {
-    way: Way,
-    ty: TypeId,
+pub(super) struct Typed {
+    pub(super) way: Way,
+    pub(super) ty: TypeId,
     /// Bits below it and bits of it, of a bit-field.
-    bits: Option<(u8, u8)>,
+    pub(super) bits: Option<(u8, u8)>,
 }
 
 impl Compiler<'_> {
@@ -31,9 +32,14 @@ impl Compiler<'_> {
     }
 
     fn function(&self, span: &Span) -> Result<(&Btf<'_>, &str), Error> {
-        let wrong = |mistake| Error { span: span.clone(), mistake };
-        let function = self.site.function.ok_or_else(|| wrong(Mistake::NotAnEntry))?;
-        Ok((self.site.btf.ok_or_else(|| wrong(Mistake::NoTypes))?, function))
+        let elsewhere = || Error { span: span.clone(), mistake: Mistake::NotAnEntry };
+        let function = self.site.function.ok_or_else(elsewhere)?;
+        Ok((self.types(span)?, function))
+    }
+
+    /// The kernel's types.
+    pub(super) fn types(&self, span: &Span) -> Result<&Btf<'_>, Error> {
+        self.site.btf.ok_or_else(|| Error { span: span.clone(), mistake: Mistake::NoTypes })
     }
 
     /// `$retval` without members. Where the function's type is known, a value of that; where there is none, as the
@@ -69,9 +75,8 @@ impl Compiler<'_> {
         ty: Option<&Spanned<Type>>,
         span: &Span,
     ) -> Result<(Source, Shape), Error> {
-        let (btf, _) = self.function(&of.span)?;
         let found = self.follow(of, path)?;
-        self.finish(btf, found, ty, span)
+        self.finish(self.types(&of.span)?, found, ty, span)
     }
 
     /// Where a variable's value comes from, to be dereferenced.
@@ -80,27 +85,26 @@ impl Compiler<'_> {
     }
 
     fn follow(&self, of: &Spanned<Variable>, path: &[Step]) -> Result<Typed, Error> {
-        let (btf, function) = self.function(&of.span)?;
         let wrong = |mistake| Error { span: of.span.clone(), mistake };
+        if of.value == Variable::Current {
+            return self.of_task(&of.span, path);
+        }
+        let (btf, function) = self.function(&of.span)?;
         let (base, ty) = match &of.value {
             Variable::ReturnValue => {
                 let prototype = typed::prototype(btf, function)
                     .map_err(|reason| wrong(Mistake::NoParameters(reason.to_string())))?;
                 (Base::Register(Register::Rax), prototype.returns)
             }
-            Variable::Parameter(_) | Variable::Argument(_) => {
+            Variable::Parameter(_) | Variable::Argument(_) | Variable::Current => {
                 let parameters = self.parameters(&of.span)?;
                 let found = match &of.value {
                     Variable::Parameter(name) => parameters.iter().find(|(own, ..)| own == name),
                     Variable::Argument(n) => parameters.get((*n as usize).wrapping_sub(1)),
-                    Variable::ReturnValue => None,
+                    Variable::ReturnValue | Variable::Current => None,
                 };
                 let (_, ty, place) = found.ok_or_else(|| {
-                    let name = match &of.value {
-                        Variable::Parameter(name) => name.clone(),
-                        Variable::Argument(n) => format!("$arg{n}"),
-                        Variable::ReturnValue => "$retval".to_owned(),
-                    };
+                    let name = of.value.to_string();
                     let nearest = nearest(parameters.iter().map(|(own, ..)| own.as_str()), &name);
                     wrong(Mistake::UnknownVariable { name, nearest })
                 })?;
@@ -122,7 +126,7 @@ impl Compiler<'_> {
     }
 
     /// Reads a value as `ty`, or as its own type says.
-    fn finish(
+    pub(super) fn finish(
         &self,
         btf: &Btf<'_>,
         found: Typed,
@@ -143,19 +147,20 @@ impl Compiler<'_> {
         }
         let Some((bytes, shape)) = own_shape(btf, found.ty) else { return wrong(Mistake::NotANumber) };
         let Some((low, width)) = found.bits else {
-            let read = match found.way.memory {
-                Some(hop) => Read::Memory(hop, What::Bytes(bytes.into())),
-                None => Read::Word(bytes),
+            let read = match found.way.end {
+                End::Memory(hop) => Read::Memory(hop, What::Bytes(bytes.into())),
+                End::Address(hop) => Read::Address(hop, bytes),
+                End::Value => Read::Word(bytes),
             };
             return Ok((found.way.read(read), shape));
         };
         let bytes = (u16::from(low) + u16::from(width)).div_ceil(8);
-        match found.way.memory {
-            Some(hop) => {
+        match found.way.end {
+            End::Memory(hop) => {
                 let shape = Shape::BitField { low, width, of: Box::new(Shape::Unsigned) };
                 Ok((found.way.read(Read::Memory(hop, What::Bytes(bytes))), shape))
             }
-            None => wrong(Mistake::NotANumber),
+            End::Value | End::Address(_) => wrong(Mistake::NotANumber),
         }
     }
 }
@@ -183,31 +188,50 @@ fn is_string(ty: &Type) -> bool {
 }
 
 /// From a structure, or a pointer to one, to a member.
-fn step_to(btf: &Btf<'_>, at: Typed, step: &Step) -> Result<Typed, Error> {
-    let name = &step.member.value;
+pub(super) fn step_to(btf: &Btf<'_>, at: Typed, step: &Step) -> Result<Typed, Error> {
     let wrong = |mistake| Error { span: step.member.span.clone(), mistake };
-    let plain = btf.plain(at.ty).ok_or_else(|| wrong(Mistake::NoStructure(name.clone())))?;
-    let (way, structure) = match (plain.kind, step.arrow) {
-        (Kind::Pointer(to), true) => (at.way.at(0, false), to),
-        (Kind::Pointer(_), false) => return Err(wrong(Mistake::DotOnPointer)),
-        (Kind::Structure(_), true) => return Err(wrong(Mistake::ArrowOnStructure)),
-        _ => (at.way, at.ty),
-    };
-    if btf.plain(structure).and_then(|ty| ty.structure()).is_none() {
-        return Err(wrong(Mistake::NoStructure(name.clone())));
+    let no_structure = || wrong(Mistake::NoStructure(step.member.value.clone()));
+    let plain = btf.plain(at.ty).ok_or_else(no_structure)?;
+    match (plain.kind, step.arrow) {
+        (Kind::Pointer(to), true) => {
+            let structure = Typed { way: at.way.at(0, false), ty: to, bits: None };
+            member_of(btf, structure, &step.member)
+        }
+        (Kind::Pointer(_), false) => Err(wrong(Mistake::DotOnPointer)),
+        (Kind::Structure(_), true) => Err(wrong(Mistake::ArrowOnStructure)),
+        _ => member_of(btf, at, &step.member),
     }
-    let Some(member) = btf.member_of(structure, name) else {
-        let nearest = nearest(btf.member_names(structure), name);
-        return Err(wrong(Mistake::UnknownMember { name: name.clone(), nearest }));
-    };
-    let mut way = way;
-    match &mut way.memory {
-        Some(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
+}
+
+/// From a structure to a member.
+pub(super) fn member_of(btf: &Btf<'_>, at: Typed, name: &Spanned<String>) -> Result<Typed, Error> {
+    let member = find_member(btf, at.ty, name)?;
+    let mut way = at.way;
+    match &mut way.end {
+        End::Memory(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
         // A structure that is passed in registers.
-        None => return Err(wrong(Mistake::NotAWord)),
+        End::Value | End::Address(_) => {
+            return Err(Error { span: name.span.clone(), mistake: Mistake::NotAWord });
+        }
     }
     let bits = member.bits.map(|width| ((member.bit % 8) as u8, width));
     Ok(Typed { way, ty: member.ty, bits })
+}
+
+/// The member of that name.
+pub(super) fn find_member<'a>(
+    btf: &Btf<'a>,
+    structure: TypeId,
+    name: &Spanned<String>,
+) -> Result<Member<'a>, Error> {
+    let wrong = |mistake| Error { span: name.span.clone(), mistake };
+    if btf.plain(structure).and_then(|ty| ty.structure()).is_none() {
+        return Err(wrong(Mistake::NoStructure(name.value.clone())));
+    }
+    btf.member_of(structure, &name.value).ok_or_else(|| {
+        let nearest = nearest(btf.member_names(structure), &name.value);
+        wrong(Mistake::UnknownMember { name: name.value.clone(), nearest })
+    })
 }
 
 /// How the kernel's probes show a value of this type: numbers by size and sign, pointers in hexadecimal
