@@ -158,6 +158,8 @@ fn what_only_a_kernel_shows_is_refused_where_it_is_written() {
         ("p vfs_read c=$comm if c == «1»", "`c` is text, and is not compared with a number", None),
         ("p vfs_read count «$arg*»", "`count` is the name of another argument already", None),
         ("r schedule «$retval»", "the function returns nothing", None),
+        ("r schedule +0(«$retval»)", "the function returns nothing", None),
+        ("r schedule (file)«$retval»->f_mode", "the function returns nothing", None),
         ("p vfs_read («fil»)file->f_mode", "the kernel has no structure `fil`", Some("file")),
         ("p vfs_read («sigval»)file->x", "the kernel has no structure `sigval`", None),
         ("p vfs_read (file)«fil»->f_mode", "there is no variable `fil`", Some("file")),

@@ -16,7 +16,7 @@ use super::{argument_name, check_fields, check_filter, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
-use crate::linux::btf::Btf;
+use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
 use crate::linux::kernel::Kernel;
 use way::{End, Way};
@@ -149,6 +149,9 @@ impl Compiler<'_> {
                     return Err(wrong(Mistake::StackArgumentOfReturn));
                 }
                 Way::value(Base::Argument(n))
+            }
+            Fetch::ReturnValue if self.returned() == Some(TypeId::VOID) => {
+                return Err(wrong(Mistake::ReturnsNothing));
             }
             Fetch::ReturnValue => Way::value(Base::Register(Register::Rax)),
             Fetch::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),

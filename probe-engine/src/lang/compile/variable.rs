@@ -51,13 +51,7 @@ impl Compiler<'_> {
     ) -> Result<(Source, Shape), Error> {
         let way = Way::value(Base::Register(Register::Rax));
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
-        let known = match (self.site.btf, self.site.function) {
-            (Some(btf), Some(function)) => {
-                typed::prototype(btf, function).ok().map(|found| (btf, found.returns))
-            }
-            _ => None,
-        };
-        match known {
+        match self.site.btf.zip(self.returned()) {
             Some((_, TypeId::VOID)) => wrong(Mistake::ReturnsNothing),
             Some((btf, id)) => self.finish(btf, Typed { way, ty: id, bits: None }, ty, span),
             None => match ty {
@@ -65,6 +59,12 @@ impl Compiler<'_> {
                 None => self.typed(way, &super::HEX, span),
             },
         }
+    }
+
+    /// The type of what the function returns, where that is known.
+    pub(super) fn returned(&self) -> Option<TypeId> {
+        let (btf, function) = self.site.btf.zip(self.site.function)?;
+        typed::prototype(btf, function).ok().map(|found| found.returns)
     }
 
     /// A variable, read as `ty` or as its own type says.
