@@ -66,6 +66,7 @@ Definitions:
   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
   r vfs_read ret=$retval if ret < 0 && comm != \"cat\"
   p do_sys_openat2 if filename ~ \"/etc/*\"
+  p vfs_read tgid=$current->tgid name=(dentry)(file->f_path.dentry)->d_name.name:string
   p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending")]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -79,9 +80,14 @@ pub(crate) struct Run {
     /// (vfs_read%return), its returns are probed. A function is shown as a call, by its own parameters.
     ///
     /// Or a definition in the language of the kernel's kprobe_events, of which there are examples below: p, r for
-    /// returns or f for a function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, $cgroup, @SYM,
-    /// +OFFS(FETCH), a parameter, and its members, with a type); which hits count; and by what they are counted instead
-    /// of being shown.
+    /// returns or f for a function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, $current,
+    /// $cgroup, @SYM, +OFFS(FETCH), a parameter, and its members, with a type); which hits count; and by what they are counted
+    /// instead of being shown.
+    ///
+    /// $current is the task that runs, and $current->pid a member of it. (STRUCT)VALUE->MEMBER takes a value as the address of
+    /// a structure, and (STRUCT,FIELD)VALUE->MEMBER as that of a field of one; a value that is no single name is put in
+    /// parentheses. this_cpu_ptr(@SYM) is where the CPU has its own one of a per-CPU variable, and this_cpu_read(@SYM) what
+    /// lies there. Kernels have these since 7.3; here they work with every kernel.
     ///
     /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A histogram follows
     /// the hits when the guest has ended, as the kernel's hist file shows it. Its keys, three at most, are fields,
