@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use tests::kernel::{name_of, under_test};
+use tests::linux_rig::subject;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Defines all events and enables them for the subject, which is a program of a name of its own, and prints what they
@@ -118,6 +119,73 @@ const SINCE_6_12: &[Row] = &[
     ("p:b_filter do_sys_openat2 filename:string dfd", "filename ~ \"*passwd\" || dfd > 0"),
 ];
 
+/// What came with 7.3: casts, the task, and per-CPU variables.
+const SINCE_7_3: &[Row] = &[
+    (
+        "p:c_cast vfs_read mode=(file)file->f_mode same=(file)(file)->f_mode name=(dentry)((file)file->f_path.dentry)->d_name.name:string",
+        "",
+    ),
+    (
+        "p:c_container vfs_read mode=(file,f_path)file->f_mode inode=(file,f_path.dentry)file->f_inode own=(file,f_mode)%di->f_mode",
+        "",
+    ),
+    (
+        "r:c_returned do_filp_open file=$retval:x64 flags=(file)$retval->f_flags ino=(inode)((file)$retval->f_inode)->i_ino",
+        "file < 0xfffffffffffff000",
+    ),
+    ("r:c_entered vfs_read mode=(file)$arg1->f_mode:x32 pid=$current->pid", ""),
+    (
+        "p:c_task vfs_read task=$current pid=$current->pid name=$current->comm:string uid=$current->cred->uid.val io=$current->in_iowait tgid=(task_struct)$current->tgid",
+        "pid > 1",
+    ),
+    // The path is a member of what leads to it.
+    (
+        "p:c_parent vfs_open depth=(nameidata,path)path->depth dfd=(nameidata,path)$arg1->dfd last=(nameidata,path)path->last.name:string whole=(filename)((nameidata,path)path->name)->name:string",
+        "",
+    ),
+    (
+        "p:c_own vfs_read task=this_cpu_read(@current_task) low=this_cpu_read(@current_task):u32 cpu=this_cpu_read(@cpu_number):u32 off=this_cpu_read(@this_cpu_off)",
+        "task != 0",
+    ),
+    (
+        "p:c_pointer vfs_read at=this_cpu_ptr(@current_task) behind=this_cpu_ptr(@current_task+8) words=+0(this_cpu_ptr(@current_task)):x32[2] pid=(task_struct)this_cpu_read(@current_task)->pid",
+        "at != 0",
+    ),
+    ("p:c_relative vfs_read base=this_cpu_ptr(\\0) far=this_cpu_ptr($current):x32", ""),
+];
+
+/// What kernels before 7.3 cannot say, and how it is said to them.
+const OTHERWISE: &[(&str, &str)] = &[
+    ("p:d_task exit_files task=$arg1", "p:d_task exit_files task=$current"),
+    (
+        "p:d_own exit_files task=$arg1 low=$arg1:x32",
+        "p:d_own exit_files task=this_cpu_read(@current_task) low=this_cpu_read(@current_task):x32",
+    ),
+    ("p:d_pointer exit_files task=$arg1", "p:d_pointer exit_files task=+0(this_cpu_ptr(@current_task))"),
+    (
+        "p:d_container vfs_read mode=+0($arg1):x32",
+        "p:d_container vfs_read mode=(file,f_mode)$arg1->f_mode:x32",
+    ),
+];
+
+/// The same, by the kernel's own types. Its bit-fields are no last arguments where there is a string: it shifts 8 bytes in a
+/// place for 4, and so clears the beginning of the string behind them.
+const OTHERWISE_SINCE_6_12: &[(&str, &str)] = &[
+    (
+        "p:e_cast vfs_read mode=file->f_mode ino=file->f_inode->i_ino name=file->f_path.dentry->d_name.name:string",
+        "p:e_cast vfs_read mode=(file)%di->f_mode ino=(inode)((file)$arg1->f_inode)->i_ino name=(dentry)(file->f_path.dentry)->d_name.name:string",
+    ),
+    (
+        "p:e_task exit_files pid=tsk->pid io=tsk->in_iowait name=tsk->comm:string uid=tsk->cred->uid.val",
+        "p:e_task exit_files pid=$current->pid io=(task_struct)$current->in_iowait name=$current->comm:string uid=$current->cred->uid.val",
+    ),
+    (
+        "p:e_own exit_files pid=tsk->pid",
+        "p:e_own exit_files pid=(task_struct)this_cpu_read(@current_task)->pid",
+    ),
+    ("r:e_entered vfs_read mode=file->f_mode", "r:e_entered vfs_read mode=(file)$arg1->f_mode"),
+];
+
 /// With the group that the script enables.
 fn in_group(definition: &str) -> String {
     definition.replacen(':', ":oracle/", 1)
@@ -167,27 +235,38 @@ fn by_task((task, events): (&String, &Vec<String>)) -> Vec<(String, String)> {
     events.iter().map(|arguments| (task.clone(), arguments.clone())).collect()
 }
 
-fn agrees_with_the_guest(rows: &[&[Row]]) {
+/// Whether the kernel's own words about its tracing have these.
+fn says(words: &str) -> bool {
+    let image = subject().kernel.image();
+    let mut segments = image.segments().iter().filter_map(|segment| image.bytes_from(segment.range.start));
+    segments.any(|bytes| bytes.windows(words.len()).any(|window| window == words.as_bytes()))
+}
+
+/// Definitions for the guest and for us, each pair with a filter.
+fn agrees_with_the_guest(rows: &[&[Row]], otherwise: &[&[(&str, &str)]]) {
     let Some(binary) = binary() else { return };
     let kernel = kernel();
     let opener = name_of("do_filp_open");
-    let rows: Vec<(String, &str)> = rows
-        .concat()
-        .into_iter()
-        .map(|(definition, filter)| (definition.replace("do_filp_open", opener), filter))
-        .collect();
+    // From 6.2 to 6.14 the first of several words.
+    let hot = subject().kernel.symbols().address_of("pcpu_hot").is_some();
+    let current = if hot { "@pcpu_hot" } else { "@current_task" };
+    let here = |text: &str| text.replace("do_filp_open", opener).replace("@current_task", current);
+    let same = rows.concat().into_iter().map(|(definition, filter)| (definition, definition, filter));
+    let otherwise = otherwise.concat().into_iter().map(|(theirs, ours)| (theirs, ours, ""));
+    let rows: Vec<(String, String, &str)> =
+        same.chain(otherwise).map(|(theirs, ours, filter)| (here(theirs), here(ours), filter)).collect();
     let event = |definition: &str| definition.split([' ', ':']).nth(1).unwrap().to_owned();
     let mut definitions = String::new();
     let mut filters = String::new();
     let mut asked = String::new();
-    for (definition, filter) in &rows {
-        let definition = in_group(definition);
+    for (theirs, ours, filter) in &rows {
+        let (definition, ours) = (in_group(theirs), in_group(ours));
         definitions.push_str(&format!("{definition}\n"));
         let filter = match *filter {
             "" => "comm == \"subject\"".to_owned(),
             filter => format!("comm == \"subject\" && ({filter})"),
         };
-        asked.push_str(&format!("{definition} if {filter}\n"));
+        asked.push_str(&format!("{ours} if {filter}\n"));
         filters.push_str(&format!("{} {filter}\n", event(&definition).trim_start_matches("oracle/")));
     }
     let initrd = initrd_with([
@@ -216,7 +295,7 @@ fn agrees_with_the_guest(rows: &[&[Row]]) {
     let (theirs, ours) = (theirs(&console), ours(&fs::read_to_string(&hits).unwrap()));
     let mut compared = 0;
     let mut wrong = Vec::new();
-    for (definition, _) in &rows {
+    for (_, definition, _) in &rows {
         let event = event(definition);
         let of = |seen: &Seen| seen.get(&event).into_iter().flatten().flat_map(by_task).collect::<Vec<_>>();
         let (their, our) = (of(&theirs), of(&ours));
@@ -234,7 +313,10 @@ fn agrees_with_the_guest(rows: &[&[Row]]) {
 #[test]
 fn definitions_mean_what_they_mean_in_the_guest() {
     match under_test().series {
-        Series::Is(6, 1) => agrees_with_the_guest(&[COMMON]),
-        _ => agrees_with_the_guest(&[COMMON, SINCE_6_12]),
+        Series::Is(6, 1) => agrees_with_the_guest(&[COMMON], &[OTHERWISE]),
+        _ if says("this_cpu_read(<fetcharg>)") => {
+            agrees_with_the_guest(&[COMMON, SINCE_6_12, SINCE_7_3], &[OTHERWISE, OTHERWISE_SINCE_6_12]);
+        }
+        _ => agrees_with_the_guest(&[COMMON, SINCE_6_12], &[OTHERWISE, OTHERWISE_SINCE_6_12]),
     }
 }
