@@ -31,7 +31,8 @@ pub(super) fn write_tables(ram: &GuestRam, boot: &BootState) -> Result<(), NoMem
     for gigabyte in gigabytes {
         write(pdpt.add(gigabyte * 8), directory.0 | TABLE)?;
         for page in 0..512 {
-            write(directory.add(page * 8), gigabyte << 30 | page * layout::LARGE_PAGE | LARGE)?;
+            let at = (gigabyte << 30) + page * layout::LARGE_PAGE;
+            write(directory.add(page * 8), at | LARGE)?;
         }
         directory = directory.add(0x1000);
     }
