@@ -29,7 +29,7 @@
 //!     cpus: 2,
 //!     memory: 512 << 20,
 //!     delivery: contract.delivery().ok_or("no breakpoints")?,
-//!     symbols: Some(kernel),
+//!     symbols: Some(kernel.clone()),
 //!     names: false,
 //!     unwind: None,
 //!     optimize: Optimize::Auto,
