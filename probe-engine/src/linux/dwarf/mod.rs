@@ -1,0 +1,41 @@
+//! What the debugging information of a `vmlinux` says (DWARF, by `gimli`): which source line each instruction is from,
+//! and through which inlined functions.
+//!
+//! A kernel's is some 250 MB, and is walked once for each question. What comes out of a walk is plain data without a
+//! reference to the file. A damaged file ends a walk with an error, or leaves out what it has damaged; work and memory
+//! are linear in its size.
+
+mod files;
+mod inlined;
+mod rows;
+mod sections;
+mod source;
+mod units;
+
+use gimli::{EndianSlice, LittleEndian};
+
+pub use self::sections::DebugFile;
+pub use self::source::SourceMap;
+
+/// How a section is read.
+type Slice<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Debugging information that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DwarfError {
+    /// An ELF file without it.
+    #[error("the file has no debugging information (DWARF): CONFIG_DEBUG_INFO makes it")]
+    Missing,
+    /// Not an ELF file, or a damaged one.
+    #[error("the file's sections cannot be read")]
+    Elf(#[from] object::read::Error),
+    /// A section is compressed in a way that is not known, or damaged.
+    #[error("the section {0} cannot be unpacked")]
+    Packed(&'static str),
+    /// It does not hold.
+    #[error("the debugging information (DWARF) is damaged")]
+    Damaged(#[from] gimli::Error),
+    /// Far more than any kernel has.
+    #[error("the debugging information (DWARF) describes more than a kernel can have")]
+    TooMuch,
+}
