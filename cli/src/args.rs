@@ -158,7 +158,8 @@ pub(crate) struct Run {
     /// Show who called at every hit, with at most N frames of the kernel [default: 64]
     ///
     /// One line a frame: function+offset/length, the function's module in brackets. A line <interrupt> comes before what
-    /// an interrupt or exception has interrupted, and ? before what had to be guessed. Where the kernel was entered from
+    /// an interrupt or exception has interrupted, and ? before what had to be guessed. With debugging information
+    /// (--symbols), file and line follow, and functions that are inlined there have lines of their own before it, marked so. Where the kernel was entered from
     /// user mode, the process's frames follow, as far as its code keeps frame pointers. When not all is shown, the last
     /// line says why.
     #[arg(
@@ -199,7 +200,8 @@ pub(crate) struct Run {
     /// definition gives), task (comm, pid, tgid, ns_pid, uid and context, as far as they are known), rip and args (rdi, rsi, rdx, rcx, r8, r9; addresses and registers as hexadecimal strings);
     /// {"type":"return"} has value (rax) and duration_ns instead of args; {"type":"access"} has old and new, and its rip
     /// is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
-    /// and interrupted or guessed where they are), stack_end (bottom, user, or why it goes on), and where the kernel was
+    /// interrupted or guessed where they are, and with debugging information file, line and inlined, the functions that are
+    /// inlined there from the innermost on, each with name, file and line), stack_end (bottom, user, or why it goes on), and where the kernel was
     /// entered from user mode user_stack (addresses) and user_stack_end.
     /// What a probe fetches is in fields. A histogram is one
     /// {"type":"entry"} a key, with histogram (its name), keys, hitcount and values, and one {"type":"histogram"} with
@@ -332,7 +334,7 @@ pub(crate) struct Guest {
     #[arg(long, hide = true)]
     pub(crate) files_port: bool,
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
-    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "system_map")]
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with = "symbols")]
     pub(crate) target: Option<PathBuf>,
     /// The terminal outside is one that the console and hits share
     #[arg(long, hide = true)]
@@ -370,12 +372,16 @@ pub(crate) struct KernelArg {
     pub(crate) which: Choice,
 }
 
-/// Where the kernel's symbols come from
+/// Where more is said of the kernel
 #[derive(Args)]
 pub(crate) struct SymbolSource {
-    /// Take the kernel's symbols from this file, its System.map or its ELF vmlinux, and not from the kernel itself
-    #[arg(long, value_name = "FILE")]
-    pub(crate) system_map: Option<PathBuf>,
+    /// Take the kernel's symbols from this file: its ELF vmlinux, with debugging information or without, or its System.map
+    ///
+    /// By debugging information (DWARF, CONFIG_DEBUG_INFO) stacks and panics are shown with file and line. A vmlinux must
+    /// be of the same build as the kernel, by its build-id. Of a build that --kernel DIR names, the vmlinux in it is
+    /// used without being named, and is looked at when something needs it.
+    #[arg(long, alias = "system-map", value_name = "FILE")]
+    pub(crate) symbols: Option<PathBuf>,
 }
 
 /// Where the guest runs

@@ -29,14 +29,14 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,
         None => {
-            let kernel = target::read_kernel(&files.kernel, &files.image, &args.guest.symbols)?;
+            let kernel = files.source(&args.guest.symbols).kernel(&files.image)?;
             target::can_work(&files, &kernel)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let probes = functions(patterns, &kernel)?;
             let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
-            Target { probes, kernel, symbols: None, unwind: None, scope }
+            Target { probes, kernel, symbols: None, lines: None, unwind: None, scope }
         }
     };
     match choosing.chosen()? {

@@ -4,6 +4,7 @@ use crate::args::{Format, HostKind, Optimize, Run};
 use crate::listing::list;
 use crate::output::json;
 use crate::rooms::{self, Rooms};
+use crate::symbol_file::KernelSource;
 use crate::target::{self, Asked, Found, Style};
 use anyhow::Result;
 use probe_engine::detour::verdict::{Function, verdict};
@@ -21,8 +22,9 @@ use vmm::session::RegisterError;
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
-    let path = args.guest.kernel.which.files()?.image;
-    let kernel = target::read_kernel(&path, &target::read(&path)?, &args.guest.symbols)?;
+    let files = args.guest.kernel.which.files()?;
+    let source = KernelSource::of(&files, &args.guest.symbols);
+    let kernel = source.kernel(&target::read(&files.image)?)?;
     let found = target::find(args, &kernel)?;
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
     // Which host it will be is not known without a look at this machine.

@@ -1,6 +1,6 @@
 //! What is said of a guest that did not come to an end by itself: where its CPUs stood, and who had called.
 
-use crate::output::{GuestNames, NamedStack};
+use crate::output::GuestNames;
 use crate::say::say;
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
@@ -24,8 +24,9 @@ pub(crate) fn say_death(death: &Death, names: &GuestNames) {
 pub(crate) fn say_stands(stands: &[Stood], names: &GuestNames) {
     for (cpu, Stood { rip, is_halted, stack }) in stands.iter().enumerate() {
         let name = names.symbol(*rip).map(|name| format!(" {name}")).unwrap_or_default();
+        let line = names.lines(*rip).last().map(|line| format!(" {line}")).unwrap_or_default();
         let halted = if *is_halted { ", halted" } else { "" };
-        say(format_args!("cpu{cpu} at {rip}{name}{halted}"));
+        say(format_args!("cpu{cpu} at {rip}{name}{line}{halted}"));
         if let Some(stack) = stack {
             say_stack(stack, names);
         }
@@ -33,8 +34,9 @@ pub(crate) fn say_stands(stands: &[Stood], names: &GuestNames) {
 }
 
 fn say_stack(stack: &Stack, names: &GuestNames) {
-    let Some(names) = names.all() else { return };
-    NamedStack { stack, names }.to_string().lines().for_each(say);
+    if let Some(stack) = names.stack(stack) {
+        stack.to_string().lines().for_each(say);
+    }
 }
 
 fn say_registers(r: &Regs, names: &GuestNames) {

@@ -1,6 +1,6 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Guest, Run};
+use crate::args::{Guest, Run, SymbolSource};
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::host::{self, Inside};
@@ -8,6 +8,7 @@ use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
 use crate::say::{self, finish, hurry, say};
 use crate::shared_terminal::{self, Tame, is_shared};
+use crate::symbol_file::KernelSource;
 use crate::target::{self, Asked, Style, Target};
 use crate::unarmed;
 use crate::work::{self, Work};
@@ -47,6 +48,8 @@ const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 pub(crate) struct Files {
     /// The kernel's.
     pub(crate) kernel: PathBuf,
+    /// The ELF file of its build.
+    vmlinux: Option<PathBuf>,
     /// What of it goes to the guest's memory: what it holds, or the unpacked kernel.
     pub(crate) image: Vec<u8>,
     pub(crate) initramfs: Vec<u8>,
@@ -62,16 +65,21 @@ impl Files {
         let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
             // A guest that has nothing to run is not worth a kernel that must be fetched.
             let initrd = target::initrd_path(guest.initrd.as_deref())?;
-            let kernel = guest.kernel.which.files()?.image;
+            let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
             let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
-            return Ok(Self { kernel, image, initramfs, work, drivers: Vec::new() });
+            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: Vec::new() });
         };
-        let KernelFiles { image: kernel, modules } = guest.kernel.which.files()?;
+        let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
         let image = target::read(&kernel)?;
         let drivers = work::drivers(guest, modules)?;
         let names = drivers.iter().map(|(name, _)| name.clone()).collect();
         let initramfs = said.initramfs(drivers)?;
-        Ok(Self { kernel, image, initramfs, work, drivers: names })
+        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names })
+    }
+
+    /// Where what is known of the kernel comes from.
+    pub(crate) fn source(&self, symbols: &SymbolSource) -> KernelSource {
+        KernelSource::new(&self.kernel, self.vmlinux.as_deref(), symbols)
     }
 }
 
@@ -138,7 +146,7 @@ fn run_here(
         Some(path) => Out::file(create(path)?)?,
         None => Out::standard_error(),
     };
-    let Target { kernel, probes, symbols, unwind, scope } = target;
+    let Target { kernel, probes, symbols, lines, unwind, scope } = target;
     let optimize = args.optimize.to_session();
     let known = Known {
         image: std::mem::take(&mut files.image),
@@ -149,7 +157,7 @@ fn run_here(
         fall_back: args.fall_back,
         late: args.once && scope == Scope::Command,
     };
-    let mut writer = Writer::new(out, args.format, probes.clone(), symbols);
+    let mut writer = Writer::new(out, args.format, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| probe(asked, args).within(scope)).collect();
     let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;

@@ -4,7 +4,8 @@ use crate::args::{Format, Symbols};
 use crate::listing::list;
 use crate::output::json;
 use crate::say::{say, standard_error};
-use crate::target::{read, read_kernel_with};
+use crate::symbol_file::KernelSource;
+use crate::target::read;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
@@ -18,11 +19,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
-    let path = args.kernel.which.files()?.image;
+    let files = args.kernel.which.files()?;
     let mut timing = Timing::start();
-    let file = read(&path)?;
+    let file = read(&files.image)?;
     timing.done("read");
-    let kernel = read_kernel_with(&path, &file, &args.symbols, &mut |step| timing.done(step))?;
+    let kernel = KernelSource::of(&files, &args.symbols).kernel_with(&file, &mut |step| timing.done(step))?;
     let btf = kernel.btf();
     timing.done("types");
     if args.timing {

@@ -1,20 +1,23 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
-use crate::args::{self, Guest, Run, SymbolSource};
+use crate::args::{self, Guest, Run};
 use crate::definition::{Reader, Source};
 use crate::functions::functions;
 use crate::requirements;
 use crate::rooms::Rooms;
 use crate::run::Files;
 use crate::say::say;
+use crate::symbol_file::KernelSource;
 use anyhow::{Context, Result, bail};
 use guest_kernels::Cache;
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
+use probe_engine::linux::dwarf::SourceMap;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::lines::LineTable;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
@@ -33,6 +36,8 @@ pub(crate) struct Target {
     pub(crate) probes: Vec<Asked>,
     /// The kernel's symbols, where addresses may be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
+    /// From which line of the source its text is, where that is known and shown.
+    pub(crate) lines: Option<LineTable>,
     /// How its stacks are walked, where they can be.
     pub(crate) unwind: Option<KernelCode>,
     /// Which hits count.
@@ -152,23 +157,6 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Reads and understands the kernel at `path`, whose contents are `image`.
-pub(crate) fn read_kernel(path: &Path, image: &[u8], source: &SymbolSource) -> Result<Kernel> {
-    read_kernel_with(path, image, source, &mut |_| ())
-}
-
-/// As [`read_kernel`], and calls `done` with the name of each step when it is done.
-pub(crate) fn read_kernel_with(
-    path: &Path,
-    image: &[u8],
-    source: &SymbolSource,
-    done: &mut dyn FnMut(&'static str),
-) -> Result<Kernel> {
-    let symbols = source.system_map.as_deref().map(read).transpose()?;
-    Kernel::read_with(image, symbols.as_deref(), done)
-        .with_context(|| format!("cannot use the kernel {}", path.display()))
-}
-
 /// What was resolved and [written](Target::write) elsewhere.
 pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
     let Some(path) = &guest.target else { return Ok(None) };
@@ -181,20 +169,29 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     if let Some(target) = resolved(&run.guest)? {
         return Ok(target);
     }
-    let kernel = read_kernel(&files.kernel, &files.image, &run.guest.symbols)?;
+    let source = files.source(&run.guest.symbols);
+    let kernel = source.kernel(&files.image)?;
     can_work(files, &kernel)?;
     let Found { mut probes, refused } = find(run, &kernel)?;
     Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
+    let lines = if run.stack.is_some() || source.is_named() { lines(&source, &kernel)? } else { None };
     let unwind = match run.stack {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
     };
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.once)?;
-    Ok(Target { kernel: landmarks, probes, symbols, unwind, scope })
+    Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, scope })
+}
+
+/// From which lines the text of `kernel` is, where its debugging information says it.
+fn lines(source: &KernelSource, kernel: &Kernel) -> Result<Option<LineTable>> {
+    let Some(debug) = source.debug(kernel)? else { return Ok(None) };
+    let map = SourceMap::read(&debug, kernel.image().text_start());
+    Ok(Some(map.context("the kernel's source lines cannot be read")?.line_table()))
 }
 
 /// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
@@ -403,7 +400,14 @@ mod tests {
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
         let scope = Scope::Init;
-        let written = Target { kernel, probes: vec![probe, watch, filtered], symbols, unwind: None, scope };
+        let written = Target {
+            kernel,
+            probes: vec![probe, watch, filtered],
+            symbols,
+            lines: None,
+            unwind: None,
+            scope,
+        };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];

@@ -2,16 +2,18 @@
 
 use crate::args::Types;
 use crate::listing::list;
-use crate::target::{read, read_kernel};
+use crate::symbol_file::KernelSource;
+use crate::target::read;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, Kind, Type, c};
 use probe_engine::linux::glob::Glob;
 use std::process::ExitCode;
 
 pub(crate) fn main(args: &Types) -> Result<ExitCode> {
-    let path = args.kernel.which.files()?.image;
-    let kernel = read_kernel(&path, &read(&path)?, &args.symbols)?;
-    let btf = kernel.btf().with_context(|| format!("cannot show types of the kernel {}", path.display()))?;
+    let files = args.kernel.which.files()?;
+    let kernel = KernelSource::of(&files, &args.symbols).kernel(&read(&files.image)?)?;
+    let kernel_name = files.image.display();
+    let btf = kernel.btf().with_context(|| format!("cannot show types of the kernel {kernel_name}"))?;
     let shown: Vec<String> =
         asked(&args.names)?.iter().map(|asked| show(&btf, asked)).collect::<Result<_>>()?;
     list(|out| writeln!(out, "{}", shown.join("\n\n")))?;

@@ -17,6 +17,8 @@ pub struct KernelFiles {
     pub image: PathBuf,
     /// Its modules.
     pub modules: Modules,
+    /// The ELF file that its build has left beside the image, with symbols and perhaps debugging information.
+    pub vmlinux: Option<PathBuf>,
 }
 
 /// There is no kernel where one was looked for.
@@ -51,7 +53,7 @@ impl KernelFiles {
         }
         let fetched = path.parent().and_then(|dir| FetchedKernel::at(dir).ok());
         let modules = fetched.map_or(Modules::Unknown, |kernel| Self::from(kernel).modules);
-        Ok(Self { image: path.to_owned(), modules })
+        Ok(Self { image: path.to_owned(), modules, vmlinux: None })
     }
 
     /// What was built in `dir`, which is the source's own directory or the one that `make O=DIR` names. Modules are those
@@ -63,7 +65,11 @@ impl KernelFiles {
     pub fn built_in(dir: &Path) -> Result<Self, NoKernel> {
         let mut images = BUILT.iter().map(|image| dir.join(image));
         match images.find(|image| image.is_file()) {
-            Some(image) => Ok(Self { image, modules: modules(dir) }),
+            Some(image) => {
+                let [_, vmlinux] = BUILT.map(|image| dir.join(image));
+                let vmlinux = Some(vmlinux).filter(|vmlinux| *vmlinux != image && vmlinux.is_file());
+                Ok(Self { image, modules: modules(dir), vmlinux })
+            }
             None => Err(NoKernel::NotBuilt { dir: dir.to_owned() }),
         }
     }
@@ -85,6 +91,7 @@ impl KernelFiles {
             Some(image) => Ok(Self {
                 image: image.clone(),
                 modules: if modules.is_dir() { Modules::Below(modules) } else { Modules::Unknown },
+                vmlinux: None,
             }),
             None => Err(NoKernel::NotKept { looked_for }),
         }
@@ -93,7 +100,7 @@ impl KernelFiles {
 
 impl From<FetchedKernel> for KernelFiles {
     fn from(kernel: FetchedKernel) -> Self {
-        Self { image: kernel.image, modules: Modules::ForCommand(kernel.command_modules) }
+        Self { image: kernel.image, modules: Modules::ForCommand(kernel.command_modules), vmlinux: None }
     }
 }
 
@@ -132,6 +139,8 @@ mod tests {
         fs::remove_dir_all(&dir).unwrap();
         let inside = |path: PathBuf| path.strip_prefix(&dir).unwrap().to_owned();
         let tree = tree.map_err(|error| error.to_string().replace(dir.to_str().unwrap(), "DIR"))?;
+        let has_vmlinux = files.contains(&BUILT[0]) && files.contains(&BUILT[1]);
+        assert_eq!(tree.vmlinux, has_vmlinux.then(|| dir.join(BUILT[1])));
         let modules = match tree.modules {
             Modules::Below(below) => Modules::Below(inside(below)),
             Modules::Built(dir) => Modules::Built(inside(dir)),
@@ -180,7 +189,8 @@ mod tests {
         assert!(none.contains("boot/vmlinuz-6.1") && none.contains("lib/modules/6.1/vmlinuz"), "{none}");
         for image in [modules.join("vmlinuz"), dir.join("boot/vmlinuz-6.1")] {
             fs::write(&image, "").unwrap();
-            assert_eq!(found().unwrap(), KernelFiles { image, modules: Modules::Below(modules.clone()) });
+            let modules = Modules::Below(modules.clone());
+            assert_eq!(found().unwrap(), KernelFiles { image, modules, vmlinux: None });
         }
         fs::remove_dir_all(&modules).unwrap();
         assert_eq!(found().unwrap().modules, Modules::Unknown);

@@ -280,9 +280,9 @@ fn a_system_map_stands_in_for_a_kernels_own_symbols() {
     let mut words = kernel_words(&vmlinux).to_vec();
     words.extend(["--probe=do_sys_openat2", "--probe=vfs_caches_init", "--cmdline=workload=open:5"]);
     let alone = run_in_vain(&binary, &words);
-    assert!(alone.said.contains("give them with --system-map"), "{}", alone.said);
+    assert!(alone.said.contains("give them with --symbols"), "{}", alone.said);
 
-    words.extend(["--system-map", map.to_str().unwrap()]);
+    words.extend(["--symbols", map.to_str().unwrap()]);
     let run = run(&binary, &words);
     run.assert_success();
     assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
@@ -305,7 +305,7 @@ fn a_vmlinux_stands_in_for_a_kernels_own_symbols() {
     let vmlinux = temporary.path().join("vmlinux");
     fs::write(&vmlinux, kernel.image().file()).unwrap();
     let words =
-        ["--probe=do_sys_openat2", "--system-map", vmlinux.to_str().unwrap(), "--cmdline=workload=open:5"];
+        ["--probe=do_sys_openat2", "--symbols", vmlinux.to_str().unwrap(), "--cmdline=workload=open:5"];
     let run = run(&binary, &words);
     run.assert_success();
     assert_eq!(run.hits("do_sys_openat2"), run.workload("done", "openat"));
@@ -313,7 +313,7 @@ fn a_vmlinux_stands_in_for_a_kernels_own_symbols() {
     let map = temporary.path().join("System.map");
     let text = format!("{:x} T _text\n{:x} T _sinittext\n", kernel.image().text_start().0, 0x1000);
     fs::write(&map, text).unwrap();
-    let refused = run_in_vain(&binary, &["--probe=do_sys_openat2", "--system-map", map.to_str().unwrap()]);
+    let refused = run_in_vain(&binary, &["--probe=do_sys_openat2", "--symbols", map.to_str().unwrap()]);
     assert!(refused.said.contains("it is of another kernel: it has _sinittext at"), "{}", refused.said);
     assert!(!refused.said.contains("give them with"), "that was done: {}", refused.said);
 }

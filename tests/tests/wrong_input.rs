@@ -107,7 +107,7 @@ const CASES: &[Case] = &[
     case(&["--host", "kvm", "--host", "emulated"], &["cannot be used multiple times"]),
     case(&["--format", "xml"], &["invalid value 'xml'", "text, json"]),
     case(&["--output", "/nonexistent/hits"], &["cannot write /nonexistent/hits", "No such file"]),
-    case(&["--system-map", "TEXT"], &["System.map", "line 1"]),
+    case(&["--symbols", "TEXT"], &["System.map", "line 1"]),
     case(&["--host", "kvm", "--kvm-device", "NONE"], &["does not exist", "--host emulated"]),
     case(&["--host", "kvm", "--kvm-device", "TEXT"], &["cannot be used as a KVM device"]),
     case(&["--nonsense"], &["unexpected argument '--nonsense'"]),

@@ -205,7 +205,7 @@ impl Serialize for EventJson<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Writer;
+    use super::super::{GuestNames, Writer};
     use super::*;
     use crate::args::Format;
     use probe_engine::addr::Gva;
@@ -239,8 +239,12 @@ mod tests {
         let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
         let probes = vec![Asked::plain(place, matches!(event.what, What::Return { .. }))];
-        let mut writer =
-            Writer::new(super::super::Out { to: Box::new(&mut bytes), printer: None }, format, probes, None);
+        let mut writer = Writer::new(
+            super::super::Out { to: Box::new(&mut bytes), printer: None },
+            format,
+            probes,
+            GuestNames::default(),
+        );
         writer.events(&[event]).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()

@@ -97,7 +97,7 @@ impl Histograms {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Writer;
+    use super::super::{GuestNames, Writer};
     use super::*;
     use crate::args::Format;
     use probe_engine::addr::Gva;
@@ -148,7 +148,7 @@ mod tests {
             super::super::Out { to: Box::new(&mut bytes), printer: None },
             format,
             probes(),
-            None,
+            GuestNames::default(),
         );
         let event = |probe, vcpu| Event {
             stack: None,

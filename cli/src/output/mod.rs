@@ -18,7 +18,6 @@ use hist::Histograms;
 pub(crate) use json::json;
 pub(crate) use names::GuestNames;
 use probe_engine::linux::names::ModuleNames;
-use probe_engine::linux::symbols::SymbolTable;
 pub(crate) use stack::NamedStack;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -66,13 +65,8 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Hits of `probes` are written to `out`. What they show as symbols has names where those of the kernel are given.
-    pub(crate) fn new(
-        out: Out<'a>,
-        format: Format,
-        probes: Vec<Asked>,
-        symbols: Option<SymbolTable>,
-    ) -> Self {
+    /// Hits of `probes` are written to `out`. What they show as symbols is called by `names`.
+    pub(crate) fn new(out: Out<'a>, format: Format, probes: Vec<Asked>, names: GuestNames) -> Self {
         Self {
             out: BufWriter::with_capacity(64 << 10, out.to),
             printer: out.printer,
@@ -80,7 +74,7 @@ impl<'a> Writer<'a> {
             histograms: Histograms::of(&probes),
             graph: Graph::default(),
             probes,
-            names: GuestNames::new(symbols),
+            names,
             failure: None,
             armed_in: Duration::ZERO,
         }
@@ -106,8 +100,7 @@ impl<'a> Writer<'a> {
             return self.graph.add(&mut self.out, event, probe);
         }
         let names = &|at| self.names.symbol(at);
-        let stack =
-            event.stack.as_ref().zip(self.names.all()).map(|(stack, names)| NamedStack { stack, names });
+        let stack = event.stack.as_ref().and_then(|stack| self.names.stack(stack));
         match self.format {
             Format::Text => {
                 writeln!(self.out, "{}", EventText { event, probe, names })?;

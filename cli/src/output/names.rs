@@ -1,22 +1,27 @@
 //! Names for addresses in the guest.
 
+use super::NamedStack;
 use probe_engine::addr::Gva;
+use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::{ModuleNames, Names};
 use probe_engine::linux::symbols::SymbolTable;
 use std::sync::Arc;
+use vmm::stack::Stack;
 
 /// What is known about where things are in the guest.
 #[derive(Default)]
 pub(crate) struct GuestNames {
     /// The kernel's symbols, where anything has to be named.
     pub(crate) kernel: Option<SymbolTable>,
+    /// From which lines of the source its text is, where that is known.
+    lines: Option<LineTable>,
     slide: u64,
     modules: Vec<Arc<ModuleNames>>,
 }
 
 impl GuestNames {
-    pub(crate) fn new(kernel: Option<SymbolTable>) -> Self {
-        Self { kernel, ..Self::default() }
+    pub(crate) fn new(kernel: Option<SymbolTable>, lines: Option<LineTable>) -> Self {
+        Self { kernel, lines, ..Self::default() }
     }
 
     /// See [`vmm::session::Sink::names`].
@@ -29,6 +34,16 @@ impl GuestNames {
     pub(crate) fn all(&self) -> Option<Names<'_>> {
         let kernel = self.kernel.as_ref()?;
         Some(Names { kernel, slide: self.slide, modules: &self.modules })
+    }
+
+    /// A stack with the names of its frames; `None` without the kernel's symbols.
+    pub(crate) fn stack<'a>(&'a self, stack: &'a Stack) -> Option<NamedStack<'a>> {
+        Some(NamedStack { stack, names: self.all()?, lines: self.lines.as_ref() })
+    }
+
+    /// The lines that the kernel's instruction at a run-time address is from, as [`LineTable::at`] has them.
+    pub(crate) fn lines(&self, at: Gva) -> Vec<SourceLine<'_>> {
+        self.lines.as_ref().map(|lines| lines.at(Gva(at.0.wrapping_sub(self.slide)))).unwrap_or_default()
     }
 
     /// The function around a run-time address, or the variable that begins there, as `%pS` writes them.
@@ -57,10 +72,10 @@ mod tests {
         let mut builder = SymbolTableBuilder::default();
         builder.push(KERNEL, b'T', "vfs_read").unwrap();
         builder.push(KERNEL.add(0x40), b'T', "_etext").unwrap();
-        let mut names = GuestNames::new(Some(builder.finish()));
+        let mut names = GuestNames::new(Some(builder.finish()), None);
         names.change(SLIDE, &[]);
         assert_eq!(names.symbol(KERNEL.add(SLIDE + 4)).as_deref(), Some("vfs_read+0x4/0x40"));
         assert_eq!(names.symbol(KERNEL), None);
-        assert_eq!(GuestNames::new(None).symbol(KERNEL), None);
+        assert_eq!(GuestNames::new(None, None).symbol(KERNEL), None);
     }
 }

@@ -1,5 +1,7 @@
 //! The stack at a hit: a line a frame, or JSON.
 
+use probe_engine::addr::Gva;
+use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::Names;
 use probe_engine::linux::unwind::{End, Frame, FrameKind, UserEnd};
 use serde::Serialize;
@@ -11,6 +13,17 @@ use vmm::stack::{Stack, UserStack};
 pub(crate) struct NamedStack<'a> {
     pub(crate) stack: &'a Stack,
     pub(crate) names: Names<'a>,
+    /// From which lines of the source the kernel's text is, where that is known.
+    pub(crate) lines: Option<&'a LineTable>,
+}
+
+impl<'a> NamedStack<'a> {
+    /// The lines that a frame is from, that of the innermost inlined function first. Behind a call, those of the call.
+    fn lines(&self, frame: &Frame) -> Vec<SourceLine<'a>> {
+        let before = u64::from(frame.kind == FrameKind::Return);
+        let link = Gva(frame.at.0.wrapping_sub(before).wrapping_sub(self.names.slide));
+        self.lines.map(|lines| lines.at(link)).unwrap_or_default()
+    }
 }
 
 impl fmt::Display for NamedStack<'_> {
@@ -20,7 +33,16 @@ impl fmt::Display for NamedStack<'_> {
                 writeln!(f, "  <interrupt>")?;
             }
             let guess = if frame.is_reliable { "" } else { "? " };
-            writeln!(f, "  {guess}{}", self.names.frame(frame))?;
+            let lines = self.lines(frame);
+            let (own, inlined) = lines.split_last().map_or((None, &[][..]), |(own, rest)| (Some(own), rest));
+            for line in inlined {
+                writeln!(f, "  {guess}{} (inlined) {line}", line.inlined.unwrap_or_default())?;
+            }
+            write!(f, "  {guess}{}", self.names.frame(frame))?;
+            match own {
+                Some(line) => writeln!(f, " {line}")?,
+                None => writeln!(f)?,
+            }
         }
         if let End::Cut(why) = self.stack.end {
             writeln!(f, "  ... and goes on: {why}")?;
@@ -42,10 +64,38 @@ struct FrameJson {
     address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    #[serde(flatten)]
+    source: Option<SourceJson>,
     #[serde(skip_serializing_if = "is_false")]
     interrupted: bool,
     #[serde(skip_serializing_if = "is_false")]
     guessed: bool,
+    /// The functions that are inlined there, the innermost first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    inlined: Vec<InlinedJson>,
+}
+
+/// A line of the source as JSON.
+#[derive(Serialize)]
+struct SourceJson {
+    file: String,
+    /// Absent where no line of the file is to blame.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+/// An inlined function as JSON.
+#[derive(Serialize)]
+struct InlinedJson {
+    name: String,
+    #[serde(flatten)]
+    source: SourceJson,
+}
+
+impl SourceJson {
+    fn of(line: &SourceLine<'_>) -> Self {
+        Self { file: line.file.to_owned(), line: Some(line.line).filter(|line| *line != 0) }
+    }
 }
 
 fn is_false(value: &bool) -> bool {
@@ -53,11 +103,17 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl FrameJson {
-    fn of(frame: &Frame, names: &Names<'_>) -> Self {
-        let name = names.frame(frame);
+    fn of(frame: &Frame, stack: &NamedStack<'_>) -> Self {
+        let name = stack.names.frame(frame);
+        let lines = stack.lines(frame);
+        let inlined = lines.iter().filter_map(|line| {
+            Some(InlinedJson { name: line.inlined?.to_owned(), source: SourceJson::of(line) })
+        });
         Self {
             address: frame.at.to_string(),
             name: name.function.map(|_| name.to_string()),
+            source: lines.last().map(SourceJson::of),
+            inlined: inlined.collect(),
             interrupted: frame.kind == FrameKind::Interrupted,
             guessed: !frame.is_reliable,
         }
@@ -67,8 +123,8 @@ impl FrameJson {
 impl NamedStack<'_> {
     /// Writes it as entries of `map`.
     pub(super) fn serialize<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        let Self { stack, names } = self;
-        let frames: Vec<_> = stack.frames.iter().map(|frame| FrameJson::of(frame, names)).collect();
+        let stack = self.stack;
+        let frames: Vec<_> = stack.frames.iter().map(|frame| FrameJson::of(frame, self)).collect();
         map.serialize_entry("stack", &frames)?;
         let end = match stack.end {
             End::Bottom => "bottom".to_owned(),
@@ -90,7 +146,7 @@ impl NamedStack<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::addr::Gva;
+    use probe_engine::linux::lines::LineTableBuilder;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::unwind::{Cut, UserRegs};
 
@@ -114,6 +170,46 @@ mod tests {
         [Stack { frames, end, user: Some(user) }, cut]
     }
 
+    /// `do_read` calls `check`, which is inlined; `tick` is of another file, without a line.
+    fn lines() -> LineTable {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let files = names(&["", "fs/read.c", "kernel/tick.c"]);
+        let mut lines = LineTableBuilder::new(READ, &files, &names(&["", "check"]));
+        lines.call(0, 0, 0, 0);
+        lines.call(0, 1, 1, 20);
+        lines.push(0, 1, 3, 1);
+        lines.push(0x11, 1, 21, 0);
+        lines.push(0x40, 2, 0, 0);
+        lines.push(0x80, 0, 0, 0);
+        lines.finish()
+    }
+
+    #[test]
+    fn frames_have_lines_and_the_functions_that_are_inlined() {
+        let lines = lines();
+        let [mut stack, _] = stacks();
+        // A call that ends at 0x11 belongs to what is before that.
+        stack.frames.push(frame(0x11, FrameKind::Return, true));
+        stack.user = None;
+        let (text, json) = with_names(|names| {
+            let stack = NamedStack { stack: &stack, names, lines: Some(&lines) };
+            let frames: Vec<_> =
+                stack.stack.frames.iter().map(|frame| FrameJson::of(frame, &stack)).collect();
+            (stack.to_string(), serde_json::to_value(frames).unwrap())
+        });
+        assert_eq!(
+            text,
+            "  tick+0x4/0x40 kernel/tick.c:?\n  <interrupt>\n  check (inlined) fs/read.c:3\n\
+             \x20 do_read+0x10/0x40 fs/read.c:20\n  ? 0xffffffff81004000\n\
+             \x20 check (inlined) fs/read.c:3\n  do_read+0x11/0x40 fs/read.c:20\n"
+        );
+        let inlined = serde_json::json!([{"name": "check", "file": "fs/read.c", "line": 3}]);
+        assert_eq!(json[0]["file"], "kernel/tick.c");
+        assert!(json[0].get("line").is_none() && json[0].get("inlined").is_none());
+        assert_eq!((&json[1]["line"], &json[1]["inlined"]), (&serde_json::json!(20), &inlined));
+        assert!(json[2].get("file").is_none());
+    }
+
     fn with_names<T>(use_names: impl FnOnce(Names<'_>) -> T) -> T {
         let mut symbols = SymbolTableBuilder::default();
         for (offset, kind, name) in [(0, b'T', "do_read"), (0x40, b'T', "tick"), (0x80, b'D', "data")] {
@@ -124,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_a_line_a_frame() {
-        let text = |stack| with_names(|names| NamedStack { stack, names }.to_string());
+        let text = |stack| with_names(|names| NamedStack { stack, names, lines: None }.to_string());
         let [whole, cut] = stacks();
         assert_eq!(
             text(&whole),
@@ -145,8 +241,9 @@ mod tests {
                 map.end()
             }
         }
-        let json =
-            |stack| with_names(|names| serde_json::to_value(Hit(NamedStack { stack, names })).unwrap());
+        let json = |stack| {
+            with_names(|names| serde_json::to_value(Hit(NamedStack { stack, names, lines: None })).unwrap())
+        };
         let [whole, cut] = stacks();
         let expected = serde_json::json!({
             "stack": [

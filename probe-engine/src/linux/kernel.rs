@@ -8,7 +8,7 @@ use super::kallsyms::{self, KallsymsError};
 use super::landmarks::Boot;
 use super::patched::PatchedText;
 use super::relocations::{self, RelocatedPointer, RelocationsError};
-use super::symbol_file::{self, SymbolFileError};
+use super::symbol_file::{SymbolFile, SymbolFileError};
 use super::symbols::SymbolTable;
 use super::symtab;
 use super::unpack::{UnpackError, unpack};
@@ -46,10 +46,10 @@ pub enum KernelError {
     #[error(transparent)]
     Vmlinux(#[from] VmlinuxError),
     /// No symbols inside, and none given.
-    #[error("the kernel's symbols cannot be read from it: give them with --system-map")]
+    #[error("the kernel's symbols cannot be read from it: give them with --symbols")]
     Symbols(#[from] KallsymsError),
     /// An unusable file of symbols.
-    #[error("the symbols cannot be taken from the file that --system-map names")]
+    #[error("the symbols cannot be taken from the file that --symbols names")]
     SymbolFile(#[from] SymbolFileError),
     /// A kernel that may be moved by a slide that nothing tells.
     #[error(transparent)]
@@ -57,13 +57,12 @@ pub enum KernelError {
 }
 
 impl Kernel {
-    /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from the file `symbols` when given, which
-    /// is a System.map or an ELF vmlinux, from the image's own kallsyms otherwise, or from its symbol table when it has
-    /// one and no kallsyms.
+    /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from the file `symbols` when given, from the
+    /// image's own kallsyms otherwise, or from its symbol table when it has one and no kallsyms.
     ///
     /// # Errors
     /// [`KernelError`], a sentence for the user, causes behind it.
-    pub fn read(file: &[u8], symbols: Option<&[u8]>) -> Result<Self, KernelError> {
+    pub fn read(file: &[u8], symbols: Option<&SymbolFile>) -> Result<Self, KernelError> {
         Self::read_with(file, symbols, &mut |_| ())
     }
 
@@ -74,7 +73,7 @@ impl Kernel {
     /// As those of [`read`](Self::read).
     pub fn read_with(
         file: &[u8],
-        symbols: Option<&[u8]>,
+        symbols: Option<&SymbolFile>,
         done: &mut dyn FnMut(&'static str),
     ) -> Result<Self, KernelError> {
         let (unpacked, setup, decompressor) = if file.starts_with(b"\x7fELF") {
@@ -168,9 +167,9 @@ impl Kernel {
 
 /// The kernel's symbols: from `file` beside it where there is one, otherwise from its own kallsyms, or from its symbol
 /// table.
-fn read_symbols(image: &Vmlinux, file: Option<&[u8]>) -> Result<SymbolTable, KernelError> {
+fn read_symbols(image: &Vmlinux, file: Option<&SymbolFile>) -> Result<SymbolTable, KernelError> {
     match file {
-        Some(file) => Ok(symbol_file::read(file, image)?),
+        Some(file) => Ok(file.symbols(image)?),
         None => kallsyms::decode(image)
             .or_else(|error| symtab::read(image).map_err(|_| KernelError::Symbols(error))),
     }

@@ -8,10 +8,12 @@ use std::ops::Range;
 
 use object::Endianness;
 use object::elf::{
-    ELFDATA2LSB, EM_X86_64, FileHeader64, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SectionHeader64,
+    ELFDATA2LSB, EM_X86_64, FileHeader64, NT_GNU_BUILD_ID, PF_X, PT_LOAD, SHF_ALLOC, SHF_EXECINSTR,
+    SHF_WRITE, SectionHeader64,
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
+use super::read::u32_at;
 use crate::addr::{Gpa, Gva};
 
 /// Sections of code that the kernel frees once it has booted (`__init_begin` to `__init_end`). `.exit.text` is
@@ -263,6 +265,26 @@ impl Vmlinux {
         })
     }
 
+    /// What the linker has computed of the whole kernel to tell it from all others (CONFIG_BUILD_SALT, `--build-id`): the
+    /// note `GNU` of type NT_GNU_BUILD_ID in `.notes`.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&[u8]> {
+        // Elf64_Nhdr {u32 namesz, u32 descsz, u32 type}, name and contents behind it, each filled up to 4 bytes.
+        let mut rest =
+            self.file.get(self.sections.iter().find(|section| section.name == ".notes")?.file.clone())?;
+        loop {
+            let [name_len, len, kind] = [0, 4, 8].map(|at| u32_at(rest, at));
+            let (name_len, len) = (name_len? as usize, len? as usize);
+            let name = rest.get(12..)?.get(..name_len)?;
+            let start = 12 + name_len.next_multiple_of(4);
+            let contents = rest.get(start..)?.get(..len)?;
+            if kind == Some(NT_GNU_BUILD_ID) && name == b"GNU\0" && !contents.is_empty() {
+                return Some(contents);
+            }
+            rest = rest.get(start + len.next_multiple_of(4)..)?;
+        }
+    }
+
     /// Whether code lies at a link-time address, init code included.
     #[must_use]
     pub fn is_text(&self, at: Gva) -> bool {
@@ -321,6 +343,30 @@ mod tests {
         assert!(image.is_text(Gva(TEXT + 63)) && !image.is_text(Gva(TEXT + 64)));
         assert!(image.is_init_text(Gva(TEXT + 0x2000)) && !image.is_init_text(Gva(TEXT)));
         assert!(!image.is_text(Gva(TEXT + 0x1000)));
+    }
+
+    #[test]
+    fn the_build_id_is_found_among_other_notes() {
+        let note = |name: &[u8], kind: u32, contents: &[u8]| {
+            let mut note = [name.len() as u32, contents.len() as u32, kind].map(u32::to_le_bytes).concat();
+            for part in [name, contents] {
+                note.extend(part);
+                note.resize(note.len().next_multiple_of(4), 0);
+            }
+            note
+        };
+        let build_id = |notes: &[Vec<u8>]| {
+            let parts =
+                [Part::text(".text", TEXT, vec![0x90]), Part::data(".notes", TEXT + 0x1000, notes.concat())];
+            Vmlinux::parse(elf(&parts)).unwrap().build_id().map(<[u8]>::to_vec)
+        };
+        let (xen, own) = (note(b"Xen\0", 3, b"guest"), note(b"GNU\0", 3, &[1; 20]));
+        assert_eq!(build_id(&[xen.clone(), note(b"GNU\0", 1, &[2; 16]), own.clone()]), Some(vec![1; 20]));
+        assert_eq!(build_id(&[own]), Some(vec![1; 20]));
+        assert_eq!(build_id(&[xen]), None);
+        assert_eq!(build_id(&[vec![0xff; 40]]), None, "a length that leads out of the section");
+        assert_eq!(build_id(&[]), None);
+        assert_eq!(Vmlinux::parse(image()).unwrap().build_id(), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::linux::symbol_file::SymbolFile;
 use crate::linux::testing::{Part, elf};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -20,7 +21,7 @@ fn kernel() -> Kernel {
     ];
     let lines = symbols.map(|(offset, symbol)| format!("{:x} {symbol}\n", TEXT + offset));
     let map = format!("{}{DATA:x} d first\n", lines.concat());
-    Kernel::read(&image, Some(map.as_bytes())).unwrap()
+    Kernel::read(&image, Some(&SymbolFile::parse(map.into_bytes()).unwrap())).unwrap()
 }
 
 #[test]

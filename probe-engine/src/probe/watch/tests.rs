@@ -1,4 +1,5 @@
 use super::*;
+use crate::linux::symbol_file::SymbolFile;
 use crate::linux::testing::{Part, elf};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -29,7 +30,7 @@ fn kernel_with(per_cpu: &str) -> Kernel {
         DATA + 0x31,
         DATA + 0x80,
     );
-    Kernel::read(&image, Some(map.as_bytes())).unwrap()
+    Kernel::read(&image, Some(&SymbolFile::parse(map.into_bytes()).unwrap())).unwrap()
 }
 
 #[test]

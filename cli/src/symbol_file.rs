@@ -1,0 +1,95 @@
+//! The file beside the kernel that says more of it: `--symbols`, or the vmlinux of the same build.
+
+use crate::args::SymbolSource;
+use crate::target::read;
+use anyhow::{Context, Result};
+use guest_kernels::KernelFiles;
+use probe_engine::linux::dwarf::{DebugFile, DwarfError};
+use probe_engine::linux::kernel::{Kernel, KernelError};
+use probe_engine::linux::symbol_file::{SymbolFile, check_build};
+use probe_engine::linux::vmlinux::Vmlinux;
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+/// A kernel's file, and where more is said of it.
+pub(crate) struct KernelSource {
+    image: PathBuf,
+    /// What --symbols names.
+    named: Option<PathBuf>,
+    /// What lies in the folder of the build.
+    built: Option<PathBuf>,
+    /// What one of them holds, once it was read.
+    file: OnceCell<SymbolFile>,
+}
+
+impl KernelSource {
+    /// That of the kernel at `image`. `built` is the vmlinux of its build, where there is one.
+    pub(crate) fn new(image: &Path, built: Option<&Path>, symbols: &SymbolSource) -> Self {
+        Self {
+            image: image.to_owned(),
+            named: symbols.symbols.clone(),
+            built: built.map(Path::to_owned),
+            file: OnceCell::new(),
+        }
+    }
+
+    /// That of a kernel's files.
+    pub(crate) fn of(files: &KernelFiles, symbols: &SymbolSource) -> Self {
+        Self::new(&files.image, files.vmlinux.as_deref(), symbols)
+    }
+
+    /// Reads and understands the kernel, whose file holds `image`.
+    pub(crate) fn kernel(&self, image: &[u8]) -> Result<Kernel> {
+        self.kernel_with(image, &mut |_| ())
+    }
+
+    /// As [`kernel`](Self::kernel), and calls `done` with the name of each step when it is done.
+    pub(crate) fn kernel_with(&self, image: &[u8], done: &mut dyn FnMut(&'static str)) -> Result<Kernel> {
+        let named = self.named.as_deref().map(|path| self.file(path)).transpose()?;
+        match Kernel::read_with(image, named, done) {
+            Err(KernelError::Symbols(_)) if named.is_none() && self.built.is_some() => {
+                let built = self.built.as_deref().map(|path| self.file(path)).transpose()?;
+                Kernel::read_with(image, built, done)
+            }
+            kernel => kernel,
+        }
+        .with_context(|| format!("cannot use the kernel {}", self.image.display()))
+    }
+
+    /// The kernel's ELF file with debugging information: what --symbols names, what the build has left, or the kernel's own;
+    /// `None` where there is none.
+    pub(crate) fn debug<'a>(&'a self, kernel: &'a Kernel) -> Result<Option<DebugFile<'a>>> {
+        if let Some(path) = &self.named {
+            return self.file(path)?.image().map_or(Ok(None), |image| debug(image, path));
+        }
+        if let Some(path) = &self.built {
+            let image = self.file(path).ok().and_then(SymbolFile::image);
+            if let Some(image) = image.filter(|image| check_build(image, kernel.image()).is_ok()) {
+                return debug(image, path);
+            }
+        }
+        debug(kernel.image(), &self.image)
+    }
+
+    /// Whether the user has named a file, so that what it says is worth the time.
+    pub(crate) fn is_named(&self) -> bool {
+        self.named.is_some()
+    }
+
+    fn file(&self, path: &Path) -> Result<&SymbolFile> {
+        if let Some(file) = self.file.get() {
+            return Ok(file);
+        }
+        let file = SymbolFile::parse(read(path)?)
+            .with_context(|| format!("the symbols cannot be taken from {}", path.display()))?;
+        Ok(self.file.get_or_init(|| file))
+    }
+}
+
+fn debug<'a>(image: &'a Vmlinux, path: &Path) -> Result<Option<DebugFile<'a>>> {
+    match DebugFile::read(image.file()) {
+        Ok(file) => Ok(Some(file)),
+        Err(DwarfError::Missing) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot use {}", path.display())),
+    }
+}
