@@ -1,9 +1,11 @@
 //! The file beside the kernel that says more of it: `--symbols`, or the vmlinux of the same build.
 
 use crate::args::SymbolSource;
+use crate::say::say;
 use crate::target::read;
 use anyhow::{Context, Result};
 use guest_kernels::KernelFiles;
+use probe_engine::linux::btf::BtfError;
 use probe_engine::linux::dwarf::{DebugFile, DwarfError};
 use probe_engine::linux::kernel::{Kernel, KernelError};
 use probe_engine::linux::symbol_file::{SymbolFile, check_build};
@@ -46,29 +48,57 @@ impl KernelSource {
     /// As [`kernel`](Self::kernel), and calls `done` with the name of each step when it is done.
     pub(crate) fn kernel_with(&self, image: &[u8], done: &mut dyn FnMut(&'static str)) -> Result<Kernel> {
         let named = self.named.as_deref().map(|path| self.file(path)).transpose()?;
-        match Kernel::read_with(image, named, done) {
-            Err(KernelError::Symbols(_)) if named.is_none() && self.built.is_some() => {
-                let built = self.built.as_deref().map(|path| self.file(path)).transpose()?;
-                Kernel::read_with(image, built, done)
+        let mut kernel = match Kernel::read_with(image, named, done) {
+            Err(error @ KernelError::Symbols(_)) if named.is_none() => {
+                let built = self.built.as_deref().and_then(|path| self.file(path).ok());
+                built.and_then(|built| Kernel::read_with(image, Some(built), done).ok()).ok_or(error)
             }
             kernel => kernel,
         }
-        .with_context(|| format!("cannot use the kernel {}", self.image.display()))
+        .with_context(|| format!("cannot use the kernel {}", self.image.display()))?;
+        if matches!(kernel.btf(), Err(BtfError::Missing)) {
+            self.add_types(&mut kernel)?;
+            done("types");
+        }
+        Ok(kernel)
+    }
+
+    /// Gives a kernel without types those that the file beside it has.
+    fn add_types(&self, kernel: &mut Kernel) -> Result<()> {
+        let beside = self.beside(kernel)?;
+        let path = beside.map_or(&*self.image, |(_, path)| path);
+        match kernel.take_types(beside.map(|(image, _)| image)) {
+            Ok(()) | Err(DwarfError::Missing) => Ok(()),
+            // The kernel can be used without them.
+            Err(error) if !self.is_named() => {
+                say(format_args!("the kernel's types cannot be taken from {}: {error}", path.display()));
+                Ok(())
+            }
+            Err(error) => Err(error)
+                .with_context(|| format!("the kernel's types cannot be taken from {}", path.display())),
+        }
+    }
+
+    /// The ELF file beside the kernel, if that is of the same build.
+    fn beside(&self, kernel: &Kernel) -> Result<Option<(&Vmlinux, &Path)>> {
+        if let Some(path) = self.named.as_deref() {
+            return Ok(self.file(path)?.image().map(|image| (image, path)));
+        }
+        let Some(path) = self.built.as_deref() else { return Ok(None) };
+        // One that nobody has named may be anything.
+        let image = self.file(path).ok().and_then(SymbolFile::image);
+        Ok(image.filter(|image| check_build(image, kernel.image()).is_ok()).map(|image| (image, path)))
     }
 
     /// The kernel's ELF file with debugging information: what --symbols names, what the build has left, or the kernel's own;
     /// `None` where there is none.
     pub(crate) fn debug<'a>(&'a self, kernel: &'a Kernel) -> Result<Option<DebugFile<'a>>> {
-        if let Some(path) = &self.named {
-            return self.file(path)?.image().map_or(Ok(None), |image| debug(image, path));
+        let (image, path) = self.beside(kernel)?.unwrap_or((kernel.image(), &self.image));
+        match DebugFile::read(image.file()) {
+            Ok(file) => Ok(Some(file)),
+            Err(DwarfError::Missing) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot use {}", path.display())),
         }
-        if let Some(path) = &self.built {
-            let image = self.file(path).ok().and_then(SymbolFile::image);
-            if let Some(image) = image.filter(|image| check_build(image, kernel.image()).is_ok()) {
-                return debug(image, path);
-            }
-        }
-        debug(kernel.image(), &self.image)
     }
 
     /// Whether the user has named a file, so that what it says is worth the time.
@@ -83,13 +113,5 @@ impl KernelSource {
         let file = SymbolFile::parse(read(path)?)
             .with_context(|| format!("the symbols cannot be taken from {}", path.display()))?;
         Ok(self.file.get_or_init(|| file))
-    }
-}
-
-fn debug<'a>(image: &'a Vmlinux, path: &Path) -> Result<Option<DebugFile<'a>>> {
-    match DebugFile::read(image.file()) {
-        Ok(file) => Ok(Some(file)),
-        Err(DwarfError::Missing) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot use {}", path.display())),
     }
 }

@@ -3,6 +3,7 @@
 
 use super::btf::{Btf, BtfError};
 use super::bzimage::{BzImage, BzImageError};
+use super::dwarf::{self, DebugFile, DwarfError};
 use super::ftrace::FtraceSites;
 use super::kallsyms::{self, KallsymsError};
 use super::landmarks::Boot;
@@ -26,6 +27,8 @@ pub struct Kernel {
     symbols: SymbolTable,
     patched: PatchedText,
     ftrace: FtraceSites,
+    /// A `.BTF` section, where the image has none.
+    types: Option<Vec<u8>>,
     /// The setup header of its bzImage.
     setup: Vec<u8>,
     /// The bzImage's decompressor, if it came with one.
@@ -93,7 +96,7 @@ impl Kernel {
         done("patched text");
         let ftrace = FtraceSites::of(&image, &symbols);
         let relocated = relocations::first_pointer(&image)?;
-        Ok(Self { image, symbols, patched, ftrace, setup, decompressor, relocated })
+        Ok(Self { image, symbols, patched, ftrace, types: None, setup, decompressor, relocated })
     }
 
     /// Its symbols.
@@ -143,7 +146,23 @@ impl Kernel {
     /// # Errors
     /// [`BtfError`] when it has none, or a damaged one.
     pub fn btf(&self) -> Result<Btf<'_>, BtfError> {
-        Btf::parse(self.image.section(".BTF").ok_or(BtfError::Missing)?.bytes)
+        let own = self.image.section(".BTF").map(|section| section.bytes);
+        Btf::parse(own.or(self.types.as_deref()).ok_or(BtfError::Missing)?)
+    }
+
+    /// Takes the types of a kernel that has none from the ELF file of its build, or from its own image: from `.BTF`, or from
+    /// debugging information, which takes seconds.
+    ///
+    /// # Errors
+    /// [`DwarfError`] where it has neither, or they cannot be read.
+    pub fn take_types(&mut self, file: Option<&Vmlinux>) -> Result<(), DwarfError> {
+        let file = file.unwrap_or(&self.image);
+        let section = file.section(".BTF").map(|section| section.bytes.to_vec());
+        self.types = Some(match section {
+            Some(section) => section,
+            None => dwarf::btf(&DebugFile::read(file.file())?)?,
+        });
+        Ok(())
     }
 
     /// How it is booted directly.

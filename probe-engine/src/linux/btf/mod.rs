@@ -20,6 +20,7 @@ use super::nearest;
 use super::read::{u16_at, u32_at};
 
 pub use self::lookup::Function;
+pub(super) use self::record::kind;
 pub use self::types::{
     Enumeration, Int, Kind, Linkage, Member, Modifier, Prototype, Section, Structure, Type,
 };

@@ -10,26 +10,26 @@ use crate::linux::read::u32_at;
 const LONGEST_NAME: usize = 512;
 
 /// Numbers of the kinds of types (BTF_KIND_*).
-pub(super) mod kind {
-    pub(in super::super) const INT: u8 = 1;
-    pub(in super::super) const PTR: u8 = 2;
-    pub(in super::super) const ARRAY: u8 = 3;
-    pub(in super::super) const STRUCT: u8 = 4;
-    pub(in super::super) const UNION: u8 = 5;
-    pub(in super::super) const ENUM: u8 = 6;
-    pub(in super::super) const FWD: u8 = 7;
-    pub(in super::super) const TYPEDEF: u8 = 8;
-    pub(in super::super) const VOLATILE: u8 = 9;
-    pub(in super::super) const CONST: u8 = 10;
-    pub(in super::super) const RESTRICT: u8 = 11;
-    pub(in super::super) const FUNC: u8 = 12;
-    pub(in super::super) const FUNC_PROTO: u8 = 13;
-    pub(in super::super) const VAR: u8 = 14;
-    pub(in super::super) const DATASEC: u8 = 15;
-    pub(in super::super) const FLOAT: u8 = 16;
-    pub(in super::super) const DECL_TAG: u8 = 17;
-    pub(in super::super) const TYPE_TAG: u8 = 18;
-    pub(in super::super) const ENUM64: u8 = 19;
+pub(in crate::linux) mod kind {
+    pub(in crate::linux) const INT: u8 = 1;
+    pub(in crate::linux) const PTR: u8 = 2;
+    pub(in crate::linux) const ARRAY: u8 = 3;
+    pub(in crate::linux) const STRUCT: u8 = 4;
+    pub(in crate::linux) const UNION: u8 = 5;
+    pub(in crate::linux) const ENUM: u8 = 6;
+    pub(in crate::linux) const FWD: u8 = 7;
+    pub(in crate::linux) const TYPEDEF: u8 = 8;
+    pub(in crate::linux) const VOLATILE: u8 = 9;
+    pub(in crate::linux) const CONST: u8 = 10;
+    pub(in crate::linux) const RESTRICT: u8 = 11;
+    pub(in crate::linux) const FUNC: u8 = 12;
+    pub(in crate::linux) const FUNC_PROTO: u8 = 13;
+    pub(in crate::linux) const VAR: u8 = 14;
+    pub(in crate::linux) const DATASEC: u8 = 15;
+    pub(in crate::linux) const FLOAT: u8 = 16;
+    pub(in crate::linux) const DECL_TAG: u8 = 17;
+    pub(in crate::linux) const TYPE_TAG: u8 = 18;
+    pub(in crate::linux) const ENUM64: u8 = 19;
 }
 
 /// One `struct btf_type {u32 name, u32 info, u32 size_or_type}` and what follows it.

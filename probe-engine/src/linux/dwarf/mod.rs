@@ -1,21 +1,25 @@
 //! What the debugging information of a `vmlinux` says (DWARF, by `gimli`): which source line each instruction is from,
-//! and through which inlined functions.
+//! through which inlined functions, and what its types are.
 //!
 //! A kernel's is some 250 MB, and is walked once for each question. What comes out of a walk is plain data without a
 //! reference to the file. A damaged file ends a walk with an error, or leaves out what it has damaged; work and memory
 //! are linear in its size.
 
+mod attributes;
+mod btf;
 mod files;
 mod inlined;
 mod rows;
 mod sections;
 mod source;
+mod types;
 mod units;
 
 use gimli::{EndianSlice, LittleEndian};
 
 pub use self::sections::DebugFile;
 pub use self::source::SourceMap;
+pub use self::types::btf;
 
 /// How a section is read.
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -35,6 +39,11 @@ pub enum DwarfError {
     /// It does not hold.
     #[error("the debugging information (DWARF) is damaged")]
     Damaged(#[from] gimli::Error),
+    /// Types of several units are entangled.
+    #[error(
+        "types of a kernel that was compiled at once (LTO) are not read from its debugging information (DWARF)"
+    )]
+    ForeignType,
     /// Far more than any kernel has.
     #[error("the debugging information (DWARF) describes more than a kernel can have")]
     TooMuch,

@@ -1,0 +1,391 @@
+//! The types and functions of a kernel as a `.BTF` section, for a kernel that has none of its own: what `pahole -J` does.
+//!
+//! Not in it are variables: which of them are per-CPU is not said by their types.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use gimli::{UnitRef, constants as dw};
+
+use super::attributes::{Attributes, Constant};
+use super::btf::{Declared, MOST_PARTS, Pool, Record};
+use super::files::{Files, UnitFiles};
+use super::units::Units;
+use super::{DebugFile, DwarfError, Slice};
+use crate::linux::btf::kind;
+
+/// Most types between one and what it is made of in the end, such as pointers to pointers.
+const DEEPEST: usize = 256;
+/// From a function's code to the entry that says what it takes.
+const LONGEST_CHAIN: usize = 4;
+
+/// Makes the section of a kernel's debugging information.
+///
+/// # Errors
+/// [`DwarfError`] for a damaged file, and for one whose units refer to each other's types.
+pub fn btf(file: &DebugFile<'_>) -> Result<Vec<u8>, DwarfError> {
+    let dwarf = file.dwarf()?;
+    let (mut pool, mut files) = (Pool::default(), Files::default());
+    for header in Units::of(&dwarf)?.headers {
+        let unit = dwarf.unit(header)?;
+        let mut types = UnitTypes::read(unit.unit_ref(&dwarf))?;
+        types.declare(&mut pool, &mut files)?;
+        types.make(&mut pool)?;
+        types.fill(&mut pool)?;
+    }
+    pool.finish()
+}
+
+/// An entry of a unit that is a type, or a function.
+struct Entry<'a> {
+    offset: usize,
+    tag: gimli::DwTag,
+    attributes: Attributes<'a>,
+    /// Members, enumerators, dimensions, parameters.
+    parts: Vec<Attributes<'a>>,
+    /// Whether its parameters end in `...`.
+    is_variadic: bool,
+    state: State,
+}
+
+/// What has become of an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Unknown,
+    /// It waits for what it is made of.
+    Open,
+    /// It is this type.
+    Known(u32),
+    /// It is this one, whose parts are to be filled in.
+    New(u32),
+}
+
+/// The types of one unit.
+struct UnitTypes<'u, 'a> {
+    unit: UnitRef<'u, Slice<'a>>,
+    /// By offset.
+    entries: Vec<Entry<'a>>,
+}
+
+impl<'u, 'a> UnitTypes<'u, 'a> {
+    fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
+        let mut found: Vec<Entry<'a>> = Vec::new();
+        // The entries around: depth, and which of those that were found.
+        let mut around: Vec<(isize, usize)> = Vec::new();
+        let mut entries = unit.entries_raw(None)?;
+        while !entries.is_empty() {
+            let (offset, depth) = (entries.next_offset().0, entries.next_depth());
+            let Some(abbreviation) = entries.read_abbreviation()? else { continue };
+            while around.last().is_some_and(|(outer, _)| *outer >= depth) {
+                around.pop();
+            }
+            let tag = abbreviation.tag();
+            let outer = around.last().filter(|(outer, _)| outer + 1 == depth).map(|(_, index)| *index);
+            let outer = outer.and_then(|index| found.get_mut(index));
+            if is_part(tag) {
+                let attributes = Attributes::read(&mut entries, abbreviation)?;
+                if let Some(outer) = outer.filter(|outer| outer.parts.len() < MOST_PARTS) {
+                    outer.parts.push(attributes);
+                }
+                continue;
+            }
+            if tag == dw::DW_TAG_unspecified_parameters
+                && let Some(outer) = outer
+            {
+                outer.is_variadic = true;
+            }
+            if is_type(tag) || tag == dw::DW_TAG_subprogram {
+                let attributes = Attributes::read(&mut entries, abbreviation)?;
+                around.push((depth, found.len()));
+                let (parts, is_variadic, state) = (Vec::new(), false, State::Unknown);
+                found.push(Entry { offset, tag, attributes, parts, is_variadic, state });
+                continue;
+            }
+            entries.skip_attributes(abbreviation.attributes())?;
+        }
+        Ok(Self { unit, entries: found })
+    }
+
+    fn index(&self, offset: usize) -> Option<usize> {
+        self.entries.binary_search_by_key(&offset, |entry| entry.offset).ok()
+    }
+
+    fn name(&self, attributes: &Attributes<'a>, pool: &mut Pool) -> Result<u32, DwarfError> {
+        let Some(name) = attributes.name else { return Ok(0) };
+        pool.name(self.unit.attr_string(name)?.slice())
+    }
+
+    /// Gives numbers to what is told by its declaration.
+    fn declare(&mut self, pool: &mut Pool, files: &mut Files) -> Result<(), DwarfError> {
+        let mut unit_files = UnitFiles::new(self.unit);
+        for index in 0..self.entries.len() {
+            let Some(entry) = self.entries.get(index) else { break };
+            let kind = match entry.tag {
+                dw::DW_TAG_structure_type | dw::DW_TAG_class_type => kind::STRUCT,
+                dw::DW_TAG_union_type => kind::UNION,
+                dw::DW_TAG_enumeration_type => kind::ENUM,
+                _ => continue,
+            };
+            let attributes = entry.attributes;
+            let name = self.name(&attributes, pool)?;
+            let state = if attributes.is_declaration && kind == kind::ENUM {
+                State::Known(pool.make(Record { name, kind, size_or_type: 4, ..Record::default() })?)
+            } else if attributes.is_declaration {
+                let flag = kind == kind::UNION;
+                State::Known(pool.make(Record { name, kind: kind::FWD, flag, ..Record::default() })?)
+            } else {
+                let members = if name == 0 { self.members_hash(entry)? } else { 0 };
+                let size = attributes.byte_size.and_then(|size| size.try_into().ok()).unwrap_or(0);
+                let file = unit_files.number(attributes.file, files);
+                let line = attributes.line;
+                match pool.declare(Declared { kind, name, size, file, line, members })? {
+                    (number, true) => State::New(number),
+                    (number, false) => State::Known(number),
+                }
+            };
+            if let Some(entry) = self.entries.get_mut(index) {
+                entry.state = state;
+            }
+        }
+        Ok(())
+    }
+
+    fn members_hash(&self, entry: &Entry<'a>) -> Result<u64, DwarfError> {
+        let mut hasher = DefaultHasher::new();
+        for part in &entry.parts {
+            let name = part.name.map(|name| self.unit.attr_string(name)).transpose()?;
+            name.map(|name| name.slice()).hash(&mut hasher);
+            (part.member_location, part.data_bit_offset, part.bit_size).hash(&mut hasher);
+        }
+        Ok(hasher.finish())
+    }
+
+    /// Gives numbers to what is made of others, those others first.
+    fn make(&mut self, pool: &mut Pool) -> Result<(), DwarfError> {
+        let mut open: Vec<usize> = Vec::new();
+        for index in 0..self.entries.len() {
+            open.push(index);
+            while let Some(next) = open.last().copied() {
+                let Some(entry) = self.entries.get_mut(next) else { break };
+                let is_first = entry.state == State::Unknown;
+                if !is_first && entry.state != State::Open {
+                    open.pop();
+                    continue;
+                }
+                entry.state = State::Open;
+                let before = open.len();
+                // What waits for itself, or for too much, is made without that.
+                if is_first && before < DEEPEST {
+                    let needed = self.needed(next);
+                    open.extend(needed.filter(|index| {
+                        self.entries.get(*index).is_some_and(|entry| entry.state == State::Unknown)
+                    }));
+                }
+                if open.len() == before {
+                    open.pop();
+                    let number = self.made(next, pool)?;
+                    if let Some(entry) = self.entries.get_mut(next) {
+                        entry.state = State::Known(number);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries that one is made of.
+    fn needed(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
+        let entry = self.entries.get(index);
+        let own = entry.into_iter().flat_map(|entry| [entry.attributes.ty, entry.attributes.origin]);
+        let has_parameters =
+            |entry: &&Entry<'_>| matches!(entry.tag, dw::DW_TAG_subroutine_type | dw::DW_TAG_subprogram);
+        let parts =
+            entry.filter(has_parameters).into_iter().flat_map(|entry| &entry.parts).map(|part| part.ty);
+        let needed: Vec<usize> = own.chain(parts).flatten().filter_map(|offset| self.index(offset)).collect();
+        needed.into_iter()
+    }
+
+    /// The number of the type at an offset; 0 (`void`) where there is none.
+    fn number(&self, offset: Option<usize>) -> u32 {
+        let entry = offset.and_then(|offset| self.index(offset)).and_then(|index| self.entries.get(index));
+        match entry.map(|entry| entry.state) {
+            Some(State::Known(number) | State::New(number)) => number,
+            _ => 0,
+        }
+    }
+
+    /// Makes a type whose parts are made.
+    fn made(&self, index: usize, pool: &mut Pool) -> Result<u32, DwarfError> {
+        let Some(entry) = self.entries.get(index) else { return Ok(0) };
+        let attributes = &entry.attributes;
+        let ty = self.number(attributes.ty);
+        let size = attributes.byte_size.and_then(|size| u32::try_from(size).ok()).unwrap_or(0);
+        let of = |kind| Record { kind, size_or_type: ty, ..Record::default() };
+        let record = match entry.tag {
+            dw::DW_TAG_base_type => {
+                let name = self.name(attributes, pool)?;
+                base(name, size, attributes.encoding)
+            }
+            dw::DW_TAG_pointer_type => of(kind::PTR),
+            dw::DW_TAG_const_type => of(kind::CONST),
+            dw::DW_TAG_volatile_type => of(kind::VOLATILE),
+            dw::DW_TAG_restrict_type => of(kind::RESTRICT),
+            dw::DW_TAG_typedef => Record { name: self.name(attributes, pool)?, ..of(kind::TYPEDEF) },
+            // Others qualify what they are made of in ways that C of the kernel has no words for.
+            dw::DW_TAG_atomic_type => return Ok(ty),
+            dw::DW_TAG_array_type => return self.array(entry, ty, pool),
+            dw::DW_TAG_subroutine_type => self.prototype(entry, pool)?,
+            dw::DW_TAG_subprogram => return self.function(index, pool),
+            _ => return Ok(0),
+        };
+        pool.make(record)
+    }
+
+    /// An array of arrays has one entry.
+    fn array(&self, entry: &Entry<'a>, element: u32, pool: &mut Pool) -> Result<u32, DwarfError> {
+        let int = pool.name(b"__ARRAY_SIZE_TYPE__")?;
+        let index = pool.make(base(int, 4, Some(dw::DW_ATE_unsigned)))?;
+        let mut ty = element;
+        for dimension in entry.parts.iter().rev() {
+            let count =
+                dimension.count.or(dimension.upper_bound.map(|last| last.wrapping_add(1))).unwrap_or(0);
+            let rest = vec![ty, index, count.try_into().unwrap_or(0)];
+            ty = pool.make(Record { kind: kind::ARRAY, rest, ..Record::default() })?;
+        }
+        Ok(ty)
+    }
+
+    fn prototype(&self, entry: &Entry<'a>, pool: &mut Pool) -> Result<Record, DwarfError> {
+        let mut rest = Vec::new();
+        for part in &entry.parts {
+            rest.extend([self.name(part, pool)?, self.number(part.ty)]);
+        }
+        if entry.is_variadic {
+            rest.extend([0, 0]);
+        }
+        let count = (rest.len() / 2) as u32;
+        let size_or_type = self.number(entry.attributes.ty);
+        Ok(Record { kind: kind::FUNC_PROTO, count, size_or_type, rest, ..Record::default() })
+    }
+
+    /// A function that has code of its own, or that of another one that does the same.
+    fn function(&self, index: usize, pool: &mut Pool) -> Result<u32, DwarfError> {
+        let Some(mut entry) = self.entries.get(index) else { return Ok(0) };
+        let Attributes { has_code, is_declaration, is_inline, .. } = entry.attributes;
+        if !has_code && (is_declaration || is_inline) {
+            return Ok(0);
+        }
+        for _ in 0..LONGEST_CHAIN {
+            let origin = entry.attributes.origin.and_then(|origin| self.index(origin));
+            let Some(origin) = origin.and_then(|origin| self.entries.get(origin)) else { break };
+            entry = origin;
+        }
+        let name = self.name(&entry.attributes, pool)?;
+        if name == 0 {
+            return Ok(0);
+        }
+        let prototype = self.prototype(entry, pool)?;
+        let size_or_type =
+            pool.make(Record { count: prototype.count.min(MOST_PARTS as u32), ..prototype })?;
+        let count = entry.attributes.is_external.into();
+        pool.make(Record { name, kind: kind::FUNC, count, size_or_type, ..Record::default() })
+    }
+
+    /// Fills in what has got its number by its declaration.
+    fn fill(&self, pool: &mut Pool) -> Result<(), DwarfError> {
+        for entry in &self.entries {
+            let State::New(number) = entry.state else { continue };
+            if entry.tag == dw::DW_TAG_enumeration_type {
+                self.fill_enumeration(entry, number, pool)?;
+                continue;
+            }
+            let has_bits = entry.parts.iter().any(|part| part.bit_size.is_some());
+            let mut rest = Vec::new();
+            for part in &entry.parts {
+                let bits = part.bit_size.unwrap_or(0) as u32;
+                let place = self.place(part).unwrap_or(0);
+                let place =
+                    if has_bits { (bits & 0xff) << 24 | (place as u32 & 0xff_ffff) } else { place as u32 };
+                rest.extend([self.name(part, pool)?, self.number(part.ty), place]);
+            }
+            pool.fill(number, has_bits, entry.parts.len() as u32, rest, false);
+        }
+        Ok(())
+    }
+
+    /// Bits from the start of the structure to a member.
+    fn place(&self, part: &Attributes<'a>) -> Option<u64> {
+        let start = part.member_location.unwrap_or(0).checked_mul(8)?;
+        if let Some(bits) = part.data_bit_offset {
+            return start.checked_add(bits);
+        }
+        let (Some(above), Some(size)) = (part.bit_offset, part.bit_size) else { return Some(start) };
+        let storage = part.byte_size.or_else(|| {
+            let index = part.ty.and_then(|ty| self.index(ty))?;
+            self.entries.get(index)?.attributes.byte_size
+        });
+        start.checked_add(storage?.checked_mul(8)?)?.checked_sub(above)?.checked_sub(size)
+    }
+
+    fn fill_enumeration(&self, entry: &Entry<'a>, number: u32, pool: &mut Pool) -> Result<(), DwarfError> {
+        let is_wide = entry.attributes.byte_size == Some(8);
+        let is_negative =
+            |part: &Attributes<'_>| matches!(part.constant, Some(Constant::Signed(value)) if value < 0);
+        let is_signed = entry.parts.iter().any(is_negative);
+        let mut rest = Vec::new();
+        for part in &entry.parts {
+            let value = match part.constant {
+                Some(Constant::Signed(value)) => value.cast_unsigned(),
+                Some(Constant::Unsigned(value)) => value,
+                None => 0,
+            };
+            rest.extend([self.name(part, pool)?, value as u32]);
+            if is_wide {
+                rest.push((value >> 32) as u32);
+            }
+        }
+        pool.fill(number, is_signed, entry.parts.len() as u32, rest, is_wide);
+        Ok(())
+    }
+}
+
+fn is_part(tag: gimli::DwTag) -> bool {
+    matches!(
+        tag,
+        dw::DW_TAG_member | dw::DW_TAG_enumerator | dw::DW_TAG_subrange_type | dw::DW_TAG_formal_parameter
+    )
+}
+
+fn is_type(tag: gimli::DwTag) -> bool {
+    matches!(
+        tag,
+        dw::DW_TAG_base_type
+            | dw::DW_TAG_pointer_type
+            | dw::DW_TAG_const_type
+            | dw::DW_TAG_volatile_type
+            | dw::DW_TAG_restrict_type
+            | dw::DW_TAG_atomic_type
+            | dw::DW_TAG_typedef
+            | dw::DW_TAG_array_type
+            | dw::DW_TAG_structure_type
+            | dw::DW_TAG_class_type
+            | dw::DW_TAG_union_type
+            | dw::DW_TAG_enumeration_type
+            | dw::DW_TAG_subroutine_type
+    )
+}
+
+/// A number, whose width follows what it is.
+fn base(name: u32, size: u32, encoding: Option<gimli::DwAte>) -> Record {
+    if encoding == Some(dw::DW_ATE_float) {
+        return Record { name, kind: kind::FLOAT, size_or_type: size, ..Record::default() };
+    }
+    // GCC marks none as a character in BTF, and so does pahole.
+    let what = match encoding {
+        Some(dw::DW_ATE_signed | dw::DW_ATE_signed_char) => 1,
+        Some(dw::DW_ATE_boolean) => 4,
+        _ => 0u32,
+    };
+    let rest = vec![what << 24 | (size.wrapping_mul(8) & 0xff)];
+    Record { name, kind: kind::INT, size_or_type: size, rest, ..Record::default() }
+}
