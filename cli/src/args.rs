@@ -75,7 +75,10 @@ pub(crate) struct Run {
     ///
     /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
     /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
-    /// (dummy:dummy_xmit), which need not be loaded yet. Of several functions that share a name, init_once#2 is the
+    /// (dummy:dummy_xmit), which need not be loaded yet. With debugging information (--symbols), a line of the source: of a
+    /// file (fs/open.c:1420, or open.c:1420 where that is one file), or of a function and what is inlined into it
+    /// (do_sys_openat2:1420), counted from the start of the file as stacks and `vmm symbols --lines` have it. All copies of
+    /// a line are probed that are inlined elsewhere, and are called so. Of several functions that share a name, init_once#2 is the
     /// second by address, as `vmm symbols` lists them. With %return behind a function or a pattern
     /// (vfs_read%return), its returns are probed. A function is shown as a call, by its own parameters.
     ///
@@ -377,7 +380,8 @@ pub(crate) struct KernelArg {
 pub(crate) struct SymbolSource {
     /// Take the kernel's symbols from this file: its ELF vmlinux, with debugging information or without, or its System.map
     ///
-    /// By debugging information (DWARF, CONFIG_DEBUG_INFO) stacks and panics are shown with file and line. A vmlinux must
+    /// By debugging information (DWARF, CONFIG_DEBUG_INFO) stacks and panics are shown with file and line, lines can be
+    /// probed, and a kernel without BTF has types. A vmlinux must
     /// be of the same build as the kernel, by its build-id. Of a build that --kernel DIR names, the vmlinux in it is
     /// used without being named, and is looked at when something needs it.
     #[arg(long, alias = "system-map", value_name = "FILE")]
@@ -485,6 +489,8 @@ pub(crate) struct Symbols {
     pub(crate) proto: bool,
     /// How functions are written
     ///
+    /// With --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the
+    /// line is of, where it is inlined) and refused. Otherwise:
     /// As JSON there is one object a line, with address (a hexadecimal string), name, size, alias_of, prototype (with
     /// --proto) and refused (why it cannot be probed, with --all).
     #[arg(long, value_enum, default_value_t = Format::Text)]

@@ -2,6 +2,7 @@
 
 use crate::mistake::{self, Mistake};
 use crate::say::say;
+use crate::symbol_file::KernelLines;
 use crate::target::{Asked, Counted, Found, Style};
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::Capture;
@@ -12,13 +13,14 @@ use probe_engine::lang::compile::{self, Site};
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::resolve;
-use probe_engine::probe::spec::ProbeSpec;
+use probe_engine::probe::resolve::{resolve, resolve_in_source};
+use probe_engine::probe::spec::{Location, ProbeSpec};
 
 /// Definitions become probes by this.
 pub(crate) struct Reader<'a> {
     kernel: &'a Kernel,
     btf: Option<&'a Btf<'a>>,
+    lines: &'a KernelLines<'a>,
     expand: Expand,
     /// Which hits count where a definition does not say it: as written, and as understood.
     filter: Option<(&'a str, Spanned<Filter>)>,
@@ -41,9 +43,14 @@ pub(crate) struct Source<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(kernel: &'a Kernel, btf: Option<&'a Btf<'a>>, expand: Expand) -> Self {
+    pub(crate) fn new(
+        kernel: &'a Kernel,
+        btf: Option<&'a Btf<'a>>,
+        lines: &'a KernelLines<'a>,
+        expand: Expand,
+    ) -> Self {
         let found = Found { probes: Vec::new(), refused: Vec::new() };
-        Self { kernel, btf, expand, filter: None, histograms: Vec::new(), changed: 0, found }
+        Self { kernel, btf, lines, expand, filter: None, histograms: Vec::new(), changed: 0, found }
     }
 
     /// Reads the filter of all definitions without one.
@@ -198,7 +205,11 @@ impl<'a> Reader<'a> {
     }
 
     fn places(&mut self, spec: &ProbeSpec) -> Result<Vec<Place>> {
-        let resolved = resolve(spec, self.kernel)?;
+        let is_line = matches!(spec.location(), Location::Line { .. });
+        let resolved = match if is_line { self.lines.map()? } else { None } {
+            Some(source) => resolve_in_source(spec, self.kernel, source)?,
+            None => resolve(spec, self.kernel)?,
+        };
         if !resolved.refused.is_empty() {
             self.found.refused.push((spec.to_string(), resolved.refused));
         }
@@ -248,6 +259,7 @@ fn spec(place: &ast::Place, returns: bool) -> String {
             format!("{module}{symbol}{offset}")
         }
         ast::Place::Address(at) => format!("{at:#x}"),
+        ast::Place::Line { of, line } => format!("{of}:{line}"),
     };
     format!("{place}{}", if returns { "%return" } else { "" })
 }

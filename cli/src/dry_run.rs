@@ -4,7 +4,7 @@ use crate::args::{Format, HostKind, Optimize, Run};
 use crate::listing::list;
 use crate::output::json;
 use crate::rooms::{self, Rooms};
-use crate::symbol_file::KernelSource;
+use crate::symbol_file::{KernelLines, KernelSource};
 use crate::target::{self, Asked, Found, Style};
 use anyhow::Result;
 use probe_engine::detour::verdict::{Function, verdict};
@@ -25,7 +25,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let files = args.guest.kernel.which.files()?;
     let source = KernelSource::of(&files, &args.guest.symbols);
     let kernel = source.kernel(&target::read(&files.image)?)?;
-    let found = target::find(args, &kernel)?;
+    let found = target::find(args, &kernel, &KernelLines::of(&source, &kernel))?;
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
     // Which host it will be is not known without a look at this machine.
     let most = match args.guest.place.host {

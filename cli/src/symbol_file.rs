@@ -6,7 +6,7 @@ use crate::target::read;
 use anyhow::{Context, Result};
 use guest_kernels::KernelFiles;
 use probe_engine::linux::btf::BtfError;
-use probe_engine::linux::dwarf::{DebugFile, DwarfError};
+use probe_engine::linux::dwarf::{DebugFile, DwarfError, SourceMap};
 use probe_engine::linux::kernel::{Kernel, KernelError};
 use probe_engine::linux::symbol_file::{SymbolFile, check_build};
 use probe_engine::linux::vmlinux::Vmlinux;
@@ -113,5 +113,30 @@ impl KernelSource {
         let file = SymbolFile::parse(read(path)?)
             .with_context(|| format!("the symbols cannot be taken from {}", path.display()))?;
         Ok(self.file.get_or_init(|| file))
+    }
+}
+
+/// The source of a kernel's text, which is read when it is needed first.
+pub(crate) struct KernelLines<'a> {
+    from: &'a KernelSource,
+    kernel: &'a Kernel,
+    map: OnceCell<Option<SourceMap>>,
+}
+
+impl<'a> KernelLines<'a> {
+    pub(crate) fn of(from: &'a KernelSource, kernel: &'a Kernel) -> Self {
+        Self { from, kernel, map: OnceCell::new() }
+    }
+
+    /// Which source the kernel's instructions are from; `None` where no debugging information says it.
+    pub(crate) fn map(&self) -> Result<Option<&SourceMap>> {
+        if let Some(map) = self.map.get() {
+            return Ok(map.as_ref());
+        }
+        let debug = self.from.debug(self.kernel)?;
+        let text = self.kernel.image().text_start();
+        let map = debug.map(|debug| SourceMap::read(&debug, text)).transpose();
+        let map = map.context("the kernel's source lines cannot be read")?;
+        Ok(self.map.get_or_init(|| map).as_ref())
     }
 }

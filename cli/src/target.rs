@@ -7,7 +7,7 @@ use crate::requirements;
 use crate::rooms::Rooms;
 use crate::run::Files;
 use crate::say::say;
-use crate::symbol_file::KernelSource;
+use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
 use guest_kernels::Cache;
 use probe_engine::capture::Capture;
@@ -172,12 +172,16 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let source = files.source(&run.guest.symbols);
     let kernel = source.kernel(&files.image)?;
     can_work(files, &kernel)?;
-    let Found { mut probes, refused } = find(run, &kernel)?;
+    let lines = KernelLines::of(&source, &kernel);
+    let Found { mut probes, refused } = find(run, &kernel, &lines)?;
     Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
-    let lines = if run.stack.is_some() || source.is_named() { lines(&source, &kernel)? } else { None };
+    let lines = match run.stack.is_some() || source.is_named() {
+        true => lines.map()?.map(SourceMap::line_table),
+        false => None,
+    };
     let unwind = match run.stack {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
@@ -185,13 +189,6 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.once)?;
     Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, scope })
-}
-
-/// From which lines the text of `kernel` is, where its debugging information says it.
-fn lines(source: &KernelSource, kernel: &Kernel) -> Result<Option<LineTable>> {
-    let Some(debug) = source.debug(kernel)? else { return Ok(None) };
-    let map = SourceMap::read(&debug, kernel.image().text_start());
-    Ok(Some(map.context("the kernel's source lines cannot be read")?.line_table()))
 }
 
 /// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
@@ -267,11 +264,11 @@ pub(crate) struct Found {
     pub(crate) refused: Vec<(String, Vec<Refused>)>,
 }
 
-/// Finds all that was asked for in `kernel`.
-pub(crate) fn find(run: &Run, kernel: &Kernel) -> Result<Found> {
+/// Finds all that was asked for in `kernel`, places of lines by its `lines`.
+pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Result<Found> {
     let btf = kernel.btf().ok();
     let expand = if run.deep { Expand::All } else { Expand::Small };
-    let mut reader = Reader::new(kernel, btf.as_ref(), expand);
+    let mut reader = Reader::new(kernel, btf.as_ref(), lines, expand);
     if let Some(filter) = &run.filter {
         reader.filter(filter)?;
     }

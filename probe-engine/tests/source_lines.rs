@@ -1,4 +1,4 @@
-//! The source lines of a real kernel, compared with what addr2line(1) of binutils says.
+//! The source lines of a real kernel, compared with what addr2line(1) of binutils and gdb say.
 //!
 //! VMM_TEST_VMLINUX names an ELF vmlinux with debugging information, which is some 350 MB: without it there is nothing to
 //! compare, and the tests say so.
@@ -19,6 +19,7 @@ use std::{env, fs, thread};
 use probe_engine::addr::Gva;
 use probe_engine::linux::dwarf::{DebugFile, SourceMap};
 use probe_engine::linux::lines::{LineTable, SourceLine};
+use probe_engine::linux::symtab;
 use probe_engine::linux::vmlinux::Vmlinux;
 
 fn vmlinux() -> Option<String> {
@@ -81,16 +82,75 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-fn line_table(vmlinux: &str) -> (Vmlinux, LineTable) {
+fn source_map(vmlinux: &str) -> (Vmlinux, SourceMap) {
     let file = fs::read(vmlinux).unwrap();
     let start = Instant::now();
     let debug = DebugFile::read(&file).unwrap();
     let image = Vmlinux::parse(file.clone()).unwrap();
     let map = SourceMap::read(&debug, image.text_start()).unwrap();
-    let read = start.elapsed();
+    eprintln!("read in {:.1?}", start.elapsed());
+    (image, map)
+}
+
+fn line_table(vmlinux: &str) -> (Vmlinux, LineTable) {
+    let (image, map) = source_map(vmlinux);
+    let start = Instant::now();
     let table = map.line_table();
-    eprintln!("read in {read:.1?}, made {} bytes in {:.1?}", table.bytes(), start.elapsed() - read);
+    eprintln!("made {} bytes in {:.1?}", table.bytes(), start.elapsed());
     (image, table)
+}
+
+/// Where gdb puts a breakpoint on each line. It goes on to another line from one whose instruction is that of the next line,
+/// too: then there is none.
+fn breakpoints(vmlinux: &str, lines: &[(String, u32)]) -> Vec<Vec<Gva>> {
+    let mut command = Command::new("gdb");
+    command.args(["-batch", "-nx"]);
+    for (file, line) in lines {
+        command.args(["-ex", &format!("break {file}:{line}"), "-ex", "info breakpoints", "-ex", "delete"]);
+        command.args(["-ex", "echo next\\n"]);
+    }
+    let output = command.arg(vmlinux).output().expect("gdb is installed");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let address = |line: &str| {
+        let digits = line.split(" 0x").nth(1)?.split_whitespace().next()?;
+        u64::from_str_radix(digits, 16).ok().map(Gva)
+    };
+    let on_line = |(part, (_, line)): (&str, &(String, u32))| {
+        let end = format!(":{line}");
+        let rows = part.lines().filter(|row| row.contains(" y ") && row.ends_with(&end));
+        rows.filter_map(address).collect()
+    };
+    text.split("next\n").zip(lines).map(on_line).collect()
+}
+
+#[test]
+fn places_of_lines_are_where_gdb_has_them() {
+    let Some(vmlinux) = vmlinux() else { return };
+    let (image, map) = source_map(&vmlinux);
+    let symbols = symtab::read(&image).unwrap();
+    let mut asked = Vec::new();
+    for at in addresses(&image, 1_000) {
+        let Some(function) = symbols.function_at(at).map(|function| function.range()) else { continue };
+        let Some(file) = map.file_of(function.start) else { continue };
+        let lines: Vec<u32> = map.lines_with_code(file, Some(&function)).into_iter().collect();
+        if asked.len() < 50 && lines.len() > 4 && file.ends_with(".c") {
+            asked.push((function, (file.to_owned(), lines[lines.len() / 2])));
+        }
+    }
+    let lines: Vec<_> = asked.iter().map(|(_, line)| line.clone()).collect();
+    let theirs = breakpoints(&vmlinux, &lines);
+    let (mut same, mut known) = (0, 0);
+    for ((function, (file, line)), theirs) in asked.iter().zip(&theirs) {
+        let ours = map.places(file, *line, Some(function), &symbols);
+        let is_same = ours.iter().all(|place| theirs.contains(&place.at));
+        known += usize::from(!theirs.is_empty());
+        same += usize::from(is_same && !theirs.is_empty());
+        if !is_same {
+            eprintln!("{file}:{line} in {}: {ours:?}, gdb {theirs:?}", symbols.place(function.start));
+        }
+    }
+    eprintln!("of {} lines gdb stops on {known}, and we where it does on {same}", asked.len());
+    assert!(asked.len() == 50 && known >= 35 && same * 100 >= known * 95, "{same} of {known}");
 }
 
 #[test]

@@ -80,6 +80,13 @@ pub enum Place {
     },
     /// A link-time address.
     Address(u64),
+    /// `SYM[#N]:LINE` or `FILE:LINE`
+    Line {
+        /// `SYM[#N]` or `FILE`
+        of: String,
+        /// `LINE`, counted from the start of the file.
+        line: u32,
+    },
 }
 
 /// `NAME=FETCH:TYPE`

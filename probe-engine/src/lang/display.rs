@@ -52,6 +52,7 @@ impl Display for Place {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Address(address) => write!(f, "{address:#x}"),
+            Self::Line { of, line } => write!(f, "{of}:{line}"),
             Self::Symbol { module, symbol, offset } => {
                 module.iter().try_for_each(|module| write!(f, "{module}:"))?;
                 f.write_str(symbol)?;

@@ -51,6 +51,7 @@ pub enum Wanted {
     Calls,
     Symbol,
     Ordinal,
+    Line,
     PlaceOffset,
     Offset,
     Address,
@@ -73,6 +74,7 @@ impl std::fmt::Display for Wanted {
             Self::Calls => "a number of calls",
             Self::Symbol => "a symbol",
             Self::Ordinal => "the number of one of several symbols",
+            Self::Line => "a line of the source",
             Self::PlaceOffset => "an offset into a function",
             Self::Offset => "an offset",
             Self::Address => "an address",
@@ -96,6 +98,7 @@ impl Wanted {
         Some(match self {
             Self::Calls => "write a decimal number, or leave it out",
             Self::Ordinal => "write `#2` for the second of that name",
+            Self::Line => "lines are counted from 1 on, in the whole file",
             Self::PlaceOffset | Self::Offset | Self::Number => {
                 "write it in decimal, in hexadecimal after `0x`, or in octal after `0`"
             }
@@ -167,7 +170,7 @@ pub enum Mistake {
     ReturnOffset,
     #[error("an `f` probe is at a function's entry: there is no offset but 0")]
     EntryOffset,
-    #[error("a function's name is needed here, not an address")]
+    #[error("a function's name alone is needed here, no address and no line")]
     NeedsFunction,
     #[error("`{0}` cannot follow a place")]
     BadSuffix(String),

@@ -5,6 +5,7 @@ use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
 use crate::linux::symbols::named::Named;
+use crate::probe::spec::{LineOf, split_line};
 
 /// What the place means for what can be fetched there.
 #[derive(Debug, Clone, Copy)]
@@ -32,13 +33,14 @@ pub(super) fn parse(part: Part<'_>, kind: Kind) -> Result<(Kind, Spanned<Place>)
             return Err(suffix.wrong(Mistake::BadSuffix(suffix.text().to_owned())));
         }
     };
-    let found = match place.text().starts_with(|c: char| c.is_ascii_digit()) {
+    let is_line = split_line(place.text()).is_some();
+    let found = match place.text().starts_with(|c: char| c.is_ascii_digit()) && !is_line {
         true => digits(place)?,
         false => symbol(None, place)?,
     };
     match (kind, &found) {
         (Kind::Instruction, _) | (_, Place::Symbol { offset: 0, .. }) => Ok((kind, part.says(found))),
-        (_, Place::Address(_)) => Err(place.wrong(Mistake::NeedsFunction)),
+        (_, Place::Address(_) | Place::Line { .. }) => Err(place.wrong(Mistake::NeedsFunction)),
         (Kind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
         (Kind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
     }
@@ -60,6 +62,9 @@ fn digits(place: Part<'_>) -> Result<Place, Error> {
 
 /// `[MOD:]SYM[+offs]`; what is before the `:` is taken off once.
 fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
+    if let (None, Some((of, number))) = (module, split_line(place.text())) {
+        return line(place, of, number);
+    }
     if let (None, Some((module, symbol_part))) = (module, place.split_once(':')) {
         if module.is_empty() {
             return Err(place.wrong(Mistake::NoModule));
@@ -92,6 +97,25 @@ fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
         symbol: name.text().to_owned(),
         offset,
     })
+}
+
+/// `SYM:LINE` or `FILE:LINE`
+fn line(place: Part<'_>, of: &str, number: &str) -> Result<Place, Error> {
+    let (of_part, _) = place.split_at(of.len());
+    let Some(line) = number.parse().ok().filter(|line| *line > 0) else {
+        return Err(place.is_not(Wanted::Line));
+    };
+    if LineOf::is_file(of) {
+        let other = of.chars().find(|c| !is_of_symbol(*c) && !"/-+,~".contains(*c));
+        if let Some(character) = other {
+            return Err(of_part.wrong(Mistake::BadSymbol(character)));
+        }
+    } else if let Place::Symbol { offset: 1.., .. } = symbol(Some(of_part), of_part)? {
+        return Err(of_part.is_not(Wanted::Symbol));
+    } else if Glob::is_pattern(of) {
+        return Err(of_part.is_not(Wanted::Symbol));
+    }
+    Ok(Place::Line { of: of.to_owned(), line })
 }
 
 /// `+offs`

@@ -31,6 +31,10 @@ pub struct Resolved {
     pub refused: Vec<Refused>,
 }
 
+mod line;
+
+pub use line::resolve_in_source;
+
 /// A specification that came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
@@ -79,6 +83,50 @@ pub enum ResolveError {
         /// Its reason.
         reason: Unprobeable,
     },
+    /// A line, and nothing is known of the source.
+    #[error(
+        "`{0}` is a line of the source, which takes debugging information: name the kernel's vmlinux with --symbols"
+    )]
+    NeedsSource(String),
+    /// A function without source.
+    #[error("from which file `{0}` is, the debugging information does not say")]
+    NoSource(String),
+    /// No such file.
+    #[error("the kernel has no code of a file `{0}`")]
+    NoFile(String),
+    /// The name does not say which file.
+    #[error("the kernel has code of {} files `{name}`: write `{}`", .files.len(), .files.join("` or `"))]
+    SeveralFiles {
+        /// What was written.
+        name: String,
+        /// Which there are.
+        files: Vec<String>,
+    },
+    /// A line without code.
+    #[error("the kernel has no code of line {line} of {file}{}", next(*.nearest))]
+    NoCode {
+        /// The file.
+        file: String,
+        /// The line.
+        line: u32,
+        /// The nearest that has some.
+        nearest: Option<u32>,
+    },
+    /// A line of which a function has no code.
+    #[error(
+        "`{spec}` is a line of {file}, counted from the start of the file, of which `{function}` has no code{}",
+        next(*.nearest)
+    )]
+    NotOfFunction {
+        /// What was written.
+        spec: String,
+        /// The function.
+        function: String,
+        /// Its file.
+        file: String,
+        /// The nearest line of which it has some.
+        nearest: Option<u32>,
+    },
     /// The one place asked for cannot be probed.
     #[error("`{name}` cannot be probed: {reason}")]
     Unprobeable {
@@ -95,6 +143,10 @@ pub(super) fn suggestion(nearest: &[String]) -> String {
         [one] => format!("; did you mean `{one}`?"),
         several => format!("; did you mean one of `{}`?", several.join("`, `")),
     }
+}
+
+fn next(nearest: Option<u32>) -> String {
+    nearest.map(|line| format!("; the nearest line with code is {line}")).unwrap_or_default()
 }
 
 /// Finds what `spec` means in `kernel`.
@@ -114,6 +166,7 @@ pub fn resolve(spec: &ProbeSpec, kernel: &Kernel) -> Result<Resolved, ResolveErr
                 Place::Module { module: module.replace('-', "_"), symbol: symbol.clone(), offset: *offset };
             Ok(Resolved { places: vec![place], refused: Vec::new() })
         }
+        Location::Line { .. } => Err(ResolveError::NeedsSource(spec.to_string())),
     }
 }
 

@@ -39,11 +39,53 @@ pub enum Location {
     Address(Gva),
     /// The entries of all functions whose names match.
     Glob(Glob),
+    /// A line of the source.
+    Line {
+        /// Of what.
+        of: LineOf,
+        /// The line, counted from the start of the file.
+        line: u32,
+    },
+}
+
+/// What a line is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LineOf {
+    /// A function, and what is inlined into it: the line is one of the file that it is in. `#2` may be behind its name.
+    Function(String),
+    /// A file, by its path or the end of it.
+    File(String),
+}
+
+impl LineOf {
+    /// Whether `name` is that of a file of source, and no symbol.
+    #[must_use]
+    pub fn is_file(name: &str) -> bool {
+        const EXTENSIONS: [&str; 4] = [".c", ".h", ".S", ".rs"];
+        name.contains('/') || EXTENSIONS.iter().any(|extension| name.ends_with(extension))
+    }
+}
+
+/// What is before and behind the last `:` of a place, where that is a number.
+#[must_use]
+pub fn split_line(place: &str) -> Option<(&str, &str)> {
+    let (of, line) = place.rsplit_once(':')?;
+    let is_number = !line.is_empty() && line.bytes().all(|c| c.is_ascii_digit());
+    (is_number && !of.contains(':')).then_some((of, line))
 }
 
 /// Why a text is no [`ProbeSpec`], and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
+    /// `vfs_read:0`.
+    #[error("`{0}` is no line: they are counted from 1 on")]
+    BadLine(String),
+    /// `vfs_read:10%return`.
+    #[error("`{0}` is a line of the source: a return probe needs the function's name before `%return`")]
+    ReturnLine(String),
+    /// `vfs_*:10`, `vfs_read+4:10`.
+    #[error("`{0}` is neither a function nor a file of source (open.c): write one of them before the `:`")]
+    LineOfOther(String),
     /// Nothing at all.
     #[error(
         "empty: write a symbol (vfs_read), symbol+offset, MODULE:SYMBOL, an address (0xffffffff81000000) or a pattern (vfs_*)"
@@ -190,6 +232,13 @@ impl FromStr for ProbeSpec {
         }
         let location = if is_hexadecimal(place) {
             address(place)?
+        } else if let Some((of, number)) =
+            split_line(place).filter(|(of, _)| !is_command(of) && !of.is_empty())
+        {
+            if returns {
+                return Err(SpecError::ReturnLine(place.to_owned()));
+            }
+            line(of, number)?
         } else if let Some((module, symbol)) = place.split_once(':') {
             in_module(place, module, symbol)?
         } else if Glob::is_pattern(place) {
@@ -210,6 +259,27 @@ fn address(written: &str) -> Result<Location, SpecError> {
     match number(written) {
         Ok(value) => Ok(Location::Address(Gva(value))),
         Err(_) => Err(SpecError::BadAddress(written.to_owned())),
+    }
+}
+
+/// Whether a word begins a definition. A number behind `r` says how many calls are followed.
+fn is_command(word: &str) -> bool {
+    let is_return = word.strip_prefix('r').is_some_and(|most| most.bytes().all(|c| c.is_ascii_digit()));
+    matches!(word, "p" | "f") || is_return
+}
+
+/// A line of a function or of a file.
+fn line(of: &str, number: &str) -> Result<Location, SpecError> {
+    let line = number.parse().ok().filter(|line| *line > 0);
+    let line = line.ok_or_else(|| SpecError::BadLine(number.to_owned()))?;
+    if LineOf::is_file(of) {
+        let is_of_path = |c| is_of_symbol(c) || "/-+,~".contains(c);
+        check_characters(of, of, is_of_path)?;
+        return Ok(Location::Line { of: LineOf::File(of.to_owned()), line });
+    }
+    match symbol(of) {
+        Ok((name, 0)) if !of.contains('+') => Ok(Location::Line { of: LineOf::Function(name), line }),
+        _ => Err(SpecError::LineOfOther(of.to_owned())),
     }
 }
 
@@ -240,11 +310,7 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
         "tracepoint" | "rawtracepoint" | "uprobe" | "uretprobe" | "usdt" => {
             return Err(SpecError::KindUnknown(module.to_owned()));
         }
-        // A number behind `r` says how many calls are followed.
-        "p" | "f" => return Err(SpecError::NoPlace(written.to_owned())),
-        _ if module.strip_prefix('r').is_some_and(|most| most.bytes().all(|c| c.is_ascii_digit())) => {
-            return Err(SpecError::NoPlace(written.to_owned()));
-        }
+        _ if is_command(module) => return Err(SpecError::NoPlace(written.to_owned())),
         _ => {}
     }
     if place.is_empty() {
@@ -349,6 +415,10 @@ mod tests {
         Location::Module { module: module.to_owned(), symbol: symbol.to_owned(), offset }
     }
 
+    fn line(of: LineOf, line: u32) -> Location {
+        Location::Line { of, line }
+    }
+
     #[test]
     fn understood_and_given_back_as_written() {
         let cases = [
@@ -366,6 +436,11 @@ mod tests {
             ("ext4:ext4_readdir", module("ext4", "ext4_readdir", 0)),
             ("kvm_intel:vmx_exit+0x10", module("kvm_intel", "vmx_exit", 16)),
             ("8021q:vlan_init.isra.0", module("8021q", "vlan_init.isra.0", 0)),
+            ("vfs_read:460", line(LineOf::Function("vfs_read".to_owned()), 460)),
+            ("show#2:7", line(LineOf::Function("show#2".to_owned()), 7)),
+            ("open.c:1420", line(LineOf::File("open.c".to_owned()), 1420)),
+            ("8250_core.c:1", line(LineOf::File("8250_core.c".to_owned()), 1)),
+            ("drivers/gpu-x/a.rs:1", line(LineOf::File("drivers/gpu-x/a.rs".to_owned()), 1)),
             ("0xffffffff81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
             ("0XFFFFFFFF81000000", Location::Address(Gva(0xffff_ffff_8100_0000))),
             ("vfs_*", Location::Glob(Glob::new("vfs_*").unwrap())),
@@ -437,7 +512,14 @@ mod tests {
             ("ext*:ext4_readdir", SpecError::BadModule { module: text("ext*"), character: '*' }),
             ("kvm-intel:vmx_exit", SpecError::BadModule { module: text("kvm-intel"), character: '-' }),
             ("ext4:0xffffffffc0000000", SpecError::SymbolAndAddress(text("ext4:0xffffffffc0000000"))),
-            ("ext4:1234", SpecError::BareNumber(text("1234"))),
+            ("vfs_read:0", SpecError::BadLine(text("0"))),
+            ("open.c:4294967296", SpecError::BadLine(text("4294967296"))),
+            ("vfs_read:10%return", SpecError::ReturnLine(text("vfs_read:10"))),
+            ("vfs_read+4:10", SpecError::LineOfOther(text("vfs_read+4"))),
+            ("vfs_*:10", SpecError::LineOfOther(text("vfs_*"))),
+            ("a:b:10", SpecError::SeveralModules(text("a:b:10"))),
+            ("a%b/c.c:10", SpecError::UnknownSuffix(text("%b/c.c:10"))),
+            ("a b/c.c:10", SpecError::BadCharacter { written: text("a b/c.c"), character: ' ' }),
             ("ext4:+4", SpecError::NoSymbol(text("+4"))),
             ("ext4:a-4", SpecError::NegativeOffset(text("a-4"))),
             ("ext4:a b", character("a b", ' ')),

@@ -124,7 +124,9 @@ impl FromStr for WatchSpec {
         let place: ProbeSpec = place.parse()?;
         match place.location() {
             Location::Module { .. } => return Err(WatchSpecError::Module(place.to_string())),
-            Location::Glob(_) => return Err(WatchSpecError::NotOnePlace(place.to_string())),
+            Location::Glob(_) | Location::Line { .. } => {
+                return Err(WatchSpecError::NotOnePlace(place.to_string()));
+            }
             _ if place.returns() => return Err(WatchSpecError::NotOnePlace(place.to_string())),
             Location::Symbol { .. } | Location::Address(_) => {}
         }
@@ -208,7 +210,9 @@ pub fn resolve(spec: &WatchSpec, kernel: &Kernel) -> Result<Watch, WatchError> {
         Location::Symbol { name, offset } => in_symbol(name, *offset, length, kernel)?,
         // No other location makes a WatchSpec.
         Location::Address(at) => *at,
-        Location::Module { .. } | Location::Glob(_) => return Err(WatchError::Outside(Gva(0))),
+        Location::Module { .. } | Location::Glob(_) | Location::Line { .. } => {
+            return Err(WatchError::Outside(Gva(0)));
+        }
     };
     // Every CPU has its own copy of what lies there, and the kernel uses none of it but those.
     if per_cpu::section(kernel.symbols()).is_some_and(|section| at.is_in(&section)) {

@@ -9,6 +9,7 @@ mod attributes;
 mod btf;
 mod files;
 mod inlined;
+mod places;
 mod rows;
 mod sections;
 mod source;
@@ -17,6 +18,7 @@ mod units;
 
 use gimli::{EndianSlice, LittleEndian};
 
+pub use self::places::LinePlace;
 pub use self::sections::DebugFile;
 pub use self::source::SourceMap;
 pub use self::types::btf;
@@ -48,3 +50,6 @@ pub enum DwarfError {
     #[error("the debugging information (DWARF) describes more than a kernel can have")]
     TooMuch,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Which source each instruction of a kernel is from.
 
 use super::files::{Files, UNKNOWN, UnitFiles};
-use super::inlined::{Inlined, NO_CALL, Stretch};
+use super::inlined::{Call, Inlined, NO_CALL, Stretch};
 use super::rows::{self, Row};
 use super::units::Units;
 use super::{DebugFile, DwarfError};
@@ -14,14 +14,14 @@ const DEEPEST: usize = 1 << 10;
 /// The source of a kernel's text, at link-time addresses.
 #[derive(Debug)]
 pub struct SourceMap {
-    base: Gva,
-    files: Vec<String>,
-    root: Option<String>,
+    pub(super) base: Gva,
+    pub(super) files: Vec<String>,
+    pub(super) root: Option<String>,
     /// By address.
-    rows: Vec<Row>,
-    inlined: Inlined,
+    pub(super) rows: Vec<Row>,
+    pub(super) inlined: Inlined,
     /// From which byte on which inlined call holds, by address.
-    calls: Vec<(u32, u32)>,
+    pub(super) calls: Vec<(u32, u32)>,
 }
 
 impl SourceMap {
@@ -50,6 +50,29 @@ impl SourceMap {
     #[must_use]
     pub fn root(&self) -> Option<&str> {
         self.root.as_deref()
+    }
+
+    /// Bytes from the start of the text.
+    pub(super) fn offset(&self, at: Gva) -> Option<u32> {
+        at.offset_from(self.base)?.try_into().ok()
+    }
+
+    /// The innermost of the inlined calls at a byte.
+    pub(super) fn innermost_at(&self, at: u32) -> u32 {
+        let after = self.calls.partition_point(|(start, _)| *start <= at);
+        after.checked_sub(1).and_then(|index| self.calls.get(index)).map_or(NO_CALL, |(_, call)| *call)
+    }
+
+    /// All inlined calls at a byte with their numbers, the innermost first.
+    pub(super) fn calls_at(&self, at: u32) -> impl Iterator<Item = (u32, Call)> {
+        let mut next = self.innermost_at(at);
+        std::iter::from_fn(move || {
+            let number = next;
+            let call = self.inlined.calls.get(number as usize).filter(|_| number != NO_CALL)?;
+            // Whoever calls comes before what is called.
+            next = call.caller;
+            Some((number, *call))
+        })
     }
 
     /// All that is needed to say from which line an address is, as small as it can be.
