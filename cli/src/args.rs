@@ -470,6 +470,7 @@ Examples:
   vmm symbols 'vfs_*'
   vmm symbols --proto 'vfs_*'
   vmm symbols init_once
+  vmm symbols --symbols vmlinux --lines do_sys_openat2 --source ~/linux
   vmm symbols --all --kernel bzImage > symbols.txt")]
 pub(crate) struct Symbols {
     /// Only functions whose names match, as vfs_*
@@ -487,6 +488,15 @@ pub(crate) struct Symbols {
     /// parameters are not those that the source has. Where functions of one name differ, the first is shown.
     #[arg(long)]
     pub(crate) proto: bool,
+    /// Show the source of this function beside what can be probed, by debugging information (--symbols)
+    ///
+    /// Each line that has code has the address at which `--probe FUNCTION:LINE` stands, one for each copy that is inlined
+    /// into the function, and why it cannot be probed where it cannot. Lines are counted from the start of the file.
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["pattern", "all", "proto", "timing"])]
+    pub(crate) lines: Option<String>,
+    /// With --lines: the folder of the kernel's source [default: where it was compiled, or the folder that --kernel names]
+    #[arg(long, value_name = "DIR", requires = "lines")]
+    pub(crate) source: Option<PathBuf>,
     /// How functions are written
     ///
     /// With --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the

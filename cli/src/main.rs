@@ -18,6 +18,7 @@ mod rooms;
 mod run;
 mod say;
 mod shared_terminal;
+mod source_listing;
 mod symbol_file;
 mod symbols;
 mod target;

@@ -101,6 +101,11 @@ impl KernelSource {
         }
     }
 
+    /// The folder of the kernel's build, where that is known.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.built.as_deref()?.parent()
+    }
+
     /// Whether the user has named a file, so that what it says is worth the time.
     pub(crate) fn is_named(&self) -> bool {
         self.named.is_some()

@@ -4,6 +4,7 @@ use crate::args::{Format, Symbols};
 use crate::listing::list;
 use crate::output::json;
 use crate::say::{say, standard_error};
+use crate::source_listing;
 use crate::symbol_file::KernelSource;
 use crate::target::read;
 use anyhow::{Context, Result, bail};
@@ -23,7 +24,12 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
     let mut timing = Timing::start();
     let file = read(&files.image)?;
     timing.done("read");
-    let kernel = KernelSource::of(&files, &args.symbols).kernel_with(&file, &mut |step| timing.done(step))?;
+    let source = KernelSource::of(&files, &args.symbols);
+    let kernel = source.kernel_with(&file, &mut |step| timing.done(step))?;
+    if let Some(name) = &args.lines {
+        source_listing::show(args, name, &kernel, &source)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let btf = kernel.btf();
     timing.done("types");
     if args.timing {
