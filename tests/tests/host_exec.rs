@@ -39,6 +39,20 @@ fn variables_are_text_or_files_of_this_machine() {
     assert_eq!(output.status.code(), Some(0), "{said}\n{errors}");
 }
 
+/// A snapshot has what the kernel's random numbers are made of.
+#[test]
+fn each_host_has_random_numbers_of_its_own() {
+    let Some(binary) = binary() else { return };
+    let numbers = || {
+        let words = ["host", "exec", "/bin/busybox", "hexdump", "-n", "16", "/dev/urandom"];
+        let output = command(&binary, &env::temp_dir(), &words).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stdout.len() > 16);
+        output.stdout
+    };
+    assert_ne!(numbers(), numbers());
+}
+
 #[test]
 fn a_variable_without_a_name_or_a_file_that_is_not_there_is_an_error() {
     let Some(binary) = binary() else { return };

@@ -98,6 +98,7 @@ impl GuestCommand {
             outputs: 0,
             terminal: streams.terminal,
             time,
+            seed: None,
         };
         let Conversation { end, was_asked, lost, .. } = converse(&self.control, job, Vec::new(), streams)?;
         Ok(Ended { exit: end.map_err(why)?, was_asked, lost })

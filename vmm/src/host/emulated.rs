@@ -8,6 +8,7 @@ use super::protocol::{Exit, Job, ProtocolError};
 use super::pump::{Broken, Lost};
 use super::qemu::{HostImage, HostSize, Qemu};
 use super::snapshot::{PATIENCE, Place, SnapshotError, boot};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::error::Error;
 use std::fs::File;
 use std::io;
@@ -138,6 +139,7 @@ impl EmulatedHost {
             outputs: outputs.len(),
             terminal: streams.terminal,
             time,
+            seed: Some(seed().map_err(MachineError::SetUp)?),
         };
         let talked = converse(self.machine.control(), job, outputs, streams)?;
         let Conversation { end, was_asked, is_seen, lost } = talked;
@@ -151,6 +153,13 @@ impl EmulatedHost {
         })?;
         Ok(Ended { exit, was_asked, lost })
     }
+}
+
+/// Random bytes.
+fn seed() -> io::Result<[u8; 32]> {
+    let mut seed = [0; 32];
+    getrandom(&mut seed, GetRandomFlags::empty())?;
+    Ok(seed)
 }
 
 fn restore(

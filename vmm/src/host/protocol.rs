@@ -78,6 +78,9 @@ pub(crate) struct Job {
     pub(crate) terminal: Option<crate::terminal::Terminal>,
     /// Wall-clock time outside, in seconds since 1970.
     pub(crate) time: u64,
+    /// For a machine that was restored: what its random numbers are to begin with. Those of its snapshot would be the same in
+    /// each run.
+    pub(crate) seed: Option<[u8; 32]>,
 }
 
 /// What is run.
@@ -330,6 +333,7 @@ mod tests {
                 stderr: false,
             }),
             time: 1_790_000_000,
+            seed: Some([7; 32]),
         }
     }
 

@@ -339,6 +339,7 @@ mod tests {
             outputs,
             terminal,
             time: 0,
+            seed: None,
         }
     }
 

@@ -8,6 +8,7 @@
 mod batch;
 mod job;
 mod port;
+mod randomness;
 mod setup;
 
 use super::emulated::chain;
@@ -93,8 +94,9 @@ fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
         }
     };
     setup::set_clock(job.time);
+    let seeded = job.seed.map_or(Ok(()), |seed| randomness::seed(&seed));
     let outbox = Arc::new(outbox);
-    let last = match possible.and_then(|()| job::run(&job, frames, &outbox)) {
+    let last = match possible.and(seeded).and_then(|()| job::run(&job, frames, &outbox)) {
         Ok(exit) => FromAgent::Exit(exit).encode()?,
         Err(error) => FromAgent::Failed(&chain(&error)).encode()?,
     };

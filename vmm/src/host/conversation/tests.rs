@@ -24,6 +24,7 @@ fn job() -> Job {
         outputs: 0,
         terminal: None,
         time: 0,
+        seed: None,
     }
 }
 
