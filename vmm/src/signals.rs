@@ -31,34 +31,50 @@ pub fn kick(thread: &JoinHandle<()>) {
 /// The signals by which a process is told to end.
 pub(crate) const TO_END: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
-/// As long as there is one, those signals do not what they do by default. Without it they do, also where others have
-/// asked for them.
-pub(crate) struct Caught(Arc<AtomicBool>);
+/// As long as there is one that was not released, those signals do not what they do by default. Without one they do, also
+/// where others have asked for them.
+pub(crate) struct Caught {
+    is_held: AtomicBool,
+}
+
+/// What the handlers of this process do. A handler cannot be taken back, so each is installed once.
+struct Handlers {
+    /// Whether they do what a signal does by default.
+    by_default: Arc<AtomicBool>,
+    /// How many [`Caught`] hold that off.
+    holders: usize,
+}
+
+static HANDLERS: Mutex<Option<Handlers>> = Mutex::new(None);
 
 impl Caught {
     /// # Errors
     /// What sigaction(2) said.
     pub(crate) fn catch() -> io::Result<Self> {
-        // A handler cannot be taken back, so each is installed once for the process.
-        static ACTION: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
-        let mut installed = ACTION.lock().unwrap_or_else(PoisonError::into_inner);
-        let action = match &*installed {
-            Some(action) => action.clone(),
+        let mut installed = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let handlers = match &mut *installed {
+            Some(handlers) => handlers,
             None => {
-                let action = Arc::new(AtomicBool::new(true));
+                let by_default = Arc::new(AtomicBool::new(true));
                 for signal in TO_END {
-                    flag::register_conditional_default(signal, action.clone())?;
+                    flag::register_conditional_default(signal, by_default.clone())?;
                 }
-                installed.insert(action).clone()
+                installed.insert(Handlers { by_default, holders: 0 })
             }
         };
-        action.store(false, Ordering::Relaxed);
-        Ok(Self(action))
+        handlers.holders += 1;
+        handlers.by_default.store(false, Ordering::Relaxed);
+        Ok(Self { is_held: AtomicBool::new(true) })
     }
 
-    /// From now on they do again what they do by default.
+    /// From now on they do again what they do by default, unless another one is there.
     pub(crate) fn release(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        let mut installed = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(handlers) = &mut *installed else { return };
+        if self.is_held.swap(false, Ordering::Relaxed) {
+            handlers.holders = handlers.holders.saturating_sub(1);
+            handlers.by_default.store(handlers.holders == 0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -112,5 +128,20 @@ impl Drop for Signals {
         self.ids.drain(..).for_each(|id| {
             unregister(id);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, getpid, kill_process};
+
+    #[test]
+    fn a_signal_is_caught_as_long_as_somebody_catches_it() {
+        let (first, _second) = (Caught::catch().unwrap(), Caught::catch().unwrap());
+        first.release();
+        drop(first);
+        // It would end this process.
+        kill_process(getpid(), Signal::HUP).unwrap();
     }
 }
