@@ -61,7 +61,7 @@ pub enum KernelError {
 
 impl Kernel {
     /// Reads a kernel's `file`: a bzImage or an ELF vmlinux. Its symbols come from the file `symbols` when given, from the
-    /// image's own kallsyms otherwise, or from its symbol table when it has one and no kallsyms.
+    /// image's own kallsyms otherwise, or from its symbol table when it has one, and no kallsyms or one of functions alone.
     ///
     /// # Errors
     /// [`KernelError`], a sentence for the user, causes behind it.
@@ -185,11 +185,15 @@ impl Kernel {
 }
 
 /// The kernel's symbols: from `file` beside it where there is one, otherwise from its own kallsyms, or from its symbol
-/// table.
+/// table where that has more.
 fn read_symbols(image: &Vmlinux, file: Option<&SymbolFile>) -> Result<SymbolTable, KernelError> {
     match file {
         Some(file) => Ok(file.symbols(image)?),
-        None => kallsyms::decode(image)
-            .or_else(|error| symtab::read(image).map_err(|_| KernelError::Symbols(error))),
+        None => match kallsyms::decode(image) {
+            // Those are of functions alone (no CONFIG_KALLSYMS_ALL), and a file that is not stripped has the others.
+            Ok(symbols) if !symbols.have_data() => Ok(symtab::read(image).unwrap_or(symbols)),
+            Ok(symbols) => Ok(symbols),
+            Err(error) => symtab::read(image).map_err(|_| KernelError::Symbols(error)),
+        },
     }
 }

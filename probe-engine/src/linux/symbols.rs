@@ -16,6 +16,10 @@ use crate::guest_text::{Escaped, is_plain};
 
 pub mod named;
 mod packed;
+mod promoted;
+
+use promoted::PROMOTED;
+pub use promoted::promoted_from;
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
 const MOST_NAME_BYTES: usize = 256 << 20;
@@ -193,6 +197,13 @@ impl SymbolTable {
         self.entries.is_empty()
     }
 
+    /// Whether those of data are there, as `init_task` is in every kernel: one without CONFIG_KALLSYMS_ALL keeps those of
+    /// functions alone, and a few at the ends of its text.
+    #[must_use]
+    pub fn have_data(&self) -> bool {
+        self.lookup("init_task").next().is_some()
+    }
+
     /// All symbols by address.
     pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
         self.entries.iter().map(|entry| self.view(entry))
@@ -203,12 +214,24 @@ impl SymbolTable {
         self.iter().filter(Symbol::is_text)
     }
 
-    /// Every symbol of that name, by address: static functions of several files often share one.
+    /// Every symbol of that name: static functions of several files often share one. Those of the name itself come first,
+    /// by address, and then those that clang has promoted: see [`PROMOTED`].
     pub fn lookup(&self, name: &str) -> impl Iterator<Item = Symbol<'_>> {
+        let exact = self.beginning_with(name).take_while(move |symbol| symbol.name == name);
+        let promoted = self.beginning_with(format!("{name}{PROMOTED}"));
+        exact.chain(promoted.filter(|symbol| promoted_from(symbol.name).is_some()))
+    }
+
+    /// The symbols whose names begin so, by name.
+    fn beginning_with<'a, S: AsRef<str>>(
+        &'a self,
+        start: S,
+    ) -> impl Iterator<Item = Symbol<'a>> + use<'a, S> {
         let by_name = self.by_name();
-        let start = by_name.partition_point(|index| self.symbol(*index).is_some_and(|s| s.name < name));
-        let from = by_name.get(start..).unwrap_or_default().iter().map_while(|i| self.symbol(*i));
-        from.take_while(move |symbol| symbol.name == name)
+        let first = by_name
+            .partition_point(|index| self.symbol(*index).is_some_and(|symbol| symbol.name < start.as_ref()));
+        let from = by_name.get(first..).unwrap_or_default().iter().map_while(|index| self.symbol(*index));
+        from.take_while(move |symbol| symbol.name.starts_with(start.as_ref()))
     }
 
     /// The address of the only symbol of that name; `None` when there is none, or several.

@@ -1,6 +1,7 @@
 //! Questions that are asked of the types: where a member lies, how large something is, what a function takes.
 
 use super::{Btf, Kind, Member, Prototype, Structure, Type, TypeId};
+use crate::linux::symbols::promoted_from;
 
 /// Longest chain of typedefs and qualifiers, and most dimensions of an array.
 const LONGEST_CHAIN: usize = 32;
@@ -83,6 +84,8 @@ impl<'a> Btf<'a> {
     /// The first function of that name.
     #[must_use]
     pub fn function(&self, name: &str) -> Option<Function<'a>> {
+        // Types are of the source.
+        let name = promoted_from(name).unwrap_or(name);
         let mut functions = self.named(name).filter_map(|found| {
             let Kind::Function { prototype, .. } = found.kind else { return None };
             let Kind::Prototype(view) = self.get(prototype)?.kind else { return None };

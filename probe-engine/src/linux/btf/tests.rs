@@ -126,6 +126,7 @@ fn functions_have_prototypes() {
     assert_eq!(parameters, [("format", TypeId(pointer)), ("size", TypeId(int))]);
     assert!(found.prototype.is_variadic());
     assert_eq!(btf.named("print").count(), 4);
+    assert!(btf.function("print.llvm.123").is_some(), "clang has promoted it");
     assert!(btf.function("nothing").is_none());
     assert!(btf.function("prin").is_none());
     let Some(Kind::Prototype(other)) = btf.get(TypeId(other)).map(|found| found.kind) else { panic!() };
