@@ -3,6 +3,9 @@
 //! Almost every table holds 32-bit distances from the entry's own field to an instruction (`PREL32`): the formats
 //! are given where each is read.
 
+mod cfi;
+mod possible;
+
 use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
@@ -139,6 +142,8 @@ impl<'a> Tables<'a> {
         tables.between_sites(JUMP_LABELS.0, JUMP_LABELS.1, JUMP_LABEL, Why::JumpLabel);
         // struct static_call_site {s32 addr, s32 key}, include/linux/static_call_types.h
         tables.between_sites("__start_static_call_sites", "__stop_static_call_sites", 8, Why::StaticCall);
+        tables.possible_sites();
+        tables.indirect_calls();
         // s32 each, tools/objtool/check.c; to the prefix byte in case of LOCK_PREFIX,
         // arch/x86/include/asm/alternative.h
         for (section, len, why) in [

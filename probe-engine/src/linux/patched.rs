@@ -33,6 +33,8 @@ pub enum Why {
     Bug,
     /// `__jump_table`.
     JumpLabel,
+    /// What may be in `__jump_table`, of which nothing tells where it is.
+    PossibleLabel,
     /// `.static_call_sites` and the trampolines `__SCT__*`.
     StaticCall,
     /// `ftrace_call`, `ftrace_regs_call`. The sites at the start of functions are none of these.
@@ -49,8 +51,10 @@ pub enum Why {
     Return,
     /// `.call_sites`, except the calls of `__fentry__`, which are ftrace's.
     Call,
-    /// `.ibt_endbr_seal`.
+    /// `.ibt_endbr_seal`, and behind `.cfi_sites`.
     Endbr,
+    /// What clang (kCFI) puts before the sites of `.retpoline_sites`.
+    CallCheck,
     /// `runtime_ptr_*` and `runtime_shift_*`, since 6.11.
     RuntimeConstant,
 }
@@ -67,6 +71,7 @@ impl Why {
             | Self::Return
             | Self::Call
             | Self::Endbr
+            | Self::CallCheck
             | Self::RuntimeConstant => true,
             Self::Entry
             | Self::Noinstr
@@ -77,6 +82,7 @@ impl Why {
             | Self::Replacement
             | Self::Bug
             | Self::JumpLabel
+            | Self::PossibleLabel
             | Self::StaticCall
             | Self::FtraceCall
             | Self::LockPrefix => false,
@@ -96,6 +102,9 @@ impl fmt::Display for Why {
             Self::Replacement => "it is a template for patching, which never runs",
             Self::Bug => "it is a BUG or WARN, which the guest finds by its address",
             Self::JumpLabel => "the guest rewrites it at any time (jump label)",
+            Self::PossibleLabel => {
+                "the guest may rewrite it at any time (jump label), which symbols of functions alone do not tell (CONFIG_KALLSYMS_ALL)"
+            }
             Self::StaticCall => "the guest rewrites it at any time (static call)",
             Self::FtraceCall => "the guest rewrites it at any time (ftrace trampoline)",
             Self::LockPrefix => "the guest rewrites it when a second CPU comes up (lock prefix)",
@@ -105,6 +114,7 @@ impl fmt::Display for Why {
             Self::Return => "the guest rewrites it while it boots (return)",
             Self::Call => "the guest rewrites it while it boots (call)",
             Self::Endbr => "the guest rewrites it while it boots (endbr)",
+            Self::CallCheck => "the guest rewrites it while it boots (check of an indirect call)",
             Self::RuntimeConstant => "the guest rewrites it while it boots (run-time constant)",
         })
     }
@@ -123,7 +133,8 @@ pub struct PatchedText {
 
 impl PatchedText {
     /// Reads the tables of a kernel image. `symbols` tell where those are that have no section of their own; with
-    /// symbols of functions only (no CONFIG_KALLSYMS_ALL) some cannot be found, see [`PatchedText::missing`].
+    /// symbols of functions only (no CONFIG_KALLSYMS_ALL) some cannot be found, see [`PatchedText::missing`]; of jump labels and
+    /// static calls all is then listed that may be one.
     #[must_use]
     pub fn from_image(image: &Vmlinux, symbols: &SymbolTable) -> Self {
         let tables = Tables::read(image, symbols);
@@ -168,8 +179,8 @@ impl PatchedText {
         self.fixups.get(first).copied().filter(|at| *at < bytes.end)
     }
 
-    /// Tables that the kernel should have and that were not found or not understood. What they list is not
-    /// refused.
+    /// Tables that the kernel should have and that were not found or not understood. What they list is not refused, but
+    /// for what looks like a jump label or a static call.
     #[must_use]
     pub fn missing(&self) -> &[Why] {
         &self.missing

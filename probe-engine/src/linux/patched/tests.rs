@@ -235,3 +235,61 @@ proptest! {
         }
     }
 }
+
+/// Text with an indirect call that clang checks, and with an entry that such calls come to.
+#[test]
+fn what_clang_makes_of_indirect_calls_is_rewritten_at_boot() {
+    let mut text = vec![0x90; 0x80];
+    let check = [0x41, 0xba, 1, 2, 3, 4, 0x45, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b];
+    text[0x10..0x1e].copy_from_slice(&check);
+    text[0x1e..0x24].copy_from_slice(&[0x2e, 0xe8, 0, 0, 0, 0]);
+    text[0x40..0x45].copy_from_slice(&[0xb8, 1, 2, 3, 4]);
+    text[0x50..0x54].copy_from_slice(&[0xf3, 0x0f, 0x1e, 0xfa]);
+    let parts = [
+        Part::text(".text", TEXT, text),
+        // A call that is not checked has no such bytes before it.
+        Part::data(".retpoline_sites", TABLES, prel32(TABLES, &[(0x1e, &[]), (0x60, &[])])),
+        Part::data(".cfi_sites", TABLES + 0x1000, prel32(TABLES + 0x1000, &[(0x40, &[]), (0x60, &[])])),
+    ];
+    let mut symbols = SymbolTableBuilder::default();
+    symbols.push(Gva(TEXT), b'T', "_text").unwrap();
+    let patched = PatchedText::from_image(&Vmlinux::parse(elf(&parts)).unwrap(), &symbols.finish());
+    let covers = |at: u64| patched.covers(Gva(TEXT + at)..Gva(TEXT + at + 1));
+    assert_eq!([0xf, 0x10, 0x1d].map(covers), [None, Some(Why::CallCheck), Some(Why::CallCheck)]);
+    assert_eq!(covers(0x1e), Some(Why::IndirectBranch));
+    assert_eq!(
+        [0x4f, 0x50, 0x53, 0x54, 0x70].map(covers),
+        [None, Some(Why::Endbr), Some(Why::Endbr), None, None]
+    );
+    assert!(Why::CallCheck.is_final_after_boot());
+}
+
+/// A kernel whose symbols are of functions alone does not tell where its tables of jump labels and static calls are.
+#[test]
+fn without_symbols_of_data_all_that_may_be_a_jump_label_is_left_alone() {
+    const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+    let patched = |named: &[(u64, &str)]| {
+        let mut text = vec![0x90; 0x80];
+        text[0x10..0x15].copy_from_slice(&NOP5); // at an entry
+        text[0x20..0x25].copy_from_slice(&NOP5);
+        text[0x28..0x2a].copy_from_slice(&[0x66, 0x90]);
+        text[0x30..0x32].copy_from_slice(&[0xeb, 0x10]);
+        text[0x38..0x3d].copy_from_slice(&[0xe8, 0x23, 0, 0, 0]); // of 0x60
+        text[0x40..0x42].copy_from_slice(&[0x74, 0x10]);
+        let mut symbols = SymbolTableBuilder::default();
+        for (at, name) in [(0, "_text"), (0x10, "f"), (0x78, "end")].iter().chain(named) {
+            symbols.push(Gva(TEXT + at), b'T', name).unwrap();
+        }
+        let image = Vmlinux::parse(elf(&[Part::text(".text", TEXT, text)])).unwrap();
+        PatchedText::from_image(&image, &symbols.finish())
+    };
+    let covers = |patched: &PatchedText| {
+        [0x10, 0x20, 0x28, 0x30, 0x38, 0x40].map(|at| patched.covers(Gva(TEXT + at)..Gva(TEXT + at + 1)))
+    };
+    let [label, call] = [Why::PossibleLabel, Why::StaticCall].map(Some);
+    let both = patched(&[(0x60, "__SCT__f"), (0x70, "static_key_enable"), (0x74, "__fentry__")]);
+    assert_eq!(covers(&both), [None, label, label, label, call, None]);
+    let untraced = patched(&[(0x70, "static_key_enable")]);
+    assert_eq!(covers(&untraced), [label, label, label, label, None, None]);
+    assert_eq!(covers(&patched(&[])), [None; 6], "a kernel without jump labels");
+}
