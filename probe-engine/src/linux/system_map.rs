@@ -55,7 +55,8 @@ fn fields(line: &str) -> Option<(u64, u8, &str)> {
     let (kind, name) = rest.split_once(' ')?;
     let &[kind] = kind.as_bytes() else { return None };
     let at = u64::from_str_radix(at, 16).ok()?;
-    (kind.is_ascii_alphabetic() && !name.is_empty()).then_some((at, kind, name))
+    // `nm` has no letter for a symbol of a section that is empty.
+    ((kind.is_ascii_alphabetic() || kind == b'?') && !name.is_empty()).then_some((at, kind, name))
 }
 
 #[cfg(test)]
@@ -67,6 +68,13 @@ mod tests {
         let table = parse("ffffffff81000000 T _text\nffffffff81000010 t show\n").unwrap();
         assert_eq!(table.len(), 2);
         assert_eq!(table.address_of("show"), Some(Gva(0xffff_ffff_8100_0010)));
+    }
+
+    #[test]
+    fn a_symbol_of_an_empty_section_is_one() {
+        let table = parse("ffffffff81000000 T _text\nffffffff81960000 ? __smp_locks\n").unwrap();
+        assert_eq!(table.address_of("__smp_locks"), Some(Gva(0xffff_ffff_8196_0000)));
+        assert_eq!(parse("ffffffff81000000 ! _text\n").unwrap_err(), SystemMapError::Line(1));
     }
 
     #[test]
