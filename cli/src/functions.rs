@@ -3,6 +3,7 @@
 use crate::say::say;
 use crate::target::Asked;
 use anyhow::{Result, bail};
+use probe_engine::linux::ftrace::FtraceSites;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::resolve;
@@ -27,6 +28,11 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
             |place: &Place| matches!(place, Place::Kernel { spot, .. } if spot.ftrace.is_some());
         let mut places = resolved.places;
         places.retain(is_traceable);
+        if places.is_empty() && *kernel.ftrace() == FtraceSites::None {
+            bail!(
+                "`{pattern}` is for functions that ftrace could trace, and this kernel has no ftrace (CONFIG_FUNCTION_TRACER): --probe takes {matches} that match, and traps stand there"
+            );
+        }
         if places.is_empty() {
             bail!("none of the {matches} functions that match `{pattern}` can be traced by ftrace");
         }

@@ -9,6 +9,7 @@ mod dry_run;
 mod functions;
 mod host;
 mod kernel;
+mod limits;
 mod listing;
 mod mistake;
 mod output;

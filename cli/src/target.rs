@@ -3,6 +3,7 @@
 use crate::args::{self, Guest, Run};
 use crate::definition::{Reader, Source};
 use crate::functions::functions;
+use crate::limits::{check_modules, say_limits};
 use crate::requirements;
 use crate::rooms::Rooms;
 use crate::run::Files;
@@ -172,8 +173,10 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let source = files.source(&run.guest.symbols);
     let kernel = source.kernel(&files.image)?;
     can_work(files, &kernel)?;
+    say_limits(&kernel, run.guest.cpus.into());
     let lines = KernelLines::of(&source, &kernel);
     let Found { mut probes, refused } = find(run, &kernel, &lines)?;
+    check_modules(&kernel, &probes)?;
     Rooms::new(&kernel).note(&mut probes, run);
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.

@@ -301,7 +301,7 @@ type Done = Result<(), NoStub>;
 impl Assembler<'_> {
     /// What the CPU says of itself, which all but counting needs.
     fn cpu(&self) -> Result<Cpu, NoStub> {
-        let unknown = "the kernel has no type information, so that only a plain count can be a detour";
+        let unknown = "the kernel does not tell where a CPU has its number and its task (CONFIG_DEBUG_INFO_BTF, CONFIG_KALLSYMS_ALL and CONFIG_SMP do), so that only a plain count can be a detour";
         self.guest.cpu.ok_or_else(|| NoStub(unknown.to_owned()))
     }
 

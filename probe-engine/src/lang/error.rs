@@ -236,7 +236,9 @@ pub enum Mistake {
     UnknownSymbol { name: String, nearest: Nearest },
     #[error("{0}")]
     NotOneSymbol(NotOne),
-    #[error("the kernel has no type information, so that parameters and members have no names")]
+    #[error(
+        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), so that parameters and members have no names"
+    )]
     NoTypes,
     #[error("{0}")]
     NoParameters(String),

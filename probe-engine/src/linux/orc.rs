@@ -114,7 +114,7 @@ pub enum BpBase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OrcError {
     /// The kernel was built with another unwinder.
-    #[error("the kernel has no ORC table")]
+    #[error("the kernel has no ORC table (CONFIG_UNWINDER_ORC)")]
     Missing,
     /// The two sections do not belong together, lead out of the address space, or are far too large.
     #[error("the ORC table is damaged")]
