@@ -7,6 +7,7 @@
 //!   kernels/6.12/record.json    where they came from
 //!   apt/sid/, apt/machine/      an apt apart, for a suite that the machine does not use, and for a user who may not
 //!                               fetch the machine's own lists
+//!   built/                      kernels that `cargo xtask kernels` has built, and their sources
 //!   initramfs.cpio.gz           of the guest
 //!   host/                       the prepared emulated host
 //!   staging/, lock              of the one process that changes the cache

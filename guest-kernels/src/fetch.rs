@@ -76,6 +76,9 @@ pub enum FetchError {
         /// The kernels that apt knows images of.
         offered: BTreeSet<Kernel>,
     },
+    /// Apt knows no source of kernels.
+    #[error("package {0} leads to no source of a kernel")]
+    NoSource(&'static str),
     /// The package is not as expected.
     #[error("package {package} has no {what}, and neither has a package that belongs to it")]
     Unexpected {

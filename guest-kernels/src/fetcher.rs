@@ -2,12 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
 
 use crate::apt::{Apt, AptError};
 use crate::cache::CacheWriter;
 use crate::fetch::{FetchError, Fetched, Outcome, fetch};
 use crate::manifest::{Kernel, NEWEST, Series};
+use crate::package::{Package, source_of};
 use crate::sources::Sources;
+
+/// The package that stands for the newest source of a suite.
+const SOURCES: &str = "linux-source";
 
 /// Fetches kernels into a cache. The lists of packages are fetched once a run at most.
 pub struct Fetcher<'a> {
@@ -62,6 +67,43 @@ impl<'a> Fetcher<'a> {
     }
 
     fn fetch_apart(&mut self, kernel: &Kernel, suite: Suite) -> Result<Fetched, FetchError> {
+        let cache = self.cache;
+        let apt = self.apart(suite)?;
+        // The lists may be older than what the archive holds today: then once more.
+        fetch(cache, kernel, apt).or_else(|_| {
+            apt.update()?;
+            fetch(cache, kernel, apt)
+        })
+    }
+
+    /// The package with the newest kernel's source that Debian has, and its version.
+    ///
+    /// # Errors
+    /// When none is offered.
+    pub fn newest_source(&mut self) -> Result<(String, String), FetchError> {
+        let apt = self.apart(Suite::Newest)?;
+        apt.refresh()?;
+        let source = source_of(&apt.show(SOURCES)?);
+        let Package { name, version } = source.ok_or(FetchError::NoSource(SOURCES))?;
+        Ok((name, version))
+    }
+
+    /// Downloads a package of [`newest_source`](Self::newest_source) into `dir`, which is made for it.
+    ///
+    /// # Errors
+    /// When it is not delivered.
+    pub fn download(&mut self, name: &str, version: &str, dir: &Path) -> Result<PathBuf, FetchError> {
+        let package = Package { name: name.to_owned(), version: version.to_owned() };
+        let apt = self.apart(Suite::Newest)?;
+        let file = apt.download(&package, dir).or_else(|_| {
+            apt.update()?;
+            apt.download(&package, dir)
+        })?;
+        Ok(file)
+    }
+
+    /// The apt that has a suite.
+    fn apart(&mut self, suite: Suite) -> Result<&Apt, FetchError> {
         let (name, words) = match suite {
             Suite::OfTheMachine => ("machine", "this machine's sources"),
             Suite::Newest => (NEWEST, NEWEST),
@@ -79,10 +121,6 @@ impl<'a> Fetcher<'a> {
         if !apt.is_fresh() {
             (self.notice)(&format!("fetching the package lists of {words}, apart from the machine's own"));
         }
-        // The lists may be older than what the archive holds today: then once more.
-        fetch(self.cache, kernel, apt).or_else(|_| {
-            apt.update()?;
-            fetch(self.cache, kernel, apt)
-        })
+        Ok(apt)
     }
 }

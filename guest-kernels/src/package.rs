@@ -19,6 +19,11 @@ pub(crate) fn image_of(text: &str) -> Option<Package> {
     exact_dependencies(text).into_iter().find(|package| package.name.starts_with("linux-image-"))
 }
 
+/// The source that a meta package depends on, such as `linux-source-7.2 (= 7.2.13-1)`.
+pub(crate) fn source_of(text: &str) -> Option<Package> {
+    exact_dependencies(text).into_iter().find(|package| package.name.starts_with("linux-source-"))
+}
+
 /// The packages that a package depends on in exactly one version. Those are built from the same source, as the parts
 /// of an image are.
 pub(crate) fn exact_dependencies(text: &str) -> Vec<Package> {
@@ -49,6 +54,13 @@ mod tests {
         assert_eq!(image.name, "linux-image-6.12.117+deb12-cloud-amd64");
         assert_eq!(image.with_version(), "linux-image-6.12.117+deb12-cloud-amd64=6.12.117-1~deb12u1");
         assert_eq!(image_of("Package: x\nVersion: 1\n"), None);
+    }
+
+    #[test]
+    fn a_meta_package_leads_to_its_source() {
+        const META: &str =
+            "Package: linux-source\nVersion: 7.2.13-1\nDepends: linux-source-7.2 (= 7.2.13-1)\n";
+        assert_eq!(source_of(META).unwrap().with_version(), "linux-source-7.2=7.2.13-1");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod bench;
 mod bochs;
 mod demo;
+mod kernels;
 mod peer;
 mod setup;
 mod test;
@@ -27,6 +28,8 @@ enum Task {
     Demo,
     /// Sets up, then runs every test
     Test(test::Options),
+    /// Builds kernels as people build them, for `test --long kernels`: quick when they are there
+    Kernels(kernels::Options),
     /// Sets up, then measures: exact instructions inside Bochs, and times beside others' on this machine
     Bench(bench::Options),
 }
@@ -36,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run().map(drop),
         Task::Demo => demo::run(),
         Task::Test(options) => test::run(&options),
+        Task::Kernels(options) => kernels::run(&options),
         Task::Bench(options) => bench::run(&options, &setup::run()?.vmm),
     }
 }
