@@ -26,6 +26,22 @@ pub fn examples() -> Vec<Example> {
     blocks.map(example).collect()
 }
 
+/// A column of the table below a heading of the README: the first cell of each row, and the one below `column`, without the
+/// marks of code.
+pub fn table(heading: &str, column: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let below = text.split(&format!("## {heading}\n")).nth(1).unwrap();
+    let lines =
+        below.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+    };
+    let rows: Vec<Vec<String>> = lines.map(cells).collect();
+    let index = rows[0].iter().position(|cell| cell.trim_matches('`') == column).unwrap();
+    let row = |row: &Vec<String>| (row[0].clone(), row[index].trim_matches('`').to_owned());
+    rows.iter().skip(2).map(row).collect()
+}
+
 impl Example {
     /// Fails the test unless the command succeeded and printed every line that is shown.
     #[track_caller]

@@ -3,6 +3,7 @@
 //! One kernel is tested in full, the others by a few guests each. `--long NAME` runs what takes longer.
 
 mod beside;
+mod built;
 mod guests;
 mod hosts;
 mod kernels;

@@ -3,7 +3,7 @@
 use super::guests::Guests;
 use super::kvm::Kvm;
 use super::selftests::Which;
-use super::{hosts, kernels, selftests};
+use super::{built, hosts, kernels, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 use std::path::Path;
@@ -30,6 +30,8 @@ pub(super) enum Piece {
     Probeable,
     /// Where a jump may stand, compared with what the guest's own kprobes optimise: in each series.
     Optimized,
+    /// Kernels as people build them.
+    Built,
 }
 
 /// Every piece and its name.
@@ -47,6 +49,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("selftests-slow", Piece::Selftests(Which::Slow)),
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
+        ("kernels", Piece::Built),
     ];
     pieces.extend(rest.map(|(name, piece)| (name.to_owned(), piece)));
     pieces
@@ -92,6 +95,7 @@ impl Piece {
             Self::Selftests(which) => selftests::run(start, vmm, which)?,
             Self::Probeable => each_series(start, vmm, kvm, "probeable")?,
             Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
+            Self::Built => built::run(start, vmm, kvm)?,
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Those that are run in ways of their own: in the emulated host, for long, or for a kernel that is not tested in full.
-const APART: [&str; 5] = ["contract", "differential", "session", "smoke", "soak"];
+const APART: [&str; 6] = ["built", "contract", "differential", "session", "smoke", "soak"];
 
 /// The names of the programs that run `vmm` as a user does: all others that there are.
 pub(super) fn of_the_product() -> anyhow::Result<Vec<String>> {

@@ -1,0 +1,193 @@
+//! Kernels as people build them (`cargo xtask kernels`): the README's table says what works on each, and by which option
+//! what does not. Here both are held to guests.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use std::path::{Path, PathBuf};
+use tests::product::{Run, binary, command, initrd_with, run};
+use tests::readme::table;
+
+const GETPPID: &str = "__x64_sys_getppid";
+const CALLS: &str = "--cmdline=workload=getppid:20,open:5 loglevel=5";
+
+/// A row of the table.
+struct Feature {
+    row: &'static str,
+    words: &'static [&'static str],
+    /// Fails the test where a guest with these words has not done what the row says.
+    holds: fn(&Run),
+}
+
+/// Without that, a guest that has done its work halts, and the run ends with 123.
+const POWER_OFF: &str = "the guest switches the machine off";
+
+const FEATURES: [Feature; 13] = [
+    Feature { row: POWER_OFF, words: &[CALLS], holds: |_| () },
+    Feature {
+        row: "probes on traps",
+        words: &["--optimize=off", "--probe=__x64_sys_getppid", CALLS],
+        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+    },
+    Feature {
+        row: "returns",
+        words: &["--optimize=off", "--probe=__x64_sys_getppid%return", CALLS],
+        holds: |run| assert_eq!(run.returns(GETPPID), 20),
+    },
+    Feature {
+        row: "probes that cost no exit",
+        words: &[
+            "--optimize=require",
+            "--probe=__x64_sys_getppid",
+            "--probe=__x64_sys_getppid%return",
+            CALLS,
+        ],
+        holds: |run| assert_eq!([run.hits(GETPPID), run.returns(GETPPID)], [20; 2]),
+    },
+    Feature {
+        row: "hits have their task",
+        words: &["--probe=__x64_sys_getppid", CALLS],
+        holds: |run| {
+            let hits: Vec<_> = run.output.iter().filter(|line| line["type"] == "hit").collect();
+            assert!(hits.len() == 20 && hits.iter().all(|hit| hit["task"]["comm"] == "init"), "{hits:?}");
+        },
+    },
+    Feature {
+        row: "parameters by name",
+        words: &["--probe=p do_sys_openat2 filename:string", CALLS],
+        holds: |run| {
+            let is_passwd = |hit: &&serde_json::Value| hit["fields"]["filename"] == "/etc/passwd";
+            assert_ne!(run.output.iter().filter(is_passwd).count(), 0, "{}", run.said);
+        },
+    },
+    Feature {
+        row: "who called (`--stack`)",
+        words: &["--stack", "--probe=__x64_sys_getppid", CALLS],
+        holds: |run| {
+            let hits = run.output.iter().filter(|line| line["type"] == "hit");
+            let callers = |hit: &serde_json::Value| hit["stack"].to_string().contains("do_syscall_64");
+            assert!(hits.count() == 20 && run.output.iter().any(callers), "{:?}", run.output);
+        },
+    },
+    Feature {
+        row: "every function is counted (`--count '*'`)",
+        words: &["--count=*", CALLS],
+        holds: |run| {
+            let called = run.output.iter().filter(|o| o["type"] == "probe" && o["hits"] != 0).count();
+            assert!(called > 500, "{called}");
+            assert_eq!(run.probe(GETPPID)["hits"], 20);
+        },
+    },
+    Feature {
+        row: "memory is watched (`--watch`)",
+        words: &["--watch=jiffies_64:8:w", CALLS],
+        holds: |run| assert_ne!(run.probe("jiffies_64:8:w")["hits"], 0),
+    },
+    Feature {
+        row: "probes from `start_kernel` on",
+        words: &["--probe=start_kernel", "--probe=setup_arch", "--probe=rest_init", CALLS],
+        holds: |run| {
+            assert_eq!([run.hits("start_kernel"), run.hits("setup_arch"), run.hits("rest_init")], [1; 3]);
+        },
+    },
+    Feature {
+        row: "its own decompressor (`--boot bzimage`)",
+        words: &["--boot=bzimage", "--optimize=off", "--probe=__x64_sys_getppid", CALLS],
+        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+    },
+    Feature {
+        row: "two CPUs",
+        words: &["--cpus=2", "--probe=__x64_sys_getppid", CALLS],
+        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+    },
+    Feature {
+        row: "functions of modules",
+        words: &["--cpus=1", "--probe=dummy:dummy_init_module", "--cmdline=workload=sh:/script loglevel=5"],
+        holds: |run| assert_eq!(run.hits("dummy:dummy_init_module"), 1),
+    },
+];
+
+#[test]
+fn the_table_of_tiny_is_so() {
+    check("tiny");
+}
+
+/// The folder of a kernel that was built, and the product. Otherwise prints why a test is skipped.
+fn built(name: &str) -> Option<(PathBuf, PathBuf)> {
+    let binary = binary()?;
+    let folder = std::env::var_os(format!("VMM_BUILT_{}", name.to_uppercase())).map(PathBuf::from);
+    if folder.is_none() {
+        println!("skipped: kernel {name} is not named; `cargo xtask test --long kernels` does that");
+    }
+    Some((folder?, binary))
+}
+
+/// A column: in a cell is `yes`, or the option without which a guest does not do that, and which is then named.
+fn check(name: &str) {
+    let Some((folder, binary)) = built(name) else { return };
+    let table = table("Kernels that you build", name);
+    let powers_off = table.iter().any(|(row, cell)| row == POWER_OFF && cell == "yes");
+    let rows = table.len();
+    for (row, cell) in table {
+        if row == "a command" {
+            runs_a_command(&binary, &folder, &cell);
+            continue;
+        }
+        let feature = FEATURES.iter().find(|feature| feature.row == row);
+        let Feature { words, holds, .. } = feature.unwrap_or_else(|| panic!("nothing tests `{row}`"));
+        let kernel = ["--kernel", folder.to_str().unwrap(), "--timeout=300"];
+        let initrd = with_module(&folder);
+        let initrd = ["--initrd", initrd.path().to_str().unwrap()];
+        let words = [&kernel[..], &initrd, words].concat();
+        println!("{name}: {row}: {cell}");
+        if cell != "yes" {
+            let temporary = tempfile::tempdir().unwrap();
+            let output =
+                command(&binary, temporary.path(), &[&["run"], &words[..]].concat()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains(&cell), "{row}: {cell} is not named in\n{said}");
+            continue;
+        }
+        let run = run(&binary, &words);
+        run.assert_code(if powers_off { 0 } else { 123 });
+        assert!(powers_off || run.said.contains("has halted for good"), "{}", run.said);
+        holds(&run);
+    }
+    assert_eq!(rows, FEATURES.len() + 1, "rows of the table");
+}
+
+fn runs_a_command(binary: &Path, kernel: &Path, cell: &str) {
+    let temporary = tempfile::tempdir().unwrap();
+    let words = ["run", "--kernel", kernel.to_str().unwrap(), "--timeout=300", "--", "cat", "/etc/passwd"];
+    let output = command(binary, temporary.path(), &words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    match cell {
+        "yes" => assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap(), "{said}"),
+        option => assert!(output.status.code() == Some(2) && said.contains(option), "{said}"),
+    }
+}
+
+/// The guest's initramfs with a script that loads the build's `dummy`, if it has one.
+fn with_module(folder: &Path) -> tempfile::NamedTempFile {
+    let module = modules(folder).into_iter().find(|path| path.ends_with("drivers/net/dummy.ko"));
+    let module = module.map(|path| std::fs::read(path).unwrap()).unwrap_or_default();
+    initrd_with([("dummy.ko", 0o644, module), ("script", 0o644, "insmod /dummy.ko\n".into())])
+}
+
+/// The modules that were installed.
+fn modules(folder: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![folder.join("lib/modules")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => folders.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    found
+}

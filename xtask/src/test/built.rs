@@ -1,0 +1,26 @@
+//! Guests of the kernels that `cargo xtask kernels` builds.
+
+use super::kvm::Kvm;
+use super::{cargo, step};
+use crate::kernels::RECIPES;
+use anyhow::ensure;
+use std::path::Path;
+use std::time::Instant;
+
+/// Runs what works on each, and what is said of the rest. One that is not built is a failure, once the others have been run.
+pub(super) fn run(start: Instant, vmm: &Path, kvm: Kvm) -> anyhow::Result<()> {
+    let mut tests = cargo(["test", "--package", "tests", "--test=built", "--no-fail-fast"]);
+    tests.args(["--", "--test-threads", "2", "--show-output"]);
+    tests.env("VMM_BIN", vmm).env("VMM_TEST_HOST", kvm.host());
+    let mut missing = Vec::new();
+    for recipe in RECIPES {
+        match recipe.built()? {
+            Some(folder) => drop(tests.env(recipe.variable(), folder)),
+            None => missing.push(recipe.name),
+        }
+    }
+    step(start, &format!("kernels that were built, {}", kvm.words()), tests)?;
+    let missing = missing.join(" ");
+    ensure!(missing.is_empty(), "not built, and so not tested: `cargo xtask kernels {missing}` builds them");
+    Ok(())
+}
