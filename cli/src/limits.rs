@@ -37,11 +37,11 @@ fn limits(kernel: &Kernel, cpus: u32) -> Vec<&'static str> {
     let limits = [
         (
             !symbols.have_data(),
-            "this kernel keeps no symbols of data (CONFIG_KALLSYMS_ALL): variables have no names, hits have no task, and only plain counts cost no exit; --system-map with its System.map gives the rest",
+            "this kernel keeps no symbols of data (CONFIG_KALLSYMS_ALL): variables have no names, hits have no task, and only plain counts cost no exit; --symbols with its System.map or vmlinux gives the rest",
         ),
         (
             lacks_types,
-            "this kernel has no type information (CONFIG_DEBUG_INFO_BTF): calls are shown by their registers, hits have no task, and only plain counts cost no exit",
+            "this kernel has no type information (CONFIG_DEBUG_INFO_BTF): calls are shown by their registers, hits have no task, and only plain counts cost no exit; --symbols with its vmlinux gives types, where that has debugging information",
         ),
         (
             *kernel.ftrace() == FtraceSites::None,

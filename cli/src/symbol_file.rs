@@ -56,6 +56,11 @@ impl KernelSource {
             kernel => kernel,
         }
         .with_context(|| format!("cannot use the kernel {}", self.image.display()))?;
+        // Those are of functions alone (no CONFIG_KALLSYMS_ALL).
+        if named.is_none() && !kernel.symbols().have_data() && self.beside(&kernel)?.is_some() {
+            let built = self.built.as_deref().and_then(|path| self.file(path).ok());
+            kernel = Kernel::read_with(image, built, done).unwrap_or(kernel);
+        }
         if matches!(kernel.btf(), Err(BtfError::Missing)) {
             self.add_types(&mut kernel)?;
             done("types");
