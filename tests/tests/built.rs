@@ -7,6 +7,8 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use probe_engine::insn::decode::instructions;
+use probe_engine::linux::kernel::Kernel;
 use std::path::{Path, PathBuf};
 use tests::product::{Run, binary, command, initrd_with, run};
 use tests::readme::table;
@@ -105,14 +107,49 @@ const FEATURES: [Feature; 13] = [
     },
     Feature {
         row: "functions of modules",
-        words: &["--cpus=1", "--probe=dummy:dummy_init_module", "--cmdline=workload=sh:/script loglevel=5"],
-        holds: |run| assert_eq!(run.hits("dummy:dummy_init_module"), 1),
+        words: &["--cpus=1", "--probe=dummy:dummy_dev_init", "--cmdline=workload=sh:/script loglevel=5"],
+        holds: |run| assert_eq!(run.hits("dummy:dummy_dev_init"), 1),
     },
 ];
 
 #[test]
 fn the_table_of_tiny_is_so() {
     check("tiny");
+}
+
+#[test]
+fn the_table_of_clang_is_so() {
+    check("clang");
+}
+
+/// Where clang (kCFI) loads the number that it compares with the callee's: the kernel writes others there at boot, and makes
+/// FineIBT of all if it is asked to. A trap that stood there before that made it leave the number, and the guest died of the call.
+#[test]
+fn probes_stand_in_the_checks_of_indirect_calls() {
+    const LOADS_HASH: [u8; 2] = [0x41, 0xba];
+    let Some((folder, binary)) = built("clang") else { return };
+    let image = folder.join("arch/x86/boot/bzImage");
+    let kernel = Kernel::read(&std::fs::read(&image).unwrap(), None).unwrap();
+    let range = kernel.function(kernel.symbol("vfs_read").unwrap()).unwrap();
+    let code = kernel.image().bytes(&range).unwrap();
+    let checks = instructions(code, range.start).filter_map(|instruction| {
+        let offset = instruction.ip() - range.start.0;
+        code.get(offset as usize..)?.starts_with(&LOADS_HASH).then(|| format!("vfs_read+{offset:#x}"))
+    });
+    let places: Vec<String> = checks.collect();
+    assert!(places.len() >= 2, "{places:?}");
+    let probes: Vec<String> = places.iter().map(|place| format!("--probe={place}")).collect();
+    for cfi in ["kcfi", "fineibt"] {
+        let cmdline = format!("--cmdline=workload=open:5 loglevel=7 cfi={cfi}");
+        let mut words =
+            vec!["--kernel", image.to_str().unwrap(), "--timeout=300", "--optimize=off", &cmdline];
+        words.extend(probes.iter().map(String::as_str));
+        let run = run(&binary, &words);
+        run.assert_success();
+        let said = if cfi == "kcfi" { "Using kCFI" } else { "Using FineIBT CFI" };
+        assert!(run.console.contains(said), "{}", run.console);
+        assert_ne!(places.iter().map(|place| run.hits(place)).sum::<u64>(), 0, "{}", run.said);
+    }
 }
 
 /// The folder of a kernel that was built, and the product. Otherwise prints why a test is skipped.

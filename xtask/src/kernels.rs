@@ -16,33 +16,55 @@ use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::Cache;
 use sha2::{Digest, Sha256};
-use source::Package;
+use source::Source;
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A kernel that is built here, of the newest source that Debian has.
+/// A kernel that is built here.
 pub(crate) struct Recipe {
     pub(crate) name: &'static str,
+    source: Source,
+    /// What chooses the compiler.
+    variables: &'static [&'static str],
     /// The configurations of the kernel's own that it begins with.
     base: &'static [&'static str],
     /// The options that differ, each as it must be in the end: `xtask/kernels/NAME.config`.
     fragment: &'static str,
 }
 
-/// All of them.
-pub(crate) const RECIPES: &[Recipe] =
-    &[Recipe { name: "tiny", base: &["tinyconfig"], fragment: include_str!("../kernels/tiny.config") }];
+/// All of them, the quickest one first.
+pub(crate) const RECIPES: &[Recipe] = &[
+    Recipe {
+        name: "tiny",
+        source: Source::Newest,
+        variables: &[],
+        base: &["tinyconfig"],
+        fragment: include_str!("../kernels/tiny.config"),
+    },
+    Recipe {
+        name: "clang",
+        source: Source::Package("linux-source-6.12"),
+        variables: &["LLVM=-19"],
+        base: &["tinyconfig"],
+        fragment: include_str!("../kernels/clang.config"),
+    },
+];
 
 /// What building needs beside a compiler.
-const NEEDED: [(&str, &str); 5] = [
+const NEEDED: [(&str, &str); 6] = [
     ("bc", "building kernels"),
     ("flex", "building kernels"),
     ("bison", "building kernels"),
     ("libelf-dev", "building kernels"),
     ("libssl-dev", "building kernels"),
+    ("dwarves", "types of kernels that are built"),
 ];
+
+/// What building by clang needs.
+const LLVM: [(&str, &str); 3] =
+    [("clang-19", "the kernel of clang"), ("lld-19", "its linker"), ("llvm-19", "its tools")];
 
 /// Which kernels.
 #[derive(clap::Args)]
@@ -91,7 +113,11 @@ impl Recipe {
 
     /// Of all that its configuration is made of.
     fn hash(&self) -> String {
-        let all = [self.base.join(" "), self.fragment.to_owned()].join("\n");
+        let words = [self.base, self.variables].concat().join(" ");
+        let all = [words, self.fragment.to_owned()].join(
+            "
+",
+        );
         let mut hash = format!("{:x}", Sha256::digest(all));
         hash.truncate(12);
         hash
@@ -100,8 +126,11 @@ impl Recipe {
     /// Builds it, unless it is there.
     fn bring(&self, start: Instant) -> anyhow::Result<()> {
         crate::setup::install(&NEEDED)?;
+        if !self.variables.is_empty() {
+            crate::setup::install(&LLVM)?;
+        }
         let notice = |line: &str| say(start, self.name, line);
-        let package = Package::newest(&notice)?;
+        let package = self.source.offered(&notice)?;
         let kept = folder()?.join(format!("{}-{}-{}", self.name, package.version, self.hash()));
         if kept.is_dir() {
             notice(&format!("{} is current", package.version));

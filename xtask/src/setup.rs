@@ -53,6 +53,14 @@ pub(crate) fn install(packages: &[(&str, &str)]) -> anyhow::Result<()> {
     packages::install_missing(&log, &mut Apt::new(&log), packages)
 }
 
+/// The version of a Debian package that is installed.
+///
+/// # Errors
+/// When the machine cannot be asked.
+pub(crate) fn version(package: &str) -> anyhow::Result<Option<String>> {
+    apt::installed(package)
+}
+
 /// What a set-up machine has.
 pub(crate) struct Ready {
     /// The product, built in release.

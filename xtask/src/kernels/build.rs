@@ -65,7 +65,7 @@ impl Make<'_> {
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
         let mut make = Command::new("nice");
         make.args(["-n", "19", "make", "-C"]).arg(self.tree).arg(format!("O={}", self.objects.display()));
-        make.args(words);
+        make.args(self.recipe.variables).args(words);
         let made = make.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).status();
         let made = made.context("cannot run make")?;
         ensure!(made.success(), "make {} has failed, as {} says", words.join(" "), log.display());
