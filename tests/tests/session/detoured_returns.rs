@@ -207,9 +207,15 @@ wait
 /// Whose calls find no instance, because tasks that sleep hold all of them, go on by traps.
 #[test]
 fn probes_without_instances_go_on_by_traps() {
+    // By chance as many instances are left over as the last calls take.
+    assert!((0..4).any(|_| instances_run_out()), "some were left over in each guest");
+}
+
+/// Runs such a guest. False where its last calls found enough instances.
+fn instances_run_out() -> bool {
     const CHANGE: &str = "__x64_sys_chdir";
     const NONE_LEFT: &str = "no instance was left to follow a call of it";
-    let Some(mut guest) = Guest::new() else { return };
+    let Some(mut guest) = Guest::new() else { return true };
     for function in HOLDERS.into_iter().map(name_of).flat_map(|function| [function; EACH as usize]) {
         guest = guest.probe(Probe::on_return(function));
     }
@@ -228,6 +234,7 @@ fn probes_without_instances_go_on_by_traps() {
         }
     };
     let changes = holders..holders + EACH as usize;
+    let mut were_enough = false;
     let ended = guest.patience(Duration::from_secs(900)).run_with("sh:/script", |handle, console| {
         console.wait_for("held", 1);
         // When the last of them has gone, there are fewer instances than a stub takes.
@@ -237,6 +244,13 @@ fn probes_without_instances_go_on_by_traps() {
         assert!(before.iter().all(|p| matches!(p.state, State::Optimized(_)) && p.hits == 0), "{before:?}");
         console.open_gate();
         console.wait_for("changed", 1);
+        let followed = &handle.list().unwrap()[changes.clone()];
+        were_enough = followed.iter().all(|probe| probe.hits == 50);
+        if were_enough {
+            console.open_gate();
+            console.wait_for("changed", 2);
+            return console.open_gate();
+        }
         let first = stand(handle, changes.clone());
         println!("missed: {:?}", first.iter().map(|probe| probe.missed.instance).collect::<Vec<_>>());
         assert!(first.iter().any(|probe| probe.missed.instance > 0), "{first:?}");
@@ -256,6 +270,9 @@ fn probes_without_instances_go_on_by_traps() {
         console.open_gate();
     });
     ended.assert_in_order();
+    if were_enough {
+        return false;
+    }
     assert_eq!(ended.hits(holders as u32 + EACH), 100);
     for (n, function) in HOLDERS.into_iter().enumerate() {
         let probes = &ended.report.probes[n * EACH as usize..][..EACH as usize];
@@ -267,6 +284,7 @@ fn probes_without_instances_go_on_by_traps() {
         );
         assert!(probes.iter().all(|probe| probe.hits > 400), "{probes:?}");
     }
+    true
 }
 
 #[test]
