@@ -1,14 +1,12 @@
 //! Which host a guest runs on. That is found out, and an emulated host starts, while the kernel is read.
 
 use crate::args::{Guest, HostKind, Place};
-use crate::host::with_image;
+use crate::host_image::Begun;
 use crate::say::say;
-use anyhow::{Context, Error, Result, anyhow};
-use guest_kernels::{Cache, DEFAULT_KERNEL};
+use anyhow::{Error, Result, anyhow};
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use vmm::host::{EmulatedHost, memory_for};
+use vmm::host::memory_for;
 use vmm::kvm::Hypervisor;
 use vmm::selftest;
 use vmm::trap::Delivery;
@@ -58,43 +56,4 @@ fn own_kvm(device: &Path) -> Result<Chosen> {
     contract.verdict()?;
     let delivery = contract.delivery().ok_or_else(|| anyhow!("breakpoints cannot be caught"))?;
     Ok(Chosen::Kvm(hypervisor, delivery))
-}
-
-/// An emulated host that starts on a thread of its own. It ends with that thread.
-pub(crate) struct Begun {
-    memory: u64,
-    host: Receiver<Result<EmulatedHost>>,
-    stays: Stays,
-}
-
-/// The thread goes on until this is dropped.
-pub(crate) struct Stays(#[expect(dead_code, reason = "its end is what counts")] Sender<()>);
-
-impl Begun {
-    /// Begins to start one with `memory` MiB, where nothing has to be prepared for that: what has to be is said, and may be
-    /// in vain.
-    fn new(memory: u64) -> Option<Self> {
-        let has_kernel = Cache::open().is_ok_and(|cache| cache.kernel(&DEFAULT_KERNEL).is_ok());
-        let is_prepared =
-            || with_image(|image| Ok(EmulatedHost::is_prepared(image, memory))).unwrap_or(false);
-        (has_kernel && is_prepared()).then(|| {
-            let ((started, host), (stays, gone)) = (mpsc::channel(), mpsc::channel::<()>());
-            thread::spawn(move || {
-                let host = with_image(|image| Ok(EmulatedHost::start(image, memory)?));
-                if started.send(host).is_ok() {
-                    let _ = gone.recv();
-                }
-            });
-            Self { memory, host, stays: Stays(stays) }
-        })
-    }
-
-    /// The host, if it has at least `memory` MiB.
-    pub(crate) fn host(self, memory: u64) -> Option<Result<(EmulatedHost, Stays)>> {
-        let Self { memory: has, host, stays } = self;
-        (has >= memory).then(|| {
-            let host = host.recv().context("the thread of the emulated host has ended")??;
-            Ok((host, stays))
-        })
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{Coverage, Format};
 use crate::choice::{Choosing, Chosen};
+use crate::file;
 use crate::functions::functions;
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Moment, end_name, json, say_armed};
@@ -46,7 +47,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
-            let out = args.output.as_deref().map(run::create).transpose()?;
+            let out = args.output.as_deref().map(file::create).transpose()?;
             let patterns = unarmed::patterns(&target.probes);
             let probes = target
                 .probes

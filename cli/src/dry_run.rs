@@ -1,6 +1,7 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
 use crate::args::{Format, HostKind, Optimize, Run};
+use crate::file;
 use crate::listing::list;
 use crate::output::json;
 use crate::rooms::{self, Rooms};
@@ -24,7 +25,7 @@ use vmm::trap::Delivery;
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let files = args.guest.kernel.which.files()?;
     let source = KernelSource::of(&files, &args.guest.symbols);
-    let kernel = source.kernel(&target::read(&files.image)?)?;
+    let kernel = source.kernel(&file::read(&files.image)?)?;
     let found = target::find(args, &kernel, &KernelLines::of(&source, &kernel))?;
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
     // Which host it will be is not known without a look at this machine.

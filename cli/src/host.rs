@@ -2,17 +2,14 @@
 
 use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb};
-use crate::choice::Begun;
-use crate::kernel;
+use crate::file::create;
+use crate::host_image::{Begun, with_image};
 use crate::run::{self, Files};
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
 use crate::work::Work;
 use anyhow::{Context, Result};
-use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
-use std::env;
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::Shutdown;
@@ -23,8 +20,8 @@ use std::thread;
 use std::time::Duration;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Ended, Exit, HostCommand, HostImage, Lost, Qemu, RunError, SnapshotError, StartError,
-    Stream, Streams, fingerprint, memory_for, prepare,
+    EmulatedHost, Ended, Exit, HostCommand, Lost, RunError, SnapshotError, StartError, Stream, Streams,
+    memory_for, prepare,
 };
 use vmm::printer::Printer;
 
@@ -58,35 +55,6 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
     }
 }
 
-/// Describes the emulated host: Debian's kernel, and this very program in an initramfs.
-pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>) -> Result<T> {
-    let cache = Cache::open()?;
-    if cache.kernel(&DEFAULT_KERNEL).is_err() {
-        // A host that cannot start is not worth a kernel that must be fetched.
-        Qemu::find()?;
-    }
-    let kernel = kernel::fetched(&DEFAULT_KERNEL)?;
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let program_key = fingerprint(&program).context("cannot look at this program's own file")?;
-    let key = format!("{program_key} {}", kernel.record.modules.join(" "));
-    let build = || -> Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
-        Ok(initramfs::host(fs::read(&program)?, read_modules(&kernel)?, [])?)
-    };
-    use_image(&HostImage {
-        kernel: &kernel.image,
-        initramfs_key: &key,
-        initramfs: &build,
-        cache_dir: cache.root(),
-        notice: &|line| say(line),
-    })
-}
-
-/// The modules that KVM needs, in the order in which they load.
-fn read_modules(kernel: &FetchedKernel) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let name = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    kernel.modules.iter().map(|path| Ok((name(path), fs::read(path)?))).collect()
-}
-
 /// What this same program is to do inside the emulated host.
 pub(crate) struct Inside<'a> {
     /// Which of its commands.
@@ -116,7 +84,7 @@ pub(crate) fn run_emulated(
         pci,
     };
     boot::check(guest.memory.0, payload)?;
-    let output = inside.output.map(run::create).transpose()?;
+    let output = inside.output.map(create).transpose()?;
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;

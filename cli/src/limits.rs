@@ -1,29 +1,13 @@
 //! What a kernel's own build leaves out, and what that leaves of a run: said before anything boots.
 
 use crate::say::say;
-use crate::target::Asked;
-use anyhow::{Result, bail};
 use probe_engine::linux::btf::BtfError;
 use probe_engine::linux::ftrace::FtraceSites;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::place::Place;
 
 /// Says what is missing in `kernel`, a sentence for each option, where a guest is to have `cpus` CPUs.
 pub(crate) fn say_limits(kernel: &Kernel, cpus: u32) {
     limits(kernel, cpus).into_iter().for_each(say);
-}
-
-/// Checks that `kernel` can have what is probed in modules.
-pub(crate) fn check_modules(kernel: &Kernel, probes: &[Asked]) -> Result<()> {
-    let in_module = probes.iter().find(|asked| matches!(asked.place, Place::Module { .. }));
-    let has_modules = kernel.symbols().lookup("do_init_module").next().is_some();
-    match in_module.filter(|_| !has_modules) {
-        Some(asked) => bail!(
-            "`{}` is in a module, and this kernel is built without CONFIG_MODULES: what it has is built in, and probed without the module's name",
-            asked.name()
-        ),
-        None => Ok(()),
-    }
 }
 
 /// The sentences.

@@ -3,6 +3,7 @@
 use crate::args::{Guest, Run, SymbolSource};
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
+use crate::file;
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
@@ -66,11 +67,11 @@ impl Files {
             // A guest that has nothing to run is not worth a kernel that must be fetched.
             let initrd = target::initrd_path(guest.initrd.as_deref())?;
             let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
-            let (image, initramfs) = (target::read(&kernel)?, target::read(&initrd)?);
+            let (image, initramfs) = (file::read(&kernel)?, file::read(&initrd)?);
             return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: Vec::new() });
         };
         let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
-        let image = target::read(&kernel)?;
+        let image = file::read(&kernel)?;
         let drivers = work::drivers(guest, modules)?;
         let names = drivers.iter().map(|(name, _)| name.clone()).collect();
         let initramfs = said.initramfs(drivers)?;
@@ -87,7 +88,10 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run::main(args);
     }
-    let choosing = args.write_target.is_none().then(|| Choosing::begin(&args.guest));
+    if let Some(folder) = &args.write_target {
+        return write_target(args, folder);
+    }
+    let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
@@ -95,14 +99,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.output.as_deref());
     }
-    if let Some(path) = &args.write_target {
-        for (name, bytes) in [("target", &target.bytes()?), ("kernel", &files.image)] {
-            let path = path.join(name);
-            fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
-    match choosing.unwrap_or_else(|| Choosing::begin(&args.guest)).chosen()? {
+    match choosing.chosen()? {
         Chosen::Kvm(hypervisor, delivery) => run_here(args, files, target, &hypervisor, delivery),
         Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
@@ -135,6 +132,17 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     }
 }
 
+/// Writes what was resolved to `folder`.
+fn write_target(args: &Run, folder: &Path) -> Result<ExitCode> {
+    let mut files = Files::read(&args.guest)?;
+    let target = target::target(args, &mut files)?;
+    for (name, bytes) in [("target", &target.bytes()?), ("kernel", &files.image)] {
+        let path = folder.join(name);
+        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn run_here(
     args: &Run,
     mut files: Files,
@@ -143,7 +151,7 @@ fn run_here(
     delivery: Delivery,
 ) -> Result<ExitCode> {
     let out = match &args.output {
-        Some(path) => Out::file(create(path)?)?,
+        Some(path) => Out::file(file::create(path)?)?,
         None => Out::standard_error(),
     };
     let Target { kernel, probes, symbols, lines, unwind, scope } = target;
@@ -174,11 +182,6 @@ pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>) {
     if guest.marked || (output.is_none() && shared_terminal::is_one()) {
         shared_terminal::share();
     }
-}
-
-/// Creates the file that the user named for output.
-pub(crate) fn create(path: &Path) -> Result<File> {
-    File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// What came of a guest.

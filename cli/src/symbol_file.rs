@@ -1,8 +1,8 @@
 //! The file beside the kernel that says more of it: `--symbols`, or the vmlinux of the same build.
 
 use crate::args::SymbolSource;
+use crate::file::read;
 use crate::say::say;
-use crate::target::read;
 use anyhow::{Context, Result};
 use guest_kernels::KernelFiles;
 use probe_engine::linux::btf::BtfError;
@@ -48,18 +48,17 @@ impl KernelSource {
     /// As [`kernel`](Self::kernel), and calls `done` with the name of each step when it is done.
     pub(crate) fn kernel_with(&self, image: &[u8], done: &mut dyn FnMut(&'static str)) -> Result<Kernel> {
         let named = self.named.as_deref().map(|path| self.file(path)).transpose()?;
+        let built = || self.built.as_deref().and_then(|path| self.file(path).ok());
         let mut kernel = match Kernel::read_with(image, named, done) {
             Err(error @ KernelError::Symbols(_)) if named.is_none() => {
-                let built = self.built.as_deref().and_then(|path| self.file(path).ok());
-                built.and_then(|built| Kernel::read_with(image, Some(built), done).ok()).ok_or(error)
+                built().and_then(|built| Kernel::read_with(image, Some(built), done).ok()).ok_or(error)
             }
             kernel => kernel,
         }
         .with_context(|| format!("cannot use the kernel {}", self.image.display()))?;
         // Those are of functions alone (no CONFIG_KALLSYMS_ALL).
         if named.is_none() && !kernel.symbols().have_data() && self.beside(&kernel)?.is_some() {
-            let built = self.built.as_deref().and_then(|path| self.file(path).ok());
-            kernel = Kernel::read_with(image, built, done).unwrap_or(kernel);
+            kernel = Kernel::read_with(image, built(), done).unwrap_or(kernel);
         }
         if matches!(kernel.btf(), Err(BtfError::Missing)) {
             self.add_types(&mut kernel)?;

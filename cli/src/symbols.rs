@@ -1,12 +1,12 @@
 //! `vmm symbols`: what can be probed.
 
 use crate::args::{Format, Symbols};
+use crate::file::read;
 use crate::listing::list;
 use crate::output::json;
 use crate::say::{say, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
-use crate::target::read;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;

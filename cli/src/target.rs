@@ -2,8 +2,9 @@
 
 use crate::args::{self, Guest, Run};
 use crate::definition::{Reader, Source};
+use crate::file::read;
 use crate::functions::functions;
-use crate::limits::{check_modules, say_limits};
+use crate::limits::say_limits;
 use crate::requirements;
 use crate::rooms::Rooms;
 use crate::run::Files;
@@ -27,7 +28,6 @@ use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A kernel's landmarks and the probes in it.
@@ -153,11 +153,6 @@ pub(crate) fn initrd_path(asked: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// Reads a whole file that the user named.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
 /// What was resolved and [written](Target::write) elsewhere.
 pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
     let Some(path) = &guest.target else { return Ok(None) };
@@ -223,6 +218,19 @@ pub(crate) fn can_work(files: &Files, kernel: &Kernel) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks that `kernel` can have what is probed in modules.
+fn check_modules(kernel: &Kernel, probes: &[Asked]) -> Result<()> {
+    let in_module = probes.iter().find(|asked| matches!(asked.place, Place::Module { .. }));
+    let has_modules = kernel.symbols().lookup("do_init_module").next().is_some();
+    match in_module.filter(|_| !has_modules) {
+        Some(asked) => bail!(
+            "`{}` is in a module, and this kernel is built without CONFIG_MODULES: what it has is built in, and probed without the module's name",
+            asked.name()
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Which hits count in `guest`, as far as its `kernel` tells. `once`: of each probe only the first does.
@@ -335,6 +343,7 @@ mod tests {
     use probe_engine::linux::thunks::Thunks;
     use probe_engine::probe::place::Spot;
     use probe_engine::probe::watch::{Condition, Length, Watch};
+    use std::fs;
 
     #[test]
     fn what_was_written_is_what_is_read() {
@@ -366,15 +375,7 @@ mod tests {
             nofault: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let spot = Spot {
-            at: function.start,
-            function,
-            fixup: false,
-            settled: true,
-            ftrace: None,
-            traced: false,
-            room: None,
-        };
+        let spot = Spot::entry_of(function);
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
         let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);

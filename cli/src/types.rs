@@ -1,9 +1,9 @@
 //! `vmm types`: what the kernel's types are, as C.
 
 use crate::args::Types;
+use crate::file::read;
 use crate::listing::list;
 use crate::symbol_file::KernelSource;
-use crate::target::read;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, Kind, Type, c};
 use probe_engine::linux::glob::Glob;

@@ -2,7 +2,7 @@
 
 use super::Diagnosis;
 use super::tested::Tested;
-use crate::host::with_image;
+use crate::host_image::with_image;
 use crate::say;
 use anyhow::{Context, Result, anyhow};
 use std::io::{self, Write};

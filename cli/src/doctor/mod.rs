@@ -7,10 +7,10 @@ mod tested;
 mod trial;
 
 use crate::args::{Doctor, HostKind};
+use crate::file;
 use crate::kernel::Choice;
 use crate::listing::list;
 use crate::output::json;
-use crate::target;
 use anyhow::Result;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
         // Without its files no guest differs from anything.
         Cache::open()?.initramfs()?;
         let kernel = args.kernel.clone().unwrap_or(Choice::Debian(DEFAULT_KERNEL));
-        target::read(&kernel.files()?.image)?;
+        file::read(&kernel.files()?.image)?;
     }
     let diagnosis = examine(args);
     list(|mut out| match args.json {

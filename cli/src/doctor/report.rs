@@ -3,7 +3,7 @@
 use super::trial::{Seen, TRIALS, Trial};
 use super::{Diagnosis, machine, table};
 use crate::args::Doctor;
-use crate::run;
+use crate::file;
 use crate::say::say;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -19,7 +19,7 @@ const LAST_LINES: usize = 40;
 
 /// Writes the report to `path`. Returns how many differences it tells of.
 pub(super) fn write(path: &Path, args: &Doctor, diagnosis: &Diagnosis) -> Result<usize> {
-    let mut file = run::create(path)?;
+    let mut file = file::create(path)?;
     let mut add =
         |lines: &[String]| add(&mut file, lines).with_context(|| format!("cannot write {}", path.display()));
     add(&head(diagnosis))?;

@@ -141,15 +141,7 @@ mod tests {
     fn asked(at: u64, returns: bool) -> Asked {
         let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
         let function = Gva(at)..Gva(at + 0x100);
-        let spot = Spot {
-            at: Gva(at),
-            function,
-            fixup: false,
-            settled: true,
-            ftrace: None,
-            traced: false,
-            room: None,
-        };
+        let spot = Spot::entry_of(function);
         Asked::plain(Place::Kernel { name, spot }, returns)
     }
 
