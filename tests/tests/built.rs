@@ -24,6 +24,10 @@ struct Feature {
     holds: fn(&Run),
 }
 
+fn each_call_is_a_hit(run: &Run) {
+    assert_eq!(run.hits(GETPPID), 20);
+}
+
 /// Without that, a guest that has done its work halts, and the run ends with 123.
 const POWER_OFF: &str = "the guest switches the machine off";
 
@@ -32,7 +36,7 @@ const FEATURES: [Feature; 13] = [
     Feature {
         row: "probes on traps",
         words: &["--optimize=off", "--probe=__x64_sys_getppid", CALLS],
-        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+        holds: each_call_is_a_hit,
     },
     Feature {
         row: "returns",
@@ -98,12 +102,12 @@ const FEATURES: [Feature; 13] = [
     Feature {
         row: "its own decompressor (`--boot bzimage`)",
         words: &["--boot=bzimage", "--optimize=off", "--probe=__x64_sys_getppid", CALLS],
-        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+        holds: each_call_is_a_hit,
     },
     Feature {
         row: "two CPUs",
         words: &["--cpus=2", "--probe=__x64_sys_getppid", CALLS],
-        holds: |run| assert_eq!(run.hits(GETPPID), 20),
+        holds: each_call_is_a_hit,
     },
     Feature {
         row: "functions of modules",

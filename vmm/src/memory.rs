@@ -135,10 +135,10 @@ fn is_reserved(region: &GuestRegionMmap) -> bool {
 
 /// Where `size` bytes of RAM lie.
 fn ranges(size: u64) -> Vec<Range<Gpa>> {
-    let low = size.min(HOLE_START);
-    let mut all = vec![Gpa(0)..Gpa(low)];
-    if size > low {
-        all.push(Gpa(HOLE_END)..Gpa(HOLE_END + (size - low)));
+    let low = GuestRam::low_end_of(size);
+    let mut all = vec![Gpa(0)..low];
+    if size > low.0 {
+        all.push(Gpa(HOLE_END)..Gpa(HOLE_END + (size - low.0)));
     }
     all
 }

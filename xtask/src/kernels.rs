@@ -114,11 +114,7 @@ impl Recipe {
     /// Of all that its configuration is made of.
     fn hash(&self) -> String {
         let words = [self.base, self.variables].concat().join(" ");
-        let all = [words, self.fragment.to_owned()].join(
-            "
-",
-        );
-        let mut hash = format!("{:x}", Sha256::digest(all));
+        let mut hash = format!("{:x}", Sha256::digest(format!("{words}\n{}", self.fragment)));
         hash.truncate(12);
         hash
     }

@@ -105,6 +105,13 @@ pub enum Behind {
 }
 
 impl Spot {
+    /// The first instruction of `function`, of which nothing else is known.
+    #[must_use]
+    pub fn entry_of(function: Range<Gva>) -> Self {
+        let at = function.start;
+        Self { at, function, fixup: false, settled: true, ftrace: None, traced: false, room: None }
+    }
+
     /// Whether it is the entry of its function.
     #[must_use]
     pub fn is_entry(&self) -> bool {

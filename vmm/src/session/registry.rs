@@ -344,10 +344,8 @@ mod tests {
     #[test]
     fn a_return_probe_follows_ten_calls_or_two_a_vcpu_if_nothing_else_is_said() {
         let entry = |max_active: Option<u32>| {
-            let at = Gva(0x1000);
-            let function = at..at.add(0x100);
-            let spot =
-                Spot { at, function, fixup: false, settled: true, ftrace: None, traced: false, room: None };
+            let function = Gva(0x1000)..Gva(0x1100);
+            let spot = Spot::entry_of(function);
             let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), spot });
             Probe::from(match max_active {
                 Some(calls) => probe.max_active(calls),

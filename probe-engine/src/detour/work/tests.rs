@@ -27,6 +27,11 @@ fn of_memory(fetches: Vec<Fetch>, shape: &Shape) -> Capture {
     capture(fetches.into_iter().map(field).collect(), None)
 }
 
+/// A task at this address.
+fn task(at: Gva) -> Task {
+    Task { at, pid: 7, tgid: 7, ns_pid: None, uid: None, context: Context::Task, comm: [0; COMM] }
+}
+
 #[test]
 fn what_no_detour_reads_stays_on_the_trap() {
     let refused = |fetches, hits| match Work::of(0, Some(&of_memory(fetches, &Shape::Hex)), Noted::Each, hits)
@@ -89,15 +94,7 @@ fn memory_is_what_the_record_has_kept_of_it() {
     let record = |area: Vec<u64>| Record {
         ticks: 1,
         probe: 0,
-        task: Task {
-            at: Gva(0),
-            pid: 7,
-            tgid: 7,
-            ns_pid: None,
-            uid: None,
-            context: Context::Task,
-            comm: [0; COMM],
-        },
+        task: task(Gva(0)),
         args: [0, 0x5000, 0, 0, 0, 0],
         registers: [vec![0x8000, 0x9000], area].concat(),
     };
@@ -260,18 +257,9 @@ fn a_record_has_the_task_and_where_the_cpu_has_its_own_variables() {
         kept(1 + PER_CPU, &0x6000u64.to_le_bytes(), 8),
         kept(0x6010, &9u32.to_le_bytes(), 8),
     ];
-    let task = Task {
-        at: Gva(0x7000),
-        pid: 7,
-        tgid: 7,
-        ns_pid: None,
-        uid: None,
-        context: Context::Task,
-        comm: [0; COMM],
-    };
     let registers = [vec![0xabc], area.concat()].concat();
     assert_eq!(work.words(), registers.len());
-    let record = Record { ticks: 1, probe: 0, task, args: [0, 1, 2, 3, 4, 5], registers };
+    let record = Record { ticks: 1, probe: 0, task: task(Gva(0x7000)), args: [0, 1, 2, 3, 4, 5], registers };
     let mut captured = Vec::new();
     assert!(work.replay(Some(&fields), &record, Gva(0x55), 0x10, 0, &mut captured));
     let values: Vec<_> = fields.values(&captured).map(|(_, value)| value.number()).collect();
