@@ -34,8 +34,10 @@ pub(super) struct Catcher {
 
 impl Catcher {
     pub(super) fn new() -> io::Result<Self> {
-        let signals = Signals::new(TO_END.iter().chain(&[SIGWINCH]))?;
-        Ok(Self { signals, caught: Caught::catch()? })
+        // Handlers run in the order of registration. What a signal does by default has to be decided before the signal is
+        // told of: who is told of it may give it back.
+        let caught = Caught::catch()?;
+        Ok(Self { signals: Signals::new(TO_END.iter().chain(&[SIGWINCH]))?, caught })
     }
 
     /// What ends [`Catcher::forward`].

@@ -4,12 +4,14 @@ use super::super::protocol::Program;
 use super::super::pump::Escape;
 use super::*;
 use crate::printer::Printer;
+use crate::signals::SENDING;
 use crate::terminal::tests::terminal;
 use crate::terminal::{Terminal, WindowSize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 
 /// Nothing here takes longer, and what hangs fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,6 +98,7 @@ fn a_user_can_end_what_takes_no_keys() {
 
 #[test]
 fn a_second_signal_ends_what_reads_nothing() {
+    let _alone = SENDING.lock().unwrap_or_else(PoisonError::into_inner);
     let zeros = File::open("/dev/zero").unwrap();
     let conversation = talk(&zeros, None, true, |mut theirs| {
         take_nothing(&mut theirs);
@@ -144,8 +147,10 @@ fn an_agent_that_says_something_else_for_ever_is_silent() {
 fn what_an_agent_says_stays_on_one_line() {
     let zeros = File::open("/dev/null").unwrap();
     let why = format!("no\n\u{258c} forged \x1b[2J{}", "x".repeat(5000));
-    let conversation = talk(&zeros, None, false, |mut theirs| {
-        theirs.write_all(&FromAgent::Failed(&why).encode().unwrap()).unwrap();
+    let conversation = talk(&zeros, None, false, |theirs| {
+        // The job: who hangs up before has said nothing.
+        FrameReader::new(&theirs).next().unwrap();
+        (&theirs).write_all(&FromAgent::Failed(&why).encode().unwrap()).unwrap();
     });
     let Err(Broken::Agent(said)) = conversation.end else { panic!() };
     assert!(said.starts_with("no\\n") && said.contains("\\x1b[2J") && said.len() < 1100, "{said}");
