@@ -126,6 +126,11 @@ fn the_table_of_clang_is_so() {
     check("clang");
 }
 
+#[test]
+fn the_table_of_defconfig_is_so() {
+    check("defconfig");
+}
+
 /// Where clang (kCFI) loads the number that it compares with the callee's: the kernel writes others there at boot, and makes
 /// FineIBT of all if it is asked to. A trap that stood there before that made it leave the number, and the guest died of the call.
 #[test]
@@ -200,14 +205,32 @@ fn check(name: &str) {
     assert_eq!(rows, FEATURES.len() + 1, "rows of the table");
 }
 
-fn runs_a_command(binary: &Path, kernel: &Path, cell: &str) {
-    let temporary = tempfile::tempdir().unwrap();
-    let words = ["run", "--kernel", kernel.to_str().unwrap(), "--timeout=300", "--", "cat", "/etc/passwd"];
-    let output = command(binary, temporary.path(), &words).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    match cell {
-        "yes" => assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap(), "{said}"),
-        option => assert!(output.status.code() == Some(2) && said.contains(option), "{said}"),
+/// The folder and the image alone, on one CPU and on four.
+fn runs_a_command(binary: &Path, folder: &Path, cell: &str) {
+    let image = folder.join("arch/x86/boot/bzImage");
+    for (kernel, cpus) in [(folder, "1"), (folder, "4"), (&image, "1"), (&image, "4")] {
+        let temporary = tempfile::tempdir().unwrap();
+        let kernel = kernel.to_str().unwrap();
+        let words = [
+            "run",
+            "--kernel",
+            kernel,
+            "--cpus",
+            cpus,
+            "--timeout=300",
+            "--probe=p do_sys_openat2 filename:string",
+        ];
+        let words = [&words[..], &["--", "cat", "/etc/passwd"]].concat();
+        let output = command(binary, temporary.path(), &words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        match cell {
+            "yes" => {
+                assert_eq!(output.status.code(), Some(0), "{kernel}: {said}");
+                assert_eq!(output.stdout, std::fs::read("/etc/passwd").unwrap(), "{kernel}: {said}");
+                assert!(said.contains("filename=\"/etc/passwd\""), "{kernel}: {said}");
+            }
+            option => assert!(output.status.code() == Some(2) && said.contains(option), "{kernel}: {said}"),
+        }
     }
 }
 

@@ -50,6 +50,13 @@ pub(crate) const RECIPES: &[Recipe] = &[
         base: &["tinyconfig"],
         fragment: include_str!("../kernels/clang.config"),
     },
+    Recipe {
+        name: "defconfig",
+        source: Source::Package("linux-source-6.12"),
+        variables: &[],
+        base: &["defconfig", "kvm_guest.config"],
+        fragment: include_str!("../kernels/defconfig.config"),
+    },
 ];
 
 /// What building needs beside a compiler.
