@@ -43,6 +43,19 @@ pub fn table(heading: &str, column: &str) -> Vec<(String, String)> {
 }
 
 impl Example {
+    /// What stands for the folder in which a kernel was built.
+    const BUILD: &str = "BUILD";
+
+    /// Whether it is of a kernel that was built.
+    pub fn needs_build(&self) -> bool {
+        self.words.iter().any(|word| word == Self::BUILD)
+    }
+
+    /// The words with the kernel in `folder`.
+    pub fn words_with<'a>(&'a self, folder: &'a str) -> Vec<&'a str> {
+        self.words.iter().map(|word| if word == Self::BUILD { folder } else { word }).collect()
+    }
+
     /// Fails the test unless the command succeeded and printed every line that is shown.
     #[track_caller]
     pub fn assert_printed_by(&self, output: &Output) {

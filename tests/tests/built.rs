@@ -11,7 +11,7 @@ use probe_engine::insn::decode::instructions;
 use probe_engine::linux::kernel::Kernel;
 use std::path::{Path, PathBuf};
 use tests::product::{Run, binary, command, initrd_with, run};
-use tests::readme::table;
+use tests::readme::{Example, examples, table};
 
 const GETPPID: &str = "__x64_sys_getppid";
 const CALLS: &str = "--cmdline=workload=getppid:20,open:5 loglevel=5";
@@ -129,6 +129,18 @@ fn the_table_of_clang_is_so() {
 #[test]
 fn the_table_of_defconfig_is_so() {
     check("defconfig");
+}
+
+#[test]
+fn what_the_readme_shows_of_a_build_is_what_happens() {
+    let Some((folder, binary)) = built("clang") else { return };
+    let examples: Vec<_> = examples().into_iter().filter(Example::needs_build).collect();
+    assert_ne!(examples.len(), 0);
+    for example in examples {
+        let words = example.words_with(folder.to_str().unwrap());
+        let output = command(&binary, std::env::temp_dir().as_path(), &words).output().unwrap();
+        example.assert_printed_by(&output);
+    }
 }
 
 /// Where clang (kCFI) loads the number that it compares with the callee's: the kernel writes others there at boot, and makes
