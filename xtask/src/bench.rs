@@ -71,7 +71,8 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
     rows.push(runs::every_function(vmm)?);
     rows.push(runs::exits(vmm)?);
     rows.extend(files::rows(vmm)?);
-    rows.extend(replay()?);
+    rows.extend(here("replay")?);
+    rows.extend(here("counters")?);
     rows.extend(scan(vmm)?);
     write(&rows)?;
     goals::check(&rows)
@@ -128,11 +129,13 @@ fn reflected(vmm: &Path, program: &Path) -> anyhow::Result<Vec<Value>> {
         .collect())
 }
 
-/// How the engine's part of a hit scales with threads of this machine.
-fn replay() -> anyhow::Result<Vec<Value>> {
-    let program = setup::build("tests", "replay")?;
-    let output = Command::new(program).arg("--json").output().context("cannot run the replay")?;
+/// What a program of this name shows of how something scales with threads of this machine.
+fn here(name: &str) -> anyhow::Result<Vec<Value>> {
+    let program = setup::build("tests", name)?;
+    let output = Command::new(program).arg("--json").output();
+    let output = output.with_context(|| format!("cannot run {name}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{name} did not end well:\n{text}");
     text.lines().filter(|line| !line.starts_with('{')).for_each(|line| println!("bench: {line}"));
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }

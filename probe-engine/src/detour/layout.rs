@@ -1,8 +1,8 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 5.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 6.
 //!
 //! | offset | what |
 //! |---|---|
-//! | 0 | [`HITS`]: a u64 a probe, how often it was hit |
+//! | 0 | [`HITS`]: a u64 a probe, how often it was hit, beside what its [`Slots`] say |
 //! | 1 MiB | [`DROPS`]: a u64 a probe, how many of these hits found no room in a ring |
 //! | 2 MiB | [`UNFOLLOWED`]: a u64 a probe, how many calls were not followed to their return |
 //! | 3 MiB | [`STRAYS`]: a u64 a probe, how many followed calls came back in another task, or on another stack |
@@ -12,7 +12,8 @@
 //! | 7 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
 //! | 8 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
 //! | 12 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
-//! | 16 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
+//! | 16 MiB | [`SLOTS`]: for each CPU, a u64 a probe, how often it was hit on that CPU |
+//! | 17 MiB | the rings, one a CPU, one behind the other, [`Rings::stride`] bytes each |
 //!
 //! A ring begins with a line of its own for each end: at 0 the [`HEAD`], how many cells the guest has claimed since its
 //! start, at 64 the [`TAIL`], how many of them the host has read. [`Rings::cells`] cells follow at [`CELLS`], and behind
@@ -76,7 +77,9 @@ pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
 pub const INSTANCES: u64 = 8 * TABLE;
 /// See the [module](self).
 pub const TABLE_OF_GROUPS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
-const RINGS: u64 = TABLE_OF_GROUPS + GROUPS * GROUP;
+/// See the [module](self).
+pub const SLOTS: u64 = TABLE_OF_GROUPS + GROUPS * GROUP;
+const RINGS: u64 = SLOTS + TABLE;
 
 /// How many groups there is room for, a power of two.
 pub const GROUPS: u64 = 32 << 10;
@@ -181,6 +184,48 @@ pub fn sequence(claimed: u64) -> u64 {
     claimed.wrapping_add(1)
 }
 
+/// Where each CPU counts the hits of a probe for itself, so that CPUs that run the same function do not wait for one line of
+/// memory. There are slots for the probes with the smallest numbers, the more the fewer CPUs there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    cpus: u32,
+}
+
+impl Slots {
+    /// Those of a guest with so many CPUs, 256 at most.
+    #[must_use]
+    pub fn of(cpus: u32) -> Self {
+        Self { cpus: cpus.clamp(1, 256).next_power_of_two() }
+    }
+
+    /// Bytes from the slot of one CPU to that of the next, a power of two.
+    #[must_use]
+    pub fn stride(self) -> u64 {
+        TABLE / u64::from(self.cpus)
+    }
+
+    /// What is left of a CPU's number: the guest's word leads to no other memory.
+    #[must_use]
+    pub fn mask(self) -> u32 {
+        self.cpus - 1
+    }
+
+    /// Where the slot of `probe` and of CPU 0 is in the data window, if it has any.
+    #[must_use]
+    pub fn offset(self, probe: u32) -> Option<u64> {
+        let offset = 8 * u64::from(probe);
+        (self.cpus > 1 && offset < self.stride()).then_some(SLOTS + offset)
+    }
+
+    /// Where all slots of `probe` are in the data window.
+    pub fn offsets(self, probe: u32) -> impl Iterator<Item = u64> {
+        let first = self.offset(probe);
+        first
+            .into_iter()
+            .flat_map(move |first| (0..self.cpus).map(move |cpu| first + u64::from(cpu) * self.stride()))
+    }
+}
+
 /// The rings of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rings {
@@ -236,6 +281,22 @@ mod tests {
             assert!(rings.cells >= 64 && rings.stride.is_multiple_of(64), "{rings:?}");
         }
         assert_eq!(Rings::of(2).cells, 32 << 10);
+    }
+
+    #[test]
+    fn slots_are_of_one_probe_and_one_cpu_and_share_no_line() {
+        for cpus in [2, 3, 4, 16, 255] {
+            let slots = Slots::of(cpus);
+            let probes = (slots.stride() / 8) as u32;
+            assert!(probes >= 512 && slots.stride().is_multiple_of(64));
+            assert!(slots.offset(probes).is_none());
+            let last: Vec<u64> = slots.offsets(probes - 1).collect();
+            let next: Vec<u64> = slots.offsets(0).skip(1).collect();
+            assert_eq!(last.len() as u32, slots.mask() + 1);
+            assert!(last.len() as u32 >= cpus && last.last() == Some(&(RINGS - 8)));
+            assert!(last.iter().zip(&next).all(|(last, next)| last + 8 == *next));
+        }
+        assert_eq!(Slots::of(1).offset(0), None);
     }
 
     #[test]

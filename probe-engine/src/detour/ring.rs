@@ -1,6 +1,6 @@
 //! Reading a ring that the guest fills. It is the guest's memory: whatever stands in it has to do no harm.
 
-use super::layout::{self, CELL, HEAD, MOST_CELLS, Rings, TAIL, UNKNOWN, record, sequence};
+use super::layout::{self, CELL, HEAD, MOST_CELLS, Rings, Slots, TAIL, UNKNOWN, record, sequence};
 use crate::addr::{Gpa, Gva};
 use crate::linux::read::{array, u32_at, u64_at};
 use crate::linux::task::{Context, Task};
@@ -201,17 +201,31 @@ impl Record {
     }
 }
 
+/// How often the probe of this number was hit, as the data window at `window` says, in a guest with so many CPUs.
+#[must_use]
+pub fn hits<M: PhysMemory + ?Sized>(memory: &M, window: Gpa, cpus: u32, probe: u32) -> u64 {
+    let slots = Slots::of(cpus).offsets(probe).map(|at| number(memory, window.add(at)));
+    slots.fold(counter(memory, window, layout::HITS, probe), u64::saturating_add)
+}
+
 /// Counters in the data window at `window`: of the probe of this number, at [`HITS`](layout::HITS) or
 /// [`DROPS`](layout::DROPS). 0 for one that has none. The guest can write to them: none is so large that a few of them
 /// could not be added up.
 #[must_use]
 pub fn counter<M: PhysMemory + ?Sized>(memory: &M, window: Gpa, table: u64, probe: u32) -> u64 {
-    const MOST: u64 = 1 << 56;
-    let mut bytes = [0; 8];
-    let at = window.add(table).add(8 * u64::from(probe));
-    match probe < layout::COUNTERS && memory.read(at, &mut bytes).is_ok() {
-        true => u64::from_le_bytes(bytes).min(MOST),
+    match probe < layout::COUNTERS {
+        true => number(memory, window.add(table).add(8 * u64::from(probe))),
         false => 0,
+    }
+}
+
+/// A counter's number, or 0 where there is no memory.
+fn number<M: PhysMemory + ?Sized>(memory: &M, at: Gpa) -> u64 {
+    const MOST: u64 = 1 << 46;
+    let mut bytes = [0; 8];
+    match memory.read(at, &mut bytes) {
+        Ok(()) => u64::from_le_bytes(bytes).min(MOST),
+        Err(_) => 0,
     }
 }
 

@@ -6,7 +6,7 @@
 //! gate:   nop                     five bytes: a jump out of the stub once it is retired, so that nobody counts here who is
 //!                                 going to be counted elsewhere
 //!         push ...
-//!         lock inc [hits]         for each probe, if its condition holds; then its record. [unread] if that is open.
+//!         inc [hits]              for each probe, in this CPU's slot if there is one, if its condition holds; then its record. [unread] if that is open.
 //!                                 [outside] if this is not in its scope, and nothing else
 //!         pop ...
 //! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
@@ -18,6 +18,7 @@
 
 mod calls;
 mod condition;
+mod count;
 mod ending;
 mod groups;
 mod memory;
@@ -30,7 +31,7 @@ pub use calls::{LEAVE, leave, trampolines};
 
 use super::condition::Condition;
 use super::instances::instance;
-use super::layout::{HITS, Rings, TRAMPOLINES, UNREAD};
+use super::layout::{Rings, TRAMPOLINES, UNREAD};
 use super::region::Region;
 use super::work::Work;
 use crate::addr::Gva;
@@ -44,7 +45,7 @@ use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, r8, r9, r10, r11, r12, r13, r14,
     r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
-use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand};
+use iced_x86::{BlockEncoderOptions, Code, IcedError, MemoryOperand};
 use std::ops::Range;
 
 /// What a stub knows of the guest that it runs in.
@@ -102,15 +103,6 @@ pub struct Stub {
     waits: Vec<usize>,
 }
 
-/// What a probe that only counts does, without what depends on where it is.
-const COUNT: [u8; 15] = [
-    0x9c, 0xfa, // pushfq; cli
-    0x0f, 0x1f, 0x44, 0x00, 0x00, // gate
-    0xf0, 0x48, 0xff, 0x05, 0, 0, 0, 0, // lock inc qword [rip + hits]
-];
-/// Where in it the distance to the counter is.
-const COUNT_HITS: usize = 11;
-
 /// No stub is longer, in bytes.
 const LONGEST: usize = 8192;
 
@@ -149,22 +141,13 @@ impl Stub {
         jump(at, back)?;
         jump(at.add(LONGEST as u64), back)?;
         let stub = match works {
-            [work] if work.only_counts() => Self::only_counting(guest, at, work.probe)?,
+            [work] if work.only_counts() => count::only_counting(guest, at, work.probe)?,
             _ => Self::assemble_any(guest, at, site, works, |code, end| {
                 code.asm.set_label(end)?;
                 Ok(code.asm.zero_bytes()?)
             })?,
         };
         stub.end(guest, at, back, next)
-    }
-
-    /// One that only counts, which is what tens of thousands of functions get at a time.
-    fn only_counting(guest: &Guest, at: Gva, probe: u32) -> Result<Self, NoStub> {
-        let mut code = COUNT.to_vec();
-        let hits = guest.window.add(HITS).add(8 * u64::from(probe));
-        let [_, distance @ ..] = jump(at.add(COUNT_HITS as u64 - 1), hits)?;
-        code.iter_mut().skip(COUNT_HITS).zip(distance).for_each(|(to, from)| *to = from);
-        Ok(Self::with_gate(code, 2, COUNT.len()))
     }
 
     /// One that does any `works`, and then what `finish` makes from the label on, to which the gate leads. What is to follow
@@ -235,7 +218,7 @@ impl Stub {
             _ if !work.reads.is_empty() || work.groups.is_some() => LONGEST,
             (Some(_), ..) => LONGEST,
             (None, None, None) if work.scope != Scope::Boot => 256,
-            (None, None, None) => 16,
+            (None, None, None) => 32,
             (None, Some(_), None) => 512,
             (None, _, Some(_)) => 1024,
         };
@@ -347,7 +330,7 @@ impl Assembler<'_> {
         if let Some(condition) = &work.condition {
             self.branch(condition, false, next, open)?;
         }
-        self.count(Code::Inc_rm64, HITS, work.probe)?;
+        self.count_hit(work.probe)?;
         if let Some(groups) = &work.groups {
             self.group(work, groups, next)?;
         }
@@ -363,15 +346,6 @@ impl Assembler<'_> {
         self.asm.set_label(&mut next)?;
         // A label is of an instruction.
         self.asm.zero_bytes()?;
-        Ok(())
-    }
-
-    /// `lock inc` of a counter, or `lock dec`: another CPU may count the same probe.
-    fn count(&mut self, how: Code, table: u64, probe: u32) -> Done {
-        let at = self.guest.window.add(table).add(8 * u64::from(probe));
-        let mut count = Instruction::with1(how, rip_relative(at))?;
-        count.set_has_lock_prefix(true);
-        self.asm.add_instruction(count)?;
         Ok(())
     }
 

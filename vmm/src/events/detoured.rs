@@ -12,7 +12,7 @@ use probe_engine::capture::tally::Group;
 use probe_engine::detour::groups::groups;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
-use probe_engine::detour::ring::{Drained, Record, Returned, Ring, counter};
+use probe_engine::detour::ring::{Drained, Record, Returned, Ring, counter, hits};
 use probe_engine::detour::work::Work;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
@@ -126,7 +126,7 @@ impl Detours {
 
     /// Hits of `probe`.
     pub(super) fn hits(&self, probe: ProbeId) -> u64 {
-        self.counter(layout::HITS, probe)
+        hits(&*self.ram, reserved::DATA, self.rings.len() as u32, probe.0)
     }
 
     /// Passes of `probe` that were not in its scope.
