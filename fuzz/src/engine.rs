@@ -102,7 +102,7 @@ pub fn modules(input: &[u8]) -> bool {
     let layouts = layouts.unwrap_or_default();
     let Some(layout) = layouts.get(usize::from(which & 1)) else { return false };
     let ram = Ram::of(pieces);
-    let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0, 0) };
+    let memory = VirtMemory::new(&ram, AddressSpace::new(0, 0));
     let mut is_read = false;
     for module in list(layout, &memory, layout.head).unwrap_or_default().iter().take(MOST) {
         let _ = module.orc(layout, OrcLayout::SinceSixFour, &memory);

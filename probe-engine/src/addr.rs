@@ -57,5 +57,13 @@ macro_rules! address {
     };
 }
 
+impl Gva {
+    /// Whether the address is in the half that is the kernel's.
+    #[must_use]
+    pub fn is_kernels(self) -> bool {
+        self.0 >> 63 != 0
+    }
+}
+
 address!(Gva);
 address!(Gpa);

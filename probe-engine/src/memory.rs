@@ -2,7 +2,7 @@
 
 use crate::addr::{Gpa, Gva};
 use crate::capture;
-use crate::paging::{Access, AddressSpace, PageFault};
+use crate::paging::{Access, PageFault, Spaces};
 use std::iter;
 
 #[cfg(test)]
@@ -57,17 +57,38 @@ pub trait ReadVirt {
     }
 }
 
-/// Guest memory through one address space's page tables, as the host looks at it: what the kernel could reach, pages of
+/// Guest memory through page tables, as the host looks at it: what the kernel could reach, pages of
 /// its processes included, and without a trace in the page tables. What is written to a page that the guest holds clean
 /// can therefore be lost when the guest takes it back.
 pub struct VirtMemory<'a, M: PhysMemory + ?Sized> {
     /// The RAM below the page tables.
     pub phys: &'a M,
-    /// Whose page tables.
-    pub space: AddressSpace,
+    /// The page tables.
+    pub spaces: Spaces<'a>,
 }
 
-impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
+impl<M: PhysMemory + ?Sized> Clone for VirtMemory<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: PhysMemory + ?Sized> Copy for VirtMemory<'_, M> {}
+
+impl<'a, M: PhysMemory + ?Sized> VirtMemory<'a, M> {
+    /// The memory of `phys` through these page tables.
+    pub fn new(phys: &'a M, spaces: impl Into<Spaces<'a>>) -> Self {
+        Self { phys, spaces: spaces.into() }
+    }
+
+    /// The guest-physical address behind `at`.
+    ///
+    /// # Errors
+    /// As for [`AddressSpace::translate`].
+    pub fn translate(&self, at: Gva, access: Access) -> Result<Gpa, PageFault> {
+        self.spaces.of(at).translate(self.phys, at, access)
+    }
+
     /// Fills `buf` from guest-virtual `at`, which may cross pages.
     ///
     /// # Errors
@@ -78,8 +99,9 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
         while !rest.is_empty() {
             let n = page_rest(at).min(rest.len());
             let (now, later) = rest.split_at_mut(n);
-            let gpa = self.space.translate(self.phys, at, Access::Read)?;
-            self.phys.read(gpa, now).map_err(|_| self.space.not_present(at, Access::Read))?;
+            let space = self.spaces.of(at);
+            let gpa = space.translate(self.phys, at, Access::Read)?;
+            self.phys.read(gpa, now).map_err(|_| space.not_present(at, Access::Read))?;
             at = at.add(n as u64);
             rest = later;
         }
@@ -115,12 +137,13 @@ impl<M: PhysMemory + ?Sized> VirtMemory<'_, M> {
     pub fn write(&self, at: Gva, bytes: &[u8]) -> Result<(), PageFault> {
         if bytes.len() > page_rest(at) {
             for (at, _) in by_page(at, bytes) {
-                self.space.translate(self.phys, at, Access::Write)?;
+                self.translate(at, Access::Write)?;
             }
         }
         for (at, part) in by_page(at, bytes) {
-            let gpa = self.space.translate(self.phys, at, Access::Write)?;
-            self.phys.write(gpa, part).map_err(|_| self.space.not_present(at, Access::Write))?;
+            let space = self.spaces.of(at);
+            let gpa = space.translate(self.phys, at, Access::Write)?;
+            self.phys.write(gpa, part).map_err(|_| space.not_present(at, Access::Write))?;
         }
         Ok(())
     }
@@ -156,6 +179,7 @@ pub(crate) fn page_rest(at: Gva) -> usize {
 mod tests {
     use super::testing::Ram;
     use super::*;
+    use crate::paging::AddressSpace;
 
     const PAGE: Gva = Gva(0xffff_c900_0000_0000);
 
@@ -174,7 +198,7 @@ mod tests {
     #[test]
     fn a_write_goes_to_each_page_where_it_lies_and_nowhere_else() {
         let (ram, space) = three_pages();
-        let memory = VirtMemory { phys: &ram, space };
+        let memory = VirtMemory::new(&ram, space);
         let bytes: Vec<u8> = (0..0x1800).map(|n| (n % 251) as u8 + 1).collect();
         memory.write(PAGE.add(0xc00), &bytes).unwrap();
         let mut expected = vec![0; 0xb000 - 0x5000];
@@ -194,7 +218,7 @@ mod tests {
         let (ram, space) = three_pages();
         ram.set(0x4000, 2, 0);
         let before = ram.clone();
-        let memory = VirtMemory { phys: &ram, space };
+        let memory = VirtMemory::new(&ram, space);
         let fault = memory.write(PAGE.add(0xc00), &[1; 0x1800]);
         assert_eq!(fault, Err(space.not_present(PAGE.add(0x2000), Access::Write)));
         assert!(ram == before);
@@ -209,7 +233,7 @@ mod tests {
             ram.set(table, last.0 >> (12 + 9 * level) & 0x1ff, (table + 0x1000) | 3);
         }
         ram.set(0x4000, 511, 0x8003);
-        let memory = VirtMemory { phys: &ram, space };
+        let memory = VirtMemory::new(&ram, space);
         let near_end = last.add(0xffc);
         assert_eq!(memory.write(near_end, &[1; 8]), Err(space.not_present(Gva(0), Access::Write)));
         for table in [0x1000, 0x2000, 0x3000] {

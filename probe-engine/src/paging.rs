@@ -34,6 +34,38 @@ pub struct AddressSpace {
     pub(crate) smap: bool,
 }
 
+/// The page tables that a CPU goes through at a moment.
+#[derive(Clone, Copy)]
+pub enum Spaces<'a> {
+    /// These, for all addresses.
+    One(AddressSpace),
+    /// The kernel's half is the same in all tables of a guest (arch/x86/mm/init_64.c, `sync_global_pgds`).
+    Halves {
+        /// Those of the upper half.
+        kernel: AddressSpace,
+        /// Tells those of the lower half: only who looks there has to know.
+        user: &'a dyn Fn() -> AddressSpace,
+    },
+}
+
+impl Spaces<'_> {
+    /// Those that `at` goes through.
+    #[must_use]
+    pub fn of(&self, at: Gva) -> AddressSpace {
+        match self {
+            Self::One(space) => *space,
+            Self::Halves { kernel, .. } if at.is_kernels() => *kernel,
+            Self::Halves { user, .. } => user(),
+        }
+    }
+}
+
+impl From<AddressSpace> for Spaces<'_> {
+    fn from(space: AddressSpace) -> Self {
+        Self::One(space)
+    }
+}
+
 /// A way through the page tables that an access is allowed to go.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Walk {
@@ -214,7 +246,7 @@ mod tests {
     #[test]
     fn a_store_to_a_read_only_page_is_a_protection_fault_and_changes_nothing() {
         let (ram, space) = ram(4);
-        let memory = VirtMemory { phys: &ram, space };
+        let memory = VirtMemory::new(&ram, space);
         let crossing = Gva(0xffff_8000_0000_0ffc);
         assert_eq!(
             memory.write(crossing, &[1; 8]),
@@ -244,9 +276,25 @@ mod tests {
                 let fault = PageFault { at: Gva(at), code: 2, canonical };
                 let translated = space.translate(&ram, Gva(at), Access::Write);
                 assert_eq!(translated, Err(fault), "{levels} levels");
-                assert_eq!(VirtMemory { phys: &ram, space }.write(Gva(at), &[0]), Err(fault));
+                assert_eq!(VirtMemory::new(&ram, space).write(Gva(at), &[0]), Err(fault));
             }
         }
+    }
+
+    #[test]
+    fn each_half_has_its_tables() {
+        let (ram, kernel) = ram(4);
+        let asked = std::cell::Cell::new(0);
+        let user = || {
+            asked.set(asked.get() + 1);
+            AddressSpace::new(0x6000, 0)
+        };
+        ram.set(0x6000, 0, 0x2000 | 3);
+        let memory = VirtMemory::new(&ram, Spaces::Halves { kernel, user: &user });
+        assert_eq!(memory.translate(Gva(0xffff_8000_0000_0123), Access::Read), Ok(Gpa(0x8123)));
+        assert_eq!(asked.get(), 0);
+        assert_eq!(memory.translate(Gva(0x123), Access::Read), Ok(Gpa(0x8123)));
+        assert_eq!(asked.get(), 1);
     }
 
     #[test]

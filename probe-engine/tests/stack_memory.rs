@@ -29,7 +29,7 @@ fn a_stack_is_walked_without_an_allocation() {
     for path in list.split(':') {
         let kernel = Kernel::read(&std::fs::read(path).unwrap(), None).unwrap();
         let ram = Ram::new();
-        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0, 0) };
+        let memory = VirtMemory::new(&ram, AddressSpace::new(0, 0));
         let code = KernelCode::of(&kernel).unwrap();
         let code = Code { kernel: &code, slide: SLIDE, modules: &[] };
         let text: Vec<Gva> = kernel.symbols().text().map(|symbol| symbol.at.add(1 + SLIDE)).collect();

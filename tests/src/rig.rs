@@ -251,7 +251,8 @@ impl Rig {
             (breakpoints.0[n], watches[n]) = (Some(*register), Some(active.clone()));
         }
         let sites = self.sites.set.clone();
-        let orders = Orders { sites, breakpoints, watches, int3_handlers, ..Orders::default() };
+        let mut orders = Orders { sites, breakpoints, watches, int3_handlers, ..Orders::default() };
+        orders.settle(self.guest.address_space());
         let world = Arc::new(World::new(starts.len(), orders, Arc::new(eventfd())));
         let (recorders, reader) = events::rings(starts.len());
         let (ends, ended) = mpsc::channel();
@@ -275,6 +276,7 @@ impl Rig {
                 clock: clock.clone(),
                 desk: Desk::unattended().unwrap(),
                 passed: None,
+                area: None,
                 devices: devices.clone(),
                 ram: self.guest.ram().clone(),
                 world: world.clone(),
@@ -340,7 +342,8 @@ impl Running {
     fn change(&mut self, change: impl FnOnce(&mut Sites, &Parked<'_>, &GuestRam)) {
         let parked = self.world.park(|id| signals::kick(&self.threads[id]));
         change(&mut self.sites, &parked, self.guest.ram());
-        let orders = Orders { sites: self.sites.set.clone(), ..Orders::clone(&self.world.orders()) };
+        let mut orders = Orders { sites: self.sites.set.clone(), ..Orders::clone(&self.world.orders()) };
+        orders.settle(self.guest.address_space());
         parked.set_orders(orders);
     }
 

@@ -90,12 +90,12 @@ pub fn classify(
     let regs = vcpu.regs();
     let rip = Gva(regs.rip);
     if exit.exception == BP_VECTOR {
-        if vcpu.in_user_mode() {
+        if !rip.is_kernels() && vcpu.in_user_mode() {
             return Trap::Guest(GuestException::Intercepted(DebugException::Breakpoint));
         }
         return Trap::Breakpoint(Breakpoint { regs, delivery: Delivery::Intercepted });
     }
-    let memory = VirtMemory { phys: ram, space: vcpu.address_space() };
+    let memory = VirtMemory::new(ram, vcpu.address_space());
     let accessed = breakpoints.accessed(exit.dr6);
     if accessed.contains(&true) {
         // An execution breakpoint on the next instruction is met when the guest goes on.

@@ -6,15 +6,15 @@
 //! until the control thread has answered it. Nothing here is touched by a hit, except one load of `attention`.
 
 use crate::code::GuestCode;
-use crate::kvm::Breakpoints;
+use crate::kvm::{Breakpoints, Shared};
 use crate::probe::Active;
 use crate::session::Command;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::task::TaskLayout;
-use probe_engine::paging::AddressSpace;
-use probe_engine::probe::table::{Internal, ProbeSet};
+use probe_engine::paging::{AddressSpace, Spaces};
+use probe_engine::probe::table::{Footing, Internal, Past, ProbeSet, Site};
 use probe_engine::regs::Regs;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,6 +47,55 @@ pub struct Orders {
     pub watches: [Option<Arc<Active>>; 4],
     /// The guest's entries for vector 3, when breakpoints stand on them because #BP is not intercepted.
     pub int3_handlers: Int3Handlers,
+    /// The kernel's own page tables, once it goes on with them.
+    pub kernel_space: Option<AddressSpace>,
+    /// What vCPUs see at an exit without a system call.
+    pub shared: Shared,
+}
+
+impl Orders {
+    /// Whatever sites there are, from now on vCPUs see what these need: the kernel goes on with its page tables `kernel`.
+    pub fn settle(&mut self, kernel: AddressSpace) {
+        self.kernel_space = Some(kernel);
+        self.shared = Shared {
+            general: true,
+            system: self.is_watching()
+                || self.sites.iter().any(needs_system)
+                || self.returns.iter().any(|probe| looks_far(probe)),
+            events: self.is_watching() || self.sites.iter().any(needs_events),
+        };
+    }
+
+    /// Whether debug registers may bring an exit from anywhere.
+    fn is_watching(&self) -> bool {
+        self.watches.iter().any(Option::is_some) || self.int3_handlers.iter().any(Option::is_some)
+    }
+
+    /// The page tables of a vCPU at an exit, of which `system` is.
+    pub fn spaces<'a>(&self, user: &'a dyn Fn() -> AddressSpace) -> Spaces<'a> {
+        match self.kernel_space {
+            Some(kernel) => Spaces::Halves { kernel, user },
+            None => Spaces::One(user()),
+        }
+    }
+}
+
+/// Whether system registers are of use at each hit there.
+fn needs_system(site: &Site<Arc<Active>>) -> bool {
+    let has_base = matches!(&site.past, Past::Emulate(emulation) if emulation.has_base());
+    has_base || site.probes.iter().any(|hanging| looks_far(&hanging.probe))
+}
+
+/// Whether a hit of this probe reads what may be memory of a process.
+fn looks_far(probe: &Active) -> bool {
+    probe.stack.is_some() || probe.capture.as_ref().is_some_and(|capture| capture.follows_pointers())
+}
+
+/// Whether a hit there leaves an interrupt shadow, or may find the one that another has left. No other site is in one:
+/// [`Refusal::Shadow`](probe_engine::insn::plan::Refusal::Shadow).
+fn needs_events(site: &Site<Arc<Active>>) -> bool {
+    let opens = matches!(&site.past, Past::Emulate(emulation) if emulation.opens_shadow());
+    opens || site.probes.iter().any(|hanging| hanging.footing != Footing::Firm)
 }
 
 /// Entries of the guest for vector 3 (GVA): early in its boot it changes from one to another.

@@ -109,6 +109,11 @@ impl Fetch {
         Self { base, hops: Vec::new(), read: Read::Word(bytes) }
     }
 
+    /// Whether it follows a pointer. Where that leads is known at a hit.
+    pub(super) fn follows_pointers(&self) -> bool {
+        !self.hops.is_empty() || !matches!(self.read, Read::Word(_))
+    }
+
     /// Reads the value, and appends it to `record`.
     pub(super) fn take<M: ReadVirt + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) {
         let start = record.len();

@@ -76,6 +76,12 @@ impl Capture {
         self.fields.is_empty() && self.filter.is_none()
     }
 
+    /// Whether it follows pointers, which may lead to memory of a process.
+    #[must_use]
+    pub fn follows_pointers(&self) -> bool {
+        self.fields.iter().map(|field| &field.fetch).chain(&self.hidden).any(Fetch::follows_pointers)
+    }
+
     /// Reads all values behind what is in `record`, which never gets longer than [`LONGEST_RECORD`] by it and needs no
     /// allocation when it has that capacity. Says whether the hit counts; `record` is as before when it does not.
     pub fn take<M: ReadVirt + ?Sized>(&self, scene: &Scene<'_, M>, record: &mut Vec<u8>) -> bool {

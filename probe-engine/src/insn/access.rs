@@ -54,7 +54,7 @@ fn reach<M: PhysMemory + ?Sized>(
     len: usize,
     access: Access,
 ) -> Result<(Gpa, Option<(Gva, Gpa)>), PageFault> {
-    let VirtMemory { phys, space } = *memory;
+    let phys = memory.phys;
     let next = (len > page_rest(at)).then(|| at.add(page_rest(at) as u64));
     // Again only after another CPU of the guest, or the first of two pages, has changed an entry of the same walk.
     loop {
@@ -64,7 +64,7 @@ fn reach<M: PhysMemory + ?Sized>(
             Some(second) if done => second.mark(phys),
             _ => Ok(done),
         });
-        if marked.map_err(|_| space.not_present(at, access))? {
+        if marked.map_err(|_| memory.spaces.of(at).not_present(at, access))? {
             return Ok((first.gpa, next.zip(second.map(|walk| walk.gpa))));
         }
     }
@@ -77,7 +77,7 @@ fn walk<M: PhysMemory + ?Sized>(
     at: Gva,
     access: Access,
 ) -> Result<Walk, PageFault> {
-    let space = memory.space;
+    let space = memory.spaces.of(at);
     let walk = space.walk(memory.phys, at, access)?;
     if walk.is_user && space.smap && rflags & AC == 0 {
         return Err(space.protection(at, access));

@@ -19,7 +19,7 @@ use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::{Access, PageFault};
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use crate::regs::{Register, Regs};
-use iced_x86::Instruction;
+use iced_x86::{Instruction, Register as X86Register};
 
 /// Where `lahf` and `sahf` have the flags, and products of bytes their high half.
 const AH: Part = Part { register: Register::Rax, width: Width::Byte, high: true };
@@ -76,13 +76,28 @@ pub enum Passed {
 pub struct Emulation {
     next: Gva,
     action: Action,
+    /// Whether it has an operand of which the base of a segment is a part.
+    has_base: bool,
 }
 
 impl Emulation {
     /// How to carry out `instruction`, decoded at the address it runs at; `None` when the host does not
     /// emulate it.
     pub(super) fn new(instruction: &Instruction) -> Option<Self> {
-        Some(Self { next: Gva(instruction.next_ip()), action: Action::of(instruction)? })
+        let has_base = matches!(instruction.segment_prefix(), X86Register::FS | X86Register::GS);
+        Some(Self { next: Gva(instruction.next_ip()), action: Action::of(instruction)?, has_base })
+    }
+
+    /// Whether the instruction has an operand of which the base of FS or GS is a part. The others ask for no base.
+    #[must_use]
+    pub fn has_base(&self) -> bool {
+        self.has_base
+    }
+
+    /// Whether it is `sti`, which may leave an interrupt shadow.
+    #[must_use]
+    pub fn opens_shadow(&self) -> bool {
+        self.action == Action::SetFlag(IF)
     }
 
     /// Carries the instruction out: afterwards `regs` and memory are as the guest's CPU would have left them,
@@ -103,7 +118,7 @@ impl Emulation {
         cpu.run(&self.action)?;
         let opened = cpu.regs.rflags & !regs.rflags & IF != 0;
         *regs = cpu.regs;
-        Ok(if opened && self.action == Action::SetFlag(IF) { Passed::InShadow } else { Passed::Plainly })
+        Ok(if opened && self.opens_shadow() { Passed::InShadow } else { Passed::Plainly })
     }
 }
 
@@ -325,7 +340,7 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
 
     fn jump(&mut self, target: u64) -> Result<(), EmulationFault> {
         let at = Gva(target);
-        if !self.memory.space.is_canonical(at) {
+        if !self.memory.spaces.of(at).is_canonical(at) {
             return Err(EmulationFault::BranchTarget(at));
         }
         self.regs.rip = target;

@@ -83,7 +83,7 @@ impl Ram {
     }
 
     fn memory(&self) -> VirtMemory<'_, Self> {
-        VirtMemory { phys: self, space: AddressSpace::new(0x1000, 0) }
+        VirtMemory::new(self, AddressSpace::new(0x1000, 0))
     }
 
     /// The entry of a page table at `at`.
@@ -302,7 +302,7 @@ fn user_memory_is_closed_by_smap_unless_the_alignment_flag_opens_it() {
         let ram = Ram::new();
         ram.change_entries(ACCESSED | DIRTY, USER);
         let before = ram.bytes.borrow().clone();
-        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, cr4) };
+        let memory = VirtMemory::new(&ram, AddressSpace::new(0x1000, cr4));
         let mut regs = Regs { rbx: at, rsp: at, rflags, ..Regs::default() };
         let passed = emulation(bytes).execute(&mut regs, &memory, &Segments::default());
         let passed = passed.map(|_| ()).map_err(|fault| match fault {
@@ -324,7 +324,7 @@ fn a_page_that_one_level_keeps_from_user_mode_is_the_kernels() {
         ram.change_entries(0, USER);
         let entry = ram.entry(*closed) & !USER;
         ram.write(*closed, &entry.to_le_bytes()).unwrap();
-        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, SMAP) };
+        let memory = VirtMemory::new(&ram, AddressSpace::new(0x1000, SMAP));
         let mut regs = Regs { rbx: PAGE, ..Regs::default() };
         let passed = emulation(LOAD).execute(&mut regs, &memory, &Segments::default());
         assert_eq!(passed, Ok(Passed::Plainly), "{closed}");
@@ -430,7 +430,7 @@ fn an_address_that_5_levels_have_is_a_page_fault_there() {
     const LA57: u64 = 1 << 12;
     const UNMAPPED: u64 = 0xff11_0000_0000_0000;
     let (ram, segments) = (Ram::new(), Segments::default());
-    let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0x1000, LA57) };
+    let memory = VirtMemory::new(&ram, AddressSpace::new(0x1000, LA57));
     let before = Regs { rax: UNMAPPED, rsp: UNMAPPED + 8, ..Regs::default() };
     for (bytes, code) in [(&[0x50][..], 2), (&[0x48, 0x8b, 0x40, 0x08], 0)] {
         let at = Gva(if code == 2 { UNMAPPED } else { UNMAPPED + 8 });

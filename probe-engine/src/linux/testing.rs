@@ -243,7 +243,7 @@ impl Ram {
     }
 
     pub(crate) fn memory(&self) -> VirtMemory<'_, memory::testing::Ram> {
-        VirtMemory { phys: &self.0, space: AddressSpace::new(0, 0) }
+        VirtMemory::new(&self.0, AddressSpace::new(0, 0))
     }
 
     /// What is not zero, in pieces of up to 255 bytes: an offset as u16, a length as u8, and so many bytes.

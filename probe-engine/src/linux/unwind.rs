@@ -175,7 +175,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             stacks_left: MOST_STACKS,
         };
         // The kernel may have called a null pointer; anything else in the lower half is user code.
-        let is_user = ip.0 != 0 && !is_kernel(ip.0);
+        let is_user = ip.0 != 0 && !ip.is_kernels();
         let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
         let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
         Self { code, memory, real, at, first, left: most, end }
@@ -281,7 +281,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
 
     /// Bytes of the stack. No stack of the kernel lies in the user's half.
     fn words<const N: usize>(&self, at: u64) -> Result<[u8; N], End> {
-        if !is_kernel(at) {
+        if !Gva(at).is_kernels() {
             return Err(End::Cut(Cut::Astray(Gva(at))));
         }
         let mut bytes = [0; N];
@@ -296,7 +296,7 @@ impl State {
         if before < self.sp && self.sp.wrapping_sub(self.stack) <= LARGEST_STACK {
             return Ok(());
         }
-        let left = self.stacks_left.checked_sub(1).filter(|_| may_leave && is_kernel(self.sp));
+        let left = self.stacks_left.checked_sub(1).filter(|_| may_leave && Gva(self.sp).is_kernels());
         self.stacks_left = left.ok_or(End::Cut(Cut::Astray(Gva(self.sp))))?;
         self.stack = self.sp;
         Ok(())
@@ -324,11 +324,6 @@ impl<M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Iterator for Walk<'
         }
         None
     }
-}
-
-/// Whether an address is in the kernel's half.
-fn is_kernel(at: u64) -> bool {
-    at >> 63 != 0
 }
 
 /// `struct pt_regs` (arch/x86/include/asm/ptrace.h): offsets in bytes. The iret frame is what begins at IP.

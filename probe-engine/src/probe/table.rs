@@ -180,6 +180,11 @@ impl<P> ProbeSet<P> {
         self.sites.get(&at).map(Arc::as_ref)
     }
 
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Site<P>> {
+        self.sites.values().map(Arc::as_ref)
+    }
+
     /// How many sites there are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -72,7 +72,7 @@ fn compare(bytes: &[u8], rng: &mut Rng, native: &Native, ram: &Ram) -> u64 {
     assert_eq!(instruction.len(), bytes.len(), "{bytes:02x?} `{name}`");
     let plan = plan(bytes, Gva(site), None, false);
     let Ok(Plan::Emulate(emulation)) = plan else { panic!("{bytes:02x?} `{name}`: {plan:?}") };
-    let memory = VirtMemory { phys: ram, space: AddressSpace::new(0x1000, 0) };
+    let memory = VirtMemory::new(ram, AddressSpace::new(0x1000, 0));
     let segments = Segments { fs_base: 0, gs_base: native.at(SCRATCH) };
     native.assemble(bytes);
     let defined = FLAGS & !undefined_flags(&instruction);

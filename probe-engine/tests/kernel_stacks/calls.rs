@@ -60,7 +60,7 @@ fn calls(kernel: &Kernel, table: &OrcTable) -> HashMap<Gva, Call> {
 fn stacks_made_by_code_are_walked_back_by_tables() {
     each_kernel(|path, kernel, table| {
         let ram = Ram::new();
-        let memory = VirtMemory { phys: &ram, space: AddressSpace::new(0, 0) };
+        let memory = VirtMemory::new(&ram, AddressSpace::new(0, 0));
         let code = KernelCode::of(kernel).unwrap();
         let code = Code { kernel: &code, slide: SLIDE, modules: &[] };
         let bottom = table.rows().find(|(_, row)| *row == OrcRow::EndOfStack).unwrap().0.add(1 + SLIDE);

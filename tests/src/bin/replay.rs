@@ -94,7 +94,7 @@ fn pool(vcpus: u64) -> Pool<u64> {
 
 /// Replays hits as the thread of vCPU `id`. Returns the processor time that they took.
 fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) -> Gva) -> Duration {
-    let memory = VirtMemory { phys: &NoRam, space: AddressSpace::new(0, 0) };
+    let memory = VirtMemory::new(&NoRam, AddressSpace::new(0, 0));
     let segments = Segments::default();
     let mut counts = vec![0u64; SITES as usize];
     let before = clock_gettime(ClockId::ThreadCPUTime);

@@ -244,7 +244,7 @@ impl Guest {
         let ram: &Arc<GuestRam> = self.micro.ram();
         let at = DATA.add(PAGE - HALF);
         ram.write(at, &start.window).unwrap();
-        let result = change(&VirtMemory { phys: ram, space: AddressSpace::new(ROOT.0, 0) });
+        let result = change(&VirtMemory::new(ram, AddressSpace::new(ROOT.0, 0)));
         let mut window = [0; WINDOW];
         ram.read(at, &mut window).unwrap();
         (result, window)

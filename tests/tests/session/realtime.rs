@@ -44,7 +44,7 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         let texts = texts.clone();
         move |hit: &mut Hit<'_>| {
             let mut text = [0; SITE + 1];
-            let at = hit.memory.space.translate(hit.memory.phys, nop, Access::Read).unwrap();
+            let at = hit.memory.translate(nop, Access::Read).unwrap();
             hit.memory.phys.read(at, &mut text).unwrap();
             texts.add(text);
         }

@@ -19,7 +19,7 @@ const OTHER_NOP: [u8; 5] = [0x66, 0x66, 0x66, 0x66, 0x90];
 fn overwrite(hit: &Hit<'_>, sites: &[Gva], found: &Notes<(Gva, [u8; 5])>) {
     for site in sites {
         let memory = &hit.memory;
-        let at = memory.space.translate(memory.phys, *site, Access::Read).unwrap();
+        let at = memory.translate(*site, Access::Read).unwrap();
         let mut bytes = [0; OTHER_NOP.len()];
         memory.phys.read(at, &mut bytes).unwrap();
         found.add((*site, bytes));

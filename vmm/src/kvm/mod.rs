@@ -14,7 +14,7 @@ pub use exit::{Access, Data, DebugExit, Exit, Left, Space};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};
 pub use machine::{Machine, MachineError, MessageSender};
-pub use vcpu::{KvmVcpu, Shared};
+pub use vcpu::{KvmVcpu, Shared, System};
 
 use kvm_ioctls::{Cap, Kvm};
 use std::ffi::CString;

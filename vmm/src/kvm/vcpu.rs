@@ -11,16 +11,21 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::{Regs, rflags};
+use std::cell::OnceCell;
 use std::num::NonZeroU32;
 use vmm_sys_util::errno;
 
 /// A vCPU. Used by its own thread alone.
 pub struct KvmVcpu {
     fd: VcpuFd,
+    /// What KVM leaves in the shared page from the next exit on.
+    shared: Shared,
+    /// What of the shared page is that of the last exit.
+    seen: Shared,
 }
 
 /// What KVM leaves in the shared page at each exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
     /// General registers.
     pub general: bool,
@@ -35,19 +40,62 @@ impl Shared {
     pub const ALL: Self = Self { general: true, system: true, events: true };
 }
 
+impl Default for Shared {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// System registers at an exit. Those that KVM has not left are asked for when somebody wants to know.
+pub struct System<'a> {
+    fd: &'a VcpuFd,
+    known: OnceCell<Known>,
+}
+
+struct Known {
+    space: AddressSpace,
+    segments: Segments,
+}
+
+impl System<'_> {
+    /// The address space.
+    pub fn space(&self) -> AddressSpace {
+        self.known().space
+    }
+
+    /// The segment bases.
+    pub fn segments(&self) -> Segments {
+        self.known().segments
+    }
+
+    fn known(&self) -> &Known {
+        // KVM has no reason to refuse them.
+        self.known.get_or_init(|| Known::from(&self.fd.get_sregs().unwrap_or_default()))
+    }
+}
+
+impl From<&kvm_sregs> for Known {
+    fn from(sregs: &kvm_sregs) -> Self {
+        Self {
+            space: AddressSpace::new(sregs.cr3, sregs.cr4),
+            segments: Segments { fs_base: sregs.fs.base, gs_base: sregs.gs.base },
+        }
+    }
+}
+
 impl KvmVcpu {
     /// Takes the descriptor over and asks KVM to leave general and system registers and pending events in the
     /// shared page at each exit (KVM_CAP_SYNC_REGS), so that a hit needs no KVM_GET_REGS.
-    pub(super) fn new(mut fd: VcpuFd) -> Self {
-        fd.set_sync_valid_reg(SyncReg::Register);
-        fd.set_sync_valid_reg(SyncReg::SystemRegister);
-        fd.set_sync_valid_reg(SyncReg::VcpuEvents);
-        Self { fd }
+    pub(super) fn new(fd: VcpuFd) -> Self {
+        let mut vcpu = Self { fd, shared: Shared::ALL, seen: Shared::ALL };
+        vcpu.share(Shared::ALL);
+        vcpu
     }
 
-    /// Has KVM leave no more than this in the shared page from the next exit on. What else there is to be seen is then that of
-    /// an exit before: a benchmark asks what sharing costs.
+    /// Has KVM leave no more than this in the shared page from the next exit on. What else is wanted then costs a system call.
+    /// General registers are not asked for: who has them not shared does not look at them.
     pub fn share(&mut self, shared: Shared) {
+        self.shared = shared;
         let each = [
             (SyncReg::Register, shared.general),
             (SyncReg::SystemRegister, shared.system),
@@ -81,6 +129,7 @@ impl KvmVcpu {
 
     /// Runs the guest until something is for us.
     pub fn run(&mut self) -> Left<'_> {
+        self.seen = self.shared;
         let access = |space, at, data| Left::Access(Access { space, at, data });
         Left::Exit(match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => return access(Space::Port, port.into(), Data::Write(data)),
@@ -153,9 +202,13 @@ impl KvmVcpu {
         self.fd.set_regs(&to_kvm(regs))
     }
 
-    /// Leaves this of an interrupt shadow to a guest that goes on with `regs`.
+    /// Leaves this of an interrupt shadow to a guest that goes on with `regs`. Where events are not shared, the guest is
+    /// taken to be in none.
     pub fn set_shadow(&mut self, wanted: Shadow, regs: &Regs) {
-        let events = &mut self.fd.sync_regs_mut().events;
+        if !self.seen.events && wanted != Shadow::Begins {
+            return;
+        }
+        let events = self.events();
         let shadow = entry::shadow(wanted, events.interrupt.shadow, regs.rflags);
         if shadow != events.interrupt.shadow {
             events.interrupt.shadow = shadow;
@@ -165,13 +218,18 @@ impl KvmVcpu {
         }
     }
 
+    /// Whether no interrupt comes before the guest has executed its next instruction.
+    pub fn is_in_shadow(&mut self) -> bool {
+        self.events().interrupt.shadow != 0
+    }
+
     /// As [`set_shadow`](Self::set_shadow) with [`Shadow::Over`], at once: events that are written when the guest goes on
     /// drop an exception that was injected before.
     ///
     /// # Errors
     /// What the system calls said.
     pub(super) fn end_shadow(&mut self) -> Result<(), errno::Error> {
-        if self.fd.sync_regs_mut().events.interrupt.shadow == 0 {
+        if self.events().interrupt.shadow == 0 {
             return Ok(());
         }
         let mut events = self.fd.get_vcpu_events()?;
@@ -180,16 +238,18 @@ impl KvmVcpu {
         self.fd.set_vcpu_events(&events)
     }
 
-    /// The address space at the last exit.
-    pub fn address_space(&mut self) -> AddressSpace {
-        let sregs = self.sregs();
-        AddressSpace::new(sregs.cr3, sregs.cr4)
+    /// The system registers at the last exit.
+    pub fn system(&mut self) -> System<'_> {
+        let known = OnceCell::new();
+        if self.seen.system {
+            let _ = known.set(Known::from(&self.fd.sync_regs_mut().sregs));
+        }
+        System { fd: &self.fd, known }
     }
 
-    /// The segment bases at the last exit.
-    pub fn segments(&mut self) -> Segments {
-        let sregs = self.sregs();
-        Segments { fs_base: sregs.fs.base, gs_base: sregs.gs.base }
+    /// The address space at the last exit.
+    pub fn address_space(&mut self) -> AddressSpace {
+        self.system().space()
     }
 
     /// Where the kernel's area of this CPU is (GVA): GS's base, or in user mode what `swapgs` would make it. In the first
@@ -198,7 +258,7 @@ impl KvmVcpu {
         /// IA32_KERNEL_GS_BASE.
         const KERNEL_GS_BASE: u32 = 0xc000_0102;
         if !self.in_user_mode() {
-            return Some(Gva(self.segments().gs_base));
+            return Some(Gva(self.system().segments().gs_base));
         }
         let entry = kvm_msr_entry { index: KERNEL_GS_BASE, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[entry]).ok()?;
@@ -217,7 +277,23 @@ impl KvmVcpu {
     }
 
     fn sregs(&mut self) -> &kvm_sregs {
+        if !self.seen.system
+            && let Ok(sregs) = self.fd.get_sregs()
+        {
+            self.fd.sync_regs_mut().sregs = sregs;
+            self.seen.system = true;
+        }
         &self.fd.sync_regs_mut().sregs
+    }
+
+    fn events(&mut self) -> &mut kvm_vcpu_events {
+        if !self.seen.events
+            && let Ok(events) = self.fd.get_vcpu_events()
+        {
+            self.fd.sync_regs_mut().events = events;
+            self.seen.events = true;
+        }
+        &mut self.fd.sync_regs_mut().events
     }
 
     /// Whether it waits, at `regs`, for what no interrupt brings: it is halted with interrupts off, or was never started.

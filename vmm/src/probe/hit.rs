@@ -223,7 +223,7 @@ impl<'a> Moment<'a> {
     {
         Hit {
             regs,
-            memory: VirtMemory { phys: self.memory.phys, space: self.memory.space },
+            memory: *self.memory,
             probe,
             at,
             vcpu: self.vcpu,

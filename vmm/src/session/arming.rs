@@ -166,6 +166,7 @@ impl Arming {
         self.follow_returns(registry, orders);
         if self.phase == Phase::Late {
             watches::set(registry, &ground, stop.ram, orders);
+            orders.settle(ground.space);
         }
         registry.note_standing();
     }

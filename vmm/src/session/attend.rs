@@ -215,7 +215,7 @@ impl Control<'_> {
         match self.delivery {
             Delivery::Intercepted => Ok([None; 2]),
             Delivery::Reflected => {
-                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                let memory = VirtMemory::new(&*self.ram, request.space);
                 let now = crate::trap::int3_handler(request.idt, &memory)?;
                 let next = self.kernel.int3_entry.filter(|_| phase == Phase::Start);
                 Ok([Some(now), next.map(|link| map.gva(link))])
@@ -249,14 +249,14 @@ impl Control<'_> {
                 self.change_names(orders, |names, _| names.init_done(&freed));
             }
             Internal::Panic if self.panic.is_none() => {
-                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
                 let stack = Stack::at(orders, &memory, &request.regs, FRAMES);
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }
             Internal::PanicTold if self.arming.hooks.is_panic(argument, orders.slide) => {
-                let memory = VirtMemory { phys: &*self.ram, space: request.space };
+                let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(Gva(request.regs.rdx), &memory);
                 if let Some(panic) = self.panic.as_mut().filter(|_| !message.is_empty()) {
                     panic.message = message;

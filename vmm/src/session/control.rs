@@ -260,8 +260,7 @@ impl Control<'_> {
             return;
         }
         // What is in its memory changes no more than a stack that is walked allows for.
-        let stack =
-            |(regs, space)| Stack::at(&orders, &VirtMemory { phys: &*self.ram, space }, &regs, FRAMES);
+        let stack = |(regs, space)| Stack::at(&orders, &VirtMemory::new(&*self.ram, space), &regs, FRAMES);
         let stood = |stand: &Stand| Stood {
             rip: stand.rip,
             is_halted: stand.is_halted,
@@ -322,7 +321,7 @@ impl Control<'_> {
     /// Finds out what the guest's clock is, as far as it can be told.
     fn look_at_clock(&mut self) {
         let Some((layout, ground)) = self.kernel.clock.zip(self.arming.ground()) else { return };
-        let memory = VirtMemory { phys: &*self.ram, space: ground.space };
+        let memory = VirtMemory::new(&*self.ram, ground.space);
         if let Some(clock) = layout.slid(ground.map.slide()).read(&memory) {
             self.reader.know_clock(clock);
         }

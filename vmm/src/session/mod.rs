@@ -332,6 +332,7 @@ impl<'a> Session<'a> {
             clock: clock.clone(),
             desk: desk.clone(),
             passed: None,
+            area: None,
             ends: ends.clone(),
         };
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();

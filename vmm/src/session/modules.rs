@@ -104,7 +104,7 @@ impl Modules<'_> {
     }
 
     pub(super) fn memory(&self) -> VirtMemory<'_, GuestRam> {
-        VirtMemory { phys: self.ram, space: self.ground.space }
+        VirtMemory::new(self.ram, self.ground.space)
     }
 }
 

@@ -51,7 +51,7 @@ fn wanted(entry: &mut Entry, ground: &Ground, armed: bool) -> Option<DebugRegist
 fn start(entry: &Entry, register: &DebugRegister, ground: &Ground, ram: &GuestRam) -> Result<(), String> {
     let is_new = entry.state != State::Armed(register.at);
     if is_new && register.condition != Condition::Execute {
-        let memory = VirtMemory { phys: ram, space: ground.space };
+        let memory = VirtMemory::new(ram, ground.space);
         let held = value(&memory, register.at, register.length);
         let held = held.ok_or_else(|| format!("the memory at {} is not mapped", register.at))?;
         if let Some(watching) = entry.active.watching() {

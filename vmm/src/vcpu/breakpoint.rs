@@ -106,7 +106,7 @@ impl Vcpu {
     /// Continues with `regs`; nothing is written when they are those of the exit. Where no code can be the guest gets
     /// #GP, as at a branch there.
     pub(super) fn go_on(&mut self, breakpoint: &Breakpoint, regs: &Regs, shadow: Shadow) -> Flow {
-        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+        if !self.may_be_code(Gva(regs.rip)) {
             let at_site = Regs { rip: breakpoint.regs.rip, ..*regs };
             return self.raise(&at_site, Exception::GeneralProtection);
         }
@@ -119,7 +119,7 @@ impl Vcpu {
     /// As [`go_on`](Self::go_on), where the guest steps through its own code: it has not executed the instruction itself,
     /// and gets the step from us.
     pub(super) fn stepped(&mut self, breakpoint: &Breakpoint, regs: &Regs, orders: &Orders) -> Flow {
-        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+        if !self.may_be_code(Gva(regs.rip)) {
             return self.go_on(breakpoint, regs, Shadow::Over);
         }
         match self.kvm.write_regs(regs) {

@@ -11,7 +11,6 @@ use crate::trap::Breakpoint;
 use crate::world::{Detoured, Orders};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::TRAMPOLINE;
-use probe_engine::insn::emulate::Segments;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::returns::{Call, Pool};
 
@@ -21,7 +20,6 @@ pub(super) fn enter(
     handlers: &ReturnHandlers,
     pool: &Pool<Data>,
     hit: &mut Hit<'_>,
-    segments: &Segments,
     orders: &Orders,
 ) {
     if probe.is_broken() {
@@ -29,7 +27,7 @@ pub(super) fn enter(
     }
     let slot = Gva(hit.regs.rsp);
     let Ok(back) = hit.memory.read_u64(slot).map(Gva) else { return probe.miss(Miss::NoStack) };
-    let task = current_task(orders, &hit.memory, segments);
+    let task = current_task(orders, &hit.memory, hit.area);
     let Some(number) = reserve(pool, hit.vcpu, task, slot, back, orders) else {
         return probe.miss(Miss::NoInstance);
     };
@@ -62,8 +60,9 @@ fn reserve(pool: &Pool<Data>, vcpu: usize, task: Gva, slot: Gva, back: Gva, orde
 }
 
 /// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
-fn current_task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, segments: &Segments) -> Gva {
-    orders.current.and_then(|current| current.read(memory, segments.gs_base).ok()).unwrap_or(Gva(0))
+fn current_task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
+    let task = orders.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
+    task.unwrap_or(Gva(0))
 }
 
 impl Vcpu {
@@ -87,11 +86,11 @@ impl Vcpu {
         // Other probes may follow the same call: what handlers and readers see is the caller's own address.
         let caller = caller(call.back, orders, &self.ram);
         regs.rip = caller.0;
-        let segments = self.kvm.segments();
-        let area = self.per_cpu_area(orders);
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        let is_same =
-            call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, &segments);
+        let area = self.area_at_site(orders);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
+        let is_same = call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, area);
         if !is_same {
             owner.miss(Miss::Stray);
         } else if !owner.is_broken() && !owner.is_retired() {

@@ -17,8 +17,10 @@ impl Vcpu {
     /// At the entry of a function that every fault in kernel mode passes before it is reported, with its registers
     /// at `saved`: RIP goes back from the copy to the original, and fault handlers are told.
     pub(super) fn fault_reported(&mut self, saved: Gva, fault: &Fault, orders: &Orders) {
-        let area = self.per_cpu_area(orders);
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let area = self.area_at_site(orders);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let mut frame = [0; 8 * WORDS];
         if memory.read(saved, &mut frame).is_err() {
             return;

@@ -9,7 +9,7 @@ use crate::stack;
 use crate::trap::Breakpoint;
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
-use probe_engine::insn::emulate::{EmulationFault, Passed as How};
+use probe_engine::insn::emulate::{EmulationFault, Passed as How, Segments};
 use probe_engine::linux::task::Task;
 use probe_engine::memory::VirtMemory;
 use probe_engine::probe::place::FTRACE_SITE;
@@ -66,9 +66,10 @@ impl Vcpu {
         let at = Gva(breakpoint.regs.rip);
         let mut regs = breakpoint.regs;
         let mut wishes = Vec::new();
-        let segments = self.kvm.segments();
-        let area = self.per_cpu_area(orders);
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let area = self.area_at_site(orders);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
@@ -101,7 +102,7 @@ impl Vcpu {
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool, _) if regs.rip == at.0 => {
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
-                    super::call::enter(probe, handlers, pool, &mut hit, &segments, orders);
+                    super::call::enter(probe, handlers, pool, &mut hit, orders);
                     regs = hit.regs;
                 }
                 Kind::Return(..) | Kind::Watch(_) => {}
@@ -124,6 +125,7 @@ impl Vcpu {
             }
             Past::Emulate(emulation) => {
                 let before = regs;
+                let segments = if emulation.has_base() { system.segments() } else { Segments::default() };
                 match emulation.execute(&mut regs, &memory, &segments) {
                     Ok(how) => {
                         for probe in post_handlers(site.probes.iter().filter(is_new), &moment) {
@@ -195,8 +197,10 @@ impl Vcpu {
         let mut wishes = Vec::new();
         let mut regs = breakpoint.regs;
         regs.rip = end.next.0;
-        let area = self.per_cpu_area(orders);
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let area = self.area_at_site(orders);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let (ticks, clock) = (clock::ticks(), &*self.clock);
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         // The site may have gone while the copy ran.

@@ -10,7 +10,7 @@ mod watch;
 use crate::clock::Clock;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
-use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left};
+use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
 use crate::session::Desk;
 use crate::trap::{self, Delivery, GuestException, Trap};
@@ -19,6 +19,7 @@ pub(crate) use call::{caller, is_trampoline};
 use hit::Passed;
 use probe_engine::addr::Gva;
 use probe_engine::memory::VirtMemory;
+use probe_engine::paging::AddressSpace;
 use probe_engine::regs::{Regs, rflags};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -58,6 +59,8 @@ pub struct Vcpu {
     pub desk: Desk,
     /// Where it has just been counted.
     pub passed: Option<Passed>,
+    /// Where the kernel keeps what it has of this vCPU (GVA), once that is known and stays.
+    pub area: Option<Gva>,
     /// Where it says that the run is over.
     pub ends: Sender<End>,
 }
@@ -172,8 +175,11 @@ impl Vcpu {
         }
     }
 
-    /// Sets this vCPU's breakpoints.
+    /// Sets this vCPU's breakpoints, and what it shows of itself.
     fn apply(&mut self, orders: &Orders) -> Flow {
+        // A shadow that a hit has left before this is ended by the next one.
+        let events = orders.shared.events || self.kvm.is_in_shadow();
+        self.kvm.share(Shared { events, ..orders.shared });
         match self.kvm.debug(&orders.breakpoints) {
             Ok(()) => Flow::Run,
             Err(error) => {
@@ -229,13 +235,28 @@ impl Vcpu {
 
     /// Where the kernel keeps what it has of this vCPU (GVA), where that says which task runs.
     fn per_cpu_area(&mut self, orders: &Orders) -> Option<Gva> {
-        orders.task?;
-        self.kvm.per_cpu_area()
+        if orders.task.is_none() && orders.current.is_none() {
+            return None;
+        }
+        self.area.or_else(|| self.kvm.per_cpu_area())
+    }
+
+    /// As [`per_cpu_area`](Self::per_cpu_area), at a site: the code of entries is not probed, and all other code of the kernel
+    /// finds its area by GS.
+    fn area_at_site(&mut self, orders: &Orders) -> Option<Gva> {
+        let area = self.per_cpu_area(orders);
+        self.area = area.filter(|_| orders.kernel_space.is_some());
+        area
+    }
+
+    /// Whether code can be at `rip`: the address is canonical. One that is with four levels is with five.
+    fn may_be_code(&mut self, rip: Gva) -> bool {
+        AddressSpace::new(0, 0).is_canonical(rip) || self.kvm.address_space().is_canonical(rip)
     }
 
     /// What memory holds at `at` in the address space of the moment.
     fn byte_at(&mut self, at: Gva) -> Option<u8> {
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let memory = VirtMemory::new(&*self.ram, self.kvm.address_space());
         let mut byte = [0];
         memory.read(at, &mut byte).ok()?;
         let [byte] = byte;

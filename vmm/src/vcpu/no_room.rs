@@ -34,7 +34,7 @@ impl Vcpu {
     }
 
     fn ring_at(&mut self, at: Gva) -> Option<Gpa> {
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
-        memory.space.translate(memory.phys, at, Access::Read).ok()
+        let memory = VirtMemory::new(&*self.ram, self.kvm.address_space());
+        memory.translate(at, Access::Read).ok()
     }
 }

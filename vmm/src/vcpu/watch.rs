@@ -42,7 +42,7 @@ impl Vcpu {
         if fired.execution && regs.rip == fired.regs.rip {
             regs.rflags |= rflags::RF;
         }
-        if !self.kvm.address_space().is_canonical(Gva(regs.rip)) {
+        if !self.may_be_code(Gva(regs.rip)) {
             return self.raise(&Regs { rip: fired.regs.rip, ..regs }, Exception::GeneralProtection);
         }
         // An exception is injected after the registers are written, or it is dropped.
@@ -73,7 +73,9 @@ impl Vcpu {
         let mut regs = fired.regs;
         let mut wishes = Vec::new();
         let area = self.per_cpu_area(orders);
-        let memory = VirtMemory { phys: &*self.ram, space: self.kvm.address_space() };
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
         for (register, probe) in watches {

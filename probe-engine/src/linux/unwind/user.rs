@@ -4,7 +4,7 @@
 //! `[rbp + 8]` the return address (System V ABI, AMD64, 3.2.2). Other code uses RBP as it likes. Nothing tells one from
 //! the other: the callers of code without frame pointers are missing, or the walk ends.
 
-use super::{UserRegs, is_kernel};
+use super::UserRegs;
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
 use crate::paging::PageFault;
@@ -72,7 +72,7 @@ impl<'a, M: PhysMemory + ?Sized> UserWalk<'a, M> {
     fn user(&self, at: Gva) -> Result<(), UserEnd> {
         match at {
             Gva(0) => Err(UserEnd::Bottom),
-            at if is_kernel(at.0) || !self.memory.space.is_canonical(at) => Err(UserEnd::NoUser(at)),
+            at if at.is_kernels() || !self.memory.spaces.of(at).is_canonical(at) => Err(UserEnd::NoUser(at)),
             _ => Ok(()),
         }
     }
