@@ -21,5 +21,5 @@ pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
 pub use fetcher::Fetcher;
 pub use files::{KernelFiles, NoKernel};
-pub use manifest::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel, NoName, Series};
+pub use manifest::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel, NoName, SINCE_7, Series};
 pub use modules::Modules;

@@ -47,15 +47,15 @@ pub const KERNELS: &[Kernel] = &[
     DEFAULT_KERNEL,
     Kernel { series: Series::Is(6, 1), flavour: Flavour::Cloud },
     Kernel { series: Series::Is(6, 12), flavour: Flavour::Realtime },
-    Kernel { series: SINCE_7, flavour: Flavour::Cloud },
-    Kernel { series: SINCE_7, flavour: Flavour::Realtime },
+    SINCE_7,
+    Kernel { flavour: Flavour::Realtime, ..SINCE_7 },
 ];
 
 /// The guest kernel when none is named, and the kernel of the emulated host.
 pub const DEFAULT_KERNEL: Kernel = Kernel { series: Series::Is(6, 12), flavour: Flavour::Cloud };
 
-/// The newest that there is.
-const SINCE_7: Series = Series::Since(7);
+/// The newest kernel that there is.
+pub const SINCE_7: Kernel = Kernel { series: Series::Since(7), flavour: Flavour::Cloud };
 
 /// Modules that make a KVM host of a kernel, with a disk for the files that are handed in; what they depend on is
 /// found in the modules themselves.
@@ -162,7 +162,7 @@ impl FromStr for Series {
             Some((major, minor)) => {
                 major.parse().and_then(|major| Ok(Self::Is(major, minor.parse()?))).map_err(|_| NoName)?
             }
-            None => SINCE_7,
+            None => SINCE_7.series,
         };
         // Each has one name.
         if series.to_string() == name { Ok(series) } else { Err(NoName) }

@@ -48,7 +48,13 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         beside::run(start, &vmm)?;
     } else if options.vmx {
         say(start, "the KVM contract and a kernel in Bochs, on VMX");
-        vmx::run(&vmm)?;
+        let mut there = Vec::new();
+        for kernel in KERNELS {
+            if kernels::is_there(start, kernel)? {
+                there.push(kernel);
+            }
+        }
+        vmx::run(&vmm, &there)?;
     } else if let Some(piece) = options.long {
         piece.run(start, &vmm)?;
     } else {

@@ -8,16 +8,18 @@ use crate::test::{draw, test_program};
 use crate::workload;
 use anyhow::{Context as _, bail, ensure};
 use guest_kernels::initramfs::ExtraFile;
-use guest_kernels::{Cache, DEFAULT_KERNEL};
+use guest_kernels::{Cache, DEFAULT_KERNEL, Kernel, SINCE_7};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 /// How many instructions are tried both ways: every opcode of the emulated ones is among them.
 const INSTRUCTIONS: u32 = 10_000;
-/// A boot of the default kernel.
+/// A boot of a kernel.
 struct Boot {
     name: &'static str,
+    kernel: Kernel,
     /// Where its resolved probes are.
     target: &'static str,
     probes: &'static [&'static str],
@@ -38,20 +40,27 @@ enum Work {
 /// A function that the workload enters, and one that the kernel enters once while it boots.
 const OPEN: &str = "do_sys_openat2";
 const ONCE: &str = "rest_init";
+/// Functions that it enters once, before it has breakpoints of its own.
+const EARLY: [&str; 2] = ["start_kernel", "setup_arch"];
 /// As users have it: detours.
 const LINUX: Boot = Boot {
     name: "linux",
+    kernel: DEFAULT_KERNEL,
     target: "guest/target",
-    probes: &[OPEN, ONCE],
+    probes: &[OPEN, ONCE, EARLY[0], EARLY[1]],
     work: Work::Steps("workload=open:20"),
     optimize: "--optimize=auto",
     checks: linux,
 };
 
+/// The same on the newest kernel.
+const NEWEST: Boot = Boot { name: "newest", kernel: SINCE_7, target: "guest/newest", ..LINUX };
+
 /// A storm of traps, most of them in code that runs with interrupts off: the CPU refuses to enter a guest whose state
 /// its own instructions cannot have led to.
 const TRAPS: Boot = Boot {
     name: "traps",
+    kernel: DEFAULT_KERNEL,
     target: "guest/traps",
     probes: &[
         "p:woken try_to_wake_up flags=%flags:x64 if !(flags & 0x200)",
@@ -69,6 +78,7 @@ const TRAPS: Boot = Boot {
 /// A command on the machine's files: PCI, virtio, and the server of files.
 const COMMAND: Boot = Boot {
     name: "command",
+    kernel: DEFAULT_KERNEL,
     target: "guest/command",
     probes: &[OPEN],
     work: Work::Command(&["/bin/busybox", "cat", "/guest/words"]),
@@ -78,17 +88,18 @@ const COMMAND: Boot = Boot {
 /// What the command prints.
 const WORDS: &str = "words of the machine's";
 
-const BOOTS: [&Boot; 3] = [&LINUX, &TRAPS, &COMMAND];
+const BOOTS: [&Boot; 4] = [&LINUX, &TRAPS, &COMMAND, &NEWEST];
 
 /// What a check found.
 type Check = (String, anyhow::Result<()>);
 
-/// Runs all checks.
+/// Runs all checks, and boots of these kernels.
 ///
 /// # Errors
 /// When one fails; what it printed has been shown.
-pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
-    let (kernel, initramfs) = (Cache::open()?.kernel(&DEFAULT_KERNEL)?.image, Cache::open()?.initramfs()?);
+pub(crate) fn run(vmm: &Path, kernels: &[&Kernel]) -> anyhow::Result<()> {
+    let cache = Cache::open()?;
+    let initramfs = cache.initramfs()?;
     let drawn = draw(INSTRUCTIONS)?;
     let mut files = vec![
         bochs::file("bin/busybox", 0o755, Path::new("/bin/busybox"))?,
@@ -99,12 +110,16 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
     ];
     let resolved = tempfile::tempdir().context("no temporary folder")?;
-    for boot in BOOTS {
-        boot.resolve(vmm, &kernel, &initramfs, resolved.path())?;
+    let boots: Vec<&Boot> = BOOTS.into_iter().filter(|boot| kernels.contains(&&boot.kernel)).collect();
+    let mut unpacked = BTreeMap::new();
+    for boot in &boots {
+        boot.resolve(vmm, &cache.kernel(&boot.kernel)?.image, &initramfs, resolved.path())?;
         files.push(bochs::file(boot.target, 0o644, &resolved.path().join("target"))?);
+        // It is the same for all boots of a kernel.
+        let kernel = boot.kernel_file();
+        unpacked.insert(kernel.clone(), bochs::file(&kernel, 0o644, &resolved.path().join("kernel"))?);
     }
-    // It is the same for all.
-    files.push(bochs::file("guest/kernel", 0o644, &resolved.path().join("kernel"))?);
+    files.extend(unpacked.into_values());
     let mut entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
         Entry::new("contract", &["/bin/contract", "--test-threads=1"]).env("VMM_CONTRACT_REQUIRED", "1"),
@@ -112,7 +127,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
             .env("VMM_CONTRACT_REQUIRED", "1")
             .env("VMM_DIFF_CORPUS", "/guest/instructions"),
     ];
-    entries.extend(BOOTS.map(Boot::entry));
+    entries.extend(boots.iter().map(|boot| boot.entry()));
     let outcomes = bochs::run(Contents { vmm, files, entries })?;
     let mut failed = 0;
     let mut passed = 0;
@@ -124,7 +139,7 @@ pub(crate) fn run(vmm: &Path) -> anyhow::Result<()> {
                 counts(outcome);
                 each_test(outcome)
             }
-            name => BOOTS
+            name => boots
                 .iter()
                 .find(|boot| boot.name == name)
                 .map_or_else(Vec::new, |boot| (boot.checks)(outcome)),
@@ -163,9 +178,15 @@ impl Boot {
         Ok(())
     }
 
+    /// Where its kernel is, unpacked.
+    fn kernel_file(&self) -> String {
+        format!("guest/kernel-{}", self.kernel)
+    }
+
     fn entry(&self) -> Entry {
-        let target = format!("--target=/{}", self.target);
-        let mut words = vec!["vmm", "run", "--host=kvm", "--kernel=/guest/kernel", &target, self.optimize];
+        let (kernel, target) =
+            (format!("--kernel=/{}", self.kernel_file()), format!("--target=/{}", self.target));
+        let mut words = vec!["vmm", "run", "--host=kvm", &kernel, &target, self.optimize];
         words.extend(["--memory=256M", "--output=/dev/null"]);
         match self.work {
             Work::Steps(steps) => words.extend(["--initrd=/guest/initramfs", "--cmdline", steps]),
@@ -221,6 +242,10 @@ fn linux(outcome: &Outcome) -> Vec<Check> {
         ("ends_in_order".to_owned(), ended_well(outcome)),
         ("each_open_is_a_hit".to_owned(), opens()),
         ("a_function_of_the_boot_is_hit_once".to_owned(), counted(outcome, ONCE, 1)),
+        (
+            "what_runs_before_breakpoints_is_hit_once".to_owned(),
+            EARLY.iter().try_for_each(|probe| counted(outcome, probe, 1)),
+        ),
     ]
 }
 
@@ -298,11 +323,16 @@ mod tests {
         let text = "workload: done openat=22 getppid=0\n\
                     probe           address                   hits  missed\n\
                     do_sys_openat2  0xffffffffba842060          22       0\n\
-                    rest_init       0xffffffffbb096980           1       0\n";
+                    rest_init       0xffffffffbb096980           1       0\n\
+                    start_kernel    0xffffffffbc096980           1       0\n\
+                    setup_arch      0xffffffffbc086980           1       0\n";
         assert!(linux(&outcome("0", text)).iter().all(|(_, result)| result.is_ok()));
-        for (right, wrong) in
-            [("openat=22", "openat=23"), ("           1 ", "           2 "), ("22       0", "22       1")]
-        {
+        for (right, wrong) in [
+            ("openat=22", "openat=23"),
+            ("bb096980           1 ", "bb096980           2 "),
+            ("bc086980           1 ", "bc086980           0 "),
+            ("22       0", "22       1"),
+        ] {
             let checks = linux(&outcome("0", &text.replace(right, wrong)));
             assert_eq!(checks.iter().filter(|(_, result)| result.is_err()).count(), 1, "{wrong}");
         }

@@ -24,7 +24,7 @@ pub(super) fn others() -> Vec<&'static str> {
 
 /// Runs what [`Beside`] has started.
 pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
-    vmx::run(vmm)?;
+    vmx::run(vmm, &[&DEFAULT_KERNEL])?;
     Guests { start, vmm, kvm: Kvm::Emulated, kernel: &DEFAULT_KERNEL }.session(&BESIDE)
 }
 
