@@ -71,6 +71,11 @@ struct Sites {
     originals: HashMap<Gva, u8>,
 }
 
+/// Where the memory at `at` is, in either half.
+fn gpa(at: Gva) -> Gpa {
+    Gpa(at.0 & !micro::UPPER_HALF.0)
+}
+
 impl Sites {
     /// Arms probes that record.
     fn arm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: &[u32]) {
@@ -87,7 +92,7 @@ impl Sites {
         footing: Footing,
     ) {
         let mut bytes = [0; 15];
-        ram.read(Gpa(at.0), &mut bytes).unwrap();
+        ram.read(gpa(at), &mut bytes).unwrap();
         let Plan::Emulate(emulation) = plan(&bytes, at, None, false).unwrap() else {
             panic!("the rig has no pages for copies")
         };
@@ -104,7 +109,7 @@ impl Sites {
         (slot, ending): (Gva, Ending),
     ) {
         let mut bytes = [0; 15];
-        ram.read(Gpa(at.0), &mut bytes).unwrap();
+        ram.read(gpa(at), &mut bytes).unwrap();
         let Plan::OutOfLine(copy) = plan(&bytes, at, None, false).unwrap() else {
             panic!("the instruction is emulated")
         };
@@ -124,7 +129,7 @@ impl Sites {
         probes: Vec<Hanging<Arc<Active>>>,
         past: Past,
     ) {
-        patch(parked, ram, &Patch { at: Gpa(at.0), expect: original, write: INT3 }).unwrap();
+        patch(parked, ram, &Patch { at: gpa(at), expect: original, write: INT3 }).unwrap();
         self.set.insert(at, Site { probes, internal: None, past });
         self.originals.insert(at, original);
     }
@@ -132,7 +137,7 @@ impl Sites {
     fn disarm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva) {
         let original = self.originals.remove(&at).expect("an armed site");
         self.set.remove(at).expect("an armed site");
-        patch(parked, ram, &Patch { at: Gpa(at.0), expect: INT3, write: original }).unwrap();
+        patch(parked, ram, &Patch { at: gpa(at), expect: INT3, write: original }).unwrap();
     }
 }
 
@@ -454,7 +459,7 @@ impl Left {
     /// `n` bytes of memory.
     pub fn bytes(&self, at: Gva, n: usize) -> Vec<u8> {
         let mut bytes = vec![0; n];
-        self.ram.read(Gpa(at.0), &mut bytes).unwrap();
+        self.ram.read(gpa(at), &mut bytes).unwrap();
         bytes
     }
 

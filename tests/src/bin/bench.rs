@@ -183,13 +183,20 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
+    // Where a kernel has its code: who stops elsewhere may be in user mode.
+    let upper = |at: Gva| micro::UPPER_HALF.add(at.0);
+    let mut start = CODE;
     match row.body {
-        Body::Probed { post: false } => rig.arm_probes(at, vec![Probe::at("").record().pre(|_| {})]),
-        Body::Probed { post: true } => rig.arm_probes(at, vec![Probe::at("").record().post(|_| {})]),
+        Body::Probed { post } => {
+            let probe = Probe::at("").record();
+            let probe = if post { probe.post(|_| {}) } else { probe.pre(|_| {}) };
+            rig.arm_probes(upper(at), vec![probe]);
+            start = upper(CODE);
+        }
         Body::Bare(..) | Body::Code(_) | Body::Detoured { .. } => {}
     }
     let before = ticks();
-    let mut running = rig.run(&[Start::at(CODE, stack(0))]);
+    let mut running = rig.run(&[Start::at(start, stack(0))]);
     let end = running.end_within(PATIENCE);
     let after = ticks();
     assert!(matches!(end, Some(End::Power(_))), "the guest ended with {end:?}");

@@ -21,6 +21,8 @@ pub const SIZE: u64 = 2 << 20;
 pub const DEVICES: Gva = Gva(SIZE);
 /// Memory that a guest may use as it likes starts here.
 pub const FREE: Gva = Gva(0x1_0000);
+/// All memory and the devices are here as well, in the kernel's half (GVA).
+pub const UPPER_HALF: Gva = Gva(0xffff_8000_0000_0000);
 
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
@@ -184,6 +186,7 @@ fn write_tables(ram: &GuestRam) -> Result<(), NoMemory> {
     const IST1: u64 = 0x24;
     let write = |at, value: u64| ram.write(Gpa(at), &value.to_le_bytes());
     write(PML4, PDPT | TABLE)?;
+    write(PML4 + 8 * (UPPER_HALF.0 >> 39 & 0x1ff), PDPT | TABLE)?;
     write(PDPT, DIRECTORY | TABLE)?;
     write(DIRECTORY, LARGE_PAGE)?;
     write(DIRECTORY + 8, DEVICES.0 | LARGE_PAGE)?;
