@@ -257,7 +257,10 @@ impl Rig {
         }
         let sites = self.sites.set.clone();
         let mut orders = Orders { sites, breakpoints, watches, int3_handlers, ..Orders::default() };
-        orders.settle(self.guest.address_space());
+        // Where a guest has its code as a kernel has. Elsewhere a hit may be of user mode, and asks for the privilege level.
+        if starts.iter().flatten().any(|start| start.rip.is_kernels()) {
+            orders.settle(self.guest.address_space());
+        }
         let world = Arc::new(World::new(starts.len(), orders, Arc::new(eventfd())));
         let (recorders, reader) = events::rings(starts.len());
         let (ends, ended) = mpsc::channel();
@@ -348,7 +351,9 @@ impl Running {
         let parked = self.world.park(|id| signals::kick(&self.threads[id]));
         change(&mut self.sites, &parked, self.guest.ram());
         let mut orders = Orders { sites: self.sites.set.clone(), ..Orders::clone(&self.world.orders()) };
-        orders.settle(self.guest.address_space());
+        if let Some(kernel) = orders.kernel_space {
+            orders.settle(kernel);
+        }
         parked.set_orders(orders);
     }
 
