@@ -9,6 +9,7 @@
 )]
 
 pub mod code;
+pub mod cpu_time;
 pub mod detour;
 pub mod differential;
 pub mod host;

@@ -18,10 +18,10 @@ use probe_engine::detour::stub::{Cpu, Guest, Stub};
 use probe_engine::detour::work::{Hits, Noted, Work};
 use probe_engine::linux::branches::Branches;
 use probe_engine::memory::{NoMemory, PhysMemory};
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use std::thread;
 use std::time::Duration;
+use tests::cpu_time;
 
 const COUNTED: u32 = 20_000_000;
 const PROBE: u32 = 3;
@@ -138,13 +138,11 @@ fn run(entry: u64, number: u32) -> Duration {
     // SAFETY: user code does not use GS on this ABI, so its base is free to be set.
     let set = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, area.as_ptr()) };
     assert_eq!(set, 0, "arch_prctl(ARCH_SET_GS)");
-    let before = clock_gettime(ClockId::ThreadCPUTime);
+    let before = cpu_time::taken();
     // SAFETY: the code changes rax, rcx and flags, which the C ABI lets it, and a counter in the mapping.
     unsafe {
         let count: extern "C" fn(u64, u64, u64, u32) = std::mem::transmute(entry);
         count(0, 0, 0, COUNTED);
     }
-    let after = clock_gettime(ClockId::ThreadCPUTime);
-    let nanos = |time: rustix::time::Timespec| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-    Duration::from_nanos(nanos(after) - nanos(before))
+    cpu_time::taken() - before
 }

@@ -18,10 +18,10 @@ use probe_engine::probe::place::FTRACE_NOP;
 use probe_engine::probe::returns::{Call, Pool};
 use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site};
 use probe_engine::regs::Regs;
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use std::thread;
 use std::time::{Duration, Instant};
+use tests::cpu_time;
 
 /// Sites, as `vmm run --probe '*'` has them.
 const SITES: u64 = 40_000;
@@ -97,7 +97,7 @@ fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) ->
     let memory = VirtMemory::new(&NoRam, AddressSpace::new(0, 0));
     let segments = Segments::default();
     let mut counts = vec![0u64; SITES as usize];
-    let before = clock_gettime(ClockId::ThreadCPUTime);
+    let before = cpu_time::taken();
     for n in 0..HITS {
         let which = (n * 7919 + id * 31) % SITES;
         let at = site(which);
@@ -112,8 +112,7 @@ fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) ->
         assert_eq!(regs.rip, at.0 + FTRACE_NOP.len() as u64);
         assert_eq!(pool.leave(number), Some((call, Some(Box::new(id)))), "another thread's call");
     }
-    let after = clock_gettime(ClockId::ThreadCPUTime);
+    let used = cpu_time::taken() - before;
     assert_eq!(counts.iter().sum::<u64>(), HITS);
-    let nanos = |time: rustix::time::Timespec| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-    Duration::from_nanos(nanos(after) - nanos(before))
+    used
 }
