@@ -249,7 +249,7 @@ impl KvmVcpu {
 
     /// The address space at the last exit.
     pub fn address_space(&mut self) -> AddressSpace {
-        self.system().space()
+        Known::from(self.sregs()).space
     }
 
     /// Where the kernel's area of this CPU is (GVA): GS's base, or in user mode what `swapgs` would make it. In the first
