@@ -183,17 +183,13 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
-    // Where a kernel has its code: who stops elsewhere may be in user mode.
+    // Where a kernel has its code: who stops elsewhere may be in user mode. Detours stand near the memory that is reserved.
     let upper = |at: Gva| micro::UPPER_HALF.add(at.0);
-    let mut start = CODE;
-    match row.body {
-        Body::Probed { post } => {
-            let probe = Probe::at("").record();
-            let probe = if post { probe.post(|_| {}) } else { probe.pre(|_| {}) };
-            rig.arm_probes(upper(at), vec![probe]);
-            start = upper(CODE);
-        }
-        Body::Bare(..) | Body::Code(_) | Body::Detoured { .. } => {}
+    let start = if let Body::Detoured { .. } = row.body { CODE } else { upper(CODE) };
+    if let Body::Probed { post } = row.body {
+        let probe = Probe::at("").record();
+        let probe = if post { probe.post(|_| {}) } else { probe.pre(|_| {}) };
+        rig.arm_probes(upper(at), vec![probe]);
     }
     let before = ticks();
     let mut running = rig.run(&[Start::at(start, stack(0))]);
