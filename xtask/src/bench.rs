@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what things cost, in instructions, which Bochs executes one by one and counts, and as ratios of
 //! times on this machine.
 
+mod boots;
 mod calls;
 mod files;
 mod goals;
@@ -30,6 +31,9 @@ pub(crate) struct Options {
     /// Only those of a command on the host's files, beside QEMU with virtiofsd
     #[arg(long)]
     files: bool,
+    /// Only those of boots, beside plain QEMU
+    #[arg(long)]
+    boots: bool,
     /// Only those of exits, counted in Bochs
     #[arg(long)]
     exits: bool,
@@ -42,6 +46,9 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
     if options.files {
         return write(&files::rows(vmm)?);
+    }
+    if options.boots {
+        return write(&boots::rows(vmm)?);
     }
     let program = setup::build("tests", "bench")?;
     if options.exits {
@@ -71,6 +78,7 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
     rows.push(runs::every_function(vmm)?);
     rows.push(runs::exits(vmm)?);
     rows.extend(files::rows(vmm)?);
+    rows.extend(boots::rows(vmm)?);
     rows.extend(here("replay")?);
     rows.extend(here("counters")?);
     rows.extend(scan(vmm)?);
