@@ -1,17 +1,18 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
 use crate::args::{Coverage, Format};
+use crate::asked::Asked;
 use crate::choice::{Choosing, Chosen};
 use crate::file;
 use crate::functions::functions;
+use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Moment, end_name, json, say_armed};
-use crate::run::{self, Files, Known};
+use crate::run::{self, Known};
 use crate::say::{say, standard_error};
-use crate::target::{self, Target};
+use crate::target::{self, Serving, Target};
 use crate::unarmed;
 use anyhow::Result;
-use probe_engine::linux::scope::Scope;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,39 +35,32 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             target::can_work(&files, &kernel)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
-            let probes = functions(patterns, &kernel)?;
+            let mut probes = functions(patterns, &kernel)?;
             let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
-            Target { probes, kernel, symbols: None, lines: None, unwind: None, scope }
+            for Asked { plan, .. } in &mut probes {
+                (plan.once, plan.scope) = (true, scope);
+            }
+            // A detour stays where it is after the first hit.
+            let serving = Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false };
+            Target { probes, kernel, symbols: None, lines: None, unwind: None, serving }
         }
     };
     match choosing.chosen()? {
         Chosen::Emulated(begun) => {
             let (format, output) = (args.format, args.output.as_deref());
-            let inside = Inside { verb: "coverage", words: vec![], format, output };
+            let inside = Inside { verb: "coverage", format, output };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
             let out = args.output.as_deref().map(file::create).transpose()?;
             let patterns = unarmed::patterns(&target.probes);
-            let probes = target
-                .probes
-                .into_iter()
-                .map(|asked| Probe::at(asked.place).record().once().within(target.scope));
+            let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
+            let Target { kernel, probes, unwind, serving, .. } = target;
+            let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
             let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
-            let optimize = Optimize::Off;
-            let late = target.scope == Scope::Command;
-            let image = std::mem::take(&mut files.image);
-            let known = Known {
-                image,
-                kernel: target.kernel,
-                names: false,
-                unwind: None,
-                optimize,
-                fall_back: false,
-                late,
-            };
+            let known = Known { image, kernel, names: false, unwind, serving, late };
             let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
                 && let Err(error) = calls.write(out, args.format, &ran.report)

@@ -1,9 +1,9 @@
 //! From what `--probe` and the lines of `--probes` say to the probes that are asked for.
 
+use crate::asked::{Asked, Counted, Style};
 use crate::mistake::{self, Mistake};
 use crate::say::say;
 use crate::symbol_file::KernelLines;
-use crate::target::{Asked, Counted, Found, Style};
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::Capture;
 use probe_engine::capture::typed::{self, Expand, NoArguments};
@@ -13,8 +13,16 @@ use probe_engine::lang::compile::{self, Site};
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::{resolve, resolve_in_source};
+use probe_engine::probe::plan::{Action, Trigger};
+use probe_engine::probe::resolve::{Refused, resolve, resolve_in_source};
 use probe_engine::probe::spec::{Location, ProbeSpec};
+
+/// What was asked for came to this.
+pub(crate) struct Found {
+    pub(crate) probes: Vec<Asked>,
+    /// Patterns, and which of their matches are left out.
+    pub(crate) refused: Vec<(String, Vec<Refused>)>,
+}
 
 /// Definitions become probes by this.
 pub(crate) struct Reader<'a> {
@@ -95,12 +103,9 @@ impl<'a> Reader<'a> {
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
             let written = self.filter.iter().map(|(_, filter)| format!("if {filter}")).collect();
-            self.found.probes.push(Asked {
-                capture,
-                style,
-                written,
-                ..Asked::plain(place, returns).found_by(spec)
-            });
+            let plain = Asked::plain(place, trigger(returns, None)).found_by(spec);
+            let plan = plain.plan.clone().reading(capture);
+            self.found.probes.push(Asked { plan, style, written, ..plain });
         }
         Ok(())
     }
@@ -119,11 +124,10 @@ impl<'a> Reader<'a> {
             let capture = compile::capture(definition, &site, fields.fields);
             let mut capture = capture.map_err(|error| Self::mistake(text, source, &error))?;
             self.add_filter(&mut capture, definition.kind, &place)?;
-            let plan = compile::histogram(&filtered, &capture.fields);
-            let plan = plan.map_err(|error| Self::mistake(text, source, &error))?;
+            let histogram = compile::histogram(&filtered, &capture.fields);
+            let histogram = histogram.map_err(|error| Self::mistake(text, source, &error))?;
             let name = &definition.name;
-            let counted = plan.zip(number).map(|(plan, number)| Counted {
-                plan,
+            let counted = number.map(|number| Counted {
                 number,
                 name: histogram_name(definition).unwrap_or_else(|| spec.to_string()),
             });
@@ -134,8 +138,12 @@ impl<'a> Reader<'a> {
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
             let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
-            let plain = Asked::plain(place, returns).found_by(&spec);
-            self.found.probes.push(Asked { capture, style, max_active, counted, written, ..plain });
+            let plain = Asked::plain(place, trigger(returns, max_active)).found_by(&spec);
+            let mut plan = plain.plan.clone().reading(capture);
+            if let Some(histogram) = histogram {
+                plan.action = Action::Histogram(histogram);
+            }
+            self.found.probes.push(Asked { plan, style, counted, written, ..plain });
         }
         Ok(())
     }
@@ -248,6 +256,11 @@ impl<'a> Reader<'a> {
         }
         self.found
     }
+}
+
+/// What the hits are of a probe of returns, or of passes.
+fn trigger(returns: bool, max_active: Option<u32>) -> Trigger {
+    if returns { Trigger::Return { max_active } } else { Trigger::Pass }
 }
 
 /// The place as the other parts of the program read it.

@@ -1,14 +1,17 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
 use crate::args::{Format, HostKind, Optimize, Run};
+use crate::asked::{Asked, Style};
+use crate::definition::Found;
 use crate::file;
 use crate::listing::list;
 use crate::output::json;
-use crate::rooms::{self, Rooms};
+use crate::rooms::Rooms;
 use crate::symbol_file::{KernelLines, KernelSource};
-use crate::target::{self, Asked, Found, Style};
+use crate::target;
 use anyhow::Result;
 use probe_engine::detour::verdict::{Function, verdict};
+use probe_engine::detour::work::Work;
 use probe_engine::insn::plan::Plan;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::thunks::Thunks;
@@ -36,7 +39,8 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if watches > most {
         return Err(RegisterError::TooManyWatches(most).into());
     }
-    let detours = Detours { args, kernel: &kernel, rooms: Rooms::new(&kernel), thunks: Thunks::of(&kernel) };
+    let (rooms, thunks) = (Rooms::new(&kernel), Thunks::of(&kernel));
+    let detours = Detours { optimize: args.optimize, kernel: &kernel, rooms, thunks };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
     list(|out| print(out, args.format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
@@ -79,10 +83,9 @@ struct RefusedRow<'a> {
 
 impl<'a> Row<'a> {
     fn of(asked: &'a Asked, detours: &Detours<'_>) -> Self {
-        let (once, kernel) = (detours.args.once, detours.kernel);
         let mut row = Self {
             r#type: "probe",
-            kind: if asked.returns { 'r' } else { 'p' },
+            kind: if asked.returns() { 'r' } else { 'p' },
             probe: asked.name(),
             event: match &asked.style {
                 Style::Event(name) if *name != asked.place.name() => Some(name),
@@ -95,16 +98,16 @@ impl<'a> Row<'a> {
             fields: Vec::new(),
             conditions: &asked.written,
         };
-        row.fields.extend(asked.capture.fields.iter().map(|field| FieldRow {
+        row.fields.extend(asked.plan.capture.fields.iter().map(|field| FieldRow {
             name: &field.name,
             r#type: field.type_name(),
-            fetch: field.source(asked.returns),
+            fetch: field.source(asked.returns()),
         }));
         match &asked.place {
             Place::Kernel { spot, .. } => {
                 row.address = Some(spot.at.to_string());
-                row.how = match place::plan_of(spot, kernel) {
-                    Ok(_) if once && !asked.returns => "put back".to_owned(),
+                row.how = match place::plan_of(spot, detours.kernel) {
+                    Ok(_) if asked.plan.once => "put back".to_owned(),
                     Ok(Plan::Emulate(_)) => "emulate".to_owned(),
                     Ok(Plan::OutOfLine(_)) => "copy".to_owned(),
                     Err(reason) => format!("refused: {reason}"),
@@ -127,7 +130,7 @@ impl<'a> Row<'a> {
 
 /// Which probes would be served by detours.
 struct Detours<'a> {
-    args: &'a Run,
+    optimize: Optimize,
     kernel: &'a Kernel,
     rooms: Rooms<'a>,
     thunks: Thunks,
@@ -136,10 +139,11 @@ struct Detours<'a> {
 impl Detours<'_> {
     /// `detour`, or why there would be none: because of what the probe does, or of where it is.
     fn of(&self, asked: &Asked, spot: &Spot) -> String {
-        if self.args.optimize == Optimize::Off {
+        if self.optimize == Optimize::Off {
             return "no detour: --optimize=off".to_owned();
         }
-        match rooms::served(asked, self.args).and_then(|()| self.room(spot)) {
+        let served = Work::of(0, &asked.plan).map_err(|reason| reason.to_string());
+        match served.and_then(|_| self.room(spot)) {
             Ok(None) => "detour".to_owned(),
             Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
             Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),

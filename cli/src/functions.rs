@@ -1,11 +1,12 @@
 //! Functions that ftrace could trace: their entries are final early in boot, and a detour may stand there.
 
+use crate::asked::Asked;
 use crate::say::say;
-use crate::target::Asked;
 use anyhow::{Result, bail};
 use probe_engine::linux::ftrace::FtraceSites;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::Trigger;
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::spec::{Location, ProbeSpec};
 use std::collections::HashSet;
@@ -41,7 +42,8 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
             say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
         }
         places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
-        functions.extend(places.into_iter().map(|place| Asked::plain(place, false).found_by(pattern)));
+        functions
+            .extend(places.into_iter().map(|place| Asked::plain(place, Trigger::Pass).found_by(pattern)));
     }
     Ok(functions)
 }

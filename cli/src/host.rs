@@ -3,11 +3,12 @@
 use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb};
 use crate::file::create;
+use crate::guest_files::{Files, cmdline};
 use crate::host_image::{Begun, with_image};
-use crate::run::{self, Files};
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
+use crate::time_limits::longest;
 use crate::work::Work;
 use anyhow::{Context, Result};
 use std::fs;
@@ -59,8 +60,6 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
 pub(crate) struct Inside<'a> {
     /// Which of its commands.
     pub(crate) verb: &'a str,
-    /// Options of that command alone.
-    pub(crate) words: Vec<String>,
     pub(crate) format: Format,
     pub(crate) output: Option<&'a Path>,
 }
@@ -74,7 +73,7 @@ pub(crate) fn run_emulated(
     inside: Inside<'_>,
 ) -> Result<ExitCode> {
     // A guest that cannot be put together is not worth a host.
-    let cmdline = run::cmdline(guest);
+    let cmdline = cmdline(guest);
     let (initrd, pci) = (Some(&*files.initramfs), files.work.is_some());
     let payload = Payload {
         kernel: files.image.as_slice().into(),
@@ -88,7 +87,7 @@ pub(crate) fn run_emulated(
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;
-    run_in_host(begun, memory, files.work.as_ref(), run::longest(guest), || {
+    run_in_host(begun, memory, files.work.as_ref(), longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -116,9 +115,6 @@ pub(crate) fn run_emulated(
         }
         if is_shared() {
             command = command.arg("--marked");
-        }
-        for word in &inside.words {
-            command = command.arg(word);
         }
         if inside.format == Format::Json {
             command = command.arg("--format=json");

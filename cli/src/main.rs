@@ -1,6 +1,7 @@
 //! `vmm`: kprobes from outside the guest.
 
 mod args;
+mod asked;
 mod choice;
 mod coverage;
 mod definition;
@@ -8,6 +9,7 @@ mod doctor;
 mod dry_run;
 mod file;
 mod functions;
+mod guest_files;
 mod host;
 mod host_image;
 mod kernel;
@@ -25,6 +27,7 @@ mod source_listing;
 mod symbol_file;
 mod symbols;
 mod target;
+mod time_limits;
 mod types;
 mod unarmed;
 mod work;

@@ -1,36 +1,33 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Guest, Run, SymbolSource};
+use crate::args::{Guest, Run};
+use crate::asked::Asked;
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::file;
+use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
 use crate::say::{self, finish, hurry, say};
 use crate::shared_terminal::{self, Tame, is_shared};
-use crate::symbol_file::KernelSource;
-use crate::target::{self, Asked, Style, Target};
+use crate::target::{self, Serving, Target};
+use crate::time_limits::{BOOT, RUN, timeout};
 use crate::unarmed;
 use crate::work::{self, Work};
 use crate::{EXIT_DIED, EXIT_INFRASTRUCTURE, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
-use clap::ValueEnum;
-use guest_kernels::KernelFiles;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
-use probe_engine::probe::place::Place;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 use vmm::code::Unread;
 use vmm::command::{CommandError, GuestCommand};
 use vmm::confine::{self, Role};
@@ -39,50 +36,8 @@ use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
 use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{Command, Config, Optimize, Outcome, RegisterError, Report, Session, Sink, Terminal};
+use vmm::session::{Command, Config, Outcome, RegisterError, Report, Session, Sink, Terminal};
 use vmm::trap::Delivery;
-
-/// What every guest needs: its console, and an end when it panics.
-const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
-
-/// The guest's files, read.
-pub(crate) struct Files {
-    /// The kernel's.
-    pub(crate) kernel: PathBuf,
-    /// The ELF file of its build.
-    vmlinux: Option<PathBuf>,
-    /// What of it goes to the guest's memory: what it holds, or the unpacked kernel.
-    pub(crate) image: Vec<u8>,
-    pub(crate) initramfs: Vec<u8>,
-    /// The command, if there is one.
-    pub(crate) work: Option<Work>,
-    /// File names of the drivers in its initramfs.
-    pub(crate) drivers: Vec<String>,
-}
-
-impl Files {
-    pub(crate) fn read(guest: &Guest) -> Result<Self> {
-        let work = Work::of(guest)?;
-        let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
-            // A guest that has nothing to run is not worth a kernel that must be fetched.
-            let initrd = target::initrd_path(guest.initrd.as_deref())?;
-            let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
-            let (image, initramfs) = (file::read(&kernel)?, file::read(&initrd)?);
-            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: Vec::new() });
-        };
-        let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
-        let image = file::read(&kernel)?;
-        let drivers = work::drivers(guest, modules)?;
-        let names = drivers.iter().map(|(name, _)| name.clone()).collect();
-        let initramfs = said.initramfs(drivers)?;
-        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names })
-    }
-
-    /// Where what is known of the kernel comes from.
-    pub(crate) fn source(&self, symbols: &SymbolSource) -> KernelSource {
-        KernelSource::new(&self.kernel, self.vmlinux.as_deref(), symbols)
-    }
-}
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.dry_run {
@@ -107,26 +62,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if target.watches() > most {
                 return Err(RegisterError::TooManyWatches(most).into());
             }
-            let mut words = vec![];
-            if args.once {
-                words.push("--once".to_owned());
-            }
-            if let Some(calls) = args.maxactive {
-                words.push(format!("--maxactive={calls}"));
-            }
-            if let Some(most) = args.stack {
-                words.push(format!("--stack={most}"));
-            }
-            if let Some(value) = args.optimize.to_possible_value() {
-                words.push(format!("--optimize={}", value.get_name()));
-            }
-            if args.allow_pending {
-                words.push("--allow-pending".to_owned());
-            }
-            if args.fall_back {
-                words.push("--fall-back".to_owned());
-            }
-            let inside = Inside { verb: "run", words, format: args.format, output: args.output.as_deref() };
+            let inside = Inside { verb: "run", format: args.format, output: args.output.as_deref() };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
     }
@@ -154,26 +90,20 @@ fn run_here(
         Some(path) => Out::file(file::create(path)?)?,
         None => Out::standard_error(),
     };
-    let Target { kernel, probes, symbols, lines, unwind, scope } = target;
-    let optimize = args.optimize.to_session();
-    let known = Known {
-        image: std::mem::take(&mut files.image),
-        kernel,
-        names: args.stack.is_some() || files.work.is_some() || probes.iter().any(Asked::has_symbols),
-        unwind,
-        optimize,
-        fall_back: args.fall_back,
-        late: args.once && scope == Scope::Command,
-    };
+    let late = target.is_late();
+    let names = target.has_stacks() || files.work.is_some() || target.probes.iter().any(Asked::has_symbols);
+    let Target { kernel, probes, symbols, lines, unwind, serving } = target;
+    let image = std::mem::take(&mut files.image);
+    let known = Known { image, kernel, names, unwind, serving, late };
     let mut writer = Writer::new(out, args.format, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
-    let probes = probes.into_iter().map(|asked| probe(asked, args).within(scope)).collect();
+    let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&ran, &patterns, args.allow_pending, writer.names()))
+    Ok(exit_code(&ran, &patterns, serving.allow_pending, writer.names()))
 }
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
@@ -203,11 +133,8 @@ pub(crate) struct Known {
     /// How its stacks are walked.
     pub(crate) unwind: Option<KernelCode>,
     /// How its probes are served.
-    pub(crate) optimize: Optimize,
-    /// Whether return probes leave detours for traps that can follow no more calls.
-    pub(crate) fall_back: bool,
-    /// Whether its probes are armed no sooner than its command begins. Those whose first hit alone counts would cost a boot
-    /// an exit for each other one.
+    pub(crate) serving: Serving,
+    /// Whether its probes are armed no sooner than its command begins.
     pub(crate) late: bool,
 }
 
@@ -272,8 +199,8 @@ fn config<'a>(
         symbols: None,
         names: known.names,
         unwind: known.unwind.map(Arc::new),
-        optimize: known.optimize,
-        fall_back: known.fall_back,
+        optimize: known.serving.optimize,
+        fall_back: known.serving.fall_back,
         timeout: None,
         signals: true,
         terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
@@ -366,72 +293,6 @@ fn with_command(
         Err(_) => None,
     };
     Ok(Ran { report, command: Some(command), are_files_lost })
-}
-
-/// A guest that hangs is told from one that works slowly. One whose console is a person's has no end of its own.
-const RUN: Option<Duration> = Some(Duration::from_secs(600));
-/// So long a guest may take until its init is there.
-const BOOT: Option<Duration> = Some(Duration::from_secs(60));
-
-/// How long an emulated host may take that watches the guest's time itself. `None`: for ever.
-pub(crate) fn longest(guest: &Guest) -> Option<Duration> {
-    /// What it takes on a busy machine to begin and to end.
-    const MARGIN: Duration = Duration::from_secs(60);
-    let otherwise = if io::stdin().is_terminal() { None } else { RUN };
-    limit(guest.timeout, otherwise, true)?.checked_add(MARGIN)
-}
-
-/// How long something may take here, where the user has `asked` for it or not.
-fn timeout(asked: Option<u64>, otherwise: Option<Duration>) -> Option<Duration> {
-    limit(asked, otherwise, vmm::boot::on_emulated_cpu())
-}
-
-/// The same, on a processor that is emulated or not.
-fn limit(asked: Option<u64>, otherwise: Option<Duration>, is_emulated: bool) -> Option<Duration> {
-    /// An emulated processor takes so many times as long.
-    const EMULATED: u32 = 6;
-    match asked {
-        Some(0) => None,
-        Some(seconds) => Some(Duration::from_secs(seconds)),
-        None if is_emulated => otherwise.map(|time| time * EMULATED),
-        None => otherwise,
-    }
-}
-
-/// What is registered for what was asked for.
-pub(crate) fn probe(asked: Asked, args: &Run) -> Probe {
-    // Histograms show none.
-    let stack = args.stack.filter(|_| asked.counted.is_none()).map(usize::from);
-    let mut probe = if let Place::Watch(_) = asked.place {
-        Probe::watch(asked.place).record().into()
-    } else if asked.returns {
-        let probe = Probe::on_return(asked.place).record().capture(asked.capture);
-        match asked.max_active.or(args.maxactive) {
-            Some(calls) => probe.max_active(calls).into(),
-            None => probe.into(),
-        }
-    } else if asked.style == Style::Count {
-        return Probe::at(asked.place);
-    } else {
-        let probe = Probe::at(asked.place).record().capture(asked.capture);
-        if args.once { probe.once() } else { probe }
-    };
-    if let Some(counted) = asked.counted {
-        probe = probe.histogram(counted.plan);
-    }
-    match stack {
-        Some(most) => probe.stack(most),
-        None => probe,
-    }
-}
-
-/// The kernel command line.
-pub(crate) fn cmdline(guest: &Guest) -> String {
-    match (&guest.raw_cmdline, &guest.cmdline) {
-        (Some(raw), _) => raw.clone(),
-        (None, Some(more)) => format!("{BASE_CMDLINE} {more}"),
-        (None, None) => BASE_CMDLINE.to_owned(),
-    }
 }
 
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the

@@ -1,19 +1,17 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{self, Guest, Run};
-use crate::definition::{Reader, Source};
+use crate::asked::{Asked, Style};
+use crate::definition::{Found, Reader, Source};
 use crate::file::read;
 use crate::functions::functions;
+use crate::guest_files::Files;
 use crate::limits::say_limits;
 use crate::requirements;
 use crate::rooms::Rooms;
-use crate::run::Files;
 use crate::say::say;
 use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
-use guest_kernels::Cache;
-use probe_engine::capture::Capture;
-use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::dwarf::SourceMap;
@@ -24,11 +22,14 @@ use probe_engine::linux::scope::Scope;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::{ProbePlan, Trigger};
 use probe_engine::probe::resolve::Refused;
-use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::watch;
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use vmm::session::Optimize;
+
+/// What a resolved target begins with: each version of this program has a format of its own.
+const FORMAT: &[u8] = concat!("vmm target ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
 
 /// A kernel's landmarks and the probes in it.
 #[derive(Serialize, Deserialize)]
@@ -41,94 +42,18 @@ pub(crate) struct Target {
     pub(crate) lines: Option<LineTable>,
     /// How its stacks are walked, where they can be.
     pub(crate) unwind: Option<KernelCode>,
-    /// Which hits count.
-    pub(crate) scope: Scope,
+    pub(crate) serving: Serving,
 }
 
-/// A probe that was asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Asked {
-    pub(crate) place: Place,
-    /// Where the function returns, and not where it is entered.
-    pub(crate) returns: bool,
-    /// How many calls a return probe follows at once.
-    pub(crate) max_active: Option<u32>,
-    /// What is read there.
-    pub(crate) capture: Capture,
-    /// How it is shown.
-    pub(crate) style: Style,
-    /// By what its hits are counted, instead of being shown one by one.
-    pub(crate) counted: Option<Counted>,
-    /// The pattern that has found it, as it was written; `None` for a probe that was asked for by its own name.
-    pub(crate) pattern: Option<String>,
-    /// Its filter and its histogram as they were written, for whoever asks what will be done.
-    #[serde(skip)]
-    pub(crate) written: Vec<String>,
-}
-
-/// How the hits of a probe are counted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counted {
-    /// By what.
-    pub(crate) plan: Histogram,
-    /// In which histogram: those that a pattern has found are counted together.
-    pub(crate) number: usize,
-    /// What that is called.
-    pub(crate) name: String,
-}
-
-/// How a hit is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) enum Style {
-    /// By the registers of arguments.
-    #[default]
-    Registers,
-    /// As the call of a function, or as its return.
-    Call,
-    /// As an event of this name with its fields.
-    Event(String),
-    /// Not one by one: hits are only counted.
-    Count,
-    /// As part of the graph of calls.
-    Graph,
-}
-
-impl Asked {
-    /// One that is shown by its registers.
-    pub(crate) fn plain(place: Place, returns: bool) -> Self {
-        Self {
-            place,
-            returns,
-            max_active: None,
-            capture: Capture::default(),
-            style: Style::Registers,
-            counted: None,
-            pattern: None,
-            written: Vec::new(),
-        }
-    }
-
-    /// The same, found by `spec`.
-    pub(crate) fn found_by(self, spec: &ProbeSpec) -> Self {
-        let pattern = matches!(spec.location(), Location::Glob(_)).then(|| spec.to_string());
-        Self { pattern, ..self }
-    }
-
-    /// Whether addresses are shown by their names.
-    pub(crate) fn has_symbols(&self) -> bool {
-        let by_name = |form: &Form| match form {
-            Form::Symbol | Form::SymbolOffset => true,
-            Form::Number(shape) => shape.has_symbol(),
-            _ => false,
-        };
-        self.capture.fields.iter().any(|field| field.shape.has_symbol())
-            || self.counted.iter().flat_map(|counted| &counted.plan.keys).any(|key| by_name(&key.form))
-    }
-
-    /// As the user writes it.
-    pub(crate) fn name(&self) -> String {
-        format!("{}{}", self.place.name(), if self.returns { "%return" } else { "" })
-    }
+/// How all probes of a run are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Serving {
+    /// By detours or by traps.
+    pub(crate) optimize: Optimize,
+    /// Whether return probes leave detours for traps when detours can follow no more calls.
+    pub(crate) fall_back: bool,
+    /// Whether the modules may be missing that are probed.
+    pub(crate) allow_pending: bool,
 }
 
 impl Target {
@@ -137,27 +62,31 @@ impl Target {
         self.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count()
     }
 
-    /// What [`target`] reads again.
+    /// Whether probes are armed no sooner than the command begins. Those whose first hit alone counts would cost the boot
+    /// an exit for each other one.
+    pub(crate) fn is_late(&self) -> bool {
+        self.probes.iter().any(|Asked { plan, .. }| plan.once && plan.scope == Scope::Command)
+    }
+
+    /// Whether any probe shows who called.
+    pub(crate) fn has_stacks(&self) -> bool {
+        self.probes.iter().any(|asked| asked.plan.stack().is_some())
+    }
+
+    /// What [`resolved`] reads again.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>> {
-        postcard::to_stdvec(self).context("the resolved target cannot be written down")
+        postcard::to_extend(self, FORMAT.to_vec()).context("the resolved target cannot be written down")
     }
 }
 
-/// The initramfs that was asked for, or the default.
-pub(crate) fn initrd_path(asked: Option<&Path>) -> Result<PathBuf> {
-    match asked {
-        Some(path) => Ok(path.to_owned()),
-        None => Cache::open()?.initramfs().ok().context(
-            "there is nothing for the guest to run: give a command behind --, or an initramfs with --initrd",
-        ),
-    }
-}
-
-/// What was resolved and [written](Target::write) elsewhere.
+/// What was resolved and [written](Target::bytes) elsewhere.
 pub(crate) fn resolved(guest: &Guest) -> Result<Option<Target>> {
     let Some(path) = &guest.target else { return Ok(None) };
-    let target = postcard::from_bytes(&read(path)?).context("the resolved target is damaged")?;
-    Ok(Some(target))
+    let bytes = read(path)?;
+    let target = bytes
+        .strip_prefix(FORMAT)
+        .context("the resolved target is of another version of vmm: write it again, by this one")?;
+    Ok(Some(postcard::from_bytes(target).context("the resolved target is damaged")?))
 }
 
 /// Resolves all probes before anything runs: a typo costs no boot.
@@ -172,7 +101,9 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let lines = KernelLines::of(&source, &kernel);
     let Found { mut probes, refused } = find(run, &kernel, &lines)?;
     check_modules(&kernel, &probes)?;
-    Rooms::new(&kernel).note(&mut probes, run);
+    if run.optimize != args::Optimize::Off {
+        Rooms::new(&kernel).note(&mut probes);
+    }
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
@@ -186,7 +117,13 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     };
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.once)?;
-    Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, scope })
+    probes.iter_mut().for_each(|asked| asked.plan.scope = scope);
+    let serving = Serving {
+        optimize: run.optimize.to_session(),
+        fall_back: run.fall_back,
+        allow_pending: run.allow_pending,
+    };
+    Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, serving })
 }
 
 /// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
@@ -268,13 +205,6 @@ pub(crate) fn scope(guest: &Guest, kernel: &Landmarks, once: bool) -> Result<Sco
     }
 }
 
-/// What was asked for came to this.
-pub(crate) struct Found {
-    pub(crate) probes: Vec<Asked>,
-    /// Patterns, and which of their matches are left out.
-    pub(crate) refused: Vec<(String, Vec<Refused>)>,
-}
-
 /// Finds all that was asked for in `kernel`, places of lines by its `lines`.
 pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Result<Found> {
     let btf = kernel.btf().ok();
@@ -294,19 +224,22 @@ pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Resul
         }
     }
     let Found { mut probes, refused } = reader.finish();
-    let counted = functions(&run.counts, kernel).context("--count")?;
-    probes.extend(counted.into_iter().map(|asked| Asked { style: Style::Count, ..asked }));
+    for asked in functions(&run.counts, kernel).context("--count")? {
+        probes.push(Asked { style: Style::Count, plan: ProbePlan::new(Trigger::Pass), ..asked });
+    }
     for asked in functions(&run.graphs, kernel).context("--graph")? {
         let entry = Asked { style: Style::Graph, ..asked };
-        probes.extend([entry.clone(), Asked { returns: true, ..entry }]);
+        let plan = ProbePlan::new(Trigger::Return { max_active: None }).recorded();
+        probes.extend([entry.clone(), Asked { plan, ..entry }]);
     }
     for spec in &run.watches {
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
-        probes.push(Asked::plain(Place::Watch(watch), false));
+        probes.push(Asked::plain(Place::Watch(watch), Trigger::Access));
     }
     if u32::try_from(probes.len()).is_err() {
         bail!("too many probes");
     }
+    let probes = probes.into_iter().map(|asked| asked.within(run)).collect();
     Ok(Found { probes, refused })
 }
 
@@ -334,7 +267,7 @@ mod tests {
     use probe_engine::addr::{Gpa, Gva};
     use probe_engine::capture::filter::{Filter, Operand, Order, Test};
     use probe_engine::capture::shape::Shape;
-    use probe_engine::capture::{Base, Fetch, Field};
+    use probe_engine::capture::{Base, Capture, Fetch, Field};
     use probe_engine::linux::branches::BranchSites;
     use probe_engine::linux::current::CurrentTask;
     use probe_engine::linux::glob::Glob;
@@ -377,10 +310,10 @@ mod tests {
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let spot = Spot::entry_of(function);
         let place = Place::Kernel { name: "rest_init".to_owned(), spot };
-        let probe = Asked { style: Style::Call, ..Asked::plain(place, true) };
+        let probe = Asked { style: Style::Call, ..Asked::plain(place, Trigger::Return { max_active: None }) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
-        let watch = Asked::plain(Place::Watch(watch), false);
+        let watch = Asked::plain(Place::Watch(watch), Trigger::Access);
         let limit = Filter::Not(Box::new(Filter::Test(
             Operand::Field(0),
             Test::Number(Order::Less, i128::from(u64::MAX)),
@@ -395,19 +328,19 @@ mod tests {
             hidden: vec![Fetch::word(Base::Stack(1), 8)],
             filter: Some(Filter::All(vec![limit, file_name])),
         };
-        let filtered = Asked { capture, ..probe.clone() };
+        let filtered = Asked { plan: probe.plan.clone().reading(capture), ..probe.clone() };
         assert!(filtered.has_symbols() && !probe.has_symbols());
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
-        let scope = Scope::Init;
+        let serving = Serving { optimize: Optimize::Auto, fall_back: true, allow_pending: false };
         let written = Target {
             kernel,
             probes: vec![probe, watch, filtered],
             symbols,
             lines: None,
             unwind: None,
-            scope,
+            serving,
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();
@@ -416,9 +349,14 @@ mod tests {
         let read = resolved(&run.guest).unwrap().unwrap();
         assert_eq!(read.kernel, written.kernel);
         assert_eq!(read.probes, written.probes);
-        assert_eq!(read.scope, written.scope);
+        assert_eq!(read.serving, written.serving);
         assert!(read.symbols.unwrap().iter().eq(written.symbols.unwrap().iter()));
-        fs::write(&file, b"\xff damaged").unwrap();
-        assert!(resolved(&run.guest).is_err());
+        let said = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            resolved(&run.guest).err().map(|error| error.to_string())
+        };
+        let damaged = [FORMAT, b"\xff damaged"].concat();
+        assert_eq!(said(&damaged).as_deref(), Some("the resolved target is damaged"));
+        assert!(said(b"vmm target 0.0\n").is_some_and(|said| said.contains("another version of vmm")));
     }
 }

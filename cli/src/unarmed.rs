@@ -15,8 +15,8 @@
 //!
 //! A guest that died, and a signal, have their own exit codes, which win.
 
+use crate::asked::Asked;
 use crate::output::shown_name;
-use crate::target::Asked;
 use std::collections::BTreeMap;
 use vmm::session::{ProbeReport, State};
 

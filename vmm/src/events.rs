@@ -186,9 +186,9 @@ impl Recorder {
     }
 
     /// Reads what `capture` says, for the record that follows. Returns false when its filter does not let the hit pass.
-    pub fn capture<M: ReadVirt + ?Sized>(&mut self, capture: Option<&Capture>, scene: &Scene<'_, M>) -> bool {
+    pub fn capture<M: ReadVirt + ?Sized>(&mut self, capture: &Capture, scene: &Scene<'_, M>) -> bool {
         self.captured.clear();
-        capture.is_none_or(|capture| capture.take(scene, &mut self.captured))
+        capture.take(scene, &mut self.captured)
     }
 
     /// Notes down what `walk` finds of the stack, for the record that follows.

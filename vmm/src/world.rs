@@ -88,7 +88,7 @@ fn needs_system(site: &Site<Arc<Active>>) -> bool {
 
 /// Whether a hit of this probe reads what may be memory of a process.
 fn looks_far(probe: &Active) -> bool {
-    probe.stack.is_some() || probe.capture.as_ref().is_some_and(|capture| capture.follows_pointers())
+    probe.plan.stack().is_some() || probe.plan.capture.follows_pointers()
 }
 
 /// Whether a hit there leaves an interrupt shadow, or may find the one that another has left. No other site is in one:

@@ -1,7 +1,7 @@
 //! One event: a line of text, or a JSON object.
 
 use super::stack::NamedStack;
-use crate::target::{Asked, Style};
+use crate::asked::{Asked, Style};
 use probe_engine::capture::names::Names;
 use probe_engine::capture::shape::Shown;
 use probe_engine::linux::task::{Context, Task};
@@ -34,7 +34,7 @@ fn values<'a>(
     probe: &'a Asked,
     names: Names<'a>,
 ) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
-    let values = probe.capture.values(&event.captured);
+    let values = probe.plan.capture.values(&event.captured);
     values.map(move |(field, value)| (field.name.as_str(), Shown { shape: &field.shape, value, names }))
 }
 
@@ -193,7 +193,7 @@ impl Serialize for EventJson<'_> {
                 map.serialize_entry("new", &hex(new))?;
             }
         }
-        if !self.probe.capture.fields.is_empty() {
+        if !self.probe.plan.capture.fields.is_empty() {
             map.serialize_entry("fields", &FieldsJson(self))?;
         }
         if let Some(stack) = &self.stack {
@@ -210,6 +210,7 @@ mod tests {
     use crate::args::Format;
     use probe_engine::addr::Gva;
     use probe_engine::probe::place::Place;
+    use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
     use vmm::session::Sink;
 
@@ -238,7 +239,11 @@ mod tests {
     fn written(format: Format, event: Event) -> String {
         let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
-        let probes = vec![Asked::plain(place, matches!(event.what, What::Return { .. }))];
+        let trigger = match event.what {
+            What::Return { .. } => Trigger::Return { max_active: None },
+            What::Hit { .. } | What::Access { .. } => Trigger::Pass,
+        };
+        let probes = vec![Asked::plain(place, trigger)];
         let mut writer = Writer::new(
             super::super::Out { to: Box::new(&mut bytes), printer: None },
             format,

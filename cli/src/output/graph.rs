@@ -1,7 +1,7 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
 use super::event::{Micros, Moment};
-use crate::target::Asked;
+use crate::asked::Asked;
 use probe_engine::addr::Gva;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -133,6 +133,7 @@ mod tests {
     use super::*;
     use probe_engine::linux::task::{Context, Task};
     use probe_engine::probe::place::{Place, Spot};
+    use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
 
     const OUTER: u64 = 0x1000;
@@ -142,7 +143,8 @@ mod tests {
         let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
         let function = Gva(at)..Gva(at + 0x100);
         let spot = Spot::entry_of(function);
-        Asked::plain(Place::Kernel { name, spot }, returns)
+        let trigger = if returns { Trigger::Return { max_active: None } } else { Trigger::Pass };
+        Asked::plain(Place::Kernel { name, spot }, trigger)
     }
 
     fn event(nanos: u64, pid: u32, what: What<Nanos>) -> Event {

@@ -1,7 +1,7 @@
 //! Hits that are counted instead of being shown one by one.
 
 use super::json;
-use crate::target::{Asked, Counted};
+use crate::asked::{Asked, Counted};
 use probe_engine::capture::Values;
 use probe_engine::capture::filter::Circumstances;
 use probe_engine::capture::names::Names;
@@ -45,18 +45,21 @@ struct JsonHistogram<'a> {
 impl Histograms {
     pub(super) fn of(probes: &[Asked]) -> Self {
         let mut all = BTreeMap::new();
-        for Counted { plan, number, name } in probes.iter().filter_map(|asked| asked.counted.as_ref()) {
-            let new = || Histogram { name: name.clone(), tally: Tally::new(plan.clone()) };
-            all.entry(*number).or_insert_with(new);
+        for asked in probes {
+            if let (Some(Counted { number, name }), Some(plan)) = (&asked.counted, asked.plan.histogram()) {
+                let new = || Histogram { name: name.clone(), tally: Tally::new(plan.clone()) };
+                all.entry(*number).or_insert_with(new);
+            }
         }
         Self { all }
     }
 
     /// Counts a hit.
     pub(super) fn add(&mut self, event: &Event, probe: &Asked, counted: &Counted) {
-        let Some(Histogram { tally, .. }) = self.all.get_mut(&counted.number) else { return };
+        let histogram = self.all.get_mut(&counted.number);
+        let Some((Histogram { tally, .. }, plan)) = histogram.zip(probe.plan.histogram()) else { return };
         let at = Circumstances { cpu: event.vcpu, task: event.task.as_ref(), ip: event.rip.0 };
-        tally.add(&counted.plan, &probe.capture.fields, Values::of(&event.captured), &at);
+        tally.add(plan, &probe.plan.capture.fields, Values::of(&event.captured), &at);
     }
 
     /// Counts hits of `probes` that have been counted in the guest.
@@ -105,6 +108,7 @@ mod tests {
     use probe_engine::capture::hist::{self, Form, Key};
     use probe_engine::capture::shape::Shape;
     use probe_engine::probe::place::Place;
+    use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
     use probe_engine::probe::table::ProbeId;
     use std::time::Duration;
     use vmm::events::What;
@@ -120,10 +124,19 @@ mod tests {
             sort: Vec::new(),
             size: 128,
         };
-        let counted = Counted { plan, number: 3, name: "reads".to_owned() };
+        let counted = Counted { number: 3, name: "reads".to_owned() };
         let place =
             |symbol: &str| Place::Module { module: "m".to_owned(), symbol: symbol.to_owned(), offset: 0 };
-        let asked = |symbol, counted| Asked { counted, ..Asked::plain(place(symbol), false) };
+        let asked = |symbol, counted: Option<Counted>| {
+            let plain = Asked::plain(place(symbol), Trigger::Pass);
+            match counted {
+                None => plain,
+                Some(_) => {
+                    let action = Action::Histogram(plan.clone());
+                    Asked { counted, plan: ProbePlan { action, ..plain.plan }, ..plain }
+                }
+            }
+        };
         vec![asked("a", Some(counted.clone())), asked("b", Some(counted)), asked("c", None)]
     }
 

@@ -9,8 +9,8 @@ mod stack;
 mod summary;
 
 use crate::args::Format;
+use crate::asked::{Asked, Style};
 use crate::say::{self, finish, say, standard_error};
-use crate::target::{Asked, Style};
 pub(crate) use event::Moment;
 use event::{EventJson, EventText};
 use graph::Graph;

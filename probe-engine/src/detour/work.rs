@@ -1,14 +1,14 @@
 //! What a detour has to do for a probe, and what none can do.
 
 use crate::addr::Gva;
-use crate::capture::hist::Histogram;
 use crate::capture::{Base, Capture, Fetch, Read, Register, Scene};
 use crate::detour::condition::{Condition, Fields};
 use crate::detour::groups::Groups;
-use crate::detour::layout::{CELL, MOST_CELLS, record};
+use crate::detour::layout::{CELL, COUNTERS, MOST_CELLS, record};
 use crate::detour::reads::{CannotRead, Kepts, Reads};
 use crate::detour::ring::Record;
 use crate::linux::scope::Scope;
+use crate::probe::plan::{Action, ProbePlan, Trigger};
 use crate::regs::Regs;
 use std::collections::BTreeSet;
 
@@ -31,26 +31,6 @@ pub struct Work {
     pub calls: Option<Calls>,
 }
 
-/// What is kept of a hit that counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Noted<'a> {
-    /// That it was.
-    Nothing,
-    /// What is read at it.
-    Each,
-    /// What this histogram makes of it, as far as a detour can tell.
-    Grouped(&'a Histogram),
-}
-
-/// What the hits of a probe are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hits {
-    /// Passes of an instruction.
-    Passes,
-    /// Returns of a function, of which so many calls are followed at a time, if that is limited.
-    Returns(Option<u32>),
-}
-
 /// Calls that are followed to their return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Calls {
@@ -63,6 +43,18 @@ pub struct Calls {
 /// Why a probe cannot be served by a detour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuited {
+    /// Stacks are walked by the host.
+    #[error("its hits are shown with their stacks")]
+    Stack,
+    /// A detour stays where it is.
+    #[error("only its first hit counts")]
+    Once,
+    /// More than there are [counters](COUNTERS).
+    #[error("there are too many probes")]
+    TooManyProbes,
+    /// A watch.
+    #[error("it is a debug register")]
+    Watch,
     /// More than a detour keeps, or an array of strings, or half in memory.
     #[error("`{0}` reads memory, and {1}")]
     Memory(String, &'static str),
@@ -84,23 +76,31 @@ pub enum Unsuited {
 }
 
 impl Work {
-    /// What a probe of this number needs that reads `capture` at its `hits`, of which so much is `noted`.
+    /// What the probe of this number needs for its `plan`.
     ///
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
-    pub fn of(probe: u32, capture: Option<&Capture>, noted: Noted<'_>, hits: Hits) -> Result<Self, Unsuited> {
-        let recorded = noted != Noted::Nothing;
-        let fields = capture.map_or([].as_slice(), |capture| &capture.fields);
-        let hidden = capture.map_or([].as_slice(), |capture| &capture.hidden);
+    pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
+        let ProbePlan { trigger, capture: Capture { fields, hidden, filter }, action, scope, once } = plan;
+        if plan.stack().is_some() {
+            return Err(Unsuited::Stack);
+        }
+        if *once {
+            return Err(Unsuited::Once);
+        }
+        if probe >= COUNTERS {
+            return Err(Unsuited::TooManyProbes);
+        }
+        let recorded = plan.records();
         let of_filter = hidden.iter().map(|fetch| ("the filter", fetch));
         let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch)).chain(of_filter);
-        let calls = match hits {
-            Hits::Passes => None,
-            Hits::Returns(most) => {
+        let calls = match *trigger {
+            Trigger::Pass => None,
+            Trigger::Return { max_active: most } => {
                 Some(Calls { most, arguments: all.clone().any(|(_, fetch)| reads_argument(fetch)) })
             }
+            Trigger::Access => return Err(Unsuited::Watch),
         };
-        let filter = capture.and_then(|capture| capture.filter.as_ref());
         let is_read = recorded || filter.is_some();
         let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
         for (name, fetch) in all.filter(|_| is_read) {
@@ -109,27 +109,21 @@ impl Work {
             read.push(needs.memory());
         }
         let known = Fields { fields, hidden, read: &read, at_return: calls.is_some() };
-        let condition = filter.map(|filter| Condition::of(filter, &known)).transpose()?;
+        let condition = filter.as_ref().map(|filter| Condition::of(filter, &known)).transpose()?;
         others.retain(|register| match calls {
             None => argument(*register).is_none(),
             Some(_) => *register != Register::Rax,
         });
         let record = recorded.then(|| others.into_iter().collect());
-        let groups = match noted {
-            Noted::Grouped(plan) => Groups::of(plan, &known),
-            Noted::Nothing | Noted::Each => None,
+        let groups = match action {
+            Action::Histogram(histogram) => Groups::of(histogram, &known),
+            Action::Count | Action::Record { .. } => None,
         };
-        let work = Self { probe, scope: Scope::Boot, condition, record, reads, groups, calls };
+        let work = Self { probe, scope: *scope, condition, record, reads, groups, calls };
         if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
         Ok(work)
-    }
-
-    /// The same for what is in `scope` alone.
-    #[must_use]
-    pub fn within(self, scope: Scope) -> Self {
-        Self { scope, ..self }
     }
 
     /// Whether it counts all passes, and nothing else.
@@ -157,7 +151,7 @@ impl Work {
     /// false when the record cannot have been made by it.
     pub fn replay(
         &self,
-        capture: Option<&Capture>,
+        capture: &Capture,
         record: &Record,
         rip: Gva,
         slide: u64,
@@ -165,7 +159,6 @@ impl Work {
         captured: &mut Vec<u8>,
     ) -> bool {
         captured.clear();
-        let Some(capture) = capture else { return true };
         let mut regs = Regs { rip: rip.0, ..Regs::default() };
         let (kept, others) = match self.keeps_arguments() {
             true => record.registers.split_at_checked(ARGUMENTS).unwrap_or_default(),

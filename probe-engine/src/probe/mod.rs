@@ -3,6 +3,7 @@
 pub mod hit;
 pub mod once;
 pub mod place;
+pub mod plan;
 pub mod resolve;
 pub mod returns;
 pub mod room;

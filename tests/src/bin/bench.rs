@@ -15,8 +15,9 @@
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::work::{Hits, Noted, Work};
+use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::JUMP;
+use probe_engine::probe::plan::ProbePlan;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde_json::json;
 use std::array;
@@ -171,8 +172,9 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
             let ring = reserved.data().start.add(rings.offset(0));
             set_up.extend(touch(ring..ring.add(rings.cell(rings.cells - 1))));
             let at = CODE.add(set_up.len() as u64);
-            let noted = if record { Noted::Each } else { Noted::Nothing };
-            let work = Work::of(0, None, noted, Hits::Passes).expect("it reads nothing");
+            let plan = ProbePlan::default();
+            let plan = if record { plan.recorded() } else { plan };
+            let work = Work::of(0, &plan).expect("it reads nothing");
             jump = divert(&guest(&rig, reserved, None), at, &[work], reserved, ram);
         }));
     }

@@ -15,9 +15,10 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::hits;
 use probe_engine::detour::stub::{Cpu, Guest, Stub};
-use probe_engine::detour::work::{Hits, Noted, Work};
+use probe_engine::detour::work::Work;
 use probe_engine::linux::branches::Branches;
 use probe_engine::memory::{NoMemory, PhysMemory};
+use probe_engine::probe::plan::ProbePlan;
 use serde_json::json;
 use std::thread;
 use std::time::Duration;
@@ -119,7 +120,7 @@ fn count(has_slots: bool, threads: u32) -> Duration {
         copies: None,
         branches: Branches::default(),
     };
-    let work = Work::of(PROBE, None, Noted::Nothing, Hits::Passes).unwrap();
+    let work = Work::of(PROBE, &ProbePlan::default()).unwrap();
     let stub = Stub::assemble(&guest, code, code, code.add(5), None, &[work]).unwrap();
     let entry = mapping.put(&stub, code);
     let used = thread::scope(|scope| {

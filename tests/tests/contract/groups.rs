@@ -9,8 +9,9 @@ use probe_engine::capture::{Base, Capture, Fetch, Field, Values, names};
 use probe_engine::detour::groups::groups;
 use probe_engine::detour::layout::{self, GROUPS, Rings};
 use probe_engine::detour::ring::{Drained, Ring, counter};
-use probe_engine::detour::work::{Hits, Noted, Work};
+use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::JUMP;
+use probe_engine::probe::plan::{Action, ProbePlan};
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, repeat, stack};
 use tests::detour::{PID, TASK, divert, guest, histogram};
 use tests::host::fit;
@@ -49,9 +50,11 @@ fn count(plans: &[Histogram], numbers: &[u64]) -> Option<Vec<(Tally, Tally, u64)
     rig.write(TASK.add(PID), &7u32.to_le_bytes());
     rig.write(NUMBERS, &numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>());
     let (capture, mut jump) = (fields(), [0; JUMP]);
-    let work = |probe, noted| Work::of(probe, Some(&capture), noted, Hits::Passes).unwrap();
-    let grouped = (1..).zip(plans).map(|(probe, plan)| work(probe, Noted::Grouped(plan)));
-    let works: Vec<Work> = [work(0, Noted::Each)].into_iter().chain(grouped).collect();
+    let work = |probe, action| {
+        Work::of(probe, &ProbePlan { action, capture: capture.clone(), ..ProbePlan::default() }).unwrap()
+    };
+    let grouped = (1..).zip(plans).map(|(probe, plan)| work(probe, Action::Histogram(plan.clone())));
+    let works: Vec<Work> = [work(0, Action::Record { stack: None })].into_iter().chain(grouped).collect();
     let ram = rig.reserve(&(CODE..CODE.add(1)), |reserved, ram| {
         jump = divert(&guest(&rig, reserved, None), site, &works, reserved, ram);
     });
@@ -67,7 +70,7 @@ fn count(plans: &[Histogram], numbers: &[u64]) -> Option<Vec<(Tally, Tally, u64)
     while has_more {
         let drained = ring.drain(&*ram, |record| {
             let (mut bytes, number) = (Vec::new(), record.probe as usize);
-            assert!(works[number].replay(Some(&capture), &record, site, 0, 0, &mut bytes));
+            assert!(works[number].replay(&capture, &record, site, 0, 0, &mut bytes));
             let at = Circumstances { cpu: 0, task: Some(&record.task), ip: site.0 };
             let add = |tally: &mut Tally, plan| tally.add(plan, &capture.fields, Values::of(&bytes), &at);
             if let Some(of) = number.checked_sub(1) {

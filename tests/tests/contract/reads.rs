@@ -6,10 +6,11 @@ use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::work::{Hits, Noted, Work};
+use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::{self, JUMP};
 use probe_engine::linux::nofault::STACK;
 use probe_engine::memory::PhysMemory;
+use probe_engine::probe::plan::{ProbePlan, Trigger};
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, stack, store};
 use tests::detour::{self, IRQ_STACK, TASK, divert, follow_calls, guest};
 use tests::host::fit;
@@ -29,7 +30,7 @@ const COPY: Gva = Gva(0x4_0000);
 const FUNCTION: Gva = Gva(0x4_1000);
 /// What it leaves in rdi.
 const SPOILT: u64 = 0x1111_0007;
-const EACH: [Hits; 2] = [Hits::Passes, Hits::Returns(None)];
+const EACH: [Trigger; 2] = [Trigger::Pass, Trigger::Return { max_active: None }];
 
 const DF: u64 = 1 << 10;
 const AC: u64 = 1 << 18;
@@ -75,7 +76,7 @@ struct Left {
 }
 
 /// One call, with rsp at [`stack`], on a task's stack and a CPU's that are here, while the CPU reads already or not.
-fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Option<Left> {
+fn call(hits: Trigger, task_stack: u64, irq_stack: u64, reads_already: bool) -> Option<Left> {
     let fit = fit()?;
     let rig = Rig::new(fit);
     let registers = (0..16).filter(|n| *n != 4).map(|n| (n, 0x1111_0000 + u64::from(n)));
@@ -95,7 +96,7 @@ fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Opt
     rig.write(TEXT, b"the twelve bytes");
     rig.write(COPY, &copying());
     let (capture, mut jump) = (reading(), [0; JUMP]);
-    let work = Work::of(0, Some(&capture), Noted::Each, hits).unwrap();
+    let work = Work::of(0, &ProbePlan::new(hits).reading(capture.clone()).recorded()).unwrap();
     let ram = rig.reserve(&(CODE..CODE.add(1)), |reserved, ram| {
         let guest = guest(&rig, reserved, Some(COPY));
         jump = divert(&guest, FUNCTION, std::slice::from_ref(&work), reserved, ram);
@@ -117,9 +118,9 @@ fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Opt
     let (mut ring, mut captured) = (Ring::new(Rings::of(1), reserved::DATA, 0), None);
     ring.drain(&*ram, |record| {
         let mut bytes = Vec::new();
-        let rip = if hits == Hits::Passes { FUNCTION } else { record.returned().back };
+        let rip = if hits == Trigger::Pass { FUNCTION } else { record.returned().back };
         assert!(rip == FUNCTION || (rip == back && record.returned().value == 0x1111_0000));
-        assert!(work.replay(Some(&capture), &record, rip, 0, 0, &mut bytes));
+        assert!(work.replay(&capture, &record, rip, 0, 0, &mut bytes));
         captured = Some(bytes);
     })
     .unwrap();
@@ -128,7 +129,7 @@ fn call(hits: Hits, task_stack: u64, irq_stack: u64, reads_already: bool) -> Opt
     ram.read(reserved::DATA.add(layout::POOLS), &mut pool).unwrap();
     let (changes, first) = (u64::from_le_bytes(pool) as u32, u64::from_le_bytes(pool) >> 32);
     assert_eq!(first, layout::TRAMPOLINE, "the instance is given back");
-    assert_eq!(changes, if hits == Hits::Passes { 0 } else { 2 });
+    assert_eq!(changes, if hits == Trigger::Pass { 0 } else { 2 });
     assert_eq!(counted(layout::UNFOLLOWED) + counted(layout::STRAYS), 0);
     Some(Left {
         hits: counted(layout::HITS),

@@ -171,7 +171,7 @@ impl Known {
         record: &Record,
         rate: Rate,
     ) -> Option<Event> {
-        let (capture, mut captured) = (self.probe.capture.as_deref(), Vec::new());
+        let (capture, mut captured) = (&self.probe.plan.capture, Vec::new());
         let (rip, what) = match self.work.calls {
             None => (self.at, What::Hit { args: record.args }),
             Some(_) if self.probe.is_retired() => return None,

@@ -1,56 +1,48 @@
 //! A registered probe as vCPU threads see it.
 
-use super::{Data, Handler, Handlers, Hit, Probe, ReturnHandlers, Wish};
-use probe_engine::capture::Capture;
-use probe_engine::capture::hist::Histogram;
-use probe_engine::detour::layout::COUNTERS;
-use probe_engine::detour::work::{Hits, Noted, Work};
+use super::{Data, Handler, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, Wish};
+use probe_engine::detour::work::{Unsuited, Work};
 use probe_engine::linux::scope::Scope;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What hangs on a site.
 pub struct Active {
     pub(crate) id: ProbeId,
+    /// What it does.
+    pub(crate) plan: ProbePlan,
     pub(crate) kind: Kind,
-    /// Whether hits are written down.
-    pub(crate) record: bool,
-    /// What is read at a hit, and which hits count.
-    pub(crate) capture: Option<Arc<Capture>>,
-    /// What is made of hits, if nothing else is.
-    histogram: Option<Arc<Histogram>>,
-    /// How many frames of the kernel's stack are noted down, if it is.
-    pub(crate) stack: Option<usize>,
-    /// For a probe of which only the first hit counts: whether that was.
-    once: Option<AtomicBool>,
+    /// Whether it has had its only hit, where only the first one counts.
+    spent: AtomicBool,
     /// A handler panicked: none of them is called again.
     broken: AtomicBool,
     /// It was unregistered: calls that it follows still return, without its handler.
     retired: AtomicBool,
     misses: [AtomicU64; 3],
-    /// Which passes are its hits.
-    pub(crate) scope: Scope,
-    /// How many were not.
+    /// How many passes were not in its scope.
     outside: AtomicU64,
 }
 
-/// What is written down of a hit.
-pub(crate) struct Notes {
-    pub(crate) record: bool,
-    pub(crate) capture: Option<Arc<Capture>>,
-    pub(crate) histogram: Option<Arc<Histogram>>,
-    pub(crate) stack: Option<usize>,
-    pub(crate) scope: Scope,
+/// The user's handlers, and what belongs to each kind of probe.
+pub(crate) enum Kind {
+    Instruction(InstructionHandlers),
+    /// With the calls that are followed.
+    Return(ReturnHandlers, Pool<Data>),
+    Watch(Watching),
 }
 
-pub(crate) enum Kind {
-    Instruction(Handlers),
-    /// And how many calls it is to follow at most, if that was said.
-    Return(ReturnHandlers, Pool<Data>, Option<u32>),
-    Watch(Watching),
+/// Why a probe cannot be served by a detour.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoDetour {
+    /// A detour calls no handler.
+    #[error("a handler on the host sees its hits")]
+    Handler,
+    /// What it does.
+    #[error(transparent)]
+    Unsuited(#[from] Unsuited),
 }
 
 /// What is done when watched memory is accessed, and what it held.
@@ -90,59 +82,43 @@ impl Active {
     /// A probe outside of any session. A return probe has no trampolines there, and follows no call.
     #[must_use]
     pub fn on_its_own(id: ProbeId, probe: Probe) -> Self {
-        let Probe { work, record, capture, histogram, stack, once, scope, .. } = probe;
-        let kind = match work {
-            super::Work::Instruction(handlers) => Kind::Instruction(handlers),
-            super::Work::Watch(handler) => Kind::Watch(Watching::new(handler)),
-            super::Work::Return { handlers, max_active } => {
-                Kind::Return(handlers, Pool::new(0, 0, 1), max_active)
-            }
+        let Probe { plan, handlers, .. } = probe;
+        let kind = match handlers {
+            Handlers::Instruction(handlers) => Kind::Instruction(handlers),
+            Handlers::Watch(handler) => Kind::Watch(Watching::new(handler)),
+            Handlers::Return(handlers) => Kind::Return(handlers, Pool::new(0, 0, 1)),
         };
-        Self::new(id, kind, Notes { record, capture, histogram, stack, scope }, once)
+        Self::new(id, plan, kind)
     }
 
-    pub(crate) fn new(id: ProbeId, kind: Kind, notes: Notes, once: bool) -> Self {
-        let Notes { record, capture, histogram, stack, scope } = notes;
+    pub(crate) fn new(id: ProbeId, plan: ProbePlan, kind: Kind) -> Self {
         Self {
             id,
+            plan,
             kind,
-            record,
-            capture,
-            histogram,
-            stack,
-            once: once.then(AtomicBool::default),
+            spent: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             misses: [const { AtomicU64::new(0) }; 3],
-            scope,
             outside: AtomicU64::new(0),
         }
-    }
-
-    /// Whether only its first hit counts.
-    pub(crate) fn is_once(&self) -> bool {
-        self.once.is_some()
     }
 
     /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is. Otherwise the trap stays until
     /// the control thread finds its hit taken.
     pub(crate) fn is_put_back(&self) -> bool {
-        self.is_once() && self.scope == Scope::Boot
+        self.plan.once && self.plan.scope == Scope::Boot
     }
 
     /// Whether that hit was.
     pub(crate) fn is_spent(&self) -> bool {
-        self.once.as_ref().is_some_and(|spent| spent.load(Ordering::Relaxed))
+        self.spent.load(Ordering::Relaxed)
     }
 
     /// Whether this hit counts: false for all but the first of a one-shot probe, and when it is broken.
     pub(crate) fn takes_hit(&self) -> bool {
-        !self.is_broken() && self.once.as_ref().is_none_or(|spent| !spent.swap(true, Ordering::Relaxed))
-    }
-
-    /// Whether anything is read at a hit besides its registers.
-    pub(crate) fn is_recorded(&self) -> bool {
-        self.record || self.capture.is_some()
+        let was_spent = || self.plan.once && self.spent.swap(true, Ordering::Relaxed);
+        !self.is_broken() && !was_spent()
     }
 
     /// Whether a handler of it panicked.
@@ -161,30 +137,20 @@ impl Active {
 
     /// Whether something is done after the instruction.
     pub(crate) fn has_post(&self) -> bool {
-        matches!(&self.kind, Kind::Instruction(Handlers { post: Some(_), .. }))
+        matches!(&self.kind, Kind::Instruction(InstructionHandlers { post: Some(_), .. }))
     }
 
     /// What a detour has to do for it.
     ///
     /// # Errors
     /// Why none can: it has to stand on a trap.
-    pub fn detour(&self) -> Result<Work, String> {
-        let hits = match &self.kind {
-            _ if self.stack.is_some() => Err("its hits are shown with their stacks"),
-            _ if self.is_once() => Err("only its first hit counts"),
-            _ if self.id.0 >= COUNTERS => Err("there are too many probes"),
-            Kind::Instruction(Handlers { pre: None, post: None, fault: None }) => Ok(Hits::Passes),
-            Kind::Return(ReturnHandlers { entry: None, handler: None }, _, most) => Ok(Hits::Returns(*most)),
-            Kind::Instruction(_) | Kind::Return(..) => Err("a handler on the host sees its hits"),
-            Kind::Watch(_) => Err("it is a debug register"),
-        }?;
-        let noted = match &self.histogram {
-            Some(plan) => Noted::Grouped(plan),
-            None if self.record => Noted::Each,
-            None => Noted::Nothing,
-        };
-        let work = Work::of(self.id.0, self.capture.as_deref(), noted, hits).map_err(|e| e.to_string())?;
-        Ok(work.within(self.scope))
+    pub fn detour(&self) -> Result<Work, NoDetour> {
+        match &self.kind {
+            Kind::Instruction(InstructionHandlers { pre: None, post: None, fault: None })
+            | Kind::Return(ReturnHandlers { entry: None, handler: None }, _)
+            | Kind::Watch(_) => Ok(Work::of(self.id.0, &self.plan)?),
+            Kind::Instruction(_) | Kind::Return(..) => Err(NoDetour::Handler),
+        }
     }
 
     /// Counts a pass that is not in its scope.
@@ -200,7 +166,7 @@ impl Active {
     /// The instances of a return probe.
     pub(crate) fn pool(&self) -> Option<&Pool<Data>> {
         match &self.kind {
-            Kind::Return(_, pool, _) => Some(pool),
+            Kind::Return(_, pool) => Some(pool),
             Kind::Instruction(_) | Kind::Watch(_) => None,
         }
     }
@@ -249,19 +215,19 @@ impl Active {
 
     /// Where the guest is redirected to by the pre handler; RIP is unchanged where it is not.
     pub(crate) fn pre(&self, hit: &mut Hit<'_>) {
-        if let Kind::Instruction(Handlers { pre: Some(pre), .. }) = &self.kind {
+        if let Kind::Instruction(InstructionHandlers { pre: Some(pre), .. }) = &self.kind {
             self.call(hit, |hit| pre(hit));
         }
     }
 
     pub(crate) fn post(&self, hit: &mut Hit<'_>) {
-        if let Kind::Instruction(Handlers { post: Some(post), .. }) = &self.kind {
+        if let Kind::Instruction(InstructionHandlers { post: Some(post), .. }) = &self.kind {
             self.call(hit, |hit| post(hit));
         }
     }
 
     pub(crate) fn fault(&self, hit: &mut Hit<'_>, fault: &super::Fault) {
-        if let Kind::Instruction(Handlers { fault: Some(handler), .. }) = &self.kind {
+        if let Kind::Instruction(InstructionHandlers { fault: Some(handler), .. }) = &self.kind {
             self.call(hit, |hit| handler(hit, fault));
         }
     }

@@ -189,9 +189,9 @@ impl<'a> Moment<'a> {
     pub(crate) fn is_inside(&self, probe: &Active) -> bool {
         let tells = || {
             let (layout, area) = (self.orders.task?, self.area?);
-            Some(layout.is_inside(probe.scope, self.memory, area.0))
+            Some(layout.is_inside(probe.plan.scope, self.memory, area.0))
         };
-        probe.scope == Scope::Boot || tells().unwrap_or(false)
+        probe.plan.scope == Scope::Boot || tells().unwrap_or(false)
     }
 
     /// What can be read now, with these registers; at a return with the arguments that the function was entered with.

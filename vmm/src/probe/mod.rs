@@ -25,8 +25,8 @@
 mod active;
 mod hit;
 
-pub use active::Active;
-pub(crate) use active::{Kind, Miss, Notes, Watching};
+pub use active::{Active, NoDetour};
+pub(crate) use active::{Kind, Miss, Watching};
 pub(crate) use hit::Moment;
 pub use hit::{Access, Fault, Hit};
 
@@ -35,10 +35,10 @@ use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
 use probe_engine::linux::scope::Scope;
 use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::probe::table::ProbeId;
 use std::any::Any;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 /// Where a probe goes.
 #[derive(Debug, Clone)]
@@ -77,24 +77,25 @@ type ReturnHandler = Box<dyn Fn(&mut Hit<'_>, Option<Data>) + Send + Sync>;
 /// A user's data for one call.
 pub(crate) type Data = Box<dyn Any + Send>;
 
-/// What is done at an instruction.
+/// The user's handlers at an instruction.
 #[derive(Default)]
-pub(crate) struct Handlers {
+pub(crate) struct InstructionHandlers {
     pub(crate) pre: Option<Handler>,
     pub(crate) post: Option<Handler>,
     pub(crate) fault: Option<FaultHandler>,
 }
 
-/// What is done with a call.
+/// The user's handlers of a call.
 #[derive(Default)]
 pub(crate) struct ReturnHandlers {
     pub(crate) entry: Option<Entry>,
     pub(crate) handler: Option<ReturnHandler>,
 }
 
-pub(crate) enum Work {
-    Instruction(Handlers),
-    Return { handlers: ReturnHandlers, max_active: Option<u32> },
+/// The user's handlers, as the probe's trigger calls them.
+pub(crate) enum Handlers {
+    Instruction(InstructionHandlers),
+    Return(ReturnHandlers),
     Watch(Option<Handler>),
 }
 
@@ -102,26 +103,31 @@ pub(crate) enum Work {
 #[must_use = "a probe does nothing until it is registered"]
 pub struct Probe {
     pub(crate) at: Where,
-    pub(crate) work: Work,
-    pub(crate) record: bool,
-    pub(crate) capture: Option<Arc<Capture>>,
-    pub(crate) histogram: Option<Arc<Histogram>>,
-    pub(crate) stack: Option<usize>,
-    pub(crate) once: bool,
+    pub(crate) plan: ProbePlan,
+    pub(crate) handlers: Handlers,
     pub(crate) enabled: bool,
-    pub(crate) scope: Scope,
 }
 
 impl Probe {
     /// A probe on an instruction: `vfs_read`, `vfs_read+0x10`, `dummy:dummy_xmit`, an address as linked.
     pub fn at(at: impl Into<Where>) -> Self {
-        Self::new(at.into(), Work::Instruction(Handlers::default()))
+        Self::of_plan(at, ProbePlan::new(Trigger::Pass))
+    }
+
+    /// A probe that does what `plan` says, without handlers.
+    pub fn of_plan(at: impl Into<Where>, plan: ProbePlan) -> Self {
+        let handlers = match plan.trigger {
+            Trigger::Pass => Handlers::Instruction(InstructionHandlers::default()),
+            Trigger::Return { .. } => Handlers::Return(ReturnHandlers::default()),
+            Trigger::Access => Handlers::Watch(None),
+        };
+        Self { at: at.into(), plan, handlers, enabled: true }
     }
 
     /// A probe on the returns of a function.
     pub fn on_return(at: impl Into<Where>) -> ReturnProbe<Entered<()>> {
-        let work = Work::Return { handlers: ReturnHandlers::default(), max_active: None };
-        ReturnProbe { probe: Self::new(at.into(), work), given: PhantomData }
+        let plan = ProbePlan::new(Trigger::Return { max_active: None });
+        ReturnProbe { probe: Self::of_plan(at, plan), given: PhantomData }
     }
 
     /// A watch of the kernel's memory: `jiffies:8:w` (writes), `panic_on_oops:4:rw` (reads and writes), or of an
@@ -133,21 +139,7 @@ impl Probe {
     /// the guest (a device, a probed instruction that is emulated) is not seen, and while anything is watched, the
     /// guest's own debug registers have no effect.
     pub fn watch(at: impl Into<Where>) -> WatchProbe {
-        WatchProbe(Self::new(at.into(), Work::Watch(None)))
-    }
-
-    fn new(at: Where, work: Work) -> Self {
-        Self {
-            at,
-            work,
-            record: false,
-            capture: None,
-            histogram: None,
-            stack: None,
-            once: false,
-            enabled: true,
-            scope: Scope::Boot,
-        }
+        WatchProbe(Self::of_plan(at, ProbePlan::new(Trigger::Access)))
     }
 
     /// Calls `handler` before the instruction, on the thread of the vCPU that hits it: several may call it at the
@@ -155,7 +147,7 @@ impl Probe {
     /// function; if it changes RIP, the instruction is not executed and no post handler runs. Where handlers were given
     /// before, it is called behind them.
     pub fn pre(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
-        if let Work::Instruction(handlers) = &mut self.work {
+        if let Handlers::Instruction(handlers) = &mut self.handlers {
             handlers.pre = Some(behind(handlers.pre.take(), handler));
         }
         self
@@ -163,7 +155,7 @@ impl Probe {
 
     /// Calls `handler` after the instruction, with the registers that it left, behind handlers that were given before.
     pub fn post(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
-        if let Work::Instruction(handlers) = &mut self.work {
+        if let Handlers::Instruction(handlers) = &mut self.handlers {
             handlers.post = Some(behind(handlers.post.take(), handler));
         }
         self
@@ -172,7 +164,7 @@ impl Probe {
     /// Calls `handler` when the instruction faults, behind handlers that were given before. The fault is the guest's: it
     /// handles it as it always does.
     pub fn fault(mut self, handler: impl Fn(&Hit<'_>, &Fault) + Send + Sync + 'static) -> Self {
-        if let Work::Instruction(handlers) = &mut self.work {
+        if let Handlers::Instruction(handlers) = &mut self.handlers {
             handlers.fault = Some(match handlers.fault.take() {
                 None => Box::new(handler),
                 Some(first) => Box::new(move |hit, fault| {
@@ -186,39 +178,40 @@ impl Probe {
 
     /// Also writes every hit down for the session's [`Sink`](crate::session::Sink).
     pub fn record(mut self) -> Self {
-        self.record = true;
+        if self.plan.action == Action::Count {
+            self.plan.action = Action::Record { stack: None };
+        }
         self
     }
 
     /// Reads what `capture` says at every hit, for its [event](crate::events::Event::captured). Hits that its filter does not
     /// let pass are not hits of this probe: they are not counted, and reach no handler.
-    pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
-        self.capture = Some(capture.into());
+    pub fn capture(mut self, capture: Capture) -> Self {
+        self.plan.capture = capture;
         self
     }
 
     /// Hits are only wanted for a histogram of what is [captured](Self::capture). Where a detour can count them by its keys
     /// in the guest, they come as [groups](crate::session::Report::groups) in the end; all others are written down as by
     /// [`Probe::record`].
-    pub fn histogram(mut self, plan: impl Into<Arc<Histogram>>) -> Self {
-        self.record = true;
-        self.histogram = Some(plan.into());
+    pub fn histogram(mut self, histogram: Histogram) -> Self {
+        self.plan.action = Action::Histogram(histogram);
         self
     }
 
-    /// Also writes down who called, with at most `most` frames of the kernel:
+    /// Writes every hit down as [`Probe::record`] does, with who called, in at most `most` frames of the kernel:
     /// [`FRAMES`](crate::stack::FRAMES) are enough for most, and there are never more than
     /// [`MOST_FRAMES`](crate::stack::MOST_FRAMES). The session needs to know
     /// [how](crate::session::Config::unwind).
     pub fn stack(mut self, most: usize) -> Self {
-        self.stack = Some(most);
+        self.plan.action = Action::Record { stack: Some(most) };
         self
     }
 
     /// Only the first hit counts: the text is then restored, and the function costs nothing more. Such a probe has a
     /// pre handler at most.
     pub fn once(mut self) -> Self {
-        self.once = true;
+        self.plan.once = true;
         self
     }
 
@@ -231,7 +224,7 @@ impl Probe {
     /// Only what is in `scope` is a hit of it, or a call that it follows. The others reach no handler; they are
     /// [counted](crate::session::ProbeReport::outside) apart. Where the guest does not tell, none is.
     pub fn within(mut self, scope: Scope) -> Self {
-        self.scope = scope;
+        self.plan.scope = scope;
         self
     }
 }
@@ -273,7 +266,7 @@ impl ReturnProbe<Entered<()>> {
         mut self,
         entry: impl Fn(&mut Hit<'_>) -> Option<T> + Send + Sync + 'static,
     ) -> ReturnProbe<Entered<T>> {
-        if let Work::Return { handlers, .. } = &mut self.probe.work {
+        if let Handlers::Return(handlers) = &mut self.probe.handlers {
             handlers.entry = Some(Box::new(move |hit| entry(hit).map(|data| Box::new(data) as Data)));
         }
         ReturnProbe { probe: self.probe, given: PhantomData }
@@ -286,7 +279,7 @@ impl<T: Send + 'static> ReturnProbe<Entered<T>> {
         mut self,
         handler: impl Fn(&mut Hit<'_>, T) + Send + Sync + 'static,
     ) -> ReturnProbe<Handled> {
-        if let Work::Return { handlers, .. } = &mut self.probe.work {
+        if let Handlers::Return(handlers) = &mut self.probe.handlers {
             handlers.handler = Some(Box::new(move |hit, data: Option<Data>| {
                 // Without an entry handler T is (), of which there is always one.
                 let data = data.unwrap_or_else(|| Box::new(()));
@@ -303,7 +296,7 @@ impl<G> ReturnProbe<G> {
     /// How many calls are followed at the same time; the others are counted as missed. The default is ten, or
     /// twice the number of vCPUs if that is more.
     pub fn max_active(mut self, calls: u32) -> Self {
-        if let Work::Return { max_active, .. } = &mut self.probe.work {
+        if let Trigger::Return { max_active } = &mut self.probe.plan.trigger {
             *max_active = Some(calls.max(1));
         }
         self
@@ -311,25 +304,25 @@ impl<G> ReturnProbe<G> {
 
     /// See [`Probe::record`].
     pub fn record(mut self) -> Self {
-        self.probe.record = true;
+        self.probe = self.probe.record();
         self
     }
 
     /// See [`Probe::capture`]. It reads when the function has returned; arguments are those that it was entered with.
-    pub fn capture(mut self, capture: impl Into<Arc<Capture>>) -> Self {
-        self.probe.capture = Some(capture.into());
+    pub fn capture(mut self, capture: Capture) -> Self {
+        self.probe = self.probe.capture(capture);
         self
     }
 
     /// See [`Probe::histogram`].
-    pub fn histogram(mut self, plan: impl Into<Arc<Histogram>>) -> Self {
-        self.probe = self.probe.histogram(plan);
+    pub fn histogram(mut self, histogram: Histogram) -> Self {
+        self.probe = self.probe.histogram(histogram);
         self
     }
 
     /// See [`Probe::stack`]. The first frame is the caller.
     pub fn stack(mut self, most: usize) -> Self {
-        self.probe.stack = Some(most);
+        self.probe = self.probe.stack(most);
         self
     }
 
@@ -348,7 +341,7 @@ impl WatchProbe {
     /// Calls `handler` after an access, or before an execution: [`Hit::access`] tells the values, RIP who it was. Where
     /// handlers were given before, it is called behind them.
     pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
-        if let Work::Watch(first) = &mut self.0.work {
+        if let Handlers::Watch(first) = &mut self.0.handlers {
             *first = Some(behind(first.take(), handler));
         }
         self
@@ -356,13 +349,13 @@ impl WatchProbe {
 
     /// See [`Probe::record`].
     pub fn record(mut self) -> Self {
-        self.0.record = true;
+        self.0 = self.0.record();
         self
     }
 
     /// See [`Probe::stack`].
     pub fn stack(mut self, most: usize) -> Self {
-        self.0.stack = Some(most);
+        self.0 = self.0.stack(most);
         self
     }
 

@@ -23,12 +23,13 @@ use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
 use probe_engine::probe::place::{FTRACE_SITE, ftrace_nop};
 use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Whether probes are served by detours, which cost no exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Optimize {
     /// None of them: all stand on traps.
     #[default]
@@ -242,7 +243,7 @@ impl Detours {
     fn work(&self, probe: &Active) -> Result<Work, String> {
         match self.fallback.has_fallen(probe.id.0) {
             true => Err("no instance was left to follow a call of it".to_owned()),
-            false => probe.detour(),
+            false => probe.detour().map_err(|reason| reason.to_string()),
         }
     }
 

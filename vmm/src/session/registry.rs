@@ -7,11 +7,12 @@ mod rows;
 use super::report::ProbeReport;
 use super::{Config, Optimize};
 use crate::events::{MAX_PROBES, Reader};
-use crate::probe::{Active, Kind, Notes, Probe, Watching, Where, Work};
+use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::plan::Trigger;
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::room::Room;
@@ -82,41 +83,42 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, work, record, capture, histogram, stack, once, enabled, scope } = probe;
-        let place = self.place(at, &work)?;
-        if stack.is_some() && !self.unwinds {
+        let Probe { at, plan, handlers, enabled } = probe;
+        let place = self.place(at, plan.trigger)?;
+        if plan.stack().is_some() && !self.unwinds {
             return Err(RegisterError::NoUnwind(place.name()));
         }
         let id = ProbeId(self.next);
         if self.next as usize >= MAX_PROBES {
             return Err(RegisterError::TooMany);
         }
-        let kind = match work {
-            Work::Watch(handler) if matches!(place, Place::Watch(_)) => {
+        let kind = match handlers {
+            Handlers::Watch(handler) if matches!(place, Place::Watch(_)) => {
                 if self.watched().count() >= self.watches {
                     return Err(RegisterError::TooManyWatches(self.watches));
                 }
                 Kind::Watch(Watching::new(handler))
             }
-            Work::Watch(_) => return Err(RegisterError::NoWatch(place.name())),
+            Handlers::Watch(_) => return Err(RegisterError::NoWatch(place.name())),
             _ if matches!(place, Place::Watch(_)) => return Err(RegisterError::OnlyWatch(place.name())),
-            Work::Instruction(handlers) if once && (handlers.post.is_some() || handlers.fault.is_some()) => {
+            Handlers::Instruction(handlers)
+                if plan.once && (handlers.post.is_some() || handlers.fault.is_some()) =>
+            {
                 return Err(RegisterError::OnlyPre(place.name()));
             }
-            Work::Instruction(handlers) => Kind::Instruction(handlers),
-            Work::Return { .. } if !place.is_entry() => {
+            Handlers::Instruction(handlers) => Kind::Instruction(handlers),
+            Handlers::Return(_) if !place.is_entry() => {
                 return Err(RegisterError::NotAnEntry(place.name()));
             }
-            Work::Return { handlers, max_active } => {
-                let calls = max_active.unwrap_or(10.max(2 * u32::from(self.cpus)));
+            Handlers::Return(handlers) => {
+                let calls = plan.trigger.max_active().unwrap_or(10.max(2 * u32::from(self.cpus)));
                 let rows = self.rows.take(calls).ok_or(RegisterError::NoTrampolines)?;
                 let pool = Pool::new(rows.start, calls, self.cpus.into());
-                Kind::Return(handlers, pool, max_active)
+                Kind::Return(handlers, pool)
             }
         };
         self.next += 1;
-        let notes = Notes { record, capture, histogram, stack, scope };
-        let active = Arc::new(Active::new(id, kind, notes, once));
+        let active = Arc::new(Active::new(id, plan, kind));
         let spot = match &place {
             Place::Kernel { spot, .. } => Some(Spot { room: self.room(spot, &active), ..spot.clone() }),
             Place::Module { .. } | Place::Watch(_) => None,
@@ -151,17 +153,17 @@ impl Registry {
         }
     }
 
-    fn place(&self, at: Where, work: &Work) -> Result<Place, RegisterError> {
+    fn place(&self, at: Where, trigger: Trigger) -> Result<Place, RegisterError> {
         let text = match at {
             Where::Place(place) => return Ok(place),
             Where::Spec(text) => text,
         };
         let kernel = || self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.clone()));
-        if let Work::Watch(_) = work {
+        if trigger == Trigger::Access {
             return Ok(Place::Watch(watch::resolve(&text.parse()?, kernel()?)?));
         }
         let spec: ProbeSpec = text.parse()?;
-        if spec.returns() && !matches!(work, Work::Return { .. }) {
+        if spec.returns() && !matches!(trigger, Trigger::Return { .. }) {
             return Err(RegisterError::Return(text));
         }
         if matches!(spec.location(), Location::Glob(_)) {

@@ -33,7 +33,8 @@ impl Vcpu {
                 Verdict::Ours(site) => match site.internal {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
                     internal => {
-                        let records = site.probes.iter().filter(|hanging| hanging.probe.record).count();
+                        let records =
+                            site.probes.iter().filter(|hanging| hanging.probe.plan.records()).count();
                         if self.recorder.has_room(records) {
                             self.answer(internal, breakpoint, orders);
                             let (taken, wishes) = self.hit(breakpoint, site, passed, orders);

@@ -76,7 +76,7 @@ impl Vcpu {
     ) -> (Flow, Vec<Wish>) {
         let ticks = clock::ticks();
         let mut wishes = Vec::new();
-        let Kind::Return(handlers, pool, _) = &owner.kind else {
+        let Kind::Return(handlers, pool) = &owner.kind else {
             return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
         };
         let Some((call, data)) = pool.leave(number) else {
@@ -97,9 +97,9 @@ impl Vcpu {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
             let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-            let task = if owner.is_recorded() { moment.task() } else { None };
+            let task = if owner.plan.reads() { moment.task() } else { None };
             let scene = moment.scene(&regs, Some(call.args), task.as_ref());
-            let counts = self.recorder.capture(owner.capture.as_deref(), &scene);
+            let counts = self.recorder.capture(&owner.plan.capture, &scene);
             if counts {
                 let what = What::Return { value: regs.rax, duration: Ticks(duration) };
                 note(&mut self.recorder, owner, &moment, &regs, Gva(regs.rip), what, task);

@@ -72,7 +72,7 @@ impl Vcpu {
         let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.is_recorded());
+        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.plan.reads());
         let task = if is_recorded { moment.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
@@ -85,10 +85,10 @@ impl Vcpu {
             match &probe.kind {
                 Kind::Instruction(handlers) => {
                     let scene = moment.scene(&regs, None, task.as_ref());
-                    if !self.recorder.capture(probe.capture.as_deref(), &scene) || !probe.takes_hit() {
+                    if !self.recorder.capture(&probe.plan.capture, &scene) || !probe.takes_hit() {
                         continue;
                     }
-                    if probe.is_once() && !probe.is_put_back() {
+                    if probe.plan.once && !probe.is_put_back() {
                         wishes.push(Wish::Spent);
                     }
                     let what = What::Hit { args: regs.args() };
@@ -100,7 +100,7 @@ impl Vcpu {
                     }
                 }
                 // A function that a handler before has skipped is not entered.
-                Kind::Return(handlers, pool, _) if regs.rip == at.0 => {
+                Kind::Return(handlers, pool) if regs.rip == at.0 => {
                     let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
                     super::call::enter(probe, handlers, pool, &mut hit, orders);
                     regs = hit.regs;
@@ -255,10 +255,10 @@ pub(super) fn note(
     task: Option<Task>,
 ) {
     recorder.count(probe.id);
-    if !probe.record {
+    if !probe.plan.records() {
         return;
     }
-    if let Some(most) = probe.stack {
+    if let Some(most) = probe.plan.stack() {
         recorder.stack(|put| stack::walk(moment.orders, moment.memory, regs, most, put));
     }
     recorder.record(moment.ticks, probe.id, rip, what, task);

@@ -86,9 +86,9 @@ impl Vcpu {
                 probe.pass_outside();
                 continue;
             }
-            let task = if probe.is_recorded() { moment.task() } else { None };
+            let task = if probe.plan.reads() { moment.task() } else { None };
             let scene = moment.scene(&regs, None, task.as_ref());
-            let counts = !probe.is_retired() && self.recorder.capture(probe.capture.as_deref(), &scene);
+            let counts = !probe.is_retired() && self.recorder.capture(&probe.plan.capture, &scene);
             if !counts || !probe.takes_hit() {
                 continue;
             }

@@ -4,8 +4,9 @@ use crate::capture::hist::{Key as By, Summed};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, What, names};
 use crate::detour::layout::tag;
-use crate::detour::work::{Hits, Noted, Unsuited, Work};
+use crate::detour::work::{Unsuited, Work};
 use crate::memory::testing::Ram;
+use crate::probe::plan::{Action, ProbePlan};
 
 fn field(fetch: Fetch, shape: Shape) -> Field {
     Field { name: "it".to_owned(), fetch, shape }
@@ -38,8 +39,12 @@ fn plan(keys: &[(Operand, Form)], sums: &[u16]) -> Histogram {
     }
 }
 
+fn work(action: Action) -> Result<Work, Unsuited> {
+    Work::of(3, &ProbePlan { action, capture: capture(), ..ProbePlan::default() })
+}
+
 fn groups_of(plan: &Histogram) -> Option<Groups> {
-    Work::of(3, Some(&capture()), Noted::Grouped(plan), Hits::Passes).unwrap().groups
+    work(Action::Histogram(plan.clone())).unwrap().groups
 }
 
 #[test]
@@ -65,8 +70,7 @@ fn what_a_detour_cannot_count_by_is_noted_down() {
 #[test]
 fn a_probe_that_counts_by_keys_can_also_note_down() -> Result<(), Unsuited> {
     let plan = plan(&[(Operand::Pid, Form::Hex)], &[]);
-    let work = |noted| Work::of(3, Some(&capture()), noted, Hits::Passes);
-    let (each, grouped) = (work(Noted::Each)?, work(Noted::Grouped(&plan))?);
+    let (each, grouped) = (work(Action::Record { stack: None })?, work(Action::Histogram(plan))?);
     assert_eq!(Work { groups: None, ..grouped }, each);
     assert_eq!(each.record, Some(Vec::new()));
     Ok(())

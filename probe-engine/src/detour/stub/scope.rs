@@ -70,10 +70,11 @@ mod tests {
     use crate::detour::layout::{HITS, OUTSIDE};
     use crate::detour::stub::tests::{AT, SITE, emulated, guest};
     use crate::detour::stub::{Guest, Stub};
-    use crate::detour::work::{Calls, Hits, Noted, Work};
+    use crate::detour::work::{Calls, Work};
     use crate::insn::emulate::Segments;
     use crate::linux::scope::{Scope, Started, SystemNames};
     use crate::linux::testing::Ram;
+    use crate::probe::plan::{ProbePlan, Trigger};
     use crate::regs::Regs;
 
     const CPU: Gva = Gva(Ram::BASE.0 + 0x1000);
@@ -97,7 +98,7 @@ mod tests {
     fn counted(guest: &Guest, scope: Scope, ram: &Ram) -> Vec<u64> {
         let task = guest.cpu.unwrap().task;
         let segments = Segments { gs_base: CPU.0 - task.current.offset, fs_base: 0 };
-        let work = Work::of(3, None, Noted::Nothing, Hits::Passes).unwrap().within(scope);
+        let work = Work::of(3, &ProbePlan { scope, ..ProbePlan::default() }).unwrap();
         let stub = Stub::assemble(guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
         let regs = Regs { rip: AT.0, rsp: STACK.0, rax: 1, rcx: 2, rdx: 3, r8: 8, ..Regs::default() };
         let counted = emulated(&stub, guest, ram, &segments, regs, |_| panic!("it leaves the stub"));
@@ -147,7 +148,8 @@ mod tests {
     #[test]
     fn a_call_from_outside_is_not_followed() {
         let guest = guest_with_scopes(false);
-        let work = Work::of(3, None, Noted::Nothing, Hits::Returns(None)).unwrap().within(Scope::Init);
+        let trigger = Trigger::Return { max_active: None };
+        let work = Work::of(3, &ProbePlan { scope: Scope::Init, ..ProbePlan::new(trigger) }).unwrap();
         assert_eq!(work.calls, Some(Calls::default()));
         let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
         let ram = Ram::new();

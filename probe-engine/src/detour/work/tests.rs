@@ -34,8 +34,10 @@ fn task(at: Gva) -> Task {
 
 #[test]
 fn what_no_detour_reads_stays_on_the_trap() {
-    let refused = |fetches, hits| match Work::of(0, Some(&of_memory(fetches, &Shape::Hex)), Noted::Each, hits)
-    {
+    let refused = |fetches, hits| match Work::of(
+        0,
+        &ProbePlan::new(hits).reading(of_memory(fetches, &Shape::Hex)).recorded(),
+    ) {
         Err(Unsuited::Memory(name, reason)) => (name, reason),
         work => panic!("{work:?}"),
     };
@@ -44,12 +46,12 @@ fn what_no_detour_reads_stays_on_the_trap() {
     let much = memory(Base::Argument(0), &[0], What::Bytes(1100));
     let far = memory(Base::Argument(0), &[1 << 40], What::Bytes(8));
     for fetches in [vec![strings], many, vec![much], vec![far]] {
-        for hits in [Hits::Passes, Hits::Returns(None)] {
+        for hits in [Trigger::Pass, Trigger::Return { max_active: None }] {
             let kept = ("it".to_owned(), "more of it than a detour keeps");
             assert_eq!(refused(fetches.clone(), hits), kept);
         }
     }
-    let half = refused(vec![Fetch::word(Base::Arguments(5), 16)], Hits::Passes);
+    let half = refused(vec![Fetch::word(Base::Arguments(5), 16)], Trigger::Pass);
     assert_eq!(half.1, "lies half in a register and half on the stack");
 }
 
@@ -75,7 +77,7 @@ fn memory_is_what_the_record_has_kept_of_it() {
         ],
         &Shape::Hex,
     );
-    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Passes).unwrap();
+    let work = Work::of(0, &ProbePlan::new(Trigger::Pass).reading(fields.clone()).recorded()).unwrap();
     assert_eq!(work.record, Some(vec![Register::Rsp, Register::R12]));
     let (short, long) = (b"/etc/passwd\0", vec![b'x'; longest]);
     let room = longest + 8;
@@ -100,7 +102,7 @@ fn memory_is_what_the_record_has_kept_of_it() {
     };
     let read = |area: Vec<u64>| {
         let mut captured = Vec::new();
-        assert!(work.replay(Some(&fields), &record(area), Gva(0x55), 0, 0, &mut captured));
+        assert!(work.replay(&fields, &record(area), Gva(0x55), 0, 0, &mut captured));
         captured
     };
     let captured = read(area.concat());
@@ -136,7 +138,11 @@ fn at_a_return_memory_is_what_the_value_and_the_arguments_lead_to() {
         ],
         &Shape::Hex,
     );
-    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Returns(Some(2))).unwrap();
+    let work = Work::of(
+        0,
+        &ProbePlan::new(Trigger::Return { max_active: Some(2) }).reading(fields.clone()).recorded(),
+    )
+    .unwrap();
     assert_eq!(work.record, Some(vec![Register::Rsp]));
     assert_eq!(work.calls, Some(Calls { most: Some(2), arguments: true }));
     let area = [
@@ -151,7 +157,7 @@ fn at_a_return_memory_is_what_the_value_and_the_arguments_lead_to() {
     let registers = [vec![3, 0x5000, 0, 0, 0, 0, 0x8000], area.concat()].concat();
     let record = Record { ticks: 9, probe: 0, task, args: [0x9000, 1, 0x55, 0, 0, 0], registers };
     let mut captured = Vec::new();
-    assert!(work.replay(Some(&fields), &record, record.returned().back, 0, 0, &mut captured));
+    assert!(work.replay(&fields, &record, record.returned().back, 0, 0, &mut captured));
     let values: Vec<_> = fields.values(&captured).map(|(_, value)| value).collect();
     assert_eq!(values[0], Value::Text { bytes: b"/etc/passwd", cut: false });
     assert_eq!(values[1], Value::Bytes(b"four"));
@@ -164,14 +170,20 @@ fn what_a_filter_alone_reads_of_an_argument_keeps_it() {
     let hidden = vec![memory(Base::Argument(1), &[0], What::String(4096))];
     let filter = Some(Filter::Test(Operand::Hidden(1), Test::Text(true, "x".to_owned())));
     let fields = vec![field("value", Base::Register(Register::Rax), 8, Shape::Hex)];
-    let work =
-        Work::of(0, Some(&Capture { fields, hidden, filter }), Noted::Nothing, Hits::Returns(None)).unwrap();
+    let work = Work::of(
+        0,
+        &ProbePlan::new(Trigger::Return { max_active: None }).reading(Capture { fields, hidden, filter }),
+    )
+    .unwrap();
     assert!(work.keeps_arguments() && work.record.is_none());
     assert_eq!(work.condition, Some(Condition::Text(STRING, true, "x".to_owned())));
     let known = memory(Base::Argument(6), &[0], What::Bytes(8));
     let fields = of_memory(vec![known], &Shape::Hex);
     let filter = Some(Filter::Test(Operand::Field(0), Test::Number(Order::Equal, 5)));
-    let refused = Work::of(0, Some(&Capture { filter, ..fields }), Noted::Nothing, Hits::Returns(None));
+    let refused = Work::of(
+        0,
+        &ProbePlan::new(Trigger::Return { max_active: None }).reading(Capture { filter, ..fields }),
+    );
     assert_eq!(refused, Err(Unsuited::NoNumber("it".to_owned())));
 }
 
@@ -181,7 +193,7 @@ fn memory_is_compared_as_a_number_of_its_width() {
     let of = |fetch: Fetch, shape: Shape| {
         let filter = Some(Filter::Test(Operand::Field(0), test()));
         let fields = vec![Field { name: "it".to_owned(), fetch, shape }];
-        Work::of(0, Some(&capture(fields, filter)), Noted::Nothing, Hits::Passes).map(|work| {
+        Work::of(0, &ProbePlan::new(Trigger::Pass).reading(capture(fields, filter))).map(|work| {
             assert_eq!(work.record, None);
             work.condition.unwrap()
         })
@@ -216,7 +228,8 @@ fn arguments_are_in_every_record_and_other_registers_once() {
         field("e", Base::Comm, 0, Shape::Text),
         field("f", Base::Constant(7), 8, Shape::Unsigned),
     ];
-    let work = Work::of(9, Some(&capture(fields.clone(), None)), Noted::Each, Hits::Passes).unwrap();
+    let work = Work::of(9, &ProbePlan::new(Trigger::Pass).reading(capture(fields.clone(), None)).recorded())
+        .unwrap();
     assert_eq!(
         work,
         Work {
@@ -229,9 +242,9 @@ fn arguments_are_in_every_record_and_other_registers_once() {
             calls: None
         }
     );
-    let counted = Work::of(9, Some(&capture(fields, None)), Noted::Nothing, Hits::Passes).unwrap();
+    let counted = Work::of(9, &ProbePlan::new(Trigger::Pass).reading(capture(fields, None))).unwrap();
     assert_eq!(counted.record, None);
-    assert_eq!(Work::of(1, None, Noted::Each, Hits::Passes).unwrap().record, Some(Vec::new()));
+    assert_eq!(Work::of(1, &ProbePlan::new(Trigger::Pass).recorded()).unwrap().record, Some(Vec::new()));
 }
 
 #[test]
@@ -247,7 +260,7 @@ fn a_record_has_the_task_and_where_the_cpu_has_its_own_variables() {
         ],
         &Shape::Hex,
     );
-    let work = Work::of(0, Some(&fields), Noted::Each, Hits::Passes).unwrap();
+    let work = Work::of(0, &ProbePlan::new(Trigger::Pass).reading(fields.clone()).recorded()).unwrap();
     assert_eq!(work.record, Some(vec![Register::R12]));
     let at = 0x1000 + 0x10 + PER_CPU + 8;
     let area = [
@@ -261,7 +274,7 @@ fn a_record_has_the_task_and_where_the_cpu_has_its_own_variables() {
     assert_eq!(work.words(), registers.len());
     let record = Record { ticks: 1, probe: 0, task: task(Gva(0x7000)), args: [0, 1, 2, 3, 4, 5], registers };
     let mut captured = Vec::new();
-    assert!(work.replay(Some(&fields), &record, Gva(0x55), 0x10, 0, &mut captured));
+    assert!(work.replay(&fields, &record, Gva(0x55), 0x10, 0, &mut captured));
     let values: Vec<_> = fields.values(&captured).map(|(_, value)| value.number()).collect();
     assert_eq!(values, [Some(0x7000), Some(7), Some(0xabc + PER_CPU + 4), Some(9)]);
 }
@@ -278,21 +291,21 @@ fn a_record_is_read_as_the_hit_would_have_been() {
         ],
         Some(Filter::Test(Operand::Field(0), Test::Number(Order::Less, 0))),
     );
-    let work = Work::of(0, Some(&capture), Noted::Each, Hits::Passes).unwrap();
+    let work = Work::of(0, &ProbePlan::new(Trigger::Pass).reading(capture.clone()).recorded()).unwrap();
     let mut comm = [0; COMM];
     comm[..3].copy_from_slice(b"cat");
     let task = Task { at: Gva(0), pid: 7, tgid: 7, ns_pid: None, uid: None, context: Context::Task, comm };
     let record =
         Record { ticks: 1, probe: 0, task, args: [-100i64 as u64, 1, 2, 3, 4, 5], registers: vec![0xabc] };
     let mut captured = Vec::new();
-    assert!(work.replay(Some(&capture), &record, Gva(0x55), 0x10, 0, &mut captured));
+    assert!(work.replay(&capture, &record, Gva(0x55), 0x10, 0, &mut captured));
     let values: Vec<_> = capture.values(&captured).map(|(_, value)| value).collect();
     assert_eq!(values[0].signed(), Some(-100));
     assert_eq!(values[1].number(), Some(0xabc));
     assert_eq!(values[2].text(), Some(&b"cat"[..]));
     assert_eq!((values[3].number(), values[4].number()), (Some(0x55), Some(0x1010)));
     let other = Record { args: [1; 6], ..record };
-    assert!(!work.replay(Some(&capture), &other, Gva(0x55), 0x10, 0, &mut captured), "its filter says no");
+    assert!(!work.replay(&capture, &other, Gva(0x55), 0x10, 0, &mut captured), "its filter says no");
 }
 
 #[test]
@@ -311,7 +324,8 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     };
     let of = |operand, test| {
         let capture = capture(fields(), Some(Filter::Test(operand, test)));
-        Work::of(0, Some(&capture), Noted::Each, Hits::Passes).map(|work| work.condition.unwrap())
+        Work::of(0, &ProbePlan::new(Trigger::Pass).reading(capture.clone()).recorded())
+            .map(|work| work.condition.unwrap())
     };
     let test = || Test::Number(Order::Equal, 5);
     let number =
@@ -350,7 +364,8 @@ fn of_strings(operand: Operand, test: Test) -> Result<Condition, Unsuited> {
     ];
     let hidden = vec![memory(Base::Register(Register::R12), &[0], What::String(4096))];
     let filter = Some(Filter::Test(operand, test));
-    let work = Work::of(0, Some(&Capture { fields, hidden, filter }), Noted::Each, Hits::Passes)?;
+    let work =
+        Work::of(0, &ProbePlan::new(Trigger::Pass).reading(Capture { fields, hidden, filter }).recorded())?;
     assert_eq!(work.record, Some(vec![Register::R12]));
     Ok(work.condition.unwrap())
 }

@@ -67,7 +67,7 @@ impl Arming {
     ) -> Result<Past, String> {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
-        if probes.iter().filter(|p| p.probe.record).count() > RING {
+        if probes.iter().filter(|p| p.probe.plan.records()).count() > RING {
             return Err(format!("more than {RING} probes stand here"));
         }
         if let Some(standing) = self.standing.get(&at) {

@@ -72,7 +72,7 @@ impl Entry {
         lost: u64,
         detoured: &HashMap<u32, usize>,
     ) -> ProbeReport {
-        let missed_by_detours = reader.missed_by_detours(id, self.active.record);
+        let missed_by_detours = reader.missed_by_detours(id, self.active.plan.records());
         let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
             State::Armed(at) if self.active.is_spent() => State::Spent(*at),

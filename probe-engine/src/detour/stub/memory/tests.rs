@@ -7,9 +7,10 @@ use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use crate::detour::layout;
 use crate::detour::stub::tests::{AT, COPIES, SITE, emulated, guest};
 use crate::detour::stub::{Guest, Stub};
-use crate::detour::work::{Hits, Noted, Work};
+use crate::detour::work::Work;
 use crate::insn::emulate::Segments;
 use crate::linux::testing::Ram;
+use crate::probe::plan::{ProbePlan, Trigger};
 use crate::regs::Regs;
 
 /// The CPU's own area, from the offset on that it is used from; its task; and the task's stack.
@@ -27,7 +28,7 @@ fn counts(fetch: &Fetch, than: u64) -> bool {
     let field = Field { name: "it".to_owned(), fetch: fetch.clone(), shape: Shape::Hex };
     let filter = Filter::Test(Operand::Field(0), Test::Number(Order::Equal, than.into()));
     let capture = Capture { fields: vec![field], filter: Some(filter), ..Capture::default() };
-    let work = Work::of(3, Some(&capture), Noted::Nothing, Hits::Passes).unwrap();
+    let work = Work::of(3, &ProbePlan::new(Trigger::Pass).reading(capture.clone())).unwrap();
     let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
     let ram = Ram::new();
     ram.put(CPU, &TASK.0.to_le_bytes());
@@ -83,7 +84,7 @@ fn a_kernel_that_does_not_tell_where_they_are_has_no_such_stub() {
     let fetch = Fetch { read: Read::Memory(own, What::Bytes(8)), ..Fetch::word(Base::Constant(0x40), 8) };
     let field = Field { name: "it".to_owned(), fetch, shape: Shape::Hex };
     let capture = Capture { fields: vec![field], ..Capture::default() };
-    let work = Work::of(3, Some(&capture), Noted::Each, Hits::Passes).unwrap();
+    let work = Work::of(3, &ProbePlan::new(Trigger::Pass).reading(capture.clone()).recorded()).unwrap();
     let mut guest = guest();
     guest.cpu.as_mut().unwrap().per_cpu = None;
     let error = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap_err().to_string();

@@ -8,11 +8,12 @@ use crate::detour::layout;
 use crate::detour::reads::LONGEST_STRING;
 use crate::detour::stub::tests::{AT, COPIES, SITE, emulated, guest};
 use crate::detour::stub::{Guest, Stub};
-use crate::detour::work::{Hits, Noted, Work};
+use crate::detour::work::Work;
 use crate::insn::emulate::Segments;
 use crate::linux::glob::Glob;
 use crate::linux::task::COMM;
 use crate::linux::testing::Ram;
+use crate::probe::plan::{ProbePlan, Trigger};
 use crate::regs::Regs;
 use proptest::prelude::*;
 
@@ -54,7 +55,7 @@ fn capture(from: From, test: Test) -> Capture {
 /// One hit of a probe that counts, with this text, or nothing, where it reads.
 fn run(capture: &Capture, text: Option<&[u8]>) -> Outcome {
     let guest = Guest { window: Gva(Ram::BASE.0 - layout::POOLS), ..guest() };
-    let work = Work::of(PROBE, Some(capture), Noted::Nothing, Hits::Passes).unwrap();
+    let work = Work::of(PROBE, &ProbePlan::new(Trigger::Pass).reading(capture.clone())).unwrap();
     let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
     let ram = Ram::new();
     ram.put(CPU, &TASK.0.to_le_bytes());

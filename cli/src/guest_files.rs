@@ -1,0 +1,70 @@
+//! The files of a guest: its kernel, and what is in its memory when it starts.
+
+use crate::args::{Guest, SymbolSource};
+use crate::file;
+use crate::symbol_file::KernelSource;
+use crate::work::{self, Work};
+use anyhow::{Context, Result};
+use guest_kernels::{Cache, KernelFiles};
+use std::path::{Path, PathBuf};
+
+/// What every guest needs: its console, and an end when it panics.
+const BASE_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
+
+/// The guest's files, read.
+pub(crate) struct Files {
+    /// The kernel's.
+    pub(crate) kernel: PathBuf,
+    /// The ELF file of its build.
+    vmlinux: Option<PathBuf>,
+    /// What of it goes to the guest's memory: what it holds, or the unpacked kernel.
+    pub(crate) image: Vec<u8>,
+    pub(crate) initramfs: Vec<u8>,
+    /// The command, if there is one.
+    pub(crate) work: Option<Work>,
+    /// File names of the drivers in its initramfs.
+    pub(crate) drivers: Vec<String>,
+}
+
+impl Files {
+    pub(crate) fn read(guest: &Guest) -> Result<Self> {
+        let work = Work::of(guest)?;
+        let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
+            // A guest that has nothing to run is not worth a kernel that must be fetched.
+            let initrd = initrd_path(guest.initrd.as_deref())?;
+            let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
+            let (image, initramfs) = (file::read(&kernel)?, file::read(&initrd)?);
+            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: Vec::new() });
+        };
+        let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
+        let image = file::read(&kernel)?;
+        let drivers = work::drivers(guest, modules)?;
+        let names = drivers.iter().map(|(name, _)| name.clone()).collect();
+        let initramfs = said.initramfs(drivers)?;
+        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names })
+    }
+
+    /// Where what is known of the kernel comes from.
+    pub(crate) fn source(&self, symbols: &SymbolSource) -> KernelSource {
+        KernelSource::new(&self.kernel, self.vmlinux.as_deref(), symbols)
+    }
+}
+
+/// The initramfs that was asked for, or the default.
+fn initrd_path(asked: Option<&Path>) -> Result<PathBuf> {
+    match asked {
+        Some(path) => Ok(path.to_owned()),
+        None => Cache::open()?.initramfs().ok().context(
+            "there is nothing for the guest to run: give a command behind --, or an initramfs with --initrd",
+        ),
+    }
+}
+
+/// The kernel command line.
+pub(crate) fn cmdline(guest: &Guest) -> String {
+    match (&guest.raw_cmdline, &guest.cmdline) {
+        (Some(raw), _) => raw.clone(),
+        (None, Some(more)) => format!("{BASE_CMDLINE} {more}"),
+        (None, None) => BASE_CMDLINE.to_owned(),
+    }
+}

@@ -1,0 +1,120 @@
+//! What a probe does, as plain data: the same whether a command line, a file, a program or another process asks for it.
+//!
+//! Where the probe stands is not part of it: the probes that a pattern stands for share one plan.
+
+use crate::capture::Capture;
+use crate::capture::hist::Histogram;
+use crate::linux::scope::Scope;
+use serde::{Deserialize, Serialize};
+
+/// What a probe does.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ProbePlan {
+    /// What its hits are.
+    pub trigger: Trigger,
+    /// What is read at a hit, and which hits count.
+    pub capture: Capture,
+    /// What is made of a hit that counts.
+    pub action: Action,
+    /// Which passes can be hits at all. The others are counted apart.
+    pub scope: Scope,
+    /// Whether only the first hit counts. The text is restored then.
+    pub once: bool,
+}
+
+/// What a probe's hits are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Trigger {
+    /// Passes of an instruction.
+    #[default]
+    Pass,
+    /// Returns of a function that is entered at the probe's place.
+    Return {
+        /// How many calls are followed at a time, if that was said. Further calls are counted as missed.
+        max_active: Option<u32>,
+    },
+    /// Accesses to memory, or the execution of an instruction, by a debug register.
+    Access,
+}
+
+/// What is made of a hit.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Action {
+    /// The hit is counted.
+    #[default]
+    Count,
+    /// The hit is counted and recorded, with what was read.
+    Record {
+        /// How many frames of the kernel's stack are recorded, if any are.
+        stack: Option<usize>,
+    },
+    /// The hit is counted by the keys of a histogram.
+    Histogram(Histogram),
+}
+
+impl Trigger {
+    /// How many calls are followed at a time, if that was said.
+    #[must_use]
+    pub fn max_active(self) -> Option<u32> {
+        match self {
+            Self::Return { max_active } => max_active,
+            Self::Pass | Self::Access => None,
+        }
+    }
+}
+
+impl ProbePlan {
+    /// The plan of a probe with these hits, which are counted.
+    #[must_use]
+    pub fn new(trigger: Trigger) -> Self {
+        Self { trigger, ..Self::default() }
+    }
+
+    /// The same, which reads `capture`.
+    #[must_use]
+    pub fn reading(self, capture: Capture) -> Self {
+        Self { capture, ..self }
+    }
+
+    /// The same, of which each hit is recorded.
+    #[must_use]
+    pub fn recorded(self) -> Self {
+        Self { action: Action::Record { stack: None }, ..self }
+    }
+
+    /// Whether returns are its hits.
+    #[must_use]
+    pub fn is_return(&self) -> bool {
+        matches!(self.trigger, Trigger::Return { .. })
+    }
+
+    /// Whether each hit is recorded. Hits of a histogram are, where the guest does not count by its keys.
+    #[must_use]
+    pub fn records(&self) -> bool {
+        self.action != Action::Count
+    }
+
+    /// Whether anything is read at a hit besides its registers.
+    #[must_use]
+    pub fn reads(&self) -> bool {
+        self.records() || !self.capture.is_empty()
+    }
+
+    /// The histogram by whose keys hits are counted, if they are.
+    #[must_use]
+    pub fn histogram(&self) -> Option<&Histogram> {
+        match &self.action {
+            Action::Histogram(histogram) => Some(histogram),
+            Action::Count | Action::Record { .. } => None,
+        }
+    }
+
+    /// How many frames of the kernel's stack are recorded with a hit, if any are.
+    #[must_use]
+    pub fn stack(&self) -> Option<usize> {
+        match self.action {
+            Action::Record { stack } => stack,
+            Action::Count | Action::Histogram(_) => None,
+        }
+    }
+}
