@@ -1,6 +1,6 @@
 //! What can be said on the command line.
 
-use crate::kernel::Choice;
+use crate::kernel_choice::Choice;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use guest_kernels::Kernel;
 use probe_engine::probe::spec::ProbeSpec;

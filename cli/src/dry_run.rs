@@ -226,7 +226,7 @@ fn refusals(pattern: &str, refused: &[Refused]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::linux::patched::Why;
+    use probe_engine::linux::left_alone::Why;
     use probe_engine::probe::place::Unprobeable;
 
     #[test]

@@ -1,6 +1,6 @@
 //! The emulated host as this program makes it, and one that starts while something else is done.
 
-use crate::kernel;
+use crate::kernel_choice;
 use crate::say::say;
 use anyhow::{Context, Result};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -20,7 +20,7 @@ pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>)
         // A host that cannot start is not worth a kernel that must be fetched.
         Qemu::find()?;
     }
-    let kernel = kernel::fetched(&DEFAULT_KERNEL)?;
+    let kernel = kernel_choice::fetched(&DEFAULT_KERNEL)?;
     let program = env::current_exe().context("cannot find this program's own file")?;
     let program_key = fingerprint(&program).context("cannot look at this program's own file")?;
     let key = format!("{program_key} {}", kernel.record.modules.join(" "));

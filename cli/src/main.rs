@@ -13,6 +13,7 @@ mod guest_files;
 mod host;
 mod host_image;
 mod kernel;
+mod kernel_choice;
 mod limits;
 mod listing;
 mod mistake;

@@ -268,10 +268,11 @@ mod tests {
     use probe_engine::capture::filter::{Filter, Operand, Order, Test};
     use probe_engine::capture::shape::Shape;
     use probe_engine::capture::{Base, Capture, Fetch, Field};
+    use probe_engine::linux::boot::Boot;
     use probe_engine::linux::branches::BranchSites;
     use probe_engine::linux::current::CurrentTask;
     use probe_engine::linux::glob::Glob;
-    use probe_engine::linux::landmarks::{Boot, Hooks};
+    use probe_engine::linux::landmarks::Hooks;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
     use probe_engine::probe::place::Spot;

@@ -7,15 +7,17 @@ use std::ops::Range;
 use std::time::Instant;
 
 use probe_engine::addr::Gva;
+use probe_engine::detour::moved::NotMovable;
 use probe_engine::detour::region::Region;
-use probe_engine::detour::verdict::{self, NotMovable, verdict};
+use probe_engine::detour::verdict::{self, verdict};
 use probe_engine::insn::decode::{decode, instructions};
 use probe_engine::insn::plan::skip_endbr;
+use probe_engine::linux::ftrace_site::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
-use probe_engine::probe::place::{Behind, FTRACE_NOP, FTRACE_SITE, in_kernel};
+use probe_engine::probe::place::{Behind, in_kernel};
 use probe_engine::probe::room::Room;
 
 /// Calls `check` with each kernel's name and what was read of it.

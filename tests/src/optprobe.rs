@@ -6,7 +6,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::instructions;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::linux::patched::Why;
+use probe_engine::linux::left_alone::Why;
 use std::ops::{Range, RangeInclusive};
 
 /// Bytes of the jump.

@@ -3,10 +3,10 @@
 use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
 use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
 use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::memory::PhysMemory;
-use probe_engine::probe::hit::INT3;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeId, ProbeSet, Site};
 use std::collections::HashMap;

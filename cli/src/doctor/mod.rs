@@ -8,7 +8,7 @@ mod trial;
 
 use crate::args::{Doctor, HostKind};
 use crate::file;
-use crate::kernel::Choice;
+use crate::kernel_choice::Choice;
 use crate::listing::list;
 use crate::output::json;
 use anyhow::Result;

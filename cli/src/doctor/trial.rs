@@ -1,6 +1,6 @@
 //! Guests whose hits are known beforehand, and how what was seen of one differs from that.
 
-use crate::kernel::Choice;
+use crate::kernel_choice::Choice;
 use anyhow::{Context, Result};
 use guest_kernels::console::{complaint, number};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! Which hits count, in terms of what a detour has at hand.
 
 use super::reads::{Given, LONGEST_STRING};
-use super::work::Unsuited;
+use super::unsuited::Unsuited;
 use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Fetch, Field, Read, Register, What};

@@ -48,6 +48,9 @@
 
 use crate::linux::task::COMM;
 
+/// How many of a function's arguments are in registers (the System V ABI for x86-64, 3.2.3).
+pub(super) const ARGUMENTS: usize = 6;
+
 /// Bytes of the data window.
 pub const SIZE: u64 = 26 << 20;
 /// How many probes have counters: those with a smaller number.

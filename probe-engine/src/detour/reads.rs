@@ -12,7 +12,7 @@
 //!
 //! A value that lies behind pointers takes a chain of entries: each is read where the one before it leads.
 
-use super::work::ARGUMENTS;
+use super::layout::ARGUMENTS;
 use crate::addr::Gva;
 use crate::capture::{Base, Fetch, Hop, Read, Register, What};
 use crate::memory::ReadVirt;

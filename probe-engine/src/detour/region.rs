@@ -2,17 +2,10 @@
 
 use std::ops::Range;
 
-use iced_x86::{FlowControl, Instruction};
-
-use super::verdict::movable;
+use super::moved::{Form, Moved, movable};
 use crate::addr::Gva;
-use crate::insn::copy::{Ending, JMP_REL32, JUMP, OutOfLine, OutOfReach, distance, jump};
-use crate::insn::decode::{instructions, text};
-use crate::insn::plan::{Refusal, plan, plan_copy};
-use crate::linux::targets::branch_target;
-
-/// Bytes of a branch's distance.
-const DISTANCE: u64 = 4;
+use crate::insn::copy::{Ending, OutOfReach, distance, jump};
+use crate::insn::decode::instructions;
 
 /// The least run of whole instructions that covers the 5 bytes of a jump, at the addresses that it was found at.
 ///
@@ -26,103 +19,6 @@ pub struct Region {
     /// Bytes at its end that never run and are not moved.
     padding: u8,
     moved: Vec<Moved>,
-}
-
-/// One instruction, as it is moved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Moved {
-    at: Gva,
-    form: Form,
-    goes_on: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Form {
-    /// Its own bytes, with the displacement of a RIP-relative operand changed.
-    Copy(OutOfLine),
-    /// Other bytes that do the same and end in a branch, whose distance follows.
-    Branch { code: Vec<u8>, target: Gva },
-    /// A jump to where code of ours returns as the guest does.
-    Return,
-}
-
-impl Form {
-    /// Bytes, wherever it is placed.
-    fn length(&self) -> u64 {
-        match self {
-            Self::Copy(copy) => copy.length() as u64,
-            Self::Branch { code, .. } => code.len() as u64 + DISTANCE,
-            Self::Return => JUMP as u64,
-        }
-    }
-}
-
-impl Moved {
-    /// How to move `instruction`, the first of `bytes`, with `previous` before it.
-    pub(super) fn new(
-        bytes: &[u8],
-        instruction: &Instruction,
-        previous: Option<&Instruction>,
-    ) -> Result<Self, Refusal> {
-        let at = Gva(instruction.ip());
-        let refused = || Refusal::Branch(text(instruction));
-        let flow = instruction.flow_control();
-        let form = match (flow, branch_target(instruction)) {
-            (FlowControl::Next, _) => Form::Copy(plan_copy(bytes, at, previous, false)?),
-            (FlowControl::Return, _) => {
-                // The plan refuses all returns but near ones.
-                plan(bytes, at, previous, false)?;
-                match instruction.op_count() {
-                    0 => Form::Return,
-                    // One that takes arguments off the stack.
-                    _ => return Err(refused()),
-                }
-            }
-            (_, Some(target)) => {
-                plan(bytes, at, previous, false)?;
-                let code = branch(bytes, instruction).ok_or_else(refused)?;
-                Form::Branch { code, target }
-            }
-            (_, None) => {
-                plan(bytes, at, previous, false)?;
-                return Err(refused());
-            }
-        };
-        let goes_on = matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch);
-        Ok(Self { at, form, goes_on })
-    }
-
-    /// Whether what follows in the region may run next. What a call returns to is never inside.
-    pub(super) fn goes_on(&self) -> bool {
-        self.goes_on
-    }
-}
-
-/// What does the same as the direct branch at the start of `bytes` once its distance of 32 bits follows. `None` for
-/// a call whose return address cannot be pushed.
-fn branch(bytes: &[u8], instruction: &Instruction) -> Option<Vec<u8>> {
-    /// `push imm32`, which is extended by its sign: as the kernel's addresses are, the topmost 2 GiB.
-    const PUSH_IMM32: u8 = 0x68;
-    /// `jcc rel32`; the condition is added to the second byte.
-    const JCC_REL32: [u8; 2] = [0x0f, 0x80];
-    match instruction.flow_control() {
-        FlowControl::UnconditionalBranch => Some(vec![JMP_REL32]),
-        // The callee has to return behind the original, where stack traces have to see it.
-        FlowControl::Call => {
-            let back = i32::try_from(instruction.next_ip() as i64).ok()?;
-            Some([&[PUSH_IMM32][..], &back.to_le_bytes(), &[JMP_REL32]].concat())
-        }
-        FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
-            let [escape, opcode] = JCC_REL32;
-            Some(vec![escape, opcode | (instruction.condition_code() as u8).checked_sub(1)?])
-        }
-        // `loop` and `jrcxz` have a distance of 8 bits only: over a jump around the jump.
-        FlowControl::ConditionalBranch => {
-            let (_, opcode) = bytes.get(..instruction.len())?.split_last()?;
-            Some([opcode, &[2, 0xeb, JUMP as u8, JMP_REL32]].concat())
-        }
-        _ => None,
-    }
 }
 
 impl Region {

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
-use super::region::{Moved, Region};
+use super::moved::{Moved, NotMovable, movable};
+use super::region::Region;
 use crate::addr::Gva;
 use crate::insn::copy::JUMP;
-use crate::insn::decode::{BoundaryError, instruction_at, instructions, text};
-use crate::insn::plan::{Refusal, skip_endbr};
-use crate::linux::patched::Why;
+use crate::insn::decode::{instruction_at, instructions, text};
+use crate::insn::plan::skip_endbr;
 use crate::linux::targets::branch_target;
 use crate::linux::thunks::Thunks;
 use crate::probe::room::Room;
@@ -28,54 +28,6 @@ pub struct Function<'a> {
     pub room: &'a Room,
     /// What its indirect jumps may look like.
     pub thunks: &'a Thunks,
-}
-
-/// Why the instructions at a probe cannot make room for a jump.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotMovable {
-    /// Not the start of an instruction.
-    #[error(transparent)]
-    Boundary(#[from] BoundaryError),
-    /// A function's entry proper, where an indirect call has to find its mark, or what Linux made of it.
-    #[error("there is an endbr at {0}, which stays where it is")]
-    Endbr(Gva),
-    /// The function's end comes before the jump's.
-    #[error("only {left} bytes are left to the function's end, and a jump has {JUMP}")]
-    ShortFunction {
-        /// From the probed instruction on.
-        left: u64,
-    },
-    /// What follows is reached in another way, and is somebody's.
-    #[error("`{0}` leaves, and what is behind it may be reached otherwise")]
-    Leaves(String),
-    /// The interrupt that it lets in comes after the instruction behind it, and not after a jump.
-    #[error("`{0}` holds off interrupts until after the next instruction, which must not be a jump")]
-    HoldsOffInterrupts(String),
-    /// The guest's own code that must not trap, or that the guest rewrites.
-    #[error("a jump would cover the instruction at {at}: {why}")]
-    LeftAlone {
-        /// The instruction.
-        at: Gva,
-        /// What the kernel says of it.
-        why: Why,
-    },
-    /// The guest looks the address of the fault up (`__ex_table`).
-    #[error(
-        "the instruction at {0} may fault and be resumed elsewhere (exception table), so it cannot be moved"
-    )]
-    Fixup(Gva),
-    /// Something else leads to what would be the middle of the jump.
-    #[error("something leads to {0}, which would be the middle of the jump")]
-    Target(Gva),
-    /// Where it leads is not known.
-    #[error("the function has an indirect jump at {0}, which may lead anywhere in it")]
-    IndirectJump(Gva),
-    /// What follows may be a jump that is not seen.
-    #[error("the bytes of the function at {0} are no instruction, so that its jumps are not known")]
-    Undecodable(Gva),
-    /// An instruction that must stay in its place.
-    #[error(transparent)]
-    Instruction(#[from] Refusal),
 }
 
 /// Whether a jump may be written where `function` has [`room`](Function::room), over the instructions that it
@@ -182,19 +134,6 @@ impl Function<'_> {
 
     fn linked(&self, range: &Range<Gva>) -> Range<Gva> {
         self.link(range.start)..self.link(range.end)
-    }
-}
-
-/// How to move `instruction`, the first of `bytes`, if it can be moved.
-pub(super) fn movable(
-    bytes: &[u8],
-    instruction: &Instruction,
-    previous: Option<&Instruction>,
-) -> Result<Moved, NotMovable> {
-    match instruction.mnemonic() {
-        Mnemonic::Endbr64 | Mnemonic::Endbr32 => Err(NotMovable::Endbr(Gva(instruction.ip()))),
-        Mnemonic::Sti => Err(NotMovable::HoldsOffInterrupts(text(instruction))),
-        _ => Ok(Moved::new(bytes, instruction, previous)?),
     }
 }
 

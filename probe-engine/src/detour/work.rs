@@ -4,9 +4,10 @@ use crate::addr::Gva;
 use crate::capture::{Base, Capture, Fetch, Read, Register, Scene};
 use crate::detour::condition::{Condition, Fields};
 use crate::detour::groups::Groups;
-use crate::detour::layout::{CELL, COUNTERS, MOST_CELLS, record};
+use crate::detour::layout::{ARGUMENTS, CELL, COUNTERS, MOST_CELLS, record};
 use crate::detour::reads::{CannotRead, Kepts, Reads};
 use crate::detour::ring::Record;
+use crate::detour::unsuited::Unsuited;
 use crate::linux::scope::Scope;
 use crate::probe::plan::{Action, ProbePlan, Trigger};
 use crate::regs::Regs;
@@ -38,41 +39,6 @@ pub struct Calls {
     pub most: Option<u32>,
     /// Whether the arguments are kept with which each was made.
     pub arguments: bool,
-}
-
-/// Why a probe cannot be served by a detour.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unsuited {
-    /// Stacks are walked by the host.
-    #[error("its hits are shown with their stacks")]
-    Stack,
-    /// A detour stays where it is.
-    #[error("only its first hit counts")]
-    Once,
-    /// More than there are [counters](COUNTERS).
-    #[error("there are too many probes")]
-    TooManyProbes,
-    /// A watch.
-    #[error("it is a debug register")]
-    Watch,
-    /// More than a detour keeps, or an array of strings, or half in memory.
-    #[error("`{0}` reads memory, and {1}")]
-    Memory(String, &'static str),
-    /// The path of a control group.
-    #[error("`{0}` reads the task's control group")]
-    Cgroup(String),
-    /// More than a record holds.
-    #[error("it reads too many registers")]
-    TooManyRegisters,
-    /// With a text, or a pattern, of more bytes.
-    #[error("its filter compares a string with more than a detour keeps of it")]
-    LongText,
-    /// A comparison of what is neither a string in memory nor the task's name, or with what no string can be.
-    #[error("its filter compares strings as no detour does")]
-    Text,
-    /// A comparison of what is no number.
-    #[error("its filter compares `{0}`, which is no number")]
-    NoNumber(String),
 }
 
 impl Work {
@@ -182,9 +148,6 @@ impl Work {
             .take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu, per_cpu }, captured)
     }
 }
-
-/// How many arguments are in registers.
-pub(super) const ARGUMENTS: usize = 6;
 
 fn reads_argument(fetch: &Fetch) -> bool {
     matches!(fetch.base, Base::Argument(_) | Base::Arguments(_))

@@ -5,7 +5,7 @@
 //! PKRU is not among the registers here, and a process that denies itself a page is let through. Linux has no keys
 //! for pages of the kernel.
 
-use super::emulate::EmulationFault;
+use super::fault::EmulationFault;
 use crate::addr::{Gpa, Gva};
 use crate::memory::{PhysMemory, VirtMemory, page_rest};
 use crate::paging::{Access, PageFault, Walk};

@@ -11,12 +11,13 @@
 //! to refuse or to inject.
 
 use super::access;
+use super::fault::EmulationFault;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
 use super::operand::{Address, Part, Place, Segment, Source, Width};
 use crate::addr::Gva;
 use crate::memory::{PhysMemory, VirtMemory};
-use crate::paging::{Access, PageFault};
+use crate::paging::Access;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use crate::regs::{Register, Regs};
 use iced_x86::{Instruction, Register as X86Register};
@@ -41,24 +42,6 @@ pub struct Segments {
     pub fs_base: u64,
     /// Base of GS, a guest-virtual address.
     pub gs_base: u64,
-}
-
-/// What the guest's own CPU would have met at the instruction, or what the host cannot do for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum EmulationFault {
-    /// The guest's page tables do not allow the access: #PF, or #GP(0) for an address that is not canonical.
-    #[error(transparent)]
-    Page(#[from] PageFault),
-    /// An access through RSP or RBP to an address that is not canonical: #SS(0).
-    #[error("stack access to {0}, which is not canonical")]
-    Stack(Gva),
-    /// A branch to an address that is not canonical: #GP(0).
-    #[error("branch to {0}, which is not canonical")]
-    BranchTarget(Gva),
-    /// The guest may access the address, but what is there is no RAM: a device, which the host cannot stand in
-    /// for.
-    #[error("no RAM behind {0}")]
-    NotRam(Gva),
 }
 
 /// How the guest goes on behind an emulated instruction.

@@ -9,10 +9,14 @@ mod access;
 pub mod copy;
 pub mod decode;
 pub mod emulate;
+pub mod fault;
 mod flags;
 mod lower;
 mod operand;
 pub mod plan;
+
+/// The one-byte breakpoint instruction.
+pub const INT3: u8 = 0xcc;
 
 #[cfg(test)]
 mod tests;

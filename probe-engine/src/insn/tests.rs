@@ -1,6 +1,7 @@
 //! Tables of what the CPU oracle cannot or need not ask: exact flags by hand, faults, and what changes with them.
 
-use super::emulate::{Emulation, EmulationFault, Passed, Segments};
+use super::emulate::{Emulation, Passed, Segments};
+use super::fault::EmulationFault;
 use super::plan::{Plan, plan};
 use crate::addr::{Gpa, Gva};
 use crate::memory::{NoMemory, PhysMemory, VirtMemory};

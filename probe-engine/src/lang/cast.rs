@@ -1,13 +1,23 @@
 //! `(STRUCT[,FIELD])FETCH->FIELD`: a value as the address of a structure, or of a member of one.
 
-use super::ast::{Cast, Fetch, Spanned};
+use super::ast::Spanned;
 use super::error::{Error, Mistake, Wanted};
-use super::fetch;
-use super::part::{Part, is_of_name};
+use super::part::{Part, is_of_name, is_per_cpu};
 use super::place::Site;
 
-/// A whole cast, in `depth` other fetches.
-pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+/// What a cast is made of.
+pub(super) struct Parts<'a> {
+    pub(super) structure: Spanned<String>,
+    /// The member whose address the value is, or none for that of the structure.
+    pub(super) container_of: Vec<Spanned<String>>,
+    /// The value, a fetch.
+    pub(super) value: Part<'a>,
+    /// The members behind it.
+    pub(super) path: Part<'a>,
+}
+
+/// Takes a whole cast apart.
+pub(super) fn parse(part: Part<'_>, site: Site) -> Result<Parts<'_>, Error> {
     if !site.knows_parameters {
         return Err(part.wrong(Mistake::CastElsewhere));
     }
@@ -28,10 +38,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, E
         return Err(rest.wrong(Mistake::OpenParenthesis));
     }
     let (value, path) = value(rest)?;
-    let path = fetch::path(path, depth)?;
-    let reads = path.iter().filter(|step| step.arrow).count();
-    let of = fetch::address(value, site, depth + reads)?;
-    Ok(Fetch::Cast(Box::new(Cast { structure: structure.spanned(), container_of, of, path })))
+    Ok(Parts { structure: structure.spanned(), container_of, value, path })
 }
 
 /// `FIELD.FIELD`
@@ -58,7 +65,7 @@ fn members(mut part: Part<'_>) -> Result<Vec<Spanned<String>>, Error> {
 
 /// What is cast, and the members behind it. Only what is in parentheses may have members of its own.
 fn value(part: Part<'_>) -> Result<(Part<'_>, Part<'_>), Error> {
-    let has_parentheses = matches!(part.first(), Some('(' | '+' | '-')) || fetch::is_per_cpu(part);
+    let has_parentheses = matches!(part.first(), Some('(' | '+' | '-')) || is_per_cpu(part);
     if part.is_empty() {
         return Err(part.is_not(Wanted::Fetch));
     }

@@ -1,9 +1,9 @@
 //! `FETCH`: where an argument's value comes from.
 
-use super::ast::{Fetch, Spanned, Step, Variable};
-use super::cast;
+use super::ast::{Cast, Fetch, Spanned, Step, Variable};
+use super::cast::{self, Parts};
 use super::error::{Error, Mistake, Wanted, nearest};
-use super::part::{Part, is_of_name, signed, unsigned};
+use super::part::{PER_CPU, Part, is_of_name, is_per_cpu, signed, unsigned};
 use super::place::{Site, check_ordinal, is_of_symbol};
 
 /// How often memory can be read for one argument, one address coming from the other: what the kernel's 16 steps
@@ -22,9 +22,6 @@ const REGISTERS: [&str; 31] = [
 
 const VARIABLES: [&str; 8] = ["$retval", "$comm", "$COMM", "$current", "$stack", "$stack0", "$arg1", "$arg*"];
 
-/// How the CPU's own one of a per-CPU variable is asked for, and whether what lies there is.
-const PER_CPU: [(&str, bool); 2] = [("this_cpu_ptr(", false), ("this_cpu_read(", true)];
-
 /// A whole `FETCH`, in `depth` others.
 pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
     if depth > DEEPEST {
@@ -38,7 +35,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
         Some('@') => memory(part, depth)?,
         Some('\\') => immediate(part)?,
         Some('+' | '-') => dereference(part, site, depth)?,
-        Some('(') => cast::parse(part, site, depth)?,
+        Some('(') => cast(part, site, depth)?,
         Some('t') if is_per_cpu(part) => per_cpu(part, site, depth)?,
         Some(c) if c.is_ascii_alphabetic() || c == '_' => {
             let name = rest.take_while(is_of_name);
@@ -135,7 +132,7 @@ fn is_decimal(text: &str) -> bool {
 }
 
 /// `->FIELD.FIELD`, all that is left, or nothing.
-pub(super) fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
+fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
     let mut path = Vec::new();
     let mut reads = depth;
     while !rest.is_empty() {
@@ -235,9 +232,13 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
     Ok(Fetch::Dereference { offset, user, of: Box::new(of) })
 }
 
-/// Whether a per-CPU variable follows.
-pub(super) fn is_per_cpu(part: Part<'_>) -> bool {
-    PER_CPU.iter().any(|(prefix, _)| part.text().starts_with(prefix))
+/// `(STRUCT[,FIELD])FETCH->FIELD`
+fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+    let Parts { structure, container_of, value, path: members } = cast::parse(part, site)?;
+    let path = path(members, depth)?;
+    let reads = path.iter().filter(|step| step.arrow).count();
+    let of = address(value, site, depth + reads)?;
+    Ok(Fetch::Cast(Box::new(Cast { structure, container_of, of, path })))
 }
 
 /// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`
@@ -262,7 +263,7 @@ fn inside(rest: Part<'_>) -> Result<Part<'_>, Error> {
 }
 
 /// A whole `FETCH` that can be an address.
-pub(super) fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
+fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
     let of = parse(part, site, depth)?;
     match of.value {
         Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => Err(part.wrong(Mistake::DereferencedText)),

@@ -176,6 +176,14 @@ pub(super) fn signed(text: &str) -> Option<i64> {
     }
 }
 
+/// How the CPU's own one of a per-CPU variable is asked for, and whether what lies there is.
+pub(super) const PER_CPU: [(&str, bool); 2] = [("this_cpu_ptr(", false), ("this_cpu_read(", true)];
+
+/// Whether a per-CPU variable follows.
+pub(super) fn is_per_cpu(part: Part<'_>) -> bool {
+    PER_CPU.iter().any(|(prefix, _)| part.text().starts_with(prefix))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ use iced_x86::FlowControl;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::Kernel;
-use super::patched::Why;
+use super::left_alone::Why;
 use super::read::u32_at;
 use super::thunks::code;
 use crate::addr::Gva;

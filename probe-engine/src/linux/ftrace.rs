@@ -9,7 +9,7 @@ use super::read::u64_at;
 use super::symbols::SymbolTable;
 use super::vmlinux::Vmlinux;
 use crate::addr::Gva;
-use crate::probe::place::{FTRACE_SITE, ftrace_nop};
+use crate::linux::ftrace_site::{FTRACE_SITE, ftrace_nop};
 
 /// Most entries of the table; Debian's kernels have 60,000.
 const MOST_SITES: usize = 4 << 20;
@@ -69,9 +69,9 @@ fn called_by(at: Gva, bytes: &[u8]) -> Option<Gva> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linux::ftrace_site::FTRACE_NOP;
     use crate::linux::symbols::SymbolTableBuilder;
     use crate::linux::testing::{Part, elf};
-    use crate::probe::place::FTRACE_NOP;
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
     const TABLE: u64 = TEXT + 0x1000;

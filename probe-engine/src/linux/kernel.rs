@@ -1,12 +1,12 @@
 //! All that a kernel's file says, in one place: image, symbols, text that must be left alone, and how its boot can
 //! be followed.
 
+use super::boot::Boot;
 use super::btf::{Btf, BtfError};
 use super::bzimage::{BzImage, BzImageError};
 use super::dwarf::{self, DebugFile, DwarfError};
 use super::ftrace::FtraceSites;
 use super::kallsyms::{self, KallsymsError};
-use super::landmarks::Boot;
 use super::patched::PatchedText;
 use super::relocations::{self, RelocatedPointer, RelocationsError};
 use super::symbol_file::{SymbolFile, SymbolFileError};

@@ -3,8 +3,8 @@
 //! The kernel's file, unpacked, takes hundreds of milliseconds to understand; this takes nothing, and can be sent
 //! to wherever the guest runs. All addresses are link-time addresses.
 
+use super::boot::Boot;
 use super::branches::BranchSites;
-use super::bzimage::KernelJumps;
 use super::current::{self, CurrentTask};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
@@ -144,21 +144,6 @@ fn behind_call(kernel: &Kernel, function: &str, callee: &str) -> Option<Gva> {
     let call = instructions.find(|instruction| instruction.flow_control() != FlowControl::Next)?;
     let is_it = call.is_call_near() && Some(Gva(call.near_branch_target())) == kernel.symbol(callee);
     is_it.then_some(Gva(call.next_ip()))
-}
-
-/// What runs before the kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Boot {
-    /// Nothing: the unpacked kernel is put where it will run, and entered.
-    Direct {
-        /// The setup header of its bzImage, from [`SETUP_HEADER`](super::bzimage::SETUP_HEADER) on; empty for a kernel that
-        /// came as an ELF file.
-        setup: Vec<u8>,
-    },
-    /// The decompressor of a bzImage, which is left by these jumps.
-    Decompressor(KernelJumps),
-    /// A decompressor that nobody has seen before.
-    Unknown,
 }
 
 impl Landmarks {

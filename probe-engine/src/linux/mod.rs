@@ -12,6 +12,7 @@
 //! [`btf::Btf`] knows the kernel's structures: by it [`modules`] and [`current`] read a running guest, whose addresses
 //! are run-time addresses.
 
+pub mod boot;
 pub mod branches;
 pub mod btf;
 pub mod bzimage;
@@ -19,10 +20,12 @@ pub mod cgroup;
 pub mod current;
 pub mod dwarf;
 pub mod ftrace;
+pub mod ftrace_site;
 pub mod glob;
 pub mod kallsyms;
 pub mod kernel;
 pub mod landmarks;
+pub mod left_alone;
 pub mod lines;
 pub mod module_btf;
 mod module_tables;

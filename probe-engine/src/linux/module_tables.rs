@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions};
 
+use super::left_alone::Why;
 use super::modules::{Counted, Module, ModuleError, ModuleLayout, counted_at, kernel_range};
 use super::patch_tables;
-use super::patched::{PatchedText, Why};
+use super::patched::PatchedText;
 use super::read::{u32_at, u64_at};
 use super::symbols::SymbolTable;
 use crate::addr::Gva;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 
-use super::patched::Why;
+use super::left_alone::Why;
 use super::read::{u32_at, u64_at};
 use super::symbols::SymbolTable;
 use super::vmlinux::Vmlinux;

@@ -3,8 +3,8 @@
 //! One byte can be put back without stopping the world: a vCPU sees the trap or the original, and both are right.
 //! Whoever meets the trap in between finds the site [done](OneShot::is_done) and runs the instruction again.
 
-use super::hit::INT3;
 use crate::addr::Gpa;
+use crate::insn::INT3;
 use crate::memory::{NoMemory, PhysMemory};
 use std::sync::atomic::{AtomicBool, Ordering};
 

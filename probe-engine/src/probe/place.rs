@@ -8,8 +8,10 @@ use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
 use crate::insn::plan::{Plan, Refusal, plan, skip_endbr};
+use crate::linux::ftrace_site::FTRACE_SITE;
 use crate::linux::kernel::Kernel;
-use crate::linux::patched::{PatchedText, Why};
+use crate::linux::left_alone::Why;
+use crate::linux::patched::PatchedText;
 use crate::linux::symbols::named::plain_name;
 use iced_x86::{Instruction, OpKind, Register};
 use serde::{Deserialize, Serialize};
@@ -139,21 +141,6 @@ pub enum Unprobeable {
     Instruction(#[from] Refusal),
 }
 
-/// Bytes of `call __fentry__`, and of the nop that ftrace makes of it.
-pub const FTRACE_SITE: u64 = 5;
-
-/// What `call __fentry__` is turned into by ftrace (`x86_nops[5]`). Nothing patches it again except ftrace itself.
-pub const FTRACE_NOP: [u8; FTRACE_SITE as usize] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-
-/// What it is turned into instead on some CPUs, before 5.13 (`K8_NOP5_ATOMIC`, `arch_init_ideal_nops`).
-const K8_FTRACE_NOP: [u8; FTRACE_SITE as usize] = [0x66, 0x66, 0x66, 0x66, 0x90];
-
-/// The nop that ftrace has made of the site at which `text` begins; `None` if it is none of ftrace's.
-#[must_use]
-pub fn ftrace_nop(text: &[u8]) -> Option<[u8; FTRACE_SITE as usize]> {
-    text.first_chunk().copied().filter(|site| [FTRACE_NOP, K8_FTRACE_NOP].contains(site))
-}
-
 /// What the tables say of an instruction that can be probed.
 struct Checked {
     /// Whether it has an entry in the exception table.
@@ -267,6 +254,7 @@ pub fn is_settled_late(why: Why) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linux::ftrace_site::FTRACE_NOP;
 
     const START: Gva = Gva(0xffff_ffff_8100_0000);
 
@@ -291,17 +279,6 @@ mod tests {
         let constant = START.add(FTRACE_SITE + 2)..START.add(FTRACE_SITE + 10);
         let found = behind_with(&code, vec![(constant, Why::RuntimeConstant)]);
         assert_eq!(found, Some(Behind::Free { fixup: false, settled: false }));
-    }
-
-    #[test]
-    fn ftraces_nops_are_known_and_passed_by_emulation() {
-        for nop in [FTRACE_NOP, K8_FTRACE_NOP] {
-            let text = [&nop[..], &[0x55, 0xc3]].concat();
-            assert_eq!(ftrace_nop(&text), Some(nop));
-            assert!(matches!(plan(&text, START, None, false), Ok(Plan::Emulate(_))), "{nop:x?}");
-        }
-        assert_eq!(ftrace_nop(&[0xe8, 0, 0, 0, 0]), None);
-        assert_eq!(ftrace_nop(&K8_FTRACE_NOP[..4]), None);
     }
 
     #[test]

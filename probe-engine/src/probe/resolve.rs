@@ -1,8 +1,9 @@
 //! From what a user asks for to places at link-time addresses, before the guest runs: a typo costs no boot.
 
-use super::place::{FTRACE_NOP, FunctionText, Place, Spot, Unprobeable, in_kernel};
+use super::place::{FunctionText, Place, Spot, Unprobeable, in_kernel};
 use super::spec::{Location, ProbeSpec};
 use crate::addr::Gva;
+use crate::linux::ftrace_site::FTRACE_NOP;
 use crate::linux::glob::Glob;
 use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleError, ModuleLayout};

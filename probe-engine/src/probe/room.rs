@@ -8,7 +8,8 @@ use super::place::{Spot, is_settled_late};
 use crate::addr::Gva;
 use crate::insn::plan::skip_endbr;
 use crate::linux::kernel::Kernel;
-use crate::linux::patched::{PatchedText, Why};
+use crate::linux::left_alone::Why;
+use crate::linux::patched::PatchedText;
 use crate::linux::targets::JumpTargets;
 
 /// The most bytes that whole instructions have which cover the 5 of a jump: 4, and one of 15.

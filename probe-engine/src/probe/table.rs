@@ -2,9 +2,9 @@
 //!
 //! `P` is what hangs on a site for a user: the engine only keeps it in order.
 
-use super::hit::{INT3, Verdict};
 use super::once::OneShot;
 use crate::addr::Gva;
+use crate::insn::INT3;
 use crate::insn::copy::SLOT;
 use crate::insn::emulate::Emulation;
 use std::collections::{HashMap, HashSet};
@@ -319,6 +319,23 @@ impl<P> ProbeSet<P> {
     }
 }
 
+/// Whose breakpoint it is.
+#[derive(Debug)]
+pub enum Verdict<'a, P> {
+    /// One of our sites.
+    Ours(&'a Site<P>),
+    /// The end of a copy that a post handler waits for.
+    CopyEnd(CopyEnd),
+    /// A function returns through the trampoline of this number, of this owner.
+    Return(u32, &'a P),
+    /// A detour has found its ring full, and waits for room.
+    NoRoom,
+    /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
+    Stale,
+    /// The guest's own: it gets its exception, once.
+    Foreign,
+}
+
 /// Spreads addresses by one multiplication (Fibonacci hashing): no attacker chooses the keys, and a hit should
 /// not pay for a keyed hash.
 #[derive(Default)]
@@ -339,101 +356,4 @@ impl Hasher for AddressHasher {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::addr::Gpa;
-
-    const AT: Gva = Gva(0xffff_ffff_8100_0000);
-
-    fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
-        match set.judge(AT, || byte) {
-            Verdict::Ours(_) => "ours",
-            Verdict::CopyEnd(_) => "copy",
-            Verdict::Return(..) => "return",
-            Verdict::NoRoom => "no room",
-            Verdict::Stale => "stale",
-            Verdict::Foreign => "foreign",
-        }
-    }
-
-    fn site(internal: Internal) -> Site<u32> {
-        let past = Past::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
-        Site { probes: Vec::new(), internal: Some(internal), past }
-    }
-
-    #[test]
-    fn an_int3_belongs_to_whoever_put_it_there() {
-        let mut set = ProbeSet::default();
-        assert_eq!(judged(&set, Some(0xcc)), "foreign");
-        assert_eq!(judged(&set, Some(0x90)), "foreign", "int3 as two bytes, or taken out by the guest");
-        set.insert(AT, site(Internal::Panic));
-        assert_eq!(judged(&set, Some(0xcc)), "ours");
-        set.remove(AT);
-        assert_eq!(judged(&set, Some(0x55)), "stale", "the hit was on its way while the site was removed");
-        assert_eq!(judged(&set, Some(0xcc)), "foreign", "the guest has put its own there since");
-        assert_eq!(judged(&set, None), "stale");
-        set.insert(AT, site(Internal::Panic));
-        set.remove(AT.add(1));
-        assert_eq!(judged(&set, Some(0xcc)), "ours");
-        set.remove(AT);
-        set.retain_removed(|at| at == AT);
-        assert_eq!(judged(&set, Some(0x55)), "stale");
-        set.retain_removed(|_| false);
-        assert_eq!((judged(&set, Some(0x55)), set.was_removed(AT)), ("foreign", false));
-    }
-
-    #[test]
-    fn a_copy_ends_where_it_did_when_its_site_has_gone() {
-        let mut set = ProbeSet::<u32>::default();
-        let end = CopyEnd { site: Gva(0x10), next: Gva(0x14) };
-        let copy = AT.offset(-4);
-        set.add_copy(copy, Gva(0x10), Some((AT, end)));
-        set.insert(Gva(0x10), site(Internal::Fault));
-        set.remove(Gva(0x10));
-        assert!(matches!(set.judge(AT, || None), Verdict::CopyEnd(found) if found == end));
-        assert_eq!(set.copied_from(copy), Some(Gva(0x10)));
-        set.retain_copies(|at| at < copy);
-        assert_eq!(judged(&set, Some(0xcc)), "foreign");
-        assert_eq!(set.copied_from(copy), None);
-    }
-
-    #[test]
-    fn a_detour_may_wait_for_room_when_its_probes_have_gone() {
-        let mut set = ProbeSet::<u32>::default();
-        set.add_waits([AT]);
-        assert_eq!(judged(&set, Some(0xcc)), "no room");
-        set.retain_copies(|at| at == AT);
-        assert_eq!(judged(&set, Some(0xcc)), "no room", "a CPU may be inside");
-        set.retain_copies(|_| false);
-        assert_eq!(judged(&set, Some(0xcc)), "foreign");
-    }
-
-    #[test]
-    fn a_trampoline_belongs_to_the_owner_of_its_row() {
-        let mut set = ProbeSet::default();
-        set.set_trampolines(AT..AT.add(0x1000));
-        set.own(16..48, &7);
-        let owner = |set: &ProbeSet<u32>, number: u64| match set.judge(AT.add(number), || None) {
-            Verdict::Return(n, owner) => Some((n, *owner)),
-            _ => None,
-        };
-        assert_eq!(owner(&set, 15), None);
-        assert_eq!(owner(&set, 16), Some((16, 7)));
-        assert_eq!(owner(&set, 47), Some((47, 7)));
-        assert_eq!(owner(&set, 48), None);
-        assert_eq!(owner(&set, 0x1000), None);
-        set.disown_all();
-        assert_eq!(owner(&set, 16), None);
-    }
-
-    #[test]
-    fn addresses_that_differ_in_low_bits_spread_over_the_top_bits() {
-        let top7 = |address: u64| {
-            let mut hasher = AddressHasher::default();
-            hasher.write_u64(address);
-            hasher.finish() >> 57
-        };
-        let different: HashSet<u64> = (0..1000).map(|i| top7(AT.0 + i * 16)).collect();
-        assert!(different.len() > 100, "{} of 128", different.len());
-    }
-}
+mod tests;

@@ -11,12 +11,11 @@
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::emulate::Segments;
 use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::linux::ftrace_site::FTRACE_NOP;
 use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
 use probe_engine::paging::AddressSpace;
-use probe_engine::probe::hit::Verdict;
-use probe_engine::probe::place::FTRACE_NOP;
-use probe_engine::probe::returns::{Call, Pool};
-use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site};
+use probe_engine::probe::table::Verdict;
+use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site, Verdict};
 use probe_engine::regs::Regs;
 use serde_json::json;
 use std::thread;

@@ -2,12 +2,12 @@
 //! the text as it was.
 
 use super::Notes;
+use probe_engine::insn::INT3;
 use probe_engine::insn::plan::skip_endbr;
+use probe_engine::linux::ftrace_site::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::linux::task::{Context, Task};
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::Access;
-use probe_engine::probe::hit::INT3;
-use probe_engine::probe::place::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::probe::table::ProbeId;
 use tests::kernel::is_realtime;
 use tests::linux_rig::{Ended, Guest};

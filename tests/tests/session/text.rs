@@ -3,9 +3,9 @@
 use super::after;
 use crate::Notes;
 use probe_engine::addr::Gva;
+use probe_engine::insn::INT3;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::Access;
-use probe_engine::probe::hit::INT3;
 use probe_engine::probe::table::ProbeId;
 use std::sync::{Arc, Mutex};
 use tests::linux_rig::Guest;

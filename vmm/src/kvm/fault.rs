@@ -2,7 +2,7 @@
 
 use super::vcpu::{KvmVcpu, to_kvm};
 use kvm_bindings::KVM_VCPUEVENT_VALID_NMI_PENDING;
-use probe_engine::insn::emulate::EmulationFault;
+use probe_engine::insn::fault::EmulationFault;
 use probe_engine::paging::PageFault;
 use probe_engine::regs::{Regs, rflags};
 use vmm_sys_util::errno;

@@ -1,7 +1,8 @@
 //! A registered probe as vCPU threads see it.
 
 use super::{Data, Handler, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, Wish};
-use probe_engine::detour::work::{Unsuited, Work};
+use probe_engine::detour::unsuited::Unsuited;
+use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;

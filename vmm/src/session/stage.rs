@@ -11,8 +11,9 @@ use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
 use crate::world::{Int3Handlers, Request};
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::linux::boot::Boot;
 use probe_engine::linux::bzimage::KernelJumps;
-use probe_engine::linux::landmarks::{Boot, Landmarks};
+use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::memory::PhysMemory;
 
 /// Where the running kernel is.

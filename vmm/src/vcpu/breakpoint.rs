@@ -7,8 +7,7 @@ use crate::probe::Fault;
 use crate::trap::{Breakpoint, Delivery, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
-use probe_engine::probe::hit::Verdict;
-use probe_engine::probe::table::Internal;
+use probe_engine::probe::table::{Internal, Verdict};
 use probe_engine::regs::Regs;
 use std::sync::Arc;
 

@@ -4,7 +4,8 @@ use crate::capture::hist::{Key as By, Summed};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, What, names};
 use crate::detour::layout::tag;
-use crate::detour::work::{Unsuited, Work};
+use crate::detour::unsuited::Unsuited;
+use crate::detour::work::Work;
 use crate::memory::testing::Ram;
 use crate::probe::plan::{Action, ProbePlan};
 

@@ -1,5 +1,7 @@
 use super::*;
 use crate::insn::decode::decode;
+use crate::insn::plan::Refusal;
+use crate::linux::left_alone::Why;
 use crate::linux::patched::PatchedText;
 use crate::linux::targets::tests::{TEXT, targets};
 use crate::linux::thunks::tests::thunks;

@@ -1,6 +1,6 @@
 use super::*;
+use crate::linux::left_alone::Why;
 use crate::linux::orc::{OrcLayout, OrcRow};
-use crate::linux::patched::Why;
 use crate::linux::testing::{self, BtfBuilder, Ram};
 use crate::probe::place::Behind;
 use crate::probe::place::Spot;

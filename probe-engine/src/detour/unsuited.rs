@@ -1,0 +1,36 @@
+//! Why a probe cannot be served by a detour, because of what it does.
+
+/// Why a probe cannot be served by a detour.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unsuited {
+    /// Stacks are walked by the host.
+    #[error("its hits are shown with their stacks")]
+    Stack,
+    /// A detour stays where it is.
+    #[error("only its first hit counts")]
+    Once,
+    /// More than there are [counters](super::layout::COUNTERS).
+    #[error("there are too many probes")]
+    TooManyProbes,
+    /// A watch.
+    #[error("it is a debug register")]
+    Watch,
+    /// More than a detour keeps, or an array of strings, or half in memory.
+    #[error("`{0}` reads memory, and {1}")]
+    Memory(String, &'static str),
+    /// The path of a control group.
+    #[error("`{0}` reads the task's control group")]
+    Cgroup(String),
+    /// More than a record holds.
+    #[error("it reads too many registers")]
+    TooManyRegisters,
+    /// With a text, or a pattern, of more bytes.
+    #[error("its filter compares a string with more than a detour keeps of it")]
+    LongText,
+    /// A comparison of what is neither a string in memory nor the task's name, or with what no string can be.
+    #[error("its filter compares strings as no detour does")]
+    Text,
+    /// A comparison of what is no number.
+    #[error("its filter compares `{0}`, which is no number")]
+    NoNumber(String),
+}
