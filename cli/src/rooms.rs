@@ -21,7 +21,7 @@ impl<'a> Rooms<'a> {
     }
 
     pub(crate) fn of(&self, spot: &Spot) -> Option<Room> {
-        Room::of(spot, self.kernel, self.targets.get_or_init(|| JumpTargets::scan(self.kernel)))
+        spot.room_in(self.kernel, self.targets.get_or_init(|| JumpTargets::scan(self.kernel)))
     }
 
     /// Notes it down where a detour could serve a probe, and is no ftrace site's.

@@ -15,7 +15,6 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::place::is_settled_late;
 
 /// Calls `check` with each kernel's name and what was read of it.
 fn each_kernel(check: impl Fn(&str, &Kernel)) {
@@ -69,7 +68,7 @@ fn outcome(
     let at = Gva(instruction.ip());
     let bytes = at..Gva(instruction.next_ip());
     let has_fixup = kernel.patched().has_fixup(bytes.clone());
-    if let Some(why) = kernel.patched().covers(bytes).filter(|why| !is_settled_late(*why)) {
+    if let Some(why) = kernel.patched().covers(bytes).filter(|why| !why.is_settled_late()) {
         return Outcome::Refused(format!("{why:?}"));
     }
     match plan(code, at, previous, has_fixup) {

@@ -7,7 +7,6 @@ mod kernels;
 mod peer;
 mod setup;
 mod test;
-mod vmx;
 mod workload;
 
 use clap::{Parser, Subcommand};

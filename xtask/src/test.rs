@@ -11,8 +11,9 @@ mod kvm;
 mod long;
 mod programs;
 mod selftests;
+mod vmx;
 
-use crate::{setup, vmx};
+use crate::setup;
 use anyhow::{Context as _, ensure};
 use beside::Beside;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS};
@@ -24,8 +25,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-pub(crate) use kernels::draw;
-pub(crate) use programs::test_program;
+use kernels::draw;
+use programs::test_program;
 
 /// Which tests.
 #[derive(clap::Args)]

@@ -51,6 +51,13 @@ pub enum Why {
 }
 
 impl Why {
+    /// Whether a site that the guest rewrites may still be probed: the guest does so once, before sites like it are armed
+    /// from the live text. Alternatives are not among them: what is one instruction in the file may be several then.
+    #[must_use]
+    pub fn is_settled_late(self) -> bool {
+        self.is_final_after_boot() && !matches!(self, Self::Alternative | Self::Paravirt)
+    }
+
     /// Whether the guest rewrites it while it boots and never again (all of it is done before `rest_init`): then
     /// the live bytes are as good as any other.
     #[must_use]

@@ -35,6 +35,15 @@ fn letters(name: &str) -> u64 {
     name.bytes().fold(0, |set, byte| set | 1 << (byte % 64))
 }
 
+/// What follows a sentence about a name that there is not.
+pub(crate) fn suggestion(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        [one] => format!("; did you mean `{one}`?"),
+        several => format!("; did you mean one of `{}`?", several.join("`, `")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,6 +13,7 @@ use crate::linux::kernel::Kernel;
 use crate::linux::left_alone::Why;
 use crate::linux::patched::PatchedText;
 use crate::linux::symbols::named::plain_name;
+use crate::linux::targets::JumpTargets;
 use iced_x86::{Instruction, OpKind, Register};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -114,6 +115,18 @@ impl Spot {
         Self { at, function, fixup: false, settled: true, ftrace: None, traced: false, room: None }
     }
 
+    /// What is in the way of a jump here in `kernel`: behind an `endbr`, if it is a function's entry. `None` outside the file.
+    #[must_use]
+    pub fn room_in(&self, kernel: &Kernel, targets: &JumpTargets) -> Option<Room> {
+        /// Bytes of an `endbr`.
+        const ENDBR: usize = 4;
+        let at = match self.is_entry() {
+            true => skip_endbr(kernel.image().bytes_at(self.at, ENDBR)?, self.at),
+            false => self.at,
+        };
+        Some(Room::at(at, kernel.patched(), targets))
+    }
+
     /// Whether it is the entry of its function.
     #[must_use]
     pub fn is_entry(&self) -> bool {
@@ -189,7 +202,7 @@ impl FunctionText<'_> {
         let start = instruction_at(self.bytes, self.range.start, at)?;
         let range = at..at.add(start.instruction.len() as u64);
         let listed = self.patched.covers(range.clone());
-        if let Some(why) = listed.filter(|why| !is_settled_late(*why)) {
+        if let Some(why) = listed.filter(|why| !why.is_settled_late()) {
             return Err(Unprobeable::LeftAlone(why));
         }
         if !self.knows_locks && may_have_lock(&start.instruction) {
@@ -242,13 +255,6 @@ pub fn plan_of(spot: &Spot, kernel: &Kernel) -> Result<Plan, Unprobeable> {
     let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
     let previous = instruction_at(bytes, start, at)?.previous;
     Ok(plan(text.from(at), at, previous.as_ref(), spot.fixup)?)
-}
-
-/// Whether a site that the guest rewrites may still be probed: it does so once, before sites like it are armed
-/// from the live text. Alternatives are not among them: what is one instruction in the file may be several then.
-#[must_use]
-pub fn is_settled_late(why: Why) -> bool {
-    why.is_final_after_boot() && !matches!(why, Why::Alternative | Why::Paravirt)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::linux::ftrace_site::FTRACE_NOP;
 use crate::linux::glob::Glob;
 use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleError, ModuleLayout};
+use crate::linux::nearest::suggestion;
 use crate::linux::patched::PatchedText;
 use crate::linux::symbols::SymbolTable;
 use crate::linux::symbols::named::NotOne;
@@ -136,14 +137,6 @@ pub enum ResolveError {
         /// Why.
         reason: Unprobeable,
     },
-}
-
-pub(super) fn suggestion(nearest: &[String]) -> String {
-    match nearest {
-        [] => String::new(),
-        [one] => format!("; did you mean `{one}`?"),
-        several => format!("; did you mean one of `{}`?", several.join("`, `")),
-    }
 }
 
 fn next(nearest: Option<u32>) -> String {

@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::place::{Spot, is_settled_late};
 use crate::addr::Gva;
-use crate::insn::plan::skip_endbr;
-use crate::linux::kernel::Kernel;
 use crate::linux::left_alone::Why;
 use crate::linux::patched::PatchedText;
 use crate::linux::targets::JumpTargets;
@@ -27,25 +24,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// What there is at `spot` in `kernel`: behind an `endbr`, if it is a function's entry. `None` outside the file.
-    #[must_use]
-    pub fn of(spot: &Spot, kernel: &Kernel, targets: &JumpTargets) -> Option<Self> {
-        /// Bytes of an `endbr`.
-        const ENDBR: usize = 4;
-        let at = match spot.is_entry() {
-            true => skip_endbr(kernel.image().bytes_at(spot.at, ENDBR)?, spot.at),
-            false => spot.at,
-        };
-        Some(Self::at(at, kernel.patched(), targets))
-    }
-
     /// What there is from `at` on.
     #[must_use]
     pub fn at(at: Gva, patched: &PatchedText, targets: &JumpTargets) -> Self {
         let range = at..at.add(MOST);
         Self {
             at,
-            left_alone: patched.first(&range, |why| !is_settled_late(why)),
+            left_alone: patched.first(&range, |why| !why.is_settled_late()),
             fixup: patched.first_fixup(&range),
             target: targets.first_inside(&range),
         }

@@ -3,11 +3,11 @@
 //! The CPU watches by its debug registers (Intel SDM volume 3, 18.2): four places, each 1, 2, 4 or 8 bytes long and
 //! aligned to that.
 
-use super::resolve::suggestion;
 use super::spec::{Location, ProbeSpec, SpecError};
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
 use crate::linux::kernel::Kernel;
+use crate::linux::nearest::suggestion;
 use crate::linux::per_cpu;
 use crate::linux::symbols::named::NotOne;
 use serde::{Deserialize, Serialize};

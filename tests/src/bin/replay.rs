@@ -14,7 +14,7 @@ use probe_engine::insn::plan::{Plan, plan};
 use probe_engine::linux::ftrace_site::FTRACE_NOP;
 use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
 use probe_engine::paging::AddressSpace;
-use probe_engine::probe::table::Verdict;
+use probe_engine::probe::returns::{Call, Pool};
 use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site, Verdict};
 use probe_engine::regs::Regs;
 use serde_json::json;

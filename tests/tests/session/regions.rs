@@ -11,7 +11,6 @@ use probe_engine::detour::verdict::{Function, verdict};
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
 use probe_engine::memory::PhysMemory;
-use probe_engine::probe::room::Room;
 use probe_engine::probe::table::ProbeId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -40,7 +39,7 @@ impl Regions {
     fn in_function(&self, function: &str) -> Vec<(Instruction, Region)> {
         let all = self.subject.instructions(function).into_iter();
         let found = all.filter_map(|instruction| {
-            let room = &Room::of(&instruction.spot, &self.subject.kernel, &self.targets)?;
+            let room = &instruction.spot.room_in(&self.subject.kernel, &self.targets)?;
             let start = instruction.spot.function.start;
             let bytes = self.subject.kernel.image().bytes(&instruction.spot.function)?;
             let region = verdict(&Function { start, bytes, slide: 0, room, thunks: &self.thunks }).ok()?;

@@ -1,7 +1,6 @@
 //! What is run inside, and where its streams begin and end outside.
 
 use super::protocol::{Arg, Program};
-use super::pump::Escape;
 use crate::printer::Printer;
 use crate::terminal::Terminal;
 use std::ffi::OsString;
@@ -123,6 +122,16 @@ impl From<Printer> for Outlet {
     fn from(printer: Printer) -> Self {
         Self::through(printer.clone(), printer)
     }
+}
+
+/// What becomes of Ctrl-A x at a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Escape {
+    /// It is sent like all other keys, and known to ask for the end: the command ends by it. Where the command takes no keys, it
+    /// is obeyed.
+    Observed,
+    /// It ends the conversation, and what it is made of is not sent.
+    Obeyed,
 }
 
 /// Where a command's streams begin and end.

@@ -1,6 +1,6 @@
 //! Carries a command's streams between the control port and ours.
 
-use super::command::Outlet;
+use super::command::{Escape, Outlet};
 use super::protocol::{
     Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
@@ -111,16 +111,6 @@ impl Sinks<'_> {
             }
         }
     }
-}
-
-/// What becomes of Ctrl-A x at a terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Escape {
-    /// It is sent like all other keys, and known to ask for the end: the command ends by it. Where the command takes no keys, it
-    /// is obeyed.
-    Observed,
-    /// It ends the conversation, and what it is made of is not sent.
-    Obeyed,
 }
 
 /// Standard input on its way to a command.

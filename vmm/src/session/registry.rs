@@ -148,7 +148,7 @@ impl Registry {
         let kernel = self.kernel.as_ref().filter(|_| is_wanted && spot.room.is_none());
         match kernel {
             // Takes a moment, the first time.
-            Some(kernel) => Room::of(spot, kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
+            Some(kernel) => spot.room_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
             None => spot.room.clone(),
         }
     }

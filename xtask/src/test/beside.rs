@@ -2,8 +2,7 @@
 
 use super::guests::Guests;
 use super::kvm::Kvm;
-use super::say;
-use crate::vmx;
+use super::{say, vmx};
 use anyhow::{Context as _, ensure};
 use guest_kernels::DEFAULT_KERNEL;
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,7 +1,7 @@
 //! Other ends that do what no agent does: a guest may be at the other end.
 
+use super::super::command::Escape;
 use super::super::protocol::Program;
-use super::super::pump::Escape;
 use super::*;
 use crate::printer::Printer;
 use crate::signals::SENDING;

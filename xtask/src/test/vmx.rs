@@ -3,8 +3,9 @@
 //! Neither the machine's own KVM nor the emulated host need have them, so everything else may pass without that
 //! half of the trap path. One boot of the machine serves all checks.
 
+use super::kernels::draw;
+use super::programs::test_program;
 use crate::bochs::{self, Contents, Entry, Outcome};
-use crate::test::{draw, test_program};
 use crate::workload;
 use anyhow::{Context as _, bail, ensure};
 use guest_kernels::initramfs::ExtraFile;
