@@ -21,6 +21,8 @@ use crate::addr::{Gpa, Gva};
 const INIT_TEXT: [&str; 4] = [".init.text", ".exit.text", ".altinstr_replacement", ".altinstr_aux"];
 /// Most sections that are kept; Debian's kernels have 45.
 const MOST_SECTIONS: usize = 512;
+/// Most segments that are loaded; kernels have 5. Every look-up of an address goes through them.
+const MOST_SEGMENTS: usize = 64;
 /// Longest section name that is kept, in bytes.
 const LONGEST_NAME: usize = 64;
 
@@ -39,6 +41,9 @@ pub enum VmlinuxError {
     /// Far more sections than any kernel has.
     #[error("damaged kernel image: it has more than {MOST_SECTIONS} sections")]
     ManySections,
+    /// Far more segments than any kernel has.
+    #[error("damaged kernel image: it has more than {MOST_SEGMENTS} segments")]
+    ManySegments,
     /// Nothing to run.
     #[error("not a kernel image: it has no .text section in an executable segment")]
     NoText,
@@ -124,6 +129,9 @@ impl Vmlinux {
         for segment in header.program_headers(endian, data)? {
             if segment.p_type(endian) != PT_LOAD {
                 continue;
+            }
+            if segments.len() == MOST_SEGMENTS {
+                return Err(VmlinuxError::ManySegments);
             }
             let start = Gva(segment.p_vaddr(endian));
             let file = file_range(data, start, Some(segment.file_range(endian)))?;
@@ -381,6 +389,15 @@ mod tests {
         let mut cut = image();
         cut.truncate(cut.len() - 70);
         assert!(Vmlinux::parse(cut).is_err());
+        let parts = |count: u64| {
+            let part = |n| Part::text(".text", TEXT + 0x1000 * n, vec![0x90]);
+            elf(&(0..count).map(part).collect::<Vec<_>>())
+        };
+        assert!(Vmlinux::parse(parts(MOST_SEGMENTS as u64)).is_ok());
+        assert_eq!(
+            say(parts(MOST_SEGMENTS as u64 + 1)),
+            "damaged kernel image: it has more than 64 segments"
+        );
     }
 
     proptest! {
