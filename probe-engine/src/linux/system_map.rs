@@ -3,6 +3,7 @@
 
 use super::symbols::{SymbolTable, SymbolTableBuilder, TableFull};
 use crate::addr::Gva;
+use crate::guest_text::Escaped;
 
 /// A file that is no System.map.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,7 +39,9 @@ pub fn parse(text: &str) -> Result<SymbolTable, SystemMapError> {
         if name.contains(' ') {
             // Debian and Ubuntu: "ffffffffffffffff B The real System.map is in the linux-image-...-dbg package".
             return Err(match number {
-                0 => SystemMapError::Stub(name.chars().take(200).collect()),
+                0 => SystemMapError::Stub(
+                    Escaped(name.chars().take(200).collect::<String>().as_bytes()).to_string(),
+                ),
                 _ => SystemMapError::Line(line_number),
             });
         }
@@ -83,6 +86,10 @@ mod tests {
         assert_eq!(
             say("ffffffffffffffff B The real System.map is in the linux-image-<version>-dbg package\n"),
             "this System.map has no symbols, only the sentence: The real System.map is in the linux-image-<version>-dbg package"
+        );
+        assert_eq!(
+            say("ffffffffffffffff B \x1b]0;title\x07 of a terminal\n"),
+            "this System.map has no symbols, only the sentence: \\x1b]0;title\\x07 of a terminal"
         );
         assert_eq!(say(""), "the System.map is empty");
         let second = "line 2 is not of the form 'ffffffff81000000 T name'";
