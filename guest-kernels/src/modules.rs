@@ -184,15 +184,29 @@ impl Module {
 /// What a file holds, decompressed.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = fs::read(path)?;
-    let mut bytes = Vec::new();
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("xz") => XzReader::new(file.as_slice(), true).read_to_end(&mut bytes)?,
-        Some("gz") => MultiGzDecoder::new(file.as_slice()).read_to_end(&mut bytes)?,
-        Some("zst") => {
-            StreamingDecoder::new(file.as_slice()).map_err(io::Error::other)?.read_to_end(&mut bytes)?
-        }
-        _ => return Ok(file),
-    };
+        Some("xz") => bounded(XzReader::new_mem_limit(file.as_slice(), true, XZ_MEMORY_KIB), MOST_BYTES),
+        Some("gz") => bounded(MultiGzDecoder::new(file.as_slice()), MOST_BYTES),
+        Some("zst") => bounded(StreamingDecoder::new(file.as_slice()).map_err(io::Error::other)?, MOST_BYTES),
+        _ => Ok(file),
+    }
+}
+
+/// Largest module that is decompressed, in bytes: with debugging information, the largest has half of it.
+const MOST_BYTES: u64 = 1 << 30;
+/// What a decoder of xz may take, for a dictionary of 128 MiB.
+const XZ_MEMORY_KIB: u32 = (128 + 1) << 10;
+
+/// All that `decoder` gives, if that is no more than `most` bytes.
+fn bounded(decoder: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    decoder.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::other(format!(
+            "it is larger than {} MiB when it is decompressed",
+            most >> 20
+        )));
+    }
     Ok(bytes)
 }
 
@@ -251,6 +265,14 @@ mod tests {
         let whole = |name: &str| (name.to_owned(), text.to_vec());
         assert_eq!(modules, [whole("virtiofs.ko"), whole("overlay.ko")]);
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_would_fill_memory_is_not_decompressed() {
+        let endless = bounded(io::repeat(0), 3 << 20).unwrap_err();
+        assert_eq!(endless.to_string(), "it is larger than 3 MiB when it is decompressed");
+        assert_eq!(bounded(&[7; 9][..], 9).unwrap(), [7; 9]);
+        assert!(bounded(&[7; 10][..], 9).is_err());
     }
 
     #[test]
