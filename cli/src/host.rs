@@ -21,8 +21,8 @@ use std::thread;
 use std::time::Duration;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Ended, Exit, HostCommand, Lost, RunError, SnapshotError, StartError, Stream, Streams,
-    memory_for, prepare,
+    EmulatedHost, Ended, HostCommand, Lost, RunError, SnapshotError, StartError, Stream, Streams, memory_for,
+    prepare,
 };
 use vmm::printer::Printer;
 
@@ -192,8 +192,7 @@ pub(crate) fn run_in_host<'a>(
         say_lost(lost);
     }
     match ended.map(|ended| ended.exit) {
-        Ok(Exit::Code(code)) => Ok(ExitCode::from(code as u8)),
-        Ok(Exit::Signal(signal)) => Ok(ExitCode::from(128u8.wrapping_add(signal as u8))),
+        Ok(exit) => Ok(ExitCode::from(exit.code())),
         Err(RunError::File(error)) => Err(error.into()),
         // What was begun has died, with its host, and with the line that it was printing.
         Err(error) => {

@@ -314,8 +314,7 @@ pub(crate) fn exit_code(
             let complaints = unarmed::complaints(&report.probes, patterns, allow_pending);
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
-                (Some(Some(Exit::Signal(signal))), _) => ExitCode::from(128u8.wrapping_add(*signal as u8)),
-                (Some(Some(Exit::Code(code))), _) if *code != 0 => ExitCode::from(*code as u8),
+                (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(EXIT_INFRASTRUCTURE),
                 (_, true) => ExitCode::SUCCESS,

@@ -128,6 +128,18 @@ pub enum Exit {
     Signal(i32),
 }
 
+impl Exit {
+    /// The exit code of a process that ends as it did, as shells have it. A guest may claim anything: what says that a signal
+    /// ended it is never that of a success.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code as u8,
+            Self::Signal(signal) => 128 | signal as u8,
+        }
+    }
+}
+
 /// A message from outside.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ToAgent<'a> {
@@ -387,6 +399,14 @@ mod tests {
             let bytes = message.encode().unwrap();
             assert_eq!(FromAgent::decode(FrameReader::new(&*bytes).next().unwrap()).unwrap(), message);
         }
+    }
+
+    #[test]
+    fn no_signal_is_a_success() {
+        let codes = [0, 7, 255, 256, -1].map(|code| Exit::Code(code).code());
+        assert_eq!(codes, [0, 7, 255, 0, 255]);
+        let signals = [1, 15, 127, 128, 256, -128].map(|signal| Exit::Signal(signal).code());
+        assert_eq!(signals, [129, 143, 255, 128, 128, 128]);
     }
 
     #[test]
