@@ -225,7 +225,7 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
 }
 
 /// What no thread needs once a guest is there: calls by which somebody would get out of the process.
-const OUTWARD: [i64; 47] = [
+const OUTWARD: [i64; 54] = [
     // Programs.
     SYS_execve,
     SYS_execveat,
@@ -254,7 +254,10 @@ const OUTWARD: [i64; 47] = [
     SYS_move_mount,
     SYS_open_tree,
     SYS_fsopen,
+    SYS_fsconfig,
     SYS_fsmount,
+    SYS_fspick,
+    SYS_mount_setattr,
     SYS_pivot_root,
     SYS_chroot,
     SYS_unshare,
@@ -277,7 +280,19 @@ const OUTWARD: [i64; 47] = [
     SYS_request_key,
     SYS_iopl,
     SYS_ioperm,
+    // Code, beside mmap and mprotect.
+    SYS_pkey_mprotect,
+    SYS_personality,
+    SYS_shmat,
+    SYS_remap_file_pages,
 ];
+
+/// Requests by which something is typed into a terminal, from where a shell takes it, or by which another process gets the
+/// signals of a descriptor.
+const TYPED_OR_SENT: [u64; 4] = [TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP];
+/// Those of this table that libc does not know (include/uapi/asm-generic/sockios.h).
+const FIOSETOWN: u64 = 0x8901;
+const SIOCSPGRP: u64 = 0x8902;
 
 /// Calls that no thread of the process makes any more.
 pub(super) fn refused_to_all() -> Result<List, BackendError> {
@@ -290,9 +305,17 @@ pub(super) fn refused_to_all() -> Result<List, BackendError> {
     for call in [SYS_kill, SYS_tgkill] {
         list.insert(call, vec![SeccompRule::new(vec![others.clone()])?]);
     }
+    // A limit of another process ends it.
+    let none = SeccompCondition::new(0, Dword, Ne, 0)?;
+    list.insert(SYS_prlimit64, vec![SeccompRule::new(vec![none, others])?]);
     list.insert(SYS_fcntl, any(1, &[F_SETOWN as u64, F_SETOWN_EX])?);
+    list.insert(SYS_ioctl, any(1, &TYPED_OR_SENT)?);
     Ok(list)
 }
+
+/// The bit by which a call is one of the x32 table, where the kernel has that: the same calls by other numbers, which a list of
+/// what is refused would have to have as well.
+pub(super) const X32: u32 = 0x4000_0000;
 
 /// `F_SETOWN_EX` (include/uapi/asm-generic/fcntl.h).
 const F_SETOWN_EX: u64 = 15;

@@ -70,7 +70,24 @@ pub fn whole_process() -> Result<bool, ConfineError> {
     let absent = program([(libc::SYS_clone3, vec![])].into(), ABSENT, SeccompAction::Allow)?;
     let refused = program(lists::refused_to_all()?, SeccompAction::Trap, SeccompAction::Allow)?;
     Ok(in_force(seccompiler::apply_filter_all_threads(&absent))?
-        && in_force(seccompiler::apply_filter_all_threads(&refused))?)
+        && in_force(seccompiler::apply_filter_all_threads(&refused))?
+        && in_force(seccompiler::apply_filter_all_threads(&one_table()))?)
+}
+
+/// The filter that refuses calls of [another table](lists::X32).
+fn one_table() -> BpfProgram {
+    /// The instructions of include/uapi/linux/bpf_common.h, and where `struct seccomp_data` has the call's number.
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_AT_LEAST: u16 = 0x35;
+    const RETURN: u16 = 0x06;
+    const NUMBER: u32 = 0;
+    let instruction = |code, jt, k| seccompiler::sock_filter { code, jt, jf: 0, k };
+    vec![
+        instruction(LOAD_WORD, 0, NUMBER),
+        instruction(JUMP_IF_AT_LEAST, 1, lists::X32),
+        instruction(RETURN, 0, SeccompAction::Allow.into()),
+        instruction(RETURN, 0, SeccompAction::Trap.into()),
+    ]
 }
 
 /// As [`this_thread`], where this was asked for. The process ends where it cannot be done.
