@@ -6,6 +6,7 @@ use super::processor::Processor;
 use super::protocol::ProtocolError;
 use super::qemu::{HostImage, HostSize, Qemu, machine_args};
 use super::spawn;
+use probe_engine::guest_text::Escaped;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
 use std::ffi::OsString;
 use std::fs::File;
@@ -131,7 +132,7 @@ impl Machine {
         let end = self.log.metadata().map_or(0, |log| log.len());
         let length = self.log.read_at(&mut tail, end.saturating_sub(TAIL)).unwrap_or(0);
         tail.truncate(length);
-        telling_line(&String::from_utf8_lossy(&tail)).unwrap_or("it said nothing").to_owned()
+        telling_line(&String::from_utf8_lossy(&tail)).unwrap_or_else(|| "it said nothing".to_owned())
     }
 }
 
@@ -143,11 +144,11 @@ impl Drop for Machine {
     }
 }
 
-/// A kernel's panic, or else the last line.
-fn telling_line(log: &str) -> Option<&str> {
+/// A kernel's panic, or else the last line, as it may be shown: a guest may have got as far as there.
+fn telling_line(log: &str) -> Option<String> {
     let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     let panic = lines.clone().find(|line| line.contains("Kernel panic"));
-    panic.or_else(|| lines.next_back())
+    panic.or_else(|| lines.next_back()).map(|line| Escaped(line.as_bytes()).to_string())
 }
 
 /// Our ends of what connects us to QEMU, and QEMU's.
@@ -217,8 +218,10 @@ mod tests {
     #[test]
     fn a_panic_says_more_than_the_last_line() {
         let log = "[1.0] Kernel panic - not syncing: no init\r\n[1.1] CPU: 0\r\n\r\n";
-        assert_eq!(telling_line(log), Some("[1.0] Kernel panic - not syncing: no init"));
-        assert_eq!(telling_line("one\nqemu: no such file\n"), Some("qemu: no such file"));
+        let told = |log| telling_line(log).unwrap_or_default();
+        assert_eq!(told(log), "[1.0] Kernel panic - not syncing: no init");
+        assert_eq!(told("one\nqemu: no such file\n"), "qemu: no such file");
+        assert_eq!(told("one\nKernel panic\x1b]0;title\x07\n"), "Kernel panic\\x1b]0;title\\x07");
         assert_eq!(telling_line("\n"), None);
     }
 }
