@@ -127,8 +127,8 @@ pub(crate) fn run_emulated(
 }
 
 /// Runs what `command` says inside an emulated host with `memory` MiB, which may have `begun`, with our terminal, streams and signals. A host that
-/// dies before anything was seen of it says nothing about the command, which is then run once more. One that goes on `longest`
-/// no longer watches its own time, and is ended.
+/// dies before anything was seen of it says nothing about the command, which is then run once more, unless it may have changed
+/// files that are kept. One that goes on `longest` no longer watches its own time, and is ended.
 pub(crate) fn run_in_host<'a>(
     mut begun: Option<Begun>,
     memory: u64,
@@ -171,7 +171,11 @@ pub(crate) fn run_in_host<'a>(
         Ok(if is_late { None } else { Some(ended) })
     };
     let mut ended = run();
-    if let Ok(Some(Err(RunError::Unseen(error)))) = &ended {
+    // What was begun may have changed files that are kept, and with them what would be run here for it once more.
+    let can_repeat = work.is_none_or(|work| !work.keeps_changes());
+    if let Ok(Some(Err(RunError::Unseen(error)))) = &ended
+        && can_repeat
+    {
         say(format_args!("{error}; nothing was seen of what it was to run, which is run once more"));
         ended = run();
     }

@@ -2,6 +2,7 @@
 
 use crate::kernel_choice;
 use crate::say::say;
+use crate::work::THIS_PROGRAM;
 use anyhow::{Context, Result};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
 use std::env;
@@ -25,7 +26,7 @@ pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>)
     let program_key = fingerprint(&program).context("cannot look at this program's own file")?;
     let key = format!("{program_key} {}", kernel.record.modules.join(" "));
     let build = || -> Result<Vec<u8>, Box<dyn Error + Send + Sync>> {
-        Ok(initramfs::host(fs::read(&program)?, read_modules(&kernel)?, [])?)
+        Ok(initramfs::host(fs::read(THIS_PROGRAM)?, read_modules(&kernel)?, [])?)
     };
     use_image(&HostImage {
         kernel: &kernel.image,

@@ -25,6 +25,9 @@ use vmm::devices::virtio::Folders;
 use vmm::devices::virtio::fs::end_of_answers;
 use vmm::files::Folder;
 
+/// The program that runs, whatever lies where it was started: a guest may have changed that.
+pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// A command, and the folders that the guest sees.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Work {
@@ -118,6 +121,11 @@ impl Work {
         self.folders.first().map_or(Path::new("/"), |root| &root.path)
     }
 
+    /// Whether what it changes may be kept: then it is not run a second time.
+    pub(crate) fn keeps_changes(&self) -> bool {
+        self.folders.iter().any(|folder| folder.writable)
+    }
+
     /// The words, as they are for the guest.
     pub(crate) fn words(&self) -> Result<Words> {
         Ok(Words { folder: self.inside(&self.words.folder)?, ..self.words.clone() })
@@ -130,7 +138,7 @@ impl Work {
 
     /// The initramfs that carries it out: this very program, the drivers that the kernel has as modules, and the plan.
     pub(crate) fn initramfs(&self, drivers: Vec<(String, Vec<u8>)>) -> Result<Vec<u8>> {
-        let program = env::current_exe().and_then(fs::read).context("cannot read this program's own file")?;
+        let program = fs::read(THIS_PROGRAM).context("cannot read this program's own file")?;
         let mut tags = self.tags().into_iter();
         let root = tags.next().unwrap_or_default();
         let mounts = tags.zip(self.folders.iter().skip(1));
@@ -159,9 +167,9 @@ impl Work {
     /// Starts the server of its files, which answers what comes in over `stream`, and ends with it. Where it ends sooner,
     /// the answers end.
     pub(crate) fn serve(&self, mut stream: UnixStream) -> Result<()> {
-        let program = env::current_exe().context("cannot find this program's own file")?;
         let folders = serde_json::to_string(&self.folders)?;
-        let mut server = Command::new(program);
+        let mut server = Command::new(THIS_PROGRAM);
+        server.arg0("vmm");
         let theirs = stream.try_clone().context("cannot share a socket")?;
         server.arg("serve-files").arg(folders).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         server.env_clear();
@@ -290,6 +298,17 @@ impl Write for Console {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_is_changed_once() {
+        let folder = |writable| Folder { path: "/".into(), writable };
+        let (program, args, env, here) = ("true".into(), Vec::new(), Vec::new(), "/".into());
+        let words = Words { program, args, env, folder: here };
+        let mut work = Work { words, folders: vec![folder(false)] };
+        assert!(!work.keeps_changes());
+        work.folders.push(folder(true));
+        assert!(work.keeps_changes());
+    }
 
     #[test]
     fn the_last_lines_of_a_console_are_kept_and_harmless() {
