@@ -3,8 +3,8 @@
 use crate::args::Guest;
 use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
-use guest_kernels::Modules;
 use guest_kernels::initramfs::{self, ExtraFile};
+use guest_kernels::{Cache, Modules};
 use probe_engine::guest_text::Escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -81,6 +81,16 @@ impl Work {
                     "--rwdir {} has {} in it, which is the kernel's: name a folder below",
                     path.display(),
                     at.display()
+                );
+            }
+            // What lies there is run outside of guests: the emulated host is restored from it.
+            if let Some(cache) = Cache::open().ok().and_then(|cache| cache.root().canonicalize().ok())
+                && overlap(&cache, &shared.path)
+            {
+                bail!(
+                    "--rwdir {} has {} in it, or is in it, from where later runs begin: name another folder, or another VMM_CACHE_DIR",
+                    path.display(),
+                    cache.display()
                 );
             }
             folders.push(shared);
@@ -207,6 +217,11 @@ fn folder(path: &Path, writable: bool) -> Result<Folder> {
     shared().with_context(|| format!("cannot share {}", path.display()))
 }
 
+/// Whether one of two folders is in the other.
+fn overlap(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
 /// `vmm serve-files`: the server's process.
 pub(crate) fn serve_files(folders: &str) -> Result<()> {
     let folders: Vec<Folder> = serde_json::from_str(folders)?;
@@ -308,6 +323,14 @@ mod tests {
         assert!(!work.keeps_changes());
         work.folders.push(folder(true));
         assert!(work.keeps_changes());
+    }
+
+    #[test]
+    fn folders_that_share_anything_are_seen() {
+        let overlap = |one: &str, other: &str| overlap(Path::new(one), Path::new(other));
+        assert!(overlap("/home/a/.cache/vmm", "/home/a") && overlap("/home/a", "/home/a/.cache/vmm"));
+        assert!(overlap("/", "/home") && overlap("/home", "/home"));
+        assert!(!overlap("/home/a", "/home/ab") && !overlap("/home/a/.cache/vmm", "/home/a/src"));
     }
 
     #[test]
