@@ -15,9 +15,10 @@ use probe_engine::linux::orc::{OrcLayout, OrcTable};
 use probe_engine::linux::relocations;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::vmlinux::Vmlinux;
-use probe_engine::memory::{NoMemory, PhysMemory, VirtMemory};
+use probe_engine::memory::{NoMemory, PhysMemory};
 use probe_engine::paging::AddressSpace;
 use probe_engine::probe::resolve::LoadedModule;
+use probe_engine::virt_memory::VirtMemory;
 
 /// A kernel's type information, and behind it a module's: the length of the first comes before both, as u32.
 pub fn btf(input: &[u8]) -> bool {

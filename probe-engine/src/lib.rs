@@ -16,3 +16,4 @@ pub mod memory;
 pub mod paging;
 pub mod probe;
 pub mod regs;
+pub mod virt_memory;

@@ -208,8 +208,8 @@ impl AddressSpace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::VirtMemory;
     use crate::memory::testing::Ram;
+    use crate::virt_memory::VirtMemory;
 
     /// Two 4 KiB pages at 0xffff_8000_0000_0000 (the second read-only) and a 2 MiB page above them.
     fn ram(levels: u32) -> (Ram, AddressSpace) {

@@ -8,9 +8,9 @@ use peak_alloc::PeakAlloc;
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::unwind::{Code, KernelCode, Walk};
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 use ram::{Ram, STACK, STACK_LEN};
 
 /// Counts what all threads allocate: this program has one test.

@@ -6,7 +6,8 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::modules::{Module, ModuleLayout};
 use probe_engine::linux::names::{ModuleNames, Names};
 use probe_engine::linux::unwind::{KernelCode, ModuleCode};
-use probe_engine::memory::{PhysMemory, VirtMemory};
+use probe_engine::memory::PhysMemory;
+use probe_engine::virt_memory::VirtMemory;
 use std::ops::Range;
 use std::sync::Arc;
 

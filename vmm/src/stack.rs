@@ -5,8 +5,8 @@ use crate::vcpu::{caller, is_trampoline};
 use crate::world::Orders;
 use probe_engine::addr::Gva;
 use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
-use probe_engine::memory::VirtMemory;
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 
 /// How many frames of the kernel are looked for where nothing else is said.
 pub const FRAMES: usize = 64;

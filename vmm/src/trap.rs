@@ -8,9 +8,9 @@ use crate::kvm::{Breakpoints, DebugException, DebugExit, KvmVcpu};
 use crate::memory::GuestRam;
 use crate::world::Int3Handlers;
 use probe_engine::addr::Gva;
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::regs::{Regs, rflags};
+use probe_engine::virt_memory::VirtMemory;
 
 /// What a debug exit means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,15 +1,13 @@
 //! Where a value comes from: a register, then memory that it leads to.
 
-use super::{LONGEST_RECORD, Scene, value};
+use super::scene::{LONGEST_RECORD, Scene};
+use super::value;
 use crate::addr::Gva;
 use crate::linux::cgroup::{self, CgroupLayout};
-use crate::memory::{ReadVirt, page_rest};
 use crate::paging::PageFault;
 use crate::regs::Register;
+use crate::virt_memory::{LONGEST_STRING, ReadVirt, page_rest};
 use serde::{Deserialize, Serialize};
-
-/// Longest string that is kept, in bytes, as the kernel's own probes do (PATH_MAX).
-pub const LONGEST_STRING: u16 = 4096;
 
 /// Addresses below belong to processes: the lower half of the address space, with 4 and with 5 levels.
 const USER_END: u64 = 1 << 56;

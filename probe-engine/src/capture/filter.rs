@@ -1,6 +1,6 @@
 //! Which hits count: a condition on what was read.
 
-use super::Field;
+use super::field::Field;
 use super::shape::{Shape, up_to_nul};
 use super::value::{Value, Values};
 use crate::linux::glob::Glob;

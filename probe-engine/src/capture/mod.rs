@@ -6,28 +6,26 @@
 
 mod display;
 mod fetch;
+mod field;
 pub mod filter;
 mod flags;
 pub mod hist;
 pub mod names;
+mod scene;
 pub mod shape;
 pub mod tally;
 pub mod typed;
 mod value;
 
 pub use crate::regs::Register;
-pub use fetch::{Base, Fetch, Hop, LONGEST_STRING, Read, What};
+pub use fetch::{Base, Fetch, Hop, Read, What};
+pub use field::Field;
+pub use scene::{LONGEST_RECORD, Scene};
 pub use value::{Value, Values};
 
-use crate::linux::task::Task;
-use crate::memory::ReadVirt;
-use crate::regs::Regs;
+use crate::virt_memory::ReadVirt;
 use filter::{Circumstances, Filter};
 use serde::{Deserialize, Serialize};
-use shape::Shape;
-
-/// Most bytes of one record. What does not fit is left out, and shown as such.
-pub const LONGEST_RECORD: usize = 16 << 10;
 
 /// What is read at each hit of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -38,35 +36,6 @@ pub struct Capture {
     pub hidden: Vec<Fetch>,
     /// Which hits count; all without one.
     pub filter: Option<Filter>,
-}
-
-/// One value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Field {
-    /// What it is called.
-    pub name: String,
-    /// Where it comes from.
-    pub fetch: Fetch,
-    /// How it is shown.
-    pub shape: Shape,
-}
-
-/// The guest at a hit.
-pub struct Scene<'a, M: ReadVirt + ?Sized> {
-    /// The registers.
-    pub regs: &'a Regs,
-    /// At a return: the registers of the arguments at the function's entry.
-    pub entered_with: Option<[u64; 6]>,
-    /// The memory, by the page tables of the moment.
-    pub memory: &'a M,
-    /// What KASLR added to the kernel's link-time addresses.
-    pub slide: u64,
-    /// The task that runs, if it can be told.
-    pub task: Option<&'a Task>,
-    /// The vCPU.
-    pub cpu: usize,
-    /// What lies between the address of a per-CPU variable and that CPU's own one, if it can be told.
-    pub per_cpu: Option<u64>,
 }
 
 impl Capture {

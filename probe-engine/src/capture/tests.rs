@@ -1,10 +1,14 @@
 use super::filter::{Filter, Operand, Order, Test};
+use super::shape::Shape;
 use super::shape::{Flag, Member, Shown};
 use super::*;
 use crate::addr::Gva;
 use crate::linux::glob::Glob;
 use crate::linux::task::Context;
+use crate::linux::task::Task;
 use crate::linux::testing::Ram;
+use crate::regs::Regs;
+use crate::virt_memory::LONGEST_STRING;
 use proptest::prelude::*;
 
 const TASK: Task = Task {

@@ -4,8 +4,9 @@
 
 use super::flags;
 use super::shape::{Member, Shape};
-use super::{Base, Fetch, Field, Hop, LONGEST_STRING, Read, Register, What};
+use super::{Base, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, Kind, Modifier, Prototype, Structure, TypeId};
+use crate::virt_memory::LONGEST_STRING;
 
 /// Largest structure that is shown with its members though nobody asked for that, in bytes.
 const SMALL: u32 = 64;

@@ -15,8 +15,8 @@
 use super::layout::ARGUMENTS;
 use crate::addr::Gva;
 use crate::capture::{Base, Fetch, Hop, Read, Register, What};
-use crate::memory::ReadVirt;
 use crate::paging::{Access, AddressSpace, PageFault};
+use crate::virt_memory::ReadVirt;
 
 /// Offset in an entry.
 pub(super) const ADDRESS: u64 = 0;

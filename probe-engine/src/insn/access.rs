@@ -7,9 +7,10 @@
 
 use super::fault::EmulationFault;
 use crate::addr::{Gpa, Gva};
-use crate::memory::{PhysMemory, VirtMemory, page_rest};
+use crate::memory::PhysMemory;
 use crate::paging::{Access, PageFault, Walk};
 use crate::regs::rflags::AC;
+use crate::virt_memory::{VirtMemory, page_rest};
 
 /// Fills `buf`, at most 8 bytes, from guest-virtual `at`. For an instruction that will write there as well, `access` is
 /// a write: to the CPU that is one access (SDM volume 3, 4.7).

@@ -16,10 +16,11 @@ use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
 use super::operand::{Address, Part, Place, Segment, Source, Width};
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::Access;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use crate::regs::{Register, Regs};
+use crate::virt_memory::VirtMemory;
 use iced_x86::{Instruction, Register as X86Register};
 
 /// Where `lahf` and `sahf` have the flags, and products of bytes their high half.

@@ -4,10 +4,11 @@ use super::emulate::{Emulation, Passed, Segments};
 use super::fault::EmulationFault;
 use super::plan::{Plan, plan};
 use crate::addr::{Gpa, Gva};
-use crate::memory::{NoMemory, PhysMemory, VirtMemory};
+use crate::memory::{NoMemory, PhysMemory};
 use crate::paging::{AddressSpace, PageFault};
 use crate::regs::Regs;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
+use crate::virt_memory::VirtMemory;
 use std::cell::{Cell, RefCell};
 
 const AT: Gva = Gva(0xffff_ffff_8100_0000);

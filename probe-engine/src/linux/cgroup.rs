@@ -3,8 +3,8 @@
 
 use super::btf::Btf;
 use crate::addr::Gva;
-use crate::memory::{ReadVirt, page_rest};
 use crate::paging::PageFault;
+use crate::virt_memory::{ReadVirt, page_rest};
 use serde::{Deserialize, Serialize};
 
 /// Deepest group that is named; what is above is left out.

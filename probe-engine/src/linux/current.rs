@@ -6,8 +6,9 @@ use super::btf::Btf;
 use super::per_cpu;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::PageFault;
+use crate::virt_memory::VirtMemory;
 
 /// Where a CPU keeps the address of its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

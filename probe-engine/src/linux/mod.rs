@@ -22,6 +22,7 @@ pub mod dwarf;
 pub mod ftrace;
 pub mod ftrace_site;
 pub mod glob;
+pub(crate) mod in_scope;
 pub mod kallsyms;
 pub mod kernel;
 pub mod landmarks;

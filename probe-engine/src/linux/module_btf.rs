@@ -14,7 +14,8 @@ use super::modules::{
 };
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 
 /// Largest type information of one module, in bytes; that of the whole kernel is a third of it.
 const LARGEST: u32 = 16 << 20;

@@ -14,7 +14,8 @@ use super::patched::PatchedText;
 use super::read::{u32_at, u64_at};
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 
 /// Most entries of one table.
 const MOST_ENTRIES: u32 = 1 << 20;

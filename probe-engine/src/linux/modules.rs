@@ -15,8 +15,9 @@ use super::orc::{self, OrcError};
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::PageFault;
+use crate::virt_memory::VirtMemory;
 
 /// Most modules; a desktop has 200.
 pub(super) const MOST_MODULES: usize = 1 << 12;

@@ -11,7 +11,8 @@ use super::modules::{Module, ModuleError, ModuleLayout};
 use super::symbols::{Function, SymbolTable};
 use super::unwind::{Frame, FrameKind};
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 
 /// The symbols of a running kernel and its modules.
 #[derive(Debug, Clone, Copy)]

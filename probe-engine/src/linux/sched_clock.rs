@@ -10,7 +10,8 @@ use super::btf::Btf;
 use super::per_cpu;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 use serde::{Deserialize, Serialize};
 
 /// Where a kernel keeps it (GVA).

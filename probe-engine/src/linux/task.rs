@@ -9,8 +9,9 @@ use super::scope::ScopeLayout;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
 use crate::guest_text::Escaped;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::PageFault;
+use crate::virt_memory::VirtMemory;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a task's name, its NUL included (TASK_COMM_LEN, include/linux/sched.h).

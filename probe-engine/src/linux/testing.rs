@@ -4,8 +4,9 @@ use object::elf::{SHF_ALLOC, SHF_EXECINSTR};
 
 use super::btf::Btf;
 use crate::addr::{Gpa, Gva};
-use crate::memory::{self, PhysMemory, VirtMemory};
+use crate::memory::{self, PhysMemory};
 use crate::paging::AddressSpace;
+use crate::virt_memory::VirtMemory;
 use std::path::Path;
 use std::{env, fs};
 

@@ -12,9 +12,10 @@
 use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
 use super::read::u64_at;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::PageFault;
 use crate::regs::Regs;
+use crate::virt_memory::VirtMemory;
 
 mod code;
 mod user;

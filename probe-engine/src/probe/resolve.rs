@@ -11,7 +11,8 @@ use crate::linux::nearest::suggestion;
 use crate::linux::patched::PatchedText;
 use crate::linux::symbols::SymbolTable;
 use crate::linux::symbols::named::NotOne;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 use std::collections::BTreeSet;
 use std::ops::Range;
 

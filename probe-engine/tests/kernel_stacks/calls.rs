@@ -9,9 +9,9 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::orc::{OrcRow, OrcTable};
 use probe_engine::linux::symbols::Function;
 use probe_engine::linux::unwind::{Code, End, FrameKind, KernelCode, Walk};
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 
 use crate::depth::{Depth, writes};
 use crate::ram::{Ram, STACK, STACK_LEN};

@@ -8,9 +8,10 @@ mod code;
 
 use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
-use probe_engine::memory::{PhysMemory, VirtMemory};
+use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 use std::io;
 use std::sync::Arc;
 use vmm::devices::{Devices, console::Console};

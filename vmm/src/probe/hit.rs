@@ -11,10 +11,10 @@ use probe_engine::capture::Scene;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 
 /// One hit of one probe.
 pub struct Hit<'a> {

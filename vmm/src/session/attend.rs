@@ -14,9 +14,9 @@ use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
 use crate::world::{Cause, Int3Handlers, Orders, Parked, Request};
 use probe_engine::addr::Gva;
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
+use probe_engine::virt_memory::VirtMemory;
 use std::time::Instant;
 
 impl Control<'_> {

@@ -7,9 +7,9 @@ use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
 use probe_engine::linux::modules::{Module, ModuleLayout, ModuleState, modules};
-use probe_engine::memory::VirtMemory;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::LoadedModule;
+use probe_engine::virt_memory::VirtMemory;
 use std::collections::HashSet;
 use std::ops::Range;
 

@@ -7,9 +7,9 @@ use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::vcpu::value;
 use crate::world::Orders;
-use probe_engine::memory::VirtMemory;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::watch::Condition;
+use probe_engine::virt_memory::VirtMemory;
 
 /// Gives the registers that the guest's `int3` handler does not need to the watches that are wanted, in order of
 /// registration, and tells each one's state.

@@ -11,8 +11,8 @@ use crate::trap::Breakpoint;
 use crate::world::{Detoured, Orders};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::TRAMPOLINE;
-use probe_engine::memory::VirtMemory;
 use probe_engine::probe::returns::{Call, Pool};
+use probe_engine::virt_memory::VirtMemory;
 
 /// A function is entered: its return address is on top of the stack, and is replaced by a trampoline's.
 pub(super) fn enter(

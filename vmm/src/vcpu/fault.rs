@@ -5,8 +5,8 @@ use crate::clock;
 use crate::probe::{Fault, Moment};
 use crate::world::Orders;
 use probe_engine::addr::Gva;
-use probe_engine::memory::VirtMemory;
 use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 
 /// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h): words from R15 on.
 const RIP: u64 = 16 * 8;

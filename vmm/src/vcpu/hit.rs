@@ -13,9 +13,9 @@ use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::task::Task;
-use probe_engine::memory::VirtMemory;
 use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
 use probe_engine::regs::{Regs, rflags};
+use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 
 /// A vCPU has been counted at one of ftrace's nops, and is to execute the instruction behind it.

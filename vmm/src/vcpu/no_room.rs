@@ -6,9 +6,9 @@ use crate::kvm::Shadow;
 use crate::trap::Breakpoint;
 use crate::world::Orders;
 use probe_engine::addr::{Gpa, Gva};
-use probe_engine::memory::VirtMemory;
 use probe_engine::paging::Access;
 use probe_engine::regs::{Regs, rflags};
+use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 
 impl Vcpu {

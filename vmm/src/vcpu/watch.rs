@@ -10,9 +10,9 @@ use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
 use crate::trap::{Fired, GuestException};
 use crate::world::{Cause, Orders};
 use probe_engine::addr::Gva;
-use probe_engine::memory::VirtMemory;
 use probe_engine::probe::watch::{Condition, Length};
 use probe_engine::regs::{Regs, rflags};
+use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 
 impl Vcpu {

@@ -4,8 +4,9 @@ use super::super::ast::{Filter, Operator, Spanned, Value};
 use super::super::error::{Error, Mistake};
 use super::operand::{Class, operand};
 use crate::capture::filter::{Filter as Condition, Operand, Order, Test};
-use crate::capture::{Capture, Fetch, Field, Hop, LONGEST_STRING, Read, What};
+use crate::capture::{Capture, Fetch, Field, Hop, Read, What};
 use crate::linux::glob::Glob;
+use crate::virt_memory::LONGEST_STRING;
 
 /// Makes `filter` the condition on what `capture` reads, whose fields have been [checked](super::super::check_fields).
 pub(super) fn compile(filter: &Filter, capture: &mut Capture) -> Result<(), Error> {

@@ -15,10 +15,11 @@ use super::error::{Error, Mistake};
 use super::{argument_name, check_fields, check_filter, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
-use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, LONGEST_STRING, Read, Register, What};
+use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
 use crate::linux::kernel::Kernel;
+use crate::virt_memory::LONGEST_STRING;
 use way::{End, Way};
 
 /// Where a definition's probe is, and what is known about the kernel.

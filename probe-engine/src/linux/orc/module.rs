@@ -2,7 +2,8 @@
 
 use super::{IP_LEN, OrcError, OrcLayout, OrcTable, ROW_LEN};
 use crate::linux::modules::{Counted, Module, ModuleError, ModuleLayout, bytes_at, counted_at};
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 
 /// Most rows of one module; `amdgpu` has some 300,000.
 const MOST_ROWS: u32 = 1 << 20;

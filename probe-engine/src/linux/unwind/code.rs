@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::addr::Gva;
 use crate::linux::kernel::Kernel;
 use crate::linux::orc::{OrcError, OrcRow, OrcTable};
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
 
 /// Where the kernel maps its modules, and all code that it generates: behind its image (`MODULES_VADDR`, which depends
 /// on its configuration) up to here.

@@ -6,8 +6,9 @@
 
 use super::UserRegs;
 use crate::addr::Gva;
-use crate::memory::{PhysMemory, VirtMemory};
+use crate::memory::PhysMemory;
 use crate::paging::PageFault;
+use crate::virt_memory::VirtMemory;
 
 /// How the walk over a user stack ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
