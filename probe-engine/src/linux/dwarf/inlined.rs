@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use gimli::{AttributeValue, UnitOffset, UnitRef, constants as dw};
 
+use super::code::Code;
 use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DwarfError, Slice};
@@ -64,9 +65,7 @@ pub(super) struct Inlined {
 #[derive(Default)]
 struct Attributes<'a> {
     origin: Option<AttributeValue<Slice<'a>>>,
-    low: Option<AttributeValue<Slice<'a>>>,
-    high: Option<AttributeValue<Slice<'a>>>,
-    ranges: Option<AttributeValue<Slice<'a>>>,
+    code: Code<'a>,
     file: u64,
     line: u32,
 }
@@ -105,21 +104,21 @@ impl Inlined {
                         let value = attribute.value();
                         match attribute.name() {
                             dw::DW_AT_abstract_origin => found.origin = Some(value),
-                            dw::DW_AT_low_pc => found.low = Some(value),
-                            dw::DW_AT_high_pc => found.high = Some(value),
-                            dw::DW_AT_ranges => found.ranges = Some(value),
                             dw::DW_AT_call_line => {
                                 found.line = value.udata_value().and_then(|n| n.try_into().ok()).unwrap_or(0);
                             }
                             dw::DW_AT_call_file => found.file = file_index(&value),
-                            _ => {}
+                            name => found.code.keep(name, value),
                         }
                     }
                     let caller = around.last().map_or(NO_CALL, |(_, call)| *call);
                     let function = self.function(unit, units, found.origin.as_ref(), &mut names)?;
                     let file = unit_files.number(found.file, files);
                     let call = self.call(Call { caller, function, file, line: found.line });
-                    self.add_stretches(unit, base, &found, call, around.len() as u32)?;
+                    let depth_of_calls = around.len() as u32;
+                    found.code.pieces(unit, |low, high| {
+                        self.add_stretch(base, low, high, call, depth_of_calls)
+                    })?;
                     around.push((depth, call));
                     continue;
                 }
@@ -135,30 +134,6 @@ impl Inlined {
             self.calls.push(call);
             self.calls.len() as u32 - 1
         })
-    }
-
-    fn add_stretches<'a>(
-        &mut self,
-        unit: UnitRef<'_, Slice<'a>>,
-        base: Gva,
-        found: &Attributes<'a>,
-        call: u32,
-        depth: u32,
-    ) -> Result<(), DwarfError> {
-        if let Some(ranges) = found.ranges {
-            let Some(mut ranges) = unit.attr_ranges(ranges)? else { return Ok(()) };
-            while let Some(range) = ranges.next()? {
-                self.add_stretch(base, range.begin, range.end, call, depth)?;
-            }
-            return Ok(());
-        }
-        let (Some(low), Some(high)) = (found.low, found.high) else { return Ok(()) };
-        let Some(low) = unit.attr_address(low)? else { return Ok(()) };
-        let high = match unit.attr_address(high)? {
-            Some(high) => Some(high),
-            None => high.udata_value().and_then(|len| low.checked_add(len)),
-        };
-        high.map_or(Ok(()), |high| self.add_stretch(base, low, high, call, depth))
     }
 
     fn add_stretch(

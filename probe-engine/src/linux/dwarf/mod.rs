@@ -7,6 +7,7 @@
 
 mod attributes;
 mod btf;
+mod code;
 mod files;
 mod inlined;
 mod places;
