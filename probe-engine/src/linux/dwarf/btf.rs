@@ -117,8 +117,9 @@ impl Pool {
         }
     }
 
-    /// The section. Structures that one unit only names are those that another unit describes, where there is one.
-    pub(super) fn finish(self) -> Result<Vec<u8>, DwarfError> {
+    /// The section, and which number in it each type has whose number here is the index. Structures that one unit only names
+    /// are those that another unit describes, where there is one.
+    pub(super) fn finish(self) -> Result<(Vec<u8>, Vec<u32>), DwarfError> {
         let Self { strings, mut records, .. } = self;
         let mut whole: HashMap<(u32, bool), u32> = HashMap::new();
         for (record, number) in records.iter().zip(1..) {
@@ -166,7 +167,7 @@ impl Pool {
         if order.len() > MOST_TYPES {
             return Err(DwarfError::TooMuch);
         }
-        Ok(section(&strings, order.iter().filter_map(|index| records.get(*index))))
+        Ok((section(&strings, order.iter().filter_map(|index| records.get(*index))), renumbered))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the code of an entry lies: in one piece, or in several.
 
-use gimli::{AttributeValue, DwAt, UnitRef, constants as dw};
+use gimli::{AttributeValue, DebuggingInformationEntry, DwAt, UnitRef, constants as dw};
 
 use super::{DwarfError, Slice};
 
@@ -21,6 +21,18 @@ impl<'a> Code<'a> {
             dw::DW_AT_ranges => self.ranges = Some(value),
             _ => {}
         }
+    }
+
+    /// That of an entry.
+    pub(super) fn of(entry: &DebuggingInformationEntry<Slice<'a>>) -> Self {
+        let mut code = Self::default();
+        entry.attrs().iter().for_each(|attribute| code.keep(attribute.name(), attribute.value()));
+        code
+    }
+
+    /// Whether anything is said of it.
+    pub(super) fn is_said(&self) -> bool {
+        self.low.is_some() || self.ranges.is_some()
     }
 
     /// Calls `each` with the first address of each piece and the first one behind it.

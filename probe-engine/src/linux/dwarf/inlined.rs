@@ -116,9 +116,9 @@ impl Inlined {
                     let file = unit_files.number(found.file, files);
                     let call = self.call(Call { caller, function, file, line: found.line });
                     let depth_of_calls = around.len() as u32;
-                    found.code.pieces(unit, |low, high| {
-                        self.add_stretch(base, low, high, call, depth_of_calls)
-                    })?;
+                    found
+                        .code
+                        .pieces(unit, |low, high| self.add_stretch(base, low, high, call, depth_of_calls))?;
                     around.push((depth, call));
                     continue;
                 }

@@ -1,5 +1,6 @@
 //! What the debugging information of a `vmlinux` says (DWARF, by `gimli`): which source line each instruction is from,
-//! through which inlined functions, and what its types are.
+//! through which inlined functions, what its types are, and where
+//! its local variables are.
 //!
 //! A kernel's is some 250 MB, and is walked once for each question. What comes out of a walk is plain data without a
 //! reference to the file. A damaged file ends a walk with an error, or leaves out what it has damaged; work and memory
@@ -10,8 +11,11 @@ mod btf;
 mod code;
 mod files;
 mod inlined;
+mod locals;
+mod location;
 mod places;
 mod rows;
+mod scopes;
 mod sections;
 mod source;
 mod types;
@@ -19,6 +23,8 @@ mod units;
 
 use gimli::{EndianSlice, LittleEndian};
 
+pub use self::locals::{LocalVariable, VariablesInScope};
+pub use self::location::{Hidden, VariablePlace};
 pub use self::places::LinePlace;
 pub use self::sections::DebugFile;
 pub use self::source::SourceMap;
@@ -52,5 +58,7 @@ pub enum DwarfError {
     TooMuch,
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

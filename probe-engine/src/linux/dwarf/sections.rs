@@ -1,6 +1,7 @@
 //! The sections with debugging information, unpacked where they are compressed (CONFIG_DEBUG_INFO_COMPRESSED_*).
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::fmt;
 use std::io::Read;
 
@@ -9,6 +10,7 @@ use object::Endianness;
 use object::elf::{ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, SHF_COMPRESSED};
 use object::read::elf::{FileHeader, SectionHeader};
 
+use super::locals::UnitCode;
 use super::{DwarfError, Slice};
 use crate::linux::read::{u32_at, u64_at};
 
@@ -20,6 +22,8 @@ const CHDR_LEN: usize = 24;
 /// An ELF file with debugging information.
 pub struct DebugFile<'a> {
     sections: Vec<(SectionId, Cow<'a, [u8]>)>,
+    /// Which unit has which code, once that was asked for.
+    pub(super) units: OnceCell<UnitCode>,
 }
 
 impl fmt::Debug for DebugFile<'_> {
@@ -52,7 +56,7 @@ impl<'a> DebugFile<'a> {
         for id in WANTED {
             sections.push((id, find(id)?));
         }
-        let found = Self { sections };
+        let found = Self { sections, units: OnceCell::new() };
         if found.section(SectionId::DebugInfo).is_empty() { Err(DwarfError::Missing) } else { Ok(found) }
     }
 

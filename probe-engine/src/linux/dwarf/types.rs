@@ -12,7 +12,7 @@ use super::btf::{Declared, MOST_PARTS, Pool, Record};
 use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
-use crate::linux::btf::kind;
+use crate::linux::btf::{TypeId, kind};
 
 /// Most types between one and what it is made of in the end, such as pointers to pointers.
 const DEEPEST: usize = 256;
@@ -28,12 +28,23 @@ pub fn btf(file: &DebugFile<'_>) -> Result<Vec<u8>, DwarfError> {
     let (mut pool, mut files) = (Pool::default(), Files::default());
     for header in Units::of(&dwarf)?.headers {
         let unit = dwarf.unit(header)?;
-        let mut types = UnitTypes::read(unit.unit_ref(&dwarf))?;
-        types.declare(&mut pool, &mut files)?;
-        types.make(&mut pool)?;
-        types.fill(&mut pool)?;
+        UnitTypes::read(unit.unit_ref(&dwarf))?.add(&mut pool, &mut files)?;
     }
-    pool.finish()
+    Ok(pool.finish()?.0)
+}
+
+/// Makes the section of one unit, and says which of its types are those at these places in the unit.
+pub(super) fn btf_of(
+    unit: UnitRef<'_, Slice<'_>>,
+    wanted: &[usize],
+) -> Result<(Vec<u8>, Vec<TypeId>), DwarfError> {
+    let (mut pool, mut files) = (Pool::default(), Files::default());
+    let mut types = UnitTypes::read(unit)?;
+    types.add(&mut pool, &mut files)?;
+    let numbers: Vec<u32> = wanted.iter().map(|offset| types.number(Some(*offset))).collect();
+    let (section, renumbered) = pool.finish()?;
+    let number = |number: u32| TypeId(renumbered.get(number as usize).copied().unwrap_or(0));
+    Ok((section, numbers.into_iter().map(number).collect()))
 }
 
 /// An entry of a unit that is a type, or a function.
@@ -104,6 +115,13 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             entries.skip_attributes(abbreviation.attributes())?;
         }
         Ok(Self { unit, entries: found })
+    }
+
+    /// Adds all to the pool.
+    fn add(&mut self, pool: &mut Pool, files: &mut Files) -> Result<(), DwarfError> {
+        self.declare(pool, files)?;
+        self.make(pool)?;
+        self.fill(pool)
     }
 
     fn index(&self, offset: usize) -> Option<usize> {
