@@ -25,10 +25,10 @@ pub(crate) struct Found {
 }
 
 /// Definitions become probes by this.
-pub(crate) struct Reader<'a> {
+pub(crate) struct Reader<'a, 'k> {
     kernel: &'a Kernel,
     btf: Option<&'a Btf<'a>>,
-    lines: &'a KernelLines<'a>,
+    lines: &'a KernelLines<'k>,
     expand: Expand,
     /// Which hits count where a definition does not say it: as written, and as understood.
     filter: Option<(&'a str, Spanned<Filter>)>,
@@ -50,11 +50,11 @@ pub(crate) struct Source<'a> {
     pub(crate) line: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a, 'k> Reader<'a, 'k> {
     pub(crate) fn new(
         kernel: &'a Kernel,
         btf: Option<&'a Btf<'a>>,
-        lines: &'a KernelLines<'a>,
+        lines: &'a KernelLines<'k>,
         expand: Expand,
     ) -> Self {
         let found = Found { probes: Vec::new(), refused: Vec::new() };
@@ -118,7 +118,14 @@ impl<'a> Reader<'a> {
         let filter = || self.filter.as_ref().map(|(_, filter)| filter.clone());
         let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
         for place in places {
-            let site = Site { function: place.function(), kernel: self.kernel, btf: self.btf };
+            let variables = || match &place {
+                Place::Kernel { spot, .. } => {
+                    self.lines.variables_at(spot.at).map_err(|error| format!("{error:#}"))
+                }
+                Place::Module { .. } | Place::Watch(_) => Ok(None),
+            };
+            let function = place.function();
+            let site = Site { function, kernel: self.kernel, btf: self.btf, variables: &variables };
             let is_typed = definition.args.is_empty() && site.function.is_some();
             let (fields, call) = if is_typed { self.typed(&place, returns) } else { Default::default() };
             let capture = compile::capture(definition, &site, fields.fields);

@@ -5,8 +5,9 @@ use crate::file::read;
 use crate::say::say;
 use anyhow::{Context, Result};
 use guest_kernels::KernelFiles;
+use probe_engine::addr::Gva;
 use probe_engine::linux::btf::BtfError;
-use probe_engine::linux::dwarf::{DebugFile, DwarfError, SourceMap};
+use probe_engine::linux::dwarf::{DebugFile, DwarfError, SourceMap, VariablesInScope};
 use probe_engine::linux::kernel::{Kernel, KernelError};
 use probe_engine::linux::symbol_file::{SymbolFile, check_build};
 use probe_engine::linux::vmlinux::Vmlinux;
@@ -125,16 +126,17 @@ impl KernelSource {
     }
 }
 
-/// The source of a kernel's text, which is read when it is needed first.
+/// The source of a kernel's text and its variables, which are read when they are needed first.
 pub(crate) struct KernelLines<'a> {
     from: &'a KernelSource,
     kernel: &'a Kernel,
+    file: OnceCell<Option<DebugFile<'a>>>,
     map: OnceCell<Option<SourceMap>>,
 }
 
 impl<'a> KernelLines<'a> {
     pub(crate) fn of(from: &'a KernelSource, kernel: &'a Kernel) -> Self {
-        Self { from, kernel, map: OnceCell::new() }
+        Self { from, kernel, file: OnceCell::new(), map: OnceCell::new() }
     }
 
     /// Which source the kernel's instructions are from; `None` where no debugging information says it.
@@ -142,10 +144,23 @@ impl<'a> KernelLines<'a> {
         if let Some(map) = self.map.get() {
             return Ok(map.as_ref());
         }
-        let debug = self.from.debug(self.kernel)?;
         let text = self.kernel.image().text_start();
-        let map = debug.map(|debug| SourceMap::read(&debug, text)).transpose();
+        let map = self.file()?.map(|file| SourceMap::read(file, text)).transpose();
         let map = map.context("the kernel's source lines cannot be read")?;
         Ok(self.map.get_or_init(|| map).as_ref())
+    }
+
+    /// Which variables have names at the instruction at `at`; `None` where no debugging information says it.
+    pub(crate) fn variables_at(&self, at: Gva) -> Result<Option<VariablesInScope>> {
+        let variables = self.file()?.map(|file| file.variables_at(at)).transpose();
+        variables.context("the kernel's local variables cannot be read")
+    }
+
+    fn file(&self) -> Result<Option<&DebugFile<'a>>> {
+        if let Some(file) = self.file.get() {
+            return Ok(file.as_ref());
+        }
+        let file = self.from.debug(self.kernel)?;
+        Ok(self.file.get_or_init(|| file).as_ref())
     }
 }

@@ -32,7 +32,7 @@ pub fn argument_name(argument: &Argument, index: usize) -> String {
         argument.ty.as_ref().is_some_and(|ty| matches!(ty.value.element, Element::Dentry | Element::File));
     match (&argument.name, &argument.fetch.value) {
         (Some(name), _) => name.value.clone(),
-        (None, Fetch::Variable { of: Spanned { value: Variable::Parameter(name), .. }, path })
+        (None, Fetch::Variable { of: Spanned { value: Variable::Named(name), .. }, path })
             if path.is_empty() && !is_of_other =>
         {
             name.clone()

@@ -2,7 +2,8 @@
 //!
 //! The syntax is that of `kprobe_events` (Documentation/trace/kprobetrace.rst) with the BTF arguments of
 //! `dynamic_events` (fprobetrace.rst), followed by a filter (events.rst) and a histogram (histogram.rst). Casts, `$current`
-//! and per-CPU variables are as Linux 7.3 has them.
+//! and per-CPU variables are as Linux 7.3 has them. Lines of the source, and names and casts at places that are no function's
+//! entry, are not known there.
 
 use std::ops::Range;
 
@@ -154,9 +155,9 @@ pub enum Fetch {
     },
     /// `(STRUCT)FETCH->FIELD`
     Cast(Box<Cast>),
-    /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`: by the function's own parameters and types.
+    /// `NAME`, `NAME->FIELD`, `$retval->FIELD.FIELD`: by the function's own parameters and types, and by its variables.
     Variable {
-        /// A parameter's name, `$argN`, `$retval`, or `$current`.
+        /// The name of a parameter or a local variable, `$argN`, `$retval`, or `$current`.
         of: Spanned<Variable>,
         /// The members on the way.
         path: Vec<Step>,
@@ -166,8 +167,8 @@ pub enum Fetch {
 /// Where a path of members begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Variable {
-    /// A parameter.
-    Parameter(String),
+    /// A parameter, or a local variable, which the kernel's own probes do not know.
+    Named(String),
     /// `$retval`
     ReturnValue,
     /// `$argN`

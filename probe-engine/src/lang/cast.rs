@@ -3,7 +3,6 @@
 use super::ast::Spanned;
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, is_per_cpu};
-use super::place::Site;
 
 /// What a cast is made of.
 pub(super) struct Parts<'a> {
@@ -17,10 +16,7 @@ pub(super) struct Parts<'a> {
 }
 
 /// Takes a whole cast apart.
-pub(super) fn parse(part: Part<'_>, site: Site) -> Result<Parts<'_>, Error> {
-    if !site.knows_parameters {
-        return Err(part.wrong(Mistake::CastElsewhere));
-    }
+pub(super) fn parse(part: Part<'_>) -> Result<Parts<'_>, Error> {
     let mut rest = part;
     rest.take_char();
     let inside = rest.take_while(|c| c != ')');

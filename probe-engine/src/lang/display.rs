@@ -106,7 +106,7 @@ impl Display for Fetch {
 impl Display for Variable {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Self::Parameter(name) => f.write_str(name),
+            Self::Named(name) => f.write_str(name),
             Self::ReturnValue => f.write_str("$retval"),
             Self::Argument(number) => write!(f, "$arg{number}"),
             Self::Current => f.write_str("$current"),

@@ -1,6 +1,7 @@
 //! What can be wrong with a definition, where, and what to write instead.
 
 use super::ast::Span;
+use crate::linux::dwarf::Hidden;
 use crate::linux::glob::GlobError;
 use crate::linux::nearest;
 use crate::linux::symbols::named::NotOne;
@@ -220,8 +221,6 @@ pub enum Mistake {
     BadHyphen,
     #[error("a parameter is no structure: the first member comes after `->`")]
     DotOnParameter,
-    #[error("values are cast only at a function's entry and its returns")]
-    CastElsewhere,
     #[error("a cast leads to a member, and there is no `->`")]
     CastWithoutMember,
     #[error("an offset from a symbol needs parentheses in a cast")]
@@ -230,6 +229,22 @@ pub enum Mistake {
     ArrowInCast,
     #[error("this is the address of the CPU's own variable already")]
     PerCpuTwice,
+
+    // What the kernel's debugging information says of variables.
+    #[error("no variable `{name}` is in scope here")]
+    NotInScope { name: String, nearest: Nearest },
+    #[error("`{name}` {why}")]
+    HiddenVariable { name: String, why: Hidden },
+    #[error(
+        "the type of `{0}` is described in another unit of the debugging information, and not read from there"
+    )]
+    ForeignVariable(String),
+    #[error("`{0}` is a structure or an array, and no single value")]
+    LargeVariable(String),
+    #[error("`{0}` is a structure in a register, and its members are not taken apart")]
+    StructureInRegister(String),
+    #[error("{0}")]
+    NoVariables(String),
 
     // What the kernel's symbols and types say.
     #[error("the kernel has no symbol `{name}`")]
@@ -364,6 +379,7 @@ impl Mistake {
         let near = match self {
             Self::UnknownRegister { nearest, .. }
             | Self::UnknownVariable { nearest, .. }
+            | Self::NotInScope { nearest, .. }
             | Self::UnknownType { nearest, .. }
             | Self::UnknownSymbol { nearest, .. }
             | Self::UnknownStructure { nearest, .. }
@@ -398,9 +414,19 @@ impl Mistake {
             Self::ReservedName(_) | Self::UsedName(_) => "write another name, and a `=`, before it",
             Self::NotAReturn => "make it a return probe: `r`, or `%return` behind the function",
             Self::NotAnEntry => {
-                "put the probe on the function's name, or fetch registers: the first parameters came in \
-                                 `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`"
+                "put the probe on the function's name, name the kernel's vmlinux with --symbols so that variables have \
+                 names elsewhere, or fetch registers: the first parameters came in `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`"
             }
+            Self::NotInScope { .. } => {
+                "variables and parameters have names in their own block, and in functions that are inlined in it"
+            }
+            Self::HiddenVariable { why: Hidden::Fixed, .. } => "fetch it by its symbol: `@SYM`",
+            Self::HiddenVariable { .. } => {
+                "probe a line at which it has a value in a register or on the stack, or fetch what it comes from"
+            }
+            Self::ForeignVariable(_) => "give it a type, as `NAME:u64`",
+            Self::LargeVariable(_) => "fetch a member: `NAME.MEMBER`",
+            Self::StructureInRegister(_) => "give it a type, as `NAME:x64`",
             Self::DressedAllArguments => "leave out name, type and whatever is around it",
             Self::FileOffset => "write `@SYM+OFFS`",
             Self::UnknownRegister { .. } => "registers are called `%ax`, `%di`, `%sp`, `%r8`, `%flags`...",
@@ -420,7 +446,6 @@ impl Mistake {
             Self::NoParenthesis => "write `+8(%sp)`",
             Self::OpenParenthesis => "write a `)` here",
             Self::DotOnParameter => "write `->`",
-            Self::CastElsewhere => "read the member by its offset: `+OFFS(FETCH)`",
             Self::CastWithoutMember => "write `(STRUCT)VALUE->MEMBER`",
             Self::CastOfOffset => "write `(STRUCT)(@SYM+OFFS)->MEMBER`",
             Self::ArrowInCast => "write `.`",

@@ -39,11 +39,12 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
         Some('t') if is_per_cpu(part) => per_cpu(part, site, depth)?,
         Some(c) if c.is_ascii_alphabetic() || c == '_' => {
             let name = rest.take_while(is_of_name);
-            let path = path(rest, depth)?;
-            if !site.knows_parameters {
-                return Err(part.wrong(Mistake::NotAnEntry));
-            }
-            Fetch::Variable { of: name.says(Variable::Parameter(name.text().to_owned())), path }
+            let path = match site.knows_parameters {
+                true => path(rest, depth)?,
+                // A local variable may be a structure.
+                false => members(rest, depth)?,
+            };
+            Fetch::Variable { of: name.says(Variable::Named(name.text().to_owned())), path }
         }
         Some(_) => return Err(part.is_not(Wanted::Fetch)),
     };
@@ -132,7 +133,15 @@ fn is_decimal(text: &str) -> bool {
 }
 
 /// `->FIELD.FIELD`, all that is left, or nothing.
-fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
+fn path(rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
+    match rest.first() {
+        Some('.') => Err(rest.split_at(1).0.wrong(Mistake::DotOnParameter)),
+        _ => members(rest, depth),
+    }
+}
+
+/// `->FIELD.FIELD` or `.FIELD->FIELD`, all that is left, or nothing.
+fn members(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
     let mut path = Vec::new();
     let mut reads = depth;
     while !rest.is_empty() {
@@ -143,9 +152,6 @@ fn path(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
                 Some('-') => before.split_at(1).0.wrong(Mistake::BadHyphen),
                 _ => before.unexpected(),
             });
-        }
-        if !arrow && path.is_empty() {
-            return Err(before.split_at(1).0.wrong(Mistake::DotOnParameter));
         }
         let member = rest.take_while(is_of_name);
         if !member.is_name() {
@@ -234,7 +240,7 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
 
 /// `(STRUCT[,FIELD])FETCH->FIELD`
 fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
-    let Parts { structure, container_of, value, path: members } = cast::parse(part, site)?;
+    let Parts { structure, container_of, value, path: members } = cast::parse(part)?;
     let path = path(members, depth)?;
     let reads = path.iter().filter(|step| step.arrow).count();
     let of = address(value, site, depth + reads)?;

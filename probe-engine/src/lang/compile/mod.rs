@@ -4,6 +4,7 @@
 mod cast;
 mod filter;
 mod hist;
+mod local;
 mod operand;
 mod variable;
 mod way;
@@ -18,6 +19,7 @@ use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
+use crate::linux::dwarf::VariablesInScope;
 use crate::linux::kernel::Kernel;
 use crate::virt_memory::LONGEST_STRING;
 use way::{End, Way};
@@ -31,6 +33,9 @@ pub struct Site<'a> {
     pub kernel: &'a Kernel,
     /// Its types, where it has them.
     pub btf: Option<&'a Btf<'a>>,
+    /// Which variables have names where the probe is, by debugging information: `None` where there is none, a sentence where it
+    /// cannot be read. Called no sooner than for a name that is no parameter's.
+    pub variables: &'a dyn Fn() -> Result<Option<VariablesInScope>, String>,
 }
 
 /// What `definition` reads at the hits of its probe at `site`: without arguments of its own, `otherwise`.
@@ -81,7 +86,7 @@ impl Compiler<'_> {
         for argument in args {
             let span = &argument.fetch.span;
             let parameter = |name| {
-                let of = Spanned { value: Variable::Parameter(name), span: span.clone() };
+                let of = Spanned { value: Variable::Named(name), span: span.clone() };
                 let value = Fetch::Variable { of, path: Vec::new() };
                 Spanned { value, span: span.clone() }
             };

@@ -75,13 +75,19 @@ impl Compiler<'_> {
         ty: Option<&Spanned<Type>>,
         span: &Span,
     ) -> Result<(Source, Shape), Error> {
+        if let Some(local) = self.local(of)? {
+            return self.local_value(&local, path, ty, span);
+        }
         let found = self.follow(of, path)?;
         self.finish(self.types(&of.span)?, found, ty, span)
     }
 
     /// Where a variable's value comes from, to be dereferenced.
     pub(super) fn variable_way(&self, of: &Spanned<Variable>, path: &[Step]) -> Result<Way, Error> {
-        Ok(self.follow(of, path)?.way)
+        match self.local(of)? {
+            Some(local) => local.path_way(path),
+            None => Ok(self.follow(of, path)?.way),
+        }
     }
 
     fn follow(&self, of: &Spanned<Variable>, path: &[Step]) -> Result<Typed, Error> {
@@ -96,10 +102,10 @@ impl Compiler<'_> {
                     .map_err(|reason| wrong(Mistake::NoParameters(reason.to_string())))?;
                 (Base::Register(Register::Rax), prototype.returns)
             }
-            Variable::Parameter(_) | Variable::Argument(_) | Variable::Current => {
+            Variable::Named(_) | Variable::Argument(_) | Variable::Current => {
                 let parameters = self.parameters(&of.span)?;
                 let found = match &of.value {
-                    Variable::Parameter(name) => parameters.iter().find(|(own, ..)| own == name),
+                    Variable::Named(name) => parameters.iter().find(|(own, ..)| own == name),
                     Variable::Argument(n) => parameters.get((*n as usize).wrapping_sub(1)),
                     Variable::ReturnValue | Variable::Current => None,
                 };
