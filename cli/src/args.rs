@@ -66,6 +66,7 @@ Definitions:
   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
   r vfs_read ret=$retval if ret < 0 && comm != \"cat\"
   p do_sys_openat2 if filename ~ \"/etc/*\"
+  p do_sys_openat2:1420 fd name=tmp->name:string op.open_flag:x32
   p vfs_read tgid=$current->tgid name=(dentry)(file->f_path.dentry)->d_name.name:string
   p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending")]
 pub(crate) struct Run {
@@ -84,13 +85,17 @@ pub(crate) struct Run {
     ///
     /// Or a definition in the language of the kernel's kprobe_events, of which there are examples below: p, r for
     /// returns or f for a function's entry, with a name; the place; what is fetched (%REG, $argN, $retval, $comm, $current,
-    /// $cgroup, @SYM, +OFFS(FETCH), a parameter, and its members, with a type); which hits count; and by what they are counted
+    /// $cgroup, @SYM, +OFFS(FETCH), a parameter or variable, and its members, with a type); which hits count; and by what they are counted
     /// instead of being shown.
     ///
     /// $current is the task that runs, and $current->pid a member of it. (STRUCT)VALUE->MEMBER takes a value as the address of
     /// a structure, and (STRUCT,FIELD)VALUE->MEMBER as that of a field of one; a value that is no single name is put in
     /// parentheses. this_cpu_ptr(@SYM) is where the CPU has its own one of a per-CPU variable, and this_cpu_read(@SYM) what
     /// lies there. Kernels have these since 7.3; here they work with every kernel.
+    ///
+    /// Inside a function, at a line or an offset, debugging information (--symbols) gives names to variables and parameters, and to
+    /// those of functions that are inlined there; VAR.MEMBER is a member of a structure. One is read that is in a register, on the
+    /// stack, or a constant at that instruction; what else there is is refused by its name. `vmm symbols --lines` lists them.
     ///
     /// The fields of a definition that fetches nothing are the function's parameters, or `return`. A histogram follows
     /// the hits when the guest has ended, as the kernel's hist file shows it. Its keys, three at most, are fields,
@@ -381,8 +386,7 @@ pub(crate) struct SymbolSource {
     /// Take the kernel's symbols from this file: its ELF vmlinux, with debugging information or without, or its System.map
     ///
     /// By debugging information (DWARF, CONFIG_DEBUG_INFO) stacks and panics are shown with file and line, lines can be
-    /// probed, and a kernel without BTF has types. A vmlinux must
-    /// be of the same build as the kernel, by its build-id. Of a build that --kernel DIR names, the vmlinux in it is
+    /// probed, variables have names there, and a kernel without BTF has types. A vmlinux must be of the same build as the kernel, by its build-id. Of a build that --kernel DIR names, the vmlinux in it is
     /// used without being named, and is looked at when something needs it.
     #[arg(long, alias = "system-map", value_name = "FILE")]
     pub(crate) symbols: Option<PathBuf>,
@@ -491,7 +495,8 @@ pub(crate) struct Symbols {
     /// Show the source of this function beside what can be probed, by debugging information (--symbols)
     ///
     /// Each line that has code has the address at which `--probe FUNCTION:LINE` stands, one for each copy that is inlined
-    /// into the function, and why it cannot be probed where it cannot. Lines are counted from the start of the file.
+    /// into the function, and why it cannot be probed where it cannot. Lines are counted from the start of the file. As JSON,
+    /// the names of the variables follow that a definition can read there.
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["pattern", "all", "proto", "timing"])]
     pub(crate) lines: Option<String>,
     /// With --lines: the folder of the kernel's source [default: where it was compiled, or the folder that --kernel names]
@@ -500,7 +505,7 @@ pub(crate) struct Symbols {
     /// How functions are written
     ///
     /// With --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the
-    /// line is of, where it is inlined) and refused. Otherwise:
+    /// line is of, where it is inlined), refused and variables (the names of those that can be read there). Otherwise:
     /// As JSON there is one object a line, with address (a hexadecimal string), name, size, alias_of, prototype (with
     /// --proto) and refused (why it cannot be probed, with --all).
     #[arg(long, value_enum, default_value_t = Format::Text)]

@@ -28,7 +28,7 @@ pub(crate) fn show(args: &Symbols, name: &str, kernel: &Kernel, source: &KernelS
     let function = kernel.symbols().find(name, |symbol| symbol.is_text());
     let entry = function.map_err(|which| anyhow::anyhow!("in the kernel, {which}"))?.at;
     let file = map.file_of(entry).with_context(|| format!("from which file `{name}` is, is not known"))?;
-    let rows = rows(map, file, entry, kernel);
+    let rows = rows(map, file, entry, kernel, &lines, args.format)?;
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
         bail!("no line of {file} has code of `{name}`");
     };
@@ -74,6 +74,8 @@ struct Row {
     inlined: Option<String>,
     /// Why it cannot be probed.
     refused: Option<String>,
+    /// The names of the variables that can be read there.
+    variables: Vec<String>,
 }
 
 /// The same as JSON.
@@ -85,19 +87,33 @@ struct JsonRow<'a> {
     row: &'a Row,
 }
 
-/// By line.
-fn rows(map: &SourceMap, file: &str, entry: Gva, kernel: &Kernel) -> Vec<Row> {
+/// By line. Variables are looked up for programs alone.
+fn rows(
+    map: &SourceMap,
+    file: &str,
+    entry: Gva,
+    kernel: &Kernel,
+    lines: &KernelLines<'_>,
+    format: Format,
+) -> Result<Vec<Row>> {
     let within = kernel.function(entry);
-    let lines = map.lines_with_code(file, within.as_ref());
-    let places = lines.iter().flat_map(|line| map.places(file, *line, within.as_ref(), kernel.symbols()));
-    places
-        .map(|LinePlace { at, line, inlined, .. }| Row {
+    let numbers = map.lines_with_code(file, within.as_ref());
+    let places = numbers.iter().flat_map(|line| map.places(file, *line, within.as_ref(), kernel.symbols()));
+    let row = |LinePlace { at, line, inlined, .. }| {
+        let variables = match format {
+            Format::Json => lines.variables_at(at)?.unwrap_or_default().variables,
+            Format::Text => Vec::new(),
+        };
+        let readable = variables.into_iter().filter(|variable| variable.place.is_ok());
+        Ok(Row {
             line,
             address: at.to_string(),
             inlined,
             refused: in_kernel(at, kernel).err().map(|reason| reason.to_string()),
+            variables: readable.map(|variable| variable.name).collect(),
         })
-        .collect()
+    };
+    places.map(row).collect()
 }
 
 /// The text of a file: below --source, where it was compiled, or in the folder of the kernel's build.
@@ -148,6 +164,7 @@ mod tests {
             address: "0xffffffff81000020".to_owned(),
             inlined: inlined.map(str::to_owned),
             refused: refused.map(str::to_owned),
+            variables: Vec::new(),
         };
         let shown = |text, row: Option<&Row>| Listed { line: 30, text, row }.to_string();
         assert_eq!(shown(Some("{"), None), "                       30  {");
