@@ -9,6 +9,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::lang;
 use probe_engine::lang::ast::Statement;
 use probe_engine::linux::btf::{Btf, Kind, c};
+use probe_engine::linux::dwarf::{self, DebugFile, SourceMap};
 use probe_engine::linux::kallsyms;
 use probe_engine::linux::modules::{ModuleLayout, modules as list};
 use probe_engine::linux::orc::{OrcLayout, OrcTable};
@@ -69,6 +70,33 @@ pub fn kallsyms(input: &[u8]) -> bool {
 fn look_up(symbols: &SymbolTable, at: Gva) {
     let _ = (symbols.function_at(at), symbols.address_of("_text"), symbols.lookup("_text").count());
     let _ = (symbols.nearest_of_all("vfs_raed", 2), symbols.text().count(), symbols.iter().count());
+}
+
+/// An ELF file with debugging information about code from 0xffffffff81000000 on: lines, types, and variables.
+pub fn dwarf(input: &[u8]) -> bool {
+    const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
+    let Ok(file) = DebugFile::read(input) else { return false };
+    let places = || (0..0x80).step_by(8).map(|offset| TEXT.add(offset));
+    let mut is_read = false;
+    if let Ok(map) = SourceMap::read(&file, TEXT) {
+        let table = map.line_table();
+        is_read |= places().any(|at| !table.at(at).is_empty() && map.file_of(at).is_some());
+    }
+    if let Ok(section) = dwarf::btf(&file)
+        && let Ok(btf) = Btf::parse(&section)
+    {
+        look_at(&btf);
+    }
+    for at in places() {
+        let Ok(scope) = file.variables_at(at) else { continue };
+        let Ok(btf) = Btf::parse(&scope.types) else { continue };
+        for variable in &scope.variables {
+            is_read |= variable.place.is_ok();
+            let _ = variable.ty.map(|ty| (btf.size(ty), btf.member_of(ty, "next")));
+            let _ = variable.place.map_err(|why| why.to_string());
+        }
+    }
+    is_read
 }
 
 /// An ORC table: its layout, an address as u64, and for each row 4 bytes of one part and 6 of the other.

@@ -14,9 +14,11 @@ mod harness;
 use harness::{Target, cut_every_seed, damage, damaged, read_every_seed, run, seeds};
 use proptest::prelude::*;
 
-const TARGETS: [Target; 5] = [
+const TARGETS: [Target; 6] = [
     // A type in C has up to 65,536 lines, however often they say the same.
     Target { name: "btf", entry: targets::btf, least: 64 << 20 },
+    // A compressed section holds what it says, up to a thousand times its size.
+    Target { name: "dwarf", entry: targets::dwarf, least: 64 << 20 },
     Target { name: "kallsyms", entry: targets::kallsyms, least: 1 << 20 },
     Target { name: "orc", entry: targets::orc, least: 1 << 20 },
     Target { name: "modules", entry: targets::modules, least: 1 << 20 },

@@ -11,7 +11,7 @@ use crate::addr::Gva;
 use crate::linux::btf::{Btf, c};
 use crate::linux::kernel::Kernel;
 use crate::linux::symbol_file::SymbolFile;
-use crate::linux::testing::{Extra, Part, elf_with};
+use crate::linux::testing::{self, Extra, Part, elf_with};
 use crate::linux::vmlinux::Vmlinux;
 use crate::probe::resolve::{resolve, resolve_in_source};
 use crate::probe::spec::ProbeSpec;
@@ -200,6 +200,11 @@ fn a_kernel_without_types_has_those_of_its_debugging_information() {
     assert!(btf.member("file", "next").is_some() && btf.named("file").count() == 1);
     let (_, first) = function.prototype.parameters().next().unwrap();
     assert!(btf.pointee(first).and_then(|to| btf.size(to)) == Some(32));
+}
+
+#[test]
+fn seeds_of_the_fuzz_target() {
+    testing::seed("seeds/dwarf/lines", &vmlinux(&sections()));
 }
 
 proptest! {

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::super::testing::{CLOSE, OPEN, sections, vmlinux};
 use super::*;
 use crate::linux::btf::Btf;
+use crate::linux::testing;
 use crate::regs::Register;
 
 /// What has a name so many bytes behind the start of `open`: each with its size and where it is.
@@ -86,6 +87,11 @@ fn slots_need_frame_information_and_registers_do_not() {
     assert_eq!(places(OPEN)["copy"], Err(Hidden::NoFrame));
     assert_eq!(places(OPEN)["file"], Ok(VariablePlace::Register(Register::Rdi)));
     assert_eq!(places(CLOSE)["below"], Ok(VariablePlace::Memory(Register::Rbp, -8)));
+}
+
+#[test]
+fn seeds_of_the_fuzz_target() {
+    testing::seed("seeds/dwarf/variables", &vmlinux(&sections()));
 }
 
 proptest! {
