@@ -120,13 +120,9 @@ fn both_ways_are_the_same(times: usize) {
     }
 }
 
+/// Twice, or, with `VMM_LONG` set, twenty times.
 #[test]
-fn two_boots_each_way_are_the_same() {
-    both_ways_are_the_same(2);
-}
-
-#[test]
-#[ignore = "44 guests: cargo xtask test --long boots"]
-fn twenty_boots_each_way_are_the_same() {
-    both_ways_are_the_same(20);
+fn boots_of_each_way_are_the_same() {
+    let is_long = std::env::var_os("VMM_LONG").is_some();
+    both_ways_are_the_same(if is_long { 20 } else { 2 });
 }
