@@ -42,8 +42,6 @@ pub(crate) enum Style {
     Call,
     /// As an event of this name with its fields.
     Event(String),
-    /// Not one by one: hits are only counted.
-    Count,
     /// As part of the graph of calls.
     Graph,
 }
@@ -79,6 +77,11 @@ impl Asked {
             *stack = run.stack.map(usize::from);
         }
         self
+    }
+
+    /// Whether its hits are only counted, and none is shown.
+    pub(crate) fn is_only_counted(&self) -> bool {
+        !self.plan.records()
     }
 
     /// Whether returns are its hits.

@@ -103,9 +103,9 @@ impl<'a, 'k> Reader<'a, 'k> {
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
             let written = self.filter.iter().map(|(_, filter)| format!("if {filter}")).collect();
-            let plain = Asked::plain(place, trigger(returns, None)).found_by(spec);
-            let plan = plain.plan.clone().reading(capture);
-            self.found.probes.push(Asked { plan, style, written, ..plain });
+            let mut asked = Asked::plain(place, trigger(returns, None)).found_by(spec);
+            asked.plan.capture = capture;
+            self.found.probes.push(Asked { style, written, ..asked });
         }
         Ok(())
     }
@@ -145,12 +145,12 @@ impl<'a, 'k> Reader<'a, 'k> {
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
             let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
-            let plain = Asked::plain(place, trigger(returns, max_active)).found_by(&spec);
-            let mut plan = plain.plan.clone().reading(capture);
+            let mut asked = Asked::plain(place, trigger(returns, max_active)).found_by(&spec);
+            asked.plan.capture = capture;
             if let Some(histogram) = histogram {
-                plan.action = Action::Histogram(histogram);
+                asked.plan.action = Action::Histogram(histogram);
             }
-            self.found.probes.push(Asked { plan, style, counted, written, ..plain });
+            self.found.probes.push(Asked { style, counted, written, ..asked });
         }
         Ok(())
     }

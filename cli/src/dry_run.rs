@@ -89,7 +89,7 @@ impl<'a> Row<'a> {
             probe: asked.name(),
             event: match &asked.style {
                 Style::Event(name) if *name != asked.place.name() => Some(name),
-                Style::Event(_) | Style::Registers | Style::Call | Style::Count | Style::Graph => None,
+                Style::Event(_) | Style::Registers | Style::Call | Style::Graph => None,
             },
             address: None,
             how: String::new(),

@@ -225,7 +225,7 @@ pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Resul
     }
     let Found { mut probes, refused } = reader.finish();
     for asked in functions(&run.counts, kernel).context("--count")? {
-        probes.push(Asked { style: Style::Count, plan: ProbePlan::new(Trigger::Pass), ..asked });
+        probes.push(Asked { plan: ProbePlan::new(Trigger::Pass), ..asked });
     }
     for asked in functions(&run.graphs, kernel).context("--graph")? {
         let entry = Asked { style: Style::Graph, ..asked };

@@ -141,7 +141,7 @@ impl<'a> Writer<'a> {
 
     /// Whether hits of this probe are only counted.
     fn is_count(&self, probe: &ProbeReport) -> bool {
-        self.probes.get(probe.id.0 as usize).is_some_and(|asked| asked.style == Style::Count)
+        self.probes.get(probe.id.0 as usize).is_some_and(Asked::is_only_counted)
     }
 
     fn counts<'r>(&self, report: &'r Report) -> Vec<&'r ProbeReport> {
