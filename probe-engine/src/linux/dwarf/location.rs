@@ -133,17 +133,15 @@ impl<'u, 'a> Locations<'u, 'a> {
         if second.is_none() {
             return self.simple(first);
         }
-        if let (
-            Operation::UnsignedConstant { .. } | Operation::SignedConstant { .. },
-            Some(Operation::StackValue),
-        ) = (&first, &second)
+        let number = match first {
+            Operation::UnsignedConstant { value } => Some(value),
+            Operation::SignedConstant { value } => Some(value.cast_unsigned()),
+            _ => None,
+        };
+        if let (Some(number), Some(Operation::StackValue)) = (number, second)
             && next()?.is_none()
         {
-            return Ok(VariablePlace::Constant(match first {
-                Operation::UnsignedConstant { value } => value,
-                Operation::SignedConstant { value } => value.cast_unsigned(),
-                _ => return Err(Hidden::Unknown),
-            }));
+            return Ok(VariablePlace::Constant(number));
         }
         // Why it is not simple, the plainest reason first.
         let mut why = Hidden::Indirect;

@@ -7,6 +7,8 @@ use gimli::write::{
 };
 use gimli::{DwAt, DwTag, Encoding, Format, LittleEndian, Register, X86_64, constants as dw};
 
+use proptest::sample::Index;
+
 use crate::addr::Gva;
 use crate::linux::testing::{Extra, Part, elf_with};
 
@@ -181,9 +183,15 @@ pub(crate) fn sections() -> Vec<Extra> {
     b.variable(close, "slot", int, always(|e| e.op_fbreg(-8)));
     b.variable(close, "below", int, always(|e| e.op_breg(X86_64::RBP, -8)));
 
-    let mut written = Sections::new(EndianVec::new(LittleEndian));
-    b.0.write(&mut written).unwrap();
     let mut sections = vec![(".debug_frame", 1, 0, 0, frames(encoding))];
+    sections.extend(written(&mut b.0));
+    sections
+}
+
+/// The sections of a unit.
+pub(crate) fn written(unit: &mut DwarfUnit) -> Vec<Extra> {
+    let (mut written, mut sections) = (Sections::new(EndianVec::new(LittleEndian)), Vec::new());
+    unit.write(&mut written).unwrap();
     written
         .for_each(|id, data| -> Result<(), ()> {
             sections.push((id.name(), 1, 0, 0, data.slice().to_vec()));
@@ -191,6 +199,15 @@ pub(crate) fn sections() -> Vec<Extra> {
         })
         .unwrap();
     sections
+}
+
+/// Writes these bytes over a part of one of the sections.
+pub(crate) fn damage(sections: &mut [Extra], section: Index, at: Index, bytes: &[u8]) {
+    let (_, _, _, _, contents) = section.get_mut(sections);
+    if !contents.is_empty() {
+        let at = at.index(contents.len());
+        contents.iter_mut().skip(at).zip(bytes).for_each(|(byte, new)| *byte = *new);
+    }
 }
 
 /// `open` pushes a register in its first 4 bytes, and then makes room for 0x30 bytes.

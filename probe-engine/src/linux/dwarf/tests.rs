@@ -1,11 +1,10 @@
 //! Debugging information of a small kernel, as a compiler would write it.
 
-use gimli::write::{
-    Address, AttributeValue, DwarfUnit, EndianVec, LineProgram, LineString, Sections, UnitEntryId,
-};
+use gimli::write::{Address, AttributeValue, DwarfUnit, LineProgram, LineString, UnitEntryId};
 use gimli::{Encoding, Format, LineEncoding, constants as dw};
 use proptest::prelude::*;
 
+use super::testing::{damage, written};
 use super::*;
 use crate::addr::Gva;
 use crate::linux::btf::{Btf, c};
@@ -104,16 +103,7 @@ fn sections() -> Vec<Extra> {
     entry(function, dw::DW_TAG_inlined_subroutine, call);
     dwarf.unit.get_mut(root).set(dw::DW_AT_comp_dir, AttributeValue::String(b"/build".to_vec()));
 
-    let mut written = Sections::new(EndianVec::new(gimli::LittleEndian));
-    dwarf.write(&mut written).unwrap();
-    let mut sections = Vec::new();
-    written
-        .for_each(|id, data| -> Result<(), ()> {
-            sections.push((id.name(), 1, 0, 0, data.slice().to_vec()));
-            Ok(())
-        })
-        .unwrap();
-    sections
+    written(&mut dwarf)
 }
 
 fn vmlinux(sections: &[Extra]) -> Vec<u8> {
@@ -215,11 +205,7 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 1..8),
     ) {
         let mut sections = sections();
-        let (_, _, _, _, contents) = section.get_mut(&mut sections);
-        if !contents.is_empty() {
-            let at = at.index(contents.len());
-            contents.iter_mut().skip(at).zip(&bytes).for_each(|(byte, new)| *byte = *new);
-        }
+        damage(&mut sections, section, at, &bytes);
         let file = vmlinux(&sections);
         if let Ok(debug) = DebugFile::read(&file) {
             if let Ok(map) = SourceMap::read(&debug, Gva(TEXT)) {

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::testing::{CLOSE, OPEN, sections, vmlinux};
+use super::super::testing::{CLOSE, OPEN, damage, sections, vmlinux};
 use super::*;
 use crate::linux::btf::Btf;
 use crate::linux::testing;
@@ -102,11 +102,7 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 1..8),
     ) {
         let mut sections = sections();
-        let (_, _, _, _, contents) = section.get_mut(&mut sections);
-        if !contents.is_empty() {
-            let at = at.index(contents.len());
-            contents.iter_mut().skip(at).zip(&bytes).for_each(|(byte, new)| *byte = *new);
-        }
+        damage(&mut sections, section, at, &bytes);
         let file = vmlinux(&sections);
         if let Ok(debug) = DebugFile::read(&file) {
             for offset in [0, 0x18, 0x40] {
