@@ -7,15 +7,16 @@ use super::super::spawn;
 use super::AgentError;
 use super::port::Port;
 use crate::terminal::{Terminal, WindowSize};
+use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, PipeWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -95,15 +96,30 @@ fn unpack(index: usize, file: &DiskFile) -> Result<PathBuf, AgentError> {
     let folder = Path::new(FILES).join(index.to_string());
     fs::create_dir_all(&folder).map_err(AgentError::file("create", &folder))?;
     let path = folder.join(&file.name);
-    let mut disk = File::open(DISK).map_err(AgentError::file("open", DISK))?;
-    disk.seek(SeekFrom::Start(file.offset)).map_err(AgentError::file("read", DISK))?;
     let copy = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
-    let copied = copy.and_then(|mut copy| io::copy(&mut disk.take(file.length), &mut copy));
-    match copied {
-        Ok(length) if length == file.length => Ok(path),
-        Ok(_) => Err(AgentError::file("read", path)(io::ErrorKind::UnexpectedEof.into())),
-        Err(source) => Err(AgentError::file("unpack", path)(source)),
+    copy.and_then(|copy| copy_from_disk(file, copy)).map_err(AgentError::file("unpack", &path))?;
+    Ok(path)
+}
+
+/// Copies a file from the disk. The disk writes to the buffer by itself: on an emulated processor that is several times faster
+/// than reading through the kernel's cache.
+fn copy_from_disk(file: &DiskFile, mut copy: File) -> io::Result<()> {
+    const PIECE: usize = 1 << 20;
+    /// What the disk reads begins and ends at multiples of this, in memory as well.
+    const ALIGNMENT: usize = 4096;
+    let disk = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(DISK)?;
+    let mut buffer = vec![0; PIECE + ALIGNMENT];
+    let start = buffer.as_ptr().align_offset(ALIGNMENT);
+    let buffer = buffer.get_mut(start..start + PIECE).ok_or(io::ErrorKind::OutOfMemory)?;
+    let (mut at, end) = (file.offset, file.offset + file.length);
+    while at < end {
+        let left = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+        let length = left.next_multiple_of(ALIGNMENT);
+        disk.read_exact_at(buffer.get_mut(..length).unwrap_or_default(), at)?;
+        copy.write_all(buffer.get(..left).unwrap_or_default())?;
+        at += left as u64;
     }
+    Ok(())
 }
 
 /// What a shell says of a program that it cannot run: that there is none, or that it is none.
