@@ -69,12 +69,12 @@ impl Asked {
     pub(crate) fn within(mut self, run: &Run) -> Self {
         let plan = &mut self.plan;
         match &mut plan.trigger {
-            Trigger::Pass => plan.once = run.once,
-            Trigger::Return { max_active } => *max_active = max_active.or(run.maxactive),
+            Trigger::Pass => plan.once = run.probes.once,
+            Trigger::Return { max_active } => *max_active = max_active.or(run.arming.maxactive),
             Trigger::Access => {}
         }
         if let Action::Record { stack } = &mut plan.action {
-            *stack = run.stack.map(usize::from);
+            *stack = run.probes.stack.map(usize::from);
         }
         self
     }

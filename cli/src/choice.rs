@@ -2,7 +2,7 @@
 
 use crate::args::{Guest, HostKind, Place};
 use crate::host_image::Begun;
-use crate::say::say;
+use crate::say::note;
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 use std::thread::{self, JoinHandle};
@@ -44,7 +44,7 @@ impl Choosing {
     pub(crate) fn chosen(self) -> Result<Chosen> {
         let (chosen, why_emulated) = self.0.join().map_err(|_| anyhow!("no host could be chosen"))?;
         if let Some(reason) = why_emulated {
-            say(format_args!("using the emulated host: {reason:#}"));
+            note(format_args!("using the emulated host: {reason:#}"));
         }
         chosen
     }

@@ -9,7 +9,7 @@ use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Moment, end_name, json, say_armed};
 use crate::run::{self, Known};
-use crate::say::{say, standard_error};
+use crate::say::{self, say, standard_error};
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
 use anyhow::Result;
@@ -25,7 +25,7 @@ use vmm::probe::Probe;
 use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
-    run::share_terminal(&args.guest, args.output.as_deref());
+    run::share_terminal(&args.guest, args.guest.records.output.as_deref());
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let target = match target::resolved(&args.guest)? {
@@ -48,12 +48,12 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     };
     match choosing.chosen()? {
         Chosen::Emulated(begun) => {
-            let (format, output) = (args.format, args.output.as_deref());
+            let (format, output) = (args.guest.records.format, args.guest.records.output.as_deref());
             let inside = Inside { verb: "coverage", format, output };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
-            let out = args.output.as_deref().map(file::create).transpose()?;
+            let out = args.guest.records.output.as_deref().map(file::create).transpose()?;
             let patterns = unarmed::patterns(&target.probes);
             let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
             let Target { kernel, probes, unwind, serving, .. } = target;
@@ -63,12 +63,14 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let known = Known { image, kernel, names: false, unwind, serving, late };
             let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
             if let Some(out) = out
-                && let Err(error) = calls.write(out, args.format, &ran.report)
+                && let Err(error) = calls.write(out, args.guest.records.format, &ran.report)
             {
                 say(format_args!("the functions that ran could not be written: {error}"));
             }
-            // Nobody may be there to read it.
-            let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
+            if args.guest.records.output.is_none() || !say::is_quiet() {
+                // Nobody may be there to read it.
+                let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
+            }
             // None of them is in a module.
             Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
         }

@@ -2,7 +2,7 @@
 
 use crate::asked::{Asked, Counted, Style};
 use crate::mistake::{self, Mistake};
-use crate::say::say;
+use crate::say::note;
 use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::Capture;
@@ -255,7 +255,7 @@ impl<'a, 'k> Reader<'a, 'k> {
     /// All that was found, in the order in which it was asked for. Says what could not be shown as one may expect.
     pub(crate) fn finish(self) -> Found {
         if self.changed > 0 {
-            say(format_args!(
+            note(format_args!(
                 "the compiler has changed the parameters of {} of these functions (.isra, .constprop or .part in \
                  their names): their registers are shown",
                 self.changed

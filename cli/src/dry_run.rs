@@ -40,9 +40,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         return Err(RegisterError::TooManyWatches(most).into());
     }
     let (rooms, thunks) = (Rooms::new(&kernel), Thunks::of(&kernel));
-    let detours = Detours { optimize: args.optimize, kernel: &kernel, rooms, thunks };
+    let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, rooms, thunks };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
-    list(|out| print(out, args.format, &rows, &found))?;
+    list(|out| print(out, args.guest.records.format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,7 +1,7 @@
 //! Functions that ftrace could trace: their entries are final early in boot, and a detour may stand there.
 
 use crate::asked::Asked;
-use crate::say::say;
+use crate::say::note;
 use anyhow::{Result, bail};
 use probe_engine::linux::ftrace::FtraceSites;
 use probe_engine::linux::kernel::Kernel;
@@ -39,7 +39,7 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
         }
         if places.len() < matches {
             let left_out = matches - places.len();
-            say(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
+            note(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
         }
         places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
         functions

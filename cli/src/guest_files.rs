@@ -62,7 +62,7 @@ fn initrd_path(asked: Option<&Path>) -> Result<PathBuf> {
 
 /// The kernel command line.
 pub(crate) fn cmdline(guest: &Guest) -> String {
-    match (&guest.raw_cmdline, &guest.cmdline) {
+    match (&guest.raw_append, &guest.append) {
         (Some(raw), _) => raw.clone(),
         (None, Some(more)) => format!("{BASE_CMDLINE} {more}"),
         (None, None) => BASE_CMDLINE.to_owned(),

@@ -105,13 +105,16 @@ pub(crate) fn run_emulated(
         if guest.verbose {
             command = command.arg("--verbose");
         }
-        for (name, words) in [("cmdline", &guest.cmdline), ("raw-cmdline", &guest.raw_cmdline)] {
+        for (name, words) in [("append", &guest.append), ("raw-append", &guest.raw_append)] {
             if let Some(words) = words {
                 command = command.arg(format!("--{name}={words}"));
             }
         }
         if let Some(seconds) = guest.timeout {
             command = command.arg(format!("--timeout={seconds}"));
+        }
+        if say::is_quiet() {
+            command = command.arg("--quiet");
         }
         if is_shared() {
             command = command.arg("--marked");

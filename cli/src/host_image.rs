@@ -1,7 +1,7 @@
 //! The emulated host as this program makes it, and one that starts while something else is done.
 
 use crate::kernel_choice;
-use crate::say::say;
+use crate::say::note;
 use crate::work::THIS_PROGRAM;
 use anyhow::{Context, Result};
 use guest_kernels::{Cache, DEFAULT_KERNEL, FetchedKernel, initramfs};
@@ -33,7 +33,7 @@ pub(crate) fn with_image<T>(use_image: impl FnOnce(&HostImage<'_>) -> Result<T>)
         initramfs_key: &key,
         initramfs: &build,
         cache_dir: cache.root(),
-        notice: &|line| say(line),
+        notice: &|line| note(line),
     })
 }
 

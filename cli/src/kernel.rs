@@ -3,7 +3,7 @@
 use crate::args::{FetchKernels, KernelCommand};
 use crate::kernel_choice::unfetched;
 use crate::listing::list;
-use crate::say::say;
+use crate::say::note;
 use anyhow::{Context, Result};
 use guest_kernels::{Apt, Cache, Fetcher, KERNELS, Kernel};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub(crate) fn main(command: &KernelCommand) -> Result<ExitCode> {
 fn fetch(kernels: &[Kernel]) -> Result<()> {
     let cache = Cache::open()?;
     let writer = cache.lock()?;
-    let notice = |line: &str| say(line);
+    let notice = |line: &str| note(line);
     let mut fetcher = Fetcher::new(&writer, &notice);
     for kernel in kernels {
         let fetched = fetcher.fetch(kernel).with_context(|| unfetched(kernel))?;

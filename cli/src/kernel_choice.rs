@@ -1,6 +1,6 @@
 //! Which kernel the user means.
 
-use crate::say::say;
+use crate::say::note;
 use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use guest_kernels::{Cache, FetchedKernel, Fetcher, Kernel, KernelFiles, NoName};
@@ -67,8 +67,8 @@ pub(crate) fn fetched(kernel: &Kernel) -> Result<FetchedKernel> {
         return Ok(there);
     }
     let (origin, to) = (kernel.origin(), cache.root().display());
-    say(format_args!("kernel {kernel} is not in {to}: fetching Debian's {origin}"));
-    say(Fetcher::new(&writer, &|line| say(line)).fetch(kernel).with_context(|| unfetched(kernel))?);
+    note(format_args!("kernel {kernel} is not in {to}: fetching Debian's {origin}"));
+    note(Fetcher::new(&writer, &|line| note(line)).fetch(kernel).with_context(|| unfetched(kernel))?);
     Ok(cache.kernel(kernel)?)
 }
 

@@ -1,13 +1,13 @@
 //! What a kernel's own build leaves out, and what that leaves of a run: said before anything boots.
 
-use crate::say::say;
+use crate::say::note;
 use probe_engine::linux::btf::BtfError;
 use probe_engine::linux::ftrace::FtraceSites;
 use probe_engine::linux::kernel::Kernel;
 
 /// Says what is missing in `kernel`, a sentence for each option, where a guest is to have `cpus` CPUs.
 pub(crate) fn say_limits(kernel: &Kernel, cpus: u32) {
-    limits(kernel, cpus).into_iter().for_each(say);
+    limits(kernel, cpus).into_iter().for_each(note);
 }
 
 /// The sentences.

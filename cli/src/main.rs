@@ -15,6 +15,7 @@ mod host_image;
 mod kernel;
 mod kernel_choice;
 mod limits;
+mod list;
 mod listing;
 mod mistake;
 mod output;
@@ -26,14 +27,13 @@ mod say;
 mod shared_terminal;
 mod source_listing;
 mod symbol_file;
-mod symbols;
 mod target;
 mod time_limits;
 mod types;
 mod unarmed;
 mod work;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use say::say;
@@ -56,10 +56,16 @@ fn main() -> ExitCode {
         vmm::host::agent::main();
         return ExitCode::SUCCESS;
     }
-    let done = match Cli::try_parse().unwrap_or_else(|error| refuse(&error)).command {
+    let Cli { command, quiet, .. } = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
+    if quiet {
+        say::be_quiet();
+    }
+    let done = match command {
         Command::Run(run) => run::main(&run),
+        Command::Count(count) => run::main(&Run::from(*count)),
+        Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Coverage(coverage) => coverage::main(&coverage),
-        Command::Symbols(symbols) => symbols::main(&symbols),
+        Command::List(list) => list::main(&list),
         Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),

@@ -9,7 +9,7 @@ use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
-use crate::say::{self, finish, hurry, say};
+use crate::say::{self, finish, hurry, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Serving, Target};
 use crate::time_limits::{BOOT, RUN, timeout};
@@ -40,7 +40,7 @@ use vmm::session::{Command, Config, Outcome, RegisterError, Report, Session, Sin
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
-    if args.dry_run {
+    if args.arming.dry_run {
         return dry_run::main(args);
     }
     if let Some(folder) = &args.write_target {
@@ -52,7 +52,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
-        share_terminal(&args.guest, args.output.as_deref());
+        share_terminal(&args.guest, args.guest.records.output.as_deref());
     }
     match choosing.chosen()? {
         Chosen::Kvm(hypervisor, delivery) => run_here(args, files, target, &hypervisor, delivery),
@@ -62,7 +62,11 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             if target.watches() > most {
                 return Err(RegisterError::TooManyWatches(most).into());
             }
-            let inside = Inside { verb: "run", format: args.format, output: args.output.as_deref() };
+            let inside = Inside {
+                verb: "run",
+                format: args.guest.records.format,
+                output: args.guest.records.output.as_deref(),
+            };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
     }
@@ -86,7 +90,7 @@ fn run_here(
     hypervisor: &Hypervisor,
     delivery: Delivery,
 ) -> Result<ExitCode> {
-    let out = match &args.output {
+    let out = match &args.guest.records.output {
         Some(path) => Out::file(file::create(path)?)?,
         None => Out::standard_error(),
     };
@@ -95,7 +99,8 @@ fn run_here(
     let Target { kernel, probes, symbols, lines, unwind, serving } = target;
     let image = std::mem::take(&mut files.image);
     let known = Known { image, kernel, names, unwind, serving, late };
-    let mut writer = Writer::new(out, args.format, probes.clone(), GuestNames::new(symbols, lines));
+    let mut writer =
+        Writer::new(out, args.guest.records.format, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;
@@ -304,10 +309,10 @@ pub(crate) fn exit_code(
     names: &GuestNames,
 ) -> ExitCode {
     if report.waits > 0 {
-        say(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
+        note(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
     }
     for Unread { module, reason } in &report.unread {
-        say(format_args!("stacks through the module `{module}` are guessed: {reason}"));
+        note(format_args!("stacks through the module `{module}` are guessed: {reason}"));
     }
     match &report.end {
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {

@@ -11,6 +11,7 @@ use vmm::printer::{GRACE, Printer};
 
 static STANDARD_ERROR: OnceLock<Option<Printer>> = OnceLock::new();
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Standard error, for lines of this process. Without a thread for it, whoever writes waits.
 pub(crate) fn standard_error() -> Box<dyn Write + Send> {
@@ -38,6 +39,23 @@ pub(crate) fn printer() -> Option<&'static Printer> {
 /// Says `line`. Nobody may be there to read it, which changes nothing.
 pub(crate) fn say(line: impl Display) {
     let _ = writeln!(standard_error(), "vmm: {line}");
+}
+
+/// Says `line`, which is no error, unless the user wants errors alone.
+pub(crate) fn note(line: impl Display) {
+    if !is_quiet() {
+        say(line);
+    }
+}
+
+/// From now on errors alone are said.
+pub(crate) fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether errors alone are said.
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
 }
 
 /// The user wants this process to end, whether or not somebody reads what it has said.

@@ -1,6 +1,6 @@
-//! `vmm symbols --lines`: the source of a function, and where in it probes can stand.
+//! `vmm list --lines`: the source of a function, and where in it probes can stand.
 
-use crate::args::{Format, Symbols};
+use crate::args::{Format, List};
 use crate::listing::list;
 use crate::output::json;
 use crate::say::say;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const LONGEST: u32 = 10_000;
 
 /// Lists the source of the function `name`.
-pub(crate) fn show(args: &Symbols, name: &str, kernel: &Kernel, source: &KernelSource) -> Result<()> {
+pub(crate) fn show(args: &List, name: &str, kernel: &Kernel, source: &KernelSource) -> Result<()> {
     let lines = KernelLines::of(source, kernel);
     let map = lines.map()?.context(
         "--lines takes debugging information, and the kernel's is not known: name its vmlinux with --symbols",
@@ -117,7 +117,7 @@ fn rows(
 }
 
 /// The text of a file: below --source, where it was compiled, or in the folder of the kernel's build.
-fn source_text(args: &Symbols, map: &SourceMap, file: &str, source: &KernelSource) -> Option<String> {
+fn source_text(args: &List, map: &SourceMap, file: &str, source: &KernelSource) -> Option<String> {
     let folders = [args.source.as_deref(), map.root().map(Path::new), source.folder()];
     let paths = folders.into_iter().flatten().map(|folder| folder.join(file));
     paths.chain([PathBuf::from(file)].into_iter().filter(|path| path.is_absolute())).find_map(|path| {

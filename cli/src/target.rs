@@ -9,7 +9,7 @@ use crate::guest_files::Files;
 use crate::limits::say_limits;
 use crate::requirements;
 use crate::rooms::Rooms;
-use crate::say::say;
+use crate::say::note;
 use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
 use probe_engine::capture::typed::Expand;
@@ -101,26 +101,26 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let lines = KernelLines::of(&source, &kernel);
     let Found { mut probes, refused } = find(run, &kernel, &lines)?;
     check_modules(&kernel, &probes)?;
-    if run.optimize != args::Optimize::Off {
+    if run.arming.optimize != args::Optimize::Off {
         Rooms::new(&kernel).note(&mut probes);
     }
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
-    let lines = match run.stack.is_some() || source.is_named() {
+    let lines = match run.probes.stack.is_some() || source.is_named() {
         true => lines.map()?.map(SourceMap::line_table),
         false => None,
     };
-    let unwind = match run.stack {
+    let unwind = match run.probes.stack {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
     };
     let landmarks = booted(&run.guest, kernel, files)?;
-    let scope = scope(&run.guest, &landmarks, run.once)?;
+    let scope = scope(&run.guest, &landmarks, run.probes.once)?;
     probes.iter_mut().for_each(|asked| asked.plan.scope = scope);
     let serving = Serving {
-        optimize: run.optimize.to_session(),
-        fall_back: run.fall_back,
+        optimize: run.arming.optimize.to_session(),
+        fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
     };
     Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, serving })
@@ -149,7 +149,7 @@ pub(crate) fn can_work(files: &Files, kernel: &Kernel) -> Result<()> {
     if files.work.is_some() {
         requirements::check(kernel.symbols(), &files.drivers)?;
         if !requirements::has_overlay(kernel.symbols(), &files.drivers) {
-            say(format_args!(
+            note(format_args!(
                 "this kernel has no overlay (CONFIG_OVERLAY_FS): the command can write to /tmp, /run, /var/tmp and --rwdir alone"
             ));
         }
@@ -196,7 +196,7 @@ pub(crate) fn scope(guest: &Guest, kernel: &Landmarks, once: bool) -> Result<Sco
         Some(args::Scope::Cmd) => Ok(Scope::Command),
         None if has_command && tells(Scope::Command) => Ok(Scope::Command),
         None if has_command => {
-            say(format_args!(
+            note(format_args!(
                 "hits of all processes are shown: this kernel does not tell which are the command's (it lacks CONFIG_UTS_NS, or type information)"
             ));
             Ok(Scope::Boot)
@@ -210,13 +210,13 @@ pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Resul
     let btf = kernel.btf().ok();
     let expand = if run.deep { Expand::All } else { Expand::Small };
     let mut reader = Reader::new(kernel, btf.as_ref(), lines, expand);
-    if let Some(filter) = &run.filter {
+    if let Some(filter) = &run.probes.filter {
         reader.filter(filter)?;
     }
-    for definition in &run.probes {
+    for definition in &run.probes.probes {
         reader.read(definition, Source { name: "--probe", line: 1 })?;
     }
-    for path in &run.files {
+    for path in &run.probes.files {
         let text =
             String::from_utf8(read(path)?).with_context(|| format!("{} is not text", path.display()))?;
         for (line, definition) in lang::lines(&text) {
@@ -224,15 +224,15 @@ pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Resul
         }
     }
     let Found { mut probes, refused } = reader.finish();
-    for asked in functions(&run.counts, kernel).context("--count")? {
+    for asked in functions(&run.probes.counts, kernel)? {
         probes.push(Asked { plan: ProbePlan::new(Trigger::Pass), ..asked });
     }
-    for asked in functions(&run.graphs, kernel).context("--graph")? {
+    for asked in functions(&run.probes.graphs, kernel)? {
         let entry = Asked { style: Style::Graph, ..asked };
         let plan = ProbePlan::new(Trigger::Return { max_active: None }).recorded();
         probes.extend([entry.clone(), Asked { plan, ..entry }]);
     }
-    for spec in &run.watches {
+    for spec in &run.probes.watches {
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         probes.push(Asked::plain(Place::Watch(watch), Trigger::Access));
     }
@@ -249,13 +249,13 @@ fn report_refused(spec: &str, refused: &[Refused]) {
     if refused.is_empty() {
         return;
     }
-    say(format_args!("{spec}: {} matching functions cannot be probed", refused.len()));
+    note(format_args!("{spec}: {} matching functions cannot be probed", refused.len()));
     for Refused { name, reason } in refused.iter().take(SHOWN) {
-        say(format_args!("  {name}: {reason}"));
+        note(format_args!("  {name}: {reason}"));
     }
     if refused.len() > SHOWN {
         let pattern = spec.trim_end_matches("%return");
-        say(format_args!("  ... `vmm symbols --all '{pattern}'` lists them all"));
+        note(format_args!("  ... `vmm list --all '{pattern}'` lists them all"));
     }
 }
 

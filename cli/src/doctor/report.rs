@@ -4,7 +4,7 @@ use super::trial::{Seen, TRIALS, Trial};
 use super::{Diagnosis, machine, table};
 use crate::args::Doctor;
 use crate::file;
-use crate::say::say;
+use crate::say::note;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use probe_engine::guest_text::Escaped;
@@ -26,7 +26,7 @@ pub(super) fn write(path: &Path, args: &Doctor, diagnosis: &Diagnosis) -> Result
     let host = host_words(args);
     let mut differences = 0;
     for (n, trial) in (1..).zip(&TRIALS) {
-        say(format_args!("guest {n} of {}: {}", TRIALS.len(), trial.name));
+        note(format_args!("guest {n} of {}: {}", TRIALS.len(), trial.name));
         let seen = trial.run(&host, args.kernel.as_ref())?;
         let found = trial.differences(&seen);
         add(&section(trial, &seen, &found))?;
@@ -38,7 +38,7 @@ pub(super) fn write(path: &Path, args: &Doctor, diagnosis: &Diagnosis) -> Result
         many => format!("{many} differences."),
     };
     add(std::slice::from_ref(&end))?;
-    say(format_args!("{end} The report is in {}: read it before you send it", path.display()));
+    note(format_args!("{end} The report is in {}: read it before you send it", path.display()));
     Ok(differences)
 }
 

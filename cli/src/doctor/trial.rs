@@ -38,7 +38,7 @@ pub(super) const TRIALS: [Trial; 4] = [
             "--count=__x64_sys_getppid",
             "--count=try_to_wake_up",
             "--probe=r __x64_sys_getppid hist:keys=cpu",
-            "--cmdline=loglevel=5 workload=pinned:10000",
+            "--append=loglevel=5 workload=pinned:10000",
         ],
         probes: &[
             ("__x64_sys_getppid", Hits::Calls("getppid"), TRAP),
@@ -53,7 +53,7 @@ pub(super) const TRIALS: [Trial; 4] = [
             "--stack",
             "--probe=do_sys_openat2",
             "--probe=do_sys_openat2%return",
-            "--cmdline=loglevel=5 workload=open:30,walk:5,fork:3",
+            "--append=loglevel=5 workload=open:30,walk:5,fork:3",
         ],
         probes: &[
             ("do_sys_openat2", Hits::Calls("openat"), TRAP),
@@ -68,7 +68,7 @@ pub(super) const TRIALS: [Trial; 4] = [
             "--count=__x64_sys_getppid",
             "--probe=do_sys_openat2",
             "--probe=do_sys_openat2%return",
-            "--cmdline=loglevel=5 workload=open:30,walk:5,fork:3,pinned:20000",
+            "--append=loglevel=5 workload=open:30,walk:5,fork:3,pinned:20000",
         ],
         probes: &[
             ("__x64_sys_getppid", Hits::Calls("getppid"), DETOUR),
@@ -83,7 +83,7 @@ pub(super) const TRIALS: [Trial; 4] = [
             "--count=vfs_*",
             "--count=__x64_sys_getppid",
             "--watch=jiffies:8:w",
-            "--cmdline=loglevel=5 workload=pinned:1000",
+            "--append=loglevel=5 workload=pinned:1000",
         ],
         probes: &[("__x64_sys_getppid", Hits::Calls("getppid"), None), ("jiffies:8:w", Hits::Some, TRAP)],
     },

@@ -10,7 +10,7 @@ mod summary;
 
 use crate::args::Format;
 use crate::asked::{Asked, Style};
-use crate::say::{self, finish, say, standard_error};
+use crate::say::{self, finish, note, standard_error};
 pub(crate) use event::Moment;
 use event::{EventJson, EventText};
 use graph::Graph;
@@ -133,7 +133,7 @@ impl<'a> Writer<'a> {
             printer.clone().write_all(&[])?;
         }
         let shown: Vec<&ProbeReport> = report.probes.iter().filter(|probe| !self.is_count(probe)).collect();
-        if !shown.is_empty() {
+        if !shown.is_empty() && !say::is_quiet() {
             standard_error().write_all(summary::table(&shown).as_bytes())?;
         }
         Ok(())
@@ -180,6 +180,6 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
         .count();
     // Those that are armed later are not spoken of.
     if probes.iter().any(|probe| probe.enabled) {
-        say(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
+        note(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
     }
 }

@@ -65,7 +65,7 @@ impl fmt::Display for NotOne {
         }
         match found.len().saturating_sub(SHOWN) {
             0 => Ok(()),
-            more => write!(f, ", and {more} more (`vmm symbols --all {name}` lists functions)"),
+            more => write!(f, ", and {more} more (`vmm list --all {name}` lists functions)"),
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         let symbols: Vec<_> = (0..20).map(|n| (0x1000 + n, b't', "jhash")).collect();
         let said = table(&symbols).find("jhash", |symbol| symbol.is_text()).unwrap_err().to_string();
         assert!(
-            said.ends_with("jhash#8 at 0x1007, and 12 more (`vmm symbols --all jhash` lists functions)"),
+            said.ends_with("jhash#8 at 0x1007, and 12 more (`vmm list --all jhash` lists functions)"),
             "{said}"
         );
     }

@@ -1,10 +1,10 @@
-//! `vmm symbols`: what can be probed.
+//! `vmm list`: what can be probed.
 
-use crate::args::{Format, Symbols};
+use crate::args::{Format, Kind, List};
 use crate::file::read;
 use crate::listing::list;
 use crate::output::json;
-use crate::say::{say, standard_error};
+use crate::say::{note, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
 use anyhow::{Context, Result, bail};
@@ -19,7 +19,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
+pub(crate) fn main(args: &List) -> Result<ExitCode> {
     let files = args.kernel.which.files()?;
     let mut timing = Timing::start();
     let file = read(&files.image)?;
@@ -36,7 +36,7 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
         // Nobody may be there to read it.
         let _ = write!(standard_error(), "{timing}");
     }
-    let btf = args.proto.then(|| btf.context("cannot say what functions take")).transpose()?;
+    let btf = args.verbose.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
     let (mut found, mut refused) = (0, 0);
@@ -45,16 +45,23 @@ pub(crate) fn main(args: &Symbols) -> Result<ExitCode> {
             found += 1;
             let row = Row::of(&symbol, &kernel, btf.as_ref());
             refused += usize::from(row.refused.is_some());
+            let is_listed = match (args.kind, &row.refused) {
+                (Kind::Refused, refused) => refused.is_some(),
+                (_, refused) => refused.is_none() || args.all,
+            };
             match args.format {
-                _ if row.refused.is_some() && !args.all => {}
+                _ if !is_listed => {}
                 Format::Text => writeln!(out, "{row}")?,
                 Format::Json => json(&mut out, &row)?,
             }
         }
         Ok(())
     })?;
-    if found > 0 && refused == found && !args.all {
-        say(format_args!("nothing that matches `{pattern}` can be probed: --all says why"));
+    if found > 0 && refused == found && !args.all && args.kind == Kind::Functions {
+        note(format_args!("nothing that matches `{pattern}` can be probed: --all says why"));
+    }
+    if found > 0 && refused == 0 && args.kind == Kind::Refused {
+        note(format_args!("all that matches `{pattern}` can be probed"));
     }
     if found == 0 {
         match kernel.symbols().nearest(pattern, 3).as_slice() {

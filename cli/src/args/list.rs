@@ -1,0 +1,75 @@
+//! `vmm list`.
+
+use super::{Format, KernelArg, SymbolSource, heading};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// List what can be probed in a kernel
+///
+/// Functions come one a line: address as linked, size in bytes, name. A size reaches to the next symbol. Of several functions
+/// that share a name, NAME#2 is the second by address, and can be probed by that; which file each is from is not known, as
+/// kallsyms has none. A function with several names is listed by each of them, and can be probed by each: all but the first are
+/// marked as aliases. The list is made from the kernel's file; `vmm run` reports functions that turn out not to be
+/// probeable once the kernel has patched itself.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm list 'vfs_*'
+  vmm list -v 'vfs_*'
+  vmm list --kind refused 'copy_*'
+  vmm list --all --kernel bzImage
+
+JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
+-v) and refused (why it cannot be probed). With
+--lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
+of, where it is inlined), refused and variables (the names of those that can be read there).")]
+pub(crate) struct List {
+    /// Only names that match, as 'vfs_*'
+    #[arg(value_name = "PATTERN")]
+    pub(crate) pattern: Option<String>,
+    /// What is listed
+    #[arg(long, value_enum, default_value_t = Kind::Functions)]
+    pub(crate) kind: Kind,
+    /// List also functions that cannot be probed, with the reason
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Show what each takes and returns, as C
+    ///
+    /// Prototypes come from the kernel's type information (BTF). Nothing is said of a function that it does not have. Of what
+    /// the compiler split off or changed (NAME.isra.0, NAME.constprop.0, NAME.part.0) only that is said: its
+    /// parameters are not those that the source has. Where functions of one name differ, the first is shown.
+    #[arg(long, short, alias = "proto")]
+    pub(crate) verbose: bool,
+    /// Show the source of this function beside what can be probed
+    ///
+    /// That takes debugging information (--symbols vmlinux). Each line that has code has the address at which `--probe
+    /// FUNCTION:LINE` stands, one for each copy that is inlined into the function, and why it cannot be probed where it cannot.
+    /// Lines are counted from the start of the file. As JSON, the names of the variables follow that a definition can read
+    /// there.
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["pattern", "all", "verbose", "timing"])]
+    pub(crate) lines: Option<String>,
+    /// With --lines: the folder of the kernel's source
+    ///
+    /// The default is where the kernel was compiled, or the folder that --kernel names.
+    #[arg(long, value_name = "DIR", requires = "lines")]
+    pub(crate) source: Option<PathBuf>,
+    /// How the list is written
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) kernel: KernelArg,
+    #[command(flatten)]
+    pub(crate) symbols: SymbolSource,
+    /// Say on standard error how long it took to understand the kernel, step by step
+    #[arg(long, hide_short_help = true, help_heading = heading::ADVANCED)]
+    pub(crate) timing: bool,
+}
+
+/// What is listed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Functions that can be probed
+    Functions,
+    /// Functions that cannot be probed, and why
+    Refused,
+}

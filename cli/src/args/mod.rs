@@ -1,0 +1,121 @@
+//! What can be said on the command line.
+
+mod counting;
+mod coverage;
+mod doctor;
+mod guest;
+mod host;
+mod kernel;
+mod list;
+mod probes;
+mod run;
+mod types;
+
+pub(crate) use counting::{Count, Graph};
+pub(crate) use coverage::Coverage;
+pub(crate) use doctor::Doctor;
+pub(crate) use guest::{Boot, Format, Guest, HostKind, Place, Scope};
+pub(crate) use host::{Host, HostCommand};
+pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
+pub(crate) use list::{Kind, List};
+pub(crate) use probes::{Arming, Optimize, Probes};
+pub(crate) use run::Run;
+pub(crate) use types::Types;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+/// The headings of help.
+mod heading {
+    pub(super) const PROBES: &str = "Probes";
+    pub(super) const MACHINE: &str = "Machine";
+    pub(super) const COMMAND: &str = "Command";
+    pub(super) const OUTPUT: &str = "Output";
+    pub(super) const ADVANCED: &str = "Advanced";
+    pub(super) const GENERAL: &str = "General";
+}
+
+/// Kprobes from outside the guest
+///
+/// `vmm` boots an unmodified Linux kernel in a small virtual machine, plants breakpoints in its text from the host, and
+/// shows every hit as the call that it is. The guest needs no agent, no configuration and no privileges.
+#[derive(Parser)]
+#[command(name = "vmm", version, max_term_width = 110, disable_help_flag = true)]
+#[command(after_help = "\
+Examples:
+  vmm run -p do_sys_openat2 -- cat /etc/passwd
+  vmm count 'vfs_*' -- ls /
+  vmm list 'vfs_*'")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Show errors alone: no notes, no table
+    #[arg(long, short, global = true, help_heading = heading::GENERAL)]
+    pub(crate) quiet: bool,
+    /// Print help: -h in short, --help with all options and examples
+    #[arg(long, short, global = true, action = ArgAction::Help, help_heading = heading::GENERAL)]
+    help: Option<bool>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Run(Box<Run>),
+    Count(Box<Count>),
+    Graph(Box<Graph>),
+    Coverage(Box<Coverage>),
+    #[command(alias = "symbols")]
+    List(List),
+    Types(Types),
+    Kernel(KernelTask),
+    Doctor(Doctor),
+    Host(Host),
+    /// Answer a guest's requests for files, which come in over standard input
+    #[command(hide = true)]
+    ServeFiles {
+        /// The folders.
+        folders: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// As wide as where nobody says how wide the terminal is.
+    #[test]
+    fn short_help_fits_one_screen() {
+        let mut cli = Cli::command();
+        cli.build();
+        for command in cli.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let help = command.render_help().to_string();
+            assert!(help.lines().count() <= 40, "{help}");
+        }
+    }
+
+    #[test]
+    fn old_names_mean_the_same() {
+        let run = |words: &[&str]| match Cli::try_parse_from(words).map(|cli| cli.command) {
+            Ok(Command::Run(run)) => run,
+            _ => panic!("{words:?}"),
+        };
+        let old = run(&["vmm", "run", "--cmdline", "a=b", "--count", "vfs_*", "--graph", "do_*"]);
+        assert_eq!(old.guest.append.as_deref(), Some("a=b"));
+        assert_eq!((old.probes.counts.len(), old.probes.graphs.len()), (1, 1));
+        assert_eq!(run(&["vmm", "run", "--raw-cmdline=x"]).guest.raw_append.as_deref(), Some("x"));
+        let symbols = ["vmm", "symbols", "--proto", "vfs_*"];
+        let Ok(Command::List(list)) = Cli::try_parse_from(symbols).map(|cli| cli.command) else { panic!() };
+        assert!(list.verbose && list.pattern.as_deref() == Some("vfs_*"));
+        let Ok(Command::Count(count)) =
+            Cli::try_parse_from(["vmm", "count", "vfs_*", "-q", "--", "ls", "-l"]).map(|cli| cli.command)
+        else {
+            panic!()
+        };
+        let run = Run::from(*count);
+        assert_eq!((run.probes.counts.len(), run.guest.command.len()), (1, 2));
+    }
+}
