@@ -119,8 +119,8 @@ impl<'a, 'k> Reader<'a, 'k> {
         let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
         for place in places {
             let variables = || match &place {
-                Place::Kernel { spot, .. } => {
-                    self.lines.variables_at(spot.at).map_err(|error| format!("{error:#}"))
+                Place::Kernel { info, .. } => {
+                    self.lines.variables_at(info.at).map_err(|error| format!("{error:#}"))
                 }
                 Place::Module { .. } | Place::Watch(_) => Ok(None),
             };

@@ -12,10 +12,10 @@ use crate::target;
 use anyhow::Result;
 use probe_engine::detour::verdict::{Function, verdict};
 use probe_engine::detour::work::Work;
-use probe_engine::insn::plan::Plan;
+use probe_engine::insn::plan::StepPlan;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::thunks::Thunks;
-use probe_engine::probe::place::{self, Place, Spot};
+use probe_engine::probe::place::{self, Place, SiteInfo};
 use probe_engine::probe::resolve::Refused;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -104,15 +104,15 @@ impl<'a> Row<'a> {
             fetch: field.source(asked.returns()),
         }));
         match &asked.place {
-            Place::Kernel { spot, .. } => {
-                row.address = Some(spot.at.to_string());
-                row.how = match place::plan_of(spot, detours.kernel) {
+            Place::Kernel { info, .. } => {
+                row.address = Some(info.at.to_string());
+                row.how = match place::plan_of(info, detours.kernel) {
                     Ok(_) if asked.plan.once => "put back".to_owned(),
-                    Ok(Plan::Emulate(_)) => "emulate".to_owned(),
-                    Ok(Plan::OutOfLine(_)) => "copy".to_owned(),
+                    Ok(StepPlan::Emulate(_)) => "emulate".to_owned(),
+                    Ok(StepPlan::OutOfLine(_)) => "copy".to_owned(),
                     Err(reason) => format!("refused: {reason}"),
                 };
-                row.detour = Some(detours.of(asked, spot));
+                row.detour = Some(detours.of(asked, info));
             }
             Place::Module { module, .. } => {
                 row.how = format!("pending (module {module})");
@@ -138,12 +138,12 @@ struct Detours<'a> {
 
 impl Detours<'_> {
     /// `detour`, or why there would be none: because of what the probe does, or of where it is.
-    fn of(&self, asked: &Asked, spot: &Spot) -> String {
+    fn of(&self, asked: &Asked, info: &SiteInfo) -> String {
         if self.optimize == Optimize::Off {
             return "no detour: --optimize=off".to_owned();
         }
         let served = Work::of(0, &asked.plan).map_err(|reason| reason.to_string());
-        match served.and_then(|_| self.room(spot)) {
+        match served.and_then(|_| self.room(info)) {
             Ok(None) => "detour".to_owned(),
             Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
             Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),
@@ -152,13 +152,13 @@ impl Detours<'_> {
     }
 
     /// How many instructions a jump would take the place of, where they are not ftrace's own.
-    fn room(&self, spot: &Spot) -> Result<Option<usize>, String> {
-        if spot.is_entry() && spot.ftrace.is_some() {
+    fn room(&self, info: &SiteInfo) -> Result<Option<usize>, String> {
+        if info.is_entry() && info.ftrace.is_some() {
             return Ok(None);
         }
-        let start = spot.function.start;
-        let bytes = self.kernel.image().bytes(&spot.function).ok_or("it is not in the kernel's file")?;
-        let room = &self.rooms.of(spot).ok_or("it is not in the kernel's file")?;
+        let start = info.function.start;
+        let bytes = self.kernel.image().bytes(&info.function).ok_or("it is not in the kernel's file")?;
+        let room = &self.rooms.of(info).ok_or("it is not in the kernel's file")?;
         let function = Function { start, bytes, slide: 0, room, thunks: &self.thunks };
         let region = verdict(&function).map_err(|reason| reason.to_string())?;
         Ok(Some(region.instructions().count()))

@@ -26,7 +26,7 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
         let resolved = resolve(pattern, kernel)?;
         let matches = resolved.places.len() + resolved.refused.len();
         let is_traceable =
-            |place: &Place| matches!(place, Place::Kernel { spot, .. } if spot.ftrace.is_some());
+            |place: &Place| matches!(place, Place::Kernel { info, .. } if info.ftrace.is_some());
         let mut places = resolved.places;
         places.retain(is_traceable);
         if places.is_empty() && *kernel.ftrace() == FtraceSites::None {
@@ -41,7 +41,7 @@ pub(crate) fn functions(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<A
             let left_out = matches - places.len();
             note(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
         }
-        places.retain(|place| matches!(place, Place::Kernel { spot, .. } if seen.insert(spot.at)));
+        places.retain(|place| matches!(place, Place::Kernel { info, .. } if seen.insert(info.at)));
         functions
             .extend(places.into_iter().map(|place| Asked::plain(place, Trigger::Pass).found_by(pattern)));
     }

@@ -5,7 +5,7 @@ use crate::asked::Asked;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
-use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::place::{Place, SiteInfo};
 use probe_engine::probe::room::Room;
 use std::cell::OnceCell;
 
@@ -20,21 +20,21 @@ impl<'a> Rooms<'a> {
         Self { kernel, targets: OnceCell::new() }
     }
 
-    pub(crate) fn of(&self, spot: &Spot) -> Option<Room> {
-        spot.room_in(self.kernel, self.targets.get_or_init(|| JumpTargets::scan(self.kernel)))
+    pub(crate) fn of(&self, info: &SiteInfo) -> Option<Room> {
+        info.room_in(self.kernel, self.targets.get_or_init(|| JumpTargets::scan(self.kernel)))
     }
 
     /// Notes it down where a detour could serve a probe, and is no ftrace site's.
     pub(crate) fn note(&self, probes: &mut [Asked]) {
         for asked in probes {
             let room = match &asked.place {
-                Place::Kernel { spot, .. } if spot.ftrace.is_none() && Work::of(0, &asked.plan).is_ok() => {
-                    self.of(spot)
+                Place::Kernel { info, .. } if info.ftrace.is_none() && Work::of(0, &asked.plan).is_ok() => {
+                    self.of(info)
                 }
                 _ => continue,
             };
-            if let Place::Kernel { spot, .. } = &mut asked.place {
-                spot.room = room;
+            if let Place::Kernel { info, .. } = &mut asked.place {
+                info.room = room;
             }
         }
     }

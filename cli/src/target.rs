@@ -275,7 +275,7 @@ mod tests {
     use probe_engine::linux::landmarks::Hooks;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
-    use probe_engine::probe::place::Spot;
+    use probe_engine::probe::place::SiteInfo;
     use probe_engine::probe::watch::{Condition, Length, Watch};
     use std::fs;
 
@@ -309,8 +309,8 @@ mod tests {
             nofault: None,
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
-        let spot = Spot::entry_of(function);
-        let place = Place::Kernel { name: "rest_init".to_owned(), spot };
+        let info = SiteInfo::entry_of(function);
+        let place = Place::Kernel { name: "rest_init".to_owned(), info };
         let probe = Asked { style: Style::Call, ..Asked::plain(place, Trigger::Return { max_active: None }) };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };

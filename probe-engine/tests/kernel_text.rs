@@ -13,7 +13,7 @@ use std::time::Instant;
 use iced_x86::{Instruction, Mnemonic};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{StepPlan, plan};
 use probe_engine::linux::kernel::Kernel;
 
 /// Calls `check` with each kernel's name and what was read of it.
@@ -72,8 +72,8 @@ fn outcome(
         return Outcome::Refused(format!("{why:?}"));
     }
     match plan(code, at, previous, has_fixup) {
-        Ok(Plan::Emulate(_)) => Outcome::Emulated,
-        Ok(Plan::OutOfLine(_)) => Outcome::Copied,
+        Ok(StepPlan::Emulate(_)) => Outcome::Emulated,
+        Ok(StepPlan::OutOfLine(_)) => Outcome::Copied,
         Err(refusal) => {
             let words = format!("{refusal:?}");
             Outcome::Refused(words.split([' ', '(']).next().unwrap_or_default().to_owned())

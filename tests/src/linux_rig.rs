@@ -7,12 +7,12 @@ use guest_kernels::console::{complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
-use probe_engine::insn::plan::{Plan, plan, skip_endbr};
+use probe_engine::insn::plan::{StepPlan, plan, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
-use probe_engine::probe::place::{Spot, in_kernel};
+use probe_engine::probe::place::{SiteInfo, in_kernel};
 use probe_engine::probe::table::ProbeId;
 use std::fs;
 use std::io::{self, PipeWriter, Write};
@@ -46,7 +46,7 @@ pub struct Instruction {
     /// In Intel syntax.
     pub text: String,
     /// What is known about it, at link-time addresses.
-    pub spot: Spot,
+    pub info: SiteInfo,
     /// Whether a copy of it runs instead; it is emulated otherwise.
     pub is_copied: bool,
 }
@@ -78,13 +78,13 @@ impl Subject {
         let (start, bytes) = self.text(function);
         let all = instructions(bytes, start).filter_map(|instruction| {
             let offset = instruction.ip() - start.0;
-            let spot = in_kernel(start.add(offset), &self.kernel).ok()?;
-            let plan = plan(&bytes[offset as usize..], spot.at, None, spot.fixup).ok()?;
+            let info = in_kernel(start.add(offset), &self.kernel).ok()?;
+            let plan = plan(&bytes[offset as usize..], info.at, None, info.fixup).ok()?;
             Some(Instruction {
                 place: format!("{function}+{offset:#x}"),
                 text: text(&instruction),
-                spot,
-                is_copied: matches!(plan, Plan::OutOfLine(_)),
+                info,
+                is_copied: matches!(plan, StepPlan::OutOfLine(_)),
             })
         });
         all.collect()

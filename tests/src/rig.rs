@@ -5,10 +5,10 @@ use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{StepPlan, plan};
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::once::OneShot;
-use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeId, ProbeSet, Site};
+use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeId, ProbeSet, Site, StepMethod};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -80,7 +80,7 @@ impl Sites {
     /// Arms probes that record.
     fn arm(&mut self, parked: &Parked<'_>, ram: &GuestRam, at: Gva, probes: &[u32]) {
         let probe = |id: &u32| Active::on_its_own(ProbeId(*id), Probe::at("").record());
-        self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect(), Footing::Firm);
+        self.hang(parked, ram, at, probes.iter().map(probe).map(Arc::new).collect(), Anchor::Firm);
     }
 
     fn hang(
@@ -89,14 +89,14 @@ impl Sites {
         ram: &GuestRam,
         at: Gva,
         probes: Vec<Arc<Active>>,
-        footing: Footing,
+        anchor: Anchor,
     ) {
         let mut bytes = [0; 15];
         ram.read(gpa(at), &mut bytes).unwrap();
-        let Plan::Emulate(emulation) = plan(&bytes, at, None, false).unwrap() else {
+        let StepPlan::Emulate(emulation) = plan(&bytes, at, None, false).unwrap() else {
             panic!("the rig has no pages for copies")
         };
-        self.put(parked, ram, at, bytes[0], hanging(probes, footing), Past::Emulate(emulation));
+        self.put(parked, ram, at, bytes[0], attached(probes, anchor), StepMethod::Emulate(emulation));
     }
 
     /// The rig has no reserved pages: the copy goes to the guest's own memory.
@@ -110,14 +110,14 @@ impl Sites {
     ) {
         let mut bytes = [0; 15];
         ram.read(gpa(at), &mut bytes).unwrap();
-        let Plan::OutOfLine(copy) = plan(&bytes, at, None, false).unwrap() else {
+        let StepPlan::OutOfLine(copy) = plan(&bytes, at, None, false).unwrap() else {
             panic!("the instruction is emulated")
         };
         ram.write(Gpa(slot.0), &copy.place(slot, ending).unwrap()).unwrap();
         let end = CopyEnd { site: at, next: copy.next() };
         let end = (ending == Ending::Trap).then(|| (copy.trap(slot), end));
         self.set.add_copy(slot, at, end);
-        self.put(parked, ram, at, bytes[0], hanging(probes, Footing::Firm), Past::Copy(slot));
+        self.put(parked, ram, at, bytes[0], attached(probes, Anchor::Firm), StepMethod::Copy(slot));
     }
 
     fn put(
@@ -126,11 +126,11 @@ impl Sites {
         ram: &GuestRam,
         at: Gva,
         original: u8,
-        probes: Vec<Hanging<Arc<Active>>>,
-        past: Past,
+        probes: Vec<Attached<Arc<Active>>>,
+        step: StepMethod,
     ) {
         patch(parked, ram, &Patch { at: gpa(at), expect: original, write: INT3 }).unwrap();
-        self.set.insert(at, Site { probes, internal: None, past });
+        self.set.insert(at, Site { probes, internal: None, step });
         self.originals.insert(at, original);
     }
 
@@ -193,14 +193,14 @@ impl Rig {
     /// Arms `probes`, numbered from 0 on, at `at`.
     pub fn arm_probes(&mut self, at: Gva, probes: Vec<Probe>) {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
-        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes), Footing::Firm);
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes), Anchor::Firm);
     }
 
     /// Arms `probe`, which records, at `at`, where one of ftrace's nops is.
     pub fn arm_nop(&mut self, at: Gva, probe: u32) {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
         let active = Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record()));
-        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, vec![active], Footing::Nop);
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, vec![active], Anchor::Nop);
     }
 
     /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
@@ -217,9 +217,9 @@ impl Rig {
         let (parked, ram) = (world.park(|_| {}), self.guest.ram());
         let mut original = [0];
         ram.read(Gpa(at.0), &mut original).unwrap();
-        let past = Past::PutBack(Arc::new(OneShot::new(Gpa(at.0), original[0])));
-        let probes = hanging(vec![once(probe)], Footing::Firm);
-        self.sites.put(&parked, ram, at, original[0], probes, past);
+        let step = StepMethod::PutBack(Arc::new(OneShot::new(Gpa(at.0), original[0])));
+        let probes = attached(vec![once(probe)], Anchor::Firm);
+        self.sites.put(&parked, ram, at, original[0], probes, step);
     }
 
     /// Arms a one-shot probe and one that stays at `at`.
@@ -227,7 +227,7 @@ impl Rig {
         let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
         let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record());
         let probes = vec![once(first), Arc::new(stays)];
-        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes, Footing::Firm);
+        self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes, Anchor::Firm);
     }
 
     /// Lets the next debug register do this for `probe`.
@@ -316,8 +316,8 @@ impl Rig {
     }
 }
 
-fn hanging(probes: Vec<Arc<Active>>, footing: Footing) -> Vec<Hanging<Arc<Active>>> {
-    probes.into_iter().map(|probe| Hanging { probe, footing }).collect()
+fn attached(probes: Vec<Arc<Active>>, anchor: Anchor) -> Vec<Attached<Arc<Active>>> {
+    probes.into_iter().map(|probe| Attached { probe, anchor }).collect()
 }
 
 fn numbered(probes: Vec<Probe>) -> Vec<Arc<Active>> {

@@ -24,7 +24,7 @@ const LEFT_ALONE: [&str; 1] = ["load_current_idt"];
 fn traceable(kernel: &Kernel) -> Vec<&str> {
     let addresses: BTreeSet<Gva> = kernel.symbols().text().map(|symbol| symbol.at).collect();
     let stay = addresses.into_iter().filter(|at| !kernel.image().is_init_text(*at));
-    let traceable = stay.filter(|at| in_kernel(*at, kernel).is_ok_and(|spot| spot.ftrace.is_some()));
+    let traceable = stay.filter(|at| in_kernel(*at, kernel).is_ok_and(|info| info.ftrace.is_some()));
     traceable.map(|at| kernel.symbols().function_at(at).unwrap().symbol.name).collect()
 }
 

@@ -3,9 +3,9 @@
 
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::instructions;
-use probe_engine::insn::plan::Plan;
+use probe_engine::insn::plan::StepPlan;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::place::{Behind, Spot, in_kernel, plan_of};
+use probe_engine::probe::place::{Behind, SiteInfo, in_kernel, plan_of};
 use std::collections::BTreeSet;
 use std::fs;
 use tests::product::{binary, kernel, run};
@@ -28,17 +28,17 @@ fn callees(kernel: &Kernel) -> BTreeSet<String> {
         instructions(kernel.image().bytes(&range).unwrap(), range.start).filter(|insn| insn.is_call_near());
     let names = calls.filter_map(|call| {
         let at = Gva(call.near_branch_target());
-        let spot = in_kernel(at, kernel).ok().filter(|spot| stands_early(spot, kernel))?;
-        let name = kernel.symbols().place(spot.at).to_string();
+        let info = in_kernel(at, kernel).ok().filter(|info| stands_early(info, kernel))?;
+        let name = kernel.symbols().place(info.at).to_string();
         (kernel.symbol(&name) == Some(at)).then_some(name)
     });
     names.collect()
 }
 
-/// Whether a probe at `spot` is passed by emulation, in text that the guest leaves alone.
-fn stands_early(spot: &Spot, kernel: &Kernel) -> bool {
-    match &spot.ftrace {
-        None => spot.settled && matches!(plan_of(spot, kernel), Ok(Plan::Emulate(_))),
+/// Whether a probe at `info` is passed by emulation, in text that the guest leaves alone.
+fn stands_early(info: &SiteInfo, kernel: &Kernel) -> bool {
+    match &info.ftrace {
+        None => info.settled && matches!(plan_of(info, kernel), Ok(StepPlan::Emulate(_))),
         Some(Behind::Free { settled, fixup }) => *settled && !fixup,
         Some(Behind::Guarded(_)) => false,
     }

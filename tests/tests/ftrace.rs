@@ -8,7 +8,7 @@
 
 use probe_engine::insn::decode::decode;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::place::{Behind, Spot, in_kernel};
+use probe_engine::probe::place::{Behind, SiteInfo, in_kernel};
 use serde_json::Value;
 use std::fs;
 use tests::kernel::name_of;
@@ -31,7 +31,7 @@ impl Guest {
     /// that a probe of the function's entry makes room for: these never move.
     fn inner(&self, function: &str, count: usize) -> Vec<u64> {
         let start = self.kernel.symbol(function).unwrap();
-        let is_free = |spot: &Spot| matches!(spot.ftrace, Some(Behind::Free { fixup: false, .. }));
+        let is_free = |info: &SiteInfo| matches!(info.ftrace, Some(Behind::Free { fixup: false, .. }));
         assert!(in_kernel(start, &self.kernel).as_ref().is_ok_and(is_free), "{function}");
         let mut at = start;
         let mut found = Vec::new();
@@ -40,7 +40,7 @@ impl Guest {
             let instruction = decode(self.kernel.image().bytes_from(at).unwrap(), at).unwrap();
             let is_branch = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near();
             assert!(!is_branch, "{function} branches too early");
-            if at > start && in_kernel(at, &self.kernel).is_ok_and(|spot| spot.ftrace.is_none()) {
+            if at > start && in_kernel(at, &self.kernel).is_ok_and(|info| info.ftrace.is_none()) {
                 found.push(at.offset_from(start).unwrap());
             }
             at = at.add(instruction.len() as u64);
@@ -256,8 +256,8 @@ echo nop > current_tracer
 fn a_probe_without_room_waits_for_ftrace() {
     const FUNCTION: &str = "cpus_read_lock";
     let guest = Guest::new();
-    let spot = in_kernel(guest.kernel.symbol(FUNCTION).unwrap(), &guest.kernel).unwrap();
-    assert!(matches!(spot.ftrace, Some(Behind::Guarded(_))), "{:?}", spot.ftrace);
+    let info = in_kernel(guest.kernel.symbol(FUNCTION).unwrap(), &guest.kernel).unwrap();
+    assert!(matches!(info.ftrace, Some(Behind::Guarded(_))), "{:?}", info.ftrace);
     let words = [format!("--probe={FUNCTION}")];
     let Some(run) = guest.run("sh:/script,walk:1", [("script", ON_AND_OFF)], &words) else { return };
     assert!(run.hits(FUNCTION) > 0);

@@ -91,7 +91,7 @@ fn sites(kernel: &Kernel, count: usize) -> Vec<Site> {
     let mut seen = HashSet::new();
     let mut functions: Vec<_> = named
         .filter(|symbol| seen.insert(symbol.at))
-        .filter(|symbol| in_kernel(symbol.at, kernel).is_ok_and(|spot| spot.traced))
+        .filter(|symbol| in_kernel(symbol.at, kernel).is_ok_and(|info| info.traced))
         .collect();
     let mut rng = Rng::new(1);
     let mut sites = Vec::new();

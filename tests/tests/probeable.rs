@@ -100,7 +100,7 @@ fn sample(kernel: &Kernel, count: usize, rng: &mut Rng) -> Vec<Function> {
             size.is_some_and(|size| (16..0x4000).contains(&size))
         })
         .map(|symbol| Function { name: symbol.name.to_owned(), at: symbol.at });
-    let is_traced = |function: &Function| in_kernel(function.at, kernel).is_ok_and(|spot| spot.traced);
+    let is_traced = |function: &Function| in_kernel(function.at, kernel).is_ok_and(|info| info.traced);
     let (mut traced, mut untraced): (Vec<_>, Vec<_>) = named.partition(is_traced);
     let untraced_count = count / UNTRACED;
     let mut draw = |from: &mut Vec<Function>| from.swap_remove(rng.below(from.len() as u64) as usize);
@@ -179,7 +179,7 @@ fn is_behind_lea(kernel: &Kernel, at: Gva) -> bool {
 fn difference(kernel: &Kernel, at: Gva, refused: Option<&String>) -> Option<(String, u64)> {
     let here = |(why, cap): (&str, u64)| Some((format!("accepted here only: {why}"), cap));
     match refused {
-        None if !in_kernel(at, kernel).is_ok_and(|spot| spot.traced) => here(UNTRACED_HERE),
+        None if !in_kernel(at, kernel).is_ok_and(|info| info.traced) => here(UNTRACED_HERE),
         None if is_behind_lea(kernel, at) => here(WARNING),
         None => None,
         Some(reason) if reason.contains("lies inside") && !reason.contains("call qword ptr [") => None,

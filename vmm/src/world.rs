@@ -14,7 +14,7 @@ use probe_engine::detour::instances::Instances;
 use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::task::TaskLayout;
 use probe_engine::paging::{AddressSpace, Spaces};
-use probe_engine::probe::table::{Footing, Internal, Past, ProbeSet, Site};
+use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
 use probe_engine::regs::Regs;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -82,8 +82,8 @@ impl Orders {
 
 /// Whether system registers are of use at each hit there.
 fn needs_system(site: &Site<Arc<Active>>) -> bool {
-    let has_base = matches!(&site.past, Past::Emulate(emulation) if emulation.has_base());
-    has_base || site.probes.iter().any(|hanging| looks_far(&hanging.probe))
+    let has_base = matches!(&site.step, StepMethod::Emulate(emulation) if emulation.has_base());
+    has_base || site.probes.iter().any(|attached| looks_far(&attached.probe))
 }
 
 /// Whether a hit of this probe reads what may be memory of a process.
@@ -94,8 +94,8 @@ fn looks_far(probe: &Active) -> bool {
 /// Whether a hit there leaves an interrupt shadow, or may find the one that another has left. No other site is in one:
 /// [`Refusal::Shadow`](probe_engine::insn::plan::Refusal::Shadow).
 fn needs_events(site: &Site<Arc<Active>>) -> bool {
-    let opens = matches!(&site.past, Past::Emulate(emulation) if emulation.opens_shadow());
-    opens || site.probes.iter().any(|hanging| hanging.footing != Footing::Firm)
+    let opens = matches!(&site.step, StepMethod::Emulate(emulation) if emulation.opens_shadow());
+    opens || site.probes.iter().any(|attached| attached.anchor != Anchor::Firm)
 }
 
 /// Entries of the guest for vector 3 (GVA): early in its boot it changes from one to another.

@@ -132,7 +132,7 @@ impl std::fmt::Display for Head<'_> {
 mod tests {
     use super::*;
     use probe_engine::linux::task::{Context, Task};
-    use probe_engine::probe::place::{Place, Spot};
+    use probe_engine::probe::place::{Place, SiteInfo};
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
 
@@ -142,9 +142,9 @@ mod tests {
     fn asked(at: u64, returns: bool) -> Asked {
         let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
         let function = Gva(at)..Gva(at + 0x100);
-        let spot = Spot::entry_of(function);
+        let info = SiteInfo::entry_of(function);
         let trigger = if returns { Trigger::Return { max_active: None } } else { Trigger::Pass };
-        Asked::plain(Place::Kernel { name, spot }, trigger)
+        Asked::plain(Place::Kernel { name, info }, trigger)
     }
 
     fn event(nanos: u64, pid: u32, what: What<Nanos>) -> Event {

@@ -147,7 +147,7 @@ fn put(code: &mut [u8; SLOT], offset: usize, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::super::decode::decode;
-    use super::super::plan::{Plan, plan};
+    use super::super::plan::{StepPlan, plan};
     use super::*;
 
     const AT: Gva = Gva(0xffff_ffff_8100_0000);
@@ -223,7 +223,7 @@ mod tests {
             distance in -0x8000_0000i64..0x8000_0000,
         ) {
             let slot = AT.offset(distance);
-            if let Ok(Plan::OutOfLine(copy)) = plan(&bytes, AT, None, false)
+            if let Ok(StepPlan::OutOfLine(copy)) = plan(&bytes, AT, None, false)
                 && let Ok(code) = copy.place(slot, Ending::Trap)
             {
                 let original = decode(&bytes, AT).unwrap();

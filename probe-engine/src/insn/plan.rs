@@ -8,7 +8,7 @@ use iced_x86::{CpuidFeature, Decoder, DecoderOptions, FlowControl, Instruction, 
 
 /// How the guest gets past a probed instruction whose first byte stays an `int3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plan {
+pub enum StepPlan {
     /// The host does what the instruction would have done.
     Emulate(Emulation),
     /// The guest runs a copy of it that lies elsewhere.
@@ -92,11 +92,16 @@ pub enum Refusal {
 ///
 /// # Errors
 /// [`Refusal`], the reason to give to whoever asked for the probe.
-pub fn plan(bytes: &[u8], at: Gva, previous: Option<&Instruction>, has_fixup: bool) -> Result<Plan, Refusal> {
+pub fn plan(
+    bytes: &[u8],
+    at: Gva,
+    previous: Option<&Instruction>,
+    has_fixup: bool,
+) -> Result<StepPlan, Refusal> {
     let instruction = allowed(bytes, at, previous)?;
     match Emulation::new(&instruction) {
-        Some(emulation) => Ok(Plan::Emulate(emulation)),
-        None => copy(bytes, &instruction, has_fixup).map(Plan::OutOfLine),
+        Some(emulation) => Ok(StepPlan::Emulate(emulation)),
+        None => copy(bytes, &instruction, has_fixup).map(StepPlan::OutOfLine),
     }
 }
 
@@ -327,12 +332,12 @@ mod tests {
         ];
         for bytes in cases {
             let copied = plan(bytes, AT, None, false);
-            assert!(matches!(copied, Ok(Plan::OutOfLine(_))), "{bytes:02x?}: {copied:?}");
+            assert!(matches!(copied, Ok(StepPlan::OutOfLine(_))), "{bytes:02x?}: {copied:?}");
             let refused = plan(bytes, AT, None, true);
             assert!(matches!(refused, Err(Refusal::Fixup(_))), "{bytes:02x?}: {refused:?}");
         }
         let load = plan(&[0x48, 0x8b, 0x03], AT, None, true);
-        assert!(matches!(load, Ok(Plan::Emulate(_))), "{load:?}");
+        assert!(matches!(load, Ok(StepPlan::Emulate(_))), "{load:?}");
     }
 
     #[test]
@@ -366,7 +371,7 @@ mod tests {
     #[test]
     fn what_accesses_a_device_can_run_from_a_copy_instead() {
         let load = [0x8b, 0x07]; // mov eax, [rdi]
-        assert!(matches!(plan(&load, AT, None, false), Ok(Plan::Emulate(_))));
+        assert!(matches!(plan(&load, AT, None, false), Ok(StepPlan::Emulate(_))));
         assert_eq!(plan_copy(&load, AT, None, false).map(|copy| copy.next()), Ok(AT.add(2)));
         for never in [&[0xff, 0x17][..], &[0xc3], &[0x0f, 0x0b]] {
             assert!(plan_copy(never, AT, None, false).is_err(), "{never:02x?}");

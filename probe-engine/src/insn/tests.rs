@@ -2,7 +2,7 @@
 
 use super::emulate::{Emulation, Passed, Segments};
 use super::fault::EmulationFault;
-use super::plan::{Plan, plan};
+use super::plan::{StepPlan, plan};
 use crate::addr::{Gpa, Gva};
 use crate::memory::{NoMemory, PhysMemory};
 use crate::paging::{AddressSpace, PageFault};
@@ -116,7 +116,7 @@ impl Ram {
 
 fn emulation(bytes: &[u8]) -> Emulation {
     match plan(bytes, AT, None, false) {
-        Ok(Plan::Emulate(emulation)) => emulation,
+        Ok(StepPlan::Emulate(emulation)) => emulation,
         other => panic!("{bytes:02x?}: {other:?}"),
     }
 }
@@ -514,7 +514,7 @@ proptest::proptest! {
         rsp in PAGE - 16..END + 16,
         rbx in PAGE - 16..END + 16,
     ) {
-        if let Ok(Plan::Emulate(emulation)) = plan(&bytes, AT, None, true) {
+        if let Ok(StepPlan::Emulate(emulation)) = plan(&bytes, AT, None, true) {
             let ram = Ram::new();
             let segments = Segments { fs_base: rdx, gs_base: rbx };
             let before = Regs { rax, rcx, rdx, rbx, rsp, rflags, rip: AT.0, ..Regs::default() };

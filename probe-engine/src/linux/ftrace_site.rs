@@ -19,7 +19,7 @@ pub fn ftrace_nop(text: &[u8]) -> Option<[u8; FTRACE_SITE as usize]> {
 mod tests {
     use super::*;
     use crate::addr::Gva;
-    use crate::insn::plan::{Plan, plan};
+    use crate::insn::plan::{StepPlan, plan};
 
     const START: Gva = Gva(0xffff_ffff_8100_0000);
 
@@ -28,7 +28,7 @@ mod tests {
         for nop in [FTRACE_NOP, K8_FTRACE_NOP] {
             let text = [&nop[..], &[0x55, 0xc3]].concat();
             assert_eq!(ftrace_nop(&text), Some(nop));
-            assert!(matches!(plan(&text, START, None, false), Ok(Plan::Emulate(_))), "{nop:x?}");
+            assert!(matches!(plan(&text, START, None, false), Ok(StepPlan::Emulate(_))), "{nop:x?}");
         }
         assert_eq!(ftrace_nop(&[0xe8, 0, 0, 0, 0]), None);
         assert_eq!(ftrace_nop(&K8_FTRACE_NOP[..4]), None);

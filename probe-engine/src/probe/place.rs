@@ -7,7 +7,7 @@ use super::room::Room;
 use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
-use crate::insn::plan::{Plan, Refusal, plan, skip_endbr};
+use crate::insn::plan::{Refusal, StepPlan, plan, skip_endbr};
 use crate::linux::ftrace_site::FTRACE_SITE;
 use crate::linux::kernel::Kernel;
 use crate::linux::left_alone::Why;
@@ -26,7 +26,7 @@ pub enum Place {
         /// `symbol`, `symbol+0x10` or `symbol#2`, as the user knows it.
         name: String,
         /// What is there, at link-time addresses.
-        spot: Spot,
+        info: SiteInfo,
     },
     /// In a module, of which nothing is known until the guest has loaded it.
     Module {
@@ -57,7 +57,7 @@ impl Place {
     #[must_use]
     pub fn function(&self) -> Option<&str> {
         match self {
-            Self::Kernel { name, spot } if spot.is_entry() => Some(plain_name(name)),
+            Self::Kernel { name, info } if info.is_entry() => Some(plain_name(name)),
             _ => None,
         }
     }
@@ -66,7 +66,7 @@ impl Place {
     #[must_use]
     pub fn is_entry(&self) -> bool {
         match self {
-            Self::Kernel { spot, .. } => spot.is_entry(),
+            Self::Kernel { info, .. } => info.is_entry(),
             Self::Module { offset, .. } => *offset == 0,
             Self::Watch(_) => false,
         }
@@ -76,7 +76,7 @@ impl Place {
 /// An instruction and what is known about it. All addresses are link-time addresses in the kernel, and run-time
 /// addresses in a module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spot {
+pub struct SiteInfo {
     /// The address that was asked for. A probe on a function's entry may stand a few bytes further on.
     pub at: Gva,
     /// The function around it.
@@ -107,7 +107,7 @@ pub enum Behind {
     Guarded(String),
 }
 
-impl Spot {
+impl SiteInfo {
     /// The first instruction of `function`, of which nothing else is known.
     #[must_use]
     pub fn entry_of(function: Range<Gva>) -> Self {
@@ -173,13 +173,17 @@ pub(super) struct FunctionText<'a> {
 
 impl FunctionText<'_> {
     /// What is known about the instruction at `at`. `is_ftrace` tells ftrace's sites by their address and bytes.
-    pub(super) fn spot(&self, at: Gva, is_ftrace: impl Fn(Gva, &[u8]) -> bool) -> Result<Spot, Unprobeable> {
+    pub(super) fn info(
+        &self,
+        at: Gva,
+        is_ftrace: impl Fn(Gva, &[u8]) -> bool,
+    ) -> Result<SiteInfo, Unprobeable> {
         let entry = skip_endbr(self.bytes, self.range.start);
         let stands = if at == self.range.start { entry } else { at };
         let Checked { fixup, settled } = self.check(stands)?;
         let ftrace = is_ftrace(stands, self.from(stands)).then(|| self.behind(stands.add(FTRACE_SITE)));
         let traced = is_ftrace(entry, self.from(entry));
-        Ok(Spot { at, function: self.range.clone(), fixup, settled, ftrace, traced, room: None })
+        Ok(SiteInfo { at, function: self.range.clone(), fixup, settled, ftrace, traced, room: None })
     }
 
     /// Whether a probe of the ftrace site before `at` can stand here.
@@ -231,7 +235,7 @@ fn may_have_lock(instruction: &Instruction) -> bool {
 ///
 /// # Errors
 /// [`Unprobeable`], the reason.
-pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
+pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<SiteInfo, Unprobeable> {
     let image = kernel.image();
     if !image.is_text(link) {
         return Err(Unprobeable::NotText);
@@ -240,21 +244,21 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<Spot, Unprobeable> {
     let bytes = image.bytes(&range).ok_or(Unprobeable::NotText)?;
     let entry = skip_endbr(bytes, range.start);
     let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
-    text.spot(link, |at, bytes| kernel.ftrace().has(at, bytes, entry))
+    text.info(link, |at, bytes| kernel.ftrace().has(at, bytes, entry))
 }
 
-/// How the guest gets past the instruction of a probe at `spot`, as far as the kernel's file tells.
+/// How the guest gets past the instruction of a probe at `info`, as far as the kernel's file tells.
 ///
 /// # Errors
 /// [`Unprobeable`], the reason why it does not.
-pub fn plan_of(spot: &Spot, kernel: &Kernel) -> Result<Plan, Unprobeable> {
-    let range = spot.function.clone();
+pub fn plan_of(info: &SiteInfo, kernel: &Kernel) -> Result<StepPlan, Unprobeable> {
+    let range = info.function.clone();
     let start = range.start;
     let bytes = kernel.image().bytes(&range).ok_or(Unprobeable::NotText)?;
     let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
-    let at = if spot.is_entry() { skip_endbr(bytes, start) } else { spot.at };
+    let at = if info.is_entry() { skip_endbr(bytes, start) } else { info.at };
     let previous = instruction_at(bytes, start, at)?.previous;
-    Ok(plan(text.from(at), at, previous.as_ref(), spot.fixup)?)
+    Ok(plan(text.from(at), at, previous.as_ref(), info.fixup)?)
 }
 
 #[cfg(test)]
@@ -275,7 +279,7 @@ mod tests {
         let range = START..START.add(bytes.len() as u64);
         let patched = PatchedText::new(rewritten, Vec::new(), Vec::new());
         let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: true };
-        text.spot(START, |at, _| at == START).unwrap().ftrace
+        text.info(START, |at, _| at == START).unwrap().ftrace
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From what a user asks for to places at link-time addresses, before the guest runs: a typo costs no boot.
 
-use super::place::{FunctionText, Place, Spot, Unprobeable, in_kernel};
+use super::place::{FunctionText, Place, SiteInfo, Unprobeable, in_kernel};
 use super::spec::{Location, ProbeSpec};
 use crate::addr::Gva;
 use crate::linux::ftrace_site::FTRACE_NOP;
@@ -184,7 +184,7 @@ fn name_of(at: Gva, kernel: &Kernel) -> String {
 
 fn one(name: String, link: Gva, kernel: &Kernel) -> Result<Resolved, ResolveError> {
     match in_kernel(link, kernel) {
-        Ok(spot) => Ok(Resolved { places: vec![Place::Kernel { name, spot }], refused: Vec::new() }),
+        Ok(info) => Ok(Resolved { places: vec![Place::Kernel { name, info }], refused: Vec::new() }),
         Err(reason) => Err(ResolveError::Unprobeable { name, reason }),
     }
 }
@@ -232,7 +232,7 @@ fn resolve_pattern(spec: &ProbeSpec, glob: &Glob, kernel: &Kernel) -> Result<Res
         last = Some(symbol.at);
         let name = kernel.symbols().written(&symbol);
         match in_kernel(symbol.at, kernel) {
-            Ok(spot) => resolved.places.push(Place::Kernel { name, spot }),
+            Ok(info) => resolved.places.push(Place::Kernel { name, info }),
             Err(reason) => resolved.refused.push(Refused { name, reason }),
         }
     }
@@ -297,7 +297,7 @@ impl LoadedModule {
         memory: &VirtMemory<'_, M>,
         symbol: &str,
         offset: u64,
-    ) -> Result<Spot, InModuleError> {
+    ) -> Result<SiteInfo, InModuleError> {
         /// No function is longer; a symbol table that says so is wrong.
         const LONGEST: u64 = 1 << 20;
         let function = |at| self.symbols.function_at(at).map(|function| function.range());
@@ -312,7 +312,7 @@ impl LoadedModule {
             bytes.iter_mut().skip(offset).zip(FTRACE_NOP).for_each(|(byte, nop)| *byte = nop);
         }
         let text = FunctionText { range, bytes: &bytes, patched: &self.patched, knows_locks: false };
-        Ok(text.spot(at, |at, _| self.ftrace.contains(&at))?)
+        Ok(text.info(at, |at, _| self.ftrace.contains(&at))?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The immutable table that a hit is looked up in: address -> what stands there.
 //!
-//! `P` is what hangs on a site for a user: the engine only keeps it in order.
+//! `P` is what is attached to a site for a user: the engine only keeps it in order.
 
 use super::once::OneShot;
 use crate::addr::Gva;
@@ -16,29 +16,29 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProbeId(pub u32);
 
-/// One trapped instruction and everything that hangs on it: one patch, however many probes.
+/// One trapped instruction and everything that is attached to it: one patch, however many probes.
 #[derive(Clone, Debug)]
 pub struct Site<P> {
     /// What users asked for, in order of registration.
-    pub probes: Vec<Hanging<P>>,
+    pub probes: Vec<Attached<P>>,
     /// What we need ourselves.
     pub internal: Option<Internal>,
     /// How the probed instruction is passed.
-    pub past: Past,
+    pub step: StepMethod,
 }
 
 /// A probe at a site.
 #[derive(Clone, Debug)]
-pub struct Hanging<P> {
+pub struct Attached<P> {
     /// The probe.
     pub probe: P,
-    /// What it stands on.
-    pub footing: Footing,
+    /// What keeps it in its place.
+    pub anchor: Anchor,
 }
 
-/// What a probe stands on.
+/// What keeps a probe in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Footing {
+pub enum Anchor {
     /// Text that the guest leaves as it is.
     Firm,
     /// One of ftrace's nops: it moves behind that when the guest wants it.
@@ -50,7 +50,7 @@ pub enum Footing {
 
 /// How the guest gets past a probed instruction.
 #[derive(Clone, Debug)]
-pub enum Past {
+pub enum StepMethod {
     /// The host does what it would have done.
     Emulate(Emulation),
     /// The guest runs a copy of it in a reserved page, from this address on.

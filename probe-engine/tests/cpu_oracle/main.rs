@@ -17,7 +17,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::copy::Ending;
 use probe_engine::insn::decode::text;
 use probe_engine::insn::emulate::Segments;
-use probe_engine::insn::plan::{Plan, Refusal, plan};
+use probe_engine::insn::plan::{Refusal, StepPlan, plan};
 use probe_engine::memory::{NoMemory, PhysMemory};
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::rflags;
@@ -72,7 +72,7 @@ fn compare(bytes: &[u8], rng: &mut Rng, native: &Native, ram: &Ram) -> u64 {
     let name = text(&instruction);
     assert_eq!(instruction.len(), bytes.len(), "{bytes:02x?} `{name}`");
     let plan = plan(bytes, Gva(site), None, false);
-    let Ok(Plan::Emulate(emulation)) = plan else { panic!("{bytes:02x?} `{name}`: {plan:?}") };
+    let Ok(StepPlan::Emulate(emulation)) = plan else { panic!("{bytes:02x?} `{name}`: {plan:?}") };
     let memory = VirtMemory::new(ram, AddressSpace::new(0x1000, 0));
     let segments = Segments { fs_base: 0, gs_base: native.at(SCRATCH) };
     native.assemble(bytes);
@@ -115,7 +115,7 @@ fn compare_copy(bytes: &[u8], rng: &mut Rng, native: &Native) -> u64 {
     let name = text(&instruction);
     let plan = plan(bytes, Gva(site), None, false);
     let copy = match plan {
-        Ok(Plan::OutOfLine(copy)) => copy,
+        Ok(StepPlan::OutOfLine(copy)) => copy,
         Err(Refusal::Operand(_)) if instruction.memory_base() == Register::EIP => return 0,
         other => panic!("{bytes:02x?} `{name}`: {other:?}"),
     };

@@ -10,12 +10,12 @@
 
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::emulate::Segments;
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{StepPlan, plan};
 use probe_engine::linux::ftrace_site::FTRACE_NOP;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use probe_engine::paging::AddressSpace;
 use probe_engine::probe::returns::{Call, Pool};
-use probe_engine::probe::table::{Footing, Hanging, Past, ProbeSet, Site, Verdict};
+use probe_engine::probe::table::{Anchor, Attached, ProbeSet, Site, StepMethod, Verdict};
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
 use serde_json::json;
@@ -48,11 +48,11 @@ fn main() {
     let site = |n: u64| TEXT.add(n * 64);
     let mut sites = ProbeSet::<()>::default();
     for at in (0..SITES).map(site) {
-        let Plan::Emulate(nop) = plan(&FTRACE_NOP, at, None, false).unwrap() else {
+        let StepPlan::Emulate(nop) = plan(&FTRACE_NOP, at, None, false).unwrap() else {
             panic!("a nop is emulated")
         };
-        let probes = vec![Hanging { probe: (), footing: Footing::Firm }];
-        sites.insert(at, Site { probes, internal: None, past: Past::Emulate(nop) });
+        let probes = vec![Attached { probe: (), anchor: Anchor::Firm }];
+        sites.insert(at, Site { probes, internal: None, step: StepMethod::Emulate(nop) });
     }
     for (pools, shared) in [("a pool each", false), ("one pool", true)] {
         println!("{pools:12}  {:>16}  {:>9}  {:>16}", "hits/CPU second", "of 1", "hits/second");
@@ -107,7 +107,7 @@ fn replay(id: u64, sites: &ProbeSet<()>, pool: &Pool<u64>, site: impl Fn(u64) ->
         let call = Call { task: Gva(id), function: at, slot: Gva(n), back: at, ticks: n, args: [0; 6] };
         pool.follow(number, call, Some(Box::new(id)));
         let mut regs = Regs { rip: at.0, ..Regs::default() };
-        let Past::Emulate(nop) = &hit.past else { panic!("it is emulated") };
+        let StepMethod::Emulate(nop) = &hit.step else { panic!("it is emulated") };
         nop.execute(&mut regs, &memory, &segments).unwrap();
         assert_eq!(regs.rip, at.0 + FTRACE_NOP.len() as u64);
         assert_eq!(pool.leave(number), Some((call, Some(Box::new(id)))), "another thread's call");

@@ -10,7 +10,7 @@ use probe_engine::detour::region::Region;
 use probe_engine::insn::copy::{Ending, jump};
 use probe_engine::insn::decode::{decode, text};
 use probe_engine::insn::emulate::{Emulation, Segments};
-use probe_engine::insn::plan::{Plan, Refusal, plan};
+use probe_engine::insn::plan::{Refusal, StepPlan, plan};
 use probe_engine::regs::rflags;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -50,7 +50,7 @@ pub struct Outcome {
 struct Trial {
     number: usize,
     case: Case,
-    way: Plan,
+    way: StepPlan,
     moved: Option<Region>,
 }
 
@@ -121,7 +121,7 @@ fn run(guest: &mut Guest, trials: &[Trial], outcome: &mut Outcome) {
             count(&mut outcome.copied, trial);
             settle(outcome, trial, "copied", &original, &copied, u64::MAX);
         }
-        if let Plan::Emulate(emulation) = &trial.way {
+        if let StepPlan::Emulate(emulation) = &trial.way {
             let ours = emulate(guest, emulation, &trial.case.start);
             settle_emulated(outcome, trial, original, &ours, guest.is_qemu());
         }
@@ -165,7 +165,7 @@ fn elsewhere(
 
 /// The copy of an instruction that is not emulated. Both endings have their turn.
 fn copy(trial: &Trial, n: usize, slot: Gva) -> Option<Elsewhere> {
-    let Plan::OutOfLine(copy) = &trial.way else { return None };
+    let StepPlan::OutOfLine(copy) = &trial.way else { return None };
     let ending = if n.is_multiple_of(2) { Ending::Trap } else { Ending::Jump };
     let code = copy.place(slot, ending).unwrap_or_else(|error| panic!("{error}"));
     Some((code.to_vec(), Some(copy.trap(slot))))

@@ -5,7 +5,7 @@
 
 use iced_x86::{Code, ConstantOffsets, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use probe_engine::addr::Gva;
-use probe_engine::insn::plan::{Plan, plan};
+use probe_engine::insn::plan::{StepPlan, plan};
 use probe_engine::linux::kernel::Kernel;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -185,7 +185,7 @@ impl Drawer {
             let constants = decoder.get_constant_offsets(&instruction);
             let bytes = &bytes[..instruction.len()];
             let is_new = !self.forms.contains_key(&Form::of(&instruction, &constants));
-            if is_new && matches!(plan(bytes, AT, None, false), Ok(Plan::Emulate(_))) {
+            if is_new && matches!(plan(bytes, AT, None, false), Ok(StepPlan::Emulate(_))) {
                 *taken += 1;
                 self.add(bytes, &instruction, &constants);
             }

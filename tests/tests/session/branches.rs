@@ -69,8 +69,8 @@ fn nearest(kernel: &Kernel, at: Gva) -> Place {
     let any = Glob::new("*").unwrap();
     let all = kernel.symbols().matching(&any).filter(|symbol| !kernel.image().is_init_text(symbol.at));
     let all = all.filter_map(|symbol| {
-        let spot = in_kernel(symbol.at, kernel).ok().filter(|spot| spot.ftrace.is_some())?;
-        Some((symbol.at.0.abs_diff(at.0), Place::Kernel { name: symbol.name.to_owned(), spot }))
+        let info = in_kernel(symbol.at, kernel).ok().filter(|info| info.ftrace.is_some())?;
+        Some((symbol.at.0.abs_diff(at.0), Place::Kernel { name: symbol.name.to_owned(), info }))
     });
     let (distance, place) = all.min_by_key(|(distance, _)| *distance).unwrap();
     println!("{} is {distance} bytes from the thunk", place.name());

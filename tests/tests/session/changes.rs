@@ -73,9 +73,9 @@ fn a_batch_is_registered_all_or_nothing() {
         |handle, console| {
             console.wait_for("workload: walk", 1);
             // Only the live text shows that this is no instruction's start.
-            let mut spot = inside.spot.clone();
-            spot.at = spot.at.add(1);
-            let live = Place::Kernel { name: "inside".to_owned(), spot };
+            let mut info = inside.info.clone();
+            info.at = info.at.add(1);
+            let live = Place::Kernel { name: "inside".to_owned(), info };
             let bad = [
                 Probe::at(live),
                 Probe::at(format!("{}+0x1", name_of("do_filp_open"))),

@@ -71,7 +71,7 @@ fn a_fault_of_a_copied_instruction() {
 fn a_fault_of_an_emulated_instruction_with_a_fixup() {
     const NOT_MAPPED: u64 = 0x1000;
     let Some(guest) = Guest::new() else { return };
-    let fixed = guest.subject.find("strncpy_from_user", |i| i.spot.fixup && !i.is_copied);
+    let fixed = guest.subject.find("strncpy_from_user", |i| i.info.fixup && !i.is_copied);
     let faults = Notes::<(Gva, Fault)>::new();
     let posts = Notes::new();
     let ended = guest

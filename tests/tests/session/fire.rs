@@ -44,8 +44,8 @@ fn places(subject: &Subject) -> (Vec<Place>, Vec<Place>) {
     let all = kernel.symbols().matching(&any);
     let all = all.filter(|symbol| last.replace(symbol.at) != Some(symbol.at));
     let all = all.filter(|symbol| !kernel.image().is_init_text(symbol.at)).filter_map(|symbol| {
-        let spot = in_kernel(symbol.at, kernel).ok().filter(|spot| spot.ftrace.is_some())?;
-        Some(Place::Kernel { name: symbol.name.to_owned(), spot })
+        let info = in_kernel(symbol.at, kernel).ok().filter(|info| info.ftrace.is_some())?;
+        Some(Place::Kernel { name: symbol.name.to_owned(), info })
     });
     all.partition(|place| HOT.contains(&place.name().as_str()))
 }

@@ -39,9 +39,9 @@ impl Regions {
     fn in_function(&self, function: &str) -> Vec<(Instruction, Region)> {
         let all = self.subject.instructions(function).into_iter();
         let found = all.filter_map(|instruction| {
-            let room = &instruction.spot.room_in(&self.subject.kernel, &self.targets)?;
-            let start = instruction.spot.function.start;
-            let bytes = self.subject.kernel.image().bytes(&instruction.spot.function)?;
+            let room = &instruction.info.room_in(&self.subject.kernel, &self.targets)?;
+            let start = instruction.info.function.start;
+            let bytes = self.subject.kernel.image().bytes(&instruction.info.function)?;
             let region = verdict(&Function { start, bytes, slide: 0, room, thunks: &self.thunks }).ok()?;
             (!region.is_one_instruction()).then_some((instruction, region))
         });
@@ -54,15 +54,15 @@ impl Regions {
         let mut pairs = Vec::new();
         let mut free = Gva(0);
         for (first, region) in self.in_function(function) {
-            let inside = all.iter().filter(|i| i.spot.at.is_in(&region.range()));
+            let inside = all.iter().filter(|i| i.info.at.is_in(&region.range()));
             let is_straight =
                 inside.into_iter().all(|i| !i.text.starts_with('j') && !i.text.starts_with("call"));
             let is_met = self.targets.first_inside(&(region.end().offset(-1)..region.end().add(1))).is_some();
-            let end = all.iter().find(|i| i.spot.at == region.end());
+            let end = all.iter().find(|i| i.info.at == region.end());
             if let Some(end) =
                 end.filter(|_| is_straight && !is_met && region.goes_on() && region.at() >= free)
             {
-                free = end.spot.at.add(1);
+                free = end.info.at.add(1);
                 pairs.push((first.place, end.place.clone()));
             }
         }

@@ -23,8 +23,8 @@ fn ten_thousand_probes_are_armed_and_disarmed() {
         .filter(|symbol| !symbol.name.starts_with("__") && !kernel.image().is_init_text(symbol.at))
         .filter(|symbol| last.replace(symbol.at) != Some(symbol.at))
         .filter_map(|symbol| {
-            let spot = in_kernel(symbol.at, kernel).ok().filter(|spot| spot.ftrace.is_some())?;
-            Some(Place::Kernel { name: symbol.name.to_owned(), spot })
+            let info = in_kernel(symbol.at, kernel).ok().filter(|info| info.ftrace.is_some())?;
+            Some(Place::Kernel { name: symbol.name.to_owned(), info })
         })
         .collect();
     // From the end: drivers and libraries more than what every tick runs.

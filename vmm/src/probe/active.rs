@@ -10,7 +10,7 @@ use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What hangs on a site.
+/// What is attached to a site.
 pub struct Active {
     pub(crate) id: ProbeId,
     /// What it does.

@@ -20,7 +20,7 @@ use probe_engine::addr::Gva;
 use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::probe::table::{Footing, Hanging, ProbeSet, Site};
+use probe_engine::probe::table::{Anchor, Attached, ProbeSet, Site};
 use stale::Stale;
 use standing::Standing;
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,7 +154,7 @@ impl Arming {
                 continue;
             }
             match self.put_in(*at, wanted, &probes, &ground, stop, &mut orders.sites) {
-                Ok(past) => orders.sites.insert(*at, Site { probes, internal: wanted.internal, past }),
+                Ok(step) => orders.sites.insert(*at, Site { probes, internal: wanted.internal, step }),
                 Err(reason) => {
                     orders.sites.remove(*at);
                     refuse(registry, &probes, &reason);
@@ -244,7 +244,7 @@ impl Arming {
         &mut self,
         at: Gva,
         wanted: &Wanted,
-        probes: &[Hanging<Arc<Active>>],
+        probes: &[Attached<Arc<Active>>],
         registry: &mut Registry,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
@@ -315,15 +315,15 @@ fn is_taken(wanted: &BTreeMap<Gva, Wanted>, range: &Range<Gva>) -> bool {
 }
 
 /// The nop that this probe has left.
-fn behind(hanging: &Hanging<Arc<Active>>) -> Option<Gva> {
-    match hanging.footing {
-        Footing::Behind(nop) => Some(nop),
-        Footing::Firm | Footing::Nop => None,
+fn behind(attached: &Attached<Arc<Active>>) -> Option<Gva> {
+    match attached.anchor {
+        Anchor::Behind(nop) => Some(nop),
+        Anchor::Firm | Anchor::Nop => None,
     }
 }
 
-fn refuse(registry: &mut Registry, probes: &[Hanging<Arc<Active>>], reason: &str) {
-    for hanging in probes {
-        registry.set_state(hanging.probe.id, State::Refused(reason.to_owned()));
+fn refuse(registry: &mut Registry, probes: &[Attached<Arc<Active>>], reason: &str) {
+    for attached in probes {
+        registry.set_state(attached.probe.id, State::Refused(reason.to_owned()));
     }
 }

@@ -22,7 +22,7 @@ use probe_engine::linux::ftrace_site::{FTRACE_SITE, ftrace_nop};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
-use probe_engine::probe::table::{Footing, Hanging, Internal, ProbeId, ProbeSet};
+use probe_engine::probe::table::{Anchor, Attached, Internal, ProbeId, ProbeSet};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -258,8 +258,8 @@ impl Detours {
     }
 
     /// Whether several instructions have to make room for a detour that serves `probes`, as far as they can be served.
-    pub(super) fn wants_region(&self, internal: Option<Internal>, probes: &[Hanging<Arc<Active>>]) -> bool {
-        let is_served = |p: &Hanging<Arc<Active>>| p.footing == Footing::Firm && self.work(&p.probe).is_ok();
+    pub(super) fn wants_region(&self, internal: Option<Internal>, probes: &[Attached<Arc<Active>>]) -> bool {
+        let is_served = |p: &Attached<Arc<Active>>| p.anchor == Anchor::Firm && self.work(&p.probe).is_ok();
         let is_possible = self.optimize != Optimize::Off && self.is_on && self.guest.is_some();
         is_possible && internal.is_none() && !probes.is_empty() && probes.iter().all(is_served)
     }
@@ -273,7 +273,7 @@ impl Detours {
         &mut self,
         at: Gva,
         works: Vec<Work>,
-        probes: &[Hanging<Arc<Active>>],
+        probes: &[Attached<Arc<Active>>],
         next: Option<Next>,
         ground: &Ground,
         tools: &mut Tools<'_>,
@@ -283,14 +283,14 @@ impl Detours {
             if !self.take_down(at, false, tools) {
                 return Err("the guest has written there".to_owned());
             }
-            let is_nop = probes.iter().any(|hanging| hanging.footing == Footing::Nop);
+            let is_nop = probes.iter().any(|attached| attached.anchor == Anchor::Nop);
             self.stand(at, is_nop, &works, next.filter(|_| is_nop), ground, tools)?;
         }
         let slide = ground.map.slide();
-        for (hanging, work) in probes.iter().zip(works) {
+        for (attached, work) in probes.iter().zip(works) {
             if work.record.is_some() {
-                let known = Known { probe: hanging.probe.clone(), work, at, slide };
-                self.known.insert(hanging.probe.id.0, known);
+                let known = Known { probe: attached.probe.clone(), work, at, slide };
+                self.known.insert(attached.probe.id.0, known);
             }
         }
         Ok(())
@@ -301,7 +301,7 @@ impl Detours {
         &self,
         at: Gva,
         internal: Option<Internal>,
-        probes: &[Hanging<Arc<Active>>],
+        probes: &[Attached<Arc<Active>>],
         registry: &mut Registry,
     ) -> Option<Vec<Work>> {
         if self.optimize == Optimize::Off || probes.is_empty() {
@@ -320,23 +320,23 @@ impl Detours {
             }
             None => Ok(()),
         };
-        for hanging in probes {
-            let footing = match hanging.footing {
-                Footing::Nop | Footing::Firm => Ok(()),
-                Footing::Behind(_) => Err("the guest's ftrace has wanted the entry"),
+        for attached in probes {
+            let anchor = match attached.anchor {
+                Anchor::Nop | Anchor::Firm => Ok(()),
+                Anchor::Behind(_) => Err("the guest's ftrace has wanted the entry"),
             };
-            let work = at_site.and(footing).map_err(str::to_owned).and_then(|()| self.work(&hanging.probe));
+            let work = at_site.and(anchor).map_err(str::to_owned).and_then(|()| self.work(&attached.probe));
             let work = work.and_then(|work| self.may_read(work)).and_then(|work| self.may_follow(work));
-            let room = |work| match hanging.footing {
-                Footing::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
-                Footing::Firm if let Some(movable) = self.regions.open(at) => {
+            let room = |work| match attached.anchor {
+                Anchor::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
+                Anchor::Firm if let Some(movable) = self.regions.open(at) => {
                     self.may_run(&movable.region).map(|()| work)
                 }
-                Footing::Firm | Footing::Nop | Footing::Behind(_) => Ok(work),
+                Anchor::Firm | Anchor::Nop | Anchor::Behind(_) => Ok(work),
             };
             match work.and_then(room) {
                 Ok(work) => works.push(work),
-                Err(reason) => registry.stays_trapped(hanging.probe.id, reason),
+                Err(reason) => registry.stays_trapped(attached.probe.id, reason),
             }
         }
         if works.len() == probes.len() {

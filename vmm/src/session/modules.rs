@@ -74,7 +74,7 @@ impl Modules<'_> {
                 State::Armed(at) => lost.push(at),
                 _ => {}
             }
-            entry.spot = None;
+            entry.info = None;
         }
         lost
     }
@@ -84,7 +84,7 @@ impl Modules<'_> {
         let mut loaded = None;
         for entry in of_module(registry, &module.name) {
             let Place::Module { symbol, offset, .. } = &entry.place else { continue };
-            if entry.spot.is_some() || entry.is_over() {
+            if entry.info.is_some() || entry.is_over() {
                 continue;
             }
             let loaded = loaded.get_or_insert_with(|| LoadedModule::read(module, self.layout, &memory));
@@ -93,8 +93,8 @@ impl Modules<'_> {
                 Err(error) => Err(error.to_string()),
             };
             match place {
-                Ok(spot) => {
-                    entry.spot = Some(spot);
+                Ok(info) => {
+                    entry.info = Some(info);
                     entry.made_room = false;
                     entry.state = State::Waiting;
                 }
@@ -119,10 +119,10 @@ fn of_module<'a>(registry: &'a mut Registry, name: &'a str) -> impl Iterator<Ite
 pub(super) fn retire(range: &Range<Gva>, registry: &mut Registry) {
     for entry in registry.iter_mut() {
         let is_module = matches!(entry.place, Place::Module { .. });
-        if let Some(spot) = entry.spot.take_if(|spot| is_module && spot.at.is_in(range))
+        if let Some(info) = entry.info.take_if(|info| is_module && info.at.is_in(range))
             && !entry.is_over()
         {
-            entry.state = State::Gone(spot.at);
+            entry.state = State::Gone(info.at);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
-use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::place::{Place, SiteInfo};
 use probe_engine::probe::plan::Trigger;
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
@@ -119,8 +119,8 @@ impl Registry {
         };
         self.next += 1;
         let active = Arc::new(Active::new(id, plan, kind));
-        let spot = match &place {
-            Place::Kernel { spot, .. } => Some(Spot { room: self.room(spot, &active), ..spot.clone() }),
+        let info = match &place {
+            Place::Kernel { info, .. } => Some(SiteInfo { room: self.room(info, &active), ..info.clone() }),
             Place::Module { .. } | Place::Watch(_) => None,
         };
         let state = State::Waiting;
@@ -129,7 +129,7 @@ impl Registry {
             Entry {
                 active,
                 place,
-                spot,
+                info,
                 enabled,
                 state,
                 trapped: None,
@@ -142,14 +142,14 @@ impl Registry {
         Ok(id)
     }
 
-    /// What is in the way of a jump at `spot`, where one could serve `probe`.
-    fn room(&self, spot: &Spot, probe: &Active) -> Option<Room> {
-        let is_wanted = self.optimizes && spot.ftrace.is_none() && probe.detour().is_ok();
-        let kernel = self.kernel.as_ref().filter(|_| is_wanted && spot.room.is_none());
+    /// What is in the way of a jump at `info`, where one could serve `probe`.
+    fn room(&self, info: &SiteInfo, probe: &Active) -> Option<Room> {
+        let is_wanted = self.optimizes && info.ftrace.is_none() && probe.detour().is_ok();
+        let kernel = self.kernel.as_ref().filter(|_| is_wanted && info.room.is_none());
         match kernel {
             // Takes a moment, the first time.
-            Some(kernel) => spot.room_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
-            None => spot.room.clone(),
+            Some(kernel) => info.room_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
+            None => info.room.clone(),
         }
     }
 
@@ -347,8 +347,8 @@ mod tests {
     fn a_return_probe_follows_ten_calls_or_two_a_vcpu_if_nothing_else_is_said() {
         let entry = |max_active: Option<u32>| {
             let function = Gva(0x1000)..Gva(0x1100);
-            let spot = Spot::entry_of(function);
-            let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), spot });
+            let info = SiteInfo::entry_of(function);
+            let probe = Probe::on_return(Place::Kernel { name: "function".to_owned(), info });
             Probe::from(match max_active {
                 Some(calls) => probe.max_active(calls),
                 None => probe,

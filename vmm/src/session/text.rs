@@ -7,7 +7,7 @@ use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::INT3;
 use probe_engine::insn::decode::instruction_at;
-use probe_engine::insn::plan::{Plan, plan, plan_copy, skip_endbr};
+use probe_engine::insn::plan::{StepPlan, plan, plan_copy, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_NOP;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
@@ -149,7 +149,7 @@ impl Traps {
         function: &Function,
         at: Gva,
         only_copy: bool,
-    ) -> Result<Plan, String> {
+    ) -> Result<StepPlan, String> {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
         let Function { range, fixup, .. } = function;
@@ -159,7 +159,7 @@ impl Traps {
         let bytes = text.get(offset..).unwrap_or_default();
         let previous = found.previous.as_ref();
         let plan = match only_copy {
-            true => plan_copy(bytes, at, previous, *fixup).map(Plan::OutOfLine),
+            true => plan_copy(bytes, at, previous, *fixup).map(StepPlan::OutOfLine),
             false => plan(bytes, at, previous, *fixup),
         };
         plan.map_err(|e| e.to_string())

@@ -33,7 +33,7 @@ impl Vcpu {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
                     internal => {
                         let records =
-                            site.probes.iter().filter(|hanging| hanging.probe.plan.records()).count();
+                            site.probes.iter().filter(|attached| attached.probe.plan.records()).count();
                         if self.recorder.has_room(records) {
                             self.answer(internal, breakpoint, orders);
                             let (taken, wishes) = self.hit(breakpoint, site, passed, orders);

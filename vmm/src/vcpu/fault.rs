@@ -34,9 +34,9 @@ impl Vcpu {
         let mut wishes = Vec::new();
         let (ticks, clock) = (clock::ticks(), &*self.clock);
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-        for hanging in orders.sites.get(at).into_iter().flat_map(|site| &site.probes) {
-            let mut hit = moment.hit(hanging.probe.id, at, regs, &mut wishes);
-            hanging.probe.fault(&mut hit, fault);
+        for attached in orders.sites.get(at).into_iter().flat_map(|site| &site.probes) {
+            let mut hit = moment.hit(attached.probe.id, at, regs, &mut wishes);
+            attached.probe.fault(&mut hit, fault);
         }
         wishes.into_iter().for_each(|wish| self.desk.wish(wish));
     }

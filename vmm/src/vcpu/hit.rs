@@ -13,7 +13,7 @@ use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::task::Task;
-use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, Site};
+use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl Passed {
     }
 
     /// Whether the probe was counted there.
-    fn counted(&self, hanging: &Hanging<Arc<Active>>) -> bool {
-        hanging.footing == Footing::Behind(self.nop)
+    fn counted(&self, attached: &Attached<Arc<Active>>) -> bool {
+        attached.anchor == Anchor::Behind(self.nop)
     }
 }
 
@@ -73,12 +73,13 @@ impl Vcpu {
         let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
         let clock = &*self.clock;
         let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-        let is_recorded = site.probes.iter().any(|hanging| hanging.probe.plan.reads());
+        let is_recorded = site.probes.iter().any(|attached| attached.probe.plan.reads());
         let task = if is_recorded { moment.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
-        let is_new = |hanging: &&Hanging<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(hanging));
-        for hanging in site.probes.iter().filter(is_new) {
-            let probe = &*hanging.probe;
+        let is_new =
+            |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
+        for attached in site.probes.iter().filter(is_new) {
+            let probe = &*attached.probe;
             if !moment.is_inside(probe) {
                 probe.pass_outside();
                 continue;
@@ -112,19 +113,19 @@ impl Vcpu {
         if regs.rip != at.0 {
             return (Taken::Over(self.go_on(breakpoint, &regs, Shadow::Over)), wishes);
         }
-        let flow = match &site.past {
-            Past::Copy(entry) => {
+        let flow = match &site.step {
+            StepMethod::Copy(entry) => {
                 regs.rip = entry.0;
                 self.go_on(breakpoint, &regs, Shadow::Kept)
             }
-            Past::PutBack(once) => {
+            StepMethod::PutBack(once) => {
                 if once.put_back(&*self.ram).is_err() {
                     let words = format!("the text at {at} is not in memory");
                     return (Taken::Over(self.over(End::Failed(words, regs))), wishes);
                 }
                 self.go_on(breakpoint, &regs, Shadow::Kept)
             }
-            Past::Emulate(emulation) => {
+            StepMethod::Emulate(emulation) => {
                 let before = regs;
                 let segments = if emulation.has_base() { system.segments() } else { Segments::default() };
                 match emulation.execute(&mut regs, &memory, &segments) {
@@ -134,7 +135,7 @@ impl Vcpu {
                             probe.post(&mut hit);
                             regs = hit.regs;
                         }
-                        let is_nop = site.probes.iter().any(|hanging| hanging.footing == Footing::Nop);
+                        let is_nop = site.probes.iter().any(|attached| attached.anchor == Anchor::Nop);
                         if is_nop {
                             self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: Some(regs.rsp) });
                         }
@@ -151,7 +152,7 @@ impl Vcpu {
                             return (Taken::Device(before), wishes);
                         };
                         let told = told(exception, fault);
-                        for probe in site.probes.iter().filter(is_new).map(|hanging| &*hanging.probe) {
+                        for probe in site.probes.iter().filter(is_new).map(|attached| &*attached.probe) {
                             if moment.is_inside(probe) {
                                 let mut hit = moment.hit(probe.id, at, before, &mut wishes);
                                 probe.fault(&mut hit, &told);
@@ -171,8 +172,8 @@ impl Vcpu {
             return Flow::End;
         }
         let at = Gva(regs.rip);
-        match orders.sites.get(at).map(|site| &site.past) {
-            Some(Past::Copy(entry)) => {
+        match orders.sites.get(at).map(|site| &site.step) {
+            Some(StepMethod::Copy(entry)) => {
                 self.kvm.set_regs(&Regs { rip: entry.0, ..*regs });
                 Flow::Run
             }
@@ -181,7 +182,7 @@ impl Vcpu {
                 self.kvm.set_regs(regs);
                 Flow::Run
             }
-            Some(Past::Emulate(_) | Past::PutBack(_)) => {
+            Some(StepMethod::Emulate(_) | StepMethod::PutBack(_)) => {
                 let words = format!("the probed instruction at {at} accesses a device and has no copy");
                 self.over(End::Failed(words, *regs))
             }
@@ -267,11 +268,11 @@ pub(super) fn note(
 
 /// Those of `probes` that have one to be called at this `moment`.
 fn post_handlers<'a>(
-    probes: impl Iterator<Item = &'a Hanging<Arc<Active>>>,
+    probes: impl Iterator<Item = &'a Attached<Arc<Active>>>,
     moment: &Moment<'_>,
 ) -> impl Iterator<Item = &'a Active> {
     let is_called = |probe: &&Active| probe.has_post() && !probe.is_broken() && moment.is_inside(probe);
-    probes.map(|hanging| &*hanging.probe).filter(is_called)
+    probes.map(|attached| &*attached.probe).filter(is_called)
 }
 
 /// What a fault handler is told of `exception`, into which `fault` was made.

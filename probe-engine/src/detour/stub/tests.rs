@@ -8,7 +8,7 @@ use crate::detour::region::Region;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
 use crate::insn::emulate::Segments;
-use crate::insn::plan::{Plan, plan};
+use crate::insn::plan::{StepPlan, plan};
 use crate::linux::branches::is_lower_half;
 use crate::linux::current::CurrentTask;
 use crate::linux::glob::Glob;
@@ -142,7 +142,7 @@ pub(super) fn emulated(
             regs.rip = instruction.next_ip();
             continue;
         }
-        let Plan::Emulate(emulation) = plan(bytes, Gva(regs.rip), None, false).unwrap() else {
+        let StepPlan::Emulate(emulation) = plan(bytes, Gva(regs.rip), None, false).unwrap() else {
             panic!("{instruction}")
         };
         emulation.execute(&mut regs, &ram.memory(), segments).unwrap();

@@ -3,7 +3,7 @@ use crate::linux::left_alone::Why;
 use crate::linux::orc::{OrcLayout, OrcRow};
 use crate::linux::testing::{self, BtfBuilder, Ram};
 use crate::probe::place::Behind;
-use crate::probe::place::Spot;
+use crate::probe::place::SiteInfo;
 use crate::probe::resolve::LoadedModule;
 use proptest::prelude::*;
 
@@ -217,7 +217,7 @@ fn place(
     ram: &Ram,
     symbol: &str,
     offset: u64,
-) -> Result<Spot, String> {
+) -> Result<SiteInfo, String> {
     let memory = ram.memory();
     let loaded = LoadedModule::read(module, layout, &memory).map_err(|e| e.to_string())?;
     loaded.place(&memory, symbol, offset).map_err(|e| e.to_string())
@@ -321,13 +321,13 @@ fn ftraces_sites_are_those_of_its_table() {
         ram.put(at(TEXT + 0x310), &[0xe8, 0, 0, 0, 0, 0xc3]);
         let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
         assert_eq!(module.ftrace_sites(&layout, &ram.memory()), Ok(vec![at(TEXT + 0x300), at(INIT)]));
-        let spot = |symbol, offset| place(&module, &layout, &ram, symbol, offset).unwrap();
-        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
-        assert_eq!(spot("last", 5).ftrace, None);
+        let info = |symbol, offset| place(&module, &layout, &ram, symbol, offset).unwrap();
+        assert_eq!(info("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
+        assert_eq!(info("last", 5).ftrace, None);
         // The guest's ftrace is about to change it.
         ram.put(at(TEXT + 0x300), &[0xcc]);
-        assert_eq!(spot("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
-        assert_eq!(spot("last", 5).ftrace, None);
+        assert_eq!(info("last", 0).ftrace, Some(Behind::Free { fixup: false, settled: true }));
+        assert_eq!(info("last", 5).ftrace, None);
     }
 }
 
@@ -356,8 +356,8 @@ fn lock_prefixes_of_a_module_are_left_alone() {
     assert_eq!(refusal(&[0x65, 0xff, 0x07]), None, "inc dword ptr gs:[rdi]");
     // What is behind one of ftrace's sites is looked at in the same way.
     ram.put(at(TEXT + 0x305), &[0xf0, 0xff, 0x07]);
-    let spot = place(&module, &layout, &ram, "last", 0).unwrap();
-    assert_eq!(spot.ftrace, Some(Behind::Guarded(Why::LockPrefix.to_string())));
+    let info = place(&module, &layout, &ram, "last", 0).unwrap();
+    assert_eq!(info.ftrace, Some(Behind::Guarded(Why::LockPrefix.to_string())));
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub fn resolve_in_source(
     for place in places {
         let name = name(&place, kernel);
         match in_kernel(place.at, kernel) {
-            Ok(spot) => resolved.places.push(Place::Kernel { name, spot }),
+            Ok(info) => resolved.places.push(Place::Kernel { name, info }),
             Err(reason) => resolved.refused.push(Refused { name, reason }),
         }
     }

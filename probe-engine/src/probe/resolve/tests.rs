@@ -39,8 +39,8 @@ fn every_place_has_its_address_and_the_name_that_leads_there() {
         ("lat?", "late", 0x50),
     ] {
         let resolved = resolve(&written.parse().unwrap(), &kernel).unwrap();
-        let [Place::Kernel { name: found, spot }] = &*resolved.places else { panic!("{written}") };
-        assert_eq!((found.as_str(), spot.at), (name, Gva(TEXT + at)), "{written}");
+        let [Place::Kernel { name: found, info }] = &*resolved.places else { panic!("{written}") };
+        assert_eq!((found.as_str(), info.at), (name, Gva(TEXT + at)), "{written}");
         let again = resolve(&name.parse().unwrap(), &kernel).unwrap();
         assert_eq!(again.places, resolved.places, "{written}");
     }

@@ -15,8 +15,8 @@ fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
 }
 
 fn site(internal: Internal) -> Site<u32> {
-    let past = Past::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
-    Site { probes: Vec::new(), internal: Some(internal), past }
+    let step = StepMethod::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
+    Site { probes: Vec::new(), internal: Some(internal), step }
 }
 
 #[test]

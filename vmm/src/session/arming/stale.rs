@@ -57,7 +57,7 @@ mod tests {
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use probe_engine::probe::once::OneShot;
-    use probe_engine::probe::table::{Past, Site};
+    use probe_engine::probe::table::{Site, StepMethod};
     use std::thread;
     use std::time::Duration;
     use vmm_sys_util::eventfd::EventFd;
@@ -72,8 +72,8 @@ mod tests {
         }
         let mut set = ProbeSet::default();
         for n in 0..100 {
-            let past = Past::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
-            set.insert(AT.add(0x10 * n), Site { probes: Vec::new(), internal: None, past });
+            let step = StepMethod::PutBack(Arc::new(OneShot::new(Gpa(0), 0x90)));
+            set.insert(AT.add(0x10 * n), Site { probes: Vec::new(), internal: None, step });
             set.remove(AT.add(0x10 * n));
         }
         let world = World::new(1, Orders::default(), EventFd::new(0).unwrap().into());

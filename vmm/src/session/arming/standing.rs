@@ -9,15 +9,15 @@ use crate::session::text::Ground;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
-use probe_engine::insn::plan::Plan;
+use probe_engine::insn::plan::StepPlan;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::returns::Pool;
-use probe_engine::probe::table::{CopyEnd, Footing, Hanging, Past, ProbeSet};
+use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeSet, StepMethod};
 use std::sync::Arc;
 
 /// A trap in the guest's text, and how it is passed.
 pub(super) struct Standing {
-    past: Past,
+    step: StepMethod,
     slot: Option<Slots>,
     /// Whether its copy ends in a trap.
     traps_again: bool,
@@ -28,8 +28,8 @@ impl Arming {
     pub(super) fn take_down(&mut self, at: Gva, stop: &Stop<'_>) -> bool {
         let Some(standing) = self.standing.remove(&at) else { return true };
         self.retire(standing.slot);
-        match &standing.past {
-            Past::PutBack(once) if once.is_done() => {
+        match &standing.step {
+            StepMethod::PutBack(once) if once.is_done() => {
                 self.traps.forget(at, 1);
                 true
             }
@@ -60,60 +60,60 @@ impl Arming {
         &mut self,
         at: Gva,
         wanted: &Wanted,
-        probes: &[Hanging<Arc<Active>>],
+        probes: &[Attached<Arc<Active>>],
         ground: &Ground,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
-    ) -> Result<Past, String> {
+    ) -> Result<StepMethod, String> {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         if probes.iter().filter(|p| p.probe.plan.records()).count() > RING {
             return Err(format!("more than {RING} probes stand here"));
         }
         if let Some(standing) = self.standing.get(&at) {
-            match &standing.past {
-                Past::Emulate(_) if !self.device.contains(&at) => return Ok(standing.past.clone()),
-                Past::Copy(_) if standing.traps_again == has_post => return Ok(standing.past.clone()),
-                Past::PutBack(once) if is_once && !once.is_done() => return Ok(standing.past.clone()),
+            match &standing.step {
+                StepMethod::Emulate(_) if !self.device.contains(&at) => return Ok(standing.step.clone()),
+                StepMethod::Copy(_) if standing.traps_again == has_post => return Ok(standing.step.clone()),
+                StepMethod::PutBack(once) if is_once && !once.is_done() => return Ok(standing.step.clone()),
                 // It needs another way past: it is taken down and put up again in the same stop.
-                Past::Emulate(_) | Past::Copy(_) | Past::PutBack(_) => {
+                StepMethod::Emulate(_) | StepMethod::Copy(_) | StepMethod::PutBack(_) => {
                     self.take_down(at, stop);
                 }
             }
         }
         // ftrace's nop was seen just now; anything else in the live text has to be proven an instruction.
-        let plan = if is_once && probes.iter().all(|p| p.footing == Footing::Nop) {
+        let plan = if is_once && probes.iter().all(|p| p.anchor == Anchor::Nop) {
             None
         } else {
             let only_copy = self.device.contains(&at);
             Some(self.traps.plan(stop.ram, ground, &wanted.function, at, only_copy)?)
         };
-        let (past, slot) = match plan.filter(|_| !is_once) {
+        let (step, slot) = match plan.filter(|_| !is_once) {
             None => (None, None),
-            Some(Plan::Emulate(emulation)) => (Some(Past::Emulate(emulation)), None),
-            Some(Plan::OutOfLine(_)) if !self.hooks.sees_faults() => {
+            Some(StepPlan::Emulate(emulation)) => (Some(StepMethod::Emulate(emulation)), None),
+            Some(StepPlan::OutOfLine(_)) if !self.hooks.sees_faults() => {
                 return Err(
                     "its instruction runs from a copy, and this kernel's faults cannot be followed".into()
                 );
             }
-            Some(Plan::OutOfLine(copy)) => {
+            Some(StepPlan::OutOfLine(copy)) => {
                 let slot = self.copy(&copy, has_post, stop, set)?;
                 let entry = self.reserved.as_ref().map_err(String::clone)?.address(slot);
-                (Some(Past::Copy(entry)), Some(slot))
+                (Some(StepMethod::Copy(entry)), Some(slot))
             }
         };
         let planted = self.traps.plant(stop.parked, stop.ram, ground, at);
-        let past = match (planted, past) {
-            (Ok(_), Some(past)) => past,
-            (Ok((gpa, original)), None) => Past::PutBack(Arc::new(OneShot::new(gpa, original))),
+        let step = match (planted, step) {
+            (Ok(_), Some(step)) => step,
+            (Ok((gpa, original)), None) => StepMethod::PutBack(Arc::new(OneShot::new(gpa, original))),
             (Err(error), _) => {
                 self.retire(slot);
                 return Err(error.to_string());
             }
         };
-        let standing = Standing { past: past.clone(), slot, traps_again: has_post };
+        let standing = Standing { step: step.clone(), slot, traps_again: has_post };
         self.standing.insert(at, standing);
-        Ok(past)
+        Ok(step)
     }
 
     /// Writes `copy` to a slot.

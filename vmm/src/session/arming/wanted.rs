@@ -7,16 +7,16 @@ use crate::session::registry::{Entry, Registry, State};
 use crate::session::text::{Function, Ground};
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
-use probe_engine::insn::plan::{Plan, skip_endbr};
+use probe_engine::insn::plan::{StepPlan, skip_endbr};
 use probe_engine::linux::ftrace_site::{FTRACE_SITE, ftrace_nop};
 use probe_engine::probe::place::{Behind, Place};
-use probe_engine::probe::table::{Footing, Hanging, Internal};
+use probe_engine::probe::table::{Anchor, Attached, Internal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What is wanted at one address.
 pub(super) struct Wanted {
-    pub(super) probes: Vec<Hanging<Arc<Active>>>,
+    pub(super) probes: Vec<Attached<Arc<Active>>>,
     pub(super) internal: Option<Internal>,
     pub(super) function: Function,
     /// Whether it stands in text that the guest may still change around it: by a trap, whatever comes later.
@@ -36,7 +36,7 @@ const JUMP: u8 = 0xe9;
 
 /// Where a probe can stand at this moment.
 enum Stand {
-    At { at: Gva, function: Function, footing: Footing, is_early: bool },
+    At { at: Gva, function: Function, anchor: Anchor, is_early: bool },
     Not(State),
 }
 
@@ -73,7 +73,7 @@ impl Arming {
                     entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
                     entry.state = state;
                 }
-                Stand::At { at, function, footing, is_early } => match &self.reserved {
+                Stand::At { at, function, anchor, is_early } => match &self.reserved {
                     _ if let Some(reason) = self.detours.refuses(&entry.active) => {
                         entry.state = State::Refused(reason);
                     }
@@ -81,13 +81,13 @@ impl Arming {
                         entry.state = State::Refused(reason.clone());
                     }
                     _ => {
-                        entry.made_room |= matches!(footing, Footing::Behind(_)) && !is_early;
+                        entry.made_room |= matches!(anchor, Anchor::Behind(_)) && !is_early;
                         entry.state = State::Armed(at);
                         entry.stood = Some(at);
-                        let hanging = Hanging { probe: entry.active.clone(), footing };
+                        let attached = Attached { probe: entry.active.clone(), anchor };
                         let wanted = all.entry(at).or_insert(Wanted::nothing(function));
                         wanted.is_early |= is_early;
-                        wanted.probes.push(hanging);
+                        wanted.probes.push(attached);
                     }
                 },
             }
@@ -106,20 +106,20 @@ impl Arming {
 
     /// Where the probe of `entry` can stand now.
     fn stand(&self, entry: &Entry, are_few: bool, ground: &Ground, ram: &GuestRam) -> Stand {
-        let Some(spot) = &entry.spot else { return Stand::Not(State::Waiting) };
+        let Some(info) = &entry.info else { return Stand::Not(State::Waiting) };
         let is_kernel = matches!(entry.place, Place::Kernel { .. });
         let slide = if is_kernel { ground.map.slide() } else { 0 };
-        let asked = spot.at.add(slide);
-        if is_kernel && self.hooks.is_freed(&self.kernel, spot.at) {
+        let asked = info.at.add(slide);
+        if is_kernel && self.hooks.is_freed(&self.kernel, info.at) {
             return Stand::Not(State::Gone(asked));
         }
-        let range = spot.function.start.add(slide)..spot.function.end.add(slide);
+        let range = info.function.start.add(slide)..info.function.end.add(slide);
         let function = |fixup| Function {
             range: range.clone(),
             fixup,
-            traced: spot.traced,
-            room: spot.room.clone(),
-            next: match spot.ftrace {
+            traced: info.traced,
+            room: info.room.clone(),
+            next: match info.ftrace {
                 Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == Phase::Late),
                 Some(Behind::Guarded(_)) | None => false,
             },
@@ -131,23 +131,23 @@ impl Arming {
         if let Err(error) = self.traps.read(ram, ground, asked, head) {
             return Stand::Not(State::Refused(error.to_string()));
         }
-        let at = if spot.is_entry() { skip_endbr(head, asked) } else { asked };
+        let at = if info.is_entry() { skip_endbr(head, asked) } else { asked };
         // Before the text is final, where nothing will change it and an exit is all that a hit takes.
-        let early = |at, footing, fixup, settled| {
+        let early = |at, anchor, fixup, settled| {
             let function = function(fixup);
             let can =
                 are_few && settled && !fixup && entry.active.pool().is_none() && !self.device.contains(&at);
             match can.then(|| self.traps.plan(ram, ground, &function, at, false)) {
-                Some(Ok(Plan::Emulate(_))) => Stand::At { at, function, footing, is_early: true },
+                Some(Ok(StepPlan::Emulate(_))) => Stand::At { at, function, anchor, is_early: true },
                 _ => Stand::Not(State::Waiting),
             }
         };
-        let Some(behind) = &spot.ftrace else {
+        let Some(behind) = &info.ftrace else {
             return match self.phase {
                 Phase::Late => {
-                    Stand::At { at, function: function(spot.fixup), footing: Footing::Firm, is_early: false }
+                    Stand::At { at, function: function(info.fixup), anchor: Anchor::Firm, is_early: false }
                 }
-                _ => early(at, Footing::Firm, spot.fixup, spot.settled),
+                _ => early(at, Anchor::Firm, info.fixup, info.settled),
             };
         };
         let site = head.get(at.offset_from(asked).unwrap_or(0) as usize..).unwrap_or_default();
@@ -158,12 +158,12 @@ impl Arming {
             // Once it has made room, a probe does not come back where it can do without: a task may be on its way
             // from here, or from a tracer, to where the probe is now, and would be missed.
             _ if is_nop && is_quiet && !entry.made_room && self.phase > Phase::Start => {
-                Stand::At { at, function: function(false), footing: Footing::Nop, is_early: false }
+                Stand::At { at, function: function(false), anchor: Anchor::Nop, is_early: false }
             }
             // ftrace verifies its sites when it makes nops of them. There is one task, and it is not among them whenever the
             // phase changes.
             Behind::Free { fixup, settled } if self.phase < Phase::Late && (is_nop || is_ftraces) => {
-                early(at.add(FTRACE_SITE), Footing::Behind(at), *fixup, *settled)
+                early(at.add(FTRACE_SITE), Anchor::Behind(at), *fixup, *settled)
             }
             _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
             // Neither ftrace's nop nor anything that it makes of it.
@@ -173,7 +173,7 @@ impl Arming {
                 Stand::At {
                     at: behind,
                     function: function(*fixup),
-                    footing: Footing::Behind(at),
+                    anchor: Anchor::Behind(at),
                     is_early: false,
                 }
             }

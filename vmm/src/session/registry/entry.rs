@@ -4,7 +4,7 @@ use crate::events::Reader;
 use crate::probe::{Active, Kind, Miss};
 use crate::session::report::{Missed, ProbeKind, ProbeReport};
 use probe_engine::addr::Gva;
-use probe_engine::probe::place::{Place, Spot};
+use probe_engine::probe::place::{Place, SiteInfo};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ pub(in crate::session) struct Entry {
     pub(in crate::session) place: Place,
     /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
     /// loaded.
-    pub(in crate::session) spot: Option<Spot>,
+    pub(in crate::session) info: Option<SiteInfo>,
     pub(in crate::session) enabled: bool,
     pub(in crate::session) state: State,
     /// Why it stands on a trap and not on a detour, where that has been asked for.
@@ -90,10 +90,10 @@ impl Entry {
             | State::Yielded(at)
             | State::Spent(at) => at,
             State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
-                match (&self.place, &self.spot, self.stood) {
+                match (&self.place, &self.info, self.stood) {
                     (.., Some(at)) => at,
                     (Place::Watch(watch), ..) => watch.at,
-                    (_, Some(spot), _) => spot.at,
+                    (_, Some(info), _) => info.at,
                     (_, None, _) => Gva(0),
                 }
             }
