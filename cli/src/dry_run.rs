@@ -4,9 +4,9 @@ use crate::args::{Format, HostKind, Optimize, Run};
 use crate::asked::{Asked, Style};
 use crate::definition::Found;
 use crate::file;
+use crate::jump_constraints::KernelConstraints;
 use crate::listing::list;
 use crate::output::json;
-use crate::rooms::Rooms;
 use crate::symbol_file::{KernelLines, KernelSource};
 use crate::target;
 use anyhow::Result;
@@ -39,8 +39,8 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if watches > most {
         return Err(RegisterError::TooManyWatches(most).into());
     }
-    let (rooms, thunks) = (Rooms::new(&kernel), Thunks::of(&kernel));
-    let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, rooms, thunks };
+    let (constraints, thunks) = (KernelConstraints::new(&kernel), Thunks::of(&kernel));
+    let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, constraints, thunks };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
     list(|out| print(out, args.guest.records.format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
@@ -132,7 +132,7 @@ impl<'a> Row<'a> {
 struct Detours<'a> {
     optimize: Optimize,
     kernel: &'a Kernel,
-    rooms: Rooms<'a>,
+    constraints: KernelConstraints<'a>,
     thunks: Thunks,
 }
 
@@ -143,7 +143,7 @@ impl Detours<'_> {
             return "no detour: --optimize=off".to_owned();
         }
         let served = Work::of(0, &asked.plan).map_err(|reason| reason.to_string());
-        match served.and_then(|_| self.room(info)) {
+        match served.and_then(|_| self.moved_instructions(info)) {
             Ok(None) => "detour".to_owned(),
             Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
             Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),
@@ -152,14 +152,14 @@ impl Detours<'_> {
     }
 
     /// How many instructions a jump would take the place of, where they are not ftrace's own.
-    fn room(&self, info: &SiteInfo) -> Result<Option<usize>, String> {
+    fn moved_instructions(&self, info: &SiteInfo) -> Result<Option<usize>, String> {
         if info.is_entry() && info.ftrace.is_some() {
             return Ok(None);
         }
         let start = info.function.start;
         let bytes = self.kernel.image().bytes(&info.function).ok_or("it is not in the kernel's file")?;
-        let room = &self.rooms.of(info).ok_or("it is not in the kernel's file")?;
-        let function = Function { start, bytes, slide: 0, room, thunks: &self.thunks };
+        let constraints = &self.constraints.of(info).ok_or("it is not in the kernel's file")?;
+        let function = Function { start, bytes, slide: 0, constraints, thunks: &self.thunks };
         let region = verdict(&function).map_err(|reason| reason.to_string())?;
         Ok(Some(region.instructions().count()))
     }

@@ -6,9 +6,9 @@ use crate::definition::{Found, Reader, Source};
 use crate::file::read;
 use crate::functions::functions;
 use crate::guest_files::Files;
+use crate::jump_constraints::KernelConstraints;
 use crate::limits::say_limits;
 use crate::requirements;
-use crate::rooms::Rooms;
 use crate::say::note;
 use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
@@ -102,7 +102,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let Found { mut probes, refused } = find(run, &kernel, &lines)?;
     check_modules(&kernel, &probes)?;
     if run.arming.optimize != args::Optimize::Off {
-        Rooms::new(&kernel).note(&mut probes);
+        KernelConstraints::new(&kernel).note(&mut probes);
     }
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.

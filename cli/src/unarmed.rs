@@ -86,7 +86,7 @@ impl Reason {
             _ if probe.has_stood => None,
             State::Pending(module) => Some(Self::Pending(module.clone())),
             State::Gone(_) => Some(Self::Freed),
-            State::Yielded(_) => Some(Self::Yielded),
+            State::DisplacedByFtrace(_) => Some(Self::Yielded),
             State::Waiting => Some(Self::NotReached),
             State::Armed(_) | State::Optimized(_) | State::Spent(_) | State::Disabled | State::Broken(_) => {
                 None
@@ -177,7 +177,7 @@ mod tests {
             (true, State::Optimized(AT), None),
             (true, State::Spent(AT), None),
             (true, State::Gone(AT), None),
-            (true, State::Yielded(AT), None),
+            (true, State::DisplacedByFtrace(AT), None),
             (true, State::Waiting, None),
             (true, pending(), None),
             (true, State::Disabled, None),
@@ -189,7 +189,7 @@ mod tests {
             (false, refused(), Some("could not be armed: no;")),
             (false, pending(), Some("the module `dummy` was not loaded")),
             (false, State::Gone(AT), Some("had freed its text")),
-            (false, State::Yielded(AT), Some("ftrace worked on its text")),
+            (false, State::DisplacedByFtrace(AT), Some("ftrace worked on its text")),
             (false, State::Waiting, Some("the guest ended before")),
         ];
         for (has_stood, state, expected) in table {

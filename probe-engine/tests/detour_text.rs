@@ -17,8 +17,8 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
+use probe_engine::probe::jump_constraints::JumpConstraints;
 use probe_engine::probe::place::{Behind, in_kernel};
-use probe_engine::probe::room::Room;
 
 /// Calls `check` with each kernel's name and what was read of it.
 fn each_kernel(check: impl Fn(&str, &Kernel)) {
@@ -60,8 +60,8 @@ impl Function {
         Some(Self { start, code, entry, traced })
     }
 
-    fn verdict(&self, room: &Room, thunks: &Thunks) -> Result<Region, NotMovable> {
-        verdict(&verdict::Function { start: self.start, bytes: &self.code, slide: 0, room, thunks })
+    fn verdict(&self, constraints: &JumpConstraints, thunks: &Thunks) -> Result<Region, NotMovable> {
+        verdict(&verdict::Function { start: self.start, bytes: &self.code, slide: 0, constraints, thunks })
     }
 }
 
@@ -158,8 +158,8 @@ fn most_functions_have_room_for_a_detour() {
         let mut accepted = 0;
         for (number, function) in functions.iter().enumerate() {
             let mut check = |at: Gva, tally: &mut Tally| {
-                let room = Room::at(at, kernel.patched(), &targets);
-                let found = function.verdict(&room, &thunks);
+                let constraints = JumpConstraints::at(at, kernel.patched(), &targets);
+                let found = function.verdict(&constraints, &thunks);
                 if let Ok(region) = &found {
                     accepted += 1;
                     let place = kernel.symbols().place(at);

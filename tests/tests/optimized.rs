@@ -15,8 +15,8 @@ use probe_engine::linux::ftrace_site::{FTRACE_NOP, FTRACE_SITE};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
+use probe_engine::probe::jump_constraints::JumpConstraints;
 use probe_engine::probe::place::in_kernel;
-use probe_engine::probe::room::Room;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -106,8 +106,8 @@ fn sites(kernel: &Kernel, count: usize) -> Vec<Site> {
         // At its own site the guest's ftrace makes the call.
         let behind: Vec<Gva> = all.into_iter().filter(|at| *at >= entry.add(FTRACE_SITE)).collect();
         let at = behind[rng.below(behind.len() as u64) as usize];
-        let room = &Room::at(at, kernel.patched(), &targets);
-        let function = Function { start: range.start, bytes: &bytes, slide: 0, room, thunks: &thunks };
+        let constraints = &JumpConstraints::at(at, kernel.patched(), &targets);
+        let function = Function { start: range.start, bytes: &bytes, slide: 0, constraints, thunks: &thunks };
         let refused = verdict(&function).err().map(|reason| reason.to_string());
         let name = format!("{}+{}", symbol.name, at.offset_from(range.start).unwrap());
         sites.push(Site { name, at, refused, ruled_out: rules.refusal(at) });

@@ -13,8 +13,8 @@ use probe_engine::linux::sched_clock::SchedClock;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::virt_memory::ReadVirt;
-use room::Ends;
-pub(crate) use room::Room;
+use ring_space::Ends;
+pub(crate) use ring_space::RingSpace;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 
 mod detoured;
 mod guest_time;
-mod room;
+mod ring_space;
 
 /// How many hits a vCPU may be ahead of the reader.
 pub(crate) const RING: usize = 16 << 10;
@@ -179,7 +179,7 @@ pub struct Recorder {
 impl Recorder {
     /// Whether `n` more hits fit, with what they capture and with their stacks. Where one site has so many probes that
     /// they might not, what does not fit is left out.
-    pub fn has_room(&self, n: usize) -> bool {
+    pub fn has_space(&self, n: usize) -> bool {
         self.ring.slots() >= n
             && self.bytes.slots() >= (n * LONGEST_RECORD).min(BYTES / 2)
             && self.stacks.slots() >= (n * MOST_PIECES).min(PIECES / 2)
@@ -201,8 +201,8 @@ impl Recorder {
     }
 
     /// What there is for a detour on this vCPU that has found the ring at `at` (GPA) full.
-    pub(crate) fn room_for_detour(&self, ram: &GuestRam, at: Gpa) -> Room {
-        self.ends.room(ram, at)
+    pub(crate) fn space_for_detour(&self, ram: &GuestRam, at: Gpa) -> RingSpace {
+        self.ends.space(ram, at)
     }
 
     /// Counts that the vCPU waits because the reader is slow.
@@ -216,7 +216,7 @@ impl Recorder {
     }
 
     /// Notes a hit down, which has been counted, with what was [captured](Self::capture) and its
-    /// [stack](Self::stack). There must be [room](Self::has_room).
+    /// [stack](Self::stack). There must be [space](Self::has_space).
     pub(crate) fn record(
         &mut self,
         ticks: u64,
@@ -416,7 +416,7 @@ mod tests {
         let (mut recorders, mut reader) = rings(1);
         let (mut kept, mut read) = (0, 0);
         for _ in 0..100 {
-            while recorders[0].has_room(1) {
+            while recorders[0].has_space(1) {
                 recorders[0].record(u64::MAX, ProbeId(0), Gva(0), HIT, None);
             }
             read += reader.drain(clock.rate(), &HashMap::new()).unwrap().len();
@@ -429,13 +429,13 @@ mod tests {
     fn a_full_ring_says_so_before_a_hit_is_lost() {
         let (mut recorders, mut reader) = rings(1);
         let mut recorded = 0;
-        while recorders[0].has_room(2) {
+        while recorders[0].has_space(2) {
             recorders[0].record(0, ProbeId(0), Gva(0), HIT, None);
             recorded += 1;
         }
         assert_eq!(recorded, RING - 1);
         let clock = Clock::start(None);
         assert_eq!(reader.drain(clock.rate(), &HashMap::new()).unwrap().len(), recorded);
-        assert!(recorders[0].has_room(2));
+        assert!(recorders[0].has_space(2));
     }
 }

@@ -167,7 +167,7 @@ fn state_name(state: &State) -> String {
         State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
         State::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
         State::Disabled => "[DISABLED]".to_owned(),
-        State::Yielded(_) => "[YIELDED] the guest works on its text here".to_owned(),
+        State::DisplacedByFtrace(_) => "[YIELDED] the guest works on its text here".to_owned(),
         State::Refused(reason) => format!("[REFUSED] {reason}"),
         State::Gone(_) => "[GONE]".to_owned(),
         State::Spent(_) => "[ONCE]".to_owned(),

@@ -12,7 +12,7 @@ use crate::insn::decode::{instruction_at, instructions, text};
 use crate::insn::plan::skip_endbr;
 use crate::linux::targets::branch_target;
 use crate::linux::thunks::Thunks;
-use crate::probe::room::Room;
+use crate::probe::jump_constraints::JumpConstraints;
 
 /// One function as it stands, in the kernel's file or in its memory, and what is known about it.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +25,12 @@ pub struct Function<'a> {
     /// How far its addresses are above those at which the kernel was linked.
     pub slide: u64,
     /// What the kernel's tables say of the instruction that is to make room, and of what follows it.
-    pub room: &'a Room,
+    pub constraints: &'a JumpConstraints,
     /// What its indirect jumps may look like.
     pub thunks: &'a Thunks,
 }
 
-/// Whether a jump may be written where `function` has [`room`](Function::room), over the instructions that it
+/// Whether a jump may be written where `function` has its [`constraints`](Function::constraints), over the instructions that it
 /// returns, as far as text can tell. Addresses are those of `function`; the region's are the same.
 ///
 /// As good as the bytes: what the kernel's file allows may be refused in the running kernel, and the other way
@@ -39,13 +39,13 @@ pub struct Function<'a> {
 /// # Errors
 /// [`NotMovable`], the first reason why not.
 pub fn verdict(function: &Function<'_>) -> Result<Region, NotMovable> {
-    let at = function.room.start().add(function.slide);
+    let at = function.constraints.start().add(function.slide);
     if at.is_in(&(function.start..skip_endbr(function.bytes, function.start))) {
         return Err(NotMovable::Endbr(at));
     }
     let region = function.region(at)?;
     let range = region.range();
-    if let Some(target) = function.room.target_before(function.link(range.end)) {
+    if let Some(target) = function.constraints.target_before(function.link(range.end)) {
         return Err(NotMovable::Target(target.add(function.slide)));
     }
     // No way through the function leads into a single instruction.
@@ -92,10 +92,10 @@ impl Function<'_> {
     fn may_go(&self, instruction: &Instruction) -> Result<(), NotMovable> {
         let at = Gva(instruction.ip());
         let link = self.linked(&(at..Gva(instruction.next_ip())));
-        if let Some(why) = self.room.covers(&link) {
+        if let Some(why) = self.constraints.covers(&link) {
             return Err(NotMovable::LeftAlone { at, why });
         }
-        match self.room.has_fixup(&link) {
+        match self.constraints.has_fixup(&link) {
             true => Err(NotMovable::Fixup(at)),
             false => Ok(()),
         }

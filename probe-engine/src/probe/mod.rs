@@ -1,11 +1,11 @@
 //! Probes: what a user asks for, the table of armed sites, and what a hit means.
 
+pub mod jump_constraints;
 pub mod once;
 pub mod place;
 pub mod plan;
 pub mod resolve;
 pub mod returns;
-pub mod room;
 pub mod spec;
 pub mod table;
 pub mod watch;

@@ -3,7 +3,7 @@
 //! What is decided here from the file is decided again from the live text when a probe is armed: the guest's own
 //! alternatives may have moved an instruction's bounds by then.
 
-use super::room::Room;
+use super::jump_constraints::JumpConstraints;
 use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
@@ -90,7 +90,7 @@ pub struct SiteInfo {
     /// Whether the function begins with one of ftrace's sites.
     pub traced: bool,
     /// What is in the way of a jump there, where that was asked for.
-    pub room: Option<Room>,
+    pub constraints: Option<JumpConstraints>,
 }
 
 /// The instruction behind one of ftrace's sites, where a probe of that site stands while ftrace is busy there.
@@ -112,19 +112,19 @@ impl SiteInfo {
     #[must_use]
     pub fn entry_of(function: Range<Gva>) -> Self {
         let at = function.start;
-        Self { at, function, fixup: false, settled: true, ftrace: None, traced: false, room: None }
+        Self { at, function, fixup: false, settled: true, ftrace: None, traced: false, constraints: None }
     }
 
     /// What is in the way of a jump here in `kernel`: behind an `endbr`, if it is a function's entry. `None` outside the file.
     #[must_use]
-    pub fn room_in(&self, kernel: &Kernel, targets: &JumpTargets) -> Option<Room> {
+    pub fn constraints_in(&self, kernel: &Kernel, targets: &JumpTargets) -> Option<JumpConstraints> {
         /// Bytes of an `endbr`.
         const ENDBR: usize = 4;
         let at = match self.is_entry() {
             true => skip_endbr(kernel.image().bytes_at(self.at, ENDBR)?, self.at),
             false => self.at,
         };
-        Some(Room::at(at, kernel.patched(), targets))
+        Some(JumpConstraints::at(at, kernel.patched(), targets))
     }
 
     /// Whether it is the entry of its function.
@@ -183,7 +183,7 @@ impl FunctionText<'_> {
         let Checked { fixup, settled } = self.check(stands)?;
         let ftrace = is_ftrace(stands, self.from(stands)).then(|| self.behind(stands.add(FTRACE_SITE)));
         let traced = is_ftrace(entry, self.from(entry));
-        Ok(SiteInfo { at, function: self.range.clone(), fixup, settled, ftrace, traced, room: None })
+        Ok(SiteInfo { at, function: self.range.clone(), fixup, settled, ftrace, traced, constraints: None })
     }
 
     /// Whether a probe of the ftrace site before `at` can stand here.

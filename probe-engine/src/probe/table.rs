@@ -310,7 +310,7 @@ impl<P> ProbeSet<P> {
             return Verdict::CopyEnd(*end);
         }
         if self.waits.contains(&at) {
-            return Verdict::NoRoom;
+            return Verdict::RingFull;
         }
         if self.removed.contains(&at) && byte_now() != Some(INT3) {
             return Verdict::Stale;
@@ -329,7 +329,7 @@ pub enum Verdict<'a, P> {
     /// A function returns through the trampoline of this number, of this owner.
     Return(u32, &'a P),
     /// A detour has found its ring full, and waits for room.
-    NoRoom,
+    RingFull,
     /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
     Stale,
     /// The guest's own: it gets its exception, once.

@@ -39,10 +39,11 @@ impl Regions {
     fn in_function(&self, function: &str) -> Vec<(Instruction, Region)> {
         let all = self.subject.instructions(function).into_iter();
         let found = all.filter_map(|instruction| {
-            let room = &instruction.info.room_in(&self.subject.kernel, &self.targets)?;
+            let constraints = &instruction.info.constraints_in(&self.subject.kernel, &self.targets)?;
             let start = instruction.info.function.start;
             let bytes = self.subject.kernel.image().bytes(&instruction.info.function)?;
-            let region = verdict(&Function { start, bytes, slide: 0, room, thunks: &self.thunks }).ok()?;
+            let region =
+                verdict(&Function { start, bytes, slide: 0, constraints, thunks: &self.thunks }).ok()?;
             (!region.is_one_instruction()).then_some((instruction, region))
         });
         found.collect()

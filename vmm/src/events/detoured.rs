@@ -1,7 +1,7 @@
 //! What the guest's detours write, read while it runs.
 
 use super::guest_time::GuestTime;
-use super::room::Ends;
+use super::ring_space::Ends;
 use super::{Event, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;

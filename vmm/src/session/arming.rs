@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use wanted::Wanted;
 
-pub(super) use standing::room;
+pub(super) use standing::allocate;
 
 /// How far the guest's text is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,7 +145,7 @@ impl Arming {
         orders.slide = slide;
         self.detours.look_at(wanted.keys());
         self.take_out(&wanted, registry, stop, &mut orders.sites);
-        self.make_room(&mut wanted, registry, stop, &orders.sites);
+        self.find_relocations(&mut wanted, registry, stop, &orders.sites);
         let places: BTreeSet<Gva> = wanted.keys().copied().collect();
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
@@ -173,7 +173,7 @@ impl Arming {
 
     /// Finds out where several instructions can make room for a jump, and refuses what can only stand on one and
     /// cannot.
-    fn make_room(
+    fn find_relocations(
         &mut self,
         wanted: &mut BTreeMap<Gva, Wanted>,
         registry: &mut Registry,

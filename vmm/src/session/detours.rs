@@ -1,6 +1,6 @@
 //! Which probes are served by detours instead of traps, and where those stand.
 
-use super::arming::{Stop, room};
+use super::arming::{Stop, allocate};
 use super::fallback::Fallback;
 use super::regions::{Movable, Regions};
 use super::registry::Registry;
@@ -327,14 +327,14 @@ impl Detours {
             };
             let work = at_site.and(anchor).map_err(str::to_owned).and_then(|()| self.work(&attached.probe));
             let work = work.and_then(|work| self.may_read(work)).and_then(|work| self.may_follow(work));
-            let room = |work| match attached.anchor {
+            let relocatable = |work| match attached.anchor {
                 Anchor::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
                 Anchor::Firm if let Some(movable) = self.regions.open(at) => {
                     self.may_run(&movable.region).map(|()| work)
                 }
                 Anchor::Firm | Anchor::Nop | Anchor::Behind(_) => Ok(work),
             };
-            match work.and_then(room) {
+            match work.and_then(relocatable) {
                 Ok(work) => works.push(work),
                 Err(reason) => registry.stays_trapped(attached.probe.id, reason),
             }
@@ -374,14 +374,14 @@ impl Detours {
         let next = next.filter(|next| self.may_run(next).is_ok());
         let length =
             region.map_or_else(|| Stub::most_bytes(works), |region| Stub::most_bytes_over(region, works));
-        let room = room(reserved, length, &self.instances, stop, set)?;
-        let entry = reserved.address(room);
+        let slots = allocate(reserved, length, &self.instances, stop, set)?;
+        let entry = reserved.address(slots);
         let stub = match region {
             Some(region) => Stub::over(&guest, entry, region, works),
             None => Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), next.as_ref(), works),
         };
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
-            reserved.write(stop.ram, room, &stub.code).map_err(|error| error.to_string())?;
+            reserved.write(stop.ram, slots, &stub.code).map_err(|error| error.to_string())?;
             let jump = jump(at, entry).map_err(|error| error.to_string())?;
             let there = traps.replace(stop.parked, stop.ram, ground, at, original, jump);
             there.map_err(|error| error.to_string())?;
@@ -389,7 +389,7 @@ impl Detours {
         });
         match written {
             Ok(stub) => {
-                let slots = reserved.shrink(room, stub.code.len());
+                let slots = reserved.shrink(slots, stub.code.len());
                 let region = region.cloned();
                 set.add_waits(stub.waits(entry));
                 set.add_moved(region.iter().chain(&next).flat_map(|region| stub.moved(entry, region)));
@@ -397,7 +397,7 @@ impl Detours {
                 Ok(())
             }
             Err(reason) => {
-                reserved.retire(room);
+                reserved.retire(slots);
                 Err(reason)
             }
         }

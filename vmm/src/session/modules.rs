@@ -95,7 +95,7 @@ impl Modules<'_> {
             match place {
                 Ok(info) => {
                     entry.info = Some(info);
-                    entry.made_room = false;
+                    entry.moved_for_ftrace = false;
                     entry.state = State::Waiting;
                 }
                 Err(reason) => entry.state = State::Refused(reason),

@@ -1,6 +1,6 @@
 //! Where several instructions make room for a jump: what the text says of it, and whether someone is inside.
 //!
-//! What leads to these instructions is found once, in the kernel's file ([`Room`]), and travels with the probe. What they
+//! What leads to these instructions is found once, in the kernel's file ([`JumpConstraints`]), and travels with the probe. What they
 //! are is read from the live text, in which alternatives have been applied. Once a jump stands, nobody comes to the
 //! instructions behind it any more, so that another may take its place in the same stop.
 
@@ -78,12 +78,14 @@ impl Regions {
             }
             let slide = ground.map.slide();
             // Modules are not scanned for what leads where.
-            let room = function.room.as_ref().filter(|room| room.start().add(slide) == at);
+            let constraints =
+                function.constraints.as_ref().filter(|constraints| constraints.start().add(slide) == at);
             let end = function.range.end;
-            let room = room.ok_or("what leads to the instructions behind it is not known")?;
+            let constraints = constraints.ok_or("what leads to the instructions behind it is not known")?;
             let bytes =
                 &text.function(stop.ram, ground, function, end).map_err(|error| error.to_string())?[..];
-            let function = verdict::Function { start: function.range.start, bytes, slide, room, thunks };
+            let function =
+                verdict::Function { start: function.range.start, bytes, slide, constraints, thunks };
             let region = verdict(&function).map_err(|reason| reason.to_string())?;
             let mut bytes = vec![0; region.end().offset_from(at).unwrap_or(0) as usize];
             text.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;

@@ -11,11 +11,11 @@ use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
+use probe_engine::probe::jump_constraints::JumpConstraints;
 use probe_engine::probe::place::{Place, SiteInfo};
 use probe_engine::probe::plan::Trigger;
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
-use probe_engine::probe::room::Room;
 use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::watch;
@@ -120,7 +120,9 @@ impl Registry {
         self.next += 1;
         let active = Arc::new(Active::new(id, plan, kind));
         let info = match &place {
-            Place::Kernel { info, .. } => Some(SiteInfo { room: self.room(info, &active), ..info.clone() }),
+            Place::Kernel { info, .. } => {
+                Some(SiteInfo { constraints: self.constraints(info, &active), ..info.clone() })
+            }
             Place::Module { .. } | Place::Watch(_) => None,
         };
         let state = State::Waiting;
@@ -135,7 +137,7 @@ impl Registry {
                 trapped: None,
                 stood: None,
                 has_stood: false,
-                made_room: false,
+                moved_for_ftrace: false,
                 yields: 0,
             },
         );
@@ -143,13 +145,15 @@ impl Registry {
     }
 
     /// What is in the way of a jump at `info`, where one could serve `probe`.
-    fn room(&self, info: &SiteInfo, probe: &Active) -> Option<Room> {
+    fn constraints(&self, info: &SiteInfo, probe: &Active) -> Option<JumpConstraints> {
         let is_wanted = self.optimizes && info.ftrace.is_none() && probe.detour().is_ok();
-        let kernel = self.kernel.as_ref().filter(|_| is_wanted && info.room.is_none());
+        let kernel = self.kernel.as_ref().filter(|_| is_wanted && info.constraints.is_none());
         match kernel {
             // Takes a moment, the first time.
-            Some(kernel) => info.room_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel))),
-            None => info.room.clone(),
+            Some(kernel) => {
+                info.constraints_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel)))
+            }
+            None => info.constraints.clone(),
         }
     }
 

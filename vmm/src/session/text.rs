@@ -11,7 +11,7 @@ use probe_engine::insn::plan::{StepPlan, plan, plan_copy, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_NOP;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
-use probe_engine::probe::room::Room;
+use probe_engine::probe::jump_constraints::JumpConstraints;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,7 +51,7 @@ pub(super) struct Function {
     /// Whether the function begins with one of ftrace's sites.
     pub(super) traced: bool,
     /// What is in the way of a jump at the instruction, where that is known.
-    pub(super) room: Option<Room>,
+    pub(super) constraints: Option<JumpConstraints>,
     /// Whether the instruction behind ftrace's site may run elsewhere as well.
     pub(super) next: bool,
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 enum Wait {
     /// The control thread's answer.
     Control(Internal),
-    /// Room for so many records.
+    /// Space for so many records.
     Reader(usize),
 }
 
@@ -34,7 +34,7 @@ impl Vcpu {
                     internal => {
                         let records =
                             site.probes.iter().filter(|attached| attached.probe.plan.records()).count();
-                        if self.recorder.has_room(records) {
+                        if self.recorder.has_space(records) {
                             self.answer(internal, breakpoint, orders);
                             let (taken, wishes) = self.hit(breakpoint, site, passed, orders);
                             let flow = match taken {
@@ -46,15 +46,15 @@ impl Vcpu {
                         Wait::Reader(records)
                     }
                 },
-                Verdict::NoRoom => {
+                Verdict::RingFull => {
                     self.passed = passed;
-                    return self.no_room(breakpoint, orders);
+                    return self.ring_full(breakpoint, orders);
                 }
                 Verdict::CopyEnd(end) => {
                     let (flow, wishes) = self.copy_ended(breakpoint, end, orders);
                     return self.grant(flow, wishes, orders);
                 }
-                Verdict::Return(number, owner) if self.recorder.has_room(1) => {
+                Verdict::Return(number, owner) if self.recorder.has_space(1) => {
                     let (flow, wishes) = self.returned(breakpoint, number, owner, orders);
                     return self.grant(flow, wishes, orders);
                 }
@@ -62,7 +62,7 @@ impl Vcpu {
             };
             let flow = match wait {
                 Wait::Reader(records) => {
-                    self.wait_for_reader(&breakpoint.regs, orders, |vcpu| vcpu.recorder.has_room(records))
+                    self.wait_for_reader(&breakpoint.regs, orders, |vcpu| vcpu.recorder.has_space(records))
                 }
                 Wait::Control(internal) => {
                     answered = true;

@@ -4,7 +4,7 @@ mod breakpoint;
 mod call;
 mod fault;
 mod hit;
-mod no_room;
+mod ring_full;
 mod watch;
 
 use crate::clock::Clock;

@@ -32,8 +32,8 @@ impl Vcpu {
             self.resume_past_breakpoint();
             return flow;
         }
-        while !self.recorder.has_room(count) {
-            let may_go_on = |vcpu: &Self| vcpu.recorder.has_room(count);
+        while !self.recorder.has_space(count) {
+            let may_go_on = |vcpu: &Self| vcpu.recorder.has_space(count);
             if let Flow::End = self.wait_for_reader(&fired.regs, orders, may_go_on) {
                 return Flow::End;
             }

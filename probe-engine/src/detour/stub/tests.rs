@@ -18,7 +18,7 @@ use crate::linux::targets::tests::targets;
 use crate::linux::task;
 use crate::linux::testing::Ram;
 use crate::linux::thunks::tests::thunks;
-use crate::probe::room::Room;
+use crate::probe::jump_constraints::JumpConstraints;
 use crate::regs::Regs;
 use iced_x86::Register::{R8, RAX, RBX, RSP};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
@@ -492,8 +492,9 @@ fn over(code: &[u8]) -> (Stub, Region) {
 
 fn stub_over(code: &[u8], works: &[Work]) -> (Stub, Region) {
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
-    let room = &Room::at(SITE, &patched, &targets(&[], &[]));
-    let region = verdict(&Function { start: SITE, bytes: code, slide: 0, room, thunks: &thunks() }).unwrap();
+    let constraints = &JumpConstraints::at(SITE, &patched, &targets(&[], &[]));
+    let region =
+        verdict(&Function { start: SITE, bytes: code, slide: 0, constraints, thunks: &thunks() }).unwrap();
     let stub = Stub::over(&of_one_cpu(), AT, &region, works).unwrap();
     assert!(stub.code.len() <= Stub::most_bytes_over(&region, works));
     (stub, region)

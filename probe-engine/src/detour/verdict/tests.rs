@@ -26,8 +26,10 @@ fn judge(
     let fixups = fixups.iter().map(|at| TEXT.add(*at)).collect();
     let patched = PatchedText::new(found, fixups, Vec::new());
     // Branches of the function itself are to be found in it, not among the kernel's.
-    let (room, thunks) = (&Room::at(TEXT.add(offset), &patched, &targets(&[], stored)), &thunks());
-    let judge = |slide| verdict(&Function { start: TEXT.add(slide), bytes: code, slide, room, thunks });
+    let (constraints, thunks) =
+        (&JumpConstraints::at(TEXT.add(offset), &patched, &targets(&[], stored)), &thunks());
+    let judge =
+        |slide| verdict(&Function { start: TEXT.add(slide), bytes: code, slide, constraints, thunks });
     let (linked, live) = (judge(0), judge(SLIDE));
     match (&linked, &live) {
         (Ok(linked), Ok(live)) => assert_eq!(linked.end().add(SLIDE), live.end()),
@@ -243,8 +245,8 @@ fn a_moved_call_returns_behind_the_original() {
     // A return address that push does not extend to.
     let start = Gva(0xffff_8000_0000_0000);
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
-    let (room, thunks) = (&Room::at(start, &patched, &targets(&[], &[])), &thunks());
-    let function = Function { start, bytes: &[0xe8, 0, 1, 0, 0], slide: 0, room, thunks };
+    let (constraints, thunks) = (&JumpConstraints::at(start, &patched, &targets(&[], &[])), &thunks());
+    let function = Function { start, bytes: &[0xe8, 0, 1, 0, 0], slide: 0, constraints, thunks };
     assert!(matches!(verdict(&function), Err(NotMovable::Instruction(Refusal::Branch(_)))));
 }
 

@@ -8,7 +8,7 @@ fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
         Verdict::Ours(_) => "ours",
         Verdict::CopyEnd(_) => "copy",
         Verdict::Return(..) => "return",
-        Verdict::NoRoom => "no room",
+        Verdict::RingFull => "ring full",
         Verdict::Stale => "stale",
         Verdict::Foreign => "foreign",
     }
@@ -59,9 +59,9 @@ fn a_copy_ends_where_it_did_when_its_site_has_gone() {
 fn a_detour_may_wait_for_room_when_its_probes_have_gone() {
     let mut set = ProbeSet::<u32>::default();
     set.add_waits([AT]);
-    assert_eq!(judged(&set, Some(0xcc)), "no room");
+    assert_eq!(judged(&set, Some(0xcc)), "ring full");
     set.retain_copies(|at| at == AT);
-    assert_eq!(judged(&set, Some(0xcc)), "no room", "a CPU may be inside");
+    assert_eq!(judged(&set, Some(0xcc)), "ring full", "a CPU may be inside");
     set.retain_copies(|_| false);
     assert_eq!(judged(&set, Some(0xcc)), "foreign");
 }

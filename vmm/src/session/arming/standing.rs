@@ -125,7 +125,7 @@ impl Arming {
         set: &mut ProbeSet<Arc<Active>>,
     ) -> Result<Slots, String> {
         let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
-        let slot = room(reserved, SLOT, self.detours.instances(), stop, set)?;
+        let slot = allocate(reserved, SLOT, self.detours.instances(), stop, set)?;
         let entry = reserved.address(slot);
         let ending = if has_post { Ending::Trap } else { Ending::Jump };
         let code = copy.place(entry, ending).map_err(|e| e.to_string());
@@ -142,7 +142,7 @@ impl Arming {
 
 /// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which calls that are followed,
 /// by detours (`calls`) and by the traps of `set`, tell more than the guest's memory: they keep return addresses.
-pub(in crate::session) fn room(
+pub(in crate::session) fn allocate(
     reserved: &mut Reserved,
     length: usize,
     calls: &Instances,

@@ -70,7 +70,7 @@ impl Arming {
                 _ if !entry.enabled || !armed => entry.state = State::Disabled,
                 Stand::Not(state) => {
                     let is_new = entry.state != state;
-                    entry.yields += u64::from(is_new && matches!(state, State::Yielded(_)));
+                    entry.yields += u64::from(is_new && matches!(state, State::DisplacedByFtrace(_)));
                     entry.state = state;
                 }
                 Stand::At { at, function, anchor, is_early } => match &self.reserved {
@@ -81,7 +81,7 @@ impl Arming {
                         entry.state = State::Refused(reason.clone());
                     }
                     _ => {
-                        entry.made_room |= matches!(anchor, Anchor::Behind(_)) && !is_early;
+                        entry.moved_for_ftrace |= matches!(anchor, Anchor::Behind(_)) && !is_early;
                         entry.state = State::Armed(at);
                         entry.stood = Some(at);
                         let attached = Attached { probe: entry.active.clone(), anchor };
@@ -96,8 +96,13 @@ impl Arming {
             let start = ground.map.gva(link);
             if let Some(at) = self.hook_place(start, ground, ram) {
                 // Only its entry is of interest, whatever the function's length.
-                let function =
-                    Function { range: at..at.add(16), fixup: false, traced: false, room: None, next: false };
+                let function = Function {
+                    range: at..at.add(16),
+                    fixup: false,
+                    traced: false,
+                    constraints: None,
+                    next: false,
+                };
                 all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
             }
         }
@@ -118,7 +123,7 @@ impl Arming {
             range: range.clone(),
             fixup,
             traced: info.traced,
-            room: info.room.clone(),
+            constraints: info.constraints.clone(),
             next: match info.ftrace {
                 Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == Phase::Late),
                 Some(Behind::Guarded(_)) | None => false,
@@ -155,9 +160,9 @@ impl Arming {
         let is_ftraces = matches!(site.first(), Some(&(CALL | JUMP | INT3)));
         let is_quiet = self.hooks.follows_ftrace() && !self.hooks.is_patching();
         match behind {
-            // Once it has made room, a probe does not come back where it can do without: a task may be on its way
+            // Once it has moved for ftrace, a probe does not come back where it can do without: a task may be on its way
             // from here, or from a tracer, to where the probe is now, and would be missed.
-            _ if is_nop && is_quiet && !entry.made_room && self.phase > Phase::Start => {
+            _ if is_nop && is_quiet && !entry.moved_for_ftrace && self.phase > Phase::Start => {
                 Stand::At { at, function: function(false), anchor: Anchor::Nop, is_early: false }
             }
             // ftrace verifies its sites when it makes nops of them. There is one task, and it is not among them whenever the
@@ -177,7 +182,7 @@ impl Arming {
                     is_early: false,
                 }
             }
-            Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::Yielded(at)),
+            Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::DisplacedByFtrace(at)),
             Behind::Guarded(reason) => {
                 let reason =
                     format!("this kernel's ftrace cannot be followed, and behind its site: {reason}");

@@ -23,8 +23,8 @@ pub enum State {
     Optimized(Gva),
     /// It is disabled, or all are disarmed.
     Disabled,
-    /// The guest works on the text here, and there is no room behind it.
-    Yielded(Gva),
+    /// The guest's ftrace works on the text here, and no probe can stand behind it.
+    DisplacedByFtrace(Gva),
     /// The live text did not allow it; why.
     Refused(String),
     /// It stood here until the guest freed the text.
@@ -53,7 +53,7 @@ pub(in crate::session) struct Entry {
     /// Whether it has stood in the guest at some time.
     pub(in crate::session) has_stood: bool,
     /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
-    pub(in crate::session) made_room: bool,
+    pub(in crate::session) moved_for_ftrace: bool,
     /// How often the guest wanted its text when there was no room behind it: hits are missed then.
     pub(in crate::session) yields: u64,
 }
@@ -87,7 +87,7 @@ impl Entry {
             | State::Optimized(at)
             | State::Gone(at)
             | State::Overwritten(at)
-            | State::Yielded(at)
+            | State::DisplacedByFtrace(at)
             | State::Spent(at) => at,
             State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
                 match (&self.place, &self.info, self.stood) {

@@ -16,14 +16,14 @@ const MOST: u64 = 19;
 ///
 /// It is little, so that it can be sent to where the guest runs. All addresses are link-time addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct JumpConstraints {
     at: Gva,
     left_alone: Option<(Gva, Why)>,
     fixup: Option<Gva>,
     target: Option<Gva>,
 }
 
-impl Room {
+impl JumpConstraints {
     /// What there is from `at` on.
     #[must_use]
     pub fn at(at: Gva, patched: &PatchedText, targets: &JumpTargets) -> Self {

@@ -1,4 +1,4 @@
-//! Room in the rings that the guest's detours write to, for CPUs that wait for it.
+//! RingSpace in the rings that the guest's detours write to, for CPUs that wait for it.
 
 use crate::memory::GuestRam;
 use crate::reserved;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What there is for a CPU whose detour has found its ring full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum RingSpace {
     /// Its record finds room now.
     Some,
     /// None, until more has been read.
@@ -57,24 +57,24 @@ impl Ends {
 
     /// Whether there is room in the ring that begins at `at` (GPA), for the CPU that writes to it. It is the guest's word
     /// that a ring begins there.
-    pub(super) fn room(&self, ram: &GuestRam, at: Gpa) -> Room {
+    pub(super) fn space(&self, ram: &GuestRam, at: Gpa) -> RingSpace {
         let cpu = at.0.checked_sub(reserved::DATA.0).and_then(|offset| self.rings.cpu(offset));
         let Some((cpu, word)) = cpu.and_then(|cpu| Some((cpu, self.ends.get(cpu as usize)?))) else {
-            return Room::Never;
+            return RingSpace::Never;
         };
         let end = word.load(Ordering::SeqCst);
         match Occupied::of(ram, self.rings, reserved::DATA, cpu) {
-            _ if end == BROKEN => Room::Never,
-            Err(_) => Room::Never,
-            Ok(Occupied::Partly) => Room::Some,
+            _ if end == BROKEN => RingSpace::Never,
+            Err(_) => RingSpace::Never,
+            Ok(Occupied::Partly) => RingSpace::Some,
             // It is the record of this CPU, which an NMI has interrupted. What has just been read looks unpublished, too,
             // but then the reader has begun anew.
             Ok(Occupied::Full { tail, is_published: false })
                 if end == tail.wrapping_add(1) && word.load(Ordering::SeqCst) == end =>
             {
-                Room::Never
+                RingSpace::Never
             }
-            Ok(Occupied::Full { .. }) => Room::None,
+            Ok(Occupied::Full { .. }) => RingSpace::None,
         }
     }
 }
@@ -104,42 +104,42 @@ mod tests {
             self.ram.write(self.ring.add(offset), &value.to_le_bytes()).unwrap();
         }
 
-        fn room(&self) -> Room {
-            self.ends.room(&self.ram, self.ring)
+        fn space(&self) -> RingSpace {
+            self.ends.space(&self.ram, self.ring)
         }
     }
 
     #[test]
     fn a_cpu_waits_until_the_reader_has_read() {
         let guest = Guest::new();
-        assert_eq!(guest.room(), Room::Some);
+        assert_eq!(guest.space(), RingSpace::Some);
         guest.write(HEAD, guest.ends.rings.cells);
         guest.write(CELLS, sequence(0));
-        assert_eq!(guest.room(), Room::None);
+        assert_eq!(guest.space(), RingSpace::None);
         guest.write(TAIL, 64);
-        assert_eq!(guest.room(), Room::Some);
+        assert_eq!(guest.space(), RingSpace::Some);
     }
 
     #[test]
     fn it_does_not_wait_for_what_it_has_not_finished_itself() {
         let guest = Guest::new();
         guest.write(HEAD, guest.ends.rings.cells);
-        assert_eq!(guest.room(), Room::None, "the reader may have read it just now");
+        assert_eq!(guest.space(), RingSpace::None, "the reader may have read it just now");
         guest.ends.end(1, Drained::Unfinished { tail: 0 });
-        assert_eq!(guest.room(), Room::Never);
+        assert_eq!(guest.space(), RingSpace::Never);
         guest.ends.begin(1);
-        assert_eq!(guest.room(), Room::None);
+        assert_eq!(guest.space(), RingSpace::None);
         guest.ends.end(1, Drained::Unfinished { tail: 5 });
-        assert_eq!(guest.room(), Room::None, "it has read more since");
+        assert_eq!(guest.space(), RingSpace::None, "it has read more since");
         guest.ends.end(1, Drained::Broken);
-        assert_eq!(guest.room(), Room::Never);
+        assert_eq!(guest.space(), RingSpace::Never);
     }
 
     #[test]
     fn a_ring_that_is_none_has_no_room() {
         let guest = Guest::new();
         for at in [Gpa(0), RING, guest.ring.add(8), Gpa(u64::MAX)] {
-            assert_eq!(guest.ends.room(&guest.ram, at), Room::Never, "{at}");
+            assert_eq!(guest.ends.space(&guest.ram, at), RingSpace::Never, "{at}");
         }
     }
 }

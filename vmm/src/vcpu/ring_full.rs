@@ -1,7 +1,7 @@
 //! A detour has found the ring of its CPU full: the guest waits for the reader there, as it does at a trap.
 
 use super::{Flow, Vcpu};
-use crate::events::Room;
+use crate::events::RingSpace;
 use crate::kvm::Shadow;
 use crate::trap::Breakpoint;
 use crate::world::Orders;
@@ -14,21 +14,22 @@ use std::sync::Arc;
 impl Vcpu {
     /// Waits for room in the ring at rcx, and lets the detour note its hit down there, or give it up where it would wait
     /// for ever. See [`Stub`](probe_engine::detour::stub::Stub).
-    pub(super) fn no_room(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
+    pub(super) fn ring_full(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
         /// Bytes of the trap.
         const INT3: u64 = 1;
         let ring = self.ring_at(Gva(breakpoint.regs.rcx));
-        let room =
-            |vcpu: &Self| ring.map_or(Room::Never, |ring| vcpu.recorder.room_for_detour(&vcpu.ram, ring));
-        while room(self) == Room::None {
-            let may_go_on = |vcpu: &Self| room(vcpu) != Room::None;
+        let space = |vcpu: &Self| {
+            ring.map_or(RingSpace::Never, |ring| vcpu.recorder.space_for_detour(&vcpu.ram, ring))
+        };
+        while space(self) == RingSpace::None {
+            let may_go_on = |vcpu: &Self| space(vcpu) != RingSpace::None;
             if let Flow::End = self.wait_for_reader(&breakpoint.regs, orders, may_go_on) {
                 return Flow::End;
             }
         }
-        let has_room = room(self) == Room::Some;
+        let has_space = space(self) == RingSpace::Some;
         let flags = breakpoint.regs.rflags & !rflags::CF;
-        let rflags = if has_room { flags | rflags::CF } else { flags };
+        let rflags = if has_space { flags | rflags::CF } else { flags };
         let rip = breakpoint.regs.rip.wrapping_add(INT3);
         self.go_on(breakpoint, &Regs { rip, rflags, ..breakpoint.regs }, Shadow::Over)
     }
