@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use probe_engine::addr::Gva;
 use probe_engine::detour::moved::NotMovable;
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::verdict::{self, verdict};
 use probe_engine::insn::decode::{decode, instructions};
 use probe_engine::insn::plan::skip_endbr;
@@ -60,7 +60,7 @@ impl Function {
         Some(Self { start, code, entry, traced })
     }
 
-    fn verdict(&self, constraints: &JumpConstraints, thunks: &Thunks) -> Result<Region, NotMovable> {
+    fn verdict(&self, constraints: &JumpConstraints, thunks: &Thunks) -> Result<RelocatedCode, NotMovable> {
         verdict(&verdict::Function { start: self.start, bytes: &self.code, slide: 0, constraints, thunks })
     }
 }
@@ -84,7 +84,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, at: Gva, verdict: &Result<Region, NotMovable>) {
+    fn count(&mut self, at: Gva, verdict: &Result<RelocatedCode, NotMovable>) {
         match verdict {
             Ok(region) => *self.regions.entry(region.instructions().count()).or_default() += 1,
             Err(reason) => {

@@ -13,7 +13,7 @@
 //! The jump has 5 bytes, most instructions have fewer. [`verdict::verdict`] tells whether a whole run of them may go:
 //! it follows `can_optimize` in arch/x86/kernel/kprobes/opt.c, which decides the same for the kernel's own
 //! jump-optimised kprobes, and is stricter where the guest cannot be asked. [`JumpConstraints`](crate::probe::jump_constraints::JumpConstraints) is what
-//! has to be known for that of the whole kernel, and [`region::Region`] is such a run, and how it is moved. What no text
+//! has to be known for that of the whole kernel, and [`relocation::RelocatedCode`] is such a run, and how it is moved. What no text
 //! can tell is whether a task was interrupted between two of these instructions: it would go on in the middle of the jump.
 //! Whoever writes the jump has to look, with every vCPU parked.
 
@@ -23,7 +23,7 @@ pub mod instances;
 pub mod layout;
 pub mod moved;
 pub mod reads;
-pub mod region;
+pub mod relocation;
 pub mod ring;
 pub mod stub;
 pub mod unsuited;

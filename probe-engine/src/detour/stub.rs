@@ -9,7 +9,7 @@
 //!         inc [hits]              for each probe, in this CPU's slot if there is one, if its condition holds; then its record. [unread] if that is open.
 //!                                 [outside] if this is not in its scope, and nothing else
 //!         pop ...
-//! end:    ...                     see [`ending`], and [`region`] where several instructions are moved
+//! end:    ...                     see [`ending`], and [`relocation`] where several instructions are moved
 //! ```
 //!
 //! A record that finds its ring full traps, to wait for room: whoever takes the trap lets it try again.
@@ -24,7 +24,7 @@ mod groups;
 mod memory;
 mod pattern;
 mod record;
-mod region;
+mod relocation;
 mod scope;
 
 pub use calls::{LEAVE, leave, trampolines};
@@ -32,7 +32,7 @@ pub use calls::{LEAVE, leave, trampolines};
 use super::condition::Condition;
 use super::instances::instance;
 use super::layout::{Rings, TRAMPOLINES, UNREAD};
-use super::region::Region;
+use super::relocation::RelocatedCode;
 use super::work::Work;
 use crate::addr::Gva;
 use crate::capture::Register;
@@ -134,7 +134,7 @@ impl Stub {
         at: Gva,
         site: Gva,
         back: Gva,
-        next: Option<&Region>,
+        next: Option<&RelocatedCode>,
         works: &[Work],
     ) -> Result<Self, NoStub> {
         // What does not reach would become a branch through memory.
@@ -257,7 +257,7 @@ impl Stub {
     }
 
     /// Where the moved instructions of `region` are in its stub at `at`, each with its original.
-    pub fn moved(&self, at: Gva, region: &Region) -> impl Iterator<Item = (Gva, Gva)> {
+    pub fn moved(&self, at: Gva, region: &RelocatedCode) -> impl Iterator<Item = (Gva, Gva)> {
         let places = move |start: &usize| {
             let start = at.add(*start as u64);
             region.places().map(move |(offset, original)| (start.add(offset), original))

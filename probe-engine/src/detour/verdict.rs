@@ -5,7 +5,7 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use super::moved::{Moved, NotMovable, movable};
-use super::region::Region;
+use super::relocation::RelocatedCode;
 use crate::addr::Gva;
 use crate::insn::copy::JUMP;
 use crate::insn::decode::{instruction_at, instructions, text};
@@ -38,7 +38,7 @@ pub struct Function<'a> {
 ///
 /// # Errors
 /// [`NotMovable`], the first reason why not.
-pub fn verdict(function: &Function<'_>) -> Result<Region, NotMovable> {
+pub fn verdict(function: &Function<'_>) -> Result<RelocatedCode, NotMovable> {
     let at = function.constraints.start().add(function.slide);
     if at.is_in(&(function.start..skip_endbr(function.bytes, function.start))) {
         return Err(NotMovable::Endbr(at));
@@ -58,7 +58,7 @@ pub fn verdict(function: &Function<'_>) -> Result<Region, NotMovable> {
 impl Function<'_> {
     /// The least run of instructions from `at` on that a jump fits into, if each can be moved. A call that can be is
     /// the last of them, as the kernel wants it: it has the 5 bytes by itself.
-    fn region(&self, at: Gva) -> Result<Region, NotMovable> {
+    fn region(&self, at: Gva) -> Result<RelocatedCode, NotMovable> {
         let mut previous = instruction_at(self.bytes, self.start, at)?.previous;
         let offset = at.offset_from(self.start).and_then(|offset| usize::try_from(offset).ok());
         let bytes = offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default();
@@ -81,7 +81,7 @@ impl Function<'_> {
             // Fewer than 5 bytes were there, and no instruction has more than 15.
             length = length.saturating_add(instruction.len() as u8);
             if usize::from(length) >= JUMP {
-                return Ok(Region::new(at, length, padding, moved));
+                return Ok(RelocatedCode::new(at, length, padding, moved));
             }
             previous = Some(instruction);
         }

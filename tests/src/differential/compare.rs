@@ -6,7 +6,7 @@ use super::rng::Rng;
 use super::start::{Case, case, excluded};
 use iced_x86::{Instruction, Mnemonic, RflagsBits};
 use probe_engine::addr::Gva;
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::insn::copy::{Ending, jump};
 use probe_engine::insn::decode::{decode, text};
 use probe_engine::insn::emulate::{Emulation, Segments};
@@ -51,7 +51,7 @@ struct Trial {
     number: usize,
     case: Case,
     way: StepPlan,
-    moved: Option<Region>,
+    moved: Option<RelocatedCode>,
 }
 
 /// Tries all `drawn` instructions, each in one state that its number decides.
@@ -93,7 +93,7 @@ fn prepare(guest: &Guest, number: usize, drawn: &[u8], n: usize, outcome: &mut O
     };
     let way =
         plan(&case.bytes, at, None, false).unwrap_or_else(|refusal| panic!("{refusal}, but not before"));
-    let moved = Region::single(&case.bytes, at);
+    let moved = RelocatedCode::single(&case.bytes, at);
     Some(Trial { number, case, way, moved })
 }
 

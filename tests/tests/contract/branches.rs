@@ -3,7 +3,7 @@
 
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout;
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::ring::counter;
 use probe_engine::detour::stub::{Guest, Stub};
 use probe_engine::detour::work::Work;
@@ -59,7 +59,7 @@ fn run(branches: Branches) -> Option<[u64; 2]> {
         to_returns = divert(&guest, FUNCTION, &work(0, Trigger::Return { max_active: None }), reserved, ram);
         follow_calls(&guest, reserved, ram);
         let back = EMPTY.add(JUMP as u64);
-        let (next, works) = (Region::single(&RET, back).unwrap(), work(1, Trigger::Pass));
+        let (next, works) = (RelocatedCode::single(&RET, back).unwrap(), work(1, Trigger::Pass));
         let slots = reserved.allocate(Stub::most_bytes(&works)).unwrap();
         let entry = reserved.address(slots);
         let stub = Stub::assemble(&guest, entry, EMPTY, back, Some(&next), &works).unwrap();

@@ -6,7 +6,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::verdict::{Function, verdict};
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
@@ -36,7 +36,7 @@ impl Regions {
     }
 
     /// Those of several instructions in `function`, each with the first of them.
-    fn in_function(&self, function: &str) -> Vec<(Instruction, Region)> {
+    fn in_function(&self, function: &str) -> Vec<(Instruction, RelocatedCode)> {
         let all = self.subject.instructions(function).into_iter();
         let found = all.filter_map(|instruction| {
             let constraints = &instruction.info.constraints_in(&self.subject.kernel, &self.targets)?;
@@ -71,7 +71,7 @@ impl Regions {
     }
 
     /// A region behind ftrace's site in `function`, if there is one, and its place.
-    fn behind_site(&self, function: &str) -> Option<(String, Region)> {
+    fn behind_site(&self, function: &str) -> Option<(String, RelocatedCode)> {
         let place = self.subject.behind_site(function);
         let found = self.in_function(function).into_iter().find(|(first, _)| first.place == place);
         found.map(|(_, region)| (place, region))

@@ -1,4 +1,4 @@
-//! RingSpace in the rings that the guest's detours write to, for CPUs that wait for it.
+//! Space in the rings that the guest's detours write to, for CPUs that wait for it.
 
 use crate::memory::GuestRam;
 use crate::reserved;

@@ -182,17 +182,17 @@ impl Arming {
     ) {
         let (Some(ground), Ok(reserved)) = (&self.ground, &self.reserved) else { return };
         let detours = &mut self.detours;
-        detours.regions.retain(|at| wanted.contains_key(&at));
+        detours.relocations.retain(|at| wanted.contains_key(&at));
         let mut new = Vec::new();
         wanted.retain(|at, wanted| {
             if wanted.is_early
                 || detours.stands(*at)
-                || !detours.wants_region(wanted.internal, &wanted.probes)
+                || !detours.wants_relocation(wanted.internal, &wanted.probes)
             {
                 return true;
             }
             let is_required = detours.is_required();
-            match detours.regions.verdict(*at, &wanted.function, &self.traps, ground, stop) {
+            match detours.relocations.verdict(*at, &wanted.function, &self.traps, ground, stop) {
                 Err(reason) if is_required => {
                     refuse(registry, &wanted.probes, &refusal(reason));
                     return false;
@@ -202,7 +202,7 @@ impl Arming {
             }
             true
         });
-        detours.regions.look(&new, |range| is_taken(wanted, range), reserved, set, stop);
+        detours.relocations.look(&new, |range| is_taken(wanted, range), reserved, set, stop);
     }
 
     /// Whether it is time to do what could not be done before, or had not to be.

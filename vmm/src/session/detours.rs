@@ -1,9 +1,9 @@
 //! Which probes are served by detours instead of traps, and where those stand.
 
 use super::arming::{Stop, allocate};
-use super::fallback::Fallback;
-use super::regions::{Movable, Regions};
+use super::instance_exhaustion::InstanceExhaustion;
 use super::registry::Registry;
+use super::relocation::{Candidate, Relocations};
 use super::text::{Ground, Traps};
 use crate::events::Known;
 use crate::memory::GuestRam;
@@ -13,7 +13,7 @@ use crate::world::Detoured;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::stub::{Cpu, Guest, Stub, leave, trampolines};
 use probe_engine::detour::work::{Calls, Work};
 use probe_engine::insn::copy::{JUMP, jump};
@@ -48,7 +48,7 @@ pub(super) struct Detours {
     rings: Rings,
     guest: Option<Guest>,
     standing: BTreeMap<Gva, Detour>,
-    pub(super) regions: Regions,
+    pub(super) relocations: Relocations,
     nofault: Option<Nofault>,
     /// Whether a probe stands where detours read memory.
     is_watched: bool,
@@ -62,7 +62,7 @@ pub(super) struct Detours {
     thunks: BTreeSet<Gva>,
     /// The probes that follow a limited number of calls, and have been told how many.
     limited: HashSet<u32>,
-    fallback: Fallback,
+    exhausted: InstanceExhaustion,
 }
 
 struct Detour {
@@ -70,9 +70,9 @@ struct Detour {
     stub: Stub,
     works: Vec<Work>,
     /// What its jump takes the place of, where that is not ftrace's nop.
-    region: Option<Region>,
+    relocated: Option<RelocatedCode>,
     /// The instruction behind ftrace's nop, where it runs in the stub.
-    next: Option<Region>,
+    next: Option<RelocatedCode>,
 }
 
 /// The instruction behind ftrace's nop may run in a stub.
@@ -98,7 +98,7 @@ impl Detours {
             rings: Rings::of(cpus),
             guest: None,
             standing: BTreeMap::new(),
-            regions: Regions::new(kernel),
+            relocations: Relocations::new(kernel),
             nofault: kernel.nofault.clone(),
             is_watched: false,
             known: HashMap::new(),
@@ -107,7 +107,7 @@ impl Detours {
             returns: Err("the kernel has not started".to_owned()),
             thunks: BTreeSet::new(),
             limited: HashSet::new(),
-            fallback: Fallback::new(falls_back),
+            exhausted: InstanceExhaustion::new(falls_back),
         }
     }
 
@@ -198,8 +198,8 @@ impl Detours {
     }
 
     /// What stands in the way of running `region` in a stub.
-    fn may_run(&self, region: &Region) -> Result<(), String> {
-        let reason = self.returns.as_ref().err().filter(|_| region.returns());
+    fn may_run(&self, relocated: &RelocatedCode) -> Result<(), String> {
+        let reason = self.returns.as_ref().err().filter(|_| relocated.returns());
         reason.map_or(Ok(()), |reason| Err(format!("a return would be moved, and {reason}")))
     }
 
@@ -210,8 +210,8 @@ impl Detours {
 
     /// Where detours stand that are not `wanted` any more, in place of the text in a range.
     pub(super) fn unwanted(&self, wanted: impl Fn(&Range<Gva>) -> bool) -> Vec<Gva> {
-        let range = |(at, detour): (&Gva, &Detour)| match (&detour.region, &detour.next) {
-            (Some(region), _) => region.range(),
+        let range = |(at, detour): (&Gva, &Detour)| match (&detour.relocated, &detour.next) {
+            (Some(relocated), _) => relocated.range(),
             (None, Some(next)) => *at..next.end(),
             (None, None) => *at..at.add(FTRACE_SITE),
         };
@@ -226,22 +226,22 @@ impl Detours {
     /// Looks which return probes have to fall back to traps.
     pub(super) fn look(&mut self, ram: &GuestRam) {
         let instances = &self.instances;
-        self.fallback.look(|end| instances.ran_out(ram, end));
+        self.exhausted.look(|end| instances.ran_out(ram, end));
     }
 
     /// Whether it is time to try again what could not be done before, or to move probes to traps.
     pub(super) fn is_due(&self) -> bool {
-        self.regions.is_due() || self.fallback.is_due()
+        self.relocations.is_due() || self.exhausted.is_due()
     }
 
     /// All probes stand where they have to.
     pub(super) fn done(&mut self) {
-        self.fallback.done();
+        self.exhausted.done();
     }
 
     /// What a detour has to do for a probe, as long as one can.
     fn work(&self, probe: &Active) -> Result<Work, String> {
-        match self.fallback.has_fallen(probe.id.0) {
+        match self.exhausted.has_fallen(probe.id.0) {
             true => Err("no instance was left to follow a call of it".to_owned()),
             false => probe.detour().map_err(|reason| reason.to_string()),
         }
@@ -258,14 +258,18 @@ impl Detours {
     }
 
     /// Whether several instructions have to make room for a detour that serves `probes`, as far as they can be served.
-    pub(super) fn wants_region(&self, internal: Option<Internal>, probes: &[Attached<Arc<Active>>]) -> bool {
+    pub(super) fn wants_relocation(
+        &self,
+        internal: Option<Internal>,
+        probes: &[Attached<Arc<Active>>],
+    ) -> bool {
         let is_served = |p: &Attached<Arc<Active>>| p.anchor == Anchor::Firm && self.work(&p.probe).is_ok();
         let is_possible = self.optimize != Optimize::Off && self.is_on && self.guest.is_some();
         is_possible && internal.is_none() && !probes.is_empty() && probes.iter().all(is_served)
     }
 
     /// Has `probes` served by a detour at `at` that does `works`: in place of ftrace's nop, or of instructions that are
-    /// known to make [room](Regions::open).
+    /// known to make [room](Relocations::open).
     ///
     /// # Errors
     /// Why not. Nothing of ours stands there then.
@@ -328,9 +332,9 @@ impl Detours {
             let work = at_site.and(anchor).map_err(str::to_owned).and_then(|()| self.work(&attached.probe));
             let work = work.and_then(|work| self.may_read(work)).and_then(|work| self.may_follow(work));
             let relocatable = |work| match attached.anchor {
-                Anchor::Firm if let Some(reason) = self.regions.why_not(at) => Err(reason.to_owned()),
-                Anchor::Firm if let Some(movable) = self.regions.open(at) => {
-                    self.may_run(&movable.region).map(|()| work)
+                Anchor::Firm if let Some(reason) = self.relocations.why_not(at) => Err(reason.to_owned()),
+                Anchor::Firm if let Some(candidate) = self.relocations.open(at) => {
+                    self.may_run(&candidate.relocated).map(|()| work)
                 }
                 Anchor::Firm | Anchor::Nop | Anchor::Behind(_) => Ok(work),
             };
@@ -363,21 +367,21 @@ impl Detours {
         let guest = self.guest.ok_or("the kernel has not started")?;
         let reserved = reserved.as_mut().map_err(|reason| reason.clone())?;
         self.follow_calls(works, reserved, stop.ram)?;
-        let movable = if is_nop { None } else { Some(self.regions.open(at).ok_or("it has no room")?) };
-        let original = match movable {
-            Some(movable) => live(movable, traps, stop, ground)?,
+        let candidate = if is_nop { None } else { Some(self.relocations.open(at).ok_or("it has no room")?) };
+        let original = match candidate {
+            Some(candidate) => live(candidate, traps, stop, ground)?,
             None => live_nop(at, traps, stop, ground)?,
         };
-        let region = movable.map(|movable| &movable.region);
-        let next = next.filter(|_| self.regions.sees_faults());
+        let relocated = candidate.map(|candidate| &candidate.relocated);
+        let next = next.filter(|_| self.relocations.sees_faults());
         let next = next.and_then(|next| next.read(at.add(FTRACE_SITE), traps, stop, ground));
         let next = next.filter(|next| self.may_run(next).is_ok());
-        let length =
-            region.map_or_else(|| Stub::most_bytes(works), |region| Stub::most_bytes_over(region, works));
+        let length = relocated
+            .map_or_else(|| Stub::most_bytes(works), |relocated| Stub::most_bytes_over(relocated, works));
         let slots = allocate(reserved, length, &self.instances, stop, set)?;
         let entry = reserved.address(slots);
-        let stub = match region {
-            Some(region) => Stub::over(&guest, entry, region, works),
+        let stub = match relocated {
+            Some(relocated) => Stub::over(&guest, entry, relocated, works),
             None => Stub::assemble(&guest, entry, at, at.add(FTRACE_SITE), next.as_ref(), works),
         };
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
@@ -390,10 +394,12 @@ impl Detours {
         match written {
             Ok(stub) => {
                 let slots = reserved.shrink(slots, stub.code.len());
-                let region = region.cloned();
+                let relocated = relocated.cloned();
                 set.add_waits(stub.waits(entry));
-                set.add_moved(region.iter().chain(&next).flat_map(|region| stub.moved(entry, region)));
-                self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), region, next });
+                set.add_moved(
+                    relocated.iter().chain(&next).flat_map(|relocated| stub.moved(entry, relocated)),
+                );
+                self.standing.insert(at, Detour { slots, stub, works: works.to_vec(), relocated, next });
                 Ok(())
             }
             Err(reason) => {
@@ -413,7 +419,7 @@ impl Detours {
                 written.map_err(|error| error.to_string())?;
                 self.follows_calls = true;
             }
-            self.fallback.follows(*probe);
+            self.exhausted.follows(*probe);
             if let Some(most) = most.filter(|_| self.limited.insert(*probe)) {
                 self.instances.limit(ram, *probe, most).map_err(|error| error.to_string())?;
             }
@@ -436,9 +442,9 @@ impl Detours {
                 set.leave(passed, at);
             }
         }
-        if let Some(region) = detour.region.as_ref().or(detour.next.as_ref()) {
+        if let Some(relocated) = detour.relocated.as_ref().or(detour.next.as_ref()) {
             let entry = reserved.address(detour.slots);
-            self.regions.leave(entry..entry.add(detour.stub.code.len() as u64), region);
+            self.relocations.leave(entry..entry.add(detour.stub.code.len() as u64), relocated);
         }
         reserved.retire(detour.slots);
         traps.lift(stop.parked, stop.ram, at, FTRACE_SITE)
@@ -447,12 +453,12 @@ impl Detours {
 
 impl Next {
     /// It, as it is at `at` in the live text, if it can be moved.
-    fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, ground: &Ground) -> Option<Region> {
+    fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, ground: &Ground) -> Option<RelocatedCode> {
         /// Bytes of the longest instruction.
         const LONGEST: usize = 15;
         let mut bytes = [0; LONGEST];
         traps.read(stop.ram, ground, at, &mut bytes).ok()?;
-        Region::single(&bytes, at).filter(|next| self.late || next.goes_on())
+        RelocatedCode::single(&bytes, at).filter(|next| self.late || next.goes_on())
     }
 }
 
@@ -475,13 +481,13 @@ fn live_nop(
 
 /// The bytes that the jump takes the place of, if all are still those that were looked at.
 fn live(
-    movable: &Movable,
+    candidate: &Candidate,
     traps: &Traps,
     stop: &Stop<'_>,
     ground: &Ground,
 ) -> Result<[u8; FTRACE_SITE as usize], String> {
-    let mut bytes = vec![0; movable.bytes.len()];
-    traps.read(stop.ram, ground, movable.region.at(), &mut bytes).map_err(|error| error.to_string())?;
-    let first = bytes.first_chunk().filter(|_| bytes == movable.bytes);
+    let mut bytes = vec![0; candidate.bytes.len()];
+    traps.read(stop.ram, ground, candidate.relocated.at(), &mut bytes).map_err(|error| error.to_string())?;
+    let first = bytes.first_chunk().filter(|_| bytes == candidate.bytes);
     first.copied().ok_or_else(|| "the guest has changed the instructions that would be moved".to_owned())
 }

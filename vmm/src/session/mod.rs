@@ -58,19 +58,19 @@
 
 mod arming;
 mod attend;
-mod caught;
 mod control;
 mod detours;
-mod fallback;
 mod handle;
 mod hooks;
+mod instance_exhaustion;
 mod keys;
 mod modules;
 mod names;
+mod occupancy;
 mod patience;
 mod postponed;
-mod regions;
 mod registry;
+mod relocation;
 mod report;
 mod spent;
 mod stage;

@@ -12,7 +12,7 @@ use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 
 impl Vcpu {
-    /// Waits for room in the ring at rcx, and lets the detour note its hit down there, or give it up where it would wait
+    /// Waits for space in the ring at rcx, and lets the detour note its hit down there, or give it up where it would wait
     /// for ever. See [`Stub`](probe_engine::detour::stub::Stub).
     pub(super) fn ring_full(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
         /// Bytes of the trap.

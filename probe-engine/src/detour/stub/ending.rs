@@ -22,7 +22,7 @@
 //! Where that instruction cannot be moved, or something of ours stands there, the jumps lead back to it. An interrupt may
 //! then come behind the jump, and a stub that is left has to be asked [who has passed it](Stub::passed).
 
-use super::super::region::Region;
+use super::super::relocation::RelocatedCode;
 use super::{Guest, NoStub, Stub};
 use crate::addr::Gva;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
@@ -43,7 +43,7 @@ impl Stub {
         guest: &Guest,
         at: Gva,
         back: Gva,
-        next: Option<&Region>,
+        next: Option<&RelocatedCode>,
     ) -> Result<Self, NoStub> {
         let end = self.code.len();
         self.code.extend(TEST_INTERRUPTS);
@@ -69,7 +69,7 @@ impl Stub {
         guest: &Guest,
         at: Gva,
         back: Gva,
-        region: Option<&Region>,
+        region: Option<&RelocatedCode>,
     ) -> Result<(), OutOfReach> {
         let here = |stub: &Self| at.add(stub.code.len() as u64);
         let Some(region) = region else {
@@ -86,6 +86,6 @@ impl Stub {
 }
 
 /// Bytes that it takes to run `region` and to go on.
-fn length(region: &Region) -> usize {
+fn length(region: &RelocatedCode) -> usize {
     region.moved_length() as usize + if region.goes_on() { JUMP } else { 0 }
 }

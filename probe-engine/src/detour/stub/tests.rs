@@ -4,7 +4,7 @@ use crate::capture::{Base, Fetch, Hop, Read, What};
 use crate::detour::condition::{Condition, Number, Origin, Text};
 use crate::detour::layout::{self, CALLS, HITS, SLOTS, Slots, record};
 use crate::detour::reads::{Given, Reads};
-use crate::detour::region::Region;
+use crate::detour::relocation::RelocatedCode;
 use crate::detour::verdict::{Function, verdict};
 use crate::detour::work::Calls;
 use crate::insn::emulate::Segments;
@@ -422,7 +422,7 @@ fn no_stub_branches_to_what_is_in_a_register_or_in_memory() {
     let entry = assemble(&[returns(Some(Vec::new()), limited), records(), counts(None)]);
     // xor eax, eax; ret
     let (region, _) = stub_over(&[0x31, 0xc0, 0xc3, 0xcc, 0xcc], &[returns(None, limited)]);
-    let next = Region::single(&[0xc3], SITE.add(5)).unwrap();
+    let next = RelocatedCode::single(&[0xc3], SITE.add(5)).unwrap();
     let next = Stub::assemble(&guest(), AT, SITE, SITE.add(5), Some(&next), &[counts(None)]).unwrap();
     for (stub, returns) in [(entry, 1), (region, 2), (next, 2)] {
         let code = decode(&stub.code);
@@ -486,11 +486,11 @@ fn who_finds_no_instance_says_so_and_who_may_not_take_one_does_not() {
 }
 
 /// The stub of a count over the region at the start of `code`, at [`SITE`].
-fn over(code: &[u8]) -> (Stub, Region) {
+fn over(code: &[u8]) -> (Stub, RelocatedCode) {
     stub_over(code, &[counts(None)])
 }
 
-fn stub_over(code: &[u8], works: &[Work]) -> (Stub, Region) {
+fn stub_over(code: &[u8], works: &[Work]) -> (Stub, RelocatedCode) {
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
     let constraints = &JumpConstraints::at(SITE, &patched, &targets(&[], &[]));
     let region =
@@ -549,7 +549,7 @@ fn moved_instructions_are_behind_what_returns_need() {
 #[test]
 fn the_instruction_behind_the_nop_runs_before_anything_else_can_happen() {
     // mov rax, [rip+0x100]
-    let next = Region::single(&[0x48, 0x8b, 0x05, 0, 1, 0, 0], SITE.add(5)).unwrap();
+    let next = RelocatedCode::single(&[0x48, 0x8b, 0x05, 0, 1, 0, 0], SITE.add(5)).unwrap();
     let works = [counts(None)];
     let stub = Stub::assemble(&of_one_cpu(), AT, SITE, SITE.add(5), Some(&next), &works).unwrap();
     assert!(stub.code.len() <= Stub::most_bytes(&works));
@@ -573,7 +573,7 @@ fn the_instruction_behind_the_nop_runs_before_anything_else_can_happen() {
 #[test]
 fn what_must_stay_behind_the_nop_stays() {
     for code in [&[0xfb][..], &[0xf3, 0x0f, 0x1e, 0xfa], &[0x06], &[0xcc], &[0xc2, 8, 0]] {
-        assert_eq!(Region::single(code, SITE), None, "{code:02x?}");
+        assert_eq!(RelocatedCode::single(code, SITE), None, "{code:02x?}");
     }
 }
 

@@ -21,7 +21,7 @@ fn judge(
     found: &[(Range<u64>, Why)],
     fixups: &[u64],
     stored: &[u64],
-) -> Result<Region, NotMovable> {
+) -> Result<RelocatedCode, NotMovable> {
     let found = found.iter().map(|(range, why)| (TEXT.add(range.start)..TEXT.add(range.end), *why)).collect();
     let fixups = fixups.iter().map(|at| TEXT.add(*at)).collect();
     let patched = PatchedText::new(found, fixups, Vec::new());
@@ -38,7 +38,7 @@ fn judge(
     linked
 }
 
-fn plain(code: &[u8]) -> Result<Region, NotMovable> {
+fn plain(code: &[u8]) -> Result<RelocatedCode, NotMovable> {
     judge(code, 0, &[], &[], &[])
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// Which probes do, by their numbers.
 #[derive(Debug, Default)]
-pub(super) struct Fallback {
+pub(super) struct InstanceExhaustion {
     /// Whether any is to.
     is_wanted: bool,
     /// Those whose calls detours follow, or followed.
@@ -18,7 +18,7 @@ pub(super) struct Fallback {
     is_due: bool,
 }
 
-impl Fallback {
+impl InstanceExhaustion {
     pub(super) fn new(is_wanted: bool) -> Self {
         Self { is_wanted, ..Self::default() }
     }
@@ -63,43 +63,43 @@ mod tests {
     use super::*;
 
     /// A fallback over probes 3 and 5.
-    fn following(is_wanted: bool) -> Fallback {
-        let mut fallback = Fallback::new(is_wanted);
-        [3, 5].into_iter().for_each(|probe| fallback.follows(probe));
-        fallback
+    fn following(is_wanted: bool) -> InstanceExhaustion {
+        let mut exhausted = InstanceExhaustion::new(is_wanted);
+        [3, 5].into_iter().for_each(|probe| exhausted.follows(probe));
+        exhausted
     }
 
     #[test]
     fn who_misses_a_call_falls_back_once_and_for_all() {
-        let mut fallback = following(true);
-        fallback.look(|end| (0..end).filter(|_| false));
-        assert!(!fallback.is_due());
-        fallback.look(|end| {
+        let mut exhausted = following(true);
+        exhausted.look(|end| (0..end).filter(|_| false));
+        assert!(!exhausted.is_due());
+        exhausted.look(|end| {
             assert_eq!(end, 6, "no more is read than there is to know");
             [5]
         });
-        assert!(fallback.is_due() && fallback.has_fallen(5) && !fallback.has_fallen(3));
-        fallback.done();
-        fallback.look(|end| {
+        assert!(exhausted.is_due() && exhausted.has_fallen(5) && !exhausted.has_fallen(3));
+        exhausted.done();
+        exhausted.look(|end| {
             assert_eq!(end, 4);
             [5]
         });
-        assert!(!fallback.is_due(), "it has been moved");
-        fallback.look(|_| []);
-        assert!(fallback.has_fallen(5), "also when the guest says otherwise later");
+        assert!(!exhausted.is_due(), "it has been moved");
+        exhausted.look(|_| []);
+        assert!(exhausted.has_fallen(5), "also when the guest says otherwise later");
     }
 
     #[test]
     fn a_guest_makes_nobody_else_fall_back() {
-        let mut fallback = following(true);
-        fallback.look(|_| [0, 4, u32::MAX]);
-        assert!(!fallback.is_due() && ![0, 3, 4, 5].into_iter().any(|probe| fallback.has_fallen(probe)));
+        let mut exhausted = following(true);
+        exhausted.look(|_| [0, 4, u32::MAX]);
+        assert!(!exhausted.is_due() && ![0, 3, 4, 5].into_iter().any(|probe| exhausted.has_fallen(probe)));
     }
 
     #[test]
     fn nobody_does_who_was_not_asked_to() {
-        let mut fallback = following(false);
-        fallback.look(|_| -> [u32; 0] { panic!("nothing is read") });
-        assert!(!fallback.is_due() && !fallback.has_fallen(3));
+        let mut exhausted = following(false);
+        exhausted.look(|_| -> [u32; 0] { panic!("nothing is read") });
+        assert!(!exhausted.is_due() && !exhausted.has_fallen(3));
     }
 }

@@ -13,14 +13,14 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
-/// Places where nobody may be when jumps are written.
+/// Occupancy where nobody may be when jumps are written.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct Occupancy {
     /// Apart from each other, each with the place of the jump (GVA).
     ranges: Vec<(Range<Gva>, Gva)>,
 }
 
-impl Places {
+impl Occupancy {
     /// Nobody may be in `range` when a jump is written at `jump`.
     pub(super) fn add(&mut self, range: Range<Gva>, jump: Gva) {
         self.ranges.push((range, jump));
@@ -30,15 +30,15 @@ impl Places {
     ///
     /// # Errors
     /// The host does not tell which memory was touched.
-    pub(super) fn caught(mut self, stop: &Stop<'_>) -> io::Result<BTreeSet<Gva>> {
+    pub(super) fn occupied(mut self, stop: &Stop<'_>) -> io::Result<BTreeSet<Gva>> {
         self.ranges.sort_unstable_by_key(|(range, _)| range.start);
         let (Some((first, _)), Some((last, _))) = (self.ranges.first(), self.ranges.last()) else {
             return Ok(BTreeSet::new());
         };
-        let places = first.start..last.end;
-        let mut caught = touched::pointed_to(stop.parked, stop.ram, &places, |at| self.jump_over(at))?;
-        caught.extend(stop.parked.rips().into_iter().filter_map(|at| self.jump_over(at)));
-        Ok(caught)
+        let all = first.start..last.end;
+        let mut occupied = touched::pointed_to(stop.parked, stop.ram, &all, |at| self.jump_over(at))?;
+        occupied.extend(stop.parked.rips().into_iter().filter_map(|at| self.jump_over(at)));
+        Ok(occupied)
     }
 
     fn jump_over(&self, at: Gva) -> Option<Gva> {
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn a_place_belongs_to_one_jump() {
-        let mut places = Places::default();
-        places.add(Gva(0x103)..Gva(0x104), Gva(0x100));
-        places.add(Gva(0x101)..Gva(0x102), Gva(0x100));
-        places.add(Gva(0x200)..Gva(0x220), Gva(0x110));
-        places.ranges.sort_unstable_by_key(|(range, _)| range.start);
+        let mut occupancy = Occupancy::default();
+        occupancy.add(Gva(0x103)..Gva(0x104), Gva(0x100));
+        occupancy.add(Gva(0x101)..Gva(0x102), Gva(0x100));
+        occupancy.add(Gva(0x200)..Gva(0x220), Gva(0x110));
+        occupancy.ranges.sort_unstable_by_key(|(range, _)| range.start);
         let jumps = [0x100, 0x101, 0x102, 0x103, 0x104, 0x1ff, 0x200, 0x21f, 0x220];
-        let jumps = jumps.map(|at| places.jump_over(Gva(at)).map(|at| at.0));
+        let jumps = jumps.map(|at| occupancy.jump_over(Gva(at)).map(|at| at.0));
         let (first, second) = (Some(0x100), Some(0x110));
         assert_eq!(jumps, [None, first, None, first, None, None, second, second, None]);
     }

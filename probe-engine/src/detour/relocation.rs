@@ -13,7 +13,7 @@ use crate::insn::decode::instructions;
 /// behind [`at`](Self::at), and before [`end`](Self::end). Where it [is one
 /// instruction](Self::is_one_instruction), none can be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Region {
+pub struct RelocatedCode {
     at: Gva,
     length: u8,
     /// Bytes at its end that never run and are not moved.
@@ -21,7 +21,7 @@ pub struct Region {
     moved: Vec<Moved>,
 }
 
-impl Region {
+impl RelocatedCode {
     pub(super) fn new(at: Gva, length: u8, padding: u8, moved: Vec<Moved>) -> Self {
         Self { at, length, padding, moved }
     }

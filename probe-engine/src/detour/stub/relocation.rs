@@ -11,7 +11,7 @@
 //! An interrupt may come between a hit and the moved instructions: nobody else counts the same hit. Whoever is inside
 //! when the jump to the stub is taken out goes on behind the region.
 
-use super::super::region::Region;
+use super::super::relocation::RelocatedCode;
 use super::{Assembler, Guest, NoStub, Stub};
 use crate::addr::Gva;
 use crate::detour::work::Work;
@@ -23,7 +23,7 @@ impl Stub {
     ///
     /// # Errors
     /// [`NoStub`].
-    pub fn over(guest: &Guest, at: Gva, region: &Region, works: &[Work]) -> Result<Self, NoStub> {
+    pub fn over(guest: &Guest, at: Gva, region: &RelocatedCode, works: &[Work]) -> Result<Self, NoStub> {
         let end = |code: &mut Assembler<'_>, end: &mut CodeLabel| {
             code.asm.set_label(end)?;
             Ok(code.asm.popfq()?)
@@ -35,7 +35,7 @@ impl Stub {
 
     /// No stub for these over `region` takes more bytes.
     #[must_use]
-    pub fn most_bytes_over(region: &Region, works: &[Work]) -> usize {
+    pub fn most_bytes_over(region: &RelocatedCode, works: &[Work]) -> usize {
         Self::most_bytes(works) + region.moved_length() as usize + JUMP
     }
 }

@@ -5,12 +5,12 @@
 //! instructions behind it any more, so that another may take its place in the same stop.
 
 use super::arming::Stop;
-use super::caught::Places;
+use super::occupancy::Occupancy;
 use super::text::{Function, Ground, Traps};
 use crate::probe::Active;
 use crate::reserved::Reserved;
 use probe_engine::addr::Gva;
-use probe_engine::detour::region::Region;
+use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::verdict::{self, verdict};
 use probe_engine::insn::copy::SLOT;
 use probe_engine::linux::landmarks::Landmarks;
@@ -23,20 +23,20 @@ use std::time::{Duration, Instant};
 
 /// A place for a jump over several instructions.
 #[derive(Debug, Clone)]
-pub(super) struct Movable {
-    pub(super) region: Region,
+pub(super) struct Candidate {
+    pub(super) relocated: RelocatedCode,
     /// Its bytes when it was looked at.
     pub(super) bytes: Vec<u8>,
 }
 
 /// All such places.
 #[derive(Default)]
-pub(super) struct Regions {
+pub(super) struct Relocations {
     thunks: Thunks,
     /// Whether RIP can be put right where a moved instruction faults.
     sees_faults: bool,
     /// What the text says, by place. It stays so as long as a probe is wanted there.
-    verdicts: BTreeMap<Gva, Result<Movable, String>>,
+    verdicts: BTreeMap<Gva, Result<Candidate, String>>,
     /// Where no jump may be written for now, and why.
     closed: BTreeMap<Gva, &'static str>,
     /// Stubs to which nothing leads any more, each with the place that it leads back to.
@@ -47,7 +47,7 @@ pub(super) struct Regions {
 /// When we look again whether someone is still inside.
 struct Retry {
     /// Where someone was.
-    caught: BTreeSet<Gva>,
+    occupied: BTreeSet<Gva>,
     at: Instant,
     pause: Duration,
 }
@@ -56,7 +56,7 @@ struct Retry {
 const CAUGHT: &str = "a task is inside the instructions that would be moved: it is tried again";
 const SHARED: &str = "another probe stands inside the instructions that would be moved";
 
-impl Regions {
+impl Relocations {
     pub(super) fn new(kernel: &Landmarks) -> Self {
         let (thunks, sees_faults) = (kernel.thunks.clone(), kernel.hooks.sees_faults());
         Self { thunks, sees_faults, ..Self::default() }
@@ -86,10 +86,10 @@ impl Regions {
                 &text.function(stop.ram, ground, function, end).map_err(|error| error.to_string())?[..];
             let function =
                 verdict::Function { start: function.range.start, bytes, slide, constraints, thunks };
-            let region = verdict(&function).map_err(|reason| reason.to_string())?;
-            let mut bytes = vec![0; region.end().offset_from(at).unwrap_or(0) as usize];
+            let relocated = verdict(&function).map_err(|reason| reason.to_string())?;
+            let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
             text.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;
-            Ok(Movable { region, bytes })
+            Ok(Candidate { relocated, bytes })
         });
         verdict.as_ref().map(|_| ()).map_err(String::as_str)
     }
@@ -113,7 +113,7 @@ impl Regions {
     }
 
     /// What makes room for a jump at `at`, if one may be written.
-    pub(super) fn open(&self, at: Gva) -> Option<&Movable> {
+    pub(super) fn open(&self, at: Gva) -> Option<&Candidate> {
         let is_open = !self.closed.contains_key(&at);
         self.verdicts.get(&at)?.as_ref().ok().filter(|_| is_open)
     }
@@ -132,10 +132,10 @@ impl Regions {
         self.left.retain(|(stub, _)| reserved.is_in_use(stub.start));
         let mut free = BTreeMap::new();
         for at in new {
-            let Some(Ok(Movable { region, .. })) = self.verdicts.get(at) else { continue };
-            match is_taken(&(at.add(1)..region.end())) {
+            let Some(Ok(Candidate { relocated, .. })) = self.verdicts.get(at) else { continue };
+            match is_taken(&(at.add(1)..relocated.end())) {
                 true => drop(self.closed.insert(*at, SHARED)),
-                false => drop(free.insert(*at, region)),
+                false => drop(free.insert(*at, relocated)),
             }
         }
         if free.is_empty() {
@@ -145,16 +145,17 @@ impl Regions {
         let begun = Instant::now();
         // Each change comes by here: those that wait already do not have the guest wait more often than it has to.
         if let Some(retry) = self.retry.as_ref().filter(|retry| begun < retry.at)
-            && free.keys().all(|at| retry.caught.contains(at))
+            && free.keys().all(|at| retry.occupied.contains(at))
         {
             self.closed.extend(free.keys().map(|at| (*at, CAUGHT)));
             return;
         }
-        let places = places(&free, &self.left, set);
+        let occupancy = to_be_free(&free, &self.left, set);
         // Without an answer, everyone may be inside.
-        let caught = places.caught(stop).unwrap_or_else(|_| free.keys().copied().collect());
-        self.closed.extend(caught.iter().map(|at| (*at, CAUGHT)));
-        self.retry = (!caught.is_empty()).then(|| Retry::after(self.retry.take(), caught, begun.elapsed()));
+        let occupied = occupancy.occupied(stop).unwrap_or_else(|_| free.keys().copied().collect());
+        self.closed.extend(occupied.iter().map(|at| (*at, CAUGHT)));
+        self.retry =
+            (!occupied.is_empty()).then(|| Retry::after(self.retry.take(), occupied, begun.elapsed()));
     }
 
     /// Whether it is time to [look](Self::look) again.
@@ -163,44 +164,51 @@ impl Regions {
     }
 
     /// Nothing leads to the `stub` over `region` any more. Whoever is inside goes on behind that.
-    pub(super) fn leave(&mut self, stub: Range<Gva>, region: &Region) {
-        self.left.push((stub, region.end()));
+    pub(super) fn leave(&mut self, stub: Range<Gva>, relocated: &RelocatedCode) {
+        self.left.push((stub, relocated.end()));
     }
 }
 
 impl Retry {
     /// Someone was `caught`, `before` that as well or not; it took so long to see it.
-    fn after(before: Option<Self>, caught: BTreeSet<Gva>, cost: Duration) -> Self {
+    fn after(before: Option<Self>, occupied: BTreeSet<Gva>, cost: Duration) -> Self {
         const SHORTEST: Duration = Duration::from_millis(20);
         const LONGEST: Duration = Duration::from_secs(10);
         /// So many times longer the guest runs than it waits for us.
         const SHARE: u32 = 20;
         // A place that was not among them yet is not to wait for what the others have come to.
-        let longer = before.filter(|before| caught.is_subset(&before.caught)).map(|before| 2 * before.pause);
+        let longer =
+            before.filter(|before| occupied.is_subset(&before.occupied)).map(|before| 2 * before.pause);
         let pause = longer.unwrap_or(SHORTEST).min(LONGEST).max(SHARE * cost);
-        Self { caught, at: Instant::now() + pause, pause }
+        Self { occupied, at: Instant::now() + pause, pause }
     }
 }
 
-/// Where nobody may be when jumps are written over the `free` regions.
-fn places(free: &BTreeMap<Gva, &Region>, left: &[(Range<Gva>, Gva)], set: &ProbeSet<Arc<Active>>) -> Places {
-    let around = |at: Gva| free.range(..=at).next_back().map(|(_, region)| *region);
-    let mut places = Places::default();
-    for region in free.values() {
-        for at in region.instructions().skip(1) {
-            places.add(at..at.add(1), region.at());
+/// Where nobody may be when jumps are written over the `free` instructions.
+fn to_be_free(
+    free: &BTreeMap<Gva, &RelocatedCode>,
+    left: &[(Range<Gva>, Gva)],
+    set: &ProbeSet<Arc<Active>>,
+) -> Occupancy {
+    let around = |at: Gva| free.range(..=at).next_back().map(|(_, relocated)| *relocated);
+    let mut occupancy = Occupancy::default();
+    for relocated in free.values() {
+        for at in relocated.instructions().skip(1) {
+            occupancy.add(at..at.add(1), relocated.at());
         }
     }
     // A copy of one of its instructions leads to the next one.
     for (copy, original) in set.copies() {
-        if let Some(region) = around(original).filter(|region| original.is_in(&region.range())) {
-            places.add(copy..copy.add(SLOT as u64), region.at());
+        if let Some(relocated) = around(original).filter(|relocated| original.is_in(&relocated.range())) {
+            occupancy.add(copy..copy.add(SLOT as u64), relocated.at());
         }
     }
     for (stub, back) in left {
-        if let Some(region) = around(*back).filter(|region| back.is_in(&(region.at().add(1)..region.end()))) {
-            places.add(stub.clone(), region.at());
+        if let Some(relocated) =
+            around(*back).filter(|relocated| back.is_in(&(relocated.at().add(1)..relocated.end())))
+        {
+            occupancy.add(stub.clone(), relocated.at());
         }
     }
-    places
+    occupancy
 }
