@@ -272,7 +272,7 @@ mod tests {
     use probe_engine::linux::branches::BranchSites;
     use probe_engine::linux::current::CurrentTask;
     use probe_engine::linux::glob::Glob;
-    use probe_engine::linux::landmarks::Hooks;
+    use probe_engine::linux::landmarks::HookAddresses;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
     use probe_engine::probe::place::SiteInfo;
@@ -297,7 +297,10 @@ mod tests {
             panic: None,
             free_init: None,
             init_text: vec![Gva(0xffff_ffff_8300_0000)..Gva(0xffff_ffff_8310_0000)],
-            hooks: Hooks { module_init: Some(Gva(0xffff_ffff_8110_0000)), ..Hooks::default() },
+            hooks: HookAddresses {
+                module_init: Some(Gva(0xffff_ffff_8110_0000)),
+                ..HookAddresses::default()
+            },
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,

@@ -27,11 +27,11 @@ use vmm::probe::{Active, Probe};
 use vmm::reserved::Reserved;
 use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, MicroGuest, Privilege, Stack};
-use vmm::session::Desk;
+use vmm::session::Mailbox;
 use vmm::signals;
 use vmm::text::{Patch, patch};
 use vmm::vcpu::{End, Vcpu};
-use vmm::world::{Orders, Parked, World};
+use vmm::world::{Parked, VcpuTables, World};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long a guest may take. Only a guest that hangs takes it.
@@ -185,20 +185,20 @@ impl Rig {
     /// Arms `probes` at `at`, behind the instruction that is written there already.
     pub fn arm(&mut self, at: Gva, probes: &[u32]) {
         // There is no vCPU yet.
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let parked = world.park(|_| {});
         self.sites.arm(&parked, self.guest.ram(), at, probes);
     }
 
     /// Arms `probes`, numbered from 0 on, at `at`.
     pub fn arm_probes(&mut self, at: Gva, probes: Vec<Probe>) {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes), Anchor::Firm);
     }
 
     /// Arms `probe`, which records, at `at`, where one of ftrace's nops is.
     pub fn arm_nop(&mut self, at: Gva, probe: u32) {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let active = Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record()));
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, vec![active], Anchor::Nop);
     }
@@ -206,14 +206,14 @@ impl Rig {
     /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
     /// in a trap if there is a post handler.
     pub fn arm_copied(&mut self, at: Gva, probe: Probe, slot: Gva, ending: Ending) {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let probes = numbered(vec![probe]);
         self.sites.hang_on_copy(&world.park(|_| {}), self.guest.ram(), at, probes, (slot, ending));
     }
 
     /// Arms a one-shot probe at `at`: whoever takes its hit restores the text.
     pub fn arm_once(&mut self, at: Gva, probe: u32) {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let (parked, ram) = (world.park(|_| {}), self.guest.ram());
         let mut original = [0];
         ram.read(Gpa(at.0), &mut original).unwrap();
@@ -224,7 +224,7 @@ impl Rig {
 
     /// Arms a one-shot probe and one that stays at `at`.
     pub fn arm_once_and_always(&mut self, at: Gva, first: u32, stays: u32) {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record());
         let probes = vec![once(first), Arc::new(stays)];
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes, Anchor::Firm);
@@ -256,12 +256,12 @@ impl Rig {
             (breakpoints.0[n], watches[n]) = (Some(*register), Some(active.clone()));
         }
         let sites = self.sites.set.clone();
-        let mut orders = Orders { sites, breakpoints, watches, int3_handlers, ..Orders::default() };
+        let mut tables = VcpuTables { sites, breakpoints, watches, int3_handlers, ..VcpuTables::default() };
         // Where a guest has its code as a kernel has. Elsewhere a hit may be of user mode, and asks for the privilege level.
         if starts.iter().flatten().any(|start| start.rip.is_kernels()) {
-            orders.settle(self.guest.address_space());
+            tables.settle(self.guest.address_space());
         }
-        let world = Arc::new(World::new(starts.len(), orders, Arc::new(eventfd())));
+        let world = Arc::new(World::new(starts.len(), tables, Arc::new(eventfd())));
         let (recorders, reader) = events::rings(starts.len());
         let (ends, ended) = mpsc::channel();
         signals::make_kick_harmless().unwrap();
@@ -282,7 +282,7 @@ impl Rig {
                 id,
                 kvm,
                 clock: clock.clone(),
-                desk: Desk::unattended().unwrap(),
+                mailbox: Mailbox::unattended().unwrap(),
                 passed: None,
                 area: None,
                 devices: devices.clone(),
@@ -307,7 +307,7 @@ impl Rig {
 impl Rig {
     /// Maps the reserved memory near `text`, and calls `fill` with it. Returns the guest's memory.
     pub fn reserve(&self, text: &Range<Gva>, fill: impl FnOnce(&mut Reserved, &GuestRam)) -> Arc<GuestRam> {
-        let world = World::new(0, Orders::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
         let ram = self.guest.ram();
         let space = self.guest.address_space();
         let mut reserved = Reserved::map(&world.park(|_| ()), ram, space, text).unwrap();
@@ -350,11 +350,12 @@ impl Running {
     fn change(&mut self, change: impl FnOnce(&mut Sites, &Parked<'_>, &GuestRam)) {
         let parked = self.world.park(|id| signals::kick(&self.threads[id]));
         change(&mut self.sites, &parked, self.guest.ram());
-        let mut orders = Orders { sites: self.sites.set.clone(), ..Orders::clone(&self.world.orders()) };
-        if let Some(kernel) = orders.kernel_space {
-            orders.settle(kernel);
+        let mut tables =
+            VcpuTables { sites: self.sites.set.clone(), ..VcpuTables::clone(&self.world.tables()) };
+        if let Some(kernel) = tables.kernel_space {
+            tables.settle(kernel);
         }
-        parked.set_orders(orders);
+        parked.set_tables(tables);
     }
 
     /// See [`Rig::arm`].

@@ -2,7 +2,7 @@
 
 use crate::memory::GuestRam;
 use crate::vcpu::{caller, is_trampoline};
-use crate::world::Orders;
+use crate::world::VcpuTables;
 use probe_engine::addr::Gva;
 use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
 use probe_engine::regs::Regs;
@@ -50,15 +50,15 @@ pub(crate) enum Piece {
 /// Walks the stack from `regs`, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not
 /// known.
 pub(crate) fn walk(
-    orders: &Orders,
+    tables: &VcpuTables,
     memory: &VirtMemory<'_, GuestRam>,
     regs: &Regs,
     most: usize,
     mut put: impl FnMut(Piece),
 ) {
-    let Some(kernel) = &orders.code.unwind else { return };
-    let code = Code { kernel, slide: orders.slide, modules: &orders.code.modules };
-    let real = |_, value| real(value, orders, memory.phys);
+    let Some(kernel) = &tables.code.unwind else { return };
+    let code = Code { kernel, slide: tables.slide, modules: &tables.code.modules };
+    let real = |_, value| real(value, tables, memory.phys);
     let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), real);
     frames.by_ref().for_each(|frame| put(Piece::Frame(frame)));
     let Some(end) = frames.end() else { return };
@@ -73,11 +73,11 @@ pub(crate) fn walk(
 }
 
 /// What `at` stands for: a trampoline for the caller behind it, a copy for its original.
-fn real(at: Gva, orders: &Orders, ram: &GuestRam) -> Option<Gva> {
-    if is_trampoline(at, orders) {
-        return Some(caller(at, orders, ram));
+fn real(at: Gva, tables: &VcpuTables, ram: &GuestRam) -> Option<Gva> {
+    if is_trampoline(at, tables) {
+        return Some(caller(at, tables, ram));
     }
-    orders.sites.original(at)
+    tables.sites.original(at)
 }
 
 impl Stack {
@@ -101,13 +101,13 @@ impl Stack {
 
     /// The stack at `regs`; see [`walk`].
     pub(crate) fn at(
-        orders: &Orders,
+        tables: &VcpuTables,
         memory: &VirtMemory<'_, GuestRam>,
         regs: &Regs,
         most: usize,
     ) -> Option<Self> {
         let mut pieces = Vec::new();
-        walk(orders, memory, regs, most, |piece| pieces.push(piece));
+        walk(tables, memory, regs, most, |piece| pieces.push(piece));
         Self::of(pieces.into_iter())
     }
 }

@@ -106,7 +106,7 @@ impl Block<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::{Orders, World};
+    use crate::world::{VcpuTables, World};
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use vmm_sys_util::eventfd::EventFd;
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn words_of_touched_pages_are_found_wherever_they_are() {
         let ram = GuestRam::new(5 << 30).unwrap();
-        let world = World::new(0, Orders::default(), EventFd::new(0).unwrap().into());
+        let world = World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into());
         let parked = world.park(|_| {});
         // The first and last page of both parts of RAM, and one in the third block; the ends of what is looked for, and what
         // lies beside them.

@@ -24,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// What the vCPUs go by between two stops.
 #[derive(Clone, Default)]
-pub struct Orders {
+pub struct VcpuTables {
     /// The armed sites.
     pub sites: ProbeSet<Arc<Active>>,
     /// The return probes that follow calls.
@@ -53,7 +53,7 @@ pub struct Orders {
     pub shared: Shared,
 }
 
-impl Orders {
+impl VcpuTables {
     /// Whatever sites there are, from now on vCPUs see what these need: the kernel goes on with its page tables `kernel`.
     pub fn settle(&mut self, kernel: AddressSpace) {
         self.kernel_space = Some(kernel);
@@ -138,8 +138,8 @@ pub enum Cause {
 
 /// What a vCPU does after it stood still.
 pub enum Next {
-    /// Goes on by these orders.
-    Run(Arc<Orders>),
+    /// Goes on by these tables.
+    Run(Arc<VcpuTables>),
     /// Ends its thread.
     End,
 }
@@ -164,7 +164,7 @@ enum Phase {
 
 struct State {
     phase: Phase,
-    orders: Arc<Orders>,
+    tables: Arc<VcpuTables>,
     vcpus: Vec<Standing>,
     stands: Vec<Stand>,
     requests: Vec<Request>,
@@ -203,10 +203,10 @@ pub struct World {
 impl World {
     /// A world of `cpus` running vCPUs.
     #[must_use]
-    pub fn new(cpus: usize, orders: Orders, wake_control: Arc<EventFd>) -> Self {
+    pub fn new(cpus: usize, tables: VcpuTables, wake_control: Arc<EventFd>) -> Self {
         let state = State {
             phase: Phase::Running,
-            orders: Arc::new(orders),
+            tables: Arc::new(tables),
             vcpus: vec![Standing::Running; cpus],
             stands: vec![Stand::default(); cpus],
             requests: Vec::new(),
@@ -220,10 +220,10 @@ impl World {
         }
     }
 
-    /// The orders of the moment.
+    /// The tables that vCPUs go by now.
     #[must_use]
-    pub fn orders(&self) -> Arc<Orders> {
-        self.lock().orders.clone()
+    pub fn tables(&self) -> Arc<VcpuTables> {
+        self.lock().tables.clone()
     }
 
     // What vCPU threads call.
@@ -299,7 +299,7 @@ impl World {
                     if let Some(standing) = state.vcpus.get_mut(id) {
                         *standing = Standing::Running;
                     }
-                    return Next::Run(state.orders.clone());
+                    return Next::Run(state.tables.clone());
                 }
                 Phase::Running | Phase::Parking => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -397,9 +397,9 @@ pub struct Parked<'a> {
 }
 
 impl Parked<'_> {
-    /// Gives all vCPUs new orders.
-    pub fn set_orders(&self, orders: Orders) {
-        self.world.lock().orders = Arc::new(orders);
+    /// Gives all vCPUs new tables.
+    pub fn set_tables(&self, tables: VcpuTables) {
+        self.world.lock().tables = Arc::new(tables);
     }
 
     /// The number of this stop, which no other one has.

@@ -49,7 +49,7 @@ pub struct Landmarks {
     /// Text that is freed after boot.
     pub init_text: Vec<Range<Gva>>,
     /// Functions that tell what the guest does to its own text, its tasks and its faults.
-    pub hooks: Hooks,
+    pub hooks: HookAddresses,
     /// How to read its modules; `None` without modules, or without type information.
     pub modules: Option<ModuleLayout>,
     /// How to tell which task runs.
@@ -74,7 +74,7 @@ pub struct Landmarks {
 ///
 /// None of them is inlined in 6.1 or 6.12, and all calls go to these. Those of ftrace have no nop of ftrace's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Hooks {
+pub struct HookAddresses {
     /// `do_init_module(module)`: its text and tables are final, its init has not run.
     pub module_init: Option<Gva>,
     /// `free_module(module)`: its exit, or its init in vain, has run, and its memory is about to be freed. A module
@@ -103,7 +103,7 @@ pub struct Hooks {
     pub task_free: Option<Gva>,
 }
 
-impl Hooks {
+impl HookAddresses {
     /// Whether this kernel tells when its own code faults, so that RIP can be put right.
     #[must_use]
     pub fn sees_faults(&self) -> bool {
@@ -171,7 +171,7 @@ impl Landmarks {
             panic: kernel.symbol("panic"),
             free_init: kernel.symbol("free_initmem"),
             init_text,
-            hooks: Hooks::of(kernel),
+            hooks: HookAddresses::of(kernel),
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),

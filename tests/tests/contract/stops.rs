@@ -231,7 +231,7 @@ fn a_breakpoint_given_back_survives_a_stop() {
     rig.write(CODE, &ending(&[&mov(RDI, PASSES), &INT3, &repeat(INT3.len())]));
     let mut running = rig.run(&[Start::at(CODE, stack(0))]);
     const NOWHERE: Gva = Gva(0x1_5000);
-    // New orders set the debug registers anew, which must not drop what is being given back.
+    // New tables set the debug registers anew, which must not drop what is being given back.
     running.until_off(1, |running| {
         running.arm(NOWHERE, &[0]);
         running.disarm(NOWHERE);

@@ -1,6 +1,6 @@
 //! A registered probe as vCPU threads see it.
 
-use super::{Data, Handler, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, Wish};
+use super::{Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers};
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
@@ -196,19 +196,19 @@ impl Active {
         if self.is_broken() {
             return None;
         }
-        let (regs, wishes) = (hit.regs, hit.wishes.len());
+        let (regs, requests) = (hit.regs, hit.requests.len());
         match catch_unwind(AssertUnwindSafe(|| handler(hit))) {
             Ok(result) => Some(result),
             Err(panic) => {
                 self.broken.store(true, Ordering::Relaxed);
                 hit.regs = regs;
-                hit.wishes.truncate(wishes);
+                hit.requests.truncate(requests);
                 let words = panic
                     .downcast_ref::<String>()
                     .map(String::as_str)
                     .or_else(|| panic.downcast_ref::<&str>().copied())
                     .unwrap_or("no message");
-                hit.wishes.push(Wish::Broken(self.id, words.to_owned()));
+                hit.requests.push(HandlerRequest::Broken(self.id, words.to_owned()));
                 None
             }
         }

@@ -1,11 +1,11 @@
 //! What a handler sees of a hit, and what it can say about how the guest goes on.
 
-use super::{Active, Wish};
+use super::{Active, HandlerRequest};
 use crate::clock::Clock;
 use crate::memory::GuestRam;
 use crate::session::Command;
 use crate::stack::Stack;
-use crate::world::Orders;
+use crate::world::VcpuTables;
 use probe_engine::addr::Gva;
 use probe_engine::capture::Scene;
 use probe_engine::linux::names::Names;
@@ -36,10 +36,10 @@ pub struct Hit<'a> {
     /// For a return: how long the call took, in ticks.
     pub(crate) duration: Option<u64>,
     pub(crate) access: Option<Access>,
-    pub(crate) orders: &'a Orders,
+    pub(crate) tables: &'a VcpuTables,
     /// Where the kernel keeps what it has of this vCPU (GVA).
     pub(crate) area: Option<Gva>,
-    pub(crate) wishes: &'a mut Vec<Wish>,
+    pub(crate) requests: &'a mut Vec<HandlerRequest>,
 }
 
 /// What a probed instruction raised.
@@ -99,20 +99,20 @@ impl Hit<'_> {
     /// not know how: see [`Config::unwind`](crate::session::Config::unwind).
     #[must_use]
     pub fn stack(&self, most: usize) -> Option<Stack> {
-        Stack::at(self.orders, &self.memory, &self.regs, most)
+        Stack::at(self.tables, &self.memory, &self.regs, most)
     }
 
     /// Names for the addresses of a stack. `None` where the session has no
     /// [`symbols`](crate::session::Config::symbols).
     #[must_use]
     pub fn names(&self) -> Option<Names<'_>> {
-        self.orders.code.names(self.orders.slide)
+        self.tables.code.names(self.tables.slide)
     }
 
     /// The task that runs on this vCPU, if it can be told.
     #[must_use]
     pub fn task(&self) -> Option<Task> {
-        task(self.orders, &self.memory, self.area)
+        task(self.tables, &self.memory, self.area)
     }
 
     /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
@@ -153,42 +153,42 @@ impl Hit<'_> {
     /// [reported](crate::session::Report::refused). Whoever wants the numbers of what is registered registers by a
     /// [`Handle`](crate::session::Handle) on another thread.
     pub fn command(&mut self, command: Command) {
-        self.wishes.push(Wish::Soon(command));
+        self.requests.push(HandlerRequest::Soon(command));
     }
 
     /// Has `command` carried out before this vCPU goes on. See [`command`](Self::command).
     pub fn command_and_wait(&mut self, command: Command) {
-        self.wishes.push(Wish::Wait(command));
+        self.requests.push(HandlerRequest::Wait(command));
     }
 }
 
 /// What does not change from one probe of a site to the next.
 #[derive(Clone, Copy)]
-pub(crate) struct Moment<'a> {
+pub(crate) struct HitContext<'a> {
     pub(crate) memory: &'a VirtMemory<'a, GuestRam>,
     pub(crate) vcpu: usize,
     pub(crate) ticks: u64,
     pub(crate) clock: &'a Clock,
-    pub(crate) orders: &'a Orders,
+    pub(crate) tables: &'a VcpuTables,
     /// See [`Hit::task`].
     pub(crate) area: Option<Gva>,
 }
 
 /// The task of the vCPU whose per-CPU area is at `area`, if it can be told.
-fn task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Option<Task> {
-    orders.task?.read(memory, area?.0).ok()
+fn task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Option<Task> {
+    tables.task?.read(memory, area?.0).ok()
 }
 
-impl<'a> Moment<'a> {
+impl<'a> HitContext<'a> {
     /// The task that runs, if it can be told.
     pub(crate) fn task(&self) -> Option<Task> {
-        task(self.orders, self.memory, self.area)
+        task(self.tables, self.memory, self.area)
     }
 
     /// Whether this is in the scope of `probe`.
     pub(crate) fn is_inside(&self, probe: &Active) -> bool {
         let tells = || {
-            let (layout, area) = (self.orders.task?, self.area?);
+            let (layout, area) = (self.tables.task?, self.area?);
             Some(layout.is_inside(probe.plan.scope, self.memory, area.0))
         };
         probe.plan.scope == Scope::Boot || tells().unwrap_or(false)
@@ -209,7 +209,7 @@ impl<'a> Moment<'a> {
             regs,
             entered_with,
             memory: self.memory,
-            slide: self.orders.slide,
+            slide: self.tables.slide,
             task,
             cpu: self.vcpu,
             per_cpu,
@@ -217,7 +217,13 @@ impl<'a> Moment<'a> {
     }
 
     /// The hit of `probe` at `at`.
-    pub(crate) fn hit<'b>(&self, probe: ProbeId, at: Gva, regs: Regs, wishes: &'b mut Vec<Wish>) -> Hit<'b>
+    pub(crate) fn hit<'b>(
+        &self,
+        probe: ProbeId,
+        at: Gva,
+        regs: Regs,
+        requests: &'b mut Vec<HandlerRequest>,
+    ) -> Hit<'b>
     where
         'a: 'b,
     {
@@ -231,9 +237,9 @@ impl<'a> Moment<'a> {
             clock: self.clock,
             duration: None,
             access: None,
-            orders: self.orders,
+            tables: self.tables,
             area: self.area,
-            wishes,
+            requests,
         }
     }
 }

@@ -27,7 +27,7 @@ mod hit;
 
 pub use active::{Active, NoDetour};
 pub(crate) use active::{Kind, Miss, Watching};
-pub(crate) use hit::Moment;
+pub(crate) use hit::HitContext;
 pub use hit::{Access, Fault, Hit};
 
 use crate::session::Command;
@@ -379,7 +379,7 @@ impl<G> From<ReturnProbe<G>> for Probe {
 }
 
 /// What a hit leaves to be done.
-pub(crate) enum Wish {
+pub(crate) enum HandlerRequest {
     /// While the guest goes on.
     Soon(Command),
     /// Before the vCPU goes on.

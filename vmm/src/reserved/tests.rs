@@ -1,5 +1,5 @@
 use super::*;
-use crate::world::{Orders, World};
+use crate::world::{VcpuTables, World};
 use vmm_sys_util::eventfd::EventFd;
 
 const PML4: u64 = 0x1000;
@@ -16,7 +16,7 @@ fn one(first: u32) -> Slots {
 }
 
 fn standing() -> World {
-    World::new(0, Orders::default(), EventFd::new(0).unwrap().into())
+    World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into())
 }
 
 fn put(ram: &GuestRam, at: Gpa, word: u64) {

@@ -8,14 +8,14 @@ mod standing;
 mod wanted;
 
 use super::detours::{Detours, Next, Tools, refusal};
-use super::hooks::Hooks;
+use super::hooks::GuestHooks;
 use super::registry::{Registry, State};
-use super::text::{Ground, Traps};
+use super::text::{RunningKernel, Traps};
 use super::watches;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
-use crate::world::{Orders, Parked};
+use crate::world::{Parked, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
@@ -54,7 +54,7 @@ pub(super) struct Stop<'a> {
 pub(super) struct Arming {
     kernel: Landmarks,
     phase: Phase,
-    ground: Option<Ground>,
+    running: Option<RunningKernel>,
     traps: Traps,
     /// What stands, and how it is passed.
     standing: BTreeMap<Gva, Standing>,
@@ -63,17 +63,17 @@ pub(super) struct Arming {
     stale: Stale,
     /// Instructions that were seen to access a device: the host cannot emulate them.
     device: BTreeSet<Gva>,
-    pub(super) hooks: Hooks,
+    pub(super) hooks: GuestHooks,
 }
 
 impl Arming {
     /// Nothing is armed yet. `all_modules`: also those are followed that have no probes.
     pub(super) fn new(kernel: Landmarks, all_modules: bool, detours: Detours) -> Self {
         Self {
-            hooks: Hooks::new(&kernel, all_modules),
+            hooks: GuestHooks::new(&kernel, all_modules),
             kernel,
             phase: Phase::Unknown,
-            ground: None,
+            running: None,
             traps: Traps::default(),
             standing: BTreeMap::new(),
             detours,
@@ -83,20 +83,20 @@ impl Arming {
         }
     }
 
-    /// The kernel has come to `phase`, at `ground`.
-    pub(super) fn advance(&mut self, phase: Phase, ground: Ground, stop: &Stop<'_>) {
+    /// The kernel has come to `phase`, and is `running` there.
+    pub(super) fn advance(&mut self, phase: Phase, running: RunningKernel, stop: &Stop<'_>) {
         self.phase = phase;
-        self.ground = Some(ground);
+        self.running = Some(running);
         self.traps.forget_pages();
         if self.reserved.is_err() && phase > Phase::Start {
-            let text = ground.map.gva(self.kernel.text)..ground.map.gva(self.kernel.text_end);
-            let reserved = Reserved::map(stop.parked, stop.ram, ground.space, &text);
+            let text = running.map.gva(self.kernel.text)..running.map.gva(self.kernel.text_end);
+            let reserved = Reserved::map(stop.parked, stop.ram, running.space, &text);
             self.reserved = reserved.map_err(|e| e.to_string());
             if let Ok(reserved) = &self.reserved {
-                self.detours.advance(&self.kernel, reserved, ground.map.slide());
+                self.detours.advance(&self.kernel, reserved, running.map.slide());
             }
         }
-        let branches = self.branches(&ground, stop);
+        let branches = self.branches(&running, stop);
         if let Ok(reserved) = &self.reserved {
             self.detours.branch(branches, reserved, stop.ram);
         }
@@ -104,19 +104,24 @@ impl Arming {
 
     /// How the guest branches, and the instructions that it goes through for that. While it boots that is not known, and no
     /// process runs that could profit.
-    fn branches(&self, ground: &Ground, stop: &Stop<'_>) -> Result<(Branches, BTreeSet<Gva>), UnknownReturn> {
+    fn branches(
+        &self,
+        running: &RunningKernel,
+        stop: &Stop<'_>,
+    ) -> Result<(Branches, BTreeSet<Gva>), UnknownReturn> {
         if self.phase < Phase::Late {
             return Ok(<_>::default());
         }
-        let branches = self.kernel.branches.branches(ground.map.slide(), |at| self.text(ground, stop, at))?;
-        let thunks = branches.instructions(|at| self.text(ground, stop, at))?;
+        let branches =
+            self.kernel.branches.branches(running.map.slide(), |at| self.text(running, stop, at))?;
+        let thunks = branches.instructions(|at| self.text(running, stop, at))?;
         Ok((branches, thunks))
     }
 
     /// The first bytes of the guest's own text at `at`.
-    fn text<const N: usize>(&self, ground: &Ground, stop: &Stop<'_>, at: Gva) -> Option<[u8; N]> {
+    fn text<const N: usize>(&self, running: &RunningKernel, stop: &Stop<'_>, at: Gva) -> Option<[u8; N]> {
         let mut bytes = [0; N];
-        self.traps.read(stop.ram, ground, at, &mut bytes).ok().map(|()| bytes)
+        self.traps.read(stop.ram, running, at, &mut bytes).ok().map(|()| bytes)
     }
 
     /// Whether the text is known, so that probes can be armed.
@@ -130,43 +135,43 @@ impl Arming {
     }
 
     /// The running kernel.
-    pub(super) fn ground(&self) -> Option<&Ground> {
-        self.ground.as_ref()
+    pub(super) fn running(&self) -> Option<&RunningKernel> {
+        self.running.as_ref()
     }
 
     /// Makes the traps in the text those that are wanted, and tells each probe's state.
-    pub(super) fn reconcile(&mut self, registry: &mut Registry, stop: &Stop<'_>, orders: &mut Orders) {
-        let Some(ground) = self.ground else { return };
+    pub(super) fn reconcile(&mut self, registry: &mut Registry, stop: &Stop<'_>, tables: &mut VcpuTables) {
+        let Some(running) = self.running else { return };
         self.traps.forget_pages();
-        let mut wanted = self.wanted(registry, &ground, stop.ram);
-        let slide = ground.map.slide();
-        orders.current = self.kernel.current.map(|current| current.slid(slide));
-        orders.task = self.kernel.task.map(|task| task.slid(slide));
-        orders.slide = slide;
+        let mut wanted = self.wanted(registry, &running, stop.ram);
+        let slide = running.map.slide();
+        tables.current = self.kernel.current.map(|current| current.slid(slide));
+        tables.task = self.kernel.task.map(|task| task.slid(slide));
+        tables.slide = slide;
         self.detours.look_at(wanted.keys());
-        self.take_out(&wanted, registry, stop, &mut orders.sites);
-        self.find_relocations(&mut wanted, registry, stop, &orders.sites);
+        self.take_out(&wanted, registry, stop, &mut tables.sites);
+        self.find_relocations(&mut wanted, registry, stop, &tables.sites);
         let places: BTreeSet<Gva> = wanted.keys().copied().collect();
         for (at, wanted) in &mut wanted {
             let probes = std::mem::take(&mut wanted.probes);
             wanted.function.next &= !places.contains(&at.add(FTRACE_SITE));
-            if self.divert(*at, wanted, &probes, registry, stop, &mut orders.sites) {
+            if self.divert(*at, wanted, &probes, registry, stop, &mut tables.sites) {
                 continue;
             }
-            match self.put_in(*at, wanted, &probes, &ground, stop, &mut orders.sites) {
-                Ok(step) => orders.sites.insert(*at, Site { probes, internal: wanted.internal, step }),
+            match self.put_in(*at, wanted, &probes, &running, stop, &mut tables.sites) {
+                Ok(step) => tables.sites.insert(*at, Site { probes, internal: wanted.internal, step }),
                 Err(reason) => {
-                    orders.sites.remove(*at);
+                    tables.sites.remove(*at);
                     refuse(registry, &probes, &reason);
                 }
             }
         }
-        self.stale.forget(&mut orders.sites, stop);
+        self.stale.forget(&mut tables.sites, stop);
         self.detours.done();
-        self.follow_returns(registry, orders);
+        self.follow_returns(registry, tables);
         if self.phase == Phase::Late {
-            watches::set(registry, &ground, stop.ram, orders);
-            orders.settle(ground.space);
+            watches::set(registry, &running, stop.ram, tables);
+            tables.settle(running.space);
         }
         registry.note_standing();
     }
@@ -180,7 +185,7 @@ impl Arming {
         stop: &Stop<'_>,
         set: &ProbeSet<Arc<Active>>,
     ) {
-        let (Some(ground), Ok(reserved)) = (&self.ground, &self.reserved) else { return };
+        let (Some(running), Ok(reserved)) = (&self.running, &self.reserved) else { return };
         let detours = &mut self.detours;
         detours.relocations.retain(|at| wanted.contains_key(&at));
         let mut new = Vec::new();
@@ -192,7 +197,7 @@ impl Arming {
                 return true;
             }
             let is_required = detours.is_required();
-            match detours.relocations.verdict(*at, &wanted.function, &self.traps, ground, stop) {
+            match detours.relocations.verdict(*at, &wanted.function, &self.traps, running, stop) {
                 Err(reason) if is_required => {
                     refuse(registry, &wanted.probes, &refusal(reason));
                     return false;
@@ -249,7 +254,7 @@ impl Arming {
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
     ) -> bool {
-        let Some(ground) = self.ground.filter(|_| !wanted.is_early) else { return false };
+        let Some(running) = self.running.filter(|_| !wanted.is_early) else { return false };
         let works = self.detours.works(at, wanted.internal, probes, registry);
         if works.is_some() && self.standing.contains_key(&at) {
             set.remove(at);
@@ -259,7 +264,7 @@ impl Arming {
         let late = self.phase == Phase::Late;
         let next = wanted.function.next.then_some(Next { late });
         let reason =
-            match works.map(|works| self.detours.divert(at, works, probes, next, &ground, &mut tools)) {
+            match works.map(|works| self.detours.divert(at, works, probes, next, &running, &mut tools)) {
                 Some(Ok(())) => {
                     probes.iter().for_each(|p| registry.set_state(p.probe.id, State::Optimized(at)));
                     return true;
@@ -276,17 +281,17 @@ impl Arming {
     }
 
     /// Tells the vCPUs whose return trampolines are whose.
-    fn follow_returns(&self, registry: &mut Registry, orders: &mut Orders) {
+    fn follow_returns(&self, registry: &mut Registry, tables: &mut VcpuTables) {
         registry.release_trampolines();
         let Ok(reserved) = &self.reserved else { return };
-        orders.trampolines = reserved.trampoline(0);
-        orders.detoured = self.detours.calls(reserved);
-        orders.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
-        orders.sites.disown_all();
-        orders.returns = registry.returns().cloned().collect();
-        for active in &orders.returns {
+        tables.trampolines = reserved.trampoline(0);
+        tables.detoured = self.detours.calls(reserved);
+        tables.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
+        tables.sites.disown_all();
+        tables.returns = registry.returns().cloned().collect();
+        for active in &tables.returns {
             if let Some(pool) = active.pool() {
-                orders.sites.own(pool.numbers(), active);
+                tables.sites.own(pool.numbers(), active);
             }
         }
     }

@@ -8,11 +8,11 @@ use super::names::Names;
 use super::registry::{RegisterError, Registry, State};
 use super::report::{Death, Outcome};
 use super::stage::{self, KernelMap, Reached};
-use super::text::Ground;
+use super::text::RunningKernel;
 use crate::memory::GuestRam;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
-use crate::world::{Cause, Int3Handlers, Orders, Parked, Request};
+use crate::world::{Cause, Int3Handlers, Parked, Request, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
@@ -35,16 +35,16 @@ impl Control<'_> {
         let begun = Instant::now();
         let parked = world.park(|id| self.threads.kick(id));
         self.sweep.begin();
-        let mut orders = Orders::clone(&world.orders());
+        let mut tables = VcpuTables::clone(&world.tables());
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
-                Cause::Breakpoint => self.stage_reached(&request, &parked, &mut orders),
-                Cause::Internal(internal) => self.hook_reached(&request, internal, &mut orders),
+                Cause::Breakpoint => self.stage_reached(&request, &parked, &mut tables),
+                Cause::Internal(internal) => self.hook_reached(&request, internal, &mut tables),
                 Cause::Device => self.arming.run_from_copy(Gva(request.regs.rip)),
                 Cause::Commands(commands) => {
                     for command in commands {
-                        if let Err(error) = self.carry_out(command, &parked, &mut orders) {
+                        if let Err(error) = self.carry_out(command, &parked, &mut tables) {
                             self.note_refused(&error);
                         }
                     }
@@ -56,7 +56,7 @@ impl Control<'_> {
         for message in messages {
             match message {
                 Message::Command(command, answer) => {
-                    let result = self.carry_out(command, &parked, &mut orders);
+                    let result = self.carry_out(command, &parked, &mut tables);
                     match (answer, result) {
                         (Some(answer), result) => answers.push((answer, result)),
                         (None, Err(error)) => self.note_refused(&error),
@@ -69,8 +69,8 @@ impl Control<'_> {
                 Message::Broken(probe, words) => self.registry.set_state(probe, State::Broken(words)),
             }
         }
-        self.reconcile(&parked, &mut orders);
-        parked.set_orders(orders);
+        self.reconcile(&parked, &mut tables);
+        parked.set_tables(tables);
         if self.outcome.is_some() {
             parked.end();
         }
@@ -89,8 +89,8 @@ impl Control<'_> {
         }
     }
 
-    fn reconcile(&mut self, parked: &Parked<'_>, orders: &mut Orders) {
-        self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, orders);
+    fn reconcile(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
+        self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, tables);
     }
 
     /// A handler that gave a command is not there any more to be told.
@@ -100,7 +100,7 @@ impl Control<'_> {
     }
 
     /// Changes what is wanted. What is wanted is armed in the same stop.
-    fn carry_out(&mut self, command: Command, parked: &Parked<'_>, orders: &mut Orders) -> Answer {
+    fn carry_out(&mut self, command: Command, parked: &Parked<'_>, tables: &mut VcpuTables) -> Answer {
         let known =
             |registry: &Registry, ids: &[ProbeId]| match ids.iter().find(|id| !registry.contains(**id)) {
                 Some(unknown) => Err(CommandError::Unknown(*unknown)),
@@ -110,10 +110,10 @@ impl Control<'_> {
             Command::Register(probes) => {
                 let ids = self.registry.register(probes)?;
                 self.with_modules(|modules, registry| modules.look_around(registry));
-                self.reconcile(parked, orders);
+                self.reconcile(parked, tables);
                 if let Some(error) = self.refused(&ids) {
                     self.registry.unregister(&ids);
-                    self.reconcile(parked, orders);
+                    self.reconcile(parked, tables);
                     return Err(error.into());
                 }
                 Ok(ids)
@@ -170,7 +170,7 @@ impl Control<'_> {
         })
     }
 
-    fn stage_reached(&mut self, request: &Request, parked: &Parked<'_>, orders: &mut Orders) {
+    fn stage_reached(&mut self, request: &Request, parked: &Parked<'_>, tables: &mut VcpuTables) {
         let reached = self.stage.reach(request, &self.kernel, &self.ram);
         let lost = match reached {
             Ok(None) => return,
@@ -184,14 +184,14 @@ impl Control<'_> {
                 };
                 if let Some(map) = map {
                     match self.watched_handlers(request, phase, &map) {
-                        Ok(handlers) => orders.int3_handlers = handlers,
+                        Ok(handlers) => tables.int3_handlers = handlers,
                         Err(error) => {
                             let words = format!("its handler for breakpoints cannot be read: {error}");
                             self.outcome = Some(Outcome::Died(Death::Lost(words)));
                             return;
                         }
                     }
-                    self.arming.advance(phase, Ground { map, space: request.space }, &stop);
+                    self.arming.advance(phase, RunningKernel { map, space: request.space }, &stop);
                     self.sink.names(map.slide(), &[]);
                 }
                 self.stage.breakpoints(&self.kernel)
@@ -199,7 +199,7 @@ impl Control<'_> {
             Err(error) => Err(error),
         };
         match lost {
-            Ok(stage) => orders.breakpoints = stage::breakpoints(&stage, orders.int3_handlers),
+            Ok(stage) => tables.breakpoints = stage::breakpoints(&stage, tables.int3_handlers),
             Err(error) => self.outcome = Some(Outcome::Died(Death::Lost(error.to_string()))),
         }
     }
@@ -223,39 +223,39 @@ impl Control<'_> {
         }
     }
 
-    fn hook_reached(&mut self, request: &Request, internal: Internal, orders: &mut Orders) {
+    fn hook_reached(&mut self, request: &Request, internal: Internal, tables: &mut VcpuTables) {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {
             Internal::ModuleReady => {
                 let (mut lost, mut unread) = (Vec::new(), std::mem::take(&mut self.unread));
-                let code = &mut orders.code;
+                let code = &mut tables.code;
                 self.with_modules(|modules, registry| {
                     lost = modules.ready(argument, registry, code, &mut unread);
                 });
                 self.unread = unread;
-                self.arming.forget(&lost, &mut orders.sites);
-                self.change_names(orders, |names, modules| names.loaded(argument, modules));
+                self.arming.forget(&lost, &mut tables.sites);
+                self.change_names(tables, |names, modules| names.loaded(argument, modules));
             }
             Internal::ModuleGone => {
-                let code = &mut orders.code;
+                let code = &mut tables.code;
                 self.with_modules(|modules, registry| modules.gone(argument, registry, code));
-                self.change_names(orders, |names, modules| names.gone(argument, modules));
+                self.change_names(tables, |names, modules| names.gone(argument, modules));
             }
             Internal::ModuleInitDone => {
                 let freed = Gva(request.regs.rsi)..Gva(request.regs.rdx);
                 modules::retire(&freed, &mut self.registry);
-                orders.code.init_done(&freed);
-                self.change_names(orders, |names, _| names.init_done(&freed));
+                tables.code.init_done(&freed);
+                self.change_names(tables, |names, _| names.init_done(&freed));
             }
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
-                let stack = Stack::at(orders, &memory, &request.regs, FRAMES);
+                let stack = Stack::at(tables, &memory, &request.regs, FRAMES);
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }
-            Internal::PanicTold if self.arming.hooks.is_panic(argument, orders.slide) => {
+            Internal::PanicTold if self.arming.hooks.is_panic(argument, tables.slide) => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(Gva(request.regs.rdx), &memory);
                 if let Some(panic) = self.panic.as_mut().filter(|_| !message.is_empty()) {
@@ -267,23 +267,23 @@ impl Control<'_> {
     }
 
     fn with_modules(&mut self, act: impl FnOnce(&Modules<'_>, &mut Registry)) {
-        if let (Some(layout), Some(ground)) = (&self.kernel.modules, self.arming.ground()) {
-            act(&Modules { layout, ground, ram: &self.ram }, &mut self.registry);
+        if let (Some(layout), Some(running)) = (&self.kernel.modules, self.arming.running()) {
+            act(&Modules { layout, running, ram: &self.ram }, &mut self.registry);
         }
     }
 
     /// What the guest loads or frees has other names afterwards. The events before that are shown by those of before.
-    fn change_names(&mut self, orders: &mut Orders, change: impl FnOnce(&mut Names, &Modules<'_>)) {
+    fn change_names(&mut self, tables: &mut VcpuTables, change: impl FnOnce(&mut Names, &Modules<'_>)) {
         if self.names.is_none() {
             return;
         }
         self.drain();
-        if let (Some(names), Some(layout), Some(ground)) =
-            (&mut self.names, &self.kernel.modules, self.arming.ground())
+        if let (Some(names), Some(layout), Some(running)) =
+            (&mut self.names, &self.kernel.modules, self.arming.running())
         {
-            change(names, &Modules { layout, ground, ram: &self.ram });
-            self.sink.names(ground.map.slide(), names.modules());
-            orders.code.names = names.modules().into();
+            change(names, &Modules { layout, running, ram: &self.ram });
+            self.sink.names(running.map.slide(), names.modules());
+            tables.code.names = names.modules().into();
         }
     }
 }

@@ -253,14 +253,14 @@ impl Control<'_> {
             return;
         }
         let parked = self.world.park(|id| self.threads.kick(id));
-        let (stands, orders) = (parked.stands(), self.world.orders());
+        let (stands, tables) = (parked.stands(), self.world.tables());
         drop(parked);
         let is_halted = stands.iter().all(|stand| stand.is_halted);
         if !is_over && !is_halted {
             return;
         }
         // What is in its memory changes no more than a stack that is walked allows for.
-        let stack = |(regs, space)| Stack::at(&orders, &VirtMemory::new(&*self.ram, space), &regs, FRAMES);
+        let stack = |(regs, space)| Stack::at(&tables, &VirtMemory::new(&*self.ram, space), &regs, FRAMES);
         let stood = |stand: &Stand| Stood {
             rip: stand.rip,
             is_halted: stand.is_halted,
@@ -320,9 +320,9 @@ impl Control<'_> {
 
     /// Finds out what the guest's clock is, as far as it can be told.
     fn look_at_clock(&mut self) {
-        let Some((layout, ground)) = self.kernel.clock.zip(self.arming.ground()) else { return };
-        let memory = VirtMemory::new(&*self.ram, ground.space);
-        if let Some(clock) = layout.slid(ground.map.slide()).read(&memory) {
+        let Some((layout, running)) = self.kernel.clock.zip(self.arming.running()) else { return };
+        let memory = VirtMemory::new(&*self.ram, running.space);
+        if let Some(clock) = layout.slid(running.map.slide()).read(&memory) {
             self.reader.know_clock(clock);
         }
     }

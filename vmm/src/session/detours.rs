@@ -4,7 +4,7 @@ use super::arming::{Stop, allocate};
 use super::instance_exhaustion::InstanceExhaustion;
 use super::registry::Registry;
 use super::relocation::{Candidate, Relocations};
-use super::text::{Ground, Traps};
+use super::text::{RunningKernel, Traps};
 use crate::events::Known;
 use crate::memory::GuestRam;
 use crate::probe::Active;
@@ -279,7 +279,7 @@ impl Detours {
         works: Vec<Work>,
         probes: &[Attached<Arc<Active>>],
         next: Option<Next>,
-        ground: &Ground,
+        running: &RunningKernel,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
         if self.standing.get(&at).is_none_or(|detour| detour.works != works) {
@@ -288,9 +288,9 @@ impl Detours {
                 return Err("the guest has written there".to_owned());
             }
             let is_nop = probes.iter().any(|attached| attached.anchor == Anchor::Nop);
-            self.stand(at, is_nop, &works, next.filter(|_| is_nop), ground, tools)?;
+            self.stand(at, is_nop, &works, next.filter(|_| is_nop), running, tools)?;
         }
-        let slide = ground.map.slide();
+        let slide = running.map.slide();
         for (attached, work) in probes.iter().zip(works) {
             if work.record.is_some() {
                 let known = Known { probe: attached.probe.clone(), work, at, slide };
@@ -360,7 +360,7 @@ impl Detours {
         is_nop: bool,
         works: &[Work],
         next: Option<Next>,
-        ground: &Ground,
+        running: &RunningKernel,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
         let Tools { traps, reserved, set, stop } = tools;
@@ -369,12 +369,12 @@ impl Detours {
         self.follow_calls(works, reserved, stop.ram)?;
         let candidate = if is_nop { None } else { Some(self.relocations.open(at).ok_or("it has no room")?) };
         let original = match candidate {
-            Some(candidate) => live(candidate, traps, stop, ground)?,
-            None => live_nop(at, traps, stop, ground)?,
+            Some(candidate) => live(candidate, traps, stop, running)?,
+            None => live_nop(at, traps, stop, running)?,
         };
         let relocated = candidate.map(|candidate| &candidate.relocated);
         let next = next.filter(|_| self.relocations.sees_faults());
-        let next = next.and_then(|next| next.read(at.add(FTRACE_SITE), traps, stop, ground));
+        let next = next.and_then(|next| next.read(at.add(FTRACE_SITE), traps, stop, running));
         let next = next.filter(|next| self.may_run(next).is_ok());
         let length = relocated
             .map_or_else(|| Stub::most_bytes(works), |relocated| Stub::most_bytes_over(relocated, works));
@@ -387,7 +387,7 @@ impl Detours {
         let written = stub.map_err(|error| error.to_string()).and_then(|stub| {
             reserved.write(stop.ram, slots, &stub.code).map_err(|error| error.to_string())?;
             let jump = jump(at, entry).map_err(|error| error.to_string())?;
-            let there = traps.replace(stop.parked, stop.ram, ground, at, original, jump);
+            let there = traps.replace(stop.parked, stop.ram, running, at, original, jump);
             there.map_err(|error| error.to_string())?;
             Ok(stub)
         });
@@ -453,11 +453,11 @@ impl Detours {
 
 impl Next {
     /// It, as it is at `at` in the live text, if it can be moved.
-    fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, ground: &Ground) -> Option<RelocatedCode> {
+    fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, running: &RunningKernel) -> Option<RelocatedCode> {
         /// Bytes of the longest instruction.
         const LONGEST: usize = 15;
         let mut bytes = [0; LONGEST];
-        traps.read(stop.ram, ground, at, &mut bytes).ok()?;
+        traps.read(stop.ram, running, at, &mut bytes).ok()?;
         RelocatedCode::single(&bytes, at).filter(|next| self.late || next.goes_on())
     }
 }
@@ -472,10 +472,10 @@ fn live_nop(
     at: Gva,
     traps: &Traps,
     stop: &Stop<'_>,
-    ground: &Ground,
+    running: &RunningKernel,
 ) -> Result<[u8; FTRACE_SITE as usize], String> {
     let mut bytes = [0; FTRACE_SITE as usize];
-    traps.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;
+    traps.read(stop.ram, running, at, &mut bytes).map_err(|error| error.to_string())?;
     ftrace_nop(&bytes).ok_or_else(|| "the guest has changed the nop of its ftrace".to_owned())
 }
 
@@ -484,10 +484,10 @@ fn live(
     candidate: &Candidate,
     traps: &Traps,
     stop: &Stop<'_>,
-    ground: &Ground,
+    running: &RunningKernel,
 ) -> Result<[u8; FTRACE_SITE as usize], String> {
     let mut bytes = vec![0; candidate.bytes.len()];
-    traps.read(stop.ram, ground, candidate.relocated.at(), &mut bytes).map_err(|error| error.to_string())?;
+    traps.read(stop.ram, running, candidate.relocated.at(), &mut bytes).map_err(|error| error.to_string())?;
     let first = bytes.first_chunk().filter(|_| bytes == candidate.bytes);
     first.copied().ok_or_else(|| "the guest has changed the instructions that would be moved".to_owned())
 }

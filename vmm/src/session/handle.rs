@@ -3,7 +3,7 @@
 use super::registry::RegisterError;
 use super::report::ProbeReport;
 use super::spent::Spent;
-use crate::probe::{Probe, Wish};
+use crate::probe::{HandlerRequest, Probe};
 use probe_engine::probe::table::ProbeId;
 use std::cell::Cell;
 use std::io;
@@ -87,9 +87,9 @@ pub(super) enum Message {
     Broken(ProbeId, String),
 }
 
-/// Where messages are handed in.
+/// Where messages to the control thread are sent.
 #[derive(Clone)]
-pub struct Desk {
+pub struct Mailbox {
     messages: Sender<Message>,
     wake: Arc<EventFd>,
     opened: Arc<Opened>,
@@ -103,15 +103,15 @@ struct Opened {
     is_running: AtomicBool,
 }
 
-impl Desk {
-    /// A desk, and the other side of it. `wake` is written when there is something to read.
+impl Mailbox {
+    /// A mailbox, and its reader. `wake` is written when there is something to read.
     pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
         let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
         (Self { messages, wake, opened: Arc::new(opened), spent: Spent::default() }, received)
     }
 
-    /// A desk at which nobody sits: what is handed in is dropped.
+    /// A mailbox without a reader: messages are dropped.
     ///
     /// # Errors
     /// The host is out of descriptors.
@@ -119,16 +119,16 @@ impl Desk {
         Ok(Self::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?)).0)
     }
 
-    /// From now on somebody sits there.
+    /// From now on the control thread reads it.
     pub(super) fn attended(&self) {
         self.opened.is_running.store(true, Ordering::Release);
     }
 
-    pub(crate) fn wish(&self, wish: Wish) {
-        self.send(match wish {
-            Wish::Soon(command) | Wish::Wait(command) => Message::Command(command, None),
-            Wish::Spent => return self.spent.note(),
-            Wish::Broken(probe, words) => Message::Broken(probe, words),
+    pub(crate) fn deliver(&self, request: HandlerRequest) {
+        self.send(match request {
+            HandlerRequest::Soon(command) | HandlerRequest::Wait(command) => Message::Command(command, None),
+            HandlerRequest::Spent => return self.spent.note(),
+            HandlerRequest::Broken(probe, words) => Message::Broken(probe, words),
         });
     }
 
@@ -144,7 +144,7 @@ impl Desk {
 /// runs the session, and not from handlers: each call waits for the control thread, and before the guest is started for
 /// that.
 #[derive(Clone)]
-pub struct Handle(pub(super) Desk);
+pub struct Handle(pub(super) Mailbox);
 
 impl Handle {
     /// Has `command` carried out.
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn whoever_would_wait_for_itself_is_told_so() {
-        let handle = Handle(Desk::unattended().unwrap());
+        let handle = Handle(Mailbox::unattended().unwrap());
         assert!(matches!(handle.list(), Err(CommandError::NotRunning)), "nobody can start it meanwhile");
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::NotRunning)));
         handle.0.attended();
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_thread_on_which_a_sink_has_panicked_may_wait_again() {
-        let handle = Handle(Desk::unattended().unwrap());
+        let handle = Handle(Mailbox::unattended().unwrap());
         handle.0.attended();
         let panicked = std::panic::catch_unwind(|| {
             let _inside = Inside::enter();
@@ -217,8 +217,8 @@ mod tests {
     /// Another thread may ask before the guest is started.
     #[test]
     fn others_wait_until_it_runs() {
-        let (desk, received) = Desk::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()));
-        let handle = Handle(desk);
+        let (mailbox, received) = Mailbox::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()));
+        let handle = Handle(mailbox);
         let asked = thread::spawn(move || handle.list());
         let Message::List(answer) = received.recv().unwrap() else { panic!("a list was asked for") };
         answer.send(Vec::new()).unwrap();

@@ -3,12 +3,12 @@
 use super::arming::Phase;
 use super::registry::Registry;
 use probe_engine::addr::Gva;
-use probe_engine::linux::landmarks::{Hooks as Links, Landmarks};
+use probe_engine::linux::landmarks::{HookAddresses, Landmarks};
 use probe_engine::probe::table::Internal;
 
 /// What is known from the hooks that were reached.
-pub(super) struct Hooks {
-    links: Links,
+pub(super) struct GuestHooks {
+    addresses: HookAddresses,
     panic: Option<Gva>,
     free_init: Option<Gva>,
     init_freed: bool,
@@ -19,10 +19,10 @@ pub(super) struct Hooks {
     updates: u32,
 }
 
-impl Hooks {
+impl GuestHooks {
     pub(super) fn new(kernel: &Landmarks, all_modules: bool) -> Self {
         Self {
-            links: kernel.hooks,
+            addresses: kernel.hooks,
             panic: kernel.panic,
             free_init: kernel.free_init,
             init_freed: false,
@@ -37,20 +37,20 @@ impl Hooks {
         let late = phase == Phase::Late;
         let probes = late && !registry.is_empty();
         let modules = late && (self.all_modules || registry.has_modules());
-        let links = &self.links;
+        let addresses = &self.addresses;
         let all = [
             (Internal::Panic, self.panic, !self.panicked),
-            (Internal::PanicTold, links.panic_told.map(|(function, _)| function), self.panicked),
+            (Internal::PanicTold, addresses.panic_told.map(|(function, _)| function), self.panicked),
             (Internal::FreeInitText, self.free_init, late && !self.init_freed),
-            (Internal::ModuleReady, links.module_init, modules),
-            (Internal::ModuleInitDone, links.init_free, modules),
-            (Internal::ModuleGone, links.module_free, modules),
+            (Internal::ModuleReady, addresses.module_init, modules),
+            (Internal::ModuleInitDone, addresses.init_free, modules),
+            (Internal::ModuleGone, addresses.module_free, modules),
             // Also when there is no probe: the first one may come in the middle of an update.
-            (Internal::PatchBegin, links.ftrace_begin, late && self.follows_ftrace()),
-            (Internal::PatchEnd, links.ftrace_end, late && self.follows_ftrace()),
-            (Internal::Fault, links.fault, probes),
-            (Internal::PageFault, links.page_fault_oops, probes),
-            (Internal::TaskGone, links.task_free, late && registry.returns().next().is_some()),
+            (Internal::PatchBegin, addresses.ftrace_begin, late && self.follows_ftrace()),
+            (Internal::PatchEnd, addresses.ftrace_end, late && self.follows_ftrace()),
+            (Internal::Fault, addresses.fault, probes),
+            (Internal::PageFault, addresses.page_fault_oops, probes),
+            (Internal::TaskGone, addresses.task_free, late && registry.returns().next().is_some()),
         ];
         all.into_iter().filter(|(.., wanted)| *wanted).filter_map(|(i, link, _)| Some((i, link?))).collect()
     }
@@ -67,17 +67,17 @@ impl Hooks {
 
     /// Whether a call of notifiers that begins with `list` (GVA) is a panic's, in a kernel with this slide.
     pub(super) fn is_panic(&self, list: Gva, slide: u64) -> bool {
-        self.links.panic_told.is_some_and(|(_, panics)| panics.add(slide) == list)
+        self.addresses.panic_told.is_some_and(|(_, panics)| panics.add(slide) == list)
     }
 
     /// Whether this kernel tells when it works on ftrace's sites.
     pub(super) fn follows_ftrace(&self) -> bool {
-        self.links.ftrace_begin.is_some() && self.links.ftrace_end.is_some()
+        self.addresses.ftrace_begin.is_some() && self.addresses.ftrace_end.is_some()
     }
 
     /// Whether this kernel tells when its own code faults, so that RIP can be put right.
     pub(super) fn sees_faults(&self) -> bool {
-        self.links.sees_faults()
+        self.addresses.sees_faults()
     }
 
     /// Whether the text of `link` was freed.

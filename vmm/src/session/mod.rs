@@ -80,7 +80,7 @@ mod watches;
 
 pub use detours::Optimize;
 pub(crate) use handle::Inside;
-pub use handle::{Answer, Command, CommandError, Desk, Handle};
+pub use handle::{Answer, Command, CommandError, Handle, Mailbox};
 pub(crate) use keys::{Keys, Typed};
 pub use registry::{RegisterError, State};
 pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Stood, Unregistered};
@@ -98,7 +98,7 @@ use crate::probe::Probe;
 use crate::reserved::TRAMPOLINES;
 use crate::trap::Delivery;
 use crate::vcpu::Vcpu;
-use crate::world::{Orders, World};
+use crate::world::{VcpuTables, World};
 use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
@@ -247,7 +247,7 @@ pub struct Session<'a> {
     hypervisor: &'a Hypervisor,
     config: Config<'a>,
     registry: Registry,
-    desk: Desk,
+    mailbox: Mailbox,
     messages: Receiver<Message>,
     wake: Arc<EventFd>,
 }
@@ -259,9 +259,9 @@ impl<'a> Session<'a> {
     /// [`SessionError::Host`] when the host is out of descriptors.
     pub fn new(hypervisor: &'a Hypervisor, config: Config<'a>) -> Result<Self, SessionError> {
         let wake = Arc::new(eventfd()?);
-        let (desk, messages) = Desk::open(wake.clone());
+        let (mailbox, messages) = Mailbox::open(wake.clone());
         let registry = Registry::new(&config, TRAMPOLINES);
-        Ok(Self { hypervisor, config, registry, desk, messages, wake })
+        Ok(Self { hypervisor, config, registry, mailbox, messages, wake })
     }
 
     /// Registers a probe. It is armed as soon as the guest's text is final.
@@ -284,7 +284,7 @@ impl<'a> Session<'a> {
     /// Changes the probes while the guest runs, from other threads.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle(self.desk.clone())
+        Handle(self.mailbox.clone())
     }
 
     /// Runs the guest to its end.
@@ -292,7 +292,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { hypervisor, mut config, registry, desk, messages, wake } = self;
+        let Self { hypervisor, mut config, registry, mailbox, messages, wake } = self;
         let ram = Arc::new(GuestRam::new(config.memory)?);
         let pci = !config.extras.is_none();
         let (kernel, initrd, cmdline) = (std::mem::take(&mut config.image), config.initrd, config.cmdline);
@@ -312,8 +312,8 @@ impl<'a> Session<'a> {
         let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, [None; 2]);
         let (unwind, symbols) = (config.unwind.clone(), config.symbols.clone());
         let code = GuestCode { unwind, symbols, ..GuestCode::default() };
-        let orders = Orders { breakpoints, code, ..Orders::default() };
-        let world = Arc::new(World::new(usize::from(config.cpus), orders, wake.clone()));
+        let tables = VcpuTables { breakpoints, code, ..VcpuTables::default() };
+        let world = Arc::new(World::new(usize::from(config.cpus), tables, wake.clone()));
         let (recorders, mut reader) = events::rings(usize::from(config.cpus));
         let (ends, ended) = mpsc::channel();
 
@@ -330,7 +330,7 @@ impl<'a> Session<'a> {
             world: world.clone(),
             recorder,
             clock: clock.clone(),
-            desk: desk.clone(),
+            mailbox: mailbox.clone(),
             passed: None,
             area: None,
             ends: ends.clone(),
@@ -346,7 +346,7 @@ impl<'a> Session<'a> {
             names: config.names.then(names::Names::default),
             postponed: postponed::Postponed::default(),
             patience: patience::Patience::default(),
-            sweep: spent::Sweep::new(desk.spent.clone(), Instant::now()),
+            sweep: spent::Sweep::new(mailbox.spent.clone(), Instant::now()),
             registry,
             kernel: config.kernel,
             delivery: config.delivery,
@@ -378,7 +378,7 @@ impl<'a> Session<'a> {
             standstill: Standstill::new(Instant::now(), config.timeout),
         };
         let _inside = Inside::enter();
-        desk.attended();
+        mailbox.attended();
         control.run()
     }
 }

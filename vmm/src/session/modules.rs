@@ -1,7 +1,7 @@
 //! Probes in modules: their places are found when the guest has put the module together, and lost with it.
 
 use super::registry::{Entry, Registry, State};
-use super::text::Ground;
+use super::text::RunningKernel;
 use crate::code::{GuestCode, Unread};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
@@ -16,7 +16,7 @@ use std::ops::Range;
 /// The modules of a running guest.
 pub(super) struct Modules<'a> {
     pub(super) layout: &'a ModuleLayout,
-    pub(super) ground: &'a Ground,
+    pub(super) running: &'a RunningKernel,
     pub(super) ram: &'a GuestRam,
 }
 
@@ -49,7 +49,7 @@ impl Modules<'_> {
 
     /// Looks for places in modules that were loaded before anyone asked.
     pub(super) fn look_around(&self, registry: &mut Registry) {
-        let head = self.ground.map.gva(self.layout.head);
+        let head = self.running.map.gva(self.layout.head);
         let mut seen = HashSet::new();
         for module in modules(self.layout, &self.memory(), head).unwrap_or_default() {
             let is_loaded = matches!(module.state, ModuleState::Live | ModuleState::Coming);
@@ -104,7 +104,7 @@ impl Modules<'_> {
     }
 
     pub(super) fn memory(&self) -> VirtMemory<'_, GuestRam> {
-        VirtMemory::new(self.ram, self.ground.space)
+        VirtMemory::new(self.ram, self.running.space)
     }
 }
 

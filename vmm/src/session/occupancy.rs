@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
-/// Occupancy where nobody may be when jumps are written.
+/// Places where nobody may be when jumps are written.
 #[derive(Default)]
 pub(super) struct Occupancy {
     /// Apart from each other, each with the place of the jump (GVA).

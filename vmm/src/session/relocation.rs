@@ -6,7 +6,7 @@
 
 use super::arming::Stop;
 use super::occupancy::Occupancy;
-use super::text::{Function, Ground, Traps};
+use super::text::{Function, RunningKernel, Traps};
 use crate::probe::Active;
 use crate::reserved::Reserved;
 use probe_engine::addr::Gva;
@@ -68,7 +68,7 @@ impl Relocations {
         at: Gva,
         function: &Function,
         text: &Traps,
-        ground: &Ground,
+        running: &RunningKernel,
         stop: &Stop<'_>,
     ) -> Result<(), &str> {
         let (thunks, sees_faults) = (&self.thunks, self.sees_faults);
@@ -76,19 +76,19 @@ impl Relocations {
             if !sees_faults {
                 return Err("this kernel's faults in code elsewhere cannot be followed".to_owned());
             }
-            let slide = ground.map.slide();
+            let slide = running.map.slide();
             // Modules are not scanned for what leads where.
             let constraints =
                 function.constraints.as_ref().filter(|constraints| constraints.start().add(slide) == at);
             let end = function.range.end;
             let constraints = constraints.ok_or("what leads to the instructions behind it is not known")?;
             let bytes =
-                &text.function(stop.ram, ground, function, end).map_err(|error| error.to_string())?[..];
+                &text.function(stop.ram, running, function, end).map_err(|error| error.to_string())?[..];
             let function =
                 verdict::Function { start: function.range.start, bytes, slide, constraints, thunks };
             let relocated = verdict(&function).map_err(|reason| reason.to_string())?;
             let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
-            text.read(stop.ram, ground, at, &mut bytes).map_err(|error| error.to_string())?;
+            text.read(stop.ram, running, at, &mut bytes).map_err(|error| error.to_string())?;
             Ok(Candidate { relocated, bytes })
         });
         verdict.as_ref().map(|_| ()).map_err(String::as_str)

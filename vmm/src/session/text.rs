@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// A running kernel: where it is, and how its memory is reached whatever the vCPUs are doing.
 #[derive(Clone, Copy)]
-pub(super) struct Ground {
+pub(super) struct RunningKernel {
     pub(super) map: KernelMap,
     /// The kernel's own page tables.
     pub(super) space: AddressSpace,
@@ -80,12 +80,12 @@ impl Traps {
     }
 
     /// Where the text at `at` is in guest-physical memory.
-    fn translate(&self, ram: &GuestRam, ground: &Ground, at: Gva) -> Result<Gpa, TextError> {
+    fn translate(&self, ram: &GuestRam, running: &RunningKernel, at: Gva) -> Result<Gpa, TextError> {
         let page = Gva(at.0 & !(PAGE - 1));
         let start = match self.last_page.get() {
             Some((last, start)) if last == page => start,
             _ => {
-                let found = ground.space.translate(ram, page, Access::Read);
+                let found = running.space.translate(ram, page, Access::Read);
                 let start = found.map_err(|_| TextError::NotMapped(at))?;
                 self.last_page.set(Some((page, start)));
                 start
@@ -98,7 +98,7 @@ impl Traps {
     pub(super) fn read(
         &self,
         ram: &GuestRam,
-        ground: &Ground,
+        running: &RunningKernel,
         at: Gva,
         buf: &mut [u8],
     ) -> Result<(), TextError> {
@@ -106,7 +106,7 @@ impl Traps {
         while !rest.is_empty() {
             let in_page = rest.len().min((PAGE - next.0 % PAGE) as usize);
             let (now, later) = rest.split_at_mut(in_page);
-            let gpa = self.translate(ram, ground, next)?;
+            let gpa = self.translate(ram, running, next)?;
             ram.read(gpa, now).map_err(|_| TextError::NotMapped(next))?;
             (next, rest) = (next.add(in_page as u64), later);
         }
@@ -124,7 +124,7 @@ impl Traps {
     pub(super) fn function(
         &self,
         ram: &GuestRam,
-        ground: &Ground,
+        running: &RunningKernel,
         function: &Function,
         end: Gva,
     ) -> Result<Vec<u8>, TextError> {
@@ -133,7 +133,7 @@ impl Traps {
         let Function { range, traced, .. } = function;
         let length = range.end.min(end).offset_from(range.start).unwrap_or(0).min(LONGEST);
         let mut text = vec![0; length as usize];
-        self.read(ram, ground, range.start, &mut text)?;
+        self.read(ram, running, range.start, &mut text)?;
         if *traced {
             stand_still(&mut text, range.start);
         }
@@ -145,7 +145,7 @@ impl Traps {
     pub(super) fn plan(
         &self,
         ram: &GuestRam,
-        ground: &Ground,
+        running: &RunningKernel,
         function: &Function,
         at: Gva,
         only_copy: bool,
@@ -153,7 +153,7 @@ impl Traps {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
         let Function { range, fixup, .. } = function;
-        let text = self.function(ram, ground, function, at.add(LONGEST)).map_err(|e| e.to_string())?;
+        let text = self.function(ram, running, function, at.add(LONGEST)).map_err(|e| e.to_string())?;
         let found = instruction_at(&text, range.start, at).map_err(|e| e.to_string())?;
         let offset = at.offset_from(range.start).unwrap_or(0) as usize;
         let bytes = text.get(offset..).unwrap_or_default();
@@ -170,13 +170,13 @@ impl Traps {
         &mut self,
         parked: &Parked<'_>,
         ram: &GuestRam,
-        ground: &Ground,
+        running: &RunningKernel,
         at: Gva,
     ) -> Result<(Gpa, u8), TextError> {
-        let gpa = self.translate(ram, ground, at)?;
+        let gpa = self.translate(ram, running, at)?;
         let mut original = [0];
         ram.read(gpa, &mut original).map_err(|_| TextError::NotMapped(at))?;
-        self.replace(parked, ram, ground, at, original, [INT3])?;
+        self.replace(parked, ram, running, at, original, [INT3])?;
         let [original] = original;
         Ok((gpa, original))
     }
@@ -186,7 +186,7 @@ impl Traps {
         &mut self,
         parked: &Parked<'_>,
         ram: &GuestRam,
-        ground: &Ground,
+        running: &RunningKernel,
         at: Gva,
         original: [u8; N],
         ours: [u8; N],
@@ -194,7 +194,7 @@ impl Traps {
         // It may lie in two pages, and they anywhere.
         let bytes = (0..).zip(original).zip(ours).map(|((n, original), ours)| {
             let at = at.add(n);
-            Ok((at, Planted { gpa: self.translate(ram, ground, at)?, ours, original }))
+            Ok((at, Planted { gpa: self.translate(ram, running, at)?, ours, original }))
         });
         let placed: Vec<_> = bytes.collect::<Result<_, TextError>>()?;
         for (n, (_, Planted { gpa, ours, original })) in placed.iter().enumerate() {

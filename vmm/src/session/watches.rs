@@ -2,27 +2,27 @@
 
 use super::registry::{Entry, Registry, State};
 use super::stage;
-use super::text::Ground;
+use super::text::RunningKernel;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::vcpu::value;
-use crate::world::Orders;
+use crate::world::VcpuTables;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::watch::Condition;
 use probe_engine::virt_memory::VirtMemory;
 
 /// Gives the registers that the guest's `int3` handler does not need to the watches that are wanted, in order of
 /// registration, and tells each one's state.
-pub(super) fn set(registry: &mut Registry, ground: &Ground, ram: &GuestRam, orders: &mut Orders) {
-    orders.breakpoints = stage::breakpoints(&[], orders.int3_handlers);
-    orders.watches = Default::default();
+pub(super) fn set(registry: &mut Registry, running: &RunningKernel, ram: &GuestRam, tables: &mut VcpuTables) {
+    tables.breakpoints = stage::breakpoints(&[], tables.int3_handlers);
+    tables.watches = Default::default();
     let armed = registry.is_armed();
-    let mut free = orders.breakpoints.0.iter_mut().zip(&mut orders.watches).filter(|(r, _)| r.is_none());
+    let mut free = tables.breakpoints.0.iter_mut().zip(&mut tables.watches).filter(|(r, _)| r.is_none());
     for entry in registry.iter_mut() {
-        let Some(register) = wanted(entry, ground, armed) else { continue };
+        let Some(register) = wanted(entry, running, armed) else { continue };
         // The registry takes no more watches than there are registers.
         let Some((free, watch)) = free.next() else { break };
-        entry.state = match start(entry, &register, ground, ram) {
+        entry.state = match start(entry, &register, running, ram) {
             Ok(()) => {
                 entry.stood = Some(register.at);
                 (*free, *watch) = (Some(register), Some(entry.active.clone()));
@@ -34,7 +34,7 @@ pub(super) fn set(registry: &mut Registry, ground: &Ground, ram: &GuestRam, orde
 }
 
 /// The register for `entry`, if that is a watch that is to be set.
-fn wanted(entry: &mut Entry, ground: &Ground, armed: bool) -> Option<DebugRegister> {
+fn wanted(entry: &mut Entry, running: &RunningKernel, armed: bool) -> Option<DebugRegister> {
     let Place::Watch(watch) = &entry.place else { return None };
     if entry.active.is_broken() || matches!(entry.state, State::Refused(_)) {
         return None;
@@ -43,15 +43,20 @@ fn wanted(entry: &mut Entry, ground: &Ground, armed: bool) -> Option<DebugRegist
         entry.state = State::Disabled;
         return None;
     }
-    let at = ground.map.gva(watch.at);
+    let at = running.map.gva(watch.at);
     Some(DebugRegister { at, length: watch.length, condition: watch.condition })
 }
 
 /// Sees to it that the first access has a value before it.
-fn start(entry: &Entry, register: &DebugRegister, ground: &Ground, ram: &GuestRam) -> Result<(), String> {
+fn start(
+    entry: &Entry,
+    register: &DebugRegister,
+    running: &RunningKernel,
+    ram: &GuestRam,
+) -> Result<(), String> {
     let is_new = entry.state != State::Armed(register.at);
     if is_new && register.condition != Condition::Execute {
-        let memory = VirtMemory::new(ram, ground.space);
+        let memory = VirtMemory::new(ram, running.space);
         let held = value(&memory, register.at, register.length);
         let held = held.ok_or_else(|| format!("the memory at {} is not mapped", register.at))?;
         if let Some(watching) = entry.active.watching() {

@@ -5,7 +5,7 @@ use super::{Flow, Vcpu, guest_exception};
 use crate::kvm::{DebugException, Exception, Shadow};
 use crate::probe::Fault;
 use crate::trap::{Breakpoint, Delivery, GuestException};
-use crate::world::{Cause, Orders};
+use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::{Internal, Verdict};
 use probe_engine::regs::Regs;
@@ -21,13 +21,13 @@ enum Wait {
 
 impl Vcpu {
     /// Finds whose `int3` it was. After each wait the question is asked again: the answer may have changed.
-    pub(super) fn met_int3(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
+    pub(super) fn met_int3(&mut self, breakpoint: &Breakpoint, tables: &mut Arc<VcpuTables>) -> Flow {
         let at = Gva(breakpoint.regs.rip);
         let passed = self.passed.take();
         let mut answered = false;
         loop {
-            let wait = match orders.sites.judge(at, || self.byte_at(at)) {
-                Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), orders),
+            let wait = match tables.sites.judge(at, || self.byte_at(at)) {
+                Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), tables),
                 Verdict::Stale => return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept),
                 Verdict::Ours(site) => match site.internal {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
@@ -35,38 +35,38 @@ impl Vcpu {
                         let records =
                             site.probes.iter().filter(|attached| attached.probe.plan.records()).count();
                         if self.recorder.has_space(records) {
-                            self.answer(internal, breakpoint, orders);
-                            let (taken, wishes) = self.hit(breakpoint, site, passed, orders);
+                            self.answer(internal, breakpoint, tables);
+                            let (taken, requests) = self.hit(breakpoint, site, passed, tables);
                             let flow = match taken {
                                 Taken::Over(flow) => flow,
-                                Taken::Device(regs) => self.run_from_copy(&regs, orders),
+                                Taken::Device(regs) => self.run_from_copy(&regs, tables),
                             };
-                            return self.grant(flow, wishes, orders);
+                            return self.grant(flow, requests, tables);
                         }
                         Wait::Reader(records)
                     }
                 },
                 Verdict::RingFull => {
                     self.passed = passed;
-                    return self.ring_full(breakpoint, orders);
+                    return self.ring_full(breakpoint, tables);
                 }
                 Verdict::CopyEnd(end) => {
-                    let (flow, wishes) = self.copy_ended(breakpoint, end, orders);
-                    return self.grant(flow, wishes, orders);
+                    let (flow, requests) = self.copy_ended(breakpoint, end, tables);
+                    return self.grant(flow, requests, tables);
                 }
                 Verdict::Return(number, owner) if self.recorder.has_space(1) => {
-                    let (flow, wishes) = self.returned(breakpoint, number, owner, orders);
-                    return self.grant(flow, wishes, orders);
+                    let (flow, requests) = self.returned(breakpoint, number, owner, tables);
+                    return self.grant(flow, requests, tables);
                 }
                 Verdict::Return(..) => Wait::Reader(1),
             };
             let flow = match wait {
                 Wait::Reader(records) => {
-                    self.wait_for_reader(&breakpoint.regs, orders, |vcpu| vcpu.recorder.has_space(records))
+                    self.wait_for_reader(&breakpoint.regs, tables, |vcpu| vcpu.recorder.has_space(records))
                 }
                 Wait::Control(internal) => {
                     answered = true;
-                    self.hold(Cause::Internal(internal), breakpoint.regs, orders)
+                    self.hold(Cause::Internal(internal), breakpoint.regs, tables)
                 }
             };
             if let Flow::End = flow {
@@ -76,26 +76,26 @@ impl Vcpu {
     }
 
     /// Does what an internal site asks for, where that needs no other thread.
-    fn answer(&mut self, internal: Option<Internal>, breakpoint: &Breakpoint, orders: &Orders) {
+    fn answer(&mut self, internal: Option<Internal>, breakpoint: &Breakpoint, tables: &VcpuTables) {
         match internal {
             // fixup_exception(regs, vector, error code, address)
             Some(Internal::Fault) => {
                 let Regs { rdi, rsi, rdx, rcx, .. } = breakpoint.regs;
                 let fault = Fault { vector: rsi as u8, code: rdx as u32, address: Gva(rcx) };
-                self.fault_reported(Gva(rdi), &fault, orders);
+                self.fault_reported(Gva(rdi), &fault, tables);
             }
             // page_fault_oops(regs, error code, address)
             Some(Internal::PageFault) => {
                 let Regs { rdi, rsi, rdx, .. } = breakpoint.regs;
                 let fault = Fault { vector: Fault::PAGE_FAULT, code: rsi as u32, address: Gva(rdx) };
-                self.fault_reported(Gva(rdi), &fault, orders);
+                self.fault_reported(Gva(rdi), &fault, tables);
             }
             Some(Internal::TaskGone) => {
                 let task = Gva(breakpoint.regs.rdi);
-                for pool in orders.returns.iter().filter_map(|probe| probe.pool()) {
+                for pool in tables.returns.iter().filter_map(|probe| probe.pool()) {
                     pool.forget_task(task);
                 }
-                if let Some(detoured) = &orders.detoured {
+                if let Some(detoured) = &tables.detoured {
                     detoured.instances.forget_task(&*self.ram, task);
                 }
             }
@@ -118,12 +118,12 @@ impl Vcpu {
     }
     /// As [`go_on`](Self::go_on), where the guest steps through its own code: it has not executed the instruction itself,
     /// and gets the step from us.
-    pub(super) fn stepped(&mut self, breakpoint: &Breakpoint, regs: &Regs, orders: &Orders) -> Flow {
+    pub(super) fn stepped(&mut self, breakpoint: &Breakpoint, regs: &Regs, tables: &VcpuTables) -> Flow {
         if !self.may_be_code(Gva(regs.rip)) {
             return self.go_on(breakpoint, regs, Shadow::Over);
         }
         match self.kvm.write_regs(regs) {
-            Ok(()) => self.give_back(GuestException::Intercepted(DebugException::STEP), orders),
+            Ok(()) => self.give_back(GuestException::Intercepted(DebugException::STEP), tables),
             Err(error) => self.failed("KVM refused registers", error, *regs),
         }
     }

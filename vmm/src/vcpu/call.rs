@@ -6,9 +6,9 @@ use crate::clock;
 use crate::events::{Ticks, What};
 use crate::kvm::Shadow;
 use crate::memory::GuestRam;
-use crate::probe::{Active, Data, Hit, Kind, Miss, Moment, ReturnHandlers, Wish};
+use crate::probe::{Active, Data, HandlerRequest, Hit, HitContext, Kind, Miss, ReturnHandlers};
 use crate::trap::Breakpoint;
-use crate::world::{Detoured, Orders};
+use crate::world::{Detoured, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::probe::returns::{Call, Pool};
@@ -20,15 +20,15 @@ pub(super) fn enter(
     handlers: &ReturnHandlers,
     pool: &Pool<Data>,
     hit: &mut Hit<'_>,
-    orders: &Orders,
+    tables: &VcpuTables,
 ) {
     if probe.is_broken() {
         return;
     }
     let slot = Gva(hit.regs.rsp);
     let Ok(back) = hit.memory.read_u64(slot).map(Gva) else { return probe.miss(Miss::NoStack) };
-    let task = current_task(orders, &hit.memory, hit.area);
-    let Some(number) = reserve(pool, hit.vcpu, task, slot, back, orders) else {
+    let task = current_task(tables, &hit.memory, hit.area);
+    let Some(number) = reserve(pool, hit.vcpu, task, slot, back, tables) else {
         return probe.miss(Miss::NoInstance);
     };
     let at = hit.regs.rip;
@@ -41,7 +41,7 @@ pub(super) fn enter(
             _ => return pool.release(number),
         },
     };
-    let trampoline = orders.trampolines.add(number.into());
+    let trampoline = tables.trampolines.add(number.into());
     if hit.memory.write(slot, &trampoline.0.to_le_bytes()).is_err() {
         pool.release(number);
         return probe.miss(Miss::NoStack);
@@ -51,17 +51,24 @@ pub(super) fn enter(
 
 /// A free instance. When there is none, calls of this task that cannot return any more make room: those below
 /// on its stack, and one in this very slot unless the slot leads to a trampoline already (as in a tail call).
-fn reserve(pool: &Pool<Data>, vcpu: usize, task: Gva, slot: Gva, back: Gva, orders: &Orders) -> Option<u32> {
+fn reserve(
+    pool: &Pool<Data>,
+    vcpu: usize,
+    task: Gva,
+    slot: Gva,
+    back: Gva,
+    tables: &VcpuTables,
+) -> Option<u32> {
     pool.reserve(vcpu).or_else(|| {
-        let is_chained = is_trampoline(back, orders);
+        let is_chained = is_trampoline(back, tables);
         pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
         pool.reserve(vcpu)
     })
 }
 
 /// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
-fn current_task(orders: &Orders, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
-    let task = orders.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
+fn current_task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
+    let task = tables.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
     task.unwrap_or(Gva(0))
 }
 
@@ -72,40 +79,40 @@ impl Vcpu {
         breakpoint: &Breakpoint,
         number: u32,
         owner: &Active,
-        orders: &Orders,
-    ) -> (Flow, Vec<Wish>) {
+        tables: &VcpuTables,
+    ) -> (Flow, Vec<HandlerRequest>) {
         let ticks = clock::ticks();
-        let mut wishes = Vec::new();
+        let mut requests = Vec::new();
         let Kind::Return(handlers, pool) = &owner.kind else {
-            return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
+            return (self.give_back(guest_exception(breakpoint.delivery), tables), requests);
         };
         let Some((call, data)) = pool.leave(number) else {
-            return (self.give_back(guest_exception(breakpoint.delivery), orders), wishes);
+            return (self.give_back(guest_exception(breakpoint.delivery), tables), requests);
         };
         let mut regs = breakpoint.regs;
         // Other probes may follow the same call: what handlers and readers see is the caller's own address.
-        let caller = caller(call.back, orders, &self.ram);
+        let caller = caller(call.back, tables, &self.ram);
         regs.rip = caller.0;
-        let area = self.area_at_site(orders);
+        let area = self.area_at_site(tables);
         let system = self.kvm.system();
         let user = || system.space();
-        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
-        let is_same = call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(orders, &memory, area);
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
+        let is_same = call.slot.add(8) == Gva(regs.rsp) && call.task == current_task(tables, &memory, area);
         if !is_same {
             owner.miss(Miss::Stray);
         } else if !owner.is_broken() && !owner.is_retired() {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
-            let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-            let task = if owner.plan.reads() { moment.task() } else { None };
-            let scene = moment.scene(&regs, Some(call.args), task.as_ref());
+            let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+            let task = if owner.plan.reads() { context.task() } else { None };
+            let scene = context.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(&owner.plan.capture, &scene);
             if counts {
                 let what = What::Return { value: regs.rax, duration: Ticks(duration) };
-                note(&mut self.recorder, owner, &moment, &regs, Gva(regs.rip), what, task);
+                note(&mut self.recorder, owner, &context, &regs, Gva(regs.rip), what, task);
             }
             if counts && let Some(handler) = &handlers.handler {
-                let mut hit = moment.hit(owner.id, call.function, regs, &mut wishes);
+                let mut hit = context.hit(owner.id, call.function, regs, &mut requests);
                 hit.duration = Some(duration);
                 owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));
                 regs = hit.regs;
@@ -114,18 +121,18 @@ impl Vcpu {
         if regs.rip == caller.0 {
             regs.rip = call.back.0;
         }
-        (self.go_on(breakpoint, &regs, Shadow::Over), wishes)
+        (self.go_on(breakpoint, &regs, Shadow::Over), requests)
     }
 }
 
 /// Whether a call returns there that is followed, by a trap or by a detour.
-pub(crate) fn is_trampoline(at: Gva, orders: &Orders) -> bool {
+pub(crate) fn is_trampoline(at: Gva, tables: &VcpuTables) -> bool {
     let is_detours = |detoured: &Detoured| at.is_in(&detoured.trampolines);
-    orders.sites.is_trampoline(at) || orders.detoured.as_ref().is_some_and(is_detours)
+    tables.sites.is_trampoline(at) || tables.detoured.as_ref().is_some_and(is_detours)
 }
 
 /// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
-pub(crate) fn caller(back: Gva, orders: &Orders, ram: &GuestRam) -> Gva {
+pub(crate) fn caller(back: Gva, tables: &VcpuTables, ram: &GuestRam) -> Gva {
     /// So many probes on one function show their caller.
     const MOST: usize = 64;
     let mut at = back;
@@ -134,8 +141,8 @@ pub(crate) fn caller(back: Gva, orders: &Orders, ram: &GuestRam) -> Gva {
             let offset = at.offset_from(trampolines.start).filter(|_| at.is_in(trampolines))?;
             instances.caller(ram, offset / TRAMPOLINE)
         };
-        let by_trap = || orders.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
-        match orders.detoured.as_ref().and_then(by_detour).or_else(by_trap) {
+        let by_trap = || tables.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
+        match tables.detoured.as_ref().and_then(by_detour).or_else(by_trap) {
             Some(next) => at = next,
             None => break,
         }

@@ -2,8 +2,8 @@
 
 use super::Vcpu;
 use crate::clock;
-use crate::probe::{Fault, Moment};
-use crate::world::Orders;
+use crate::probe::{Fault, HitContext};
+use crate::world::VcpuTables;
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -16,29 +16,29 @@ const WORDS: usize = 21;
 impl Vcpu {
     /// At the entry of a function that every fault in kernel mode passes before it is reported, with its registers
     /// at `saved`: RIP goes back from the copy to the original, and fault handlers are told.
-    pub(super) fn fault_reported(&mut self, saved: Gva, fault: &Fault, orders: &Orders) {
-        let area = self.area_at_site(orders);
+    pub(super) fn fault_reported(&mut self, saved: Gva, fault: &Fault, tables: &VcpuTables) {
+        let area = self.area_at_site(tables);
         let system = self.kvm.system();
         let user = || system.space();
-        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let mut frame = [0; 8 * WORDS];
         if memory.read(saved, &mut frame).is_err() {
             return;
         }
         let mut regs = from_frame(&frame);
-        let Some(at) = orders.sites.copied_from(Gva(regs.rip)) else { return };
+        let Some(at) = tables.sites.copied_from(Gva(regs.rip)) else { return };
         if memory.write(saved.add(RIP), &at.0.to_le_bytes()).is_err() {
             return;
         }
         regs.rip = at.0;
-        let mut wishes = Vec::new();
+        let mut requests = Vec::new();
         let (ticks, clock) = (clock::ticks(), &*self.clock);
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
-        for attached in orders.sites.get(at).into_iter().flat_map(|site| &site.probes) {
-            let mut hit = moment.hit(attached.probe.id, at, regs, &mut wishes);
+        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+        for attached in tables.sites.get(at).into_iter().flat_map(|site| &site.probes) {
+            let mut hit = context.hit(attached.probe.id, at, regs, &mut requests);
             attached.probe.fault(&mut hit, fault);
         }
-        wishes.into_iter().for_each(|wish| self.desk.wish(wish));
+        requests.into_iter().for_each(|request| self.mailbox.deliver(request));
     }
 }
 

@@ -4,10 +4,10 @@ use super::{End, Flow, Vcpu};
 use crate::clock;
 use crate::events::{Recorder, Ticks, What};
 use crate::kvm::{Exception, Shadow};
-use crate::probe::{Active, Fault, Kind, Moment, Wish};
+use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind};
 use crate::stack;
 use crate::trap::Breakpoint;
-use crate::world::{Cause, Orders};
+use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
@@ -61,57 +61,57 @@ impl Vcpu {
         breakpoint: &Breakpoint,
         site: &Site<Arc<Active>>,
         passed: Option<Passed>,
-        orders: &Orders,
-    ) -> (Taken, Vec<Wish>) {
+        tables: &VcpuTables,
+    ) -> (Taken, Vec<HandlerRequest>) {
         let ticks = clock::ticks();
         let at = Gva(breakpoint.regs.rip);
         let mut regs = breakpoint.regs;
-        let mut wishes = Vec::new();
-        let area = self.area_at_site(orders);
+        let mut requests = Vec::new();
+        let area = self.area_at_site(tables);
         let system = self.kvm.system();
         let user = || system.space();
-        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
+        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
         let is_recorded = site.probes.iter().any(|attached| attached.probe.plan.reads());
-        let task = if is_recorded { moment.task() } else { None };
+        let task = if is_recorded { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new =
             |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
         for attached in site.probes.iter().filter(is_new) {
             let probe = &*attached.probe;
-            if !moment.is_inside(probe) {
+            if !context.is_inside(probe) {
                 probe.pass_outside();
                 continue;
             }
             match &probe.kind {
                 Kind::Instruction(handlers) => {
-                    let scene = moment.scene(&regs, None, task.as_ref());
+                    let scene = context.scene(&regs, None, task.as_ref());
                     if !self.recorder.capture(&probe.plan.capture, &scene) || !probe.takes_hit() {
                         continue;
                     }
                     if probe.plan.once && !probe.is_put_back() {
-                        wishes.push(Wish::Spent);
+                        requests.push(HandlerRequest::Spent);
                     }
                     let what = What::Hit { args: regs.args() };
-                    note(&mut self.recorder, probe, &moment, &regs, at, what, task);
+                    note(&mut self.recorder, probe, &context, &regs, at, what, task);
                     if handlers.pre.is_some() {
-                        let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                        let mut hit = context.hit(probe.id, at, regs, &mut requests);
                         probe.pre(&mut hit);
                         regs = hit.regs;
                     }
                 }
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool) if regs.rip == at.0 => {
-                    let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
-                    super::call::enter(probe, handlers, pool, &mut hit, orders);
+                    let mut hit = context.hit(probe.id, at, regs, &mut requests);
+                    super::call::enter(probe, handlers, pool, &mut hit, tables);
                     regs = hit.regs;
                 }
                 Kind::Return(..) | Kind::Watch(_) => {}
             }
         }
         if regs.rip != at.0 {
-            return (Taken::Over(self.go_on(breakpoint, &regs, Shadow::Over)), wishes);
+            return (Taken::Over(self.go_on(breakpoint, &regs, Shadow::Over)), requests);
         }
         let flow = match &site.step {
             StepMethod::Copy(entry) => {
@@ -121,7 +121,7 @@ impl Vcpu {
             StepMethod::PutBack(once) => {
                 if once.put_back(&*self.ram).is_err() {
                     let words = format!("the text at {at} is not in memory");
-                    return (Taken::Over(self.over(End::Failed(words, regs))), wishes);
+                    return (Taken::Over(self.over(End::Failed(words, regs))), requests);
                 }
                 self.go_on(breakpoint, &regs, Shadow::Kept)
             }
@@ -130,8 +130,8 @@ impl Vcpu {
                 let segments = if emulation.has_base() { system.segments() } else { Segments::default() };
                 match emulation.execute(&mut regs, &memory, &segments) {
                     Ok(how) => {
-                        for probe in post_handlers(site.probes.iter().filter(is_new), &moment) {
-                            let mut hit = moment.hit(probe.id, at, regs, &mut wishes);
+                        for probe in post_handlers(site.probes.iter().filter(is_new), &context) {
+                            let mut hit = context.hit(probe.id, at, regs, &mut requests);
                             probe.post(&mut hit);
                             regs = hit.regs;
                         }
@@ -140,7 +140,7 @@ impl Vcpu {
                             self.passed = Some(Passed { nop: at, to: Gva(regs.rip), rsp: Some(regs.rsp) });
                         }
                         if before.rflags & rflags::TF != 0 {
-                            self.stepped(breakpoint, &regs, orders)
+                            self.stepped(breakpoint, &regs, tables)
                         } else if is_nop || how == How::InShadow {
                             self.go_on(breakpoint, &regs, Shadow::Begins)
                         } else {
@@ -149,12 +149,12 @@ impl Vcpu {
                     }
                     Err(fault) => {
                         let Some(exception) = Exception::of(fault) else {
-                            return (Taken::Device(before), wishes);
+                            return (Taken::Device(before), requests);
                         };
                         let told = told(exception, fault);
                         for probe in site.probes.iter().filter(is_new).map(|attached| &*attached.probe) {
-                            if moment.is_inside(probe) {
-                                let mut hit = moment.hit(probe.id, at, before, &mut wishes);
+                            if context.is_inside(probe) {
+                                let mut hit = context.hit(probe.id, at, before, &mut requests);
                                 probe.fault(&mut hit, &told);
                             }
                         }
@@ -163,16 +163,16 @@ impl Vcpu {
                 }
             }
         };
-        (Taken::Over(flow), wishes)
+        (Taken::Over(flow), requests)
     }
 
     /// Has the site at `regs`' RIP passed by a copy from now on, and lets the guest go on there.
-    pub(super) fn run_from_copy(&mut self, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
-        if let Flow::End = self.hold(Cause::Device, *regs, orders) {
+    pub(super) fn run_from_copy(&mut self, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
+        if let Flow::End = self.hold(Cause::Device, *regs, tables) {
             return Flow::End;
         }
         let at = Gva(regs.rip);
-        match orders.sites.get(at).map(|site| &site.step) {
+        match tables.sites.get(at).map(|site| &site.step) {
             Some(StepMethod::Copy(entry)) => {
                 self.kvm.set_regs(&Regs { rip: entry.0, ..*regs });
                 Flow::Run
@@ -194,25 +194,25 @@ impl Vcpu {
         &mut self,
         breakpoint: &Breakpoint,
         end: CopyEnd,
-        orders: &Orders,
-    ) -> (Flow, Vec<Wish>) {
-        let mut wishes = Vec::new();
+        tables: &VcpuTables,
+    ) -> (Flow, Vec<HandlerRequest>) {
+        let mut requests = Vec::new();
         let mut regs = breakpoint.regs;
         regs.rip = end.next.0;
-        let area = self.area_at_site(orders);
+        let area = self.area_at_site(tables);
         let system = self.kvm.system();
         let user = || system.space();
-        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let (ticks, clock) = (clock::ticks(), &*self.clock);
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
+        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
         // The site may have gone while the copy ran.
-        let site = orders.sites.get(end.site);
-        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &moment) {
-            let mut hit = moment.hit(probe.id, end.site, regs, &mut wishes);
+        let site = tables.sites.get(end.site);
+        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &context) {
+            let mut hit = context.hit(probe.id, end.site, regs, &mut requests);
             probe.post(&mut hit);
             regs = hit.regs;
         }
-        (self.go_on(breakpoint, &regs, Shadow::Over), wishes)
+        (self.go_on(breakpoint, &regs, Shadow::Over), requests)
     }
 
     /// The probed instruction faults: the guest gets its exception with RIP on the instruction.
@@ -224,21 +224,26 @@ impl Vcpu {
     }
 
     /// Passes on what handlers want, after all of the hit is done.
-    pub(super) fn grant(&mut self, flow: Flow, wishes: Vec<Wish>, orders: &mut Arc<Orders>) -> Flow {
-        if wishes.is_empty() {
+    pub(super) fn grant(
+        &mut self,
+        flow: Flow,
+        requests: Vec<HandlerRequest>,
+        tables: &mut Arc<VcpuTables>,
+    ) -> Flow {
+        if requests.is_empty() {
             return flow;
         }
         let mut held = Vec::new();
-        for wish in wishes {
-            match wish {
-                Wish::Wait(command) => held.push(command),
-                other => self.desk.wish(other),
+        for request in requests {
+            match request {
+                HandlerRequest::Wait(command) => held.push(command),
+                other => self.mailbox.deliver(other),
             }
         }
         match flow {
             Flow::Run if !held.is_empty() => {
                 let regs = self.kvm.regs();
-                self.hold(Cause::Commands(held), regs, orders)
+                self.hold(Cause::Commands(held), regs, tables)
             }
             flow => flow,
         }
@@ -250,7 +255,7 @@ impl Vcpu {
 pub(super) fn note(
     recorder: &mut Recorder,
     probe: &Active,
-    moment: &Moment<'_>,
+    context: &HitContext<'_>,
     regs: &Regs,
     rip: Gva,
     what: What<Ticks>,
@@ -261,17 +266,17 @@ pub(super) fn note(
         return;
     }
     if let Some(most) = probe.plan.stack() {
-        recorder.stack(|put| stack::walk(moment.orders, moment.memory, regs, most, put));
+        recorder.stack(|put| stack::walk(context.tables, context.memory, regs, most, put));
     }
-    recorder.record(moment.ticks, probe.id, rip, what, task);
+    recorder.record(context.ticks, probe.id, rip, what, task);
 }
 
-/// Those of `probes` that have one to be called at this `moment`.
+/// Those of `probes` that have one to be called in this `context`.
 fn post_handlers<'a>(
     probes: impl Iterator<Item = &'a Attached<Arc<Active>>>,
-    moment: &Moment<'_>,
+    context: &HitContext<'_>,
 ) -> impl Iterator<Item = &'a Active> {
-    let is_called = |probe: &&Active| probe.has_post() && !probe.is_broken() && moment.is_inside(probe);
+    let is_called = |probe: &&Active| probe.has_post() && !probe.is_broken() && context.is_inside(probe);
     probes.map(|attached| &*attached.probe).filter(is_called)
 }
 

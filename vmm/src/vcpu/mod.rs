@@ -12,9 +12,9 @@ use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
 use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
-use crate::session::Desk;
+use crate::session::Mailbox;
 use crate::trap::{self, Delivery, GuestException, Trap};
-use crate::world::{Cause, Next, Orders, Request, Stand, World};
+use crate::world::{Cause, Next, Request, Stand, VcpuTables, World};
 pub(crate) use call::{caller, is_trampoline};
 use hit::Passed;
 use probe_engine::addr::Gva;
@@ -56,7 +56,7 @@ pub struct Vcpu {
     /// What time it is.
     pub clock: Arc<Clock>,
     /// Where what handlers want goes.
-    pub desk: Desk,
+    pub mailbox: Mailbox,
     /// Where it has just been counted.
     pub passed: Option<Passed>,
     /// Where the kernel keeps what it has of this vCPU (GVA), once that is known and stays.
@@ -95,27 +95,27 @@ impl Vcpu {
     pub fn main(mut self) {
         let _leaving = Leaving { id: self.id, world: self.world.clone(), ends: self.ends.clone() };
         let _inside = crate::session::Inside::enter();
-        let mut orders = self.world.orders();
-        let mut flow = self.apply(&orders);
+        let mut tables = self.world.tables();
+        let mut flow = self.apply(&tables);
         while let Flow::Run = flow {
-            flow = if self.world.wants_attention() { self.rest(&mut orders) } else { self.run(&mut orders) };
+            flow = if self.world.wants_attention() { self.rest(&mut tables) } else { self.run(&mut tables) };
         }
     }
 
-    fn run(&mut self, orders: &mut Arc<Orders>) -> Flow {
+    fn run(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
         match self.kvm.run() {
             Left::Access(access) => match self.devices.bus.serve(access) {
                 None => Flow::Run,
                 Some(event) => self.over(End::Power(event)),
             },
-            Left::Exit(exit) => self.exit(exit, orders),
+            Left::Exit(exit) => self.exit(exit, tables),
         }
     }
 
-    fn exit(&mut self, exit: Exit, orders: &mut Arc<Orders>) -> Flow {
+    fn exit(&mut self, exit: Exit, tables: &mut Arc<VcpuTables>) -> Flow {
         match exit {
             Exit::Interrupted | Exit::NotStarted => Flow::Run,
-            Exit::Debug(exit) => self.debug_exit(exit, orders),
+            Exit::Debug(exit) => self.debug_exit(exit, tables),
             Exit::Shutdown => {
                 let regs = self.kvm.regs();
                 self.over(End::TripleFault(regs))
@@ -140,9 +140,9 @@ impl Vcpu {
     }
 
     /// Stops with the world. A pending port access is completed first, or its registers would be stale.
-    fn rest(&mut self, orders: &mut Arc<Orders>) -> Flow {
+    fn rest(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
         let flow = match self.kvm.complete_access(|access| self.devices.bus.serve(access)) {
-            Ok(exit) => self.exit(exit, orders),
+            Ok(exit) => self.exit(exit, tables),
             Err(event) => self.over(End::Power(event)),
         };
         if let Flow::End = flow {
@@ -152,35 +152,35 @@ impl Vcpu {
         let at = Some((regs, self.kvm.address_space()));
         let stand = Stand { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs), at };
         let next = self.world.rest(self.id, stand);
-        self.obey(next, &regs, orders)
+        self.obey(next, &regs, tables)
     }
 
     /// Goes on after a stop, in which the guest was at `regs`.
-    fn obey(&mut self, next: Next, regs: &Regs, orders: &mut Arc<Orders>) -> Flow {
+    fn obey(&mut self, next: Next, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
         match next {
             Next::End => Flow::End,
-            Next::Run(new) if Arc::ptr_eq(&new, orders) => {
+            Next::Run(new) if Arc::ptr_eq(&new, tables) => {
                 self.kvm.excuse_pause();
                 Flow::Run
             }
             Next::Run(new) => {
-                *orders = new;
-                self.passed = match orders.sites.left(Gva(regs.rip)) {
+                *tables = new;
+                self.passed = match tables.sites.left(Gva(regs.rip)) {
                     Some(nop) => Some(Passed::in_detour(nop)),
                     None => self.passed.filter(|passed| passed.is_next(regs)),
                 };
                 self.kvm.excuse_pause();
-                self.apply(orders)
+                self.apply(tables)
             }
         }
     }
 
     /// Sets this vCPU's breakpoints, and what it shows of itself.
-    fn apply(&mut self, orders: &Orders) -> Flow {
+    fn apply(&mut self, tables: &VcpuTables) -> Flow {
         // A shadow that a hit has left before this is ended by the next one.
-        let events = orders.shared.events || self.kvm.is_in_shadow();
-        self.kvm.share(Shared { events, ..orders.shared });
-        match self.kvm.debug(&orders.breakpoints) {
+        let events = tables.shared.events || self.kvm.is_in_shadow();
+        self.kvm.share(Shared { events, ..tables.shared });
+        match self.kvm.debug(&tables.breakpoints) {
             Ok(()) => Flow::Run,
             Err(error) => {
                 let regs = self.kvm.regs();
@@ -189,16 +189,16 @@ impl Vcpu {
         }
     }
 
-    fn debug_exit(&mut self, exit: DebugExit, orders: &mut Arc<Orders>) -> Flow {
-        let handlers = orders.int3_handlers;
-        match trap::classify(exit, &mut self.kvm, &self.ram, &orders.breakpoints, handlers) {
-            Trap::Breakpoint(breakpoint) => self.met_int3(&breakpoint, orders),
-            Trap::Debug(fired) => self.fired(&fired, orders),
-            Trap::Guest(exception) => self.give_back(exception, orders),
+    fn debug_exit(&mut self, exit: DebugExit, tables: &mut Arc<VcpuTables>) -> Flow {
+        let handlers = tables.int3_handlers;
+        match trap::classify(exit, &mut self.kvm, &self.ram, &tables.breakpoints, handlers) {
+            Trap::Breakpoint(breakpoint) => self.met_int3(&breakpoint, tables),
+            Trap::Debug(fired) => self.fired(&fired, tables),
+            Trap::Guest(exception) => self.give_back(exception, tables),
         }
     }
 
-    fn give_back(&mut self, exception: GuestException, orders: &Orders) -> Flow {
+    fn give_back(&mut self, exception: GuestException, tables: &VcpuTables) -> Flow {
         let exception = match exception {
             GuestException::Delivered => {
                 self.resume_past_breakpoint();
@@ -214,7 +214,7 @@ impl Vcpu {
                 exception
             }
         };
-        match self.kvm.inject(exception, &orders.breakpoints) {
+        match self.kvm.inject(exception, &tables.breakpoints) {
             Ok(()) => Flow::Run,
             Err(error) => {
                 let regs = self.kvm.regs();
@@ -234,8 +234,8 @@ impl Vcpu {
     }
 
     /// Where the kernel keeps what it has of this vCPU (GVA), where that says which task runs.
-    fn per_cpu_area(&mut self, orders: &Orders) -> Option<Gva> {
-        if orders.task.is_none() && orders.current.is_none() {
+    fn per_cpu_area(&mut self, tables: &VcpuTables) -> Option<Gva> {
+        if tables.task.is_none() && tables.current.is_none() {
             return None;
         }
         self.area.or_else(|| self.kvm.per_cpu_area())
@@ -243,9 +243,9 @@ impl Vcpu {
 
     /// As [`per_cpu_area`](Self::per_cpu_area), at a site: the code of entries is not probed, and all other code of the kernel
     /// finds its area by GS.
-    fn area_at_site(&mut self, orders: &Orders) -> Option<Gva> {
-        let area = self.per_cpu_area(orders);
-        self.area = area.filter(|_| orders.kernel_space.is_some());
+    fn area_at_site(&mut self, tables: &VcpuTables) -> Option<Gva> {
+        let area = self.per_cpu_area(tables);
+        self.area = area.filter(|_| tables.kernel_space.is_some());
         area
     }
 
@@ -254,7 +254,7 @@ impl Vcpu {
         AddressSpace::new(0, 0).is_canonical(rip) || self.kvm.address_space().is_canonical(rip)
     }
 
-    /// What memory holds at `at` in the address space of the moment.
+    /// What memory holds at `at` in its address space.
     fn byte_at(&mut self, at: Gva) -> Option<u8> {
         let memory = VirtMemory::new(&*self.ram, self.kvm.address_space());
         let mut byte = [0];
@@ -264,29 +264,29 @@ impl Vcpu {
     }
 
     /// A ring is full. While the reader catches up, this vCPU stands still like a parked one, where the guest is at `regs`:
-    /// until it may go on, or has other orders.
+    /// until it may go on, or has other tables.
     fn wait_for_reader(
         &mut self,
         regs: &Regs,
-        orders: &mut Arc<Orders>,
+        tables: &mut Arc<VcpuTables>,
         may_go_on: impl Fn(&Self) -> bool,
     ) -> Flow {
         self.recorder.count_wait();
-        let before = orders.clone();
-        while Arc::ptr_eq(&before, orders) && !may_go_on(self) {
+        let before = tables.clone();
+        while Arc::ptr_eq(&before, tables) && !may_go_on(self) {
             let next = self.world.wait(self.id, Gva(regs.rip), Duration::from_millis(1));
-            if let Flow::End = self.obey(next, regs, orders) {
+            if let Flow::End = self.obey(next, regs, tables) {
                 return Flow::End;
             }
         }
         Flow::Run
     }
 
-    fn hold(&mut self, cause: Cause, regs: Regs, orders: &mut Arc<Orders>) -> Flow {
+    fn hold(&mut self, cause: Cause, regs: Regs, tables: &mut Arc<VcpuTables>) -> Flow {
         let request =
             Request { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
         let next = self.world.hold(request);
-        self.obey(next, &regs, orders)
+        self.obey(next, &regs, tables)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Flow, Vcpu};
 use crate::events::RingSpace;
 use crate::kvm::Shadow;
 use crate::trap::Breakpoint;
-use crate::world::Orders;
+use crate::world::VcpuTables;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::paging::Access;
 use probe_engine::regs::{Regs, rflags};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 impl Vcpu {
     /// Waits for space in the ring at rcx, and lets the detour note its hit down there, or give it up where it would wait
     /// for ever. See [`Stub`](probe_engine::detour::stub::Stub).
-    pub(super) fn ring_full(&mut self, breakpoint: &Breakpoint, orders: &mut Arc<Orders>) -> Flow {
+    pub(super) fn ring_full(&mut self, breakpoint: &Breakpoint, tables: &mut Arc<VcpuTables>) -> Flow {
         /// Bytes of the trap.
         const INT3: u64 = 1;
         let ring = self.ring_at(Gva(breakpoint.regs.rcx));
@@ -23,7 +23,7 @@ impl Vcpu {
         };
         while space(self) == RingSpace::None {
             let may_go_on = |vcpu: &Self| space(vcpu) != RingSpace::None;
-            if let Flow::End = self.wait_for_reader(&breakpoint.regs, orders, may_go_on) {
+            if let Flow::End = self.wait_for_reader(&breakpoint.regs, tables, may_go_on) {
                 return Flow::End;
             }
         }

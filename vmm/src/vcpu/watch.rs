@@ -6,9 +6,9 @@ use crate::clock;
 use crate::events::What;
 use crate::kvm::{DebugRegister, Exception, Shadow};
 use crate::memory::GuestRam;
-use crate::probe::{Access, Active, Kind, Moment, Watching, Wish};
+use crate::probe::{Access, Active, HandlerRequest, HitContext, Kind, Watching};
 use crate::trap::{Fired, GuestException};
-use crate::world::{Cause, Orders};
+use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::probe::watch::{Condition, Length};
 use probe_engine::regs::{Regs, rflags};
@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 impl Vcpu {
     /// Serves the watches among the registers that fired. An execution breakpoint without one is a step of the boot.
-    pub(super) fn fired(&mut self, fired: &Fired, orders: &mut Arc<Orders>) -> Flow {
-        // What has fired is what stood then, whatever the orders become while this vCPU waits.
-        let at_exit = orders.clone();
+    pub(super) fn fired(&mut self, fired: &Fired, tables: &mut Arc<VcpuTables>) -> Flow {
+        // What has fired is what stood then, whatever the tables become while this vCPU waits.
+        let at_exit = tables.clone();
         let watches = || {
             let registers = at_exit.breakpoints.0.iter().zip(&at_exit.watches).zip(fired.registers);
             let fired = registers.filter(|(_, fired)| *fired);
@@ -27,18 +27,18 @@ impl Vcpu {
         };
         let count = watches().count();
         if count == 0 {
-            let flow = self.hold(Cause::Breakpoint, fired.regs, orders);
+            let flow = self.hold(Cause::Breakpoint, fired.regs, tables);
             // The breakpoint may still be there: RF lets its instruction pass.
             self.resume_past_breakpoint();
             return flow;
         }
         while !self.recorder.has_space(count) {
             let may_go_on = |vcpu: &Self| vcpu.recorder.has_space(count);
-            if let Flow::End = self.wait_for_reader(&fired.regs, orders, may_go_on) {
+            if let Flow::End = self.wait_for_reader(&fired.regs, tables, may_go_on) {
                 return Flow::End;
             }
         }
-        let (mut regs, wishes) = self.serve(fired, watches(), &at_exit);
+        let (mut regs, requests) = self.serve(fired, watches(), &at_exit);
         if fired.execution && regs.rip == fired.regs.rip {
             regs.rflags |= rflags::RF;
         }
@@ -56,8 +56,8 @@ impl Vcpu {
         {
             return self.failed("KVM refused registers", error, regs);
         }
-        match (self.grant(Flow::Run, wishes, orders), fired.guest) {
-            (Flow::Run, Some(exception)) => self.give_back(GuestException::Intercepted(exception), orders),
+        match (self.grant(Flow::Run, requests, tables), fired.guest) {
+            (Flow::Run, Some(exception)) => self.give_back(GuestException::Intercepted(exception), tables),
             (flow, _) => flow,
         }
     }
@@ -67,27 +67,27 @@ impl Vcpu {
         &mut self,
         fired: &Fired,
         watches: impl Iterator<Item = (&'a DebugRegister, &'a Arc<Active>)>,
-        orders: &Orders,
-    ) -> (Regs, Vec<Wish>) {
+        tables: &VcpuTables,
+    ) -> (Regs, Vec<HandlerRequest>) {
         let ticks = clock::ticks();
         let mut regs = fired.regs;
-        let mut wishes = Vec::new();
-        let area = self.per_cpu_area(orders);
+        let mut requests = Vec::new();
+        let area = self.per_cpu_area(tables);
         let system = self.kvm.system();
         let user = || system.space();
-        let memory = VirtMemory::new(&*self.ram, orders.spaces(&user));
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let moment = Moment { memory: &memory, vcpu: self.id, ticks, clock, orders, area };
+        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
             // What stands there now is what the next access finds.
             let access = access(watching, register, &memory);
-            if !moment.is_inside(probe) {
+            if !context.is_inside(probe) {
                 probe.pass_outside();
                 continue;
             }
-            let task = if probe.plan.reads() { moment.task() } else { None };
-            let scene = moment.scene(&regs, None, task.as_ref());
+            let task = if probe.plan.reads() { context.task() } else { None };
+            let scene = context.scene(&regs, None, task.as_ref());
             let counts = !probe.is_retired() && self.recorder.capture(&probe.plan.capture, &scene);
             if !counts || !probe.takes_hit() {
                 continue;
@@ -96,15 +96,15 @@ impl Vcpu {
                 None => What::Hit { args: fired.regs.args() },
                 Some(Access { old, new }) => What::Access { old, new },
             };
-            note(&mut self.recorder, probe, &moment, &fired.regs, Gva(fired.regs.rip), what, task);
+            note(&mut self.recorder, probe, &context, &fired.regs, Gva(fired.regs.rip), what, task);
             if let Some(handler) = &watching.handler {
-                let mut hit = moment.hit(probe.id, register.at, regs, &mut wishes);
+                let mut hit = context.hit(probe.id, register.at, regs, &mut requests);
                 hit.access = access;
                 probe.call(&mut hit, |hit| handler(hit));
                 regs = hit.regs;
             }
         }
-        (regs, wishes)
+        (regs, requests)
     }
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Instant;
 
 fn world(cpus: usize) -> World {
-    World::new(cpus, Orders::default(), Arc::new(EventFd::new(0).unwrap()))
+    World::new(cpus, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()))
 }
 
 /// A vCPU that counts as long as it runs.
@@ -57,14 +57,14 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     };
     thread::scope(|scope| {
         let held = scope.spawn(|| match world.hold(request) {
-            Next::Run(orders) => orders.int3_handlers,
+            Next::Run(tables) => tables.int3_handlers,
             Next::End => [None; 2],
         });
         drop(world.park(|_| {}));
         assert!(!held.is_finished(), "a stop alone does not release it");
         let parked = world.park(|_| {});
         assert_eq!(world.take_requests().len(), 1);
-        parked.set_orders(Orders { int3_handlers: [Some(Gva(7)), None], ..Orders::default() });
+        parked.set_tables(VcpuTables { int3_handlers: [Some(Gva(7)), None], ..VcpuTables::default() });
         parked.release(0);
         drop(parked);
         assert_eq!(held.join().unwrap(), [Some(Gva(7)), None]);

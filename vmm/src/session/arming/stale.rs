@@ -53,7 +53,7 @@ impl Stale {
 mod tests {
     use super::*;
     use crate::memory::GuestRam;
-    use crate::world::{Next, Orders, World};
+    use crate::world::{Next, VcpuTables, World};
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use probe_engine::probe::once::OneShot;
@@ -76,7 +76,7 @@ mod tests {
             set.insert(AT.add(0x10 * n), Site { probes: Vec::new(), internal: None, step });
             set.remove(AT.add(0x10 * n));
         }
-        let world = World::new(1, Orders::default(), EventFd::new(0).unwrap().into());
+        let world = World::new(1, VcpuTables::default(), EventFd::new(0).unwrap().into());
         thread::scope(|scope| {
             scope.spawn(|| {
                 while let Next::Run(_) = world.pause(0, AT.add(0x50), Duration::from_millis(1)) {}

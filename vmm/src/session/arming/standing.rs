@@ -5,7 +5,7 @@ use super::{Arming, Stop};
 use crate::events::RING;
 use crate::probe::Active;
 use crate::reserved::{Reserved, Slots};
-use crate::session::text::Ground;
+use crate::session::text::RunningKernel;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
@@ -61,7 +61,7 @@ impl Arming {
         at: Gva,
         wanted: &Wanted,
         probes: &[Attached<Arc<Active>>],
-        ground: &Ground,
+        running: &RunningKernel,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
     ) -> Result<StepMethod, String> {
@@ -86,7 +86,7 @@ impl Arming {
             None
         } else {
             let only_copy = self.device.contains(&at);
-            Some(self.traps.plan(stop.ram, ground, &wanted.function, at, only_copy)?)
+            Some(self.traps.plan(stop.ram, running, &wanted.function, at, only_copy)?)
         };
         let (step, slot) = match plan.filter(|_| !is_once) {
             None => (None, None),
@@ -102,7 +102,7 @@ impl Arming {
                 (Some(StepMethod::Copy(entry)), Some(slot))
             }
         };
-        let planted = self.traps.plant(stop.parked, stop.ram, ground, at);
+        let planted = self.traps.plant(stop.parked, stop.ram, running, at);
         let step = match (planted, step) {
             (Ok(_), Some(step)) => step,
             (Ok((gpa, original)), None) => StepMethod::PutBack(Arc::new(OneShot::new(gpa, original))),

@@ -4,7 +4,7 @@ use super::{Arming, Phase};
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::session::registry::{Entry, Registry, State};
-use crate::session::text::{Function, Ground};
+use crate::session::text::{Function, RunningKernel};
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
 use probe_engine::insn::plan::{StepPlan, skip_endbr};
@@ -48,7 +48,7 @@ impl Arming {
     pub(super) fn wanted(
         &mut self,
         registry: &mut Registry,
-        ground: &Ground,
+        running: &RunningKernel,
         ram: &GuestRam,
     ) -> BTreeMap<Gva, Wanted> {
         let mut all = BTreeMap::<Gva, Wanted>::new();
@@ -64,7 +64,7 @@ impl Arming {
                 }
                 continue;
             }
-            let stand = self.stand(entry, are_few, ground, ram);
+            let stand = self.stand(entry, are_few, running, ram);
             match stand {
                 Stand::Not(state @ (State::Waiting | State::Gone(_))) => entry.state = state,
                 _ if !entry.enabled || !armed => entry.state = State::Disabled,
@@ -93,8 +93,8 @@ impl Arming {
             }
         }
         for (internal, link) in self.hooks.wanted(self.phase, registry) {
-            let start = ground.map.gva(link);
-            if let Some(at) = self.hook_place(start, ground, ram) {
+            let start = running.map.gva(link);
+            if let Some(at) = self.hook_place(start, running, ram) {
                 // Only its entry is of interest, whatever the function's length.
                 let function = Function {
                     range: at..at.add(16),
@@ -110,10 +110,10 @@ impl Arming {
     }
 
     /// Where the probe of `entry` can stand now.
-    fn stand(&self, entry: &Entry, are_few: bool, ground: &Ground, ram: &GuestRam) -> Stand {
+    fn stand(&self, entry: &Entry, are_few: bool, running: &RunningKernel, ram: &GuestRam) -> Stand {
         let Some(info) = &entry.info else { return Stand::Not(State::Waiting) };
         let is_kernel = matches!(entry.place, Place::Kernel { .. });
-        let slide = if is_kernel { ground.map.slide() } else { 0 };
+        let slide = if is_kernel { running.map.slide() } else { 0 };
         let asked = info.at.add(slide);
         if is_kernel && self.hooks.is_freed(&self.kernel, info.at) {
             return Stand::Not(State::Gone(asked));
@@ -133,7 +133,7 @@ impl Arming {
         // A function's last instructions may be fewer bytes.
         let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
         let Some(head) = bytes.get_mut(..length) else { return Stand::Not(State::Waiting) };
-        if let Err(error) = self.traps.read(ram, ground, asked, head) {
+        if let Err(error) = self.traps.read(ram, running, asked, head) {
             return Stand::Not(State::Refused(error.to_string()));
         }
         let at = if info.is_entry() { skip_endbr(head, asked) } else { asked };
@@ -142,7 +142,7 @@ impl Arming {
             let function = function(fixup);
             let can =
                 are_few && settled && !fixup && entry.active.pool().is_none() && !self.device.contains(&at);
-            match can.then(|| self.traps.plan(ram, ground, &function, at, false)) {
+            match can.then(|| self.traps.plan(ram, running, &function, at, false)) {
                 Some(Ok(StepPlan::Emulate(_))) => Stand::At { at, function, anchor, is_early: true },
                 _ => Stand::Not(State::Waiting),
             }
@@ -193,9 +193,9 @@ impl Arming {
 
     /// Where an internal trap stands in the function at `start`: not on what ftrace may want for itself, as soon
     /// as what is behind that is final.
-    fn hook_place(&self, start: Gva, ground: &Ground, ram: &GuestRam) -> Option<Gva> {
+    fn hook_place(&self, start: Gva, running: &RunningKernel, ram: &GuestRam) -> Option<Gva> {
         let mut head = [0; 16];
-        self.traps.read(ram, ground, start, &mut head).ok()?;
+        self.traps.read(ram, running, start, &mut head).ok()?;
         let at = skip_endbr(&head, start);
         let offset = at.offset_from(start)? as usize;
         let head = head.get(offset..)?;
