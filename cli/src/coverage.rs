@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::{Optimize, ProbeReport, Report, Sink, State};
+use vmm::session::{Optimize, ProbeReport, ProbeState, Report, Sink};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.guest.records.output.as_deref());
@@ -175,7 +175,8 @@ fn count(probes: &[ProbeReport]) -> (Vec<(&str, Count)>, Count) {
     let mut rows = BTreeMap::<&str, Count>::new();
     let mut all = Count::default();
     for probe in probes {
-        let never_armed = matches!(probe.state, State::Waiting | State::Disabled | State::Refused(_));
+        let never_armed =
+            matches!(probe.state, ProbeState::Waiting | ProbeState::Disabled | ProbeState::Refused(_));
         let one = Count { ran: usize::from(probe.hits > 0), armed: usize::from(!never_armed) };
         rows.entry(prefix(&probe.name)).or_default().add(one);
         all.add(one);
@@ -222,7 +223,7 @@ mod tests {
     use probe_engine::probe::table::ProbeId;
     use vmm::session::Missed;
 
-    fn report(name: &str, hits: u64, state: State) -> ProbeReport {
+    fn report(name: &str, hits: u64, state: ProbeState) -> ProbeReport {
         ProbeReport {
             id: ProbeId(0),
             name: name.to_owned(),
@@ -257,12 +258,12 @@ mod tests {
 
     #[test]
     fn the_table_has_what_ran_most_first_and_sums_up() {
-        let spent = || State::Spent(Gva(0));
+        let spent = || ProbeState::Spent(Gva(0));
         let probes = [
-            report("a_one", 0, State::Armed(Gva(0))),
+            report("a_one", 0, ProbeState::Armed(Gva(0))),
             report("b_one", 1, spent()),
-            report("__b_two", 1, State::Gone(Gva(0))),
-            report("b_three", 0, State::Waiting),
+            report("__b_two", 1, ProbeState::Gone(Gva(0))),
+            report("b_three", 0, ProbeState::Waiting),
             report("c", 1, spent()),
         ];
         assert_eq!(

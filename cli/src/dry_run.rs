@@ -10,7 +10,7 @@ use crate::output::json;
 use crate::symbol_file::{KernelLines, KernelSource};
 use crate::target;
 use anyhow::Result;
-use probe_engine::detour::verdict::{Function, verdict};
+use probe_engine::detour::verdict::{FunctionText, verdict};
 use probe_engine::detour::work::Work;
 use probe_engine::insn::plan::StepPlan;
 use probe_engine::linux::kernel::Kernel;
@@ -159,7 +159,7 @@ impl Detours<'_> {
         let start = info.function.start;
         let bytes = self.kernel.image().bytes(&info.function).ok_or("it is not in the kernel's file")?;
         let constraints = &self.constraints.of(info).ok_or("it is not in the kernel's file")?;
-        let function = Function { start, bytes, slide: 0, constraints, thunks: &self.thunks };
+        let function = FunctionText { start, bytes, slide: 0, constraints, thunks: &self.thunks };
         let region = verdict(&function).map_err(|reason| reason.to_string())?;
         Ok(Some(region.instructions().count()))
     }

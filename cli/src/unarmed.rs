@@ -18,7 +18,7 @@
 use crate::asked::Asked;
 use crate::output::shown_name;
 use std::collections::BTreeMap;
-use vmm::session::{ProbeReport, State};
+use vmm::session::{ProbeReport, ProbeState};
 
 /// The pattern of each probe, where one has found it.
 pub(crate) fn patterns(probes: &[Asked]) -> Vec<Option<String>> {
@@ -38,9 +38,9 @@ pub(crate) fn complaints(
         let reason = match (patterns.get(n).and_then(Option::as_deref), &probe.state) {
             (Some(pattern), state) => {
                 found.entry(pattern).or_default().push(probe);
-                matches!(state, State::Overwritten(_)).then_some(Reason::Overwritten)
+                matches!(state, ProbeState::Overwritten(_)).then_some(Reason::Overwritten)
             }
-            (None, State::Pending(_)) if allow_pending => None,
+            (None, ProbeState::Pending(_)) if allow_pending => None,
             (None, _) => Reason::of(probe),
         };
         if let Some(reason) = reason {
@@ -81,16 +81,18 @@ impl Reason {
     /// The reason of a probe that was asked for by its own name, if it has one.
     fn of(probe: &ProbeReport) -> Option<Self> {
         match &probe.state {
-            State::Overwritten(_) => Some(Self::Overwritten),
-            State::Refused(reason) => Some(Self::Refused(reason.clone())),
+            ProbeState::Overwritten(_) => Some(Self::Overwritten),
+            ProbeState::Refused(reason) => Some(Self::Refused(reason.clone())),
             _ if probe.has_stood => None,
-            State::Pending(module) => Some(Self::Pending(module.clone())),
-            State::Gone(_) => Some(Self::Freed),
-            State::DisplacedByFtrace(_) => Some(Self::Yielded),
-            State::Waiting => Some(Self::NotReached),
-            State::Armed(_) | State::Optimized(_) | State::Spent(_) | State::Disabled | State::Broken(_) => {
-                None
-            }
+            ProbeState::Pending(module) => Some(Self::Pending(module.clone())),
+            ProbeState::Gone(_) => Some(Self::Freed),
+            ProbeState::DisplacedByFtrace(_) => Some(Self::Yielded),
+            ProbeState::Waiting => Some(Self::NotReached),
+            ProbeState::Armed(_)
+            | ProbeState::Optimized(_)
+            | ProbeState::Spent(_)
+            | ProbeState::Disabled
+            | ProbeState::Broken(_) => None,
         }
     }
 
@@ -139,7 +141,7 @@ mod tests {
 
     const AT: Gva = Gva(0x1000);
 
-    fn probe(name: &str, has_stood: bool, state: State) -> ProbeReport {
+    fn probe(name: &str, has_stood: bool, state: ProbeState) -> ProbeReport {
         ProbeReport {
             id: ProbeId(0),
             name: name.to_owned(),
@@ -157,12 +159,12 @@ mod tests {
         }
     }
 
-    fn refused() -> State {
-        State::Refused("no".to_owned())
+    fn refused() -> ProbeState {
+        ProbeState::Refused("no".to_owned())
     }
 
-    fn pending() -> State {
-        State::Pending("dummy".to_owned())
+    fn pending() -> ProbeState {
+        ProbeState::Pending("dummy".to_owned())
     }
 
     /// What is said of probes that were asked for as `pattern` says.
@@ -173,24 +175,24 @@ mod tests {
     #[test]
     fn a_probe_that_was_named_has_to_have_stood() {
         let table = [
-            (true, State::Armed(AT), None),
-            (true, State::Optimized(AT), None),
-            (true, State::Spent(AT), None),
-            (true, State::Gone(AT), None),
-            (true, State::DisplacedByFtrace(AT), None),
-            (true, State::Waiting, None),
+            (true, ProbeState::Armed(AT), None),
+            (true, ProbeState::Optimized(AT), None),
+            (true, ProbeState::Spent(AT), None),
+            (true, ProbeState::Gone(AT), None),
+            (true, ProbeState::DisplacedByFtrace(AT), None),
+            (true, ProbeState::Waiting, None),
             (true, pending(), None),
-            (true, State::Disabled, None),
-            (false, State::Disabled, None),
-            (true, State::Broken("panic".to_owned()), None),
-            (true, State::Overwritten(AT), Some("later hits are lost")),
-            (false, State::Overwritten(AT), Some("later hits are lost")),
+            (true, ProbeState::Disabled, None),
+            (false, ProbeState::Disabled, None),
+            (true, ProbeState::Broken("panic".to_owned()), None),
+            (true, ProbeState::Overwritten(AT), Some("later hits are lost")),
+            (false, ProbeState::Overwritten(AT), Some("later hits are lost")),
             (true, refused(), Some("could not be armed: no;")),
             (false, refused(), Some("could not be armed: no;")),
             (false, pending(), Some("the module `dummy` was not loaded")),
-            (false, State::Gone(AT), Some("had freed its text")),
-            (false, State::DisplacedByFtrace(AT), Some("ftrace worked on its text")),
-            (false, State::Waiting, Some("the guest ended before")),
+            (false, ProbeState::Gone(AT), Some("had freed its text")),
+            (false, ProbeState::DisplacedByFtrace(AT), Some("ftrace worked on its text")),
+            (false, ProbeState::Waiting, Some("the guest ended before")),
         ];
         for (has_stood, state, expected) in table {
             let said = said(&[probe("f", has_stood, state.clone())], None);
@@ -202,18 +204,18 @@ mod tests {
 
     #[test]
     fn of_a_pattern_one_has_to_have_stood_and_none_may_be_overwritten() {
-        let stands = || probe("a", true, State::Armed(AT));
+        let stands = || probe("a", true, ProbeState::Armed(AT));
         let table = [
             (vec![stands(), probe("b", false, refused())], None),
-            (vec![stands(), probe("b", false, State::Waiting)], None),
-            (vec![probe("a", true, State::Gone(AT)), probe("b", false, refused())], None),
-            (vec![probe("a", false, State::Disabled)], None),
-            (vec![stands(), probe("b", true, State::Overwritten(AT))], Some("under b, and later hits")),
+            (vec![stands(), probe("b", false, ProbeState::Waiting)], None),
+            (vec![probe("a", true, ProbeState::Gone(AT)), probe("b", false, refused())], None),
+            (vec![probe("a", false, ProbeState::Disabled)], None),
+            (vec![stands(), probe("b", true, ProbeState::Overwritten(AT))], Some("under b, and later hits")),
             (
                 vec![probe("a", false, refused()), probe("b", false, refused())],
                 Some("none of the 2 functions"),
             ),
-            (vec![probe("a", false, State::Waiting)], Some("none of the 1 functions")),
+            (vec![probe("a", false, ProbeState::Waiting)], Some("none of the 1 functions")),
         ];
         for (probes, expected) in table {
             let said = said(&probes, Some("vfs_*"));

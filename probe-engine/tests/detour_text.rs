@@ -61,7 +61,13 @@ impl Function {
     }
 
     fn verdict(&self, constraints: &JumpConstraints, thunks: &Thunks) -> Result<RelocatedCode, NotMovable> {
-        verdict(&verdict::Function { start: self.start, bytes: &self.code, slide: 0, constraints, thunks })
+        verdict(&verdict::FunctionText {
+            start: self.start,
+            bytes: &self.code,
+            slide: 0,
+            constraints,
+            thunks,
+        })
     }
 }
 

@@ -26,7 +26,7 @@ use vmm::memory::GuestRam;
 use vmm::probe::{Active, Probe};
 use vmm::reserved::Reserved;
 use vmm::selftest::BreakpointDelivery;
-use vmm::selftest::micro::{self, MicroGuest, Privilege, Stack};
+use vmm::selftest::micro::{self, ExceptionStack, MicroGuest, Privilege};
 use vmm::session::Mailbox;
 use vmm::signals;
 use vmm::text::{Patch, patch};
@@ -155,10 +155,10 @@ impl Rig {
         };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
-            rig.gate(vector, UNEXPECTED.add(u64::from(vector) * ENTRY), Stack::Own);
+            rig.gate(vector, UNEXPECTED.add(u64::from(vector) * ENTRY), ExceptionStack::Own);
         }
         rig.write(HANDLER, &counting_handler());
-        rig.gate(3, HANDLER, Stack::Current);
+        rig.gate(3, HANDLER, ExceptionStack::Current);
         rig
     }
 
@@ -178,7 +178,7 @@ impl Rig {
     }
 
     /// Lets exception or interrupt `vector` call `handler`; user mode may come through by instruction.
-    pub fn gate(&self, vector: u8, handler: Gva, stack: Stack) {
+    pub fn gate(&self, vector: u8, handler: Gva, stack: ExceptionStack) {
         self.guest.gate(vector, handler, Privilege::User, stack).unwrap();
     }
 

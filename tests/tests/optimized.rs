@@ -8,7 +8,7 @@
 )]
 
 use probe_engine::addr::Gva;
-use probe_engine::detour::verdict::{Function, verdict};
+use probe_engine::detour::verdict::{FunctionText, verdict};
 use probe_engine::insn::decode::instructions;
 use probe_engine::insn::plan::skip_endbr;
 use probe_engine::linux::ftrace_site::{FTRACE_NOP, FTRACE_SITE};
@@ -107,7 +107,8 @@ fn sites(kernel: &Kernel, count: usize) -> Vec<Site> {
         let behind: Vec<Gva> = all.into_iter().filter(|at| *at >= entry.add(FTRACE_SITE)).collect();
         let at = behind[rng.below(behind.len() as u64) as usize];
         let constraints = &JumpConstraints::at(at, kernel.patched(), &targets);
-        let function = Function { start: range.start, bytes: &bytes, slide: 0, constraints, thunks: &thunks };
+        let function =
+            FunctionText { start: range.start, bytes: &bytes, slide: 0, constraints, thunks: &thunks };
         let refused = verdict(&function).err().map(|reason| reason.to_string());
         let name = format!("{}+{}", symbol.name, at.offset_from(range.start).unwrap());
         sites.push(Site { name, at, refused, ruled_out: rules.refusal(at) });

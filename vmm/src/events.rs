@@ -3,8 +3,8 @@
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
-use detoured::Detours;
-pub use detoured::{Known, MissedByDetours};
+use detoured::DetourRings;
+pub use detoured::{DetouredProbe, MissedByDetours};
 use guest_time::GuestTime;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::tally::Group;
@@ -13,7 +13,7 @@ use probe_engine::linux::sched_clock::SchedClock;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::virt_memory::ReadVirt;
-use ring_space::Ends;
+use ring_space::RingEnds;
 pub(crate) use ring_space::RingSpace;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ pub const MAX_PROBES: usize = 1 << 20;
 
 /// An event as a vCPU notes it down.
 #[derive(Debug, Clone, Copy)]
-struct Record {
+struct RingRecord {
     ticks: u64,
     probe: ProbeId,
     rip: Gva,
@@ -164,7 +164,7 @@ impl Counters {
 
 /// A vCPU's end.
 pub struct Recorder {
-    ring: Producer<Record>,
+    ring: Producer<RingRecord>,
     bytes: Producer<u8>,
     stacks: Producer<Piece>,
     /// What the hit of the moment has captured. It never grows.
@@ -173,7 +173,7 @@ pub struct Recorder {
     stack: u32,
     counters: Arc<Counters>,
     /// Of the rings that detours write to.
-    ends: Ends,
+    ends: RingEnds,
 }
 
 impl Recorder {
@@ -231,7 +231,7 @@ impl Recorder {
             Err(_) => 0,
         };
         let stack = std::mem::take(&mut self.stack);
-        let _ = self.ring.push(Record { ticks, probe, rip, what, task, captured, stack });
+        let _ = self.ring.push(RingRecord { ticks, probe, rip, what, task, captured, stack });
     }
 }
 
@@ -242,12 +242,12 @@ fn bump(counter: &AtomicU64) {
 
 /// The reader's end, for all vCPUs.
 pub struct Reader {
-    rings: Vec<(Consumer<Record>, Consumer<u8>, Consumer<Piece>)>,
+    rings: Vec<(Consumer<RingRecord>, Consumer<u8>, Consumer<Piece>)>,
     counters: Vec<Arc<Counters>>,
     /// What the guest's detours write.
-    detours: Option<Detours>,
+    detours: Option<DetourRings>,
     guest_time: GuestTime,
-    ends: Ends,
+    ends: RingEnds,
     /// What has been read before something that came earlier.
     early: Vec<Event>,
 }
@@ -255,7 +255,7 @@ pub struct Reader {
 /// Rings for `cpus` vCPUs.
 #[must_use]
 pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
-    let ends = Ends::new(u8::try_from(cpus).unwrap_or(u8::MAX));
+    let ends = RingEnds::new(u8::try_from(cpus).unwrap_or(u8::MAX));
     let mut reader = Reader {
         rings: Vec::new(),
         counters: Vec::new(),
@@ -283,7 +283,7 @@ impl Reader {
     /// From now on also reads what detours write, in a guest with this memory and so many CPUs, whose time-stamp counters
     /// are `tsc` ticks ahead of the host's.
     pub fn follow_detours(&mut self, ram: Arc<GuestRam>, cpus: u8, tsc: u64) {
-        self.detours = Some(Detours::new(ram, cpus, self.ends.clone()));
+        self.detours = Some(DetourRings::new(ram, cpus, self.ends.clone()));
         self.guest_time = GuestTime::new(tsc);
     }
 
@@ -294,7 +294,7 @@ impl Reader {
 
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
     /// call to the next as well, wherever it runs. `known` are the probes that detours record for.
-    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, Known>) -> Option<Vec<Event>> {
+    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, DetouredProbe>) -> Option<Vec<Event>> {
         /// So many bytes are not kept back: a hostile guest may say that its events were later than they were.
         const MOST: usize = 64 << 20;
         let now = rate.nanos(ticks());
@@ -306,7 +306,8 @@ impl Reader {
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
-                let Ok(Record { ticks, probe, rip, what, task, captured: len, stack }) = ring.pop() else {
+                let Ok(RingRecord { ticks, probe, rip, what, task, captured: len, stack }) = ring.pop()
+                else {
                     break;
                 };
                 let stack = Stack::of((0..stack).map_while(|_| stacks.pop().ok()));
@@ -358,12 +359,12 @@ impl Reader {
     /// How many calls detours follow right now, by the probe.
     #[must_use]
     pub fn outstanding(&self) -> HashMap<u32, usize> {
-        self.detours.as_ref().map(Detours::outstanding).unwrap_or_default()
+        self.detours.as_ref().map(DetourRings::outstanding).unwrap_or_default()
     }
 
     /// All has been read, and the guest runs no more: what a detour has begun to write and not finished is lost. Gives what
     /// hits of `known` probes came to that were counted in the guest, in the order of their first hits.
-    pub fn close(&mut self, known: &HashMap<u32, Known>) -> Vec<(ProbeId, Group)> {
+    pub fn close(&mut self, known: &HashMap<u32, DetouredProbe>) -> Vec<(ProbeId, Group)> {
         self.detours.as_mut().map(|detours| detours.close(known)).unwrap_or_default()
     }
 

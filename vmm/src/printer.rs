@@ -39,12 +39,12 @@ impl Drop for Writers {
 }
 
 struct Queue {
-    state: Mutex<State>,
+    state: Mutex<PrinterState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PrinterState {
     text: Vec<u8>,
     /// Bytes that there was no room for.
     lost: usize,
@@ -55,7 +55,7 @@ struct State {
     failure: Option<io::ErrorKind>,
 }
 
-impl State {
+impl PrinterState {
     fn is_done(&self) -> bool {
         self.failure.is_some() || !(self.is_writing || self.is_waiting())
     }
@@ -191,7 +191,7 @@ impl Queue {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PrinterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

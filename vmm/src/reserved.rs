@@ -82,12 +82,12 @@ pub struct Reserved {
     /// Slots in which someone may still be: the number of the first ones, and how many follow in a row.
     retired: BTreeMap<u32, u32>,
     /// What RAM has shown when it was looked at last.
-    seen: Option<Seen>,
+    seen: Option<Occupants>,
 }
 
 /// Who was inside when nobody ran. Until someone does, this stays so.
 #[derive(Debug)]
-struct Seen {
+struct Occupants {
     /// In this [stop](Parked::stop).
     stop: u64,
     /// The slots that someone goes on in.
@@ -282,7 +282,7 @@ impl Reserved {
             before => {
                 self.retired.extend(before.into_iter().flat_map(|seen| seen.kept));
                 let occupied = self.occupied(parked, ram, &known())?;
-                Seen { stop: parked.stop(), occupied, kept: BTreeMap::new() }
+                Occupants { stop: parked.stop(), occupied, kept: BTreeMap::new() }
             }
         };
         let free_before = self.free.len();

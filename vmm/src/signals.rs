@@ -38,14 +38,14 @@ pub(crate) struct Caught {
 }
 
 /// What the handlers of this process do. A handler cannot be taken back, so each is installed once.
-struct Handlers {
+struct SignalHandlers {
     /// Whether they do what a signal does by default.
     by_default: Arc<AtomicBool>,
     /// How many [`Caught`] hold that off.
     holders: usize,
 }
 
-static HANDLERS: Mutex<Option<Handlers>> = Mutex::new(None);
+static HANDLERS: Mutex<Option<SignalHandlers>> = Mutex::new(None);
 
 impl Caught {
     /// # Errors
@@ -59,7 +59,7 @@ impl Caught {
                 for signal in TO_END {
                     flag::register_conditional_default(signal, by_default.clone())?;
                 }
-                installed.insert(Handlers { by_default, holders: 0 })
+                installed.insert(SignalHandlers { by_default, holders: 0 })
             }
         };
         handlers.holders += 1;

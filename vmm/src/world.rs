@@ -2,7 +2,7 @@
 //!
 //! The control thread raises `attention` and signals each running vCPU until it has stopped; a vCPU looks at
 //! `attention` before each KVM_RUN. A signal that arrives between the look and KVM_RUN is lost, so the control
-//! thread signals again until all have answered. A vCPU can also stop by itself with a [`Request`] and is held
+//! thread signals again until all have answered. A vCPU can also stop by itself with a [`VcpuRequest`] and is held
 //! until the control thread has answered it. Nothing here is touched by a hit, except one load of `attention`.
 
 use crate::code::GuestCode;
@@ -111,7 +111,7 @@ pub struct Detoured {
 }
 
 /// A vCPU stopped by itself and waits for the control thread.
-pub struct Request {
+pub struct VcpuRequest {
     /// Who.
     pub vcpu: usize,
     /// At what.
@@ -137,7 +137,7 @@ pub enum Cause {
 }
 
 /// What a vCPU does after it stood still.
-pub enum Next {
+pub enum AfterStop {
     /// Goes on by these tables.
     Run(Arc<VcpuTables>),
     /// Ends its thread.
@@ -145,7 +145,7 @@ pub enum Next {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum VcpuState {
     Running,
     Parked,
     /// Parked as well, for whoever reads the events.
@@ -156,25 +156,25 @@ enum Standing {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum StopPhase {
     Running,
     Parking,
     Ending,
 }
 
-struct State {
-    phase: Phase,
+struct WorldState {
+    phase: StopPhase,
     tables: Arc<VcpuTables>,
-    vcpus: Vec<Standing>,
-    stands: Vec<Stand>,
-    requests: Vec<Request>,
+    vcpus: Vec<VcpuState>,
+    stands: Vec<VcpuPosition>,
+    requests: Vec<VcpuRequest>,
     /// Whether nobody runs between two stops either.
     is_frozen: bool,
 }
 
 /// Where a vCPU stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stand {
+pub struct VcpuPosition {
     /// Where it goes on (GVA).
     pub rip: Gva,
     /// Whether it waits for what no interrupt brings: it is halted with interrupts off, or was never started.
@@ -183,8 +183,8 @@ pub struct Stand {
     pub at: Option<(Regs, AddressSpace)>,
 }
 
-impl State {
-    fn stands_at(&mut self, id: usize, stand: Stand) {
+impl WorldState {
+    fn stands_at(&mut self, id: usize, stand: VcpuPosition) {
         if let Some(at) = self.stands.get_mut(id) {
             *at = stand;
         }
@@ -194,7 +194,7 @@ impl State {
 /// Where the control thread and the vCPU threads meet.
 pub struct World {
     attention: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
     changed: Condvar,
     /// Wakes the control thread when a request waits for it.
     wake_control: Arc<EventFd>,
@@ -204,11 +204,11 @@ impl World {
     /// A world of `cpus` running vCPUs.
     #[must_use]
     pub fn new(cpus: usize, tables: VcpuTables, wake_control: Arc<EventFd>) -> Self {
-        let state = State {
-            phase: Phase::Running,
+        let state = WorldState {
+            phase: StopPhase::Running,
             tables: Arc::new(tables),
-            vcpus: vec![Standing::Running; cpus],
-            stands: vec![Stand::default(); cpus],
+            vcpus: vec![VcpuState::Running; cpus],
+            stands: vec![VcpuPosition::default(); cpus],
             requests: Vec::new(),
             is_frozen: false,
         };
@@ -234,59 +234,63 @@ impl World {
     }
 
     /// Parks vCPU `id`, which stands so, until the stop is over.
-    pub fn rest(&self, id: usize, at: Stand) -> Next {
+    pub fn rest(&self, id: usize, at: VcpuPosition) -> AfterStop {
         let mut state = self.lock();
         state.stands_at(id, at);
-        self.stand(state, id, Standing::Parked)
+        self.stand(state, id, VcpuState::Parked)
     }
 
     /// Holds the vCPU of `request` until the control thread has answered.
-    pub fn hold(&self, request: Request) -> Next {
+    pub fn hold(&self, request: VcpuRequest) -> AfterStop {
         let mut state = self.lock();
         let vcpu = request.vcpu;
         state.stands_at(
             vcpu,
-            Stand { rip: Gva(request.regs.rip), is_halted: false, at: Some((request.regs, request.space)) },
+            VcpuPosition {
+                rip: Gva(request.regs.rip),
+                is_halted: false,
+                at: Some((request.regs, request.space)),
+            },
         );
         state.requests.push(request);
         // The control thread reads the queue after the wake-up, so a full counter loses nothing.
         let _ = self.wake_control.write(1);
-        self.stand(state, vcpu, Standing::Held)
+        self.stand(state, vcpu, VcpuState::Held)
     }
 
     /// Counts vCPU `id`, which goes on at `rip`, as parked for at most `time`, because it waits for something other
     /// than a stop.
-    pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> Next {
-        self.stay(id, rip, time, Standing::Parked)
+    pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> AfterStop {
+        self.stay(id, rip, time, VcpuState::Parked)
     }
 
     /// The same, because it [waits](Self::has_waiting) for whoever reads the events.
-    pub fn wait(&self, id: usize, rip: Gva, time: Duration) -> Next {
-        self.stay(id, rip, time, Standing::Waits)
+    pub fn wait(&self, id: usize, rip: Gva, time: Duration) -> AfterStop {
+        self.stay(id, rip, time, VcpuState::Waits)
     }
 
-    fn stay(&self, id: usize, rip: Gva, time: Duration, how: Standing) -> Next {
+    fn stay(&self, id: usize, rip: Gva, time: Duration, how: VcpuState) -> AfterStop {
         let mut state = self.lock();
-        state.stands_at(id, Stand { rip, ..Stand::default() });
+        state.stands_at(id, VcpuPosition { rip, ..VcpuPosition::default() });
         if let Some(standing) = state.vcpus.get_mut(id) {
             *standing = how;
         }
         self.changed.notify_all();
         // What began before the pause is not announced again. Others who begin theirs do not end it.
-        let waited = self.changed.wait_timeout_while(state, time, |state| state.phase == Phase::Running);
+        let waited = self.changed.wait_timeout_while(state, time, |state| state.phase == StopPhase::Running);
         (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        self.stand(state, id, Standing::Parked)
+        self.stand(state, id, VcpuState::Parked)
     }
 
     /// Says that the thread of vCPU `id` is about to end.
     pub fn ended(&self, id: usize) {
         if let Some(standing) = self.lock().vcpus.get_mut(id) {
-            *standing = Standing::Ended;
+            *standing = VcpuState::Ended;
         }
         self.changed.notify_all();
     }
 
-    fn stand(&self, mut state: MutexGuard<'_, State>, id: usize, how: Standing) -> Next {
+    fn stand(&self, mut state: MutexGuard<'_, WorldState>, id: usize, how: VcpuState) -> AfterStop {
         if let Some(standing) = state.vcpus.get_mut(id) {
             *standing = how;
         }
@@ -294,14 +298,14 @@ impl World {
         loop {
             let standing = state.vcpus.get(id).copied();
             match state.phase {
-                Phase::Ending => return Next::End,
-                Phase::Running if standing != Some(Standing::Held) => {
+                StopPhase::Ending => return AfterStop::End,
+                StopPhase::Running if standing != Some(VcpuState::Held) => {
                     if let Some(standing) = state.vcpus.get_mut(id) {
-                        *standing = Standing::Running;
+                        *standing = VcpuState::Running;
                     }
-                    return Next::Run(state.tables.clone());
+                    return AfterStop::Run(state.tables.clone());
                 }
-                Phase::Running | Phase::Parking => {
+                StopPhase::Running | StopPhase::Parking => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
@@ -311,20 +315,20 @@ impl World {
     // What the control thread calls.
 
     /// The requests since the last call.
-    pub fn take_requests(&self) -> Vec<Request> {
+    pub fn take_requests(&self) -> Vec<VcpuRequest> {
         std::mem::take(&mut self.lock().requests)
     }
 
     /// Stops every vCPU. `kick(id)` interrupts that vCPU's KVM_RUN; it is repeated until the vCPU has answered.
     pub fn park(&self, kick: impl Fn(usize)) -> Parked<'_> {
-        let state = self.gather(Phase::Parking, &kick, |s| s == Standing::Running);
+        let state = self.gather(StopPhase::Parking, &kick, |s| s == VcpuState::Running);
         drop(state);
         Parked { world: self, stop: STOPS.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Whether a vCPU [waits](Self::wait) for whoever reads the events.
     pub fn has_waiting(&self) -> bool {
-        self.lock().vcpus.contains(&Standing::Waits)
+        self.lock().vcpus.contains(&VcpuState::Waits)
     }
 
     /// Stops every vCPU as [`park`](Self::park) does, until [`thaw`](Self::thaw): what is done in stops can be done
@@ -341,9 +345,9 @@ impl World {
         self.go_on(state);
     }
 
-    fn go_on(&self, mut state: MutexGuard<'_, State>) {
-        if state.phase == Phase::Parking && !state.is_frozen {
-            state.phase = Phase::Running;
+    fn go_on(&self, mut state: MutexGuard<'_, WorldState>) {
+        if state.phase == StopPhase::Parking && !state.is_frozen {
+            state.phase = StopPhase::Running;
             self.attention.store(false, Ordering::Release);
         }
         self.changed.notify_all();
@@ -351,21 +355,21 @@ impl World {
 
     /// Makes every vCPU thread end, and returns when all have.
     pub fn end(&self, kick: impl Fn(usize)) {
-        drop(self.gather(Phase::Ending, &kick, |s| s != Standing::Ended));
+        drop(self.gather(StopPhase::Ending, &kick, |s| s != VcpuState::Ended));
     }
 
     /// Enters `phase` and kicks every vCPU that is `outstanding` until none is.
     fn gather(
         &self,
-        phase: Phase,
+        phase: StopPhase,
         kick: &impl Fn(usize),
-        outstanding: impl Fn(Standing) -> bool,
-    ) -> MutexGuard<'_, State> {
+        outstanding: impl Fn(VcpuState) -> bool,
+    ) -> MutexGuard<'_, WorldState> {
         /// How long a kicked vCPU may take before it is kicked again.
         const AGAIN: Duration = Duration::from_millis(1);
         let mut state = self.lock();
         // Who has been told to end never runs again.
-        if state.phase != Phase::Ending {
+        if state.phase != StopPhase::Ending {
             state.phase = phase;
         }
         self.attention.store(true, Ordering::Release);
@@ -381,7 +385,7 @@ impl World {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -410,7 +414,7 @@ impl Parked<'_> {
 
     /// Where each vCPU stands.
     #[must_use]
-    pub fn stands(&self) -> Vec<Stand> {
+    pub fn stands(&self) -> Vec<VcpuPosition> {
         self.world.lock().stands.clone()
     }
 
@@ -422,13 +426,13 @@ impl Parked<'_> {
 
     /// Makes every vCPU thread end instead of going on.
     pub fn end(&self) {
-        self.world.lock().phase = Phase::Ending;
+        self.world.lock().phase = StopPhase::Ending;
     }
 
     /// Lets the held vCPU `id` go on when the stop is over.
     pub fn release(&self, id: usize) {
         if let Some(standing) = self.world.lock().vcpus.get_mut(id) {
-            *standing = Standing::Parked;
+            *standing = VcpuState::Parked;
         }
     }
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 pub(crate) use summary::{end_name, shown_name};
 use vmm::events::Event;
 use vmm::printer::Printer;
-use vmm::session::{ProbeReport, Report, Sink, State};
+use vmm::session::{ProbeReport, ProbeState, Report, Sink};
 
 /// Where hits go.
 pub(crate) struct Out<'a> {
@@ -176,7 +176,7 @@ impl Sink for Writer<'_> {
 pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
     let armed = probes
         .iter()
-        .filter(|p| matches!(p.state, State::Armed(_) | State::Optimized(_) | State::Spent(_)))
+        .filter(|p| matches!(p.state, ProbeState::Armed(_) | ProbeState::Optimized(_) | ProbeState::Spent(_)))
         .count();
     // Those that are armed later are not spoken of.
     if probes.iter().any(|probe| probe.enabled) {

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::time::Duration;
-use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, Report, State};
+use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Report};
 
 /// A probe's line of the summary as JSON.
 #[derive(Serialize)]
@@ -93,7 +93,7 @@ pub(super) fn table(probes: &[&ProbeReport]) -> String {
         let (hits, outside) = (probe.hits, outside(&probe.outside));
         table.push_str(&format!("{name:width$}  {address:<18}  {hits:>10}{outside}  {missed:>6}"));
         let mut notes = Vec::new();
-        if !matches!(probe.state, State::Armed(_)) {
+        if !matches!(probe.state, ProbeState::Armed(_)) {
             notes.push(state_name(&probe.state));
         }
         notes.extend(probe.trapped.as_ref().map(|reason| format!("on a trap: {reason}")));
@@ -160,19 +160,19 @@ fn reasons(missed: &Missed) -> String {
     present.map(|(count, reason)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
 }
 
-fn state_name(state: &State) -> String {
+fn state_name(state: &ProbeState) -> String {
     match state {
-        State::Armed(_) => "armed".to_owned(),
-        State::Optimized(_) => "[OPTIMIZED]".to_owned(),
-        State::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
-        State::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
-        State::Disabled => "[DISABLED]".to_owned(),
-        State::DisplacedByFtrace(_) => "[YIELDED] the guest works on its text here".to_owned(),
-        State::Refused(reason) => format!("[REFUSED] {reason}"),
-        State::Gone(_) => "[GONE]".to_owned(),
-        State::Spent(_) => "[ONCE]".to_owned(),
-        State::Broken(words) => format!("[DISABLED] its handler panicked: {words}"),
-        State::Overwritten(_) => {
+        ProbeState::Armed(_) => "armed".to_owned(),
+        ProbeState::Optimized(_) => "[OPTIMIZED]".to_owned(),
+        ProbeState::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
+        ProbeState::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
+        ProbeState::Disabled => "[DISABLED]".to_owned(),
+        ProbeState::DisplacedByFtrace(_) => "[YIELDED] the guest works on its text here".to_owned(),
+        ProbeState::Refused(reason) => format!("[REFUSED] {reason}"),
+        ProbeState::Gone(_) => "[GONE]".to_owned(),
+        ProbeState::Spent(_) => "[ONCE]".to_owned(),
+        ProbeState::Broken(words) => format!("[DISABLED] its handler panicked: {words}"),
+        ProbeState::Overwritten(_) => {
             "[OVERWRITTEN] the guest changed its text here; later hits are lost".to_owned()
         }
     }
@@ -213,10 +213,10 @@ mod tests {
             has_stood: true,
             state,
         };
-        let mut returns = report("b", State::Armed(Gva(0)));
+        let mut returns = report("b", ProbeState::Armed(Gva(0)));
         (returns.kind, returns.outstanding, returns.missed.instance) = (ProbeKind::Return, 2, 40);
-        let gone = report("start_kernel", State::Gone(Gva(0)));
-        let armed = report("a", State::Armed(Gva(0)));
+        let gone = report("start_kernel", ProbeState::Gone(Gva(0)));
+        let armed = report("a", ProbeState::Armed(Gva(0)));
         assert_eq!(
             table(&[&armed, &gone, &returns]),
             "probe         address                   hits  missed\n\
@@ -248,7 +248,7 @@ mod tests {
             outstanding: 0,
             trapped: None,
             has_stood: true,
-            state: State::Optimized(Gva(0)),
+            state: ProbeState::Optimized(Gva(0)),
         };
         let all =
             [report(0, "rare", 1), report(1, "never", 0), report(2, "often", 1000), report(3, "too", 1)];

@@ -15,13 +15,13 @@ use std::fmt;
 /// Hits counted by keys. It keeps as many different keys as its plan says; hits with others are counted as dropped.
 pub struct Tally {
     plan: Histogram,
-    entries: HashMap<Vec<Part>, Entry>,
+    entries: HashMap<Vec<Part>, TallyEntry>,
     hits: u64,
     dropped: u64,
 }
 
 /// What hits with one key came to.
-struct Entry {
+struct TallyEntry {
     hits: u64,
     sums: Vec<i128>,
     /// The name of the thread at the first of them.
@@ -117,7 +117,7 @@ impl Tally {
         }
         self.hits = self.hits.saturating_add(hits);
         let values = sums.len();
-        let new = || Entry { hits: 0, sums: vec![0; values], comm };
+        let new = || TallyEntry { hits: 0, sums: vec![0; values], comm };
         let entry = self.entries.entry(key).or_insert_with(new);
         entry.hits = entry.hits.saturating_add(hits);
         for (sum, number) in entry.sums.iter_mut().zip(sums) {
@@ -133,7 +133,7 @@ impl Tally {
         sorted.into_iter().map(move |(key, entry)| Line { plan: &self.plan, key, entry, names })
     }
 
-    fn order(&self, a: (&Vec<Part>, &Entry), b: (&Vec<Part>, &Entry)) -> Ordering {
+    fn order(&self, a: (&Vec<Part>, &TallyEntry), b: (&Vec<Part>, &TallyEntry)) -> Ordering {
         let by = |sort: &Sort| {
             let order = match sort.by {
                 By::Hits => a.1.hits.cmp(&b.1.hits),
@@ -160,7 +160,7 @@ impl Tally {
 pub struct Line<'a> {
     plan: &'a Histogram,
     key: &'a [Part],
-    entry: &'a Entry,
+    entry: &'a TallyEntry,
     names: Names<'a>,
 }
 

@@ -20,22 +20,22 @@ use std::collections::HashMap;
 /// By what a detour counts hits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Groups {
-    pub(super) keys: Vec<Key>,
+    pub(super) keys: Vec<GroupKey>,
     pub(super) sums: Vec<Number>,
 }
 
 /// A key of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum GroupKey {
     /// The task's name, in two words.
     Comm,
     /// A number, in one.
-    Number(Number, Step),
+    Number(Number, GroupStep),
 }
 
 /// Which numbers are the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum GroupStep {
     /// None but itself.
     One,
     /// Those up to the same power of two.
@@ -50,24 +50,24 @@ impl Groups {
     pub(super) fn of(plan: &Histogram, fields: &Fields<'_>) -> Option<Self> {
         let key = |operand: Operand, form: &Form| {
             if fields.is_comm(operand) {
-                return Some(Key::Comm);
+                return Some(GroupKey::Comm);
             }
             let number = Number::of(operand, fields).ok()?;
             let step = match form {
-                Form::Log2 => Step::Log2,
+                Form::Log2 => GroupStep::Log2,
                 Form::Buckets(width) if number.is_signed && i64::try_from(*width).is_err() => return None,
-                Form::Buckets(width) => Step::Buckets((*width).max(1)),
+                Form::Buckets(width) => GroupStep::Buckets((*width).max(1)),
                 Form::Text
                 | Form::Number(_)
                 | Form::Hex
                 | Form::Symbol
                 | Form::SymbolOffset
                 | Form::SystemCall
-                | Form::Process => Step::One,
+                | Form::Process => GroupStep::One,
             };
-            Some(Key::Number(number, step))
+            Some(GroupKey::Number(number, step))
         };
-        let keys: Option<Vec<Key>> = plan.keys.iter().map(|by| key(by.operand, &by.form)).collect();
+        let keys: Option<Vec<GroupKey>> = plan.keys.iter().map(|by| key(by.operand, &by.form)).collect();
         let sums: Option<Vec<Number>> =
             plan.values.iter().map(|sum| Number::of(sum.operand, fields).ok()).collect();
         let groups = Self { keys: keys?, sums: sums? };
@@ -89,11 +89,11 @@ impl Groups {
             let high = if high { words.next().unwrap_or_default() } else { 0 };
             match key {
                 _ if raw.word(group::MISSING) >> n & 1 != 0 => Part::Missing,
-                Key::Comm => Part::Text(up_to_nul(&[low, high].map(u64::to_le_bytes).concat()).into()),
-                Key::Number(_, Step::Log2) => Part::Number(low.into()),
-                Key::Number(number, Step::One) => Part::Number(number.value(low)),
+                GroupKey::Comm => Part::Text(up_to_nul(&[low, high].map(u64::to_le_bytes).concat()).into()),
+                GroupKey::Number(_, GroupStep::Log2) => Part::Number(low.into()),
+                GroupKey::Number(number, GroupStep::One) => Part::Number(number.value(low)),
                 // No product of two numbers of 64 bits is too large.
-                Key::Number(number, Step::Buckets(width)) => {
+                GroupKey::Number(number, GroupStep::Buckets(width)) => {
                     Part::Number(number.value(low).saturating_mul(i128::from(*width)))
                 }
             }
@@ -112,7 +112,7 @@ impl Groups {
     }
 }
 
-impl Key {
+impl GroupKey {
     pub(super) fn words(self) -> usize {
         match self {
             Self::Comm => COMM / 8,

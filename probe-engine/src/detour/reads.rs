@@ -46,7 +46,7 @@ pub struct Reads {
 pub(super) struct Chain {
     /// Where it begins.
     pub(super) start: Given,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<ReadEntry>,
 }
 
 /// A value that is there without a read.
@@ -86,7 +86,7 @@ impl Given {
 
 /// One read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ReadEntry {
     /// Where in the area.
     pub(super) at: u64,
     /// Bytes from where the chain has come to.
@@ -130,7 +130,7 @@ impl Reads {
             Read::Address(hop, _) => Some((hop, Kept::Address)),
         };
         let hops = first.into_iter().chain(fetch.hops.iter().copied());
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: Vec<ReadEntry> = Vec::new();
         for hop in hops {
             entries.push(self.entry(hop, Kept::Bytes(8))?);
         }
@@ -144,14 +144,14 @@ impl Reads {
         Ok(last)
     }
 
-    fn entry(&mut self, Hop { offset, user, per_cpu }: Hop, kept: Kept) -> Result<Entry, CannotRead> {
+    fn entry(&mut self, Hop { offset, user, per_cpu }: Hop, kept: Kept) -> Result<ReadEntry, CannotRead> {
         // A displacement of the guest's code.
         i32::try_from(offset).map_err(|_| CannotRead)?;
         if per_cpu && self.per_cpu.is_none() {
             self.per_cpu = Some(self.length);
             self.length += 8;
         }
-        let entry = Entry { at: self.length, offset, user, per_cpu, kept };
+        let entry = ReadEntry { at: self.length, offset, user, per_cpu, kept };
         self.length += DATA + kept.room();
         if self.length <= LONGEST { Ok(entry) } else { Err(CannotRead) }
     }
@@ -162,7 +162,7 @@ impl Reads {
         self.chains.is_empty()
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &ReadEntry> {
         self.chains.iter().flat_map(|chain| &chain.entries)
     }
 }
@@ -213,7 +213,7 @@ impl Kepts<'_> {
     }
 
     /// Fills `buf` from `at`, if this entry has all of it. Behind the NUL of a string there is nothing but zeros.
-    fn read_of(&self, entry: &Entry, at: Gva, buf: &mut [u8]) -> Option<()> {
+    fn read_of(&self, entry: &ReadEntry, at: Gva, buf: &mut [u8]) -> Option<()> {
         let skipped = at.offset_from(Gva(self.word(entry.at + ADDRESS)))?;
         let length = self.word(entry.at + LENGTH).min(entry.kept.room());
         let rest = length.checked_sub(skipped)?;

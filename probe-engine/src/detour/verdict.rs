@@ -16,7 +16,7 @@ use crate::probe::jump_constraints::JumpConstraints;
 
 /// One function as it stands, in the kernel's file or in its memory, and what is known about it.
 #[derive(Debug, Clone, Copy)]
-pub struct Function<'a> {
+pub struct FunctionText<'a> {
     /// Where it starts: its run-time address, for bytes of a running guest.
     pub start: Gva,
     /// All its bytes, up to the next symbol, without any trap bytes of ours. In a file, ftrace's sites are calls of
@@ -30,7 +30,7 @@ pub struct Function<'a> {
     pub thunks: &'a Thunks,
 }
 
-/// Whether a jump may be written where `function` has its [`constraints`](Function::constraints), over the instructions that it
+/// Whether a jump may be written where `function` has its [`constraints`](FunctionText::constraints), over the instructions that it
 /// returns, as far as text can tell. Addresses are those of `function`; the region's are the same.
 ///
 /// As good as the bytes: what the kernel's file allows may be refused in the running kernel, and the other way
@@ -38,7 +38,7 @@ pub struct Function<'a> {
 ///
 /// # Errors
 /// [`NotMovable`], the first reason why not.
-pub fn verdict(function: &Function<'_>) -> Result<RelocatedCode, NotMovable> {
+pub fn verdict(function: &FunctionText<'_>) -> Result<RelocatedCode, NotMovable> {
     let at = function.constraints.start().add(function.slide);
     if at.is_in(&(function.start..skip_endbr(function.bytes, function.start))) {
         return Err(NotMovable::Endbr(at));
@@ -55,7 +55,7 @@ pub fn verdict(function: &Function<'_>) -> Result<RelocatedCode, NotMovable> {
     Ok(region)
 }
 
-impl Function<'_> {
+impl FunctionText<'_> {
     /// The least run of instructions from `at` on that a jump fits into, if each can be moved. A call that can be is
     /// the last of them, as the kernel wants it: it has the 5 bytes by itself.
     fn region(&self, at: Gva) -> Result<RelocatedCode, NotMovable> {

@@ -14,7 +14,7 @@ use super::access;
 use super::fault::EmulationFault;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
 use super::lower::Action;
-use super::operand::{Address, Part, Place, Segment, Source, Width};
+use super::operand::{Address, OperandPlace, RegisterPart, Segment, Source, Width};
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
 use crate::paging::Access;
@@ -24,7 +24,7 @@ use crate::virt_memory::VirtMemory;
 use iced_x86::{Instruction, Register as X86Register};
 
 /// Where `lahf` and `sahf` have the flags, and products of bytes their high half.
-const AH: Part = Part { register: Register::Rax, width: Width::Byte, high: true };
+const AH: RegisterPart = RegisterPart { register: Register::Rax, width: Width::Byte, high: true };
 
 /// The flags that they move.
 const IN_AH: u64 = SF | ZF | AF | PF | CF;
@@ -96,7 +96,7 @@ impl Emulation {
         memory: &VirtMemory<'_, M>,
         segments: &Segments,
     ) -> Result<Passed, EmulationFault> {
-        let mut cpu = Cpu { regs: *regs, memory, segments };
+        let mut cpu = EmulatedCpu { regs: *regs, memory, segments };
         cpu.regs.rip = self.next.0;
         cpu.regs.rflags &= !RF;
         cpu.run(&self.action)?;
@@ -107,13 +107,13 @@ impl Emulation {
 }
 
 /// A vCPU in the middle of an instruction: registers change in a copy, and memory last.
-struct Cpu<'a, M: PhysMemory + ?Sized> {
+struct EmulatedCpu<'a, M: PhysMemory + ?Sized> {
     regs: Regs,
     memory: &'a VirtMemory<'a, M>,
     segments: &'a Segments,
 }
 
-impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
+impl<M: PhysMemory + ?Sized> EmulatedCpu<'_, M> {
     fn run(&mut self, action: &Action) -> Result<(), EmulationFault> {
         match *action {
             Action::Nothing => {}
@@ -187,8 +187,8 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
             }
             Action::MultiplyWide { by, is_signed } => {
                 let width = by.width();
-                let low = Part::low(Register::Rax, width);
-                let high = if width == Width::Byte { AH } else { Part::low(Register::Rdx, width) };
+                let low = RegisterPart::low(Register::Rax, width);
+                let high = if width == Width::Byte { AH } else { RegisterPart::low(Register::Rdx, width) };
                 let (outcome, rest) = multiply(low.get(&self.regs), self.get(&by)?, is_signed, width);
                 low.set(&mut self.regs, outcome.value);
                 high.set(&mut self.regs, rest);
@@ -266,38 +266,40 @@ impl<M: PhysMemory + ?Sized> Cpu<'_, M> {
     fn read(&self, source: &Source) -> Result<u64, EmulationFault> {
         match source {
             Source::Immediate(value) => Ok(*value),
-            Source::Place(place) => self.get(place),
+            Source::OperandPlace(place) => self.get(place),
         }
     }
 
-    fn get(&self, place: &Place) -> Result<u64, EmulationFault> {
+    fn get(&self, place: &OperandPlace) -> Result<u64, EmulationFault> {
         match place {
-            Place::Register(part) => Ok(part.get(&self.regs)),
-            Place::Memory(address, width) => {
+            OperandPlace::Register(part) => Ok(part.get(&self.regs)),
+            OperandPlace::Memory(address, width) => {
                 self.load(address.segment, self.linear(address), *width, Access::Read)
             }
         }
     }
 
-    fn write(&mut self, place: &Place, value: u64) -> Result<(), EmulationFault> {
+    fn write(&mut self, place: &OperandPlace, value: u64) -> Result<(), EmulationFault> {
         match place {
-            Place::Register(part) => {
+            OperandPlace::Register(part) => {
                 part.set(&mut self.regs, value);
                 Ok(())
             }
-            Place::Memory(address, width) => self.store(address.segment, self.linear(address), value, *width),
+            OperandPlace::Memory(address, width) => {
+                self.store(address.segment, self.linear(address), value, *width)
+            }
         }
     }
 
     /// Replaces what is in `place` by what `change` makes of it, and the flags likewise.
     fn modify(
         &mut self,
-        place: &Place,
+        place: &OperandPlace,
         change: impl FnOnce(u64, Width) -> Outcome,
     ) -> Result<(), EmulationFault> {
         let value = match place {
-            Place::Register(part) => part.get(&self.regs),
-            Place::Memory(address, width) => {
+            OperandPlace::Register(part) => part.get(&self.regs),
+            OperandPlace::Memory(address, width) => {
                 self.load(address.segment, self.linear(address), *width, Access::Write)?
             }
         };

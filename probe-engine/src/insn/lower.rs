@@ -1,7 +1,7 @@
 //! From a decoded instruction to what the host does in its place.
 
 use super::flags::{Binary, Bit, Shift};
-use super::operand::{Address, Part, Place, Source, Width};
+use super::operand::{Address, OperandPlace, RegisterPart, Source, Width};
 use crate::regs::Register;
 use crate::regs::rflags::{CF, DF, IF};
 use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind};
@@ -26,69 +26,69 @@ pub(super) enum Action {
     /// `mov rsp, rbp; pop rbp`.
     Leave,
     Move {
-        to: Place,
+        to: OperandPlace,
         from: Source,
     },
     Extend {
-        to: Part,
-        from: Place,
+        to: RegisterPart,
+        from: OperandPlace,
         signed: bool,
     },
     LoadAddress {
-        to: Part,
+        to: RegisterPart,
         address: Address,
     },
     Binary {
         operation: Binary,
-        to: Place,
+        to: OperandPlace,
         from: Source,
     },
     /// A binary operation of which only the flags are kept.
     Compare {
         operation: Binary,
-        left: Place,
+        left: OperandPlace,
         right: Source,
     },
-    Increment(Place),
-    Decrement(Place),
-    Negate(Place),
-    Invert(Place),
+    Increment(OperandPlace),
+    Decrement(OperandPlace),
+    Negate(OperandPlace),
+    Invert(OperandPlace),
     Shift {
         operation: Shift,
-        to: Place,
+        to: OperandPlace,
         count: Source,
     },
     /// A signed product, cut to the width of its operands.
     Multiply {
-        to: Part,
-        left: Place,
+        to: RegisterPart,
+        left: OperandPlace,
         right: Source,
     },
     /// A product with rax, of which the high half goes to rdx, or to ah.
     MultiplyWide {
-        by: Place,
+        by: OperandPlace,
         is_signed: bool,
     },
     Bit {
         operation: Bit,
-        to: Place,
+        to: OperandPlace,
         index: Source,
     },
-    Exchange(Part, Part),
-    SwapBytes(Part),
+    Exchange(RegisterPart, RegisterPart),
+    SwapBytes(RegisterPart),
     /// Fills `to` with the sign of `from` (cwd, cdq, cqo).
     SpreadSign {
-        to: Part,
-        from: Part,
+        to: RegisterPart,
+        from: RegisterPart,
     },
     MoveIf {
         condition: ConditionCode,
-        to: Part,
-        from: Place,
+        to: RegisterPart,
+        from: OperandPlace,
     },
     SetIf {
         condition: ConditionCode,
-        to: Place,
+        to: OperandPlace,
     },
     Jump(Source),
     JumpIf {
@@ -97,13 +97,13 @@ pub(super) enum Action {
     },
     /// `loop` and its conditional forms: counts down, and jumps while something is left and the condition holds.
     Loop {
-        counter: Part,
+        counter: RegisterPart,
         condition: ConditionCode,
         target: u64,
     },
     /// `jrcxz`, `jecxz`.
     JumpIfZero {
-        counter: Part,
+        counter: RegisterPart,
         target: u64,
     },
     Call(Source),
@@ -120,9 +120,9 @@ impl Action {
         if instruction.has_lock_prefix() {
             return None;
         }
-        let place = |index| Place::of(instruction, index);
+        let place = |index| OperandPlace::of(instruction, index);
         let source = |index| Source::of(instruction, index);
-        let part = |index| Part::of(instruction, index);
+        let part = |index| RegisterPart::of(instruction, index);
         let binary = |operation| Some(Self::Binary { operation, to: place(0)?, from: source(1)? });
         let compare = |operation| Some(Self::Compare { operation, left: place(0)?, right: source(1)? });
         let shift = |operation| Some(Self::Shift { operation, to: place(0)?, count: source(1)? });
@@ -130,13 +130,13 @@ impl Action {
             is_in_operand(instruction).then_some(Self::Bit { operation, to: place(0)?, index: source(1)? })
         };
         let extend_rax = |to, from| {
-            let from = Place::Register(Part::low(Register::Rax, from));
-            Some(Self::Extend { to: Part::low(Register::Rax, to), from, signed: true })
+            let from = OperandPlace::Register(RegisterPart::low(Register::Rax, from));
+            Some(Self::Extend { to: RegisterPart::low(Register::Rax, to), from, signed: true })
         };
         let spread_rax = |width| {
             Some(Self::SpreadSign {
-                to: Part::low(Register::Rdx, width),
-                from: Part::low(Register::Rax, width),
+                to: RegisterPart::low(Register::Rdx, width),
+                from: RegisterPart::low(Register::Rax, width),
             })
         };
         match instruction.mnemonic() {
@@ -208,7 +208,7 @@ fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
         Code::Push_r64 | Code::Push_rm64 | Code::Pushq_imm8 | Code::Pushq_imm32 => {
             Source::of(instruction, 0).map(Action::Push)
         }
-        Code::Pop_r64 | Code::Pop_rm64 => Part::of(instruction, 0).map(|to| Action::Pop(to.register)),
+        Code::Pop_r64 | Code::Pop_rm64 => RegisterPart::of(instruction, 0).map(|to| Action::Pop(to.register)),
         Code::Pushfq => Some(Action::PushFlags),
         Code::Popfq => Some(Action::PopFlags),
         Code::Leaveq => Some(Action::Leave),
@@ -226,10 +226,10 @@ fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
 fn counting(instruction: &Instruction) -> Option<Action> {
     let counter = match instruction.code() {
         Code::Loop_rel8_64_RCX | Code::Loope_rel8_64_RCX | Code::Loopne_rel8_64_RCX | Code::Jrcxz_rel8_64 => {
-            Part::low(Register::Rcx, Width::Qword)
+            RegisterPart::low(Register::Rcx, Width::Qword)
         }
         Code::Loop_rel8_64_ECX | Code::Loope_rel8_64_ECX | Code::Loopne_rel8_64_ECX | Code::Jecxz_rel8_64 => {
-            Part::low(Register::Rcx, Width::Dword)
+            RegisterPart::low(Register::Rcx, Width::Dword)
         }
         _ => return None,
     };
@@ -250,11 +250,11 @@ fn conditional(instruction: &Instruction) -> Option<Action> {
         return instruction.is_jcc_short_or_near().then_some(Action::JumpIf { condition, target });
     }
     match instruction.op_count() {
-        1 => Some(Action::SetIf { condition, to: Place::of(instruction, 0)? }),
+        1 => Some(Action::SetIf { condition, to: OperandPlace::of(instruction, 0)? }),
         2 => Some(Action::MoveIf {
             condition,
-            to: Part::of(instruction, 0)?,
-            from: Place::of(instruction, 1)?,
+            to: RegisterPart::of(instruction, 0)?,
+            from: OperandPlace::of(instruction, 1)?,
         }),
         _ => None,
     }

@@ -78,14 +78,14 @@ impl Width {
 
 /// A register, or the part of one, that an instruction names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct RegisterPart {
     pub(super) register: Register,
     pub(super) width: Width,
     /// ah, ch, dh or bh: the byte above the lowest.
     pub(super) high: bool,
 }
 
-impl Part {
+impl RegisterPart {
     /// The part that operand `index` names; `None` when it is not a general-purpose register.
     pub(super) fn of(instruction: &Instruction, index: u32) -> Option<Self> {
         let register = instruction.try_op_register(index).ok()?;
@@ -189,16 +189,16 @@ impl Address {
 
 /// What an instruction can both read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    Register(Part),
+pub(super) enum OperandPlace {
+    Register(RegisterPart),
     Memory(Address, Width),
 }
 
-impl Place {
+impl OperandPlace {
     /// Operand `index`; `None` when it is neither memory of 1, 2, 4 or 8 bytes nor a general-purpose register.
     pub(super) fn of(instruction: &Instruction, index: u32) -> Option<Self> {
         match instruction.try_op_kind(index).ok()? {
-            OpKind::Register => Part::of(instruction, index).map(Self::Register),
+            OpKind::Register => RegisterPart::of(instruction, index).map(Self::Register),
             OpKind::Memory => {
                 let width = Width::new(instruction.memory_size().size())?;
                 Some(Self::Memory(Address::of(instruction)?, width))
@@ -218,7 +218,7 @@ impl Place {
 /// What an instruction can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    Place(Place),
+    OperandPlace(OperandPlace),
     /// Sign-extended where the encoding says so, and a branch's absolute target.
     Immediate(u64),
 }
@@ -231,7 +231,7 @@ impl Source {
         }
         match instruction.try_op_kind(index).ok()? {
             OpKind::NearBranch64 => Some(Self::Immediate(instruction.near_branch64())),
-            _ => Place::of(instruction, index).map(Self::Place),
+            _ => OperandPlace::of(instruction, index).map(Self::OperandPlace),
         }
     }
 }

@@ -21,7 +21,7 @@ const LONGEST: usize = 512;
 
 /// A piece of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Step {
+pub(crate) enum GlobStep {
     /// Any number of bytes, none included.
     Star,
     /// One byte of a set.
@@ -32,7 +32,7 @@ pub(crate) enum Step {
     Byte(u8),
 }
 
-impl Step {
+impl GlobStep {
     fn accepts(&self, byte: u8) -> bool {
         match self {
             Self::Star => false,
@@ -48,7 +48,7 @@ impl Step {
 /// A pattern made ready to be matched with many names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Glob {
-    steps: Vec<Step>,
+    steps: Vec<GlobStep>,
 }
 
 impl Glob {
@@ -71,29 +71,29 @@ impl Glob {
         while let [first, tail @ ..] = rest {
             rest = tail;
             steps.push(match first {
-                b'*' => Step::Star,
-                b'?' => Step::Any,
+                b'*' => GlobStep::Star,
+                b'?' => GlobStep::Any,
                 b'\\' => {
                     let [literal, tail @ ..] = rest else { return Err(GlobError::OpenEscape) };
                     rest = tail;
-                    Step::Byte(*literal)
+                    GlobStep::Byte(*literal)
                 }
                 b'[' => {
                     let (class, tail) = class(rest).ok_or(GlobError::OpenClass)?;
                     rest = tail;
                     class
                 }
-                byte => Step::Byte(*byte),
+                byte => GlobStep::Byte(*byte),
             });
         }
         // Several stars in a row mean one.
-        steps.dedup_by(|next, previous| *next == Step::Star && *previous == Step::Star);
+        steps.dedup_by(|next, previous| *next == GlobStep::Star && *previous == GlobStep::Star);
         Ok(Self { steps })
     }
 
     /// What stands before, between and behind its stars, in this order.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = &[Step]> {
-        self.steps.split(|step| *step == Step::Star)
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &[GlobStep]> {
+        self.steps.split(|step| *step == GlobStep::Star)
     }
 
     /// Whether the pattern matches all of `name`.
@@ -112,7 +112,7 @@ impl Glob {
         let mut retry = None;
         while let Some(byte) = name.get(at) {
             match self.steps.get(step) {
-                Some(Step::Star) => {
+                Some(GlobStep::Star) => {
                     step += 1;
                     retry = Some((step, at));
                 }
@@ -128,12 +128,12 @@ impl Glob {
                 }
             }
         }
-        self.steps.get(step..).is_some_and(|rest| rest.iter().all(|step| *step == Step::Star))
+        self.steps.get(step..).is_some_and(|rest| rest.iter().all(|step| *step == GlobStep::Star))
     }
 }
 
 /// The class behind a `[`, and what follows its `]`. As in a shell, a `]` that comes first belongs to the class.
-fn class(after_bracket: &[u8]) -> Option<(Step, &[u8])> {
+fn class(after_bracket: &[u8]) -> Option<(GlobStep, &[u8])> {
     let (negated, mut rest) = match after_bracket {
         [b'!' | b'^', rest @ ..] => (true, rest),
         rest => (false, rest),
@@ -141,7 +141,9 @@ fn class(after_bracket: &[u8]) -> Option<(Step, &[u8])> {
     let mut ranges = Vec::new();
     loop {
         match rest {
-            [b']', tail @ ..] if !ranges.is_empty() => return Some((Step::Class { negated, ranges }, tail)),
+            [b']', tail @ ..] if !ranges.is_empty() => {
+                return Some((GlobStep::Class { negated, ranges }, tail));
+            }
             [low, b'-', high, tail @ ..] if *high != b']' => {
                 ranges.push((*low, *high));
                 rest = tail;

@@ -77,7 +77,7 @@ pub fn decode(image: &Vmlinux) -> Result<SymbolTable, KallsymsError> {
             if tries > MOST_TRIES {
                 return Err(furthest);
             }
-            let tables = Tables::find(bytes, segment.range.start, digits);
+            let tables = KallsymsTables::find(bytes, segment.range.start, digits);
             match tables.and_then(|tables| tables.decode(image.text_start())) {
                 Ok(symbols) => return Ok(symbols),
                 Err(error) => furthest = furthest.max(error),
@@ -93,7 +93,7 @@ fn find_all(bytes: &[u8], needle: &'static [u8]) -> impl Iterator<Item = usize> 
 }
 
 /// The tables, as positions in one segment.
-struct Tables<'a> {
+struct KallsymsTables<'a> {
     bytes: &'a [u8],
     /// The link-time address of `bytes`.
     start: Gva,
@@ -114,7 +114,7 @@ enum Offsets {
     FromPlace { at: usize },
 }
 
-impl<'a> Tables<'a> {
+impl<'a> KallsymsTables<'a> {
     fn find(bytes: &'a [u8], start: Gva, digits: usize) -> Result<Self, KallsymsError> {
         let reach = digits.next_multiple_of(ALIGNMENT)..digits + TOKEN_TABLE_REACH;
         let (tokens, tokens_at, index_end) = reach

@@ -29,8 +29,8 @@ pub struct LineTable {
     rows: Bytes,
     /// Of each inlined call: in which call, which function, file, line.
     calls: Words,
-    files: Names,
-    functions: Names,
+    files: NameTable,
+    functions: NameTable,
 }
 
 /// A line of the source, and the inlined function that it is a part of.
@@ -75,7 +75,7 @@ impl LineTable {
     #[must_use]
     pub fn at(&self, link: Gva) -> Vec<SourceLine<'_>> {
         let row = link.offset_from(self.base).and_then(|at| self.row(at.try_into().ok()?));
-        let Some(Row { mut file, mut line, mut call, .. }) = row.filter(|row| row.file != 0) else {
+        let Some(LineRow { mut file, mut line, mut call, .. }) = row.filter(|row| row.file != 0) else {
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -93,11 +93,11 @@ impl LineTable {
     }
 
     /// The last row that begins at `at` or before.
-    fn row(&self, at: u32) -> Option<Row> {
+    fn row(&self, at: u32) -> Option<LineRow> {
         let after = self.index.partition_point::<INDEX>(|[start, _]| start <= at);
         let [start, position] = self.index.get::<INDEX>(after.checked_sub(1)?)?;
         let mut bytes = self.rows.get(position as usize..)?;
-        let mut row = Row { at: start, ..Row::default() };
+        let mut row = LineRow { at: start, ..LineRow::default() };
         let mut last = None;
         for _ in 0..BLOCK {
             let Some(next) = row.next(&mut bytes) else { break };
@@ -113,14 +113,14 @@ impl LineTable {
 
 /// From an address on, this holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Row {
+struct LineRow {
     at: u32,
     file: u32,
     line: u32,
     call: u32,
 }
 
-impl Row {
+impl LineRow {
     /// Reads the row behind this one.
     fn next(self, bytes: &mut &[u8]) -> Option<Self> {
         let mut add = |value: u32| Some(value.wrapping_add_signed(bytes::signed(bytes::take(bytes)?)));
@@ -142,7 +142,7 @@ impl Row {
 pub struct LineTableBuilder {
     table: LineTable,
     rows: Vec<u8>,
-    last: Row,
+    last: LineRow,
     /// Rows so far.
     count: usize,
 }
@@ -156,10 +156,10 @@ impl LineTableBuilder {
             index: Words::default(),
             rows: Bytes::default(),
             calls: Words::default(),
-            files: Names::of(files),
-            functions: Names::of(functions),
+            files: NameTable::of(files),
+            functions: NameTable::of(functions),
         };
-        Self { table, rows: Vec::new(), last: Row::default(), count: 0 }
+        Self { table, rows: Vec::new(), last: LineRow::default(), count: 0 }
     }
 
     /// Adds an inlined call, in another one of those before. Calls are numbered as they come; the first stands for none.
@@ -169,14 +169,14 @@ impl LineTableBuilder {
 
     /// Adds what holds from the byte `at` on, which is behind what was added before.
     pub fn push(&mut self, at: u32, file: u32, line: u32, call: u32) {
-        let row = Row { at, file, line, call };
-        let is_same = Row { at, ..self.last } == row;
+        let row = LineRow { at, file, line, call };
+        let is_same = LineRow { at, ..self.last } == row;
         if is_same && self.count > 0 {
             return;
         }
         if self.count.is_multiple_of(BLOCK) {
             self.table.index.push([at, self.rows.len() as u32]);
-            self.last = Row { at, ..Row::default() };
+            self.last = LineRow { at, ..LineRow::default() };
         }
         row.write(self.last, &mut self.rows);
         self.last = row;
@@ -190,15 +190,15 @@ impl LineTableBuilder {
     }
 }
 
-/// Names, one behind the other.
+/// NameTable, one behind the other.
 #[derive(Clone, Default, Serialize, Deserialize)]
-struct Names {
+struct NameTable {
     text: String,
     /// Where each ends.
     ends: Words,
 }
 
-impl Names {
+impl NameTable {
     fn of(names: &[String]) -> Self {
         let mut found = Self::default();
         for name in names {

@@ -40,7 +40,7 @@ impl Module {
         memory: &VirtMemory<'_, M>,
         symbols: &SymbolTable,
     ) -> Result<PatchedText, ModuleError> {
-        let tables = Tables { module: self, memory };
+        let tables = ModuleTables { module: self, memory };
         let mut found = Vec::new();
         let mut missing = Vec::new();
         let places = &layout.tables;
@@ -95,18 +95,18 @@ impl Module {
         layout: &ModuleLayout,
         memory: &VirtMemory<'_, M>,
     ) -> Result<Vec<Gva>, ModuleError> {
-        let sites = layout.tables.ftrace.map(|place| Tables { module: self, memory }.functions(place));
+        let sites = layout.tables.ftrace.map(|place| ModuleTables { module: self, memory }.functions(place));
         Ok(sites.transpose()?.unwrap_or_default())
     }
 }
 
-/// Tables of one module, in the guest's memory.
-struct Tables<'a, M: PhysMemory + ?Sized> {
+/// ModuleTables of one module, in the guest's memory.
+struct ModuleTables<'a, M: PhysMemory + ?Sized> {
     module: &'a Module,
     memory: &'a VirtMemory<'a, M>,
 }
 
-impl<M: PhysMemory + ?Sized> Tables<'_, M> {
+impl<M: PhysMemory + ?Sized> ModuleTables<'_, M> {
     /// What `of` makes of each entry's address and first bytes, as far as it is text of the module.
     fn entries(
         &self,

@@ -114,7 +114,7 @@ pub enum TableFull {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct PackedSymbol {
     at: Gva,
     name: u32,
     name_len: u16,
@@ -125,7 +125,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct SymbolTableBuilder {
     names: String,
-    entries: Vec<Entry>,
+    entries: Vec<PackedSymbol>,
 }
 
 impl SymbolTableBuilder {
@@ -147,7 +147,12 @@ impl SymbolTableBuilder {
         if self.entries.len() == MOST_SYMBOLS || self.names.len() + name.len() > MOST_NAME_BYTES {
             return Err(TableFull::TooMany);
         }
-        self.entries.push(Entry { at, name: self.names.len() as u32, name_len: name.len() as u16, kind });
+        self.entries.push(PackedSymbol {
+            at,
+            name: self.names.len() as u32,
+            name_len: name.len() as u16,
+            kind,
+        });
         self.names.push_str(name);
         Ok(())
     }
@@ -167,7 +172,7 @@ impl SymbolTableBuilder {
 pub struct SymbolTable {
     names: String,
     /// By address.
-    entries: Vec<Entry>,
+    entries: Vec<PackedSymbol>,
     /// Indices into `entries`, by name and then by address; sorted when they are needed first.
     by_name: OnceLock<Vec<u32>>,
 }
@@ -188,7 +193,7 @@ impl SymbolTable {
     /// How much memory it takes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.names.len() + self.entries.len() * (size_of::<Entry>() + size_of::<u32>())
+        self.names.len() + self.entries.len() * (size_of::<PackedSymbol>() + size_of::<u32>())
     }
 
     /// Whether there are none.
@@ -307,7 +312,7 @@ impl SymbolTable {
         self.entries.get(index as usize).map(|entry| self.view(entry))
     }
 
-    fn view(&self, entry: &Entry) -> Symbol<'_> {
+    fn view(&self, entry: &PackedSymbol) -> Symbol<'_> {
         let start = entry.name as usize;
         let name = self.names.get(start..start + usize::from(entry.name_len)).unwrap_or_default();
         Symbol { at: entry.at, kind: entry.kind.into(), name }

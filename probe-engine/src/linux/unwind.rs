@@ -121,7 +121,7 @@ pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
     code: Code<'a>,
     memory: &'a VirtMemory<'a, M>,
     real: F,
-    at: State,
+    at: FrameState,
     first: Option<Frame>,
     left: usize,
     end: Option<End>,
@@ -129,7 +129,7 @@ pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
 
 /// The registers in one frame, as far as they are known.
 #[derive(Clone, Copy)]
-struct State {
+struct FrameState {
     ip: Gva,
     sp: u64,
     bp: u64,
@@ -165,7 +165,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, rax: ax, .. } = *regs;
         let ip = Gva(regs.rip);
         let user = UserRegs { rip: ip, rsp: Gva(regs.rsp), rbp: Gva(bp) };
-        let at = State {
+        let at = FrameState {
             ip,
             sp: regs.rsp,
             bp,
@@ -188,7 +188,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         self.end
     }
 
-    /// Goes to the next frame. What is known of the registers is [`State`]; what is done with it is what
+    /// Goes to the next frame. What is known of the registers is [`FrameState`]; what is done with it is what
     /// `unwind_next_frame` does, in its order.
     fn step(&mut self) -> Result<Frame, End> {
         let now = self.at;
@@ -202,7 +202,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             None => (FRAME_POINTER, false),
         };
         let sp = self.previous_sp(&row)?;
-        let mut next = State { signal: row.signal, is_reliable, ..now };
+        let mut next = FrameState { signal: row.signal, is_reliable, ..now };
         let (slot, is_user) = match row.holds {
             Holds::Return => {
                 let slot = sp.wrapping_sub(8);
@@ -291,7 +291,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
     }
 }
 
-impl State {
+impl FrameState {
     /// Checks `sp`, which was `before`: it lies higher on the same stack, or on another one if `may_leave`.
     fn follow_stack(&mut self, before: u64, may_leave: bool) -> Result<(), End> {
         if before < self.sp && self.sp.wrapping_sub(self.stack) <= LARGEST_STACK {

@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use tests::detour::histogram;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
-use vmm::session::{Command, ProbeReport, State};
+use vmm::session::{Command, ProbeReport, ProbeState};
 
 const FUNCTION: &str = "__x64_sys_getppid";
 /// What the guest does for each row.
@@ -68,8 +68,8 @@ fn by_pid() -> Histogram {
 /// What a probe stood on.
 fn footing(probe: &ProbeReport) -> &'static str {
     match probe.state {
-        State::Optimized(_) => "detour",
-        State::Armed(_) => "trap",
+        ProbeState::Optimized(_) => "detour",
+        ProbeState::Armed(_) => "trap",
         _ => panic!("{probe:?}"),
     }
 }

@@ -18,7 +18,7 @@ use vmm::devices::{Devices, console::Console};
 use vmm::kvm::{Exit, KvmVcpu, Left};
 use vmm::memory::GuestRam;
 use vmm::selftest::BreakpointDelivery;
-use vmm::selftest::micro::{self, MicroGuest, Privilege, Stack};
+use vmm::selftest::micro::{self, ExceptionStack, MicroGuest, Privilege};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How many a batch has at most.
@@ -159,7 +159,7 @@ impl Guest {
         let (code, handlers) = code::code();
         micro.ram().write(CODE, &code).unwrap();
         for (vector, handler) in (0..).zip(handlers) {
-            micro.gate(vector, handler, Privilege::Kernel, Stack::Own).unwrap();
+            micro.gate(vector, handler, Privilege::Kernel, ExceptionStack::Own).unwrap();
         }
         /// Of the stack table's first entry, in the task-state segment (see `micro`).
         const IST1: Gva = Gva(0x6024);

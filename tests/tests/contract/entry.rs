@@ -10,7 +10,7 @@ use tests::code::{CODE, COUNT, HANDLER, LAST_RIP, code, ending, mov, repeat, sta
 use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
 use vmm::probe::{Hit, Probe};
-use vmm::selftest::micro::Stack;
+use vmm::selftest::micro::ExceptionStack;
 
 /// The five bytes that ftrace has at the beginning of a function: `nop dword [rax+rax]`
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
@@ -49,7 +49,7 @@ fn an_interrupt_finds_no_room_between_a_sti_and_a_probed_cli() {
     let Some(fit) = fit() else { return };
     let run = |probed: bool| {
         let mut rig = Rig::new(fit);
-        rig.gate(VECTOR, HANDLER, Stack::Current);
+        rig.gate(VECTOR, HANDLER, ExceptionStack::Current);
         let ipi = [ENABLE_X2APIC.to_vec(), write_msr(SPURIOUS, 0x1ff), write_msr(SELF_IPI, VECTOR.into())];
         let before = code(&[&ipi.concat(), &STI]);
         rig.write(CODE, &ending(&[&before, &CLI, &NOP, &NOP]));
@@ -133,7 +133,7 @@ fn sent_astray(before: &[u8], instruction: &[u8], probe: Probe) -> Option<Left> 
     // pop rax, twice: the error code and RIP
     let handler = code(&[&[0x58], &store(CODE_SEEN, RAX), &[0x58], &store(RIP_SEEN, RAX)]);
     rig.write(AT, &ending(&[&handler]));
-    rig.gate(GENERAL_PROTECTION, AT, Stack::Own);
+    rig.gate(GENERAL_PROTECTION, AT, ExceptionStack::Own);
     rig.write(CODE, &ending(&[before, instruction]));
     rig.arm_probes(behind(&[before]), vec![probe]);
     Some(rig.run(&[Start::at(CODE, stack(0))]).to_end())

@@ -4,7 +4,7 @@ use probe_engine::addr::Gva;
 use tests::code::{CODE, ending, mov, stack, store};
 use tests::host::{Fit, fit};
 use tests::rig::{Left, Rig, Start};
-use vmm::selftest::micro::{SIZE, Stack};
+use vmm::selftest::micro::{ExceptionStack, SIZE};
 
 /// Behind what is mapped.
 const UNMAPPED: Gva = Gva(4 * SIZE);
@@ -31,8 +31,8 @@ fn fault(fit: &'static Fit, vector: u8, instruction: &[u8], rsp: Gva, rdi: u64, 
     handler.extend(store(CR2, RAX));
     rig.write(HANDLER, &ending(&[&handler]));
     // The guest's stack may be what faults.
-    rig.gate(vector, HANDLER, Stack::Own);
-    rig.gate(3, tests::code::HANDLER, Stack::Own);
+    rig.gate(vector, HANDLER, ExceptionStack::Own);
+    rig.gate(3, tests::code::HANDLER, ExceptionStack::Own);
     if probed {
         rig.arm(CODE.add(prologue.len() as u64), &[0]);
     }

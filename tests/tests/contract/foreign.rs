@@ -4,7 +4,7 @@ use probe_engine::addr::Gva;
 use tests::code::{CODE, COUNT, LAST_RIP, ending, stack};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
-use vmm::selftest::micro::{Privilege, Stack, power_off};
+use vmm::selftest::micro::{ExceptionStack, Privilege, power_off};
 
 const NOP: [u8; 1] = [0x90];
 const INT3: [u8; 1] = [0xcc];
@@ -47,7 +47,7 @@ fn an_int3_in_user_mode_is_the_guests() {
     let mut rig = Rig::new(fit);
     rig.write(CODE, &[&NOP[..], &INT3, &NOP, &INT3, &SYSTEM_CALL].concat());
     rig.write(KERNEL, &ending(&[&NOP]));
-    rig.gate(0x40, KERNEL, Stack::Current);
+    rig.gate(0x40, KERNEL, ExceptionStack::Current);
     rig.arm(KERNEL, &[0]);
     let start = Start { rip: CODE, rsp: stack(0), mode: Privilege::User };
     let left = rig.run(&[Some(start)]).to_end();

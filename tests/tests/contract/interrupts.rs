@@ -3,7 +3,7 @@
 use tests::code::{CODE, COUNT, HANDLER, code, ending, stack};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
-use vmm::selftest::micro::Stack;
+use vmm::selftest::micro::ExceptionStack;
 
 pub(crate) const SPURIOUS: u32 = 0x80f;
 pub(crate) const SELF_IPI: u32 = 0x83f;
@@ -31,7 +31,7 @@ fn an_interrupt_that_waits_comes_behind_the_hlt_that_follows_a_probed_sti() {
     let Some(fit) = fit() else { return };
     for probed in [false, true] {
         let mut rig = Rig::new(fit);
-        rig.gate(VECTOR, HANDLER, Stack::Current);
+        rig.gate(VECTOR, HANDLER, ExceptionStack::Current);
         let prologue =
             code(&[&ENABLE_X2APIC, &write_msr(SPURIOUS, 0x1ff), &write_msr(SELF_IPI, VECTOR.into())]);
         rig.write(CODE, &ending(&[&prologue, &STI, &HLT]));

@@ -11,7 +11,7 @@ use tests::rig::{Left, Rig, Start};
 use vmm::boot::layout;
 use vmm::memory::GuestRam;
 use vmm::reserved::{self, Reserved};
-use vmm::selftest::micro::{Stack, power_off};
+use vmm::selftest::micro::{ExceptionStack, power_off};
 use vmm::world::{VcpuTables, World};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -48,9 +48,9 @@ fn run(what: &[u8], fill: impl FnOnce(&mut Reserved, &GuestRam) -> Gva) -> Optio
     handler.extend([0x0f, 0x20, 0xd0]);
     handler.extend(store(CR2, RAX));
     rig.write(HANDLER, &ending(&[&handler]));
-    rig.gate(14, HANDLER, Stack::Own);
+    rig.gate(14, HANDLER, ExceptionStack::Own);
     rig.write(UNDEFINED, &power_off());
-    rig.gate(6, UNDEFINED, Stack::Current);
+    rig.gate(6, UNDEFINED, ExceptionStack::Current);
     let running = rig.run(&[Start::at(CODE, stack(0))]);
     // It runs for a while with the entries absent.
     std::thread::sleep(Duration::from_millis(20));

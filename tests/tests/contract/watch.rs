@@ -11,7 +11,7 @@ use tests::rig::{Left, Rig, Start};
 use vmm::events::What;
 use vmm::kvm::DebugRegister;
 use vmm::probe::{Access, Hit, Probe};
-use vmm::selftest::micro::Stack;
+use vmm::selftest::micro::ExceptionStack;
 use vmm::trap::Delivery;
 
 const RAX: u8 = 0;
@@ -191,7 +191,7 @@ pub(crate) fn on_debug_exception(rig: &Rig) {
         0x58,
     ];
     rig.write(DEBUG_HANDLER, &code(&[&COLLECT_DR6, &counting_handler()]));
-    rig.gate(1, DEBUG_HANDLER, Stack::Current);
+    rig.gate(1, DEBUG_HANDLER, ExceptionStack::Current);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use probe_engine::virt_memory::VirtMemory;
 use tests::linux_rig::{Guest, subject};
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
-use vmm::session::{Missed, State};
+use vmm::session::{Missed, ProbeState};
 
 /// Its entry has a probe of its returns.
 const FUNCTION: &str = "__x64_sys_getppid";
@@ -102,11 +102,11 @@ fn branches_as_the_guest(words: &'static str, thunk: Option<&str>, retpolines: b
     let ended = guest.run("getppid:500,walk:1,getppid:500");
     ended.assert_in_order();
     let [returns, calls, early] = [1, 2, 3].map(|n| ended.probe(n));
-    assert!(matches!(returns.state, State::Optimized(_)), "{returns:?}");
+    assert!(matches!(returns.state, ProbeState::Optimized(_)), "{returns:?}");
     assert_eq!((returns.hits, calls.hits, early.hits), (calls.hits, calls.hits, 1));
     assert!(calls.hits >= 1000);
     // What lies beside a thunk is not a part of the thunk.
-    assert!(matches!(ended.probe(4).state, State::Optimized(_)), "{:?}", ended.probe(4));
+    assert!(matches!(ended.probe(4).state, ProbeState::Optimized(_)), "{:?}", ended.probe(4));
     assert_eq!((returns.missed, returns.outstanding), (Missed::default(), 0));
     let notes = notes.take();
     assert!(!notes.is_empty());

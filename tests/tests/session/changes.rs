@@ -9,7 +9,7 @@ use std::time::Duration;
 use tests::kernel::name_of;
 use tests::linux_rig::{Console, Guest};
 use vmm::probe::Probe;
-use vmm::session::{Command, CommandError, Handle, ProbeReport, RegisterError, State};
+use vmm::session::{Command, CommandError, Handle, ProbeReport, ProbeState, RegisterError};
 
 const MKDIR: &str = "vfs_mkdir";
 const RMDIR: &str = "vfs_rmdir";
@@ -37,7 +37,7 @@ fn probes_are_switched_one_by_one_and_all_at_once() {
                 let made = first[0].1;
                 assert!(made >= 3);
                 assert_eq!(first, [(0, made, true), (1, 0, false), (2, 3, true)]);
-                assert_eq!(handle.list().unwrap()[1].state, State::Disabled);
+                assert_eq!(handle.list().unwrap()[1].state, ProbeState::Disabled);
                 handle.command(Command::Enable(vec![b])).unwrap();
                 handle.command(Command::Disable(vec![a])).unwrap();
                 let second = after_walk(handle, console, 2);

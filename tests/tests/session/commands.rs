@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tests::kernel::name_of;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
-use vmm::session::{Command, Outcome, State};
+use vmm::session::{Command, Outcome, ProbeState};
 
 /// A handler that panics breaks its own probe and nothing else; what it did to the registers is undone.
 #[test]
@@ -31,8 +31,8 @@ fn a_handler_that_panics_disables_its_probe() {
         .run("open:20");
     ended.assert_in_order();
     assert_eq!(ended.workload("open", "calls"), 20);
-    assert_eq!(ended.probe(0).state, State::Broken("the third call".to_owned()));
-    assert_eq!(ended.probe(1).state, State::Broken("the 5th return".to_owned()));
+    assert_eq!(ended.probe(0).state, ProbeState::Broken("the third call".to_owned()));
+    assert_eq!(ended.probe(1).state, ProbeState::Broken("the 5th return".to_owned()));
     assert_eq!((calls.load(Ordering::Relaxed), returns.load(Ordering::Relaxed)), (3, 5));
     assert_eq!((ended.hits(0), ended.hits(1)), (3, 5));
     assert!(ended.hits(2) >= ended.workload("done", "openat"));
@@ -66,7 +66,7 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
     ended.assert_in_order();
     let opens = ended.workload("done", "openat");
     assert_eq!((ended.hits(0), ended.hits(3)), (1, opens));
-    assert_eq!(ended.probe(0).state, State::Disabled);
+    assert_eq!(ended.probe(0).state, ProbeState::Disabled);
     assert!((1..20_000).contains(&ended.hits(1)), "{}", ended.hits(1));
     assert_eq!(ended.hits(4), opens);
     assert_eq!(paths.take().len() as u64, opens, "the call in which it was registered counts");

@@ -9,7 +9,7 @@ use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::What;
 use vmm::probe::Probe;
-use vmm::session::{Command, Handle, Missed, ProbeReport, State};
+use vmm::session::{Command, Handle, Missed, ProbeReport, ProbeState};
 
 /// Reads the arguments of this number that the call was made with, and its value.
 fn reading(arguments: &[u8]) -> Capture {
@@ -55,8 +55,8 @@ fn a_return_by_a_detour_is_that_by_a_trap() {
     let (Some(detoured), Some(trapped)) = (run(true), run(false)) else { return };
     for n in 0..4 {
         let (detour, trap) = (detoured.probe(n), trapped.probe(n));
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
-        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default());
         assert_eq!((detour.outstanding, trap.outstanding), (0, 0));
         let (by_detour, by_trap) = (seen(&detoured, n), seen(&trapped, n));
@@ -84,7 +84,7 @@ fn recursion_beyond_the_limit_is_missed() {
         .run("nest:50,nest:50");
     ended.assert_in_order();
     for n in 0..3 {
-        assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
+        assert!(matches!(ended.probe(n).state, ProbeState::Optimized(_)), "{:?}", ended.probe(n));
         assert_eq!(ended.probe(n).outstanding, 0);
     }
     assert_eq!((ended.hits(0), ended.probe(0).missed.instance), (20, 80));
@@ -130,12 +130,12 @@ fn calls_that_sleep_and_move_return() {
     ended.assert_in_order();
     for (n, function) in (0..).step_by(2).zip(functions) {
         let probe = ended.probe(n);
-        assert!(matches!(probe.state, State::Optimized(_)), "{probe:?}");
+        assert!(matches!(probe.state, ProbeState::Optimized(_)), "{probe:?}");
         assert_eq!((probe.missed, probe.outstanding), (Missed::default(), 0), "{probe:?}");
         assert!(probe.hits > 0 && probe.hits == ended.hits(n + 1), "{function}: {probe:?}");
     }
     let schedule = ended.probe(2 * functions.len() as u32);
-    assert!(matches!(schedule.state, State::Optimized(_)), "{schedule:?}");
+    assert!(matches!(schedule.state, ProbeState::Optimized(_)), "{schedule:?}");
     assert!(schedule.outstanding > 0 && schedule.hits > 100, "tasks sleep in it: {schedule:?}");
     assert_eq!(schedule.missed, Missed::default());
 }
@@ -241,7 +241,10 @@ fn instances_run_out() -> bool {
         let held = stand(handle, 0..holders);
         println!("{} calls are followed", held.iter().map(|probe| probe.outstanding).sum::<usize>());
         let before = &handle.list().unwrap()[changes.clone()];
-        assert!(before.iter().all(|p| matches!(p.state, State::Optimized(_)) && p.hits == 0), "{before:?}");
+        assert!(
+            before.iter().all(|p| matches!(p.state, ProbeState::Optimized(_)) && p.hits == 0),
+            "{before:?}"
+        );
         console.open_gate();
         console.wait_for("changed", 1);
         let followed = &handle.list().unwrap()[changes.clone()];
@@ -255,7 +258,7 @@ fn instances_run_out() -> bool {
         println!("missed: {:?}", first.iter().map(|probe| probe.missed.instance).collect::<Vec<_>>());
         assert!(first.iter().any(|probe| probe.missed.instance > 0), "{first:?}");
         for probe in &first {
-            assert!(matches!(probe.state, State::Armed(_)), "{probe:?}");
+            assert!(matches!(probe.state, ProbeState::Armed(_)), "{probe:?}");
             assert_eq!(probe.hits + probe.missed.instance, 50, "{probe:?}");
             let fell_back = probe.trapped.as_deref() == Some(NONE_LEFT);
             assert_eq!(fell_back, probe.missed.instance > 0, "{probe:?}");

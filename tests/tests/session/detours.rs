@@ -15,7 +15,7 @@ use std::time::Duration;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::{Command, Missed, State};
+use vmm::session::{Command, Missed, ProbeState};
 
 /// Called once for each step of a workload that says so, and seldom else.
 const FUNCTION: &str = "__x64_sys_getppid";
@@ -50,8 +50,8 @@ fn sees_what_a_trap_sees(cpus: u8) {
     for (n, function) in FUNCTIONS.iter().enumerate() {
         let n = 2 * n as u32;
         let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
-        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
         assert_eq!(trap.trapped.as_deref(), Some("a handler on the host sees its hits"));
         println!("{cpus} CPUs: {} hits of {function}", detour.hits);
         assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
@@ -82,7 +82,7 @@ fn hits_of_a_detour_leave_the_guest_where_it_is() {
         ended.assert_in_order();
         for n in 0..2 {
             assert_eq!(ended.probe(n).hits, calls, "{:?}", ended.probe(n));
-            assert!(matches!(ended.probe(n).state, State::Optimized(_)));
+            assert!(matches!(ended.probe(n).state, ProbeState::Optimized(_)));
         }
         assert_eq!(ended.events.len() as u64, calls);
         ended.report.exits
@@ -154,7 +154,7 @@ fn a_condition_counts_as_it_does_at_a_trap() {
     for (n, (meet, filter)) in conditions.iter().enumerate() {
         let (detour, trap) = (ended.probe(n as u32), ended.probe((n + conditions.len()) as u32));
         println!("{} of {all} hits: {filter:?}", detour.hits);
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
         assert_eq!((detour.hits, detour.missed), (trap.hits, Missed::default()), "{filter:?}");
         assert_eq!(trap.missed, Missed::default());
         let met = match detour.hits {
@@ -178,7 +178,7 @@ fn notes_all(guest: Guest) -> Ended {
     ended.assert_in_order();
     let (probe, calls) = (ended.probe(0), ended.workload("pinned", "calls"));
     println!("{calls} calls, {} hits, {} read, {} waits", probe.hits, ended.read, ended.report.waits);
-    assert!(matches!(probe.state, State::Optimized(_)), "{probe:?}");
+    assert!(matches!(probe.state, ProbeState::Optimized(_)), "{probe:?}");
     assert_eq!((probe.hits, ended.read, probe.missed), (calls, calls, Missed::default()));
     ended
 }
@@ -270,8 +270,8 @@ fn detours_come_and_go_under_load() {
             handle.command(change).unwrap();
             for probe in handle.list().unwrap() {
                 let kind = match probe.state {
-                    State::Optimized(_) => "optimized",
-                    State::Armed(_) => "trapped",
+                    ProbeState::Optimized(_) => "optimized",
+                    ProbeState::Armed(_) => "trapped",
                     _ => "other",
                 };
                 *counted.entry(kind).or_insert(0) += 1;

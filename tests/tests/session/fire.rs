@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tests::differential::rng::Rng;
 use tests::linux_rig::{Console, Guest, Subject};
 use vmm::probe::Probe;
-use vmm::session::{Command, Handle, Missed, ProbeReport, State};
+use vmm::session::{Command, Handle, Missed, ProbeReport, ProbeState};
 
 /// Probes in a set.
 const PROBES: usize = 500;
@@ -94,7 +94,7 @@ struct Seen(BTreeMap<&'static str, u64>);
 impl Seen {
     /// Looks at the probes with these numbers. `may` says which states they may be in.
     #[track_caller]
-    fn look(&mut self, handle: &Handle, ids: &[ProbeId], may: impl Fn(&State) -> bool) -> Option<()> {
+    fn look(&mut self, handle: &Handle, ids: &[ProbeId], may: impl Fn(&ProbeState) -> bool) -> Option<()> {
         let listed = unless_ended(handle.list())?;
         check(&listed);
         let of: Vec<&ProbeReport> = listed.iter().filter(|probe| ids.contains(&probe.id)).collect();
@@ -103,8 +103,8 @@ impl Seen {
         assert!(wrong.is_empty(), "{wrong:#?}");
         for probe in of {
             let kind = match probe.state {
-                State::Optimized(_) => "optimized",
-                State::Armed(_) => "trapped",
+                ProbeState::Optimized(_) => "optimized",
+                ProbeState::Armed(_) => "trapped",
                 _ => "disabled",
             };
             *self.0.entry(kind).or_default() += 1;
@@ -121,8 +121,8 @@ fn churn(
     rng: &mut Rng,
     seen: &mut Seen,
 ) -> Option<()> {
-    let is_optimized = |state: &State| matches!(state, State::Optimized(_));
-    let is_trapped = |state: &State| matches!(state, State::Armed(_));
+    let is_optimized = |state: &ProbeState| matches!(state, ProbeState::Optimized(_));
+    let is_trapped = |state: &ProbeState| matches!(state, ProbeState::Armed(_));
     while !console.text().contains("workload: mix ") {
         let mut ids = unless_ended(handle.register(set(rng)))?;
         seen.look(handle, &ids, is_optimized)?;
@@ -140,7 +140,7 @@ fn churn(
                 }
                 1 => {
                     unless_ended(handle.command(Command::Disable(some.clone())))?;
-                    seen.look(handle, &some, |state| *state == State::Disabled)?;
+                    seen.look(handle, &some, |state| *state == ProbeState::Disabled)?;
                     stay(rng);
                     unless_ended(handle.command(Command::Enable(some)))?;
                 }

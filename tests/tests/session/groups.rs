@@ -10,7 +10,7 @@ use tests::detour::histogram;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::State;
+use vmm::session::ProbeState;
 
 const READ: &str = "vfs_read";
 
@@ -78,7 +78,7 @@ fn histograms_are_made_in_the_guest() {
     let all = (2..).zip(of_entries.iter().map(|plan| (0, &entry, plan)));
     for (n, (source, capture, plan)) in all.chain([(5, (1, &back, &of_returns))]) {
         let (one_by_one, counted) = (ended.probe(source), ended.probe(n));
-        assert!(matches!(counted.state, State::Optimized(_)), "{counted:?}");
+        assert!(matches!(counted.state, ProbeState::Optimized(_)), "{counted:?}");
         assert_eq!((one_by_one.missed, counted.missed), Default::default());
         let (guest, host) = (in_guest(&ended, n, plan), on_host(&ended, source, capture, plan));
         println!("{} hits, {} keys", host.hits(), host.len());

@@ -33,11 +33,13 @@ use std::sync::{Arc, Mutex};
 use tests::kernel::name_of;
 use tests::linux_rig::{Console, Ended, Instruction, Subject};
 use vmm::probe::Hit;
-use vmm::session::{Handle, Missed, ProbeReport, State};
+use vmm::session::{Handle, Missed, ProbeReport, ProbeState};
 
 /// Number, hits and whether it stands, of all probes.
 fn listed(handle: &Handle) -> Vec<(u32, u64, bool)> {
-    let line = |p: &ProbeReport| (p.id.0, p.hits, matches!(p.state, State::Armed(_) | State::Optimized(_)));
+    let line = |p: &ProbeReport| {
+        (p.id.0, p.hits, matches!(p.state, ProbeState::Armed(_) | ProbeState::Optimized(_)))
+    };
     handle.list().unwrap().iter().map(line).collect()
 }
 

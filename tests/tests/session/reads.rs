@@ -8,7 +8,7 @@ use probe_engine::linux::glob::Glob;
 use tests::linux_rig::{Ended, Guest};
 use vmm::events::Event;
 use vmm::probe::Probe;
-use vmm::session::{Command, Missed, State};
+use vmm::session::{Command, Missed, ProbeState};
 
 pub(super) const OPEN: &str = "do_sys_openat2";
 /// How some names begin.
@@ -84,8 +84,8 @@ fn a_detour_reads_what_a_trap_reads() {
     ended.assert_in_order();
     for (n, (function, capture)) in (0..).step_by(2).zip(&captures) {
         let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
-        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default(), "{function}");
         assert!(detour.hits > 4 && detour.hits == trap.hits, "{function}: {detour:?} {trap:?}");
         let of_detour = ended.events.iter().filter(|event| event.probe == detour.id);
@@ -156,7 +156,7 @@ fn memory_is_compared_as_it_is_at_a_trap() {
     assert_eq!((group, others), (group_trapped, others_trapped));
     assert!(group > 2 && group == equal - 1 && group + others == all, "{group} {others} {all}");
     for n in [0, 2, 4, 5, 6, 8] {
-        assert!(matches!(ended.probe(n).state, State::Optimized(_)), "{:?}", ended.probe(n));
+        assert!(matches!(ended.probe(n).state, ProbeState::Optimized(_)), "{:?}", ended.probe(n));
     }
 }
 
@@ -189,7 +189,7 @@ fn a_detour_matches_what_a_trap_matches() {
     for (n, (_, pattern, negated, missed)) in (0..).step_by(2).zip(cases) {
         let (detour, trap) = (ended.probe(n), ended.probe(n + 1));
         println!("{pattern} {} {}", if negated { "does not match" } else { "matches" }, detour.hits);
-        assert!(matches!(detour.state, State::Optimized(_)), "{pattern}: {detour:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{pattern}: {detour:?}");
         assert_eq!(detour.missed, Missed { unread: missed, ..Missed::default() }, "{pattern}");
         // The long one ends in no way that is asked for.
         let long = if negated { missed } else { 0 };
@@ -210,7 +210,7 @@ fn detours_read_by_nothing_that_is_probed() {
             console.wait_for("workload: open", 1);
             let ids = handle.register(vec![Probe::at(COPY)]).unwrap();
             let listed = handle.list().unwrap();
-            assert!(matches!(listed[0].state, State::Armed(_)), "{:?}", listed[0]);
+            assert!(matches!(listed[0].state, ProbeState::Armed(_)), "{:?}", listed[0]);
             let reason = listed[0].trapped.as_deref().unwrap();
             assert_eq!(
                 reason,
@@ -219,7 +219,7 @@ fn detours_read_by_nothing_that_is_probed() {
             console.open_gate();
             console.wait_for("workload: open", 2);
             handle.command(Command::Unregister(ids)).unwrap();
-            assert!(matches!(handle.list().unwrap()[0].state, State::Optimized(_)));
+            assert!(matches!(handle.list().unwrap()[0].state, ProbeState::Optimized(_)));
             console.open_gate();
         },
     );

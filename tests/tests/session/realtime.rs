@@ -12,7 +12,7 @@ use probe_engine::probe::table::ProbeId;
 use tests::kernel::is_realtime;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::{Hit, Probe};
-use vmm::session::{Command, Missed, State};
+use vmm::session::{Command, Missed, ProbeState};
 
 const OPEN: &str = "do_sys_openat2";
 const SOFT: &str = "run_timer_softirq";
@@ -67,9 +67,9 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         .run_with("walk:1,mix:2,pinned:500,sh:/script,walk:1", |handle, console| {
             console.wait_for("ready", 1);
             let probes = handle.list().unwrap();
-            assert_eq!(probes[0].state, State::Optimized(nop));
-            assert_eq!(probes[1].state, State::Armed(nop.add(FTRACE_SITE)));
-            assert!(matches!(probes[2].state, State::Optimized(_)), "{:?}", probes[2]);
+            assert_eq!(probes[0].state, ProbeState::Optimized(nop));
+            assert_eq!(probes[1].state, ProbeState::Armed(nop.add(FTRACE_SITE)));
+            assert!(matches!(probes[2].state, ProbeState::Optimized(_)), "{:?}", probes[2]);
             assert_eq!((probes[0].hits, probes[0].missed), (probes[1].hits, Missed::default()));
             handle.command(Command::Unregister(vec![ProbeId(0), ProbeId(1)])).unwrap();
             console.open_gate();
@@ -99,8 +99,8 @@ fn detours_and_traps_serve_a_realtime_kernel() {
         serial.len()
     );
     assert!(timer.len() > 10 && !soft.is_empty() && !soft_trapped.is_empty() && !serial.is_empty());
-    assert!(matches!(ended.probe(5).state, State::Optimized(_)), "{:?}", ended.probe(5));
-    assert!(matches!(ended.probe(7).state, State::Armed(_)), "{:?}", ended.probe(7));
+    assert!(matches!(ended.probe(5).state, ProbeState::Optimized(_)), "{:?}", ended.probe(5));
+    assert!(matches!(ended.probe(7).state, ProbeState::Armed(_)), "{:?}", ended.probe(7));
     assert!(timer.iter().all(|task| task.context == Context::HardIrq), "{timer:?}");
     // Threads: what they do is their own work, and they are not idle. That some of them serve soft interrupts shows.
     for task in detoured.iter().chain(&trapped).chain(&serial) {

@@ -7,7 +7,7 @@ use probe_engine::capture::filter::{Filter, Operand, Order, Test};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register};
 use probe_engine::detour::relocation::RelocatedCode;
-use probe_engine::detour::verdict::{Function, verdict};
+use probe_engine::detour::verdict::{FunctionText, verdict};
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::linux::thunks::Thunks;
 use probe_engine::memory::PhysMemory;
@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tests::linux_rig::{Guest, Instruction, Subject};
 use vmm::probe::{Hit, Probe};
-use vmm::session::{Command, Handle, ProbeReport, State};
+use vmm::session::{Command, Handle, ProbeReport, ProbeState};
 
 /// Called once for each step of a workload that says so, and seldom else.
 const FUNCTION: &str = "__x64_sys_getppid";
@@ -43,7 +43,7 @@ impl Regions {
             let start = instruction.info.function.start;
             let bytes = self.subject.kernel.image().bytes(&instruction.info.function)?;
             let region =
-                verdict(&Function { start, bytes, slide: 0, constraints, thunks: &self.thunks }).ok()?;
+                verdict(&FunctionText { start, bytes, slide: 0, constraints, thunks: &self.thunks }).ok()?;
             (!region.is_one_instruction()).then_some((instruction, region))
         });
         found.collect()
@@ -119,9 +119,9 @@ fn sees_what_a_trap_sees(cpus: u8) {
     for (n, (trapped, moved)) in (0..).zip(&places) {
         let (trap, detour) = (ended.probe(2 * n), ended.probe(2 * n + 1));
         println!("{cpus} CPUs: {} hits of {moved}, {} of {trapped}", detour.hits, trap.hits);
-        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
         assert_eq!(trap.trapped.as_deref(), Some("a handler on the host sees its hits"));
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
         assert_eq!(detour.hits, trap.hits, "{detour:?} {trap:?}");
         assert_eq!((detour.missed, trap.missed), Default::default());
         hit += u32::from(detour.hits > 0);
@@ -155,7 +155,7 @@ fn first(handle: &Handle) -> ProbeReport {
 #[track_caller]
 fn becomes_a_detour(handle: &Handle) {
     let patience = Instant::now() + Duration::from_secs(60);
-    while !matches!(first(handle).state, State::Optimized(_)) {
+    while !matches!(first(handle).state, ProbeState::Optimized(_)) {
         assert!(Instant::now() < patience, "{:?}", first(handle));
         thread::sleep(Duration::from_millis(20));
     }
@@ -200,11 +200,11 @@ fn a_region_is_left_to_those_who_are_inside() {
         let hits = |calls| after(handle, console, "workload: getppid", calls)[0].1;
         assert_eq!(hits(1), CALLS);
         becomes_a_detour(handle);
-        let State::Optimized(at) = first(handle).state else { panic!("{:?}", first(handle)) };
+        let ProbeState::Optimized(at) = first(handle).state else { panic!("{:?}", first(handle)) };
 
         let id = handle.register(vec![counting(&inside)]).unwrap();
         let probe = first(handle);
-        assert_eq!(probe.state, State::Armed(at));
+        assert_eq!(probe.state, ProbeState::Armed(at));
         assert!(probe.trapped.as_deref().unwrap().starts_with("another probe stands inside"), "{probe:?}");
         assert_eq!(hits(2), 2 * CALLS);
         let seen = handle.list().unwrap().pop().unwrap();
@@ -217,10 +217,10 @@ fn a_region_is_left_to_those_who_are_inside() {
         assert_eq!(hits(3), 2 * CALLS);
         handle.command(Command::Enable(vec![ProbeId(0)])).unwrap();
         let probe = first(handle);
-        assert_eq!(probe.state, State::Armed(at));
+        assert_eq!(probe.state, ProbeState::Armed(at));
         assert!(probe.trapped.as_deref().unwrap().starts_with("a task is inside"), "{probe:?}");
         thread::sleep(Duration::from_millis(300));
-        assert_eq!(first(handle).state, State::Armed(at), "it is still there");
+        assert_eq!(first(handle).state, ProbeState::Armed(at), "it is still there");
         *word.lock().unwrap() = Some(0);
         assert_eq!(hits(4), 3 * CALLS);
         becomes_a_detour(handle);
@@ -264,8 +264,8 @@ fn regions_come_and_go_under_load() {
             }
             for probe in handle.list().unwrap() {
                 let kind = match (&probe.state, &probe.trapped) {
-                    (State::Optimized(_), _) => "optimized".to_owned(),
-                    (State::Armed(_), Some(reason)) => reason.chars().take(20).collect(),
+                    (ProbeState::Optimized(_), _) => "optimized".to_owned(),
+                    (ProbeState::Armed(_), Some(reason)) => reason.chars().take(20).collect(),
                     _ => "other".to_owned(),
                 };
                 *counted.entry(kind).or_insert(0) += 1;

@@ -7,7 +7,7 @@ use probe_engine::capture::{Base, Capture, Fetch, Field, Register, Value, What};
 use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::Probe;
-use vmm::session::State;
+use vmm::session::ProbeState;
 
 /// Each return twice, without what is known of the call: by a detour at the function, and by a trap where it returns to.
 fn reads_behind_it(cpus: u8) {
@@ -31,8 +31,8 @@ fn reads_behind_it(cpus: u8) {
     let ended = guest.cpus(cpus).optimize().run("open:50,mix:20,try:/etc/group,try:/nonexistent");
     ended.assert_in_order();
     let (detour, trap) = (ended.probe(0), ended.probe(1));
-    assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
-    assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+    assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
+    assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
     assert_eq!((detour.missed, trap.missed, detour.outstanding), Default::default());
     let of = |probe, process: bool| {
         let its = ended.events.iter().filter(move |event| event.probe == probe);
@@ -112,8 +112,8 @@ fn reads_what_traps_read(cpus: u8) {
     let (Some(detoured), Some(trapped)) = (run(true), run(false)) else { return };
     for (n, (function, capture)) in (0..).zip(&captures) {
         let (detour, trap) = (detoured.probe(n), trapped.probe(n));
-        assert!(matches!(detour.state, State::Optimized(_)), "{detour:?}");
-        assert!(matches!(trap.state, State::Armed(_)), "{trap:?}");
+        assert!(matches!(detour.state, ProbeState::Optimized(_)), "{detour:?}");
+        assert!(matches!(trap.state, ProbeState::Armed(_)), "{trap:?}");
         assert_eq!((detour.missed, detour.outstanding), Default::default(), "{function}");
         assert_eq!((trap.missed, trap.outstanding), Default::default(), "{function}");
         let read = |ended: &Ended| -> Vec<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
-use vmm::session::{Command, State};
+use vmm::session::{Command, ProbeState};
 
 const PROBES: usize = 10_000;
 
@@ -37,7 +37,7 @@ fn ten_thousand_probes_are_armed_and_disarmed() {
         let armed = begin.elapsed();
         assert_eq!(ids.len(), PROBES);
         let states = handle.list().unwrap();
-        let standing = states.iter().filter(|probe| matches!(probe.state, State::Armed(_))).count();
+        let standing = states.iter().filter(|probe| matches!(probe.state, ProbeState::Armed(_))).count();
         assert_eq!(standing, PROBES);
         let begin = Instant::now();
         handle.command(Command::Unregister(ids)).unwrap();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tests::kernel::name_of;
 use tests::linux_rig::{Console, Guest, Subject};
 use vmm::probe::{Hit, Probe};
-use vmm::session::{Command, CommandError, Handle, Missed, ProbeReport, State};
+use vmm::session::{Command, CommandError, Handle, Missed, ProbeReport, ProbeState};
 
 /// How many functions are probed for a while.
 const FUNCTIONS: usize = 200;
@@ -197,7 +197,7 @@ pub(super) fn unless_ended<T>(answer: Result<T, CommandError>) -> Option<T> {
 /// No handler has found anything wrong, and no call came back elsewhere.
 #[track_caller]
 pub(super) fn check(probes: &[ProbeReport]) {
-    let is_wrong = |p: &&ProbeReport| matches!(p.state, State::Broken(_)) || p.missed.stack > 0;
+    let is_wrong = |p: &&ProbeReport| matches!(p.state, ProbeState::Broken(_)) || p.missed.stack > 0;
     let wrong: Vec<_> = probes.iter().filter(is_wrong).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -10,7 +10,7 @@ use probe_engine::probe::table::ProbeId;
 use std::sync::{Arc, Mutex};
 use tests::linux_rig::Guest;
 use vmm::probe::{Hit, Probe};
-use vmm::session::{Command, State};
+use vmm::session::{Command, ProbeState};
 
 /// As long as ftrace's nop, and another one: the guest does not notice.
 const OTHER_NOP: [u8; 5] = [0x66, 0x66, 0x66, 0x66, 0x90];
@@ -54,7 +54,7 @@ fn text_that_changed_under_a_probe_is_left_alone_and_reported() {
             assert_eq!(hits(2), first, "there are no traps any more");
             for command in [Command::Disable, Command::Enable] {
                 handle.command(command(vec![ProbeId(0)])).unwrap();
-                assert_eq!(handle.list().unwrap()[0].state, State::Overwritten(stood[0]));
+                assert_eq!(handle.list().unwrap()[0].state, ProbeState::Overwritten(stood[0]));
             }
             let third = hits(3);
             assert_eq!([third[0].1, third[1].1], [first[0].1, first[1].1]);
@@ -62,7 +62,7 @@ fn text_that_changed_under_a_probe_is_left_alone_and_reported() {
     ended.assert_in_order();
     let found = found.take();
     for (n, site) in (0..).zip(&stood) {
-        assert_eq!(ended.probe(n).state, State::Overwritten(*site));
+        assert_eq!(ended.probe(n).state, ProbeState::Overwritten(*site));
         let here: Vec<_> = found.iter().filter(|(at, _)| at == site).map(|(_, bytes)| bytes).collect();
         assert_eq!(here[0][0], INT3);
         assert!(here.len() > 1 && here[1..].iter().all(|bytes| **bytes == OTHER_NOP), "{here:02x?}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tests::linux_rig::{Console, Guest};
 use vmm::probe::{Hit, Probe};
-use vmm::session::{Command, Handle, Missed, ProbeReport, State};
+use vmm::session::{Command, Handle, Missed, ProbeReport, ProbeState};
 
 const FUNCTION: &str = "__x64_sys_getppid";
 /// What the guest does in a round, on each of two CPUs: little else than calls, so that a vCPU is mostly found in one.
@@ -114,9 +114,9 @@ fn counts_each_call_once(load: &str, rounds: usize, beside: Option<&str>, on: St
         let (before, after) = (at(nop), at(behind));
         println!("round {n}: {before} calls at the nop, {after} behind it, of {expected}");
         let moved = match on {
-            _ if n > 0 => State::Armed(behind),
-            Standing::Trap => State::Armed(nop),
-            Standing::Detour => State::Optimized(nop),
+            _ if n > 0 => ProbeState::Armed(behind),
+            Standing::Trap => ProbeState::Armed(nop),
+            Standing::Detour => ProbeState::Optimized(nop),
         };
         let is_whole =
             before + after == probe.hits && probe.hits == expected && probe.missed == Missed::default();

@@ -5,7 +5,7 @@ use probe_engine::probe::table::ProbeId;
 use tests::host::fit;
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
-use vmm::session::{Command, CommandError, RegisterError, State};
+use vmm::session::{Command, CommandError, ProbeState, RegisterError};
 
 /// Each of the four that a CPU can watch at most, and one more.
 const WATCHES: [&str; 5] =
@@ -29,7 +29,7 @@ fn watches_come_and_go_and_one_too_many_is_refused() {
     let ended = guest.script(SCRIPT).probe(first).run_with(steps, |handle, console| {
         let after = |runs| after(handle, console, "workload: sh path=/script", runs);
         assert_eq!(after(1), [(0, 0, false)]);
-        assert_eq!(handle.list().unwrap()[0].state, State::Disabled);
+        assert_eq!(handle.list().unwrap()[0].state, ProbeState::Disabled);
         handle.register(WATCHES[1..most].iter().map(watch).collect()).unwrap();
         for batch in [vec![watch(&WATCHES[most])], vec![Probe::at("vfs_mkdir"), watch(&WATCHES[most])]] {
             let error = handle.register(batch).unwrap_err();

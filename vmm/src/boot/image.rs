@@ -36,7 +36,7 @@ enum Body<'a> {
 
 /// What the machine gives a kernel to run with.
 #[derive(Clone, Copy)]
-pub(super) struct Machine<'a> {
+pub(super) struct LoadTarget<'a> {
     pub(super) ram: &'a GuestRam,
     /// What of the memory is taken already.
     pub(super) taken: &'a Range<Gpa>,
@@ -69,7 +69,7 @@ impl<'a> Image<'a> {
     }
 
     /// Puts it into memory, and says how it is entered.
-    pub(super) fn load(mut self, machine: &Machine<'_>) -> Result<(BootState, setup_header), BootError> {
+    pub(super) fn load(mut self, machine: &LoadTarget<'_>) -> Result<(BootState, setup_header), BootError> {
         let load = self.memory.start;
         match self.body {
             Body::Compressed(file, protected) => {
@@ -107,7 +107,7 @@ impl<'a> Image<'a> {
 fn place(
     memory: &Range<Gpa>,
     header: &setup_header,
-    machine: &Machine<'_>,
+    machine: &LoadTarget<'_>,
 ) -> Result<KernelPlace, BootError> {
     let movable = kaslr::Movable {
         linked: memory.start.0,

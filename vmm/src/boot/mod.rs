@@ -11,7 +11,7 @@ pub(crate) mod registers;
 pub use cpuid::on_emulated_cpu;
 
 use crate::memory::GuestRam;
-use image::{Image, Machine};
+use image::{Image, LoadTarget};
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use probe_engine::addr::Gpa;
 use probe_engine::linux::boot::Boot;
@@ -126,7 +126,7 @@ pub fn load(
     let Payload { kernel, boot, initrd: initramfs, cmdline, pci } = payload;
     let (image, initramfs) = (Image::read(kernel, boot)?, initramfs.unwrap_or_default());
     let initrd = initrd_place(ram.low_end(), &image, initramfs, cmdline)?;
-    let machine = Machine { ram, taken: &initrd, cmdline, has_five_levels };
+    let machine = LoadTarget { ram, taken: &initrd, cmdline, has_five_levels };
     let (state, header) = image.load(&machine)?;
     let acpi = acpi::tables(cpus, pci);
     let params = zero_page(ram, header, &initrd, cmdline.len(), acpi.rsdp);

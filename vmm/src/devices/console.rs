@@ -10,19 +10,19 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// A 16550 at COM1.
 pub struct Console {
-    state: Mutex<State>,
+    state: Mutex<ConsoleState>,
 }
 
-struct State {
-    uart: Serial<Interrupt, NoEvents, LineWriter>,
+struct ConsoleState {
+    uart: Serial<UartInterrupt, NoEvents, LineWriter>,
     /// What was typed and has not fitted into the UART's FIFO yet.
     typed: VecDeque<u8>,
 }
 
 /// An eventfd that KVM turns into the UART's interrupt.
-struct Interrupt(EventFd);
+struct UartInterrupt(EventFd);
 
-impl Trigger for Interrupt {
+impl Trigger for UartInterrupt {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -40,7 +40,10 @@ impl Console {
     pub fn new(interrupt: EventFd, out: Box<dyn Write + Send>, interactive: bool) -> Self {
         let out = LineWriter { out, line: Vec::new(), interactive, unfinished: None };
         Self {
-            state: Mutex::new(State { uart: Serial::new(Interrupt(interrupt), out), typed: VecDeque::new() }),
+            state: Mutex::new(ConsoleState {
+                uart: Serial::new(UartInterrupt(interrupt), out),
+                typed: VecDeque::new(),
+            }),
         }
     }
 
@@ -63,7 +66,7 @@ impl Console {
         let _ = self.lock().uart.writer_mut().send();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConsoleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,7 +89,7 @@ impl Device for Console {
     }
 }
 
-impl State {
+impl ConsoleState {
     /// Moves typed bytes into the FIFO as far as they fit.
     fn refill(&mut self) {
         let room = self.uart.fifo_capacity().min(self.typed.len());

@@ -1,7 +1,7 @@
 //! What the guest's detours write, read while it runs.
 
 use super::guest_time::GuestTime;
-use super::ring_space::Ends;
+use super::ring_space::RingEnds;
 use super::{Event, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
@@ -34,7 +34,7 @@ pub struct MissedByDetours {
 }
 
 /// A probe that a detour records for.
-pub struct Known {
+pub struct DetouredProbe {
     pub(crate) probe: Arc<Active>,
     pub(crate) work: Work,
     /// Where it stands (GVA).
@@ -44,7 +44,7 @@ pub struct Known {
 }
 
 /// The reader's end.
-pub(super) struct Detours {
+pub(super) struct DetourRings {
     ram: Arc<GuestRam>,
     rings: Vec<Ring>,
     instances: Instances,
@@ -52,11 +52,11 @@ pub(super) struct Detours {
     read: HashMap<u32, u64>,
     /// Whether there will be no more.
     is_closed: bool,
-    ends: Ends,
+    ends: RingEnds,
 }
 
-impl Detours {
-    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, ends: Ends) -> Self {
+impl DetourRings {
+    pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, ends: RingEnds) -> Self {
         let rings = Rings::of(cpus);
         let rings = (0..rings.cpus).map(|cpu| Ring::new(rings, reserved::DATA, cpu)).collect();
         let instances = Instances::new(reserved::DATA, cpus);
@@ -70,7 +70,7 @@ impl Detours {
         rate: Rate,
         time: &GuestTime,
         now: u64,
-        known: &HashMap<u32, Known>,
+        known: &HashMap<u32, DetouredProbe>,
         batch: &mut Vec<Event>,
     ) -> u64 {
         let mut until = now;
@@ -105,7 +105,7 @@ impl Detours {
     }
 
     /// There will be no more: reads what hits of `known` probes came to that were counted in the guest, by their first hits.
-    pub(super) fn close(&mut self, known: &HashMap<u32, Known>) -> Vec<(ProbeId, Group)> {
+    pub(super) fn close(&mut self, known: &HashMap<u32, DetouredProbe>) -> Vec<(ProbeId, Group)> {
         self.is_closed = true;
         let plan = |probe: &u32| known.get(probe)?.work.groups.as_ref();
         if known.keys().all(|probe| plan(probe).is_none()) {
@@ -161,7 +161,7 @@ impl Detours {
     }
 }
 
-impl Known {
+impl DetouredProbe {
     /// The event that `record` is of, with its time by our clock and by the guest's; `None` when that cannot be, or nobody
     /// waits for the return any more.
     fn event(
@@ -207,8 +207,8 @@ mod tests {
         for (table, count) in [(layout::HITS, 5u64), (layout::DROPS, 2)] {
             ram.write(reserved::DATA.add(table + 8 * 3), &count.to_le_bytes()).unwrap();
         }
-        let mut detours = Detours::new(ram, 1, Ends::new(1));
-        let missed = |detours: &Detours, is_recorded| {
+        let mut detours = DetourRings::new(ram, 1, RingEnds::new(1));
+        let missed = |detours: &DetourRings, is_recorded| {
             let missed = detours.missed(ProbeId(3), is_recorded);
             (missed.full, missed.unfinished)
         };

@@ -6,14 +6,14 @@ use probe_engine::linux::sched_clock::SchedClock;
 /// What it was from when on. KVM and the guest change it now and then, by a little.
 #[derive(Debug, Default)]
 pub(super) struct GuestTime {
-    now: Option<Line>,
-    before: Option<Line>,
+    now: Option<ClockLine>,
+    before: Option<ClockLine>,
     /// By how many ticks the guest's time-stamp counters are ahead of the host's.
     ahead: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Line {
+struct ClockLine {
     /// When it was seen first, in ticks of the guest's.
     from: u64,
     clock: SchedClock,
@@ -31,7 +31,7 @@ impl GuestTime {
 
     fn know_at(&mut self, from: u64, clock: SchedClock) {
         if self.now.is_none_or(|line| line.clock != clock) {
-            self.before = self.now.replace(Line { from, clock });
+            self.before = self.now.replace(ClockLine { from, clock });
         }
     }
 
@@ -47,7 +47,7 @@ impl GuestTime {
 
     /// Nanoseconds of the guest's clock when its counter was at `ticks`, if that is known.
     pub(super) fn nanos(&self, ticks: u64) -> Option<u64> {
-        let is_past = |line: &Line| ticks.wrapping_sub(line.from).cast_signed() >= 0;
+        let is_past = |line: &ClockLine| ticks.wrapping_sub(line.from).cast_signed() >= 0;
         let line = self.now.filter(is_past).or(self.before.filter(is_past))?;
         Some(line.clock.nanos(ticks))
     }

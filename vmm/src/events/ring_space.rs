@@ -22,14 +22,14 @@ pub(crate) enum RingSpace {
 /// What the reader has found at the end of each ring: 0 where it will go on reading, [`BROKEN`], or one more than the
 /// number of cells before a record that is not finished.
 #[derive(Clone)]
-pub(super) struct Ends {
+pub(super) struct RingEnds {
     rings: Rings,
     ends: Arc<[AtomicU64]>,
 }
 
 const BROKEN: u64 = u64::MAX;
 
-impl Ends {
+impl RingEnds {
     pub(super) fn new(cpus: u8) -> Self {
         let rings = Rings::of(cpus);
         Self { rings, ends: (0..rings.cpus).map(|_| AtomicU64::new(0)).collect() }
@@ -89,13 +89,13 @@ mod tests {
 
     struct Guest {
         ram: GuestRam,
-        ends: Ends,
+        ends: RingEnds,
         ring: Gpa,
     }
 
     impl Guest {
         fn new() -> Self {
-            let ends = Ends::new(2);
+            let ends = RingEnds::new(2);
             let ring = RING.add(ends.rings.offset(1));
             Self { ram: GuestRam::new(2 << 20).unwrap(), ends, ring }
         }

@@ -49,10 +49,10 @@ impl Default for Shared {
 /// System registers at an exit. Those that KVM has not left are asked for when somebody wants to know.
 pub struct System<'a> {
     fd: &'a VcpuFd,
-    known: OnceCell<Known>,
+    known: OnceCell<KnownSystem>,
 }
 
-struct Known {
+struct KnownSystem {
     space: AddressSpace,
     segments: Segments,
 }
@@ -68,13 +68,13 @@ impl System<'_> {
         self.known().segments
     }
 
-    fn known(&self) -> &Known {
+    fn known(&self) -> &KnownSystem {
         // KVM has no reason to refuse them.
-        self.known.get_or_init(|| Known::from(&self.fd.get_sregs().unwrap_or_default()))
+        self.known.get_or_init(|| KnownSystem::from(&self.fd.get_sregs().unwrap_or_default()))
     }
 }
 
-impl From<&kvm_sregs> for Known {
+impl From<&kvm_sregs> for KnownSystem {
     fn from(sregs: &kvm_sregs) -> Self {
         Self {
             space: AddressSpace::new(sregs.cr3, sregs.cr4),
@@ -242,14 +242,14 @@ impl KvmVcpu {
     pub fn system(&mut self) -> System<'_> {
         let known = OnceCell::new();
         if self.seen.system {
-            let _ = known.set(Known::from(&self.fd.sync_regs_mut().sregs));
+            let _ = known.set(KnownSystem::from(&self.fd.sync_regs_mut().sregs));
         }
         System { fd: &self.fd, known }
     }
 
     /// The address space at the last exit.
     pub fn address_space(&mut self) -> AddressSpace {
-        Known::from(self.sregs()).space
+        KnownSystem::from(self.sregs()).space
     }
 
     /// Where the kernel's area of this CPU is (GVA): GS's base, or in user mode what `swapgs` would make it. In the first

@@ -72,7 +72,7 @@ impl From<Place> for Where {
 type Handler = Box<dyn Fn(&mut Hit<'_>) + Send + Sync>;
 type FaultHandler = Box<dyn Fn(&Hit<'_>, &Fault) + Send + Sync>;
 /// What an entry handler keeps for the return; `None` when the call is not to be followed.
-type Entry = Box<dyn Fn(&mut Hit<'_>) -> Option<Data> + Send + Sync>;
+type EntryHandler = Box<dyn Fn(&mut Hit<'_>) -> Option<Data> + Send + Sync>;
 type ReturnHandler = Box<dyn Fn(&mut Hit<'_>, Option<Data>) + Send + Sync>;
 /// A user's data for one call.
 pub(crate) type Data = Box<dyn Any + Send>;
@@ -88,7 +88,7 @@ pub(crate) struct InstructionHandlers {
 /// The user's handlers of a call.
 #[derive(Default)]
 pub(crate) struct ReturnHandlers {
-    pub(crate) entry: Option<Entry>,
+    pub(crate) entry: Option<EntryHandler>,
     pub(crate) handler: Option<ReturnHandler>,
 }
 

@@ -1,6 +1,6 @@
 //! The checks: each runs a guest of a few instructions and compares what KVM gives back with what is needed.
 
-use super::micro::{self, FREE, MicroError, MicroGuest, Privilege, Stack};
+use super::micro::{self, ExceptionStack, FREE, MicroError, MicroGuest, Privilege};
 use super::{BreakpointDelivery, SelftestError};
 use crate::devices::{Devices, console::Console};
 use crate::kvm::{Breakpoints, DebugException, DebugExit, Exit, Hypervisor, KvmVcpu, Left};
@@ -36,7 +36,7 @@ const DB_VECTOR: u32 = 1;
 
 /// What was seen in place of what was hoped for, as words for a table.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Miss {
+pub(super) enum CheckFailure {
     /// The guest ran, and did not do what it should.
     #[error("{0}")]
     Saw(String),
@@ -48,8 +48,8 @@ pub(super) enum Miss {
     Memory(#[from] NoMemory),
 }
 
-fn saw(what: impl Into<String>) -> Miss {
-    Miss::Saw(what.into())
+fn saw(what: impl Into<String>) -> CheckFailure {
+    CheckFailure::Saw(what.into())
 }
 
 /// One vCPU that runs one check after the other.
@@ -65,7 +65,7 @@ impl Bench {
         let guest = MicroGuest::new(hypervisor)?;
         let handler = [&COUNT_UP[..], &IRETQ].concat();
         guest.write(HANDLER, &handler).map_err(MicroError::from)?;
-        guest.gate(3, HANDLER, Privilege::User, Stack::Current).map_err(MicroError::from)?;
+        guest.gate(3, HANDLER, Privilege::User, ExceptionStack::Current).map_err(MicroError::from)?;
         let vcpu = guest.add_vcpu(hypervisor, 0, 1).map_err(MicroError::from)?;
         let interrupt = EventFd::new(0).map_err(|e| SelftestError::Host("an eventfd", e))?;
         let devices = Devices::new(Console::new(interrupt, Box::new(io::sink()), false));
@@ -77,7 +77,7 @@ impl Bench {
     }
 
     /// Begins `code`, followed by the end of the guest, with these breakpoints.
-    fn start(&mut self, code: &[u8], breakpoints: &Breakpoints) -> Result<(), Miss> {
+    fn start(&mut self, code: &[u8], breakpoints: &Breakpoints) -> Result<(), CheckFailure> {
         // The last check may have ended in a port access.
         self.complete_access();
         let code = [code, &micro::power_off()].concat();
@@ -110,14 +110,14 @@ impl Bench {
     }
 
     /// Runs on, which is to be to the end of the guest.
-    fn run_to_end(&mut self) -> Result<(), Miss> {
+    fn run_to_end(&mut self) -> Result<(), CheckFailure> {
         match self.run() {
             Seen::End => Ok(()),
             seen => Err(saw(seen.words())),
         }
     }
 
-    fn run_to_debug_exit(&mut self) -> Result<DebugExit, Miss> {
+    fn run_to_debug_exit(&mut self) -> Result<DebugExit, CheckFailure> {
         match self.run() {
             Seen::Exit(Exit::Debug(exit)) => Ok(exit),
             seen => Err(saw(seen.words())),
@@ -125,7 +125,7 @@ impl Bench {
     }
 
     /// Runs on, which is to be to a #DB with one of the `causes` of DR6 and RIP at `at`.
-    fn run_to_db(&mut self, causes: u64, at: Gva) -> Result<(), Miss> {
+    fn run_to_db(&mut self, causes: u64, at: Gva) -> Result<(), CheckFailure> {
         let exit = self.run_to_debug_exit()?;
         let rip = Gva(self.vcpu.regs().rip);
         if exit.exception == DB_VECTOR && exit.dr6 & causes != 0 && rip == at {
@@ -146,7 +146,7 @@ impl Bench {
     }
 
     /// The count is to be `expected`.
-    fn counted(&self, expected: u64) -> Result<(), Miss> {
+    fn counted(&self, expected: u64) -> Result<(), CheckFailure> {
         match self.guest.read_u64(COUNT)? {
             count if count == expected => Ok(()),
             count => Err(saw(format!("the guest counted {count} instead of {expected}"))),
@@ -154,14 +154,14 @@ impl Bench {
     }
 
     /// A guest without anything special runs and ends itself through a port.
-    pub(super) fn port_exit(&mut self) -> Result<(), Miss> {
+    pub(super) fn port_exit(&mut self) -> Result<(), CheckFailure> {
         self.start(&COUNT_UP, &Breakpoints::default())?;
         self.run_to_end()?;
         self.counted(1)
     }
 
     /// KVM_RUN with `immediate_exit` finishes the port access of the last exit, and runs nothing.
-    pub(super) fn access_completion(&mut self) -> Result<(), Miss> {
+    pub(super) fn access_completion(&mut self) -> Result<(), CheckFailure> {
         const IN_AL_0X80: [u8; 2] = [0xe4, 0x80];
         const OPEN_BUS: u64 = 0xff;
         self.start(&[&IN_AL_0X80[..], &COUNT_UP].concat(), &Breakpoints::default())?;
@@ -181,7 +181,7 @@ impl Bench {
     }
 
     /// Registers come with the exit and go with the entry.
-    pub(super) fn shared_registers(&mut self) -> Result<(), Miss> {
+    pub(super) fn shared_registers(&mut self) -> Result<(), CheckFailure> {
         const MOV_EAX_0X1234_OUT: [u8; 7] = [0xb8, 0x34, 0x12, 0x00, 0x00, 0xe6, 0x80];
         const MOV_COUNT_EBX: [u8; 7] = [0x89, 0x1c, 0x25, 0x00, 0x00, 0x02, 0x00];
         self.start(&[MOV_EAX_0X1234_OUT, MOV_COUNT_EBX].concat(), &Breakpoints::default())?;
@@ -203,7 +203,7 @@ impl Bench {
 
     /// The CPU executes the guest kernel's instructions. A KVM without VMX or SVM emulates them one by one, and
     /// its emulator lacks many: a 16-byte exchange and vector arithmetic stand for them.
-    pub(super) fn native_execution(&mut self) -> Result<(), Miss> {
+    pub(super) fn native_execution(&mut self) -> Result<(), CheckFailure> {
         /// `xor eax, eax; cdq; mov ebx, 7; xor ecx, ecx`
         const OPERANDS: [u8; 10] = [0x31, 0xc0, 0x99, 0xbb, 7, 0, 0, 0, 0x31, 0xc9];
         /// `lock cmpxchg16b [COUNT]`
@@ -221,7 +221,7 @@ impl Bench {
     }
 
     /// An `int3` in kernel mode comes to us, one way or the other.
-    pub(super) fn breakpoint(&mut self) -> Result<BreakpointDelivery, Miss> {
+    pub(super) fn breakpoint(&mut self) -> Result<BreakpointDelivery, CheckFailure> {
         self.start(&INT3, &Breakpoints::default())?;
         match self.run() {
             Seen::Exit(Exit::Debug(exit)) => return self.delivered(exit, BreakpointDelivery::Intercepted),
@@ -238,7 +238,7 @@ impl Bench {
         &mut self,
         exit: DebugExit,
         delivery: BreakpointDelivery,
-    ) -> Result<BreakpointDelivery, Miss> {
+    ) -> Result<BreakpointDelivery, CheckFailure> {
         let breakpoints = watched(delivery);
         match trap::classify(exit, &mut self.vcpu, self.guest.ram(), &breakpoints, [Some(HANDLER), None]) {
             Trap::Breakpoint(b) if b.delivery == delivery && Gva(b.regs.rip) == INT3_AT => Ok(delivery),
@@ -253,7 +253,7 @@ impl Bench {
     }
 
     /// The guest's own `int3` reaches the guest's handler, once.
-    pub(super) fn give_back(&mut self, delivery: BreakpointDelivery) -> Result<(), Miss> {
+    pub(super) fn give_back(&mut self, delivery: BreakpointDelivery) -> Result<(), CheckFailure> {
         let breakpoints = watched(delivery);
         self.start(&INT3, &breakpoints)?;
         self.run_to_debug_exit()?;
@@ -266,7 +266,7 @@ impl Bench {
     }
 
     /// A debug register stops before an instruction, and RF lets it pass.
-    pub(super) fn execution_breakpoint(&mut self) -> Result<(), Miss> {
+    pub(super) fn execution_breakpoint(&mut self) -> Result<(), CheckFailure> {
         let at = CODE.add(1);
         self.start(&[&[NOP], &COUNT_UP[..]].concat(), &Breakpoints::at(&[at]))?;
         self.run_to_db(1, at)?;
@@ -280,7 +280,7 @@ impl Bench {
     }
 
     /// A debug register stops behind a store.
-    pub(super) fn data_breakpoint(&mut self) -> Result<(), Miss> {
+    pub(super) fn data_breakpoint(&mut self) -> Result<(), CheckFailure> {
         /// DR7: register 0 enabled, on stores, of four bytes.
         const DR7: u64 = 1 << 10 | 2 | 1 << 16 | 3 << 18;
         self.start(&COUNT_UP, &Breakpoints::default())?;
@@ -290,7 +290,7 @@ impl Bench {
     }
 
     /// One instruction at a time.
-    pub(super) fn single_step(&mut self) -> Result<(), Miss> {
+    pub(super) fn single_step(&mut self) -> Result<(), CheckFailure> {
         /// DR6: a single step.
         const BS: u64 = 1 << 14;
         self.start(&[NOP, NOP], &Breakpoints::default())?;

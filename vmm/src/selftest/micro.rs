@@ -32,7 +32,7 @@ const IDT: u64 = 0x5000;
 const TSS: u64 = 0x6000;
 /// Where the stack for exceptions from user mode grows down from.
 const EXCEPTION_STACK: u64 = 0x1_0000;
-/// Where the stack of [`Stack::Own`] grows down from.
+/// Where the stack of [`ExceptionStack::Own`] grows down from.
 const OWN_STACK: u64 = 0xc000;
 
 const KERNEL_CODE: u16 = 0x10;
@@ -70,7 +70,7 @@ pub enum Privilege {
 
 /// The stack that an exception from kernel mode comes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stack {
+pub enum ExceptionStack {
     /// That of the moment.
     Current,
     /// One for exceptions alone (the first entry of the interrupt stack table): the other one may be unusable.
@@ -128,13 +128,19 @@ impl MicroGuest {
     ///
     /// # Errors
     /// Never: a table of 256 gates is inside the guest's memory.
-    pub fn gate(&self, vector: u8, handler: Gva, from: Privilege, stack: Stack) -> Result<(), NoMemory> {
+    pub fn gate(
+        &self,
+        vector: u8,
+        handler: Gva,
+        from: Privilege,
+        stack: ExceptionStack,
+    ) -> Result<(), NoMemory> {
         const INTERRUPT_GATE: u64 = 0x8e << 40;
         const FROM_USER_MODE: u64 = 3 << 45;
         const FIRST_STACK: u64 = 1 << 32;
         let Gva(to) = handler;
         let dpl = if from == Privilege::User { FROM_USER_MODE } else { 0 };
-        let ist = if stack == Stack::Own { FIRST_STACK } else { 0 };
+        let ist = if stack == ExceptionStack::Own { FIRST_STACK } else { 0 };
         let offset = (to & 0xffff) | (to >> 16 & 0xffff) << 48;
         let low = offset | u64::from(KERNEL_CODE) << 16 | INTERRUPT_GATE | dpl | ist;
         let at = Gva(IDT + u64::from(vector) * 16);

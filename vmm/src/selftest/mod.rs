@@ -15,7 +15,7 @@ pub use table::{Row, Unfit};
 
 use crate::kvm::Hypervisor;
 use crate::signals;
-use checks::{Bench, Miss};
+use checks::{Bench, CheckFailure};
 use micro::MicroError;
 use serde::Serialize;
 use std::io;
@@ -111,7 +111,7 @@ fn check(bench: &mut Bench, shared_registers_capability: i32) -> Contract {
     let breakpoint = bench.breakpoint();
     let give_back = match &breakpoint {
         Ok(delivery) => bench.give_back(*delivery),
-        Err(_) => Err(Miss::Saw("not tried: int3 does not come".to_owned())),
+        Err(_) => Err(CheckFailure::Saw("not tried: int3 does not come".to_owned())),
     };
     Contract {
         port_exit: Finding::new(port_exit, "works"),
@@ -133,7 +133,7 @@ fn check(bench: &mut Bench, shared_registers_capability: i32) -> Contract {
 }
 
 impl Finding {
-    fn new(result: Result<(), Miss>, good: &str) -> Self {
+    fn new(result: Result<(), CheckFailure>, good: &str) -> Self {
         match result {
             Ok(()) => Self { ok: true, saw: good.to_owned() },
             Err(miss) => Self { ok: false, saw: miss.to_string() },

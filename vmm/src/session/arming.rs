@@ -7,9 +7,9 @@ mod stale;
 mod standing;
 mod wanted;
 
-use super::detours::{Detours, Next, Tools, refusal};
+use super::detours::{BehindNop, Detours, Tools, refusal};
 use super::hooks::GuestHooks;
-use super::registry::{Registry, State};
+use super::registry::{ProbeState, Registry};
 use super::text::{RunningKernel, Traps};
 use super::watches;
 use crate::memory::GuestRam;
@@ -22,7 +22,7 @@ use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::table::{Anchor, Attached, ProbeSet, Site};
 use stale::Stale;
-use standing::Standing;
+use standing::PlantedTrap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) use standing::allocate;
 
 /// How far the guest's text is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
+pub(super) enum BootPhase {
     /// Nobody knows where it is.
     Unknown,
     /// It runs, and its tables of pages and of interrupts are its own. All of it may still be changed, and it takes away what
@@ -53,11 +53,11 @@ pub(super) struct Stop<'a> {
 /// The traps in the guest's text.
 pub(super) struct Arming {
     kernel: Landmarks,
-    phase: Phase,
+    phase: BootPhase,
     running: Option<RunningKernel>,
     traps: Traps,
     /// What stands, and how it is passed.
-    standing: BTreeMap<Gva, Standing>,
+    standing: BTreeMap<Gva, PlantedTrap>,
     pub(super) detours: Detours,
     reserved: Result<Reserved, String>,
     stale: Stale,
@@ -72,7 +72,7 @@ impl Arming {
         Self {
             hooks: GuestHooks::new(&kernel, all_modules),
             kernel,
-            phase: Phase::Unknown,
+            phase: BootPhase::Unknown,
             running: None,
             traps: Traps::default(),
             standing: BTreeMap::new(),
@@ -84,11 +84,11 @@ impl Arming {
     }
 
     /// The kernel has come to `phase`, and is `running` there.
-    pub(super) fn advance(&mut self, phase: Phase, running: RunningKernel, stop: &Stop<'_>) {
+    pub(super) fn advance(&mut self, phase: BootPhase, running: RunningKernel, stop: &Stop<'_>) {
         self.phase = phase;
         self.running = Some(running);
         self.traps.forget_pages();
-        if self.reserved.is_err() && phase > Phase::Start {
+        if self.reserved.is_err() && phase > BootPhase::Start {
             let text = running.map.gva(self.kernel.text)..running.map.gva(self.kernel.text_end);
             let reserved = Reserved::map(stop.parked, stop.ram, running.space, &text);
             self.reserved = reserved.map_err(|e| e.to_string());
@@ -109,7 +109,7 @@ impl Arming {
         running: &RunningKernel,
         stop: &Stop<'_>,
     ) -> Result<(Branches, BTreeSet<Gva>), UnknownReturn> {
-        if self.phase < Phase::Late {
+        if self.phase < BootPhase::Late {
             return Ok(<_>::default());
         }
         let branches =
@@ -126,7 +126,7 @@ impl Arming {
 
     /// Whether the text is known, so that probes can be armed.
     pub(super) fn is_ready(&self) -> bool {
-        self.phase == Phase::Late
+        self.phase == BootPhase::Late
     }
 
     /// The instruction at `at` accesses a device: from now on it runs from a copy.
@@ -169,7 +169,7 @@ impl Arming {
         self.stale.forget(&mut tables.sites, stop);
         self.detours.done();
         self.follow_returns(registry, tables);
-        if self.phase == Phase::Late {
+        if self.phase == BootPhase::Late {
             watches::set(registry, &running, stop.ram, tables);
             tables.settle(running.space);
         }
@@ -261,12 +261,12 @@ impl Arming {
             self.take_down(at, stop);
         }
         let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
-        let late = self.phase == Phase::Late;
-        let next = wanted.function.next.then_some(Next { late });
+        let late = self.phase == BootPhase::Late;
+        let next = wanted.function.next.then_some(BehindNop { late });
         let reason =
             match works.map(|works| self.detours.divert(at, works, probes, next, &running, &mut tools)) {
                 Some(Ok(())) => {
-                    probes.iter().for_each(|p| registry.set_state(p.probe.id, State::Optimized(at)));
+                    probes.iter().for_each(|p| registry.set_state(p.probe.id, ProbeState::Optimized(at)));
                     return true;
                 }
                 Some(Err(reason)) => Some(reason),
@@ -329,6 +329,6 @@ fn behind(attached: &Attached<Arc<Active>>) -> Option<Gva> {
 
 fn refuse(registry: &mut Registry, probes: &[Attached<Arc<Active>>], reason: &str) {
     for attached in probes {
-        registry.set_state(attached.probe.id, State::Refused(reason.to_owned()));
+        registry.set_state(attached.probe.id, ProbeState::Refused(reason.to_owned()));
     }
 }

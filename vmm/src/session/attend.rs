@@ -1,18 +1,18 @@
 //! What vCPUs ask for and what is commanded, carried out in one stop of the world.
 
-use super::arming::{Phase, Stop};
+use super::arming::{BootPhase, Stop};
 use super::control::{Control, GuestPanic, PANIC_GRACE};
 use super::handle::{Answer, Command, CommandError, Message};
 use super::modules::{self, Modules};
 use super::names::Names;
-use super::registry::{RegisterError, Registry, State};
+use super::registry::{ProbeState, RegisterError, Registry};
 use super::report::{Death, Outcome};
 use super::stage::{self, KernelMap, Reached};
 use super::text::RunningKernel;
 use crate::memory::GuestRam;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
-use crate::world::{Cause, Int3Handlers, Parked, Request, VcpuTables};
+use crate::world::{Cause, Int3Handlers, Parked, VcpuRequest, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
@@ -66,7 +66,7 @@ impl Control<'_> {
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
                 }
-                Message::Broken(probe, words) => self.registry.set_state(probe, State::Broken(words)),
+                Message::Broken(probe, words) => self.registry.set_state(probe, ProbeState::Broken(words)),
             }
         }
         self.reconcile(&parked, &mut tables);
@@ -162,25 +162,25 @@ impl Control<'_> {
     fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
         ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| {
             let reason = match &entry.state {
-                State::Refused(reason) => reason.clone(),
-                State::Gone(_) => "the guest has freed its text".to_owned(),
+                ProbeState::Refused(reason) => reason.clone(),
+                ProbeState::Gone(_) => "the guest has freed its text".to_owned(),
                 _ => return None,
             };
             Some(RegisterError::Refused { name: entry.place.name(), reason })
         })
     }
 
-    fn stage_reached(&mut self, request: &Request, parked: &Parked<'_>, tables: &mut VcpuTables) {
+    fn stage_reached(&mut self, request: &VcpuRequest, parked: &Parked<'_>, tables: &mut VcpuTables) {
         let reached = self.stage.reach(request, &self.kernel, &self.ram);
         let lost = match reached {
             Ok(None) => return,
             Ok(Some(reached)) => {
                 let stop = Stop { parked, ram: &self.ram };
                 let (phase, map) = match reached {
-                    Reached::Decompressor | Reached::Kernel => (Phase::Unknown, None),
-                    Reached::Start(map) => (Phase::Start, Some(map)),
-                    Reached::Early(map) => (Phase::Early, Some(map)),
-                    Reached::Late(map) => (Phase::Late, Some(map)),
+                    Reached::Decompressor | Reached::Kernel => (BootPhase::Unknown, None),
+                    Reached::Start(map) => (BootPhase::Start, Some(map)),
+                    Reached::Early(map) => (BootPhase::Early, Some(map)),
+                    Reached::Late(map) => (BootPhase::Late, Some(map)),
                 };
                 if let Some(map) = map {
                     match self.watched_handlers(request, phase, &map) {
@@ -208,8 +208,8 @@ impl Control<'_> {
     /// changes once after its start.
     fn watched_handlers(
         &self,
-        request: &Request,
-        phase: Phase,
+        request: &VcpuRequest,
+        phase: BootPhase,
         map: &KernelMap,
     ) -> Result<Int3Handlers, PageFault> {
         match self.delivery {
@@ -217,13 +217,13 @@ impl Control<'_> {
             Delivery::Reflected => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let now = crate::trap::int3_handler(request.idt, &memory)?;
-                let next = self.kernel.int3_entry.filter(|_| phase == Phase::Start);
+                let next = self.kernel.int3_entry.filter(|_| phase == BootPhase::Start);
                 Ok([Some(now), next.map(|link| map.gva(link))])
             }
         }
     }
 
-    fn hook_reached(&mut self, request: &Request, internal: Internal, tables: &mut VcpuTables) {
+    fn hook_reached(&mut self, request: &VcpuRequest, internal: Internal, tables: &mut VcpuTables) {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {

@@ -23,7 +23,7 @@ use crate::signals::Signals;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
 use crate::vcpu::{End, Vcpu};
-use crate::world::{Stand, World};
+use crate::world::{VcpuPosition, World};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::table::ProbeId;
@@ -261,7 +261,7 @@ impl Control<'_> {
         }
         // What is in its memory changes no more than a stack that is walked allows for.
         let stack = |(regs, space)| Stack::at(&tables, &VirtMemory::new(&*self.ram, space), &regs, FRAMES);
-        let stood = |stand: &Stand| Stood {
+        let stood = |stand: &VcpuPosition| Stood {
             rip: stand.rip,
             is_halted: stand.is_halted,
             stack: stand.at.and_then(stack),

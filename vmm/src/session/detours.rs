@@ -5,7 +5,7 @@ use super::instance_exhaustion::InstanceExhaustion;
 use super::registry::Registry;
 use super::relocation::{Candidate, Relocations};
 use super::text::{RunningKernel, Traps};
-use crate::events::Known;
+use crate::events::DetouredProbe;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{DATA, Reserved, Slots};
@@ -52,7 +52,7 @@ pub(super) struct Detours {
     nofault: Option<Nofault>,
     /// Whether a probe stands where detours read memory.
     is_watched: bool,
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, DetouredProbe>,
     instances: Instances,
     /// Whether they can be used.
     follows_calls: bool,
@@ -77,7 +77,7 @@ struct Detour {
 
 /// The instruction behind ftrace's nop may run in a stub.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Next {
+pub(super) struct BehindNop {
     /// Whether the guest has done with branches, which it rewrites while it boots.
     pub(super) late: bool,
 }
@@ -204,7 +204,7 @@ impl Detours {
     }
 
     /// Whose records there may be in the rings, by their numbers.
-    pub(super) fn known(&self) -> &HashMap<u32, Known> {
+    pub(super) fn known(&self) -> &HashMap<u32, DetouredProbe> {
         &self.known
     }
 
@@ -278,7 +278,7 @@ impl Detours {
         at: Gva,
         works: Vec<Work>,
         probes: &[Attached<Arc<Active>>],
-        next: Option<Next>,
+        next: Option<BehindNop>,
         running: &RunningKernel,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
@@ -293,7 +293,7 @@ impl Detours {
         let slide = running.map.slide();
         for (attached, work) in probes.iter().zip(works) {
             if work.record.is_some() {
-                let known = Known { probe: attached.probe.clone(), work, at, slide };
+                let known = DetouredProbe { probe: attached.probe.clone(), work, at, slide };
                 self.known.insert(attached.probe.id.0, known);
             }
         }
@@ -359,7 +359,7 @@ impl Detours {
         at: Gva,
         is_nop: bool,
         works: &[Work],
-        next: Option<Next>,
+        next: Option<BehindNop>,
         running: &RunningKernel,
         tools: &mut Tools<'_>,
     ) -> Result<(), String> {
@@ -451,7 +451,7 @@ impl Detours {
     }
 }
 
-impl Next {
+impl BehindNop {
     /// It, as it is at `at` in the live text, if it can be moved.
     fn read(self, at: Gva, traps: &Traps, stop: &Stop<'_>, running: &RunningKernel) -> Option<RelocatedCode> {
         /// Bytes of the longest instruction.

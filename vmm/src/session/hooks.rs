@@ -1,6 +1,6 @@
 //! Traps of our own, by which the guest tells us what it is about to do.
 
-use super::arming::Phase;
+use super::arming::BootPhase;
 use super::registry::Registry;
 use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::{HookAddresses, Landmarks};
@@ -33,8 +33,8 @@ impl GuestHooks {
     }
 
     /// The functions to trap, at link-time addresses.
-    pub(super) fn wanted(&self, phase: Phase, registry: &Registry) -> Vec<(Internal, Gva)> {
-        let late = phase == Phase::Late;
+    pub(super) fn wanted(&self, phase: BootPhase, registry: &Registry) -> Vec<(Internal, Gva)> {
+        let late = phase == BootPhase::Late;
         let probes = late && !registry.is_empty();
         let modules = late && (self.all_modules || registry.has_modules());
         let addresses = &self.addresses;

@@ -82,7 +82,7 @@ pub use detours::Optimize;
 pub(crate) use handle::Inside;
 pub use handle::{Answer, Command, CommandError, Handle, Mailbox};
 pub(crate) use keys::{Keys, Typed};
-pub use registry::{RegisterError, State};
+pub use registry::{ProbeState, RegisterError};
 pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Stood, Unregistered};
 pub use stage::StageError;
 

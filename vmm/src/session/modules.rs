@@ -1,6 +1,6 @@
 //! Probes in modules: their places are found when the guest has put the module together, and lost with it.
 
-use super::registry::{Entry, Registry, State};
+use super::registry::{ProbeState, RegisteredProbe, Registry};
 use super::text::RunningKernel;
 use crate::code::{GuestCode, Unread};
 use crate::memory::GuestRam;
@@ -70,8 +70,8 @@ impl Modules<'_> {
         let mut lost = Vec::new();
         for entry in of_module(registry, &module.name) {
             match entry.state {
-                State::Armed(at) if stands(at) => continue,
-                State::Armed(at) => lost.push(at),
+                ProbeState::Armed(at) if stands(at) => continue,
+                ProbeState::Armed(at) => lost.push(at),
                 _ => {}
             }
             entry.info = None;
@@ -96,9 +96,9 @@ impl Modules<'_> {
                 Ok(info) => {
                     entry.info = Some(info);
                     entry.moved_for_ftrace = false;
-                    entry.state = State::Waiting;
+                    entry.state = ProbeState::Waiting;
                 }
-                Err(reason) => entry.state = State::Refused(reason),
+                Err(reason) => entry.state = ProbeState::Refused(reason),
             }
         }
     }
@@ -109,9 +109,8 @@ impl Modules<'_> {
 }
 
 /// The probes in the module `name`.
-fn of_module<'a>(registry: &'a mut Registry, name: &'a str) -> impl Iterator<Item = &'a mut Entry> {
-    let is_in =
-        move |entry: &&mut Entry| matches!(&entry.place, Place::Module { module, .. } if module == name);
+fn of_module<'a>(registry: &'a mut Registry, name: &'a str) -> impl Iterator<Item = &'a mut RegisteredProbe> {
+    let is_in = move |entry: &&mut RegisteredProbe| matches!(&entry.place, Place::Module { module, .. } if module == name);
     registry.iter_mut().filter(is_in)
 }
 
@@ -122,7 +121,7 @@ pub(super) fn retire(range: &Range<Gva>, registry: &mut Registry) {
         if let Some(info) = entry.info.take_if(|info| is_module && info.at.is_in(range))
             && !entry.is_over()
         {
-            entry.state = State::Gone(info.at);
+            entry.state = ProbeState::Gone(info.at);
         }
     }
 }

@@ -4,17 +4,17 @@
 //! to be handed on first. While nobody takes them, the vCPU that asks is held, or a guest that loads modules without end
 //! would fill memory with what nobody reads.
 
-use crate::world::{Cause, Request};
+use crate::world::{Cause, VcpuRequest};
 use probe_engine::probe::table::Internal;
 
 /// The requests that wait, in the order in which they came.
 #[derive(Default)]
-pub(super) struct Postponed(Vec<Request>);
+pub(super) struct Postponed(Vec<VcpuRequest>);
 
 impl Postponed {
     /// Those of the waiting and the `new` requests that can be answered now. `may_change_names` says whether names may
     /// change.
-    pub(super) fn due(&mut self, new: Vec<Request>, may_change_names: bool) -> Vec<Request> {
+    pub(super) fn due(&mut self, new: Vec<VcpuRequest>, may_change_names: bool) -> Vec<VcpuRequest> {
         let mut due = std::mem::take(&mut self.0);
         due.extend(new);
         if !may_change_names {
@@ -42,8 +42,8 @@ mod tests {
     use probe_engine::paging::AddressSpace;
     use probe_engine::regs::Regs;
 
-    fn request(vcpu: usize, cause: Cause) -> Request {
-        Request { vcpu, cause, regs: Regs::default(), space: AddressSpace::new(0, 0), idt: Gva(0) }
+    fn request(vcpu: usize, cause: Cause) -> VcpuRequest {
+        VcpuRequest { vcpu, cause, regs: Regs::default(), space: AddressSpace::new(0, 0), idt: Gva(0) }
     }
 
     #[test]

@@ -24,13 +24,13 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub(super) use entry::Entry;
-pub use entry::State;
+pub use entry::ProbeState;
+pub(super) use entry::RegisteredProbe;
 pub use error::RegisterError;
 
 /// All probes, in order of registration.
 pub(super) struct Registry {
-    entries: BTreeMap<ProbeId, Entry>,
+    entries: BTreeMap<ProbeId, RegisteredProbe>,
     kernel: Option<Arc<Kernel>>,
     /// Whether probes are served by detours where they can be.
     optimizes: bool,
@@ -125,10 +125,10 @@ impl Registry {
             }
             Place::Module { .. } | Place::Watch(_) => None,
         };
-        let state = State::Waiting;
+        let state = ProbeState::Waiting;
         self.entries.insert(
             id,
-            Entry {
+            RegisteredProbe {
                 active,
                 place,
                 info,
@@ -209,7 +209,7 @@ impl Registry {
     }
 
     /// The watches. Each has its debug register, enabled or not.
-    pub(super) fn watched(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn watched(&self) -> impl Iterator<Item = &RegisteredProbe> {
         self.entries.values().filter(|entry| matches!(entry.place, Place::Watch(_)))
     }
 
@@ -232,11 +232,11 @@ impl Registry {
         self.entries.contains_key(&id)
     }
 
-    pub(super) fn get(&self, id: ProbeId) -> Option<&Entry> {
+    pub(super) fn get(&self, id: ProbeId) -> Option<&RegisteredProbe> {
         self.entries.get(&id)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut RegisteredProbe> {
         self.entries.values_mut()
     }
 
@@ -257,7 +257,7 @@ impl Registry {
         self.armed
     }
 
-    pub(super) fn set_state(&mut self, id: ProbeId, state: State) {
+    pub(super) fn set_state(&mut self, id: ProbeId, state: ProbeState) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = state;
         }
@@ -272,17 +272,22 @@ impl Registry {
 
     /// All probes stand where they have to: those that stand have stood from now on.
     pub(super) fn note_standing(&mut self) {
-        let stands = |entry: &&mut Entry| matches!(entry.state, State::Armed(_) | State::Optimized(_));
+        let stands = |entry: &&mut RegisteredProbe| {
+            matches!(entry.state, ProbeState::Armed(_) | ProbeState::Optimized(_))
+        };
         self.entries.values_mut().filter(stands).for_each(|entry| entry.has_stood = true);
     }
 
     /// The guest has changed the text at `at`. A probe that has moved from there stands where it is now.
     pub(super) fn overwritten(&mut self, at: Gva) {
-        let stood = |entry: &&mut Entry| {
+        let stood = |entry: &&mut RegisteredProbe| {
             entry.stood == Some(at)
-                && matches!(entry.state, State::Armed(_) | State::Optimized(_) | State::Disabled)
+                && matches!(
+                    entry.state,
+                    ProbeState::Armed(_) | ProbeState::Optimized(_) | ProbeState::Disabled
+                )
         };
-        self.entries.values_mut().filter(stood).for_each(|entry| entry.state = State::Overwritten(at));
+        self.entries.values_mut().filter(stood).for_each(|entry| entry.state = ProbeState::Overwritten(at));
     }
 
     /// All probes with what they have seen. Of their hits, `lost` were not handed on.

@@ -6,7 +6,7 @@
 
 use super::arming::Stop;
 use super::occupancy::Occupancy;
-use super::text::{Function, RunningKernel, Traps};
+use super::text::{ProbedFunction, RunningKernel, Traps};
 use crate::probe::Active;
 use crate::reserved::Reserved;
 use probe_engine::addr::Gva;
@@ -66,7 +66,7 @@ impl Relocations {
     pub(super) fn verdict(
         &mut self,
         at: Gva,
-        function: &Function,
+        function: &ProbedFunction,
         text: &Traps,
         running: &RunningKernel,
         stop: &Stop<'_>,
@@ -85,7 +85,7 @@ impl Relocations {
             let bytes =
                 &text.function(stop.ram, running, function, end).map_err(|error| error.to_string())?[..];
             let function =
-                verdict::Function { start: function.range.start, bytes, slide, constraints, thunks };
+                verdict::FunctionText { start: function.range.start, bytes, slide, constraints, thunks };
             let relocated = verdict(&function).map_err(|reason| reason.to_string())?;
             let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
             text.read(stop.ram, running, at, &mut bytes).map_err(|error| error.to_string())?;

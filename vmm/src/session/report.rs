@@ -1,6 +1,6 @@
 //! What a run came to.
 
-use super::registry::State;
+use super::registry::ProbeState;
 use crate::code::Unread;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
@@ -64,7 +64,7 @@ pub struct ProbeReport {
     /// Whether it has stood in the guest at some time.
     pub has_stood: bool,
     /// What became of it.
-    pub state: State,
+    pub state: ProbeState,
 }
 
 /// The sum of what unregistered probes saw.

@@ -9,7 +9,7 @@
 use crate::boot::{BootState, KernelPlace};
 use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
-use crate::world::{Int3Handlers, Request};
+use crate::world::{Int3Handlers, VcpuRequest};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::boot::Boot;
 use probe_engine::linux::bzimage::KernelJumps;
@@ -127,7 +127,7 @@ impl Stage {
     /// Moves on at the breakpoint of `request`; `None` when it is not one of this stage.
     pub(super) fn reach(
         &mut self,
-        request: &Request,
+        request: &VcpuRequest,
         kernel: &Landmarks,
         ram: &GuestRam,
     ) -> Result<Option<Reached>, StageError> {

@@ -44,7 +44,7 @@ struct Planted {
 }
 
 /// What is known about a probed instruction and the function around it (GVA).
-pub(super) struct Function {
+pub(super) struct ProbedFunction {
     pub(super) range: Range<Gva>,
     /// Whether the instruction has an entry in the exception table.
     pub(super) fixup: bool,
@@ -125,12 +125,12 @@ impl Traps {
         &self,
         ram: &GuestRam,
         running: &RunningKernel,
-        function: &Function,
+        function: &ProbedFunction,
         end: Gva,
     ) -> Result<Vec<u8>, TextError> {
         /// No function is longer; a symbol table that says so is wrong.
         const LONGEST: u64 = 1 << 20;
-        let Function { range, traced, .. } = function;
+        let ProbedFunction { range, traced, .. } = function;
         let length = range.end.min(end).offset_from(range.start).unwrap_or(0).min(LONGEST);
         let mut text = vec![0; length as usize];
         self.read(ram, running, range.start, &mut text)?;
@@ -146,13 +146,13 @@ impl Traps {
         &self,
         ram: &GuestRam,
         running: &RunningKernel,
-        function: &Function,
+        function: &ProbedFunction,
         at: Gva,
         only_copy: bool,
     ) -> Result<StepPlan, String> {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
-        let Function { range, fixup, .. } = function;
+        let ProbedFunction { range, fixup, .. } = function;
         let text = self.function(ram, running, function, at.add(LONGEST)).map_err(|e| e.to_string())?;
         let found = instruction_at(&text, range.start, at).map_err(|e| e.to_string())?;
         let offset = at.offset_from(range.start).unwrap_or(0) as usize;

@@ -1,6 +1,6 @@
 //! Which debug register watches what. The boot has them first: nothing is watched before it is over.
 
-use super::registry::{Entry, Registry, State};
+use super::registry::{ProbeState, RegisteredProbe, Registry};
 use super::stage;
 use super::text::RunningKernel;
 use crate::kvm::DebugRegister;
@@ -26,21 +26,21 @@ pub(super) fn set(registry: &mut Registry, running: &RunningKernel, ram: &GuestR
             Ok(()) => {
                 entry.stood = Some(register.at);
                 (*free, *watch) = (Some(register), Some(entry.active.clone()));
-                State::Armed(register.at)
+                ProbeState::Armed(register.at)
             }
-            Err(reason) => State::Refused(reason),
+            Err(reason) => ProbeState::Refused(reason),
         };
     }
 }
 
 /// The register for `entry`, if that is a watch that is to be set.
-fn wanted(entry: &mut Entry, running: &RunningKernel, armed: bool) -> Option<DebugRegister> {
+fn wanted(entry: &mut RegisteredProbe, running: &RunningKernel, armed: bool) -> Option<DebugRegister> {
     let Place::Watch(watch) = &entry.place else { return None };
-    if entry.active.is_broken() || matches!(entry.state, State::Refused(_)) {
+    if entry.active.is_broken() || matches!(entry.state, ProbeState::Refused(_)) {
         return None;
     }
     if !entry.enabled || !armed {
-        entry.state = State::Disabled;
+        entry.state = ProbeState::Disabled;
         return None;
     }
     let at = running.map.gva(watch.at);
@@ -49,12 +49,12 @@ fn wanted(entry: &mut Entry, running: &RunningKernel, armed: bool) -> Option<Deb
 
 /// Sees to it that the first access has a value before it.
 fn start(
-    entry: &Entry,
+    entry: &RegisteredProbe,
     register: &DebugRegister,
     running: &RunningKernel,
     ram: &GuestRam,
 ) -> Result<(), String> {
-    let is_new = entry.state != State::Armed(register.at);
+    let is_new = entry.state != ProbeState::Armed(register.at);
     if is_new && register.condition != Condition::Execute {
         let memory = VirtMemory::new(ram, running.space);
         let held = value(&memory, register.at, register.length);

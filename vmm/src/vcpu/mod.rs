@@ -14,7 +14,7 @@ use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
 use crate::session::Mailbox;
 use crate::trap::{self, Delivery, GuestException, Trap};
-use crate::world::{Cause, Next, Request, Stand, VcpuTables, World};
+use crate::world::{AfterStop, Cause, VcpuPosition, VcpuRequest, VcpuTables, World};
 pub(crate) use call::{caller, is_trampoline};
 use hit::Passed;
 use probe_engine::addr::Gva;
@@ -133,7 +133,7 @@ impl Vcpu {
         // The receiver outlives every vCPU thread.
         let _ = self.ends.send(end);
         loop {
-            if let Next::End = self.world.pause(self.id, rip, Duration::from_secs(1)) {
+            if let AfterStop::End = self.world.pause(self.id, rip, Duration::from_secs(1)) {
                 return Flow::End;
             }
         }
@@ -150,20 +150,20 @@ impl Vcpu {
         }
         let regs = self.kvm.regs();
         let at = Some((regs, self.kvm.address_space()));
-        let stand = Stand { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs), at };
+        let stand = VcpuPosition { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs), at };
         let next = self.world.rest(self.id, stand);
         self.obey(next, &regs, tables)
     }
 
     /// Goes on after a stop, in which the guest was at `regs`.
-    fn obey(&mut self, next: Next, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
+    fn obey(&mut self, next: AfterStop, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
         match next {
-            Next::End => Flow::End,
-            Next::Run(new) if Arc::ptr_eq(&new, tables) => {
+            AfterStop::End => Flow::End,
+            AfterStop::Run(new) if Arc::ptr_eq(&new, tables) => {
                 self.kvm.excuse_pause();
                 Flow::Run
             }
-            Next::Run(new) => {
+            AfterStop::Run(new) => {
                 *tables = new;
                 self.passed = match tables.sites.left(Gva(regs.rip)) {
                     Some(nop) => Some(Passed::in_detour(nop)),
@@ -284,7 +284,7 @@ impl Vcpu {
 
     fn hold(&mut self, cause: Cause, regs: Regs, tables: &mut Arc<VcpuTables>) -> Flow {
         let request =
-            Request { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
+            VcpuRequest { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
         let next = self.world.hold(request);
         self.obey(next, &regs, tables)
     }

@@ -11,9 +11,9 @@ fn world(cpus: usize) -> World {
 fn run(world: &World, id: usize, count: &AtomicUsize) {
     loop {
         if world.wants_attention() {
-            match world.rest(id, Stand::default()) {
-                Next::Run(_) => {}
-                Next::End => return world.ended(id),
+            match world.rest(id, VcpuPosition::default()) {
+                AfterStop::Run(_) => {}
+                AfterStop::End => return world.ended(id),
             }
         }
         count.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +48,7 @@ fn nothing_runs_while_parked_and_everything_runs_after() {
 #[test]
 fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     let world = world(1);
-    let request = Request {
+    let request = VcpuRequest {
         vcpu: 0,
         cause: Cause::Internal(Internal::Panic),
         regs: Regs::default(),
@@ -57,8 +57,8 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     };
     thread::scope(|scope| {
         let held = scope.spawn(|| match world.hold(request) {
-            Next::Run(tables) => tables.int3_handlers,
-            Next::End => [None; 2],
+            AfterStop::Run(tables) => tables.int3_handlers,
+            AfterStop::End => [None; 2],
         });
         drop(world.park(|_| {}));
         assert!(!held.is_finished(), "a stop alone does not release it");
@@ -75,7 +75,7 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
 fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
     let world = world(2);
     let count = AtomicUsize::new(0);
-    let request = Request {
+    let request = VcpuRequest {
         vcpu: 0,
         cause: Cause::Commands(Vec::new()),
         regs: Regs::default(),
@@ -86,7 +86,7 @@ fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
         let held = scope.spawn(|| {
             let next = world.hold(request);
             world.ended(0);
-            matches!(next, Next::End)
+            matches!(next, AfterStop::End)
         });
         scope.spawn(|| run(&world, 1, &count));
         let parked = world.park(|_| {});
@@ -111,7 +111,7 @@ fn a_pause_does_not_outlast_an_end_that_came_first() {
             thread::yield_now();
         }
         let before = Instant::now();
-        assert!(matches!(world.pause(0, Gva(0), Duration::from_secs(60)), Next::End));
+        assert!(matches!(world.pause(0, Gva(0), Duration::from_secs(60)), AfterStop::End));
         assert!(before.elapsed() < Duration::from_secs(30));
         world.ended(0);
     });
@@ -123,7 +123,7 @@ fn a_vcpu_that_waits_is_known_to_go_on_where_it_is() {
     let world = world(1);
     thread::scope(|scope| {
         scope.spawn(|| {
-            while let Next::Run(_) = world.pause(0, HERE, Duration::from_millis(1)) {}
+            while let AfterStop::Run(_) = world.pause(0, HERE, Duration::from_millis(1)) {}
             world.ended(0);
         });
         assert_eq!(world.park(|_| {}).rips(), [HERE]);
@@ -136,8 +136,8 @@ fn ending_reaches_held_and_parked_vcpus() {
     let world = world(1);
     thread::scope(|scope| {
         scope.spawn(|| match world.pause(0, Gva(0), Duration::from_secs(1)) {
-            Next::Run(_) => run(&world, 0, &AtomicUsize::new(0)),
-            Next::End => world.ended(0),
+            AfterStop::Run(_) => run(&world, 0, &AtomicUsize::new(0)),
+            AfterStop::End => world.ended(0),
         });
         world.end(|_| {});
     });
@@ -184,7 +184,7 @@ fn who_waits_is_known_as_long_as_that_takes() {
             thread::yield_now();
         }
         world.thaw();
-        assert!(matches!(waiting.join(), Ok(Next::Run(_))));
+        assert!(matches!(waiting.join(), Ok(AfterStop::Run(_))));
     });
     assert!(!world.has_waiting());
 }

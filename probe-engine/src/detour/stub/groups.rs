@@ -13,7 +13,7 @@
 
 use super::{Assembler, Done, imm};
 use crate::detour::condition::Number;
-use crate::detour::groups::{Groups, Key, Step};
+use crate::detour::groups::{GroupKey, GroupStep, Groups};
 use crate::detour::layout::{GROUP, GROUPS, TABLE_OF_GROUPS, TAKEN, group, tag};
 use crate::detour::work::Work;
 use iced_x86::code_asm::{
@@ -104,14 +104,14 @@ impl Assembler<'_> {
         let mut places = (at + 8..).step_by(8);
         for (n, key) in (0..).zip(&groups.keys) {
             match key {
-                Key::Comm => {
+                GroupKey::Comm => {
                     for (half, place) in [0, 8].into_iter().zip(&mut places) {
                         let name = self.comm()?;
                         self.asm.mov(rax, name + half)?;
                         self.key_word(place)?;
                     }
                 }
-                Key::Number(number, step) => {
+                GroupKey::Number(number, step) => {
                     let (mut unread, mut there) = (self.asm.create_label(), self.asm.create_label());
                     self.unless_read(number.entry(), unread)?;
                     self.number(number)?;
@@ -148,10 +148,10 @@ impl Assembler<'_> {
     }
 
     /// Makes the number in rax what all have that count as the same. Uses rcx and rdx.
-    fn step(&mut self, step: Step, is_signed: bool) -> Done {
+    fn step(&mut self, step: GroupStep, is_signed: bool) -> Done {
         match step {
-            Step::One => {}
-            Step::Log2 => {
+            GroupStep::One => {}
+            GroupStep::Log2 => {
                 let (mut none, mut end) = (self.asm.create_label(), self.asm.create_label());
                 self.asm.cmp(rax, 1)?;
                 self.asm.jbe(none)?;
@@ -164,7 +164,7 @@ impl Assembler<'_> {
                 self.asm.set_label(&mut end)?;
                 self.asm.zero_bytes()?;
             }
-            Step::Buckets(width) => {
+            GroupStep::Buckets(width) => {
                 self.asm.mov(rcx, width)?;
                 if is_signed {
                     // Rounded down, as it is not for numbers below zero.

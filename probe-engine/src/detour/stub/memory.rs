@@ -19,7 +19,7 @@
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::detour::groups::Groups;
 use crate::detour::layout::{POOL, POOLS, READING, UNREAD};
-use crate::detour::reads::{ADDRESS, DATA, Entry, Given, Kept, LENGTH, Reads};
+use crate::detour::reads::{ADDRESS, DATA, Given, Kept, LENGTH, ReadEntry, Reads};
 use crate::detour::work::Work;
 use crate::linux::nofault::{Copies, STACK};
 use iced_x86::Code;
@@ -141,7 +141,7 @@ impl Assembler<'_> {
     }
 
     /// Fills an entry from where rax leads, or goes to `fails`.
-    fn read(&mut self, copies: &Copies, entry: &Entry, fails: CodeLabel) -> Done {
+    fn read(&mut self, copies: &Copies, entry: &ReadEntry, fails: CodeLabel) -> Done {
         let (mut kernel, mut read, mut fits) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
         let at = |part: u64| qword_ptr(rsp + (entry.at + part));

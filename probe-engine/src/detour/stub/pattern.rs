@@ -13,7 +13,7 @@
 
 use super::{Assembler, Done};
 use crate::detour::condition::Text;
-use crate::linux::glob::{Glob, Step};
+use crate::linux::glob::{Glob, GlobStep};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, eax, ecx, r8, rax, rdx};
 
 impl Assembler<'_> {
@@ -29,7 +29,7 @@ impl Assembler<'_> {
     ) -> Done {
         let mut differs = self.asm.create_label();
         let other = if wanted { differs } else { to };
-        let mut parts: Vec<&[Step]> = pattern.parts().collect();
+        let mut parts: Vec<&[GlobStep]> = pattern.parts().collect();
         let last = if parts.len() > 1 { parts.pop() } else { None };
         let mut parts = parts.into_iter();
         let first = parts.next().unwrap_or_default();
@@ -79,18 +79,18 @@ impl Assembler<'_> {
     }
 
     /// Compares where `part` at rdx would end with where the string does.
-    fn behind(&mut self, part: &[Step]) -> Done {
+    fn behind(&mut self, part: &[GlobStep]) -> Done {
         self.asm.lea(rax, rdx + part.len())?;
         Ok(self.asm.cmp(rax, r8)?)
     }
 
     /// Goes behind `part` at rdx.
-    fn skip(&mut self, part: &[Step]) -> Done {
+    fn skip(&mut self, part: &[GlobStep]) -> Done {
         Ok(self.asm.add(rdx, part.len() as i32)?)
     }
 
     /// The first place from rdx on where `part` is.
-    fn look_for(&mut self, of: &Text, part: &[Step], other: CodeLabel, open: CodeLabel) -> Done {
+    fn look_for(&mut self, of: &Text, part: &[GlobStep], other: CodeLabel, open: CodeLabel) -> Done {
         let (mut again, mut farther, mut none) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
         self.asm.jmp(again)?;
@@ -117,27 +117,27 @@ impl Assembler<'_> {
     }
 
     /// Goes to `other` unless `part` is at rdx, where the string is long enough.
-    fn part(&mut self, part: &[Step], other: CodeLabel) -> Done {
+    fn part(&mut self, part: &[GlobStep], other: CodeLabel) -> Done {
         let (mut at, mut rest) = (rdx + 0, part);
         loop {
             let length = match rest {
                 [] => return Ok(()),
-                [Step::Byte(a), Step::Byte(b), Step::Byte(c), Step::Byte(d), ..] => {
+                [GlobStep::Byte(a), GlobStep::Byte(b), GlobStep::Byte(c), GlobStep::Byte(d), ..] => {
                     self.asm.cmp(dword_ptr(at), i32::from_le_bytes([*a, *b, *c, *d]))?;
                     self.asm.jne(other)?;
                     4
                 }
-                [Step::Byte(byte), ..] => {
+                [GlobStep::Byte(byte), ..] => {
                     self.asm.cmp(byte_ptr(at), u32::from(*byte))?;
                     self.asm.jne(other)?;
                     1
                 }
-                [Step::Class { negated, ranges }, ..] => {
+                [GlobStep::Class { negated, ranges }, ..] => {
                     self.asm.movzx(eax, byte_ptr(at))?;
                     self.class(ranges, *negated, other)?;
                     1
                 }
-                [Step::Any | Step::Star, ..] => 1,
+                [GlobStep::Any | GlobStep::Star, ..] => 1,
             };
             at = at + length;
             rest = rest.get(length..).unwrap_or_default();

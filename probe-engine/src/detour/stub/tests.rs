@@ -5,7 +5,7 @@ use crate::detour::condition::{Condition, Number, Origin, Text};
 use crate::detour::layout::{self, CALLS, HITS, SLOTS, Slots, record};
 use crate::detour::reads::{Given, Reads};
 use crate::detour::relocation::RelocatedCode;
-use crate::detour::verdict::{Function, verdict};
+use crate::detour::verdict::{FunctionText, verdict};
 use crate::detour::work::Calls;
 use crate::insn::emulate::Segments;
 use crate::insn::plan::{StepPlan, plan};
@@ -494,7 +494,8 @@ fn stub_over(code: &[u8], works: &[Work]) -> (Stub, RelocatedCode) {
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
     let constraints = &JumpConstraints::at(SITE, &patched, &targets(&[], &[]));
     let region =
-        verdict(&Function { start: SITE, bytes: code, slide: 0, constraints, thunks: &thunks() }).unwrap();
+        verdict(&FunctionText { start: SITE, bytes: code, slide: 0, constraints, thunks: &thunks() })
+            .unwrap();
     let stub = Stub::over(&of_one_cpu(), AT, &region, works).unwrap();
     assert!(stub.code.len() <= Stub::most_bytes_over(&region, works));
     (stub, region)

@@ -29,7 +29,7 @@ fn judge(
     let (constraints, thunks) =
         (&JumpConstraints::at(TEXT.add(offset), &patched, &targets(&[], stored)), &thunks());
     let judge =
-        |slide| verdict(&Function { start: TEXT.add(slide), bytes: code, slide, constraints, thunks });
+        |slide| verdict(&FunctionText { start: TEXT.add(slide), bytes: code, slide, constraints, thunks });
     let (linked, live) = (judge(0), judge(SLIDE));
     match (&linked, &live) {
         (Ok(linked), Ok(live)) => assert_eq!(linked.end().add(SLIDE), live.end()),
@@ -246,7 +246,7 @@ fn a_moved_call_returns_behind_the_original() {
     let start = Gva(0xffff_8000_0000_0000);
     let patched = PatchedText::new(Vec::new(), Vec::new(), Vec::new());
     let (constraints, thunks) = (&JumpConstraints::at(start, &patched, &targets(&[], &[])), &thunks());
-    let function = Function { start, bytes: &[0xe8, 0, 1, 0, 0], slide: 0, constraints, thunks };
+    let function = FunctionText { start, bytes: &[0xe8, 0, 1, 0, 0], slide: 0, constraints, thunks };
     assert!(matches!(verdict(&function), Err(NotMovable::Instruction(Refusal::Branch(_)))));
 }
 

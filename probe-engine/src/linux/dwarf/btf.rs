@@ -20,7 +20,7 @@ pub(super) const MOST_PARTS: usize = 0xffff;
 
 /// `struct btf_type`, and what follows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Record {
+pub(super) struct BtfRecord {
     /// The offset of its name.
     pub(super) name: u32,
     pub(super) kind: u8,
@@ -46,15 +46,15 @@ pub(super) struct Declared {
 
 /// All types so far, numbered from 1 on.
 #[derive(Default)]
-pub(super) struct Pool {
+pub(super) struct TypePool {
     strings: Vec<u8>,
     names: HashMap<Vec<u8>, u32>,
-    records: Vec<Record>,
+    records: Vec<BtfRecord>,
     declared: HashMap<Declared, u32>,
-    made: HashMap<Record, u32>,
+    made: HashMap<BtfRecord, u32>,
 }
 
-impl Pool {
+impl TypePool {
     /// The offset of a name; 0 for none, and for one that cannot be shown.
     pub(super) fn name(&mut self, name: &[u8]) -> Result<u32, DwarfError> {
         if let Some(known) = self.names.get(name) {
@@ -84,13 +84,13 @@ impl Pool {
             return Ok((*known, false));
         }
         let Declared { kind, name, size, .. } = declared;
-        let number = self.push(Record { name, kind, size_or_type: size, ..Record::default() })?;
+        let number = self.push(BtfRecord { name, kind, size_or_type: size, ..BtfRecord::default() })?;
         self.declared.insert(declared, number);
         Ok((number, true))
     }
 
     /// The number of a type that is told by what it is made of.
-    pub(super) fn make(&mut self, record: Record) -> Result<u32, DwarfError> {
+    pub(super) fn make(&mut self, record: BtfRecord) -> Result<u32, DwarfError> {
         if let Some(known) = self.made.get(&record) {
             return Ok(*known);
         }
@@ -99,7 +99,7 @@ impl Pool {
         Ok(number)
     }
 
-    fn push(&mut self, record: Record) -> Result<u32, DwarfError> {
+    fn push(&mut self, record: BtfRecord) -> Result<u32, DwarfError> {
         if self.records.len() == 4 * MOST_TYPES {
             return Err(DwarfError::TooMuch);
         }
@@ -131,8 +131,9 @@ impl Pool {
         // of them, and that refers to them.
         let mut renumbered = vec![0u32; records.len() + 1];
         let mut order: Vec<usize> = Vec::new();
-        let is_declared =
-            |record: &Record| matches!(record.kind, kind::STRUCT | kind::UNION | kind::ENUM | kind::ENUM64);
+        let is_declared = |record: &BtfRecord| {
+            matches!(record.kind, kind::STRUCT | kind::UNION | kind::ENUM | kind::ENUM64)
+        };
         let place = |slot: Option<&mut u32>, number: usize| {
             if let Some(slot) = slot {
                 *slot = number as u32;
@@ -142,7 +143,7 @@ impl Pool {
             order.push(index);
             place(renumbered.get_mut(index + 1), order.len());
         }
-        let mut same: HashMap<Record, u32> = HashMap::new();
+        let mut same: HashMap<BtfRecord, u32> = HashMap::new();
         for (index, record) in records.iter_mut().enumerate() {
             if is_declared(record) {
                 continue;
@@ -171,7 +172,7 @@ impl Pool {
     }
 }
 
-impl Record {
+impl BtfRecord {
     /// Puts the new numbers of types in place of those that it refers to.
     fn renumber(&mut self, renumbered: &[u32]) {
         let new = |word: &mut u32| *word = renumbered.get(*word as usize).copied().unwrap_or(0);
@@ -191,7 +192,7 @@ impl Record {
 }
 
 /// A section of these types (Documentation/bpf/btf.rst, "BTF Type and String Encoding").
-fn section<'r>(strings: &[u8], records: impl Iterator<Item = &'r Record>) -> Vec<u8> {
+fn section<'r>(strings: &[u8], records: impl Iterator<Item = &'r BtfRecord>) -> Vec<u8> {
     let mut types: Vec<u8> = Vec::new();
     for record in records {
         let info = record.count | u32::from(record.kind) << 24 | u32::from(record.flag) << 31;

@@ -64,7 +64,7 @@ pub enum Hidden {
 }
 
 /// From where stack slots are counted.
-type Frame = Result<(Register, i64), Hidden>;
+type FrameBase = Result<(Register, i64), Hidden>;
 
 /// Where the functions of a unit have their variables.
 pub(super) struct Locations<'u, 'a> {
@@ -72,9 +72,9 @@ pub(super) struct Locations<'u, 'a> {
     /// The address.
     pub(super) at: u64,
     /// The canonical frame address there.
-    cfa: Frame,
+    cfa: FrameBase,
     /// From where the function's slots are counted.
-    base: Frame,
+    base: FrameBase,
 }
 
 impl<'u, 'a> Locations<'u, 'a> {
@@ -160,7 +160,7 @@ impl<'u, 'a> Locations<'u, 'a> {
 
     /// What a single operation says.
     fn simple(&self, operation: Operation<Slice<'a>>) -> Result<VariablePlace, Hidden> {
-        let from = |frame: Frame, offset: i64| {
+        let from = |frame: FrameBase, offset: i64| {
             frame.map(|(register, start)| VariablePlace::Memory(register, start.wrapping_add(offset)))
         };
         match operation {
@@ -181,7 +181,7 @@ impl<'u, 'a> Locations<'u, 'a> {
 }
 
 /// The canonical frame address at `at`, as .debug_frame says it.
-fn cfa(frames: Slice<'_>, address_size: u8, at: u64) -> Frame {
+fn cfa(frames: Slice<'_>, address_size: u8, at: u64) -> FrameBase {
     let mut section = DebugFrame::from(frames);
     section.set_address_size(address_size);
     let mut context = UnwindContext::new();

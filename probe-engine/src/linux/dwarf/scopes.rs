@@ -21,8 +21,8 @@ const MOST_STEPS: usize = 16 << 20;
 /// From an entry to the one that has its name: of an inlined function, of that function, of its declaration.
 const LONGEST_CHAIN: usize = 4;
 
-type Value<'a> = AttributeValue<Slice<'a>>;
-type Entry<'a> = DebuggingInformationEntry<Slice<'a>>;
+type DwarfValue<'a> = AttributeValue<Slice<'a>>;
+type Die<'a> = DebuggingInformationEntry<Slice<'a>>;
 
 /// A variable or a parameter, as its entries describe it.
 #[derive(Debug, Default, Clone)]
@@ -30,8 +30,8 @@ pub(super) struct Declared<'a> {
     pub(super) name: String,
     /// Where in the unit its type is described; `None` where that is in another unit, or nowhere.
     pub(super) ty: Option<usize>,
-    pub(super) location: Option<Value<'a>>,
-    pub(super) constant: Option<Value<'a>>,
+    pub(super) location: Option<DwarfValue<'a>>,
+    pub(super) constant: Option<DwarfValue<'a>>,
     /// It is a variable of the whole kernel, which is only declared here.
     pub(super) is_elsewhere: bool,
 }
@@ -42,12 +42,12 @@ pub(super) struct Scopes<'a> {
     /// Those of the innermost block first, each name once.
     pub(super) variables: Vec<Declared<'a>>,
     /// From where the function counts its stack slots.
-    pub(super) frame_base: Option<Value<'a>>,
+    pub(super) frame_base: Option<DwarfValue<'a>>,
 }
 
 /// Finds them in the unit that has the code at `at`.
 pub(super) fn scopes_at<'a>(unit: UnitRef<'_, Slice<'a>>, at: u64) -> Result<Scopes<'a>, DwarfError> {
-    let mut walk = Walk {
+    let mut walk = ScopeWalk {
         unit,
         at,
         units: Units::of(unit.dwarf)?,
@@ -68,12 +68,12 @@ pub(super) fn scopes_at<'a>(unit: UnitRef<'_, Slice<'a>>, at: u64) -> Result<Sco
 }
 
 /// A walk through the entries of a unit.
-struct Walk<'u, 'a> {
+struct ScopeWalk<'u, 'a> {
     unit: UnitRef<'u, Slice<'a>>,
     at: u64,
     units: Units<'a>,
     steps: usize,
-    frame_base: Option<Value<'a>>,
+    frame_base: Option<DwarfValue<'a>>,
     /// Each with the number of blocks with code around it.
     variables: Vec<(usize, Declared<'a>)>,
     /// The abstract entries of the blocks that have the address, with the same number.
@@ -82,14 +82,14 @@ struct Walk<'u, 'a> {
     known: HashSet<usize>,
 }
 
-impl<'a> Walk<'_, 'a> {
+impl<'a> ScopeWalk<'_, 'a> {
     /// Looks at the concrete entries.
     fn concrete(&mut self) -> Result<(), DwarfError> {
         let unit = self.unit;
         // The blocks that have the address, the innermost last: the depth in the tree, and how many of them have code.
         let mut around: Vec<(isize, usize)> = Vec::new();
         let mut entries = unit.entries_raw(None)?;
-        let mut entry = Entry::null();
+        let mut entry = Die::null();
         while !entries.is_empty() {
             let depth = entries.next_depth();
             if !entries.read_entry(&mut entry)? {
@@ -143,7 +143,7 @@ impl<'a> Walk<'_, 'a> {
             let mut found = Vec::new();
             let Some((unit, inside)) = self.units.find(self.unit.dwarf, block)? else { continue };
             let mut entries = unit.entries_raw(Some(inside))?;
-            let mut entry = Entry::null();
+            let mut entry = Die::null();
             entries.read_entry(&mut entry)?;
             // The depth of an entry whose children are not looked at.
             let mut closed = isize::MAX;
@@ -173,7 +173,7 @@ impl<'a> Walk<'_, 'a> {
     }
 
     /// Whether code of an entry is at the address; `None` for one that says nothing of its code.
-    fn has_code(&mut self, entry: &Entry<'a>) -> Result<Option<bool>, DwarfError> {
+    fn has_code(&mut self, entry: &Die<'a>) -> Result<Option<bool>, DwarfError> {
         let code = Code::of(entry);
         if !code.is_said() {
             return Ok(None);
@@ -211,7 +211,7 @@ impl<'a> Walk<'_, 'a> {
 }
 
 /// The entry that another one is an instance of. Link-time optimisation inlines functions of other units.
-fn origin(unit: UnitRef<'_, Slice<'_>>, entry: &Entry<'_>) -> Option<DebugInfoOffset> {
+fn origin(unit: UnitRef<'_, Slice<'_>>, entry: &Die<'_>) -> Option<DebugInfoOffset> {
     let value = |name| entry.attr_value(name);
     match value(dw::DW_AT_abstract_origin).or(value(dw::DW_AT_specification))? {
         AttributeValue::UnitRef(offset) => UnitOffset::to_debug_info_offset(&offset, &unit.header),
@@ -222,12 +222,7 @@ fn origin(unit: UnitRef<'_, Slice<'_>>, entry: &Entry<'_>) -> Option<DebugInfoOf
 
 impl<'a> Declared<'a> {
     /// Adds what `entry` says that was not said before. `is_own`: it is of the unit in which types are looked up.
-    fn add(
-        &mut self,
-        unit: UnitRef<'_, Slice<'a>>,
-        entry: &Entry<'a>,
-        is_own: bool,
-    ) -> Result<(), DwarfError> {
+    fn add(&mut self, unit: UnitRef<'_, Slice<'a>>, entry: &Die<'a>, is_own: bool) -> Result<(), DwarfError> {
         let value = |name| entry.attr_value(name);
         if let Some(name) = value(dw::DW_AT_name).filter(|_| self.name.is_empty()) {
             self.name = String::from_utf8_lossy(unit.attr_string(name)?.slice()).into_owned();

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use gimli::{UnitRef, constants as dw};
 
 use super::attributes::{Attributes, Constant};
-use super::btf::{Declared, MOST_PARTS, Pool, Record};
+use super::btf::{BtfRecord, Declared, MOST_PARTS, TypePool};
 use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
@@ -25,7 +25,7 @@ const LONGEST_CHAIN: usize = 4;
 /// [`DwarfError`] for a damaged file, and for one whose units refer to each other's types.
 pub fn btf(file: &DebugFile<'_>) -> Result<Vec<u8>, DwarfError> {
     let dwarf = file.dwarf()?;
-    let (mut pool, mut files) = (Pool::default(), Files::default());
+    let (mut pool, mut files) = (TypePool::default(), Files::default());
     for header in Units::of(&dwarf)?.headers {
         let unit = dwarf.unit(header)?;
         UnitTypes::read(unit.unit_ref(&dwarf))?.add(&mut pool, &mut files)?;
@@ -38,7 +38,7 @@ pub(super) fn btf_of(
     unit: UnitRef<'_, Slice<'_>>,
     wanted: &[usize],
 ) -> Result<(Vec<u8>, Vec<TypeId>), DwarfError> {
-    let (mut pool, mut files) = (Pool::default(), Files::default());
+    let (mut pool, mut files) = (TypePool::default(), Files::default());
     let mut types = UnitTypes::read(unit)?;
     types.add(&mut pool, &mut files)?;
     let numbers: Vec<u32> = wanted.iter().map(|offset| types.number(Some(*offset))).collect();
@@ -48,7 +48,7 @@ pub(super) fn btf_of(
 }
 
 /// An entry of a unit that is a type, or a function.
-struct Entry<'a> {
+struct TypeDie<'a> {
     offset: usize,
     tag: gimli::DwTag,
     attributes: Attributes<'a>,
@@ -56,12 +56,12 @@ struct Entry<'a> {
     parts: Vec<Attributes<'a>>,
     /// Whether its parameters end in `...`.
     is_variadic: bool,
-    state: State,
+    state: DieState,
 }
 
 /// What has become of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum DieState {
     Unknown,
     /// It waits for what it is made of.
     Open,
@@ -75,12 +75,12 @@ enum State {
 struct UnitTypes<'u, 'a> {
     unit: UnitRef<'u, Slice<'a>>,
     /// By offset.
-    entries: Vec<Entry<'a>>,
+    entries: Vec<TypeDie<'a>>,
 }
 
 impl<'u, 'a> UnitTypes<'u, 'a> {
     fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
-        let mut found: Vec<Entry<'a>> = Vec::new();
+        let mut found: Vec<TypeDie<'a>> = Vec::new();
         // The entries around: depth, and which of those that were found.
         let mut around: Vec<(isize, usize)> = Vec::new();
         let mut entries = unit.entries_raw(None)?;
@@ -108,8 +108,8 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             if is_type(tag) || tag == dw::DW_TAG_subprogram {
                 let attributes = Attributes::read(&mut entries, abbreviation)?;
                 around.push((depth, found.len()));
-                let (parts, is_variadic, state) = (Vec::new(), false, State::Unknown);
-                found.push(Entry { offset, tag, attributes, parts, is_variadic, state });
+                let (parts, is_variadic, state) = (Vec::new(), false, DieState::Unknown);
+                found.push(TypeDie { offset, tag, attributes, parts, is_variadic, state });
                 continue;
             }
             entries.skip_attributes(abbreviation.attributes())?;
@@ -118,7 +118,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     }
 
     /// Adds all to the pool.
-    fn add(&mut self, pool: &mut Pool, files: &mut Files) -> Result<(), DwarfError> {
+    fn add(&mut self, pool: &mut TypePool, files: &mut Files) -> Result<(), DwarfError> {
         self.declare(pool, files)?;
         self.make(pool)?;
         self.fill(pool)
@@ -128,13 +128,13 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         self.entries.binary_search_by_key(&offset, |entry| entry.offset).ok()
     }
 
-    fn name(&self, attributes: &Attributes<'a>, pool: &mut Pool) -> Result<u32, DwarfError> {
+    fn name(&self, attributes: &Attributes<'a>, pool: &mut TypePool) -> Result<u32, DwarfError> {
         let Some(name) = attributes.name else { return Ok(0) };
         pool.name(self.unit.attr_string(name)?.slice())
     }
 
     /// Gives numbers to what is told by its declaration.
-    fn declare(&mut self, pool: &mut Pool, files: &mut Files) -> Result<(), DwarfError> {
+    fn declare(&mut self, pool: &mut TypePool, files: &mut Files) -> Result<(), DwarfError> {
         let mut unit_files = UnitFiles::new(self.unit);
         for index in 0..self.entries.len() {
             let Some(entry) = self.entries.get(index) else { break };
@@ -147,18 +147,28 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             let attributes = entry.attributes;
             let name = self.name(&attributes, pool)?;
             let state = if attributes.is_declaration && kind == kind::ENUM {
-                State::Known(pool.make(Record { name, kind, size_or_type: 4, ..Record::default() })?)
+                DieState::Known(pool.make(BtfRecord {
+                    name,
+                    kind,
+                    size_or_type: 4,
+                    ..BtfRecord::default()
+                })?)
             } else if attributes.is_declaration {
                 let flag = kind == kind::UNION;
-                State::Known(pool.make(Record { name, kind: kind::FWD, flag, ..Record::default() })?)
+                DieState::Known(pool.make(BtfRecord {
+                    name,
+                    kind: kind::FWD,
+                    flag,
+                    ..BtfRecord::default()
+                })?)
             } else {
                 let members = if name == 0 { self.members_hash(entry)? } else { 0 };
                 let size = attributes.byte_size.and_then(|size| size.try_into().ok()).unwrap_or(0);
                 let file = unit_files.number(attributes.file, files);
                 let line = attributes.line;
                 match pool.declare(Declared { kind, name, size, file, line, members })? {
-                    (number, true) => State::New(number),
-                    (number, false) => State::Known(number),
+                    (number, true) => DieState::New(number),
+                    (number, false) => DieState::Known(number),
                 }
             };
             if let Some(entry) = self.entries.get_mut(index) {
@@ -168,7 +178,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         Ok(())
     }
 
-    fn members_hash(&self, entry: &Entry<'a>) -> Result<u64, DwarfError> {
+    fn members_hash(&self, entry: &TypeDie<'a>) -> Result<u64, DwarfError> {
         let mut hasher = DefaultHasher::new();
         for part in &entry.parts {
             let name = part.name.map(|name| self.unit.attr_string(name)).transpose()?;
@@ -179,31 +189,31 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     }
 
     /// Gives numbers to what is made of others, those others first.
-    fn make(&mut self, pool: &mut Pool) -> Result<(), DwarfError> {
+    fn make(&mut self, pool: &mut TypePool) -> Result<(), DwarfError> {
         let mut open: Vec<usize> = Vec::new();
         for index in 0..self.entries.len() {
             open.push(index);
             while let Some(next) = open.last().copied() {
                 let Some(entry) = self.entries.get_mut(next) else { break };
-                let is_first = entry.state == State::Unknown;
-                if !is_first && entry.state != State::Open {
+                let is_first = entry.state == DieState::Unknown;
+                if !is_first && entry.state != DieState::Open {
                     open.pop();
                     continue;
                 }
-                entry.state = State::Open;
+                entry.state = DieState::Open;
                 let before = open.len();
                 // What waits for itself, or for too much, is made without that.
                 if is_first && before < DEEPEST {
                     let needed = self.needed(next);
                     open.extend(needed.filter(|index| {
-                        self.entries.get(*index).is_some_and(|entry| entry.state == State::Unknown)
+                        self.entries.get(*index).is_some_and(|entry| entry.state == DieState::Unknown)
                     }));
                 }
                 if open.len() == before {
                     open.pop();
                     let number = self.made(next, pool)?;
                     if let Some(entry) = self.entries.get_mut(next) {
-                        entry.state = State::Known(number);
+                        entry.state = DieState::Known(number);
                     }
                 }
             }
@@ -216,7 +226,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         let entry = self.entries.get(index);
         let own = entry.into_iter().flat_map(|entry| [entry.attributes.ty, entry.attributes.origin]);
         let has_parameters =
-            |entry: &&Entry<'_>| matches!(entry.tag, dw::DW_TAG_subroutine_type | dw::DW_TAG_subprogram);
+            |entry: &&TypeDie<'_>| matches!(entry.tag, dw::DW_TAG_subroutine_type | dw::DW_TAG_subprogram);
         let parts =
             entry.filter(has_parameters).into_iter().flat_map(|entry| &entry.parts).map(|part| part.ty);
         let needed: Vec<usize> = own.chain(parts).flatten().filter_map(|offset| self.index(offset)).collect();
@@ -227,18 +237,18 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     fn number(&self, offset: Option<usize>) -> u32 {
         let entry = offset.and_then(|offset| self.index(offset)).and_then(|index| self.entries.get(index));
         match entry.map(|entry| entry.state) {
-            Some(State::Known(number) | State::New(number)) => number,
+            Some(DieState::Known(number) | DieState::New(number)) => number,
             _ => 0,
         }
     }
 
     /// Makes a type whose parts are made.
-    fn made(&self, index: usize, pool: &mut Pool) -> Result<u32, DwarfError> {
+    fn made(&self, index: usize, pool: &mut TypePool) -> Result<u32, DwarfError> {
         let Some(entry) = self.entries.get(index) else { return Ok(0) };
         let attributes = &entry.attributes;
         let ty = self.number(attributes.ty);
         let size = attributes.byte_size.and_then(|size| u32::try_from(size).ok()).unwrap_or(0);
-        let of = |kind| Record { kind, size_or_type: ty, ..Record::default() };
+        let of = |kind| BtfRecord { kind, size_or_type: ty, ..BtfRecord::default() };
         let record = match entry.tag {
             dw::DW_TAG_base_type => {
                 let name = self.name(attributes, pool)?;
@@ -248,7 +258,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             dw::DW_TAG_const_type => of(kind::CONST),
             dw::DW_TAG_volatile_type => of(kind::VOLATILE),
             dw::DW_TAG_restrict_type => of(kind::RESTRICT),
-            dw::DW_TAG_typedef => Record { name: self.name(attributes, pool)?, ..of(kind::TYPEDEF) },
+            dw::DW_TAG_typedef => BtfRecord { name: self.name(attributes, pool)?, ..of(kind::TYPEDEF) },
             // Others qualify what they are made of in ways that C of the kernel has no words for.
             dw::DW_TAG_atomic_type => return Ok(ty),
             dw::DW_TAG_array_type => return self.array(entry, ty, pool),
@@ -260,7 +270,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     }
 
     /// An array of arrays has one entry.
-    fn array(&self, entry: &Entry<'a>, element: u32, pool: &mut Pool) -> Result<u32, DwarfError> {
+    fn array(&self, entry: &TypeDie<'a>, element: u32, pool: &mut TypePool) -> Result<u32, DwarfError> {
         let int = pool.name(b"__ARRAY_SIZE_TYPE__")?;
         let index = pool.make(base(int, 4, Some(dw::DW_ATE_unsigned)))?;
         let mut ty = element;
@@ -268,12 +278,12 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             let count =
                 dimension.count.or(dimension.upper_bound.map(|last| last.wrapping_add(1))).unwrap_or(0);
             let rest = vec![ty, index, count.try_into().unwrap_or(0)];
-            ty = pool.make(Record { kind: kind::ARRAY, rest, ..Record::default() })?;
+            ty = pool.make(BtfRecord { kind: kind::ARRAY, rest, ..BtfRecord::default() })?;
         }
         Ok(ty)
     }
 
-    fn prototype(&self, entry: &Entry<'a>, pool: &mut Pool) -> Result<Record, DwarfError> {
+    fn prototype(&self, entry: &TypeDie<'a>, pool: &mut TypePool) -> Result<BtfRecord, DwarfError> {
         let mut rest = Vec::new();
         for part in &entry.parts {
             rest.extend([self.name(part, pool)?, self.number(part.ty)]);
@@ -283,11 +293,11 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         }
         let count = (rest.len() / 2) as u32;
         let size_or_type = self.number(entry.attributes.ty);
-        Ok(Record { kind: kind::FUNC_PROTO, count, size_or_type, rest, ..Record::default() })
+        Ok(BtfRecord { kind: kind::FUNC_PROTO, count, size_or_type, rest, ..BtfRecord::default() })
     }
 
     /// A function that has code of its own, or that of another one that does the same.
-    fn function(&self, index: usize, pool: &mut Pool) -> Result<u32, DwarfError> {
+    fn function(&self, index: usize, pool: &mut TypePool) -> Result<u32, DwarfError> {
         let Some(mut entry) = self.entries.get(index) else { return Ok(0) };
         let Attributes { has_code, is_declaration, is_inline, .. } = entry.attributes;
         if !has_code && (is_declaration || is_inline) {
@@ -304,15 +314,15 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         }
         let prototype = self.prototype(entry, pool)?;
         let size_or_type =
-            pool.make(Record { count: prototype.count.min(MOST_PARTS as u32), ..prototype })?;
+            pool.make(BtfRecord { count: prototype.count.min(MOST_PARTS as u32), ..prototype })?;
         let count = entry.attributes.is_external.into();
-        pool.make(Record { name, kind: kind::FUNC, count, size_or_type, ..Record::default() })
+        pool.make(BtfRecord { name, kind: kind::FUNC, count, size_or_type, ..BtfRecord::default() })
     }
 
     /// Fills in what has got its number by its declaration.
-    fn fill(&self, pool: &mut Pool) -> Result<(), DwarfError> {
+    fn fill(&self, pool: &mut TypePool) -> Result<(), DwarfError> {
         for entry in &self.entries {
-            let State::New(number) = entry.state else { continue };
+            let DieState::New(number) = entry.state else { continue };
             if entry.tag == dw::DW_TAG_enumeration_type {
                 self.fill_enumeration(entry, number, pool)?;
                 continue;
@@ -345,7 +355,12 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         start.checked_add(storage?.checked_mul(8)?)?.checked_sub(above)?.checked_sub(size)
     }
 
-    fn fill_enumeration(&self, entry: &Entry<'a>, number: u32, pool: &mut Pool) -> Result<(), DwarfError> {
+    fn fill_enumeration(
+        &self,
+        entry: &TypeDie<'a>,
+        number: u32,
+        pool: &mut TypePool,
+    ) -> Result<(), DwarfError> {
         let is_wide = entry.attributes.byte_size == Some(8);
         let is_negative =
             |part: &Attributes<'_>| matches!(part.constant, Some(Constant::Signed(value)) if value < 0);
@@ -394,9 +409,9 @@ fn is_type(tag: gimli::DwTag) -> bool {
 }
 
 /// A number, whose width follows what it is.
-fn base(name: u32, size: u32, encoding: Option<gimli::DwAte>) -> Record {
+fn base(name: u32, size: u32, encoding: Option<gimli::DwAte>) -> BtfRecord {
     if encoding == Some(dw::DW_ATE_float) {
-        return Record { name, kind: kind::FLOAT, size_or_type: size, ..Record::default() };
+        return BtfRecord { name, kind: kind::FLOAT, size_or_type: size, ..BtfRecord::default() };
     }
     // GCC marks none as a character in BTF, and so does pahole.
     let what = match encoding {
@@ -405,5 +420,5 @@ fn base(name: u32, size: u32, encoding: Option<gimli::DwAte>) -> Record {
         _ => 0u32,
     };
     let rest = vec![what << 24 | (size.wrapping_mul(8) & 0xff)];
-    Record { name, kind: kind::INT, size_or_type: size, rest, ..Record::default() }
+    BtfRecord { name, kind: kind::INT, size_or_type: size, rest, ..BtfRecord::default() }
 }

@@ -26,16 +26,16 @@ const ALL_MASKED: u16 = 1 << 14;
 /// A function's interrupts. What is raised while it is masked is sent when it no longer is.
 pub struct Msix {
     messages: Box<dyn Messages>,
-    state: Mutex<State>,
+    state: Mutex<MsixState>,
 }
 
-struct State {
+struct MsixState {
     control: u16,
-    entries: Vec<Entry>,
+    entries: Vec<MsixVector>,
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct MsixVector {
     words: [u32; 4],
     is_pending: bool,
 }
@@ -44,8 +44,8 @@ impl Msix {
     /// So many interrupts, all masked.
     #[must_use]
     pub fn new(vectors: u16, messages: Box<dyn Messages>) -> Self {
-        let entry = Entry { words: [0, 0, 0, MASKED], is_pending: false };
-        let state = State { control: 0, entries: vec![entry; vectors.into()] };
+        let entry = MsixVector { words: [0, 0, 0, MASKED], is_pending: false };
+        let state = MsixState { control: 0, entries: vec![entry; vectors.into()] };
         Self { messages, state: Mutex::new(state) }
     }
 
@@ -92,14 +92,15 @@ impl Msix {
     /// The guest reads `data` from `offset` on in the bits of what is pending.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         let state = self.lock();
-        let bits =
-            |entries: &[Entry]| entries.iter().rev().fold(0, |bits, e| bits << 1 | u8::from(e.is_pending));
+        let bits = |entries: &[MsixVector]| {
+            entries.iter().rev().fold(0, |bits, e| bits << 1 | u8::from(e.is_pending))
+        };
         let bytes = state.entries.chunks(8).map(bits).skip(offset as usize).chain(std::iter::repeat(0));
         data.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
     }
 
     /// Sends what is pending and may be sent.
-    fn send(&self, mut state: MutexGuard<'_, State>) {
+    fn send(&self, mut state: MutexGuard<'_, MsixState>) {
         if state.control & (ENABLED | ALL_MASKED) != ENABLED {
             return;
         }
@@ -112,7 +113,7 @@ impl Msix {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MsixState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

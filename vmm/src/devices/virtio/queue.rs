@@ -28,11 +28,11 @@ impl Interrupt {
 pub struct Virtqueue {
     /// Written to when there may be a request.
     kick: EventFd,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     live: Option<Live>,
     /// How often it has become live: what was taken before is not answered.
     generation: u64,
@@ -143,12 +143,12 @@ impl Virtqueue {
         self.lock().live.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl QueueState {
     fn take(&mut self, most: usize) -> Option<Request> {
         let live = self.live.as_mut()?;
         let Some(found) = live.next(most) else {

@@ -53,7 +53,7 @@ impl Stale {
 mod tests {
     use super::*;
     use crate::memory::GuestRam;
-    use crate::world::{Next, VcpuTables, World};
+    use crate::world::{AfterStop, VcpuTables, World};
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use probe_engine::probe::once::OneShot;
@@ -79,7 +79,7 @@ mod tests {
         let world = World::new(1, VcpuTables::default(), EventFd::new(0).unwrap().into());
         thread::scope(|scope| {
             scope.spawn(|| {
-                while let Next::Run(_) = world.pause(0, AT.add(0x50), Duration::from_millis(1)) {}
+                while let AfterStop::Run(_) = world.pause(0, AT.add(0x50), Duration::from_millis(1)) {}
                 world.ended(0);
             });
             let parked = world.park(|_| {});

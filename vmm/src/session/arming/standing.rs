@@ -16,7 +16,7 @@ use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeSet, StepMethod
 use std::sync::Arc;
 
 /// A trap in the guest's text, and how it is passed.
-pub(super) struct Standing {
+pub(super) struct PlantedTrap {
     step: StepMethod,
     slot: Option<Slots>,
     /// Whether its copy ends in a trap.
@@ -111,7 +111,7 @@ impl Arming {
                 return Err(error.to_string());
             }
         };
-        let standing = Standing { step: step.clone(), slot, traps_again: has_post };
+        let standing = PlantedTrap { step: step.clone(), slot, traps_again: has_post };
         self.standing.insert(at, standing);
         Ok(step)
     }

@@ -1,10 +1,10 @@
 //! What should stand where: each probe's place as the guest's text is at this moment, and the traps of our own.
 
-use super::{Arming, Phase};
+use super::{Arming, BootPhase};
 use crate::memory::GuestRam;
 use crate::probe::Active;
-use crate::session::registry::{Entry, Registry, State};
-use crate::session::text::{Function, RunningKernel};
+use crate::session::registry::{ProbeState, RegisteredProbe, Registry};
+use crate::session::text::{ProbedFunction, RunningKernel};
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
 use probe_engine::insn::plan::{StepPlan, skip_endbr};
@@ -18,13 +18,13 @@ use std::sync::Arc;
 pub(super) struct Wanted {
     pub(super) probes: Vec<Attached<Arc<Active>>>,
     pub(super) internal: Option<Internal>,
-    pub(super) function: Function,
+    pub(super) function: ProbedFunction,
     /// Whether it stands in text that the guest may still change around it: by a trap, whatever comes later.
     pub(super) is_early: bool,
 }
 
 impl Wanted {
-    fn nothing(function: Function) -> Self {
+    fn nothing(function: ProbedFunction) -> Self {
         Self { probes: Vec::new(), internal: None, function, is_early: false }
     }
 }
@@ -35,9 +35,9 @@ const CALL: u8 = 0xe8;
 const JUMP: u8 = 0xe9;
 
 /// Where a probe can stand at this moment.
-enum Stand {
-    At { at: Gva, function: Function, anchor: Anchor, is_early: bool },
-    Not(State),
+enum Placement {
+    At { at: Gva, function: ProbedFunction, anchor: Anchor, is_early: bool },
+    Not(ProbeState),
 }
 
 /// Up to so many probes stand before the text is final. Each hit of theirs is an exit then, and each has to be planned twice.
@@ -59,30 +59,30 @@ impl Arming {
                 continue;
             }
             if entry.active.is_spent() {
-                if let State::Armed(at) = entry.state {
-                    entry.state = State::Spent(at);
+                if let ProbeState::Armed(at) = entry.state {
+                    entry.state = ProbeState::Spent(at);
                 }
                 continue;
             }
             let stand = self.stand(entry, are_few, running, ram);
             match stand {
-                Stand::Not(state @ (State::Waiting | State::Gone(_))) => entry.state = state,
-                _ if !entry.enabled || !armed => entry.state = State::Disabled,
-                Stand::Not(state) => {
+                Placement::Not(state @ (ProbeState::Waiting | ProbeState::Gone(_))) => entry.state = state,
+                _ if !entry.enabled || !armed => entry.state = ProbeState::Disabled,
+                Placement::Not(state) => {
                     let is_new = entry.state != state;
-                    entry.yields += u64::from(is_new && matches!(state, State::DisplacedByFtrace(_)));
+                    entry.yields += u64::from(is_new && matches!(state, ProbeState::DisplacedByFtrace(_)));
                     entry.state = state;
                 }
-                Stand::At { at, function, anchor, is_early } => match &self.reserved {
+                Placement::At { at, function, anchor, is_early } => match &self.reserved {
                     _ if let Some(reason) = self.detours.refuses(&entry.active) => {
-                        entry.state = State::Refused(reason);
+                        entry.state = ProbeState::Refused(reason);
                     }
                     Err(reason) if entry.active.pool().is_some() => {
-                        entry.state = State::Refused(reason.clone());
+                        entry.state = ProbeState::Refused(reason.clone());
                     }
                     _ => {
                         entry.moved_for_ftrace |= matches!(anchor, Anchor::Behind(_)) && !is_early;
-                        entry.state = State::Armed(at);
+                        entry.state = ProbeState::Armed(at);
                         entry.stood = Some(at);
                         let attached = Attached { probe: entry.active.clone(), anchor };
                         let wanted = all.entry(at).or_insert(Wanted::nothing(function));
@@ -96,7 +96,7 @@ impl Arming {
             let start = running.map.gva(link);
             if let Some(at) = self.hook_place(start, running, ram) {
                 // Only its entry is of interest, whatever the function's length.
-                let function = Function {
+                let function = ProbedFunction {
                     range: at..at.add(16),
                     fixup: false,
                     traced: false,
@@ -110,31 +110,37 @@ impl Arming {
     }
 
     /// Where the probe of `entry` can stand now.
-    fn stand(&self, entry: &Entry, are_few: bool, running: &RunningKernel, ram: &GuestRam) -> Stand {
-        let Some(info) = &entry.info else { return Stand::Not(State::Waiting) };
+    fn stand(
+        &self,
+        entry: &RegisteredProbe,
+        are_few: bool,
+        running: &RunningKernel,
+        ram: &GuestRam,
+    ) -> Placement {
+        let Some(info) = &entry.info else { return Placement::Not(ProbeState::Waiting) };
         let is_kernel = matches!(entry.place, Place::Kernel { .. });
         let slide = if is_kernel { running.map.slide() } else { 0 };
         let asked = info.at.add(slide);
         if is_kernel && self.hooks.is_freed(&self.kernel, info.at) {
-            return Stand::Not(State::Gone(asked));
+            return Placement::Not(ProbeState::Gone(asked));
         }
         let range = info.function.start.add(slide)..info.function.end.add(slide);
-        let function = |fixup| Function {
+        let function = |fixup| ProbedFunction {
             range: range.clone(),
             fixup,
             traced: info.traced,
             constraints: info.constraints.clone(),
             next: match info.ftrace {
-                Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == Phase::Late),
+                Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == BootPhase::Late),
                 Some(Behind::Guarded(_)) | None => false,
             },
         };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
         let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
-        let Some(head) = bytes.get_mut(..length) else { return Stand::Not(State::Waiting) };
+        let Some(head) = bytes.get_mut(..length) else { return Placement::Not(ProbeState::Waiting) };
         if let Err(error) = self.traps.read(ram, running, asked, head) {
-            return Stand::Not(State::Refused(error.to_string()));
+            return Placement::Not(ProbeState::Refused(error.to_string()));
         }
         let at = if info.is_entry() { skip_endbr(head, asked) } else { asked };
         // Before the text is final, where nothing will change it and an exit is all that a hit takes.
@@ -143,15 +149,18 @@ impl Arming {
             let can =
                 are_few && settled && !fixup && entry.active.pool().is_none() && !self.device.contains(&at);
             match can.then(|| self.traps.plan(ram, running, &function, at, false)) {
-                Some(Ok(StepPlan::Emulate(_))) => Stand::At { at, function, anchor, is_early: true },
-                _ => Stand::Not(State::Waiting),
+                Some(Ok(StepPlan::Emulate(_))) => Placement::At { at, function, anchor, is_early: true },
+                _ => Placement::Not(ProbeState::Waiting),
             }
         };
         let Some(behind) = &info.ftrace else {
             return match self.phase {
-                Phase::Late => {
-                    Stand::At { at, function: function(info.fixup), anchor: Anchor::Firm, is_early: false }
-                }
+                BootPhase::Late => Placement::At {
+                    at,
+                    function: function(info.fixup),
+                    anchor: Anchor::Firm,
+                    is_early: false,
+                },
                 _ => early(at, Anchor::Firm, info.fixup, info.settled),
             };
         };
@@ -162,31 +171,33 @@ impl Arming {
         match behind {
             // Once it has moved for ftrace, a probe does not come back where it can do without: a task may be on its way
             // from here, or from a tracer, to where the probe is now, and would be missed.
-            _ if is_nop && is_quiet && !entry.moved_for_ftrace && self.phase > Phase::Start => {
-                Stand::At { at, function: function(false), anchor: Anchor::Nop, is_early: false }
+            _ if is_nop && is_quiet && !entry.moved_for_ftrace && self.phase > BootPhase::Start => {
+                Placement::At { at, function: function(false), anchor: Anchor::Nop, is_early: false }
             }
             // ftrace verifies its sites when it makes nops of them. There is one task, and it is not among them whenever the
             // phase changes.
-            Behind::Free { fixup, settled } if self.phase < Phase::Late && (is_nop || is_ftraces) => {
+            Behind::Free { fixup, settled } if self.phase < BootPhase::Late && (is_nop || is_ftraces) => {
                 early(at.add(FTRACE_SITE), Anchor::Behind(at), *fixup, *settled)
             }
-            _ if self.phase < Phase::Late => Stand::Not(State::Waiting),
+            _ if self.phase < BootPhase::Late => Placement::Not(ProbeState::Waiting),
             // Neither ftrace's nop nor anything that it makes of it.
-            _ if !is_nop && !is_ftraces => Stand::Not(State::Overwritten(at)),
+            _ if !is_nop && !is_ftraces => Placement::Not(ProbeState::Overwritten(at)),
             Behind::Free { fixup, .. } => {
                 let behind = at.add(FTRACE_SITE);
-                Stand::At {
+                Placement::At {
                     at: behind,
                     function: function(*fixup),
                     anchor: Anchor::Behind(at),
                     is_early: false,
                 }
             }
-            Behind::Guarded(_) if self.hooks.follows_ftrace() => Stand::Not(State::DisplacedByFtrace(at)),
+            Behind::Guarded(_) if self.hooks.follows_ftrace() => {
+                Placement::Not(ProbeState::DisplacedByFtrace(at))
+            }
             Behind::Guarded(reason) => {
                 let reason =
                     format!("this kernel's ftrace cannot be followed, and behind its site: {reason}");
-                Stand::Not(State::Refused(reason))
+                Placement::Not(ProbeState::Refused(reason))
             }
         }
     }
@@ -200,20 +211,24 @@ impl Arming {
         let offset = at.offset_from(start)? as usize;
         let head = head.get(offset..)?;
         // A tracer's call, or ftrace's own breakpoint while it makes one: the place must not depend on the moment.
-        let is_used = self.phase == Phase::Late && matches!(head.first(), Some(&(CALL | INT3)));
+        let is_used = self.phase == BootPhase::Late && matches!(head.first(), Some(&(CALL | INT3)));
         match (self.phase, is_used || ftrace_nop(head).is_some()) {
-            (Phase::Unknown | Phase::Start, _) => None,
-            (Phase::Late, true) => Some(at.add(FTRACE_SITE)),
-            (Phase::Late, false) | (_, true) => Some(at),
+            (BootPhase::Unknown | BootPhase::Start, _) => None,
+            (BootPhase::Late, true) => Some(at.add(FTRACE_SITE)),
+            (BootPhase::Late, false) | (_, true) => Some(at),
             (_, false) => None,
         }
     }
 }
 
 /// Whether nothing changes a probe's state any more.
-fn is_settled(state: &State) -> bool {
+fn is_settled(state: &ProbeState) -> bool {
     matches!(
         state,
-        State::Gone(_) | State::Overwritten(_) | State::Refused(_) | State::Spent(_) | State::Broken(_)
+        ProbeState::Gone(_)
+            | ProbeState::Overwritten(_)
+            | ProbeState::Refused(_)
+            | ProbeState::Spent(_)
+            | ProbeState::Broken(_)
     )
 }

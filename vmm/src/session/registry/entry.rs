@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// What has become of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum ProbeState {
     /// The guest has not come far enough to arm it.
     Waiting,
     /// The guest has not loaded this module.
@@ -38,14 +38,14 @@ pub enum State {
 }
 
 /// One probe.
-pub(in crate::session) struct Entry {
+pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) active: Arc<Active>,
     pub(in crate::session) place: Place,
     /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
     /// loaded.
     pub(in crate::session) info: Option<SiteInfo>,
     pub(in crate::session) enabled: bool,
-    pub(in crate::session) state: State,
+    pub(in crate::session) state: ProbeState,
     /// Why it stands on a trap and not on a detour, where that has been asked for.
     pub(in crate::session) trapped: Option<String>,
     /// Where it stood last (GVA).
@@ -58,7 +58,7 @@ pub(in crate::session) struct Entry {
     pub(in crate::session) yields: u64,
 }
 
-impl Entry {
+impl RegisteredProbe {
     /// Whether it takes no hit any more, wherever its text is.
     pub(in crate::session) fn is_over(&self) -> bool {
         self.active.is_broken() || self.active.is_spent()
@@ -75,28 +75,30 @@ impl Entry {
         let missed_by_detours = reader.missed_by_detours(id, self.active.plan.records());
         let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
-            State::Armed(at) if self.active.is_spent() => State::Spent(*at),
-            State::Waiting => match &self.place {
-                Place::Module { module, .. } => State::Pending(module.clone()),
-                Place::Kernel { .. } | Place::Watch(_) => State::Waiting,
+            ProbeState::Armed(at) if self.active.is_spent() => ProbeState::Spent(*at),
+            ProbeState::Waiting => match &self.place {
+                Place::Module { module, .. } => ProbeState::Pending(module.clone()),
+                Place::Kernel { .. } | Place::Watch(_) => ProbeState::Waiting,
             },
             state => state.clone(),
         };
         let address = match state {
-            State::Armed(at)
-            | State::Optimized(at)
-            | State::Gone(at)
-            | State::Overwritten(at)
-            | State::DisplacedByFtrace(at)
-            | State::Spent(at) => at,
-            State::Waiting | State::Pending(_) | State::Disabled | State::Refused(_) | State::Broken(_) => {
-                match (&self.place, &self.info, self.stood) {
-                    (.., Some(at)) => at,
-                    (Place::Watch(watch), ..) => watch.at,
-                    (_, Some(info), _) => info.at,
-                    (_, None, _) => Gva(0),
-                }
-            }
+            ProbeState::Armed(at)
+            | ProbeState::Optimized(at)
+            | ProbeState::Gone(at)
+            | ProbeState::Overwritten(at)
+            | ProbeState::DisplacedByFtrace(at)
+            | ProbeState::Spent(at) => at,
+            ProbeState::Waiting
+            | ProbeState::Pending(_)
+            | ProbeState::Disabled
+            | ProbeState::Refused(_)
+            | ProbeState::Broken(_) => match (&self.place, &self.info, self.stood) {
+                (.., Some(at)) => at,
+                (Place::Watch(watch), ..) => watch.at,
+                (_, Some(info), _) => info.at,
+                (_, None, _) => Gva(0),
+            },
         };
         ProbeReport {
             id,
@@ -125,7 +127,7 @@ impl Entry {
                 unread: missed_by_detours.unread,
                 yields: self.yields,
             },
-            trapped: self.trapped.clone().filter(|_| matches!(self.state, State::Armed(_))),
+            trapped: self.trapped.clone().filter(|_| matches!(self.state, ProbeState::Armed(_))),
             outstanding: self.active.pool().map_or(0, Pool::outstanding)
                 + detoured.get(&id.0).copied().unwrap_or(0),
             has_stood: self.has_stood,
