@@ -1,7 +1,7 @@
 //! The emulated host: `vmm host`, and how a guest comes to run there.
 
-use crate::EXIT_INFRASTRUCTURE;
 use crate::args::{Format, Guest, Host, HostCommand as HostVerb};
+use crate::exit_codes;
 use crate::file::create;
 use crate::guest_files::{Files, cmdline};
 use crate::host_image::{Begun, with_image};
@@ -184,10 +184,10 @@ pub(crate) fn run_in_host<'a>(
     }
     let ended = match ended {
         Ok(Some(ended)) => ended,
-        Ok(None) => return Ok(ExitCode::from(EXIT_INFRASTRUCTURE)),
+        Ok(None) => return Ok(ExitCode::from(exit_codes::INFRASTRUCTURE)),
         Err(error) if is_of_machine(&error) => {
             say(format_args!("{error:#}"));
-            return Ok(ExitCode::from(EXIT_INFRASTRUCTURE));
+            return Ok(ExitCode::from(exit_codes::INFRASTRUCTURE));
         }
         Err(error) => return Err(error),
     };
@@ -205,7 +205,7 @@ pub(crate) fn run_in_host<'a>(
         Err(error) => {
             shared_terminal::begin_row();
             say(format_args!("{:#}", anyhow::Error::from(error)));
-            Ok(ExitCode::from(EXIT_INFRASTRUCTURE))
+            Ok(ExitCode::from(exit_codes::INFRASTRUCTURE))
         }
     }
 }

@@ -7,6 +7,7 @@ mod coverage;
 mod definition;
 mod doctor;
 mod dry_run;
+mod exit_codes;
 mod file;
 mod functions;
 mod guest_files;
@@ -39,17 +40,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use say::say;
 use std::process::ExitCode;
 
-/// A probe was overwritten or never armed.
-const EXIT_UNARMED: u8 = 122;
-/// The guest died, or halted without switching the machine off.
-const EXIT_DIED: u8 = 123;
-/// The guest took longer than it may.
-const EXIT_TIMEOUT: u8 = 124;
-/// What the guest ran in died, which says nothing about the guest.
-const EXIT_INFRASTRUCTURE: u8 = 125;
-/// The user asked for something that cannot be done; nothing was run.
-const EXIT_USAGE: u8 = 2;
-
 fn main() -> ExitCode {
     // As the first process of an emulated host, this program has another life.
     if std::process::id() == 1 {
@@ -74,7 +64,7 @@ fn main() -> ExitCode {
     };
     let code = done.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
-        ExitCode::from(EXIT_USAGE)
+        ExitCode::from(exit_codes::USAGE)
     });
     say::finish_all();
     code

@@ -4,6 +4,7 @@ use crate::args::{Guest, Run};
 use crate::asked::Asked;
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
+use crate::exit_codes;
 use crate::file;
 use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
@@ -15,7 +16,6 @@ use crate::target::{self, Serving, Target};
 use crate::time_limits::{BOOT, RUN, timeout};
 use crate::unarmed;
 use crate::work::{self, Work};
-use crate::{EXIT_DIED, EXIT_INFRASTRUCTURE, EXIT_TIMEOUT, EXIT_UNARMED};
 use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
@@ -321,9 +321,9 @@ pub(crate) fn exit_code(
             match (command, complaints.is_empty()) {
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
-                (Some(None), _) => ExitCode::from(EXIT_INFRASTRUCTURE),
+                (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),
                 (_, true) => ExitCode::SUCCESS,
-                (_, false) => ExitCode::from(EXIT_UNARMED),
+                (_, false) => ExitCode::from(exit_codes::UNARMED),
             }
         }
         Outcome::Signal(signal) => {
@@ -333,12 +333,12 @@ pub(crate) fn exit_code(
         Outcome::TimedOut(stands) => {
             say(format_args!("the guest was ended after {:.0} s (--timeout)", report.ran.as_secs_f64()));
             say_stands(stands, names);
-            ExitCode::from(EXIT_TIMEOUT)
+            ExitCode::from(exit_codes::TIMEOUT)
         }
-        Outcome::Died(_) if *are_files_lost => ExitCode::from(EXIT_INFRASTRUCTURE),
+        Outcome::Died(_) if *are_files_lost => ExitCode::from(exit_codes::INFRASTRUCTURE),
         Outcome::Died(death) => {
             say_death(death, names);
-            ExitCode::from(EXIT_DIED)
+            ExitCode::from(exit_codes::DIED)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Probes that have not seen what they were asked to see: silence of theirs does not mean that nothing was called.
 //!
-//! A run that would end with success ends with [`EXIT_UNARMED`](crate::EXIT_UNARMED) because of
+//! A run that would end with success ends with [`UNARMED`](crate::exit_codes::UNARMED) because of
 //! - a probe that the guest has overwritten, also one of a pattern: later hits of it are lost;
 //! - a probe that was asked for by its own name and is refused by the live text, even if it has stood before;
 //! - one that was asked for by its own name and never stood, for whatever reason: the guest ended or freed its text
