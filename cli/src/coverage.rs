@@ -1,18 +1,18 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
 use crate::args::{Coverage, Format};
-use crate::asked::Asked;
 use crate::choice::{Choosing, Chosen};
 use crate::file;
-use crate::functions::functions;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Moment, end_name, json, say_armed};
+use crate::requests::traced;
 use crate::run::{self, Known};
 use crate::say::{self, say, standard_error};
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
 use anyhow::Result;
+use probe_engine::request::ProbeRequest;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,10 +35,10 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             target::can_work(&files, &kernel)?;
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
-            let mut probes = functions(patterns, &kernel)?;
+            let mut probes = traced(patterns, &kernel)?;
             let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
-            for Asked { plan, .. } in &mut probes {
+            for ProbeRequest { plan, .. } in &mut probes {
                 (plan.once, plan.scope) = (true, scope);
             }
             // A detour stays where it is after the first hit.

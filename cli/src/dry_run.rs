@@ -1,14 +1,11 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
 use crate::args::{Format, HostKind, Optimize, Run};
-use crate::asked::{Asked, Style};
-use crate::definition::Found;
 use crate::file;
-use crate::jump_constraints::KernelConstraints;
 use crate::listing::list;
 use crate::output::json;
-use crate::symbol_file::{KernelLines, KernelSource};
-use crate::target;
+use crate::requests::requests;
+use crate::symbol_file::KernelSource;
 use anyhow::Result;
 use probe_engine::detour::verdict::{FunctionText, verdict};
 use probe_engine::detour::work::Work;
@@ -17,6 +14,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::thunks::Thunks;
 use probe_engine::probe::place::{self, Place, SiteInfo};
 use probe_engine::probe::resolve::Refused;
+use probe_engine::request::{Found, KernelConstraints, ProbeRequest, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,7 +27,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let files = args.guest.kernel.which.files()?;
     let source = KernelSource::of(&files, &args.guest.symbols);
     let kernel = source.kernel(&file::read(&files.image)?)?;
-    let found = target::find(args, &kernel, &KernelLines::of(&source, &kernel))?;
+    let found = requests(args, &kernel, &source.debug_info(&kernel))?;
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
     // Which host it will be is not known without a look at this machine.
     let most = match args.guest.place.host {
@@ -82,7 +80,7 @@ struct RefusedRow<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn of(asked: &'a Asked, detours: &Detours<'_>) -> Self {
+    fn of(asked: &'a ProbeRequest, detours: &Detours<'_>) -> Self {
         let mut row = Self {
             r#type: "probe",
             kind: if asked.returns() { 'r' } else { 'p' },
@@ -138,7 +136,7 @@ struct Detours<'a> {
 
 impl Detours<'_> {
     /// `detour`, or why there would be none: because of what the probe does, or of where it is.
-    fn of(&self, asked: &Asked, info: &SiteInfo) -> String {
+    fn of(&self, asked: &ProbeRequest, info: &SiteInfo) -> String {
         if self.optimize == Optimize::Off {
             return "no detour: --optimize=off".to_owned();
         }

@@ -1,19 +1,15 @@
 //! `vmm`: kprobes from outside the guest.
 
 mod args;
-mod asked;
 mod choice;
 mod coverage;
-mod definition;
 mod doctor;
 mod dry_run;
 mod exit_codes;
 mod file;
-mod functions;
 mod guest_files;
 mod host;
 mod host_image;
-mod jump_constraints;
 mod kernel;
 mod kernel_choice;
 mod limits;
@@ -22,6 +18,7 @@ mod listing;
 mod mistake;
 mod output;
 mod post_mortem;
+mod requests;
 mod requirements;
 mod run;
 mod say;

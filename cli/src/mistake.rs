@@ -6,14 +6,23 @@ use probe_engine::lang::Error;
 use probe_engine::lang::ast::Span;
 use std::io::{self, IsTerminal, Write};
 
+/// A text and where it was written.
+pub(crate) struct Written<'a> {
+    pub(crate) text: &'a str,
+    /// A file, or an option.
+    pub(crate) name: &'a str,
+    /// Counted from 1.
+    pub(crate) line: usize,
+}
+
 /// What is wrong with a definition.
-pub(crate) struct Mistake {
+struct Mistake {
     /// Where, in bytes of the definition.
-    pub(crate) span: Span,
+    span: Span,
     /// What, in one sentence.
-    pub(crate) message: String,
+    message: String,
     /// What to write instead.
-    pub(crate) hint: Option<String>,
+    hint: Option<String>,
 }
 
 impl From<&Error> for Mistake {
@@ -22,19 +31,30 @@ impl From<&Error> for Mistake {
     }
 }
 
-/// Shows what is wrong with `text`, which is in `source_name` (a file, or `--probe`) in this `line`, counted from 1, on
-/// standard error. Nobody may be there to read it, which changes nothing.
-pub(crate) fn print(source_name: &str, line: usize, text: &str, mistake: &Mistake) {
-    let shown = render(source_name, line, text, mistake, io::stderr().is_terminal());
+/// Shows what is wrong with a text at once, in its line, and gives the sentence about that.
+pub(crate) fn say(written: &Written<'_>, error: &Error) -> anyhow::Error {
+    print(written, &error.into());
+    anyhow::anyhow!("{} is not understood: {error}", written.name)
+}
+
+/// Shows at once, in its line, what is wrong at `span` of a text, and what to write instead.
+pub(crate) fn show(written: &Written<'_>, span: Span, message: &str, hint: Option<String>) {
+    print(written, &Mistake { span, message: message.to_owned(), hint });
+}
+
+/// On standard error. Nobody may be there to read it, which changes nothing.
+fn print(written: &Written<'_>, mistake: &Mistake) {
+    let shown = render(written, mistake, io::stderr().is_terminal());
     let _ = standard_error().write_all(&shown);
 }
 
-fn render(source_name: &str, line: usize, text: &str, mistake: &Mistake, color: bool) -> Vec<u8> {
+fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> Vec<u8> {
+    let Written { text, name, line } = *written;
     let char_set = if color { CharSet::Unicode } else { CharSet::Ascii };
     let config = Config::default().with_index_type(IndexType::Byte).with_color(color).with_char_set(char_set);
     // Empty lines above give the definition its number in the margin, too.
     let above = line.saturating_sub(1);
-    let at = (source_name, mistake.span.start + above..mistake.span.end + above);
+    let at = (name, mistake.span.start + above..mistake.span.end + above);
     let mut report = Report::build(ReportKind::Error, at.clone())
         .with_config(config)
         .with_message(&mistake.message)
@@ -44,7 +64,7 @@ fn render(source_name: &str, line: usize, text: &str, mistake: &Mistake, color: 
     }
     let source = Source::from(format!("{}{text}", "\n".repeat(above)));
     let mut shown = Vec::new();
-    let _ = report.finish().write((source_name, source), &mut shown);
+    let _ = report.finish().write((name, source), &mut shown);
     shown
 }
 
@@ -54,7 +74,7 @@ mod tests {
 
     fn shown(line: usize, text: &str) -> String {
         let error = probe_engine::lang::parse(text).unwrap_err();
-        String::from_utf8(render("probes", line, text, &(&error).into(), false)).unwrap()
+        String::from_utf8(render(&Written { text, name: "probes", line }, &(&error).into(), false)).unwrap()
     }
 
     #[test]

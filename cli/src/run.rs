@@ -1,7 +1,6 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
 use crate::args::{Guest, Run};
-use crate::asked::Asked;
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::exit_codes;
@@ -19,6 +18,7 @@ use crate::work::{self, Work};
 use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::unwind::KernelCode;
+use probe_engine::request::ProbeRequest;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
@@ -95,7 +95,8 @@ fn run_here(
         None => Out::standard_error(),
     };
     let late = target.is_late();
-    let names = target.has_stacks() || files.work.is_some() || target.probes.iter().any(Asked::has_symbols);
+    let names =
+        target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving } = target;
     let image = std::mem::take(&mut files.image);
     let known = Known { image, kernel, names, unwind, serving, late };

@@ -4,10 +4,11 @@ use crate::args::{Format, List};
 use crate::listing::list;
 use crate::output::json;
 use crate::say::say;
-use crate::symbol_file::{KernelLines, KernelSource};
+use crate::symbol_file::KernelSource;
 use anyhow::{Context, Result, bail};
 use probe_engine::addr::Gva;
 use probe_engine::guest_text::Escaped;
+use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::dwarf::{LinePlace, SourceMap};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::in_kernel;
@@ -21,14 +22,14 @@ const LONGEST: u32 = 10_000;
 
 /// Lists the source of the function `name`.
 pub(crate) fn show(args: &List, name: &str, kernel: &Kernel, source: &KernelSource) -> Result<()> {
-    let lines = KernelLines::of(source, kernel);
-    let map = lines.map()?.context(
+    let debug = source.debug_info(kernel);
+    let map = debug.lines()?.context(
         "--lines takes debugging information, and the kernel's is not known: name its vmlinux with --symbols",
     )?;
     let function = kernel.symbols().find(name, |symbol| symbol.is_text());
     let entry = function.map_err(|which| anyhow::anyhow!("in the kernel, {which}"))?.at;
     let file = map.file_of(entry).with_context(|| format!("from which file `{name}` is, is not known"))?;
-    let rows = rows(map, file, entry, kernel, &lines, args.format)?;
+    let rows = rows(map, file, entry, kernel, &debug, args.format)?;
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
         bail!("no line of {file} has code of `{name}`");
     };
@@ -93,7 +94,7 @@ fn rows(
     file: &str,
     entry: Gva,
     kernel: &Kernel,
-    lines: &KernelLines<'_>,
+    debug: &DebugInfo<'_>,
     format: Format,
 ) -> Result<Vec<Row>> {
     let within = kernel.function(entry);
@@ -101,7 +102,7 @@ fn rows(
     let places = numbers.iter().flat_map(|line| map.places(file, *line, within.as_ref(), kernel.symbols()));
     let row = |LinePlace { at, line, inlined, .. }| {
         let variables = match format {
-            Format::Json => lines.variables_at(at)?.unwrap_or_default().variables,
+            Format::Json => debug.variables_at(at)?.unwrap_or_default().variables,
             Format::Text => Vec::new(),
         };
         let readable = variables.into_iter().filter(|variable| variable.place.is_ok());

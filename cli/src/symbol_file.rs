@@ -5,9 +5,9 @@ use crate::file::read;
 use crate::say::say;
 use anyhow::{Context, Result};
 use guest_kernels::KernelFiles;
-use probe_engine::addr::Gva;
 use probe_engine::linux::btf::BtfError;
-use probe_engine::linux::dwarf::{DebugFile, DwarfError, SourceMap, VariablesInScope};
+use probe_engine::linux::debug_info::{DebugInfo, DebugInfoError};
+use probe_engine::linux::dwarf::{DebugFile, DwarfError};
 use probe_engine::linux::kernel::{Kernel, KernelError};
 use probe_engine::linux::symbol_file::{SymbolFile, check_build};
 use probe_engine::linux::vmlinux::Vmlinux;
@@ -95,9 +95,12 @@ impl KernelSource {
         Ok(image.filter(|image| check_build(image, kernel.image()).is_ok()).map(|image| (image, path)))
     }
 
-    /// The kernel's ELF file with debugging information: what --symbols names, what the build has left, or the kernel's own;
-    /// `None` where there is none.
-    pub(crate) fn debug<'a>(&'a self, kernel: &'a Kernel) -> Result<Option<DebugFile<'a>>> {
+    /// The debugging information of `kernel`: of the file that --symbols names, of what the build has left, or the kernel's own.
+    pub(crate) fn debug_info<'a>(&'a self, kernel: &'a Kernel) -> DebugInfo<'a> {
+        DebugInfo::found_by(kernel, || self.debug(kernel).map_err(|error| DebugInfoError::File(error.into())))
+    }
+
+    fn debug<'a>(&'a self, kernel: &'a Kernel) -> Result<Option<DebugFile<'a>>> {
         let (image, path) = self.beside(kernel)?.unwrap_or((kernel.image(), &self.image));
         match DebugFile::read(image.file()) {
             Ok(file) => Ok(Some(file)),
@@ -123,44 +126,5 @@ impl KernelSource {
         let file = SymbolFile::parse(read(path)?)
             .with_context(|| format!("the symbols cannot be taken from {}", path.display()))?;
         Ok(self.file.get_or_init(|| file))
-    }
-}
-
-/// The source of a kernel's text and its variables, which are read when they are needed first.
-pub(crate) struct KernelLines<'a> {
-    from: &'a KernelSource,
-    kernel: &'a Kernel,
-    file: OnceCell<Option<DebugFile<'a>>>,
-    map: OnceCell<Option<SourceMap>>,
-}
-
-impl<'a> KernelLines<'a> {
-    pub(crate) fn of(from: &'a KernelSource, kernel: &'a Kernel) -> Self {
-        Self { from, kernel, file: OnceCell::new(), map: OnceCell::new() }
-    }
-
-    /// Which source the kernel's instructions are from; `None` where no debugging information says it.
-    pub(crate) fn map(&self) -> Result<Option<&SourceMap>> {
-        if let Some(map) = self.map.get() {
-            return Ok(map.as_ref());
-        }
-        let text = self.kernel.image().text_start();
-        let map = self.file()?.map(|file| SourceMap::read(file, text)).transpose();
-        let map = map.context("the kernel's source lines cannot be read")?;
-        Ok(self.map.get_or_init(|| map).as_ref())
-    }
-
-    /// Which variables have names at the instruction at `at`; `None` where no debugging information says it.
-    pub(crate) fn variables_at(&self, at: Gva) -> Result<Option<VariablesInScope>> {
-        let variables = self.file()?.map(|file| file.variables_at(at)).transpose();
-        variables.context("the kernel's local variables cannot be read")
-    }
-
-    fn file(&self) -> Result<Option<&DebugFile<'a>>> {
-        if let Some(file) = self.file.get() {
-            return Ok(file.as_ref());
-        }
-        let file = self.from.debug(self.kernel)?;
-        Ok(self.file.get_or_init(|| file).as_ref())
     }
 }

@@ -1,19 +1,13 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{self, Guest, Run};
-use crate::asked::{Asked, Style};
-use crate::definition::{Found, Reader, Source};
 use crate::file::read;
-use crate::functions::functions;
 use crate::guest_files::Files;
-use crate::jump_constraints::KernelConstraints;
 use crate::limits::say_limits;
+use crate::requests::requests;
 use crate::requirements;
 use crate::say::note;
-use crate::symbol_file::KernelLines;
 use anyhow::{Context, Result, bail};
-use probe_engine::capture::typed::Expand;
-use probe_engine::lang;
 use probe_engine::linux::dwarf::SourceMap;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
@@ -22,9 +16,8 @@ use probe_engine::linux::scope::Scope;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
-use probe_engine::probe::plan::{ProbePlan, Trigger};
 use probe_engine::probe::resolve::Refused;
-use probe_engine::probe::watch;
+use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
 use vmm::session::Optimize;
 
@@ -35,7 +28,7 @@ const FORMAT: &[u8] = concat!("vmm target ", env!("CARGO_PKG_VERSION"), "\n").as
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
-    pub(crate) probes: Vec<Asked>,
+    pub(crate) probes: Vec<ProbeRequest>,
     /// The kernel's symbols, where addresses may be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
     /// From which line of the source its text is, where that is known and shown.
@@ -65,7 +58,7 @@ impl Target {
     /// Whether probes are armed no sooner than the command begins. Those whose first hit alone counts would cost the boot
     /// an exit for each other one.
     pub(crate) fn is_late(&self) -> bool {
-        self.probes.iter().any(|Asked { plan, .. }| plan.once && plan.scope == Scope::Command)
+        self.probes.iter().any(|ProbeRequest { plan, .. }| plan.once && plan.scope == Scope::Command)
     }
 
     /// Whether any probe shows who called.
@@ -98,8 +91,8 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let kernel = source.kernel(&files.image)?;
     can_work(files, &kernel)?;
     say_limits(&kernel, run.guest.cpus.into());
-    let lines = KernelLines::of(&source, &kernel);
-    let Found { mut probes, refused } = find(run, &kernel, &lines)?;
+    let debug = source.debug_info(&kernel);
+    let Found { mut probes, refused, .. } = requests(run, &kernel, &debug)?;
     check_modules(&kernel, &probes)?;
     if run.arming.optimize != args::Optimize::Off {
         KernelConstraints::new(&kernel).note(&mut probes);
@@ -108,9 +101,10 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
     let lines = match run.probes.stack.is_some() || source.is_named() {
-        true => lines.map()?.map(SourceMap::line_table),
+        true => debug.lines()?.map(SourceMap::line_table),
         false => None,
     };
+    drop(debug);
     let unwind = match run.probes.stack {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
@@ -158,7 +152,7 @@ pub(crate) fn can_work(files: &Files, kernel: &Kernel) -> Result<()> {
 }
 
 /// Checks that `kernel` can have what is probed in modules.
-fn check_modules(kernel: &Kernel, probes: &[Asked]) -> Result<()> {
+fn check_modules(kernel: &Kernel, probes: &[ProbeRequest]) -> Result<()> {
     let in_module = probes.iter().find(|asked| matches!(asked.place, Place::Module { .. }));
     let has_modules = kernel.symbols().lookup("do_init_module").next().is_some();
     match in_module.filter(|_| !has_modules) {
@@ -205,44 +199,6 @@ pub(crate) fn scope(guest: &Guest, kernel: &Landmarks, once: bool) -> Result<Sco
     }
 }
 
-/// Finds all that was asked for in `kernel`, places of lines by its `lines`.
-pub(crate) fn find(run: &Run, kernel: &Kernel, lines: &KernelLines<'_>) -> Result<Found> {
-    let btf = kernel.btf().ok();
-    let expand = if run.deep { Expand::All } else { Expand::Small };
-    let mut reader = Reader::new(kernel, btf.as_ref(), lines, expand);
-    if let Some(filter) = &run.probes.filter {
-        reader.filter(filter)?;
-    }
-    for definition in &run.probes.probes {
-        reader.read(definition, Source { name: "--probe", line: 1 })?;
-    }
-    for path in &run.probes.files {
-        let text =
-            String::from_utf8(read(path)?).with_context(|| format!("{} is not text", path.display()))?;
-        for (line, definition) in lang::lines(&text) {
-            reader.read(&definition, Source { name: &path.display().to_string(), line })?;
-        }
-    }
-    let Found { mut probes, refused } = reader.finish();
-    for asked in functions(&run.probes.counts, kernel)? {
-        probes.push(Asked { plan: ProbePlan::new(Trigger::Pass), ..asked });
-    }
-    for asked in functions(&run.probes.graphs, kernel)? {
-        let entry = Asked { style: Style::Graph, ..asked };
-        let plan = ProbePlan::new(Trigger::Return { max_active: None }).recorded();
-        probes.extend([entry.clone(), Asked { plan, ..entry }]);
-    }
-    for spec in &run.probes.watches {
-        let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
-        probes.push(Asked::plain(Place::Watch(watch), Trigger::Access));
-    }
-    if u32::try_from(probes.len()).is_err() {
-        bail!("too many probes");
-    }
-    let probes = probes.into_iter().map(|asked| asked.within(run)).collect();
-    Ok(Found { probes, refused })
-}
-
 /// Says which matches of a pattern are left out.
 fn report_refused(spec: &str, refused: &[Refused]) {
     const SHOWN: usize = 3;
@@ -276,7 +232,9 @@ mod tests {
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
     use probe_engine::probe::place::SiteInfo;
+    use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::watch::{Condition, Length, Watch};
+    use probe_engine::request::Style;
     use std::fs;
 
     #[test]
@@ -314,10 +272,13 @@ mod tests {
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let info = SiteInfo::entry_of(function);
         let place = Place::Kernel { name: "rest_init".to_owned(), info };
-        let probe = Asked { style: Style::Call, ..Asked::plain(place, Trigger::Return { max_active: None }) };
+        let probe = ProbeRequest {
+            style: Style::Call,
+            ..ProbeRequest::plain(place, Trigger::Return { max_active: None })
+        };
         let (at, length, condition) = (Gva(0xffff_ffff_8200_0008), Length::Eight, Condition::Write);
         let watch = Watch { name: "jiffies:8:w".to_owned(), at, length, condition };
-        let watch = Asked::plain(Place::Watch(watch), Trigger::Access);
+        let watch = ProbeRequest::plain(Place::Watch(watch), Trigger::Access);
         let limit = Filter::Not(Box::new(Filter::Test(
             Operand::Field(0),
             Test::Number(Order::Less, i128::from(u64::MAX)),
@@ -332,7 +293,7 @@ mod tests {
             hidden: vec![Fetch::word(Base::Stack(1), 8)],
             filter: Some(Filter::All(vec![limit, file_name])),
         };
-        let filtered = Asked { plan: probe.plan.clone().reading(capture), ..probe.clone() };
+        let filtered = ProbeRequest { plan: probe.plan.clone().reading(capture), ..probe.clone() };
         assert!(filtered.has_symbols() && !probe.has_symbols());
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();

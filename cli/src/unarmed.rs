@@ -15,13 +15,13 @@
 //!
 //! A guest that died, and a signal, have their own exit codes, which win.
 
-use crate::asked::Asked;
 use crate::output::shown_name;
+use probe_engine::request::ProbeRequest;
 use std::collections::BTreeMap;
 use vmm::session::{ProbeReport, ProbeState};
 
 /// The pattern of each probe, where one has found it.
-pub(crate) fn patterns(probes: &[Asked]) -> Vec<Option<String>> {
+pub(crate) fn patterns(probes: &[ProbeRequest]) -> Vec<Option<String>> {
     probes.iter().map(|asked| asked.pattern.clone()).collect()
 }
 

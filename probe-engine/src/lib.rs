@@ -16,4 +16,5 @@ pub mod memory;
 pub mod paging;
 pub mod probe;
 pub mod regs;
+pub mod request;
 pub mod virt_memory;

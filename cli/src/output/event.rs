@@ -1,10 +1,10 @@
 //! One event: a line of text, or a JSON object.
 
 use super::stack::NamedStack;
-use crate::asked::{Asked, Style};
 use probe_engine::capture::names::Names;
 use probe_engine::capture::shape::Shown;
 use probe_engine::linux::task::{Context, Task};
+use probe_engine::request::{ProbeRequest, Style};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -13,7 +13,7 @@ use vmm::events::{Event, Nanos, What};
 /// An event as a line of text.
 pub(super) struct EventText<'a> {
     pub(super) event: &'a Event,
-    pub(super) probe: &'a Asked,
+    pub(super) probe: &'a ProbeRequest,
     pub(super) names: Names<'a>,
 }
 
@@ -31,7 +31,7 @@ impl EventText<'_> {
 
 fn values<'a>(
     event: &'a Event,
-    probe: &'a Asked,
+    probe: &'a ProbeRequest,
     names: Names<'a>,
 ) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
     let values = probe.plan.capture.values(&event.captured);
@@ -116,7 +116,7 @@ impl fmt::Display for Micros {
 /// An event as JSON.
 pub(super) struct EventJson<'a> {
     pub(super) event: &'a Event,
-    pub(super) probe: &'a Asked,
+    pub(super) probe: &'a ProbeRequest,
     pub(super) names: Names<'a>,
     pub(super) stack: Option<NamedStack<'a>>,
 }
@@ -243,7 +243,7 @@ mod tests {
             What::Return { .. } => Trigger::Return { max_active: None },
             What::Hit { .. } | What::Access { .. } => Trigger::Pass,
         };
-        let probes = vec![Asked::plain(place, trigger)];
+        let probes = vec![ProbeRequest::plain(place, trigger)];
         let mut writer = Writer::new(
             super::super::Out { to: Box::new(&mut bytes), printer: None },
             format,

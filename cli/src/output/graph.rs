@@ -1,8 +1,8 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
 use super::event::{Micros, Moment};
-use crate::asked::Asked;
 use probe_engine::addr::Gva;
+use probe_engine::request::ProbeRequest;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use vmm::events::{Event, Nanos, What};
@@ -41,7 +41,12 @@ struct Open {
 
 impl Graph {
     /// Writes what an event of a function's entry or return adds to the graph.
-    pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Asked) -> io::Result<()> {
+    pub(super) fn add(
+        &mut self,
+        out: &mut impl Write,
+        event: &Event,
+        probe: &ProbeRequest,
+    ) -> io::Result<()> {
         let name = probe.place.name();
         if self.open >= MOST {
             self.finish(out)?;
@@ -139,12 +144,12 @@ mod tests {
     const OUTER: u64 = 0x1000;
     const INNER: u64 = 0x2000;
 
-    fn asked(at: u64, returns: bool) -> Asked {
+    fn asked(at: u64, returns: bool) -> ProbeRequest {
         let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
         let function = Gva(at)..Gva(at + 0x100);
         let info = SiteInfo::entry_of(function);
         let trigger = if returns { Trigger::Return { max_active: None } } else { Trigger::Pass };
-        Asked::plain(Place::Kernel { name, info }, trigger)
+        ProbeRequest::plain(Place::Kernel { name, info }, trigger)
     }
 
     fn event(nanos: u64, pid: u32, what: What<Nanos>) -> Event {

@@ -1,12 +1,12 @@
 //! Hits that are counted instead of being shown one by one.
 
 use super::json;
-use crate::asked::{Asked, Counted};
 use probe_engine::capture::Values;
 use probe_engine::capture::filter::Circumstances;
 use probe_engine::capture::names::Names;
 use probe_engine::capture::tally::{Group, Line, Tally};
 use probe_engine::probe::table::ProbeId;
+use probe_engine::request::{Counted, ProbeRequest};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -43,7 +43,7 @@ struct JsonHistogram<'a> {
 }
 
 impl Histograms {
-    pub(super) fn of(probes: &[Asked]) -> Self {
+    pub(super) fn of(probes: &[ProbeRequest]) -> Self {
         let mut all = BTreeMap::new();
         for asked in probes {
             if let (Some(Counted { number, name }), Some(plan)) = (&asked.counted, asked.plan.histogram()) {
@@ -55,7 +55,7 @@ impl Histograms {
     }
 
     /// Counts a hit.
-    pub(super) fn add(&mut self, event: &Event, probe: &Asked, counted: &Counted) {
+    pub(super) fn add(&mut self, event: &Event, probe: &ProbeRequest, counted: &Counted) {
         let histogram = self.all.get_mut(&counted.number);
         let Some((Histogram { tally, .. }, plan)) = histogram.zip(probe.plan.histogram()) else { return };
         let at = Circumstances { cpu: event.vcpu, task: event.task.as_ref(), ip: event.rip.0 };
@@ -63,7 +63,7 @@ impl Histograms {
     }
 
     /// Counts hits of `probes` that have been counted in the guest.
-    pub(super) fn add_groups(&mut self, probes: &[Asked], groups: &[(ProbeId, Group)]) {
+    pub(super) fn add_groups(&mut self, probes: &[ProbeRequest], groups: &[(ProbeId, Group)]) {
         for (probe, group) in groups {
             let counted = probes.get(probe.0 as usize).and_then(|asked| asked.counted.as_ref());
             let histogram = counted.and_then(|counted| self.all.get_mut(&counted.number));
@@ -115,7 +115,7 @@ mod tests {
     use vmm::session::{Outcome, Report, Sink};
 
     /// Two probes that are counted together, by the CPU, and one that is not counted.
-    fn probes() -> Vec<Asked> {
+    fn probes() -> Vec<ProbeRequest> {
         let key = Key { name: "cpu".to_owned(), operand: Operand::Cpu, form: Form::Number(Shape::Unsigned) };
         let plan = hist::Histogram {
             said: "hist:keys=cpu".to_owned(),
@@ -128,12 +128,12 @@ mod tests {
         let place =
             |symbol: &str| Place::Module { module: "m".to_owned(), symbol: symbol.to_owned(), offset: 0 };
         let asked = |symbol, counted: Option<Counted>| {
-            let plain = Asked::plain(place(symbol), Trigger::Pass);
+            let plain = ProbeRequest::plain(place(symbol), Trigger::Pass);
             match counted {
                 None => plain,
                 Some(_) => {
                     let action = Action::Histogram(plan.clone());
-                    Asked { counted, plan: ProbePlan { action, ..plain.plan }, ..plain }
+                    ProbeRequest { counted, plan: ProbePlan { action, ..plain.plan }, ..plain }
                 }
             }
         };

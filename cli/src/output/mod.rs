@@ -9,7 +9,6 @@ mod stack;
 mod summary;
 
 use crate::args::Format;
-use crate::asked::{Asked, Style};
 use crate::say::{self, finish, note, standard_error};
 pub(crate) use event::Moment;
 use event::{EventJson, EventText};
@@ -18,6 +17,7 @@ use hist::Histograms;
 pub(crate) use json::json;
 pub(crate) use names::GuestNames;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::request::{ProbeRequest, Style};
 pub(crate) use stack::NamedStack;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -56,7 +56,7 @@ pub(crate) struct Writer<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     printer: Option<Printer>,
     format: Format,
-    probes: Vec<Asked>,
+    probes: Vec<ProbeRequest>,
     histograms: Histograms,
     graph: Graph,
     names: GuestNames,
@@ -66,7 +66,7 @@ pub(crate) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Hits of `probes` are written to `out`. What they show as symbols is called by `names`.
-    pub(crate) fn new(out: Out<'a>, format: Format, probes: Vec<Asked>, names: GuestNames) -> Self {
+    pub(crate) fn new(out: Out<'a>, format: Format, probes: Vec<ProbeRequest>, names: GuestNames) -> Self {
         Self {
             out: BufWriter::with_capacity(64 << 10, out.to),
             printer: out.printer,
@@ -141,7 +141,7 @@ impl<'a> Writer<'a> {
 
     /// Whether hits of this probe are only counted.
     fn is_count(&self, probe: &ProbeReport) -> bool {
-        self.probes.get(probe.id.0 as usize).is_some_and(Asked::is_only_counted)
+        self.probes.get(probe.id.0 as usize).is_some_and(ProbeRequest::is_only_counted)
     }
 
     fn counts<'r>(&self, report: &'r Report) -> Vec<&'r ProbeReport> {

@@ -18,6 +18,7 @@ pub mod btf;
 pub mod bzimage;
 pub mod cgroup;
 pub mod current;
+pub mod debug_info;
 pub mod dwarf;
 pub mod ftrace;
 pub mod ftrace_site;

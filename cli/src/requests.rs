@@ -1,0 +1,117 @@
+//! From the options about probes to probes with plans: the one place where options become plain data.
+
+use crate::args::Run;
+use crate::file::read;
+use crate::mistake::{self, Written};
+use crate::say::note;
+use anyhow::{Context, Error, Result, anyhow, bail};
+use probe_engine::capture::typed::Expand;
+use probe_engine::lang;
+use probe_engine::linux::debug_info::DebugInfo;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
+use probe_engine::probe::spec::ProbeSpec;
+use probe_engine::probe::watch;
+use probe_engine::request::{
+    DefinitionError, Definitions, Found, ProbeRequest, Style, Traced, TracedError, traced_functions,
+};
+
+/// Finds all that was asked for in `kernel`, lines and variables by `debug`.
+pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
+    let mut found = defined(run, kernel, debug)?;
+    if found.changed > 0 {
+        note(format_args!(
+            "the compiler has changed the parameters of {} of these functions (.isra, .constprop or .part in \
+             their names): their registers are shown",
+            found.changed
+        ));
+    }
+    for probe in traced(&run.probes.counts, kernel)? {
+        found.probes.push(ProbeRequest { plan: ProbePlan::new(Trigger::Pass), ..probe });
+    }
+    for probe in traced(&run.probes.graphs, kernel)? {
+        let entry = ProbeRequest { style: Style::Graph, ..probe };
+        let plan = ProbePlan::new(Trigger::Return { max_active: None }).recorded();
+        found.probes.extend([entry.clone(), ProbeRequest { plan, ..entry }]);
+    }
+    for spec in &run.probes.watches {
+        let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
+        found.probes.push(ProbeRequest::plain(Place::Watch(watch), Trigger::Access));
+    }
+    if u32::try_from(found.probes.len()).is_err() {
+        bail!("too many probes");
+    }
+    found.probes.iter_mut().for_each(|probe| apply(run, &mut probe.plan));
+    Ok(found)
+}
+
+/// What --probe and --probes say.
+fn defined(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
+    let btf = kernel.btf().ok();
+    let expand = if run.deep { Expand::All } else { Expand::Small };
+    let mut definitions = Definitions::of(kernel, btf.as_ref(), debug, expand);
+    let filter =
+        Written { text: run.probes.filter.as_deref().unwrap_or_default(), name: "--filter", line: 1 };
+    if let Some(text) = &run.probes.filter {
+        definitions.filter(text).map_err(|error| mistake::say(&filter, &error))?;
+    }
+    for text in &run.probes.probes {
+        let written = Written { text, name: "--probe", line: 1 };
+        definitions.read(text).map_err(|error| said(error, &written, &filter))?;
+    }
+    for path in &run.probes.files {
+        let text =
+            String::from_utf8(read(path)?).with_context(|| format!("{} is not text", path.display()))?;
+        for (line, text) in lang::lines(&text) {
+            let written = Written { text: &text, name: &path.display().to_string(), line };
+            definitions.read(&text).map_err(|error| said(error, &written, &filter))?;
+        }
+    }
+    Ok(definitions.finish())
+}
+
+/// Shows at once what is wrong with a definition, in its line, and gives the sentence about that.
+fn said(error: DefinitionError, written: &Written<'_>, filter: &Written<'_>) -> Error {
+    let Written { text, name, line } = written;
+    match error {
+        DefinitionError::Plain(error) => Error::from(*error).context(format!("{name} {}", text.trim())),
+        DefinitionError::Text(error) => mistake::say(written, &error),
+        DefinitionError::Misplaced { span, hint, error } => {
+            let error = Error::from(*error);
+            mistake::show(written, span, &format!("{error:#}"), hint);
+            error.context(format!("{name} {text}"))
+        }
+        DefinitionError::Filter { at, error } => {
+            mistake::say(filter, &error).context(format!("{name} {}: at {at}", text.trim()))
+        }
+        DefinitionError::Undefined(_) => anyhow!("{name}, line {line}: {error}"),
+        DefinitionError::Histogram { .. } => error.into(),
+    }
+}
+
+/// The functions that match and that ftrace could trace. Says how many it could not.
+pub(crate) fn traced(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<ProbeRequest>> {
+    let Traced { probes, left_out } = traced_functions(patterns, kernel).map_err(|error| match error {
+        TracedError::NoFtrace { matches, .. } => {
+            anyhow!("{error}: --probe takes {matches} that match, and traps stand there")
+        }
+        _ => error.into(),
+    })?;
+    for (pattern, left_out, matches) in left_out {
+        note(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
+    }
+    Ok(probes)
+}
+
+/// Has a plan do what the options for all probes say.
+fn apply(run: &Run, plan: &mut ProbePlan) {
+    match &mut plan.trigger {
+        Trigger::Pass => plan.once = run.probes.once,
+        Trigger::Return { max_active } => *max_active = max_active.or(run.arming.maxactive),
+        Trigger::Access => {}
+    }
+    if let Action::Record { stack } = &mut plan.action {
+        *stack = run.probes.stack.map(usize::from);
+    }
+}

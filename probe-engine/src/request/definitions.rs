@@ -1,0 +1,299 @@
+//! From the text of definitions to requests.
+
+use super::error::chain;
+use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
+use crate::capture::typed::{self, Expand, NoArguments};
+use crate::capture::{Capture, Field};
+use crate::lang;
+use crate::lang::ast::{self, Definition, EventName, Filter, Hist, Spanned, Statement};
+use crate::lang::compile::{self, Site};
+use crate::linux::btf::Btf;
+use crate::linux::debug_info::DebugInfo;
+use crate::linux::kernel::Kernel;
+use crate::probe::place::Place;
+use crate::probe::plan::{Action, Trigger};
+use crate::probe::resolve::{Refused, resolve, resolve_in_source};
+use crate::probe::spec::{Location, ProbeSpec};
+
+/// What definitions came to.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The probes, in the order in which they were asked for.
+    pub probes: Vec<ProbeRequest>,
+    /// Patterns, and which of their matches are left out.
+    pub refused: Vec<(String, Vec<Refused>)>,
+    /// How many functions the compiler has changed, so that their parameters are not known and registers are shown.
+    pub changed: usize,
+}
+
+/// Reads definitions, one after the other, for one kernel.
+pub struct Definitions<'a, 'd> {
+    kernel: &'a Kernel,
+    btf: Option<&'a Btf<'a>>,
+    debug: &'a DebugInfo<'d>,
+    expand: Expand,
+    /// Which hits count where a definition does not say it.
+    filter: Option<Spanned<Filter>>,
+    /// All histograms so far.
+    histograms: Vec<Hist>,
+    found: Found,
+}
+
+impl<'a, 'd> Definitions<'a, 'd> {
+    /// Reads definitions for `kernel`, whose types are `btf` where it has some, and whose lines and variables are those of
+    /// `debug`. Of what a parameter points to, `expand` is shown.
+    #[must_use]
+    pub fn of(
+        kernel: &'a Kernel,
+        btf: Option<&'a Btf<'a>>,
+        debug: &'a DebugInfo<'d>,
+        expand: Expand,
+    ) -> Self {
+        Self { kernel, btf, debug, expand, filter: None, histograms: Vec::new(), found: Found::default() }
+    }
+
+    /// Reads the filter of all definitions without one.
+    ///
+    /// # Errors
+    /// What is wrong with it, in its own text.
+    pub fn filter(&mut self, text: &str) -> Result<(), lang::Error> {
+        self.filter = Some(lang::parse_filter(text)?);
+        Ok(())
+    }
+
+    /// Reads one definition: a plain place, or a line of `kprobe_events`.
+    ///
+    /// # Errors
+    /// [`DefinitionError`]: nothing has been added then.
+    pub fn read(&mut self, text: &str) -> Result<(), DefinitionError> {
+        let written = text.trim();
+        if !written.contains(char::is_whitespace) && !written.starts_with("-:") {
+            return self.plain(written);
+        }
+        match lang::parse(text)? {
+            Statement::Define(definition) => self.define(&definition, text),
+            Statement::Remove(event) => {
+                let before = self.found.probes.len();
+                self.found.probes.retain(|probe| !is_named(probe, &event));
+                match self.found.probes.len() == before {
+                    true => Err(DefinitionError::Undefined(written.to_owned())),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// All that was found.
+    #[must_use]
+    pub fn finish(self) -> Found {
+        self.found
+    }
+
+    fn plain(&mut self, written: &str) -> Result<(), DefinitionError> {
+        let plain = |error| DefinitionError::Plain(Box::new(error));
+        let spec: ProbeSpec = written.parse().map_err(|error| plain(PlaceError::Spec(error)))?;
+        let returns = spec.returns();
+        let mut probes = Vec::new();
+        for place in self.places(&spec).map_err(plain)? {
+            let (fields, style) = self.typed(&place, returns);
+            let mut capture = Capture { fields, ..Capture::default() };
+            let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
+            self.add_filter(&mut capture, kind, &place)?;
+            let written = self.filter.iter().map(|filter| format!("if {filter}")).collect();
+            let mut probe = ProbeRequest::plain(place, trigger(returns, None)).found_by(&spec);
+            probe.plan.capture = capture;
+            probes.push(ProbeRequest { style, written, ..probe });
+        }
+        self.found.probes.extend(probes);
+        Ok(())
+    }
+
+    fn define(&mut self, definition: &Definition, text: &str) -> Result<(), DefinitionError> {
+        let returns = definition.kind == ast::Kind::Return;
+        let (spec, places) = self.place(definition).map_err(|error| misplaced(definition, text, error))?;
+        let number = definition.hist.as_ref().map(|hist| self.histogram(&hist.value)).transpose()?;
+        let filter = || self.filter.clone();
+        let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
+        let mut probes = Vec::new();
+        for place in places {
+            let (mut capture, call) = self.capture(definition, &place)?;
+            self.add_filter(&mut capture, definition.kind, &place)?;
+            let histogram = compile::histogram(&filtered, &capture.fields)?;
+            let counted = number.map(|number| Counted {
+                number,
+                name: histogram_name(definition).unwrap_or_else(|| spec.to_string()),
+            });
+            let style = match (event(&definition.name), call) {
+                (None, Some(call)) => call,
+                (named, _) => Style::Event(named.unwrap_or_else(|| place.name())),
+            };
+            let max_active = definition.max_active.as_ref().map(|calls| calls.value);
+            let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
+            let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
+            let mut probe = ProbeRequest::plain(place, trigger(returns, max_active)).found_by(&spec);
+            probe.plan.capture = capture;
+            if let Some(histogram) = histogram {
+                probe.plan.action = Action::Histogram(histogram);
+            }
+            probes.push(ProbeRequest { style, counted, written, ..probe });
+        }
+        self.found.probes.extend(probes);
+        Ok(())
+    }
+
+    /// What a definition reads at `place`, and how that is shown where it is the function's own parameters or value.
+    fn capture(
+        &mut self,
+        definition: &Definition,
+        place: &Place,
+    ) -> Result<(Capture, Option<Style>), lang::Error> {
+        let debug = self.debug;
+        let variables = || match place {
+            Place::Kernel { info, .. } => debug.variables_at(info.at).map_err(|error| chain(&error)),
+            Place::Module { .. } | Place::Watch(_) => Ok(None),
+        };
+        let function = place.function();
+        let site = Site { function, kernel: self.kernel, btf: self.btf, variables: &variables };
+        let (own, style) = match definition.args.is_empty() && function.is_some() {
+            true => {
+                let (own, style) = self.typed(place, definition.kind == ast::Kind::Return);
+                (own, Some(style))
+            }
+            false => (Vec::new(), None),
+        };
+        Ok((compile::capture(definition, &site, own)?, style))
+    }
+
+    /// Gives what has no filter that of all.
+    fn add_filter(
+        &self,
+        capture: &mut Capture,
+        kind: ast::Kind,
+        place: &Place,
+    ) -> Result<(), DefinitionError> {
+        if let (None, Some(filter)) = (&capture.filter, &self.filter) {
+            compile::filter(&filter.value, kind, capture)
+                .map_err(|error| DefinitionError::Filter { at: place.name(), error })?;
+        }
+        Ok(())
+    }
+
+    /// The number of a histogram: one of its own, or that of an earlier one of the same name.
+    fn histogram(&mut self, hist: &Hist) -> Result<usize, DefinitionError> {
+        let name = |hist: &Hist| hist.name.as_ref().map(|name| name.value.clone());
+        let counts = |hist: &Hist| {
+            let (keys, values) = (hist.keys.clone(), hist.values.clone());
+            Hist { keys, values, ..Hist::default() }.to_string()
+        };
+        let earlier = self.histograms.iter().position(|own| name(own).is_some() && name(own) == name(hist));
+        match earlier.and_then(|number| Some((number, self.histograms.get(number)?))) {
+            Some((number, own)) if counts(own) == counts(hist) => Ok(number),
+            Some((_, own)) => Err(DefinitionError::Histogram {
+                name: name(hist).unwrap_or_default(),
+                first: counts(own),
+                second: counts(hist),
+            }),
+            None => {
+                self.histograms.push(hist.clone());
+                Ok(self.histograms.len() - 1)
+            }
+        }
+    }
+
+    /// The place of a definition, as a plain one is written, and what it is in this kernel.
+    fn place(&mut self, definition: &Definition) -> Result<(ProbeSpec, Vec<Place>), PlaceError> {
+        let returns = definition.kind == ast::Kind::Return;
+        let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
+        let places = self.places(&spec)?;
+        Ok((spec, places))
+    }
+
+    fn places(&mut self, spec: &ProbeSpec) -> Result<Vec<Place>, PlaceError> {
+        let is_line = matches!(spec.location(), Location::Line { .. });
+        let resolved = match if is_line { self.debug.lines()? } else { None } {
+            Some(source) => resolve_in_source(spec, self.kernel, source)?,
+            None => resolve(spec, self.kernel)?,
+        };
+        if !resolved.refused.is_empty() {
+            self.found.refused.push((spec.to_string(), resolved.refused));
+        }
+        let other = resolved.places.iter().find(|place| spec.returns() && !place.is_entry());
+        match other {
+            Some(place) => Err(PlaceError::NotAnEntry(place.name())),
+            None => Ok(resolved.places),
+        }
+    }
+
+    /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
+    fn typed(&mut self, place: &Place, returns: bool) -> (Vec<Field>, Style) {
+        let plain = (Vec::new(), Style::Registers);
+        let (Some(name), Some(btf)) = (place.function(), self.btf) else { return plain };
+        let fields = match returns {
+            false => typed::arguments(btf, name, self.expand),
+            true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
+        };
+        match fields {
+            Ok(fields) => (fields, Style::Call),
+            Err(reason) => {
+                self.found.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
+                plain
+            }
+        }
+    }
+}
+
+/// A place at which there can be no probe, in its definition.
+fn misplaced(definition: &Definition, text: &str, error: PlaceError) -> DefinitionError {
+    let span = definition.place.span.clone();
+    // `r1a111 vfs_read`: the first word is a place, unless it is a command.
+    let is_first = text.get(..span.start).is_some_and(|before| before.trim().is_empty());
+    let hint = (is_first && !definition.args.is_empty()).then(|| {
+        "a definition begins with a place, or with `p`, `f`, or `r` and a number of calls if you like"
+            .to_owned()
+    });
+    DefinitionError::Misplaced { span, hint, error: Box::new(error) }
+}
+
+/// What the hits are of a probe of returns, or of passes.
+fn trigger(returns: bool, max_active: Option<u32>) -> Trigger {
+    if returns { Trigger::Return { max_active } } else { Trigger::Pass }
+}
+
+/// The place as a plain one is written.
+fn spec(place: &ast::Place, returns: bool) -> String {
+    let place = match place {
+        ast::Place::Symbol { module, symbol, offset } => {
+            let module = module.as_ref().map(|module| format!("{module}:")).unwrap_or_default();
+            let offset = if *offset == 0 { String::new() } else { format!("+{offset:#x}") };
+            format!("{module}{symbol}{offset}")
+        }
+        ast::Place::Address(at) => format!("{at:#x}"),
+        ast::Place::Line { of, line } => format!("{of}:{line}"),
+    };
+    format!("{place}{}", if returns { "%return" } else { "" })
+}
+
+/// `GRP/EVENT`, as far as given.
+fn event(name: &EventName) -> Option<String> {
+    let event = name.event.as_ref()?;
+    Some(match &name.group {
+        Some(group) => format!("{}/{}", group.value, event.value),
+        None => event.value.clone(),
+    })
+}
+
+/// What a histogram is called: as it says, or as its event.
+fn histogram_name(definition: &Definition) -> Option<String> {
+    let hist = definition.hist.as_ref()?;
+    hist.value.name.as_ref().map(|name| name.value.clone()).or_else(|| event(&definition.name))
+}
+
+/// Whether a probe has this name; a group alone names all of it.
+fn is_named(probe: &ProbeRequest, name: &EventName) -> bool {
+    let Style::Event(own) = &probe.style else { return false };
+    match (&name.group, event(name)) {
+        (_, Some(full)) => *own == full || (name.group.is_none() && own.ends_with(&format!("/{full}"))),
+        (Some(group), None) => own.starts_with(&format!("{}/", group.value)),
+        (None, None) => false,
+    }
+}
