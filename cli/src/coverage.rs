@@ -1,31 +1,34 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
-use crate::args::{Coverage, Format};
+use crate::args::{Coverage, Format, Records};
 use crate::choice::{Choosing, Chosen};
-use crate::file;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
-use crate::output::{GuestNames, Moment, end_name, json, say_armed};
+use crate::json::json;
+use crate::output::{FunctionText, GuestNames, end, say_armed};
+use crate::record::{Address, End, Function, Header};
 use crate::requests::traced;
 use crate::run::{self, Known};
 use crate::say::{self, say, standard_error};
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
+use crate::wall_clock;
 use anyhow::Result;
+use probe_engine::linux::names::ModuleNames;
 use probe_engine::request::ProbeRequest;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use vmm::events::Event;
 use vmm::probe::Probe;
 use vmm::session::{Optimize, ProbeReport, ProbeState, Report, Sink};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
-    run::share_terminal(&args.guest, args.guest.records.output.as_deref());
+    run::share_terminal(&args.guest, args.guest.records.shown());
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let target = match target::resolved(&args.guest)? {
@@ -36,6 +39,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let mut probes = traced(patterns, &kernel)?;
+            let identity = target::identity(&kernel);
             let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
             for ProbeRequest { plan, .. } in &mut probes {
@@ -43,7 +47,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             }
             // A detour stays where it is after the first hit.
             let serving = Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false };
-            Target { probes, kernel, symbols: None, lines: None, unwind: None, serving }
+            Target { probes, kernel, identity, symbols: None, lines: None, unwind: None, serving }
         }
     };
     match choosing.chosen()? {
@@ -53,21 +57,28 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(hypervisor, delivery) => {
-            let out = args.guest.records.output.as_deref().map(file::create).transpose()?;
+            // Without a word on it, only the table is shown.
+            let Records { format, output } = &args.guest.records;
+            let is_table_only = format.is_none() && output.is_none();
+            let places = if is_table_only { Vec::new() } else { run::places(&args.guest.records)? };
+            let mut calls = Calls { header: run::header(&args.guest, &files, &target), events: Vec::new() };
             let patterns = unarmed::patterns(&target.probes);
             let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
             let Target { kernel, probes, unwind, serving, .. } = target;
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
-            let mut calls = Calls::default();
             let kvm = (&hypervisor, delivery);
             let known = Known { image, kernel, names: false, unwind, serving, late };
             let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
-            if let Some(out) = out
-                && let Err(error) = calls.write(out, args.guest.records.format, &ran.report)
-            {
-                say(format_args!("the functions that ran could not be written: {error}"));
+            // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
+            calls.events.sort_by_key(|call| call.nanos);
+            for (out, format) in places {
+                let mut out = BufWriter::new(out);
+                let written = calls.write(&mut out, format, &ran.report);
+                if let Err(error) = written.and_then(|()| out.flush()) {
+                    say(format_args!("the functions that ran could not be written: {error}"));
+                }
             }
-            if args.guest.records.output.is_none() || !say::is_quiet() {
+            if is_table_only || !say::is_quiet() {
                 // Nobody may be there to read it.
                 let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
             }
@@ -78,21 +89,12 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
 }
 
 /// The first calls, as they come in.
-#[derive(Default)]
-struct Calls(Vec<Event>);
-
-/// A function that ran as JSON.
-#[derive(Serialize)]
-struct JsonFunction<'a> {
-    r#type: &'static str,
-    time_ns: u64,
-    guest_ns: Option<u64>,
-    vcpu: usize,
-    function: &'a str,
-    address: String,
+struct Calls {
+    header: Header,
+    events: Vec<Event>,
 }
 
-/// A prefix's line of the table as JSON.
+/// A prefix's line of the table as JSON, and that of all.
 #[derive(Serialize)]
 struct JsonPrefix<'a> {
     r#type: &'static str,
@@ -104,17 +106,24 @@ struct JsonPrefix<'a> {
 /// The end of the run as JSON.
 #[derive(Serialize)]
 struct JsonEnd {
-    r#type: &'static str,
-    end: String,
+    #[serde(flatten)]
+    end: End,
     #[serde(flatten)]
     count: Count,
-    waits: u64,
 }
 
 impl Sink for Calls {
+    fn started(&mut self) {
+        self.header.wall_ns = wall_clock::now_outside();
+    }
+
     fn events(&mut self, events: &[Event]) -> io::Result<()> {
-        self.0.extend_from_slice(events);
+        self.events.extend_from_slice(events);
         Ok(())
+    }
+
+    fn names(&mut self, slide: u64, _: &[Arc<ModuleNames>]) {
+        self.header.slide = Some(Address(slide));
     }
 
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
@@ -124,30 +133,32 @@ impl Sink for Calls {
 
 impl Calls {
     /// Writes the functions that ran in order of their first calls, and as JSON the table too.
-    fn write(mut self, out: File, format: Format, report: &Report) -> io::Result<()> {
-        // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
-        self.0.sort_by_key(|call| call.nanos);
-        let mut out = BufWriter::new(out);
-        for event @ Event { nanos, guest_nanos, vcpu, probe, rip, .. } in &self.0 {
-            let function = report.probes.get(probe.0 as usize).map_or("", |probe| &probe.name);
+    fn write(&self, out: &mut impl Write, format: Format, report: &Report) -> io::Result<()> {
+        if format == Format::Json {
+            json(out, &self.header)?;
+        }
+        for event in &self.events {
+            let probe = report.probes.get(event.probe.0 as usize);
+            let function = Function {
+                time_ns: event.nanos,
+                guest_ns: event.guest_nanos,
+                vcpu: event.vcpu as u32,
+                function: probe.map_or_else(String::new, |probe| probe.name.clone()),
+                address: Address(event.rip.0),
+            };
             match format {
-                Format::Text => writeln!(out, "{} {function}", Moment(event))?,
-                Format::Json => {
-                    let (time_ns, vcpu, address) = (*nanos, *vcpu, rip.to_string());
-                    let (r#type, guest_ns) = ("function", *guest_nanos);
-                    json(&mut out, &JsonFunction { r#type, time_ns, guest_ns, vcpu, function, address })?;
-                }
+                Format::Text => writeln!(out, "{}", FunctionText(&function))?,
+                Format::Json => json(out, &function)?,
             }
         }
         if format == Format::Json {
             let (rows, count) = count(&report.probes);
             for (prefix, count) in rows {
-                json(&mut out, &JsonPrefix { r#type: "prefix", prefix, count })?;
+                json(out, &JsonPrefix { r#type: "prefix", prefix, count })?;
             }
-            let (end, waits) = (end_name(&report.end), report.waits);
-            json(&mut out, &JsonEnd { r#type: "end", end, count, waits })?;
+            json(out, &JsonEnd { end: end(report, Duration::ZERO), count })?;
         }
-        out.flush()
+        Ok(())
     }
 }
 

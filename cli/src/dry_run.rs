@@ -40,7 +40,8 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let (constraints, thunks) = (KernelConstraints::new(&kernel), Thunks::of(&kernel));
     let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, constraints, thunks };
     let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
-    list(|out| print(out, args.guest.records.format, &rows, &found))?;
+    let format = args.guest.records.format.unwrap_or(Format::Text);
+    list(|out| print(out, format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,6 +9,7 @@ use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
 use crate::time_limits::longest;
+use crate::wall_clock;
 use crate::work::Work;
 use anyhow::{Context, Result};
 use std::fs;
@@ -60,7 +61,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
 pub(crate) struct Inside<'a> {
     /// Which of its commands.
     pub(crate) verb: &'a str,
-    pub(crate) format: Format,
+    pub(crate) format: Option<Format>,
     pub(crate) output: Option<&'a Path>,
 }
 
@@ -119,9 +120,13 @@ pub(crate) fn run_emulated(
         if is_shared() {
             command = command.arg("--marked");
         }
-        if inside.format == Format::Json {
-            command = command.arg("--format=json");
+        if let Some(format) = inside.format {
+            command = command.arg(match format {
+                Format::Text => "--format=text",
+                Format::Json => "--format=json",
+            });
         }
+        command = command.arg(format!("--emulated-at={}", wall_clock::now()));
         if let Some(file) = &output {
             command = command.arg("--output").output(file);
         }

@@ -10,6 +10,7 @@ mod file;
 mod guest_files;
 mod host;
 mod host_image;
+mod json;
 mod kernel;
 mod kernel_choice;
 mod limits;
@@ -18,6 +19,8 @@ mod listing;
 mod mistake;
 mod output;
 mod post_mortem;
+mod record;
+mod report;
 mod requests;
 mod requirements;
 mod run;
@@ -29,6 +32,7 @@ mod target;
 mod time_limits;
 mod types;
 mod unarmed;
+mod wall_clock;
 mod work;
 
 use args::{Cli, Command, Run};
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::List(list) => list::main(&list),
+        Command::Report(report) => report::main(&report),
         Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),

@@ -1,6 +1,6 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Guest, Run};
+use crate::args::{Format, Guest, Records, Run};
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::exit_codes;
@@ -9,14 +9,17 @@ use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
 use crate::output::{GuestNames, Out, Writer};
 use crate::post_mortem::{say_death, say_stands};
-use crate::say::{self, finish, hurry, note, say};
+use crate::record::{self, Clocks, Header, HostKind};
+use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::target::{self, Serving, Target};
 use crate::time_limits::{BOOT, RUN, timeout};
 use crate::unarmed;
+use crate::wall_clock;
 use crate::work::{self, Work};
 use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::request::ProbeRequest;
 use std::fs::{self, File};
@@ -52,7 +55,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
-        share_terminal(&args.guest, args.guest.records.output.as_deref());
+        share_terminal(&args.guest, args.guest.records.shown());
     }
     match choosing.chosen()? {
         Chosen::Kvm(hypervisor, delivery) => run_here(args, files, target, &hypervisor, delivery),
@@ -90,18 +93,15 @@ fn run_here(
     hypervisor: &Hypervisor,
     delivery: Delivery,
 ) -> Result<ExitCode> {
-    let out = match &args.guest.records.output {
-        Some(path) => Out::file(file::create(path)?)?,
-        None => Out::standard_error(),
-    };
+    let places = places(&args.guest.records)?;
+    let header = header(&args.guest, &files, &target);
     let late = target.is_late();
     let names =
         target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
-    let Target { kernel, probes, symbols, lines, unwind, serving } = target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, .. } = target;
     let image = std::mem::take(&mut files.image);
     let known = Known { image, kernel, names, unwind, serving, late };
-    let mut writer =
-        Writer::new(out, args.guest.records.format, probes.clone(), GuestNames::new(symbols, lines));
+    let mut writer = Writer::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;
@@ -114,9 +114,57 @@ fn run_here(
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
 /// too: it is a person that reads them.
-pub(crate) fn share_terminal(guest: &Guest, output: Option<&Path>) {
-    if guest.marked || (output.is_none() && shared_terminal::is_one()) {
+pub(crate) fn share_terminal(guest: &Guest, shown: Option<Format>) {
+    if guest.marked || (shown.is_some() && shared_terminal::is_one()) {
         shared_terminal::share();
+    }
+}
+
+/// Where hits are written, and how.
+pub(crate) fn places(records: &Records) -> Result<Vec<(Out<'static>, Format)>> {
+    let mut places = Vec::new();
+    if let Some(path) = &records.output {
+        places.push((Out::file(file::create(path)?)?, Format::Json));
+    }
+    match records.shown() {
+        Some(Format::Text) => places.push((Out::standard_error(), Format::Text)),
+        Some(Format::Json) => {
+            say::reserve_standard_output();
+            let out = Out::standard_output().context("the host has no thread left")?;
+            places.push((out, Format::Json));
+        }
+        None => {}
+    }
+    Ok(places)
+}
+
+/// What a recording of `guest` begins with.
+pub(crate) fn header(guest: &Guest, files: &Files, target: &Target) -> Header {
+    if let Some(outside) = guest.emulated_at {
+        wall_clock::set(outside);
+    }
+    let scope = target.probes.first().map_or(Scope::Boot, |asked| asked.plan.scope);
+    let words = |work: &Work| {
+        let words = std::iter::once(&work.words.program).chain(&work.words.args);
+        words.map(|word| word.to_string_lossy().into_owned()).collect()
+    };
+    Header {
+        format: record::FORMAT,
+        vmm: env!("CARGO_PKG_VERSION").to_owned(),
+        wall_ns: wall_clock::now_outside(),
+        kernel: target.identity.clone(),
+        slide: None,
+        cmdline: cmdline(guest),
+        host: if guest.emulated_at.is_some() { HostKind::Emulated } else { HostKind::Kvm },
+        cpus: guest.cpus.into(),
+        scope: match scope {
+            Scope::Boot => "boot",
+            Scope::Init => "init",
+            Scope::Command => "cmd",
+        }
+        .to_owned(),
+        command: files.work.as_ref().map(words),
+        clocks: Clocks::default(),
     }
 }
 
@@ -160,12 +208,16 @@ pub(crate) fn session(
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
-    let console = match say::printer().filter(|_| is_shared()) {
+    let console = match say::printer().filter(|_| is_shared() || is_standard_output_reserved()) {
         Some(printer) => printer.for_what_fits(),
         None => Printer::of_what_fits(io::stdout()).context("the host has no thread left")?,
     };
-    let out: Box<dyn Write + Send> =
-        if is_shared() { Box::new(Tame::new(console.clone())) } else { Box::new(console.clone()) };
+    let out: Box<dyn Write + Send> = match (is_shared(), is_standard_output_reserved()) {
+        (true, _) => Box::new(Tame::new(console.clone())),
+        // Its lines say whose they are, unless someone types there.
+        (false, true) if !interactive => Box::new(work::Console::new(true)),
+        (false, _) => Box::new(console.clone()),
+    };
     let cmdline = cmdline(guest);
     let config = Config {
         timeout: timeout(guest.timeout, if interactive { None } else { RUN }),
@@ -252,7 +304,7 @@ fn with_command(
     let ids = session.register_all(probes)?;
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
     let stderr = say::printer().context("the host has no thread left")?.clone();
-    let stdout = match is_shared() {
+    let stdout = match is_shared() || is_standard_output_reserved() {
         true => stderr.clone(),
         false => Printer::of_all(io::stdout()).context("the host has no thread left")?,
     };

@@ -12,6 +12,7 @@ use vmm::printer::{GRACE, Printer};
 static STANDARD_ERROR: OnceLock<Option<Printer>> = OnceLock::new();
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
+static IS_STDOUT_RESERVED: AtomicBool = AtomicBool::new(false);
 
 /// Standard error, for lines of this process. Without a thread for it, whoever writes waits.
 pub(crate) fn standard_error() -> Box<dyn Write + Send> {
@@ -34,6 +35,16 @@ fn through(printer: Option<Printer>) -> Box<dyn Write + Send> {
 /// Its printer, if there is one, for what another process has said as well.
 pub(crate) fn printer() -> Option<&'static Printer> {
     STANDARD_ERROR.get_or_init(|| Printer::of_all(io::stderr()).ok()).as_ref()
+}
+
+/// Standard output is for records alone: what else would go there goes to standard error.
+pub(crate) fn reserve_standard_output() {
+    IS_STDOUT_RESERVED.store(true, Ordering::Relaxed);
+}
+
+/// Whether it is.
+pub(crate) fn is_standard_output_reserved() -> bool {
+    IS_STDOUT_RESERVED.load(Ordering::Relaxed)
 }
 
 /// Says `line`. Nobody may be there to read it, which changes nothing.

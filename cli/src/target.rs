@@ -4,6 +4,7 @@ use crate::args::{self, Guest, Run};
 use crate::file::read;
 use crate::guest_files::Files;
 use crate::limits::say_limits;
+use crate::record::KernelIdentity;
 use crate::requests::requests;
 use crate::requirements;
 use crate::say::note;
@@ -28,6 +29,8 @@ const FORMAT: &[u8] = concat!("vmm target ", env!("CARGO_PKG_VERSION"), "\n").as
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Target {
     pub(crate) kernel: Landmarks,
+    /// Which kernel it is.
+    pub(crate) identity: KernelIdentity,
     pub(crate) probes: Vec<ProbeRequest>,
     /// The kernel's symbols, where addresses may be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
@@ -109,6 +112,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
     };
+    let identity = identity(&kernel);
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.probes.once)?;
     probes.iter_mut().for_each(|asked| asked.plan.scope = scope);
@@ -117,7 +121,16 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
     };
-    Ok(Target { kernel: landmarks, probes, symbols, lines, unwind, serving })
+    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving })
+}
+
+/// Which kernel it is, as recordings say it.
+pub(crate) fn identity(kernel: &Kernel) -> KernelIdentity {
+    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
+    KernelIdentity {
+        release: kernel.release().map(str::to_owned),
+        build_id: kernel.image().build_id().map(hex),
+    }
 }
 
 /// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
@@ -299,8 +312,10 @@ mod tests {
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
         let serving = Serving { optimize: Optimize::Auto, fall_back: true, allow_pending: false };
+        let release = Some("6.12.48+deb13-amd64".to_owned());
         let written = Target {
             kernel,
+            identity: KernelIdentity { release, build_id: None },
             probes: vec![probe, watch, filtered],
             symbols,
             lines: None,
@@ -312,7 +327,7 @@ mod tests {
         let words = ["vmm", "run", "--target", file.to_str().unwrap()];
         let Command::Run(run) = Cli::parse_from(words).command else { panic!("another command") };
         let read = resolved(&run.guest).unwrap().unwrap();
-        assert_eq!(read.kernel, written.kernel);
+        assert_eq!((read.kernel, read.identity), (written.kernel, written.identity));
         assert_eq!(read.probes, written.probes);
         assert_eq!(read.serving, written.serving);
         assert!(read.symbols.unwrap().iter().eq(written.symbols.unwrap().iter()));

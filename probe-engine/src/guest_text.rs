@@ -14,9 +14,11 @@ pub struct Escaped<'a>(pub &'a [u8]);
 
 /// The same between quotation marks, with dots behind the second where the text was cut.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Quoted<'a> {
-    pub(crate) text: &'a [u8],
-    pub(crate) cut: bool,
+pub struct Quoted<'a> {
+    /// The text.
+    pub text: &'a [u8],
+    /// Whether it goes on.
+    pub cut: bool,
 }
 
 impl fmt::Display for Escaped<'_> {

@@ -66,13 +66,13 @@ pub struct Run {
     pub console: String,
     /// What the product said.
     pub said: String,
-    /// The JSON objects of the output file.
+    /// The lines of the recording.
     pub output: Vec<Value>,
     /// Whether the guest's warnings are on its console.
     shows_warnings: bool,
 }
 
-/// Runs a guest with these words, hits as JSON in a file.
+/// Runs a guest with these words, and records it.
 pub fn run(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "run", words)
 }
@@ -86,7 +86,7 @@ pub fn run_in_vain(binary: &Path, words: &[&str]) -> Run {
     run
 }
 
-/// Sees which functions of a guest with these words run, as JSON in a file.
+/// Records which functions of a guest with these words run.
 pub fn coverage(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "coverage", words)
 }
@@ -94,7 +94,7 @@ pub fn coverage(binary: &Path, words: &[&str]) -> Run {
 fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     let temporary = tempfile::tempdir().unwrap();
     let hits = temporary.path().join("hits.json");
-    let mut all = vec![verb, "--format=json", "--output", hits.to_str().unwrap()];
+    let mut all = vec![verb, "--output", hits.to_str().unwrap()];
     all.extend(words);
     let output = command(binary, temporary.path(), &all).output().unwrap();
     let mut run = Run::of(&output);
@@ -104,6 +104,23 @@ fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     fs::remove_file(&hits).unwrap_or_else(|error| panic!("no output: {error}\n{}", run.said));
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "temporary files are left behind");
     run
+}
+
+/// What `vmm report` writes of the recording at `path`, with these words.
+#[track_caller]
+pub fn report(binary: &Path, path: &Path, words: &[&str]) -> Vec<u8> {
+    let output = Command::new(binary).arg("report").arg(path).args(words).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// The lines of JSON that a run has written to standard output, of which the first is a header.
+#[track_caller]
+pub fn json_lines(stdout: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.first().map(|line| &line["type"]), Some(&Value::from("header")));
+    lines
 }
 
 /// Whether this kernel command line has the guest print warnings (level 4): `quiet` does not.

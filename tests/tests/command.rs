@@ -14,7 +14,7 @@ use std::process::{Output, Stdio};
 use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
-use tests::product::{binary, child, command};
+use tests::product::{binary, child, command, json_lines, report};
 
 /// What `vmm run` with these `options` says and ends with, when `words` run in the guest and read `input`.
 fn run(options: &[&str], words: &[&str], input: &[u8]) -> Option<Output> {
@@ -151,9 +151,8 @@ fn what_cannot_be_is_said_before_the_boot() {
 }
 
 /// The names of the tasks whose hits these lines of JSON are.
-fn tasks(lines: &str) -> BTreeSet<String> {
-    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.filter_map(|line| Some(line.get("task")?.get("comm")?.as_str()?.to_owned())).collect()
+fn tasks(lines: &[Value]) -> BTreeSet<String> {
+    lines.iter().filter_map(|line| Some(line.get("task")?.get("comm")?.as_str()?.to_owned())).collect()
 }
 
 #[test]
@@ -165,17 +164,15 @@ fn only_the_commands_processes_are_seen_unless_one_asks_for_more() {
         let Some(output) = run(&options, &["sh", "-c", script], b"") else { return };
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{stderr}");
-        let lines: String =
-            stderr.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+        let lines = json_lines(&output.stdout);
         let expected = ["cat", "setsid", "sh", "sleep"].map(str::to_owned);
         assert_eq!(tasks(&lines), BTreeSet::from(expected), "{stderr}");
         let summary = |probe: &str| {
-            let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-            lines.filter(|line| line["type"] == "probe").find(|line| line["probe"] == probe).unwrap()
+            lines.iter().find(|line| line["type"] == "probe" && line["probe"] == probe).unwrap()
         };
         for probe in ["do_sys_openat2%return", "vfs_read"] {
             let (hits, outside) = (&summary(probe)["hits"], &summary(probe)["outside"]);
-            let shown = lines.lines().filter(|line| line.contains(&format!("\"probe\":\"{probe}\",\"rip\"")));
+            let shown = lines.iter().filter(|line| line["rip"].is_string() && line["probe"] == probe);
             assert_eq!(shown.count() as u64, hits.as_u64().unwrap(), "{stderr}");
             assert!(outside.as_u64().unwrap() > 0, "init has read files, too: {stderr}");
         }
@@ -183,8 +180,7 @@ fn only_the_commands_processes_are_seen_unless_one_asks_for_more() {
     let options = ["--scope=init", "--probe=commit_creds", "--format=json"];
     let output = run(&options, &["true"], b"").unwrap();
     let stderr = text(&output.stderr);
-    let lines: String =
-        stderr.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+    let lines = json_lines(&output.stdout);
     assert!(tasks(&lines).contains("init") && tasks(&lines).contains("true"), "{stderr}");
     assert!(!tasks(&lines).contains("swapper/0") && !tasks(&lines).contains("kthreadd"), "{stderr}");
 }
@@ -207,10 +203,16 @@ fn coverage_of_a_command_is_of_its_processes() {
     let output = command(&binary, temporary.path(), &words).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(output.stdout, fs::read("/etc/hostname").unwrap());
-    let ran = fs::read_to_string(ran).unwrap();
-    let has = |name: &str| ran.lines().any(|line| line.ends_with(&format!(" {name}")));
-    assert!(has("vfs_read") && has("vfs_fstat"), "{ran}");
-    assert!(!has("kernel_init_freeable") && !has("rcu_gp_kthread"), "{ran}");
+    let text = String::from_utf8(report(&binary, &ran, &[])).unwrap();
+    let ran = json_lines(&fs::read(&ran).unwrap());
+    for has in [
+        |name: &str, ran: &[Value], _: &str| ran.iter().any(|line| line["function"] == name),
+        |name: &str, _: &[Value], text: &str| text.lines().any(|line| line.ends_with(&format!(" {name}"))),
+    ] {
+        let has = |name| has(name, &ran, &text);
+        assert!(has("vfs_read") && has("vfs_fstat"), "{text}");
+        assert!(!has("kernel_init_freeable") && !has("rcu_gp_kthread"), "{text}");
+    }
 }
 
 /// Messages and hits of which the order is known: each message is made in a call of a function that is probed.
@@ -231,8 +233,7 @@ fn hits_and_messages_have_one_clock() {
         let stderr = text(&output.stderr);
         // Nanoseconds and what was then: a call begins, a message is made, the call returns. By task.
         let mut calls = BTreeMap::<u64, Vec<(u64, bool)>>::new();
-        for line in stderr.lines().filter(|line| line.starts_with('{')) {
-            let line: Value = serde_json::from_str(line).unwrap();
+        for line in json_lines(&output.stdout) {
             let kind = line["type"].as_str().unwrap();
             if ["hit", "return"].contains(&kind) {
                 let time = line["guest_ns"].as_u64().unwrap();
@@ -243,7 +244,7 @@ fn hits_and_messages_have_one_clock() {
             }
         }
         let mut messages = BTreeMap::<String, Vec<u64>>::new();
-        for line in text(&output.stdout).lines() {
+        for line in stderr.lines() {
             let Some((time, message)) = line.split_once("] ") else { continue };
             let Some((name, _)) = message.split_once(' ').filter(|(name, _)| ["even", "odd"].contains(name))
             else {

@@ -6,8 +6,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
-use std::fs;
-use tests::product::{binary, command};
+use tests::product::{binary, command, report};
 
 /// The lines of the workload's own process without their times, from the first call of `function` on.
 fn calls_from(graph: &str, function: &str) -> Vec<(usize, String)> {
@@ -39,7 +38,7 @@ fn opens_nest_in_a_graph() {
     let ran = command(&binary, folder.path(), &words).output().unwrap();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.success(), "{said}");
-    let graph = fs::read_to_string(file).unwrap();
+    let graph = String::from_utf8(report(&binary, &file, &[])).unwrap();
     let calls = calls_from(&graph, "do_sys_openat2");
     let open = [
         "do_sys_openat2() {",

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 use tests::kernel::{name_of, under_test};
 use tests::linux_rig::subject;
-use tests::product::{binary, command, initrd_with, kernel};
+use tests::product::{binary, command, initrd_with, kernel, report};
 
 /// Defines all events and enables them for the subject, which is a program of a name of its own, and prints what they
 /// saw.
@@ -220,7 +220,8 @@ fn theirs(console: &str) -> Seen {
 /// `[1.234567890] cpu0 subject-7 oracle/EVENT: (PLACE) ARGUMENTS`, at a return `took=...` behind it.
 fn ours(output: &str) -> Seen {
     let mut seen = Seen::new();
-    for line in output.lines() {
+    // Behind them comes the table.
+    for line in output.lines().take_while(|line| line.starts_with('[')) {
         let (head, rest) = line.split_once(" oracle/").unwrap_or_else(|| panic!("{line}"));
         let (event, rest) = rest.split_once(": (").unwrap_or_else(|| panic!("{line}"));
         let arguments = rest.split_once(')').unwrap().1;
@@ -275,7 +276,7 @@ fn agrees_with_the_guest(rows: &[&[Row]], otherwise: &[&[(&str, &str)]]) {
         ("filters", 0o644, filters.into()),
     ]);
     let folder = tempfile::tempdir().unwrap();
-    let (probes, hits) = (folder.path().join("probes"), folder.path().join("hits.txt"));
+    let (probes, hits) = (folder.path().join("probes"), folder.path().join("hits.json"));
     fs::write(&probes, asked).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let words = [
@@ -292,7 +293,7 @@ fn agrees_with_the_guest(rows: &[&[Row]], otherwise: &[&[(&str, &str)]]) {
     let (console, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{console}\n{said}");
     assert!(!console.contains("refused: "), "{console}");
-    let (theirs, ours) = (theirs(&console), ours(&fs::read_to_string(&hits).unwrap()));
+    let (theirs, ours) = (theirs(&console), ours(&String::from_utf8(report(&binary, &hits, &[])).unwrap()));
     let mut compared = 0;
     let mut wrong = Vec::new();
     for (_, definition, _) in &rows {

@@ -123,7 +123,7 @@ fn a_run_ends_in_order_when_the_guests_files_are_lost() {
     assert!(!is_raw(&terminal));
     assert_eq!(terminal.end().code(), Some(125));
     let hits = fs::read_to_string(hits).unwrap();
-    assert!(hits.contains("filename=\"/etc/ld.so.cache\""), "{hits}");
+    assert!(hits.contains("\"filename\":\"/etc/ld.so.cache\""), "{hits}");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use serde_json::Value;
 use tests::kernel::under_test;
-use tests::product::{Run, binary, command, initrd_with, module, run};
+use tests::product::{Run, binary, command, initrd_with, json_lines, module, run};
 
 const OPEN: &str = "do_sys_openat2";
 
@@ -137,9 +137,11 @@ fn a_command_runs_and_is_seen() {
     let output = run(&["--format=json", "--probe=do_sys_openat2"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert_eq!(output.stdout, printed);
-    let lines = stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let hits: Vec<Value> = lines.filter(|line| line["type"] == "hit").collect();
+    assert!(stderr.contains(std::str::from_utf8(&printed).unwrap()), "{stderr}");
+    let lines = json_lines(&output.stdout);
+    let (header, end) = (&lines[0], lines.last().unwrap());
+    assert_eq!((&header["command"][0], &end["type"]), (&"cat".into(), &"end".into()), "{stderr}");
+    let hits: Vec<&Value> = lines.iter().filter(|line| line["type"] == "hit").collect();
     assert!(hits.iter().all(|hit| hit["task"]["comm"] == "cat" && hit["guest_ns"].is_u64()), "{stderr}");
     assert!(hits.iter().any(|hit| hit["fields"]["filename"] == "/etc/passwd"), "{stderr}");
     let empty = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use probe_engine::probe::spec::ProbeSpec;
 /// Boots a kernel with a one-shot probe on every function that its ftrace could trace, from early boot on: the first
 /// call of each is seen, and costs nothing afterwards. A table by prefix of the functions' names (`vfs` is vfs_read,
 /// __vfs_getxattr and so on) follows when the guest has ended: how many ran, and how many were probed. The functions that ran
-/// are written to --output, in order of their first calls.
+/// are recorded with --output, and shown with --format, in order of their first calls.
 ///
 /// Functions that run only before `arch_cpu_finalize_init`, functions of modules, and what the kernel keeps from its own
 /// tracer are not seen. Exit codes are those of `vmm run`.
@@ -17,13 +17,8 @@ use probe_engine::probe::spec::ProbeSpec;
 #[command(after_long_help = "\
 Examples:
   vmm coverage -- cat /etc/passwd
-  vmm coverage --kernel bzImage --initrd initrd.img --cpus 2 --output ran.txt
-  vmm coverage 'ext4_*' 'vfs_*' --output ran.json --format json --append workload=open:10
-
-JSON (--format json): an object a line. {\"type\":\"function\"} has time_ns (nanoseconds since the guest was started), guest_ns
-(by the clock of the guest's own messages; null where that cannot be told), vcpu, function and address (a hexadecimal
-string). At the end comes one {\"type\":\"prefix\"} a prefix, with prefix, ran and armed, and one {\"type\":\"end\"} with end, ran,
-armed and waits (as of `vmm run`).")]
+  vmm coverage --kernel bzImage --initrd initrd.img --cpus 2 --output ran.json
+  vmm coverage 'ext4_*' 'vfs_*' --format json --append workload=open:10")]
 pub(crate) struct Coverage {
     /// Only functions whose names match one of these, as 'vfs_*' [default: all]
     #[arg(value_name = "PATTERN", conflicts_with = "target", help_heading = heading::PROBES)]

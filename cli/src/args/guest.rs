@@ -99,6 +99,9 @@ pub(crate) struct Guest {
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "symbols")]
     pub(crate) target: Option<PathBuf>,
+    /// This is the emulated host, and so many nanoseconds since 1970 it is outside
+    #[arg(long, value_name = "NANOSECONDS", hide = true)]
+    pub(crate) emulated_at: Option<u64>,
     /// The terminal outside is one that the console and hits share
     #[arg(long, hide = true)]
     pub(crate) marked: bool,
@@ -115,12 +118,25 @@ impl Guest {
 #[derive(Args)]
 #[command(next_help_heading = heading::OUTPUT)]
 pub(crate) struct Records {
-    /// Write what is found to this file instead of standard error
+    /// Record what is found in this file, for `vmm report` and for programs
+    ///
+    /// It is JSON, one object a line, and docs/recording.md describes it. Nothing of it is shown then, unless --format says
+    /// so.
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// How it is written
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    /// How it is shown [default: text, and not at all with --output]
+    ///
+    /// text: on standard error. json: what --output would write, on standard output, and nothing else is there: the guest's
+    /// console and the command's standard output go to standard error.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+}
+
+impl Records {
+    /// How it is shown, if it is.
+    pub(crate) fn shown(&self) -> Option<Format> {
+        self.format.or(self.output.is_none().then_some(Format::Text))
+    }
 }
 
 /// Where the guest runs

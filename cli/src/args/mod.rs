@@ -8,17 +8,19 @@ mod host;
 mod kernel;
 mod list;
 mod probes;
+mod report;
 mod run;
 mod types;
 
 pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::Coverage;
 pub(crate) use doctor::Doctor;
-pub(crate) use guest::{Boot, Format, Guest, HostKind, Place, Scope};
+pub(crate) use guest::{Boot, Format, Guest, HostKind, Place, Records, Scope};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
 pub(crate) use list::{Kind, List};
 pub(crate) use probes::{Arming, Optimize, Probes};
+pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use types::Types;
 
@@ -62,6 +64,7 @@ pub(crate) enum Command {
     Count(Box<Count>),
     Graph(Box<Graph>),
     Coverage(Box<Coverage>),
+    Report(Report),
     #[command(alias = "symbols")]
     List(List),
     Types(Types),

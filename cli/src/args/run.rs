@@ -6,21 +6,21 @@ use std::path::PathBuf;
 
 /// Boot a kernel with probes in it
 ///
-/// The guest's console goes to standard output, hits go to standard error or to a file, and a table of all probes
+/// The guest's console goes to standard output, hits go to standard error or are recorded, and a table of all probes
 /// follows when the guest has ended. When standard input is a terminal, it is the guest's: Ctrl-A x ends the run. With a
 /// command behind --, standard output is the command's.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
   vmm run --probe do_sys_openat2 -- cat /etc/passwd
-  vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.txt
+  vmm run --kernel bzImage --initrd initrd.img --cpus 2 --probe 'vfs_*' --output hits.json
   vmm run --probe do_sys_openat2 --rwdir out -- ./my_test --fast
   vmm run --kernel debian:6.12 --probe do_sys_openat2 -- cat /etc/passwd
   vmm run --kernel linux --probe do_sys_openat2 -- cat /etc/passwd
   vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw --append workload=open:1
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"' -- head -n 1 /etc/passwd
-  vmm run --probe do_sys_openat2+0x5 --format json --output hits.json --append workload=open:3
+  vmm run --probe do_sys_openat2+0x5 --format json --append workload=open:3
 
 Definitions:
   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
@@ -38,25 +38,7 @@ Exit codes:
   123    the guest died (panic, triple fault), or halted without switching itself off
   124    it took longer than --timeout
   125    the emulated host died, which says nothing about the guest, or the guest did not come to run the command
-  128+n  ended by signal n
-
-JSON (--format json): an object a line. {\"type\":\"hit\"} has time_ns (nanoseconds since the guest was started),
-guest_ns (by the clock of the guest's own messages; null where that cannot be told), vcpu, probe, event (the name that a
-definition gives), task (comm, pid, tgid, ns_pid, uid and context, as far as they are known), rip and args (rdi, rsi, rdx,
-rcx, r8, r9; addresses and registers as hexadecimal strings);
-{\"type\":\"return\"} has value (rax) and duration_ns instead of args; {\"type\":\"access\"} has old and new, and its rip
-is behind the instruction that accessed the memory. With --stack, each has stack (objects with address, name,
-interrupted or guessed where they are, and with debugging information file, line and inlined, the functions that are
-inlined there from the innermost on, each with name, file and line), stack_end (bottom, user, or why it goes on), and where
-the kernel was entered from user mode user_stack (addresses) and user_stack_end.
-What a probe fetches is in fields. A histogram is one
-{\"type\":\"entry\"} a key, with histogram (its name), keys, hitcount and values, and one {\"type\":\"histogram\"} with
-definition, hits, entries and dropped. At the end comes one {\"type\":\"probe\"} a probe, with probe,
-kind (k, r, or w for a watch), module, address, hits, outside (passes that were not in the scope), missed, reasons (of what
-was missed), outstanding (calls that had not returned), state, and trapped (why it was not served by a detour), and one
-{\"type\":\"end\"} with end, waits (how often a CPU, or the whole guest, waited for a slow reader), exits (how often the
-guest's CPUs were left, by KVM's own count), and armed_us and disarmed_us (how long the guest stood still for that, in
-microseconds).")]
+  128+n  ended by signal n")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) probes: Probes,

@@ -113,7 +113,7 @@ impl Trial {
         let output = folder.path().join("hits.json");
         let program = env::current_exe().context("cannot find this program's own file")?;
         let mut run = Command::new(program);
-        run.args(["run", "--format=json"]).arg(format!("--timeout={TIMEOUT_SECONDS}"));
+        run.arg("run").arg(format!("--timeout={TIMEOUT_SECONDS}"));
         run.arg("--output").arg(&output).args(host).args(self.words).stdin(Stdio::null());
         if let Some(kernel) = kernel {
             run.arg("--kernel").arg(kernel.word());

@@ -1,27 +1,21 @@
-//! One event: a line of text, or a JSON object.
+//! One event as a line of text.
 
-use super::stack::NamedStack;
-use probe_engine::capture::names::Names;
-use probe_engine::capture::shape::Shown;
-use probe_engine::linux::task::{Context, Task};
-use probe_engine::request::{ProbeRequest, Style};
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
-use std::fmt;
+use crate::record::{Function, Probe, Style};
+use std::fmt::{self, Display};
 use vmm::events::{Event, Nanos, What};
 
-/// An event as a line of text.
-pub(super) struct EventText<'a> {
+/// An event as a line of text. `fields` are what its probe has read, each with its name.
+pub(super) struct EventText<'a, F> {
     pub(super) event: &'a Event,
-    pub(super) probe: &'a ProbeRequest,
-    pub(super) names: Names<'a>,
+    pub(super) probe: &'a Probe,
+    pub(super) fields: F,
 }
 
-impl EventText<'_> {
+impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> EventText<'a, F> {
     /// The values that were read, each as `name=value`.
     fn values(&self, f: &mut fmt::Formatter<'_>, between: &str) -> fmt::Result {
         let mut comma = "";
-        for (name, shown) in values(self.event, self.probe, self.names) {
+        for (name, shown) in self.fields.clone() {
             write!(f, "{comma}{name}={shown}")?;
             comma = between;
         }
@@ -29,58 +23,47 @@ impl EventText<'_> {
     }
 }
 
-fn values<'a>(
-    event: &'a Event,
-    probe: &'a ProbeRequest,
-    names: Names<'a>,
-) -> impl Iterator<Item = (&'a str, Shown<'a>)> {
-    let values = probe.plan.capture.values(&event.captured);
-    values.map(move |(field, value)| (field.name.as_str(), Shown { shape: &field.shape, value, names }))
-}
-
-impl fmt::Display for EventText<'_> {
+impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> Display for EventText<'a, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Event { rip, what, task, .. } = self.event;
-        write!(f, "{} ", Moment(self.event))?;
+        let Probe { probe, place, event, style, .. } = self.probe;
+        write!(f, "{} ", Moment::of(self.event))?;
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
             if let Some(context) = task.context.name() {
                 write!(f, "[{context}] ")?;
             }
         }
-        match (&self.probe.style, what) {
+        let name = event.as_ref().unwrap_or(probe);
+        match (style, what) {
             (Style::Call, What::Hit { .. }) => {
-                write!(f, "{}(", self.probe.place.name())?;
+                write!(f, "{place}(")?;
                 self.values(f, ", ")?;
                 f.write_str(")")
             }
             (Style::Call, What::Return { duration, .. }) => {
-                f.write_str(&self.probe.place.name())?;
-                for (_, shown) in values(self.event, self.probe, self.names) {
-                    write!(f, " = {shown}")?;
-                }
+                f.write_str(place)?;
+                self.fields.clone().try_for_each(|(_, shown)| write!(f, " = {shown}"))?;
                 took(f, *duration)
             }
-            (Style::Event(name), What::Hit { .. }) => {
-                write!(f, "{name}: ({}) ", self.probe.place.name())?;
+            (Style::Event, What::Hit { .. }) => {
+                write!(f, "{name}: ({place}) ")?;
                 self.values(f, " ")
             }
-            (Style::Event(name), What::Return { duration, .. }) => {
-                write!(f, "{name}: ({rip} <- {}) ", self.probe.place.name())?;
+            (Style::Event, What::Return { duration, .. }) => {
+                write!(f, "{name}: ({rip} <- {place}) ")?;
                 self.values(f, " ")?;
                 took(f, *duration)
             }
             (_, What::Hit { args: [a, b, c, d, e, g] }) => {
-                write!(f, "{} rip={rip} ", self.probe.name())?;
+                write!(f, "{probe} rip={rip} ")?;
                 write!(f, "rdi={a:#x} rsi={b:#x} rdx={c:#x} rcx={d:#x} r8={e:#x} r9={g:#x}")
             }
             (_, What::Return { value, duration }) => {
-                write!(f, "{} rip={rip} value={value:#x}", self.probe.name())?;
+                write!(f, "{probe} rip={rip} value={value:#x}")?;
                 took(f, *duration)
             }
-            (_, What::Access { old, new }) => {
-                write!(f, "{} rip={rip} old={old:#x} new={new:#x}", self.probe.name())
-            }
+            (_, What::Access { old, new }) => write!(f, "{probe} rip={rip} old={old:#x} new={new:#x}"),
         }
     }
 }
@@ -91,15 +74,37 @@ fn took(f: &mut fmt::Formatter<'_>, nanos: Nanos) -> fmt::Result {
 
 /// When an event was, in seconds, and on which CPU: by the guest's own clock, as its messages have it, or else since the
 /// guest was started, which is said.
-pub(crate) struct Moment<'a>(pub(crate) &'a Event);
+pub(super) struct Moment {
+    nanos: u64,
+    guest_nanos: Option<u64>,
+    vcpu: usize,
+}
 
-impl fmt::Display for Moment<'_> {
+impl Moment {
+    pub(super) fn of(event: &Event) -> Self {
+        let Event { nanos, guest_nanos, vcpu, .. } = *event;
+        Self { nanos, guest_nanos, vcpu }
+    }
+}
+
+impl Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event { nanos, guest_nanos, vcpu, .. } = self.0;
+        let Self { nanos, guest_nanos, vcpu } = *self;
         let host = if guest_nanos.is_none() { " host" } else { "" };
-        let nanos = guest_nanos.unwrap_or(*nanos);
+        let nanos = guest_nanos.unwrap_or(nanos);
         let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         write!(f, "[{seconds:5}.{nanos:09}{host}] cpu{vcpu}")
+    }
+}
+
+/// A function that ran for the first time as a line of text.
+pub(crate) struct FunctionText<'a>(pub(crate) &'a Function);
+
+impl Display for FunctionText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Function { time_ns, guest_ns, vcpu, function, .. } = self.0;
+        let moment = Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu: *vcpu as usize };
+        write!(f, "{moment} {function}")
     }
 }
 
@@ -113,106 +118,17 @@ impl fmt::Display for Micros {
     }
 }
 
-/// An event as JSON.
-pub(super) struct EventJson<'a> {
-    pub(super) event: &'a Event,
-    pub(super) probe: &'a ProbeRequest,
-    pub(super) names: Names<'a>,
-    pub(super) stack: Option<NamedStack<'a>>,
-}
-
-/// A task as JSON.
-#[derive(Serialize)]
-struct TaskJson {
-    comm: String,
-    pid: u32,
-    tgid: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ns_pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    context: Option<&'static str>,
-}
-
-impl TaskJson {
-    fn of(task: &Task) -> Self {
-        let Task { pid, tgid, ns_pid, uid, context, .. } = *task;
-        Self {
-            comm: String::from_utf8_lossy(task.comm()).into_owned(),
-            pid,
-            tgid,
-            ns_pid,
-            uid,
-            context: Context::name(context),
-        }
-    }
-}
-
-/// What was read, as JSON.
-struct FieldsJson<'a>(&'a EventJson<'a>);
-
-impl Serialize for FieldsJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(values(self.0.event, self.0.probe, self.0.names))
-    }
-}
-
-impl Serialize for EventJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let hex = |value: &u64| format!("{value:#x}");
-        let event = self.event;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry(
-            "type",
-            match event.what {
-                What::Hit { .. } => "hit",
-                What::Return { .. } => "return",
-                What::Access { .. } => "access",
-            },
-        )?;
-        map.serialize_entry("time_ns", &event.nanos)?;
-        map.serialize_entry("guest_ns", &event.guest_nanos)?;
-        map.serialize_entry("vcpu", &event.vcpu)?;
-        map.serialize_entry("probe", &self.probe.name())?;
-        if let Style::Event(name) = &self.probe.style {
-            map.serialize_entry("event", name)?;
-        }
-        map.serialize_entry("rip", &event.rip.to_string())?;
-        if let Some(task) = &event.task {
-            map.serialize_entry("task", &TaskJson::of(task))?;
-        }
-        match &event.what {
-            What::Hit { args } => map.serialize_entry("args", &args.each_ref().map(hex))?,
-            What::Return { value, duration: Nanos(duration) } => {
-                map.serialize_entry("value", &hex(value))?;
-                map.serialize_entry("duration_ns", duration)?;
-            }
-            What::Access { old, new } => {
-                map.serialize_entry("old", &hex(old))?;
-                map.serialize_entry("new", &hex(new))?;
-            }
-        }
-        if !self.probe.plan.capture.fields.is_empty() {
-            map.serialize_entry("fields", &FieldsJson(self))?;
-        }
-        if let Some(stack) = &self.stack {
-            stack.serialize(&mut map)?;
-        }
-        map.end()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{GuestNames, Writer};
     use super::*;
     use crate::args::Format;
+    use crate::output::testing::written_as;
     use probe_engine::addr::Gva;
+    use probe_engine::linux::task::{Context, Task};
     use probe_engine::probe::place::Place;
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
-    use vmm::session::Sink;
+    use probe_engine::request::ProbeRequest;
 
     const TASK: Task = Task {
         at: Gva(0),
@@ -237,22 +153,12 @@ mod tests {
     const RETURN: What<Nanos> = What::Return { value: u64::MAX - 1, duration: Nanos(12_345) };
 
     fn written(format: Format, event: Event) -> String {
-        let mut bytes = Vec::new();
         let place = Place::Module { module: "m".to_owned(), symbol: "vfs_read".to_owned(), offset: 0 };
         let trigger = match event.what {
             What::Return { .. } => Trigger::Return { max_active: None },
             What::Hit { .. } | What::Access { .. } => Trigger::Pass,
         };
-        let probes = vec![ProbeRequest::plain(place, trigger)];
-        let mut writer = Writer::new(
-            super::super::Out { to: Box::new(&mut bytes), printer: None },
-            format,
-            probes,
-            GuestNames::default(),
-        );
-        writer.events(&[event]).unwrap();
-        drop(writer);
-        String::from_utf8(bytes).unwrap()
+        written_as(format, vec![ProbeRequest::plain(place, trigger)], &[event])
     }
 
     #[test]
@@ -316,7 +222,8 @@ mod tests {
         assert!(written(Format::Text, event.clone()).contains("] cpu1 cat-7 [irq] m:vfs_read "));
         let value: serde_json::Value = serde_json::from_str(&written(Format::Json, event)).unwrap();
         let task = serde_json::json!({
-            "comm": "cat", "pid": 7, "tgid": 6, "ns_pid": 1, "uid": 1000, "context": "irq"
+            "comm": "cat", "pid": 7, "tgid": 6, "ns_pid": 1, "uid": 1000, "context": "irq",
+            "at": "0x0"
         });
         assert_eq!(value["task"], task);
     }

@@ -1,8 +1,8 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
 use super::event::{Micros, Moment};
+use crate::record::Probe;
 use probe_engine::addr::Gva;
-use probe_engine::request::ProbeRequest;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use vmm::events::{Event, Nanos, What};
@@ -41,13 +41,8 @@ struct Open {
 
 impl Graph {
     /// Writes what an event of a function's entry or return adds to the graph.
-    pub(super) fn add(
-        &mut self,
-        out: &mut impl Write,
-        event: &Event,
-        probe: &ProbeRequest,
-    ) -> io::Result<()> {
-        let name = probe.place.name();
+    pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Probe) -> io::Result<()> {
+        let name = probe.place.clone();
         if self.open >= MOST {
             self.finish(out)?;
             *self = Self::default();
@@ -129,27 +124,29 @@ impl std::fmt::Display for Head<'_> {
         });
         let took = self.took.map(|took| format!("{} us", Micros(took)));
         let (task, took) = (task.unwrap_or_default(), took.unwrap_or_default());
-        write!(f, "{} {task:<20} {took:>14} | {:2$}", Moment(self.event), "", 2 * self.depth)
+        write!(f, "{} {task:<20} {took:>14} | {:2$}", Moment::of(self.event), "", 2 * self.depth)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::registered::registered;
     use probe_engine::linux::task::{Context, Task};
     use probe_engine::probe::place::{Place, SiteInfo};
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
+    use probe_engine::request::ProbeRequest;
 
     const OUTER: u64 = 0x1000;
     const INNER: u64 = 0x2000;
 
-    fn asked(at: u64, returns: bool) -> ProbeRequest {
+    fn asked(at: u64, returns: bool) -> Probe {
         let name = if at == OUTER { "outer" } else { "inner" }.to_owned();
         let function = Gva(at)..Gva(at + 0x100);
         let info = SiteInfo::entry_of(function);
         let trigger = if returns { Trigger::Return { max_active: None } } else { Trigger::Pass };
-        ProbeRequest::plain(Place::Kernel { name, info }, trigger)
+        registered(0, &ProbeRequest::plain(Place::Kernel { name, info }, trigger))
     }
 
     fn event(nanos: u64, pid: u32, what: What<Nanos>) -> Event {

@@ -1,11 +1,11 @@
 //! Hits that are counted instead of being shown one by one.
 
-use super::json;
+use crate::json::json;
+use crate::record::HistogramEnd;
 use probe_engine::capture::Values;
 use probe_engine::capture::filter::Circumstances;
 use probe_engine::capture::names::Names;
 use probe_engine::capture::tally::{Group, Line, Tally};
-use probe_engine::probe::table::ProbeId;
 use probe_engine::request::{Counted, ProbeRequest};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use vmm::events::Event;
 
 /// The histograms of a run, by their numbers.
+#[derive(Default)]
 pub(super) struct Histograms {
     all: BTreeMap<usize, Histogram>,
 }
@@ -29,29 +30,16 @@ struct JsonEntry<'a> {
     histogram: &'a str,
     #[serde(flatten)]
     line: Line<'a>,
-}
-
-/// A whole histogram as JSON.
-#[derive(Serialize)]
-struct JsonHistogram<'a> {
-    r#type: &'static str,
-    histogram: &'a str,
-    definition: &'a str,
-    hits: u64,
-    entries: usize,
-    dropped: u64,
+    text: String,
 }
 
 impl Histograms {
-    pub(super) fn of(probes: &[ProbeRequest]) -> Self {
-        let mut all = BTreeMap::new();
-        for asked in probes {
-            if let (Some(Counted { number, name }), Some(plan)) = (&asked.counted, asked.plan.histogram()) {
-                let new = || Histogram { name: name.clone(), tally: Tally::new(plan.clone()) };
-                all.entry(*number).or_insert_with(new);
-            }
+    /// Hits of `probe` are counted, if they are to be.
+    pub(super) fn register(&mut self, probe: &ProbeRequest) {
+        if let (Some(Counted { number, name }), Some(plan)) = (&probe.counted, probe.plan.histogram()) {
+            let new = || Histogram { name: name.clone(), tally: Tally::new(plan.clone()) };
+            self.all.entry(*number).or_insert_with(new);
         }
-        Self { all }
     }
 
     /// Counts a hit.
@@ -62,32 +50,31 @@ impl Histograms {
         tally.add(plan, &probe.plan.capture.fields, Values::of(&event.captured), &at);
     }
 
-    /// Counts hits of `probes` that have been counted in the guest.
-    pub(super) fn add_groups(&mut self, probes: &[ProbeRequest], groups: &[(ProbeId, Group)]) {
-        for (probe, group) in groups {
-            let counted = probes.get(probe.0 as usize).and_then(|asked| asked.counted.as_ref());
-            let histogram = counted.and_then(|counted| self.all.get_mut(&counted.number));
-            if let Some(Histogram { tally, .. }) = histogram {
-                tally.add_group(group.clone());
-            }
+    /// Counts hits of a probe that have been counted in the guest.
+    pub(super) fn add_group(&mut self, counted: &Counted, group: &Group) {
+        if let Some(Histogram { tally, .. }) = self.all.get_mut(&counted.number) {
+            tally.add_group(group.clone());
         }
     }
 
     pub(super) fn write_text(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
-        self.all
-            .values()
-            .try_for_each(|Histogram { name, tally }| writeln!(out, "# {name}\n{}", tally.text(names)))
+        for Histogram { name, tally } in self.all.values() {
+            begin_text(out, name, &tally.plan().said)?;
+            tally.lines(names).try_for_each(|line| writeln!(out, "{line}"))?;
+            end_text(out, tally.hits(), tally.len(), tally.dropped())?;
+        }
+        Ok(())
     }
 
     pub(super) fn write_json(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
         for Histogram { name, tally } in self.all.values() {
             for line in tally.lines(names) {
-                json(out, &JsonEntry { r#type: "entry", histogram: name, line })?;
+                let text = line.to_string();
+                json(out, &JsonEntry { r#type: "entry", histogram: name, line, text })?;
             }
-            let whole = JsonHistogram {
-                r#type: "histogram",
-                histogram: name,
-                definition: &tally.plan().said,
+            let whole = HistogramEnd {
+                histogram: name.clone(),
+                definition: tally.plan().said.clone(),
                 hits: tally.hits(),
                 entries: tally.len(),
                 dropped: tally.dropped(),
@@ -98,11 +85,21 @@ impl Histograms {
     }
 }
 
+/// What comes before a histogram's entries: as the kernel's `hist` file has it, below its name.
+pub(crate) fn begin_text(out: &mut impl Write, name: &str, definition: &str) -> io::Result<()> {
+    write!(out, "# {name}\n# event histogram\n#\n# trigger info: {definition} [active]\n#\n\n")
+}
+
+/// What comes behind them.
+pub(crate) fn end_text(out: &mut impl Write, hits: u64, entries: usize, dropped: u64) -> io::Result<()> {
+    write!(out, "\nTotals:\n    Hits: {hits}\n    Entries: {entries}\n    Dropped: {dropped}\n\n")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{GuestNames, Writer};
     use super::*;
     use crate::args::Format;
+    use crate::output::testing::written_as;
     use probe_engine::addr::Gva;
     use probe_engine::capture::filter::Operand;
     use probe_engine::capture::hist::{self, Form, Key};
@@ -110,9 +107,7 @@ mod tests {
     use probe_engine::probe::place::Place;
     use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
     use probe_engine::probe::table::ProbeId;
-    use std::time::Duration;
     use vmm::events::What;
-    use vmm::session::{Outcome, Report, Sink};
 
     /// Two probes that are counted together, by the CPU, and one that is not counted.
     fn probes() -> Vec<ProbeRequest> {
@@ -140,29 +135,7 @@ mod tests {
         vec![asked("a", Some(counted.clone())), asked("b", Some(counted)), asked("c", None)]
     }
 
-    fn report() -> Report {
-        Report {
-            exits: None,
-            end: Outcome::PoweredOff,
-            probes: Vec::new(),
-            groups: Vec::new(),
-            unregistered: Default::default(),
-            refused: Default::default(),
-            unread: Vec::new(),
-            waits: 0,
-            ran: Duration::ZERO,
-            disarmed_in: Duration::ZERO,
-        }
-    }
-
     fn written(format: Format) -> String {
-        let mut bytes = Vec::new();
-        let mut writer = Writer::new(
-            super::super::Out { to: Box::new(&mut bytes), printer: None },
-            format,
-            probes(),
-            GuestNames::default(),
-        );
         let event = |probe, vcpu| Event {
             stack: None,
             nanos: 0,
@@ -174,10 +147,7 @@ mod tests {
             task: None,
             captured: Vec::new(),
         };
-        writer.events(&[event(0, 1), event(1, 1), event(1, 0), event(2, 0)]).unwrap();
-        writer.summary(&report()).unwrap();
-        drop(writer);
-        String::from_utf8(bytes).unwrap()
+        written_as(format, probes(), &[event(0, 1), event(1, 1), event(1, 0), event(2, 0)])
     }
 
     #[test]
@@ -203,7 +173,8 @@ mod tests {
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let entry = |cpu, hits| {
             serde_json::json!({
-                "type": "entry", "histogram": "reads", "keys": { "cpu": cpu }, "hitcount": hits, "values": {}
+                "type": "entry", "histogram": "reads", "keys": { "cpu": cpu }, "hitcount": hits, "values": {},
+                "text": format!("{{ cpu: {cpu:>10} }} hitcount: {hits:>10}")
             })
         };
         assert_eq!(objects[1..3], [entry(0, 1), entry(1, 2)]);
@@ -212,6 +183,6 @@ mod tests {
             "dropped": 0
         });
         assert_eq!(objects[3], whole);
-        assert_eq!(objects[4]["type"], "end");
+        assert_eq!(objects.len(), 4);
     }
 }

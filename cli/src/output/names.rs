@@ -1,6 +1,7 @@
 //! Names for addresses in the guest.
 
-use super::NamedStack;
+use super::stack::named;
+use crate::record;
 use probe_engine::addr::Gva;
 use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::{ModuleNames, Names};
@@ -37,8 +38,8 @@ impl GuestNames {
     }
 
     /// A stack with the names of its frames; `None` without the kernel's symbols.
-    pub(crate) fn stack<'a>(&'a self, stack: &'a Stack) -> Option<NamedStack<'a>> {
-        Some(NamedStack { stack, names: self.all()?, lines: self.lines.as_ref() })
+    pub(crate) fn stack(&self, stack: &Stack) -> Option<record::Stack> {
+        Some(named(stack, self.all()?, self.lines.as_ref()))
     }
 
     /// The lines that the kernel's instruction at a run-time address is from, as [`LineTable::at`] has them.

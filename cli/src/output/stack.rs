@@ -1,146 +1,57 @@
-//! The stack at a hit: a line a frame, or JSON.
+//! The stack at a hit gets names.
 
+use crate::record::{self, Address, BOTTOM, Inlined, USER};
 use probe_engine::addr::Gva;
 use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::Names;
 use probe_engine::linux::unwind::{End, Frame, FrameKind, UserEnd};
-use serde::Serialize;
-use serde::ser::SerializeMap;
-use std::fmt;
 use vmm::stack::{Stack, UserStack};
 
-/// A stack, and names for its addresses.
-pub(crate) struct NamedStack<'a> {
-    pub(crate) stack: &'a Stack,
-    pub(crate) names: Names<'a>,
-    /// From which lines of the source the kernel's text is, where that is known.
-    pub(crate) lines: Option<&'a LineTable>,
-}
-
-impl<'a> NamedStack<'a> {
-    /// The lines that a frame is from, that of the innermost inlined function first. Behind a call, those of the call.
-    fn lines(&self, frame: &Frame) -> Vec<SourceLine<'a>> {
-        let before = u64::from(frame.kind == FrameKind::Return);
-        let link = Gva(frame.at.0.wrapping_sub(before).wrapping_sub(self.names.slide));
-        self.lines.map(|lines| lines.at(link)).unwrap_or_default()
-    }
-}
-
-impl fmt::Display for NamedStack<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for frame in &self.stack.frames {
-            if frame.kind == FrameKind::Interrupted {
-                writeln!(f, "  <interrupt>")?;
-            }
-            let guess = if frame.is_reliable { "" } else { "? " };
-            let lines = self.lines(frame);
-            let (own, inlined) = lines.split_last().map_or((None, &[][..]), |(own, rest)| (Some(own), rest));
-            for line in inlined {
-                writeln!(f, "  {guess}{} (inlined) {line}", line.inlined.unwrap_or_default())?;
-            }
-            write!(f, "  {guess}{}", self.names.frame(frame))?;
-            match own {
-                Some(line) => writeln!(f, " {line}")?,
-                None => writeln!(f)?,
-            }
-        }
-        if let End::Cut(why) = self.stack.end {
-            writeln!(f, "  ... and goes on: {why}")?;
-        }
-        let Some(user) = &self.stack.user else { return Ok(()) };
-        for at in &user.frames {
-            writeln!(f, "  user: {at}")?;
-        }
-        match user.end {
-            UserEnd::Bottom => Ok(()),
-            why => writeln!(f, "  user: ... and goes on: {why}"),
-        }
-    }
-}
-
-/// A frame as JSON.
-#[derive(Serialize)]
-struct FrameJson {
-    address: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(flatten)]
-    source: Option<SourceJson>,
-    #[serde(skip_serializing_if = "is_false")]
-    interrupted: bool,
-    #[serde(skip_serializing_if = "is_false")]
-    guessed: bool,
-    /// The functions that are inlined there, the innermost first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    inlined: Vec<InlinedJson>,
-}
-
-/// A line of the source as JSON.
-#[derive(Serialize)]
-struct SourceJson {
-    file: String,
-    /// Absent where no line of the file is to blame.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<u32>,
-}
-
-/// An inlined function as JSON.
-#[derive(Serialize)]
-struct InlinedJson {
-    name: String,
-    #[serde(flatten)]
-    source: SourceJson,
-}
-
-impl SourceJson {
-    fn of(line: &SourceLine<'_>) -> Self {
-        Self { file: line.file.to_owned(), line: Some(line.line).filter(|line| *line != 0) }
-    }
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
-impl FrameJson {
-    fn of(frame: &Frame, stack: &NamedStack<'_>) -> Self {
-        let name = stack.names.frame(frame);
-        let lines = stack.lines(frame);
-        let inlined = lines.iter().filter_map(|line| {
-            Some(InlinedJson { name: line.inlined?.to_owned(), source: SourceJson::of(line) })
-        });
-        Self {
-            address: frame.at.to_string(),
-            name: name.function.map(|_| name.to_string()),
-            source: lines.last().map(SourceJson::of),
-            inlined: inlined.collect(),
-            interrupted: frame.kind == FrameKind::Interrupted,
-            guessed: !frame.is_reliable,
-        }
-    }
-}
-
-impl NamedStack<'_> {
-    /// Writes it as entries of `map`.
-    pub(super) fn serialize<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        let stack = self.stack;
-        let frames: Vec<_> = stack.frames.iter().map(|frame| FrameJson::of(frame, self)).collect();
-        map.serialize_entry("stack", &frames)?;
-        let end = match stack.end {
-            End::Bottom => "bottom".to_owned(),
-            End::User(_) => "user".to_owned(),
+/// `stack` with the names of its frames. `lines`: from which lines of the source the kernel's text is, where that is known.
+pub(super) fn named(stack: &Stack, names: Names<'_>, lines: Option<&LineTable>) -> record::Stack {
+    record::Stack {
+        frames: stack.frames.iter().map(|frame| named_frame(frame, names, lines)).collect(),
+        end: match stack.end {
+            End::Bottom => BOTTOM.to_owned(),
+            End::User(_) => USER.to_owned(),
             End::Cut(why) => why.to_string(),
-        };
-        map.serialize_entry("stack_end", &end)?;
-        let Some(UserStack { frames, end }) = &stack.user else { return Ok(()) };
-        let frames: Vec<_> = frames.iter().map(ToString::to_string).collect();
-        map.serialize_entry("user_stack", &frames)?;
-        let end = match end {
-            UserEnd::Bottom => "bottom".to_owned(),
-            why => why.to_string(),
-        };
-        map.serialize_entry("user_stack_end", &end)
+        },
+        user: stack.user.as_ref().map(|UserStack { frames, end }| record::UserStack {
+            frames: frames.iter().map(|at| Address(at.0)).collect(),
+            end: match end {
+                UserEnd::Bottom => BOTTOM.to_owned(),
+                why => why.to_string(),
+            },
+        }),
     }
+}
+
+fn named_frame(frame: &Frame, names: Names<'_>, lines: Option<&LineTable>) -> record::Frame {
+    let name = names.frame(frame);
+    // Behind a call, the line is that of the call.
+    let before = u64::from(frame.kind == FrameKind::Return);
+    let link = Gva(frame.at.0.wrapping_sub(before).wrapping_sub(names.slide));
+    let lines = lines.map(|lines| lines.at(link)).unwrap_or_default();
+    let (own, inlined) = lines.split_last().map_or((None, &[][..]), |(own, rest)| (Some(own), rest));
+    let inlined = inlined.iter().map(|line| Inlined {
+        name: line.inlined.unwrap_or_default().to_owned(),
+        file: line.file.to_owned(),
+        line: number(line),
+    });
+    record::Frame {
+        address: Address(frame.at.0),
+        name: (name.function.is_some() || name.module.is_some()).then(|| name.to_string()),
+        file: own.map(|line| line.file.to_owned()),
+        line: own.and_then(number),
+        interrupted: frame.kind == FrameKind::Interrupted,
+        guessed: !frame.is_reliable,
+        inlined: inlined.collect(),
+    }
+}
+
+/// The line's number, unless none is to blame.
+fn number(line: &SourceLine<'_>) -> Option<u32> {
+    Some(line.line).filter(|line| *line != 0)
 }
 
 #[cfg(test)]
@@ -192,10 +103,8 @@ mod tests {
         stack.frames.push(frame(0x11, FrameKind::Return, true));
         stack.user = None;
         let (text, json) = with_names(|names| {
-            let stack = NamedStack { stack: &stack, names, lines: Some(&lines) };
-            let frames: Vec<_> =
-                stack.stack.frames.iter().map(|frame| FrameJson::of(frame, &stack)).collect();
-            (stack.to_string(), serde_json::to_value(frames).unwrap())
+            let stack = named(&stack, names, Some(&lines));
+            (stack.to_string(), serde_json::to_value(&stack.frames).unwrap())
         });
         assert_eq!(
             text,
@@ -220,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_a_line_a_frame() {
-        let text = |stack| with_names(|names| NamedStack { stack, names, lines: None }.to_string());
+        let text = |stack| with_names(|names| named(stack, names, None).to_string());
         let [whole, cut] = stacks();
         assert_eq!(
             text(&whole),
@@ -229,34 +138,5 @@ mod tests {
              \x20 user: ... and goes on: 0x10 is no address of a process\n"
         );
         assert_eq!(text(&cut), "  tick+0x4/0x40\n  ... and goes on: more frames than asked for\n");
-    }
-
-    #[test]
-    fn a_stack_is_members_of_its_hit() {
-        struct Hit<'a>(NamedStack<'a>);
-        impl Serialize for Hit<'_> {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let mut map = serializer.serialize_map(None)?;
-                self.0.serialize(&mut map)?;
-                map.end()
-            }
-        }
-        let json = |stack| {
-            with_names(|names| serde_json::to_value(Hit(NamedStack { stack, names, lines: None })).unwrap())
-        };
-        let [whole, cut] = stacks();
-        let expected = serde_json::json!({
-            "stack": [
-                {"address": "0xffffffff81000044", "name": "tick+0x4/0x40"},
-                {"address": "0xffffffff81000010", "name": "do_read+0x10/0x40", "interrupted": true},
-                {"address": "0xffffffff81004000", "guessed": true},
-            ],
-            "stack_end": "user",
-            "user_stack": ["0x7f0000001000", "0x7f0000001001"],
-            "user_stack_end": "0x10 is no address of a process",
-        });
-        assert_eq!(json(&whole), expected);
-        assert_eq!(json(&cut)["stack_end"], "more frames than asked for");
-        assert!(json(&cut).get("user_stack").is_none());
     }
 }

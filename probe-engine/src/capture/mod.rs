@@ -71,7 +71,7 @@ impl Capture {
     }
 
     /// The values of a record that this has [taken](Self::take), each with its field.
-    pub fn values<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = (&'a Field, Value<'a>)> {
+    pub fn values<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = (&'a Field, Value<'a>)> + Clone {
         self.fields.iter().zip(Values::of(record))
     }
 }

@@ -6,6 +6,7 @@ use crate::addr::Gva;
 use crate::guest_text::Quoted;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 /// How a value is shown.
@@ -110,6 +111,9 @@ pub struct Flag {
 }
 
 /// A value with its shape: displayed as text, serialised as JSON would have it.
+///
+/// With the shape, the JSON has all that the text shows: a NULL pointer is `null`; what is no number, truth, string, list or
+/// structure of its own is an object, of which `docs/recording.md` has the list.
 #[derive(Clone, Copy)]
 pub struct Shown<'a> {
     /// How.
@@ -121,7 +125,7 @@ pub struct Shown<'a> {
 }
 
 /// Most structures and arrays in each other that are shown.
-const DEEPEST: usize = 8;
+pub const DEEPEST: usize = 8;
 
 impl<'a> Shown<'a> {
     fn of(self, shape: &'a Shape, value: Value<'a>) -> Self {
@@ -205,7 +209,8 @@ impl<'a> Shown<'a> {
                 return match self.pointee(self.shape) {
                     Some(text) if matches!(text.value, Value::Fault(_)) => write!(f, "{at} (not present)"),
                     Some(text) => text.text(f, depth - 1),
-                    None => f.write_str("NULL"),
+                    None if at == Gva(0) => f.write_str("NULL"),
+                    None => f.write_str("(missing)"),
                 };
             }
             (Shape::Text, Value::Bytes(bytes)) => {
@@ -219,7 +224,8 @@ impl<'a> Shown<'a> {
                         f.write_str(if names::errno_of(at.0).is_some() { "" } else { " (not present)" })
                     }
                     Some(pointee) => pointee.text(f, depth - 1),
-                    None => f.write_str("NULL"),
+                    None if at == Gva(0) => f.write_str("NULL"),
+                    None => write!(f, "{at} (missing)"),
                 };
             }
             (Shape::BitField { low, width, of }, _) => {
@@ -281,14 +287,12 @@ impl<'a> Shown<'a> {
     }
 
     fn json<S: Serializer>(self, serializer: S, depth: usize) -> Result<S::Ok, S::Error> {
+        if depth == 0 {
+            return told(serializer, "more", &true);
+        }
         match (self.shape, self.value) {
-            (_, Value::Missing) => serializer.serialize_none(),
-            _ if depth == 0 => serializer.serialize_none(),
-            (_, Value::Fault(at)) => {
-                let mut map = serializer.serialize_map(Some(1))?;
-                map.serialize_entry("fault", &at.to_string())?;
-                map.end()
-            }
+            (_, Value::Missing) => missing(serializer),
+            (_, Value::Fault(at)) => told(serializer, "fault", &at.to_string()),
             (Shape::Struct { members, .. }, _) => {
                 let mut map = serializer.serialize_map(Some(members.len()))?;
                 for (name, member) in self.members(members) {
@@ -303,42 +307,87 @@ impl<'a> Shown<'a> {
                 }
                 seq.end()
             }
-            (Shape::Text, Value::Pointer { .. }) => match self.pointee(self.shape) {
+            (Shape::Text, Value::Pointer { at, .. }) => match self.pointee(self.shape) {
+                Some(text) if matches!(text.value, Value::Fault(_)) => pointer(serializer, at, text, depth),
                 Some(text) => text.json(serializer, depth - 1),
-                None => serializer.serialize_none(),
+                None if at == Gva(0) => serializer.serialize_none(),
+                None => missing(serializer),
             },
-            (Shape::Text, Value::Bytes(bytes)) => {
-                serializer.serialize_str(&String::from_utf8_lossy(up_to_nul(bytes)))
-            }
-            (Shape::Text, Value::Text { bytes, .. }) => {
-                serializer.serialize_str(&String::from_utf8_lossy(bytes))
-            }
+            (Shape::Text, Value::Bytes(bytes)) => text(serializer, up_to_nul(bytes), false),
+            (Shape::Text, Value::Text { bytes, cut }) => text(serializer, bytes, cut),
             (Shape::Pointer(Some(to)), Value::Pointer { at, .. }) => {
-                let mut map = serializer.serialize_map(Some(2))?;
-                map.serialize_entry("pointer", &at.to_string())?;
-                if let Some(pointee) = self.pointee(to) {
-                    map.serialize_entry("to", &Json(pointee, depth - 1))?;
+                let pointee = self.pointee(to);
+                if pointee.is_none() && at == Gva(0) {
+                    return serializer.serialize_none();
                 }
-                map.end()
+                pointer(serializer, at, pointee.unwrap_or(self.of(to, Value::Missing)), depth)
             }
             (Shape::BitField { low, width, of }, value) => match value.number() {
                 Some(number) => {
                     let bytes = cut_out(number, *low, *width, of);
                     self.of(of, Value::Bytes(&bytes)).json(serializer, depth - 1)
                 }
-                None => serializer.serialize_none(),
+                None => missing(serializer),
             },
-            (Shape::Unsigned, value) => serializer.serialize_some(&value.number()),
-            (Shape::Signed | Shape::Result, value) => serializer.serialize_some(&value.signed()),
-            (Shape::Bool, value) => serializer.serialize_some(&value.number().map(|number| number != 0)),
-            _ => {
-                let mut text = String::new();
-                // Writing to a string does not fail.
-                let _ = self.text(&mut text, depth);
-                serializer.serialize_str(&text)
-            }
+            (shape, value) => match (shape, value.number(), value.signed()) {
+                (_, None, _) => missing(serializer),
+                (Shape::Unsigned, Some(number), _) => serializer.serialize_u64(number),
+                (Shape::Signed | Shape::Result, _, Some(number)) => serializer.serialize_i64(number),
+                (Shape::Bool, Some(number), _) => serializer.serialize_bool(number != 0),
+                (Shape::Pointer(_), Some(0), _) => serializer.serialize_none(),
+                _ => {
+                    let mut text = String::new();
+                    // Writing to a string does not fail.
+                    let _ = self.text(&mut text, depth);
+                    serializer.serialize_str(&text)
+                }
+            },
         }
     }
+}
+
+/// What could not be read, or had no room.
+fn missing<S: Serializer>(serializer: S) -> Result<S::Ok, S::Error> {
+    told(serializer, "missing", &true)
+}
+
+/// A pointer that is not NULL, and what it leads to.
+fn pointer<S: Serializer>(
+    serializer: S,
+    at: Gva,
+    pointee: Shown<'_>,
+    depth: usize,
+) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(2))?;
+    map.serialize_entry("pointer", &at.to_string())?;
+    map.serialize_entry("to", &Json(pointee, depth - 1))?;
+    map.end()
+}
+
+/// An object that tells one thing.
+fn told<S: Serializer>(serializer: S, name: &str, value: &impl Serialize) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(1))?;
+    map.serialize_entry(name, value)?;
+    map.end()
+}
+
+/// A string; an object where it was cut, or is no UTF-8.
+fn text<S: Serializer>(serializer: S, bytes: &[u8], cut: bool) -> Result<S::Ok, S::Error> {
+    let text = String::from_utf8_lossy(bytes);
+    let is_exact = matches!(text, Cow::Borrowed(_));
+    if is_exact && !cut {
+        return serializer.serialize_str(&text);
+    }
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("text", &text)?;
+    if !is_exact {
+        let bytes: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        map.serialize_entry("bytes", &bytes)?;
+    }
+    if cut {
+        map.serialize_entry("cut", &true)?;
+    }
+    map.end()
 }
 
 /// Serialises down to a depth.

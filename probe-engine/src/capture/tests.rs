@@ -207,7 +207,12 @@ fn numbers_and_structures_are_shown_as_people_write_them() {
         (&[0xfe, 0xff], Shape::Signed, "-2", "-2"),
         (&[1, 0, 2, 0], Shape::Array { count: 2, of: Box::new(Shape::Unsigned) }, "{1,2}", "[1,2]"),
         (&[9, 0, 0xf0, 0], structure, "{x=9, y=-1...}", "{\"x\":9,\"y\":-1}"),
-        (b"a\"\n\xff\0b", Shape::Text, "\"a\\\"\\n\\xff\"", "\"a\\\"\\n\u{fffd}\""),
+        (
+            b"a\"\n\xff\0b",
+            Shape::Text,
+            "\"a\\\"\\n\\xff\"",
+            "{\"text\":\"a\\\"\\n\u{fffd}\",\"bytes\":\"61220aff\"}",
+        ),
         (&[0xf4, 0xff, 0xff, 0xff], Shape::Result, "-12 (ENOMEM)", "-12"),
     ];
     for (bytes, shape, text, json) in cases {
@@ -220,6 +225,18 @@ fn numbers_and_structures_are_shown_as_people_write_them() {
     assert_eq!(Shown { shape: &Shape::Symbol, value, names: &symbol }.to_string(), "vfs_read+0x4/0x370");
     let fault = Shown { shape: &Shape::Hex, value: Value::Fault(NOWHERE), names: &names::none };
     assert_eq!(serde_json::to_string(&fault).unwrap(), "{\"fault\":\"0x10\"}");
+    let cut = Value::Text { bytes: b"a", cut: true };
+    let pointer = Shape::Pointer(None);
+    for (shape, value, json) in [
+        (&Shape::Text, cut, r#"{"text":"a","cut":true}"#),
+        (&Shape::Hex, Value::Missing, r#"{"missing":true}"#),
+        (&Shape::Unsigned, cut, r#"{"missing":true}"#),
+        (&pointer, Value::Bytes(&[0; 8]), "null"),
+        (&pointer, Value::Bytes(&[1, 0]), "\"0x1\""),
+    ] {
+        let shown = Shown { shape, value, names: &names::none };
+        assert_eq!(serde_json::to_string(&shown).unwrap(), json, "{shape:?}");
+    }
 }
 
 #[test]

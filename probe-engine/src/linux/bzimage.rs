@@ -111,6 +111,15 @@ pub enum NoKernelJumps {
     Entry,
 }
 
+/// The release that a boot image says it has (`kernel_version`, boot.rst).
+#[must_use]
+pub fn version(file: &[u8]) -> Option<&str> {
+    let at = usize::from(u16_at(file, 0x20e)?);
+    let text = file.get((at != 0).then_some(at + 0x200)?..)?;
+    let release = text.split(|byte| matches!(byte, b' ' | 0)).next()?;
+    str::from_utf8(release).ok().filter(|release| !release.is_empty())
+}
+
 impl<'a> BzImage<'a> {
     /// Finds the parts of a boot image.
     ///

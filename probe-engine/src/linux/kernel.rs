@@ -3,7 +3,7 @@
 
 use super::boot::Boot;
 use super::btf::{Btf, BtfError};
-use super::bzimage::{BzImage, BzImageError};
+use super::bzimage::{self, BzImage, BzImageError};
 use super::dwarf::{self, DebugFile, DwarfError};
 use super::ftrace::FtraceSites;
 use super::kallsyms::{self, KallsymsError};
@@ -20,6 +20,9 @@ use std::ops::Range;
 /// The step of [`Kernel::read_with`] that every boot of the kernel has to make as well.
 pub const UNPACK: &str = "unpack";
 
+/// Longest release (__NEW_UTS_LEN, include/uapi/linux/utsname.h).
+const LONGEST_RELEASE: usize = 64;
+
 /// A kernel file that was understood. All addresses are link-time addresses.
 #[derive(Debug)]
 pub struct Kernel {
@@ -34,6 +37,8 @@ pub struct Kernel {
     /// The bzImage's decompressor, if it came with one.
     decompressor: Option<Boot>,
     relocated: Option<RelocatedPointer>,
+    /// What its bzImage says of its version.
+    version: Option<String>,
 }
 
 /// A kernel file that was not understood.
@@ -79,14 +84,14 @@ impl Kernel {
         symbols: Option<&SymbolFile>,
         done: &mut dyn FnMut(&'static str),
     ) -> Result<Self, KernelError> {
-        let (unpacked, setup, decompressor) = if file.starts_with(b"\x7fELF") {
-            (file.to_vec(), Vec::new(), None)
+        let (unpacked, setup, decompressor, version) = if file.starts_with(b"\x7fELF") {
+            (file.to_vec(), Vec::new(), None, None)
         } else {
             let image = BzImage::parse(file)?;
             let jumps = image.kernel_jumps().map_or(Boot::Unknown, Boot::Decompressor);
             let unpacked = unpack(image.payload())?;
             done(UNPACK);
-            (unpacked, image.setup_bytes().to_vec(), Some(jumps))
+            (unpacked, image.setup_bytes().to_vec(), Some(jumps), bzimage::version(file).map(str::to_owned))
         };
         let image = Vmlinux::parse(unpacked)?;
         done("ELF");
@@ -96,7 +101,7 @@ impl Kernel {
         done("patched text");
         let ftrace = FtraceSites::of(&image, &symbols);
         let relocated = relocations::first_pointer(&image)?;
-        Ok(Self { image, symbols, patched, ftrace, types: None, setup, decompressor, relocated })
+        Ok(Self { image, symbols, patched, ftrace, types: None, setup, decompressor, relocated, version })
     }
 
     /// Its symbols.
@@ -139,6 +144,19 @@ impl Kernel {
     #[must_use]
     pub fn ftrace(&self) -> &FtraceSites {
         &self.ftrace
+    }
+
+    /// Its release, as `uname -r` says it there: from its banner, or else from the header of its bzImage.
+    #[must_use]
+    pub fn release(&self) -> Option<&str> {
+        let banner = self.symbol("linux_banner").and_then(|at| self.image.bytes_from(at));
+        let words = banner.and_then(|banner| banner.strip_prefix(b"Linux version "));
+        let release = words.and_then(|words| words.split(|byte| *byte == b' ').next());
+        let release = release.and_then(|release| str::from_utf8(release).ok());
+        release.or(self.version.as_deref()).filter(|release| {
+            (1..=LONGEST_RELEASE).contains(&release.len())
+                && release.bytes().all(|byte| byte.is_ascii_graphic())
+        })
     }
 
     /// Its type information.

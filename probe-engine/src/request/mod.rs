@@ -80,12 +80,6 @@ impl ProbeRequest {
         Self { pattern, ..self }
     }
 
-    /// Whether its hits are only counted, and none is shown.
-    #[must_use]
-    pub fn is_only_counted(&self) -> bool {
-        !self.plan.records()
-    }
-
     /// Whether returns are its hits.
     #[must_use]
     pub fn returns(&self) -> bool {

@@ -189,6 +189,9 @@ pub trait Sink {
         true
     }
 
+    /// The guest is started: the times of events count from now.
+    fn started(&mut self) {}
+
     /// Events of probes that [record](Probe::record), in order of time.
     ///
     /// # Errors
@@ -322,6 +325,7 @@ impl<'a> Session<'a> {
         reader.follow_detours(ram.clone(), config.cpus, kvms.first().map_or(0, KvmVcpu::tsc_offset));
         let statistics = kvms.iter().map(KvmVcpu::statistics).collect();
         let clock = Arc::new(Clock::start(kvms.first().and_then(|kvm| kvm.tsc_khz())));
+        sink.started();
         let vcpu = |((id, kvm), recorder)| Vcpu {
             id,
             kvm,

@@ -21,11 +21,11 @@ pub(super) fn start_up(vmm: &Path) -> anyhow::Result<Value> {
         let mut child = Command::new(vmm)
             .args(["run", "--format=json", "--probe=rest_init", "--cmdline=workload=poweroff"])
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()
             .context("cannot run vmm")?;
-        let said = BufReader::new(child.stderr.take().context("vmm has no output")?);
+        let said = BufReader::new(child.stdout.take().context("vmm has no output")?);
         let mut lines = said.lines().map_while(Result::ok);
         let since_start = lines.find_map(|line| {
             let hit: Value = serde_json::from_str(&line).ok()?;
@@ -90,7 +90,7 @@ struct Said {
 fn run(vmm: &Path, words: &[&str]) -> anyhow::Result<Said> {
     let written = tempfile::NamedTempFile::new().context("no temporary file")?;
     let mut command = Command::new(vmm);
-    command.args(["run", "--format=json", "--output"]).arg(written.path()).args(words);
+    command.args(["run", "--output"]).arg(written.path()).args(words);
     let output = command.stdin(Stdio::null()).output().context("cannot run vmm")?;
     let console = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "vmm run {words:?} did not end well:\n{console}");

@@ -135,7 +135,7 @@ fn of_ours(vmm: &Path, folder: &Path, script: &str, counted: &str, limit: u32) -
     let output = files.path().join("output");
     let mut run = Command::new(vmm);
     run.args(["run", "--cpus", &CPUS.to_string(), "--timeout", &(limit + AROUND).to_string()])
-        .args(["--format", "json", "--count", counted, "--output"])
+        .args(["--count", counted, "--output"])
         .arg(&output)
         .args(["--", "sh", "-c", script]);
     let ended = run.current_dir(folder).stdin(Stdio::null()).output().context("cannot run vmm")?;

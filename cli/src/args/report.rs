@@ -1,0 +1,41 @@
+//! `vmm report`.
+
+use super::heading;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Show a recording
+///
+/// A recording is what `vmm run --output FILE` has written. One that was cut short, as by a full disk, is shown as far as it
+/// goes, which is said.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm report hits.json
+  vmm report hits.json --format svg --output flames.svg
+  vmm report hits.json --format json | jq 'select(.type == \"hit\").fields'")]
+pub(crate) struct Report {
+    /// The recording; - is standard input
+    #[arg(value_name = "FILE")]
+    pub(crate) recording: PathBuf,
+    /// As what it is shown
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text, help_heading = heading::OUTPUT)]
+    pub(crate) format: ReportFormat,
+    /// Write it to this file instead of standard output
+    #[arg(long, short = 'o', value_name = "FILE", help_heading = heading::OUTPUT)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// What `vmm run` has shown
+    Text,
+    /// The recording's own lines
+    Json,
+    /// Stacks for flame graphs, `task;frame;frame count`: for speedscope and flamegraph.pl
+    Folded,
+    /// A flame graph for web browsers
+    Svg,
+    /// A trace for https://ui.perfetto.dev: tasks and CPUs as tracks, calls whose returns were probed as slices
+    Perfetto,
+}

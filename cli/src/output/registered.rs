@@ -1,0 +1,47 @@
+//! What a recording tells of a probe that was asked for.
+
+use crate::record::{Address, Field, Histogram, Kind, Probe, Style};
+use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::{Action, Trigger};
+use probe_engine::request::{self, ProbeRequest};
+
+/// The probe `asked`, registered as number `id`.
+pub(super) fn registered(id: u32, asked: &ProbeRequest) -> Probe {
+    let (module, address) = match &asked.place {
+        Place::Kernel { info, .. } => (None, Some(Address(info.at.0))),
+        Place::Module { module, .. } => (Some(module.clone()), None),
+        Place::Watch(watch) => (None, Some(Address(watch.at.0))),
+    };
+    let (style, event) = match &asked.style {
+        request::Style::Registers => (Style::Registers, None),
+        request::Style::Call => (Style::Call, None),
+        request::Style::Event(name) => (Style::Event, Some(name.clone())),
+        request::Style::Graph => (Style::Graph, None),
+    };
+    let histogram = asked.counted.as_ref().zip(asked.plan.histogram());
+    let histogram = histogram
+        .map(|(counted, plan)| Histogram { name: counted.name.clone(), definition: plan.said.clone() });
+    let fields = asked.plan.capture.fields.iter().map(|field| Field {
+        name: field.name.clone(),
+        r#type: field.type_name(),
+        shape: field.shape.clone(),
+    });
+    Probe {
+        id,
+        probe: asked.name(),
+        place: asked.place.name(),
+        kind: match asked.plan.trigger {
+            Trigger::Pass => Kind::Instruction,
+            Trigger::Return { .. } => Kind::Return,
+            Trigger::Access => Kind::Watch,
+        },
+        event,
+        style,
+        module,
+        pattern: asked.pattern.clone(),
+        address,
+        shown: matches!(asked.plan.action, Action::Record { .. }),
+        histogram,
+        fields: fields.collect(),
+    }
+}

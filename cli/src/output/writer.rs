@@ -1,0 +1,289 @@
+//! Writes hits as they come, to all places where they are wanted.
+
+use super::hist::Histograms;
+use super::registered::registered;
+use super::summary;
+use super::{GuestNames, Out, Text, say_armed};
+use crate::args::Format;
+use crate::json::json;
+use crate::record::{self, Address, Header, HitLine, ProbeEnd};
+use crate::say::{finish, is_quiet, standard_error};
+use crate::wall_clock;
+use probe_engine::capture::names::Names;
+use probe_engine::capture::shape::Shown;
+use probe_engine::linux::names::ModuleNames;
+use probe_engine::probe::table::ProbeId;
+use probe_engine::request::ProbeRequest;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
+use std::time::Duration;
+use vmm::events::Event;
+use vmm::printer::Printer;
+use vmm::session::{ProbeReport, Report, Sink};
+
+/// Writes hits as they come.
+pub(crate) struct Writer<'a> {
+    places: Vec<Place<'a>>,
+    header: Header,
+    has_begun: bool,
+    probes: BTreeMap<ProbeId, Known>,
+    histograms: Histograms,
+    names: GuestNames,
+    failure: Option<io::Error>,
+    armed_in: Duration,
+}
+
+/// A probe whose hits are written.
+struct Known {
+    asked: ProbeRequest,
+    told: record::Probe,
+}
+
+/// One place where hits are wanted.
+struct Place<'a> {
+    out: BufWriter<Box<dyn Write + 'a>>,
+    printer: Option<Printer>,
+    form: Form,
+}
+
+/// How they are written there.
+enum Form {
+    Text(Text),
+    Json,
+}
+
+impl<'a> Writer<'a> {
+    /// Hits of `probes`, which are registered in this order, are written to all `places`. What they show as symbols is
+    /// called by `names`.
+    pub(crate) fn new(
+        places: Vec<(Out<'a>, Format)>,
+        header: Header,
+        probes: Vec<ProbeRequest>,
+        names: GuestNames,
+    ) -> Self {
+        let place = |(Out { to, printer }, format)| Place {
+            out: BufWriter::with_capacity(64 << 10, to),
+            printer,
+            form: match format {
+                Format::Text => Form::Text(Text::default()),
+                Format::Json => Form::Json,
+            },
+        };
+        let mut histograms = Histograms::default();
+        probes.iter().for_each(|asked| histograms.register(asked));
+        let known = |(id, asked)| (ProbeId(id), Known { told: registered(id, &asked), asked });
+        Self {
+            places: places.into_iter().map(place).collect(),
+            header,
+            has_begun: false,
+            probes: (0..).zip(probes).map(known).collect(),
+            histograms,
+            names,
+            failure: None,
+            armed_in: Duration::ZERO,
+        }
+    }
+
+    /// Why hits could not be written, if they could not.
+    pub(crate) fn failure(&self) -> Option<&io::Error> {
+        self.failure.as_ref()
+    }
+
+    /// Where things are in the guest.
+    pub(crate) fn names(&self) -> &GuestNames {
+        &self.names
+    }
+
+    /// Writes what comes before the first hit, if that was not done yet.
+    fn begin(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return Ok(());
+        }
+        for Place { out, .. } in self.places.iter_mut().filter(|place| matches!(place.form, Form::Json)) {
+            json(out, &self.header)?;
+            self.probes.values().try_for_each(|probe| json(out, &probe.told))?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        let Some(Known { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
+        if let Some(counted) = &asked.counted {
+            self.histograms.add(event, asked, counted);
+            return Ok(());
+        }
+        let names = &|at| self.names.symbol(at);
+        let fields = Fields { event, asked, names };
+        let stack = event.stack.as_ref().and_then(|stack| self.names.stack(stack));
+        for Place { out, form, .. } in &mut self.places {
+            match form {
+                Form::Text(text) => text.hit(out, (event, told), fields.shown(), stack.as_ref())?,
+                Form::Json => {
+                    let fields = (!told.fields.is_empty()).then_some(fields);
+                    json(out, &HitLine::of(event, told, fields, stack.as_ref()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what was counted to where the hits went, and what all came to: as JSON to where the hits went, and as a table
+    /// on standard error.
+    pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
+        self.begin()?;
+        for (probe, group) in &report.groups {
+            let counted = self.probes.get(probe).and_then(|probe| probe.asked.counted.as_ref());
+            if let Some(counted) = counted {
+                self.histograms.add_group(counted, group);
+            }
+        }
+        let names = &|at| self.names.symbol(at);
+        let probes = summary::probes(report);
+        let is_count = |probe: &&ProbeEnd| {
+            self.probes.get(&ProbeId(probe.id)).is_some_and(|probe| probe.told.is_only_counted())
+        };
+        let (counts, shown): (Vec<_>, Vec<_>) = probes.iter().partition(is_count);
+        for Place { out, printer, form } in &mut self.places {
+            match form {
+                Form::Text(text) => {
+                    text.finish(out)?;
+                    self.histograms.write_text(out, names)?;
+                    out.write_all(summary::counts(&counts).as_bytes())?;
+                }
+                Form::Json => {
+                    self.histograms.write_json(out, names)?;
+                    probes.iter().try_for_each(|probe| json(out, probe))?;
+                    json(out, &summary::end(report, self.armed_in))?;
+                }
+            }
+            out.flush()?;
+            if let Some(printer) = printer {
+                finish(printer);
+                // It fails if that did.
+                printer.clone().write_all(&[])?;
+            }
+        }
+        if !shown.is_empty() && !is_quiet() {
+            standard_error().write_all(summary::table(&shown).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Writer<'_> {
+    fn is_ready(&self) -> bool {
+        self.places.iter().all(|place| place.printer.as_ref().is_none_or(Printer::is_ready))
+    }
+
+    fn started(&mut self) {
+        self.header.wall_ns = wall_clock::now_outside();
+    }
+
+    fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        let written = self
+            .begin()
+            .and_then(|()| events.iter().try_for_each(|event| self.event(event)))
+            .and_then(|()| self.places.iter_mut().try_for_each(|place| place.out.flush()));
+        if let Err(error) = &written {
+            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
+        }
+        written
+    }
+
+    fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
+        self.header.slide = Some(Address(slide));
+        self.names.change(slide, modules);
+    }
+
+    fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
+        self.armed_in = stopped;
+        say_armed(probes, stopped);
+    }
+}
+
+/// What a probe has read: an object by the names of its fields.
+#[derive(Clone, Copy)]
+struct Fields<'a> {
+    event: &'a Event,
+    asked: &'a ProbeRequest,
+    names: Names<'a>,
+}
+
+impl<'a> Fields<'a> {
+    fn shown(self) -> impl Iterator<Item = (&'a str, Shown<'a>)> + Clone {
+        let names = self.names;
+        self.asked
+            .plan
+            .capture
+            .values(&self.event.captured)
+            .map(move |(field, value)| (field.name.as_str(), Shown { shape: &field.shape, value, names }))
+    }
+}
+
+impl Serialize for Fields<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.shown())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use crate::record::{Clocks, HostKind, KernelIdentity};
+    use vmm::session::Outcome;
+
+    pub(crate) fn header() -> Header {
+        Header {
+            format: record::FORMAT,
+            vmm: "0.1.0".to_owned(),
+            wall_ns: 1,
+            kernel: KernelIdentity::default(),
+            slide: None,
+            cmdline: String::new(),
+            host: HostKind::Kvm,
+            cpus: 1,
+            scope: "boot".to_owned(),
+            command: None,
+            clocks: Clocks::default(),
+        }
+    }
+
+    pub(crate) fn report() -> Report {
+        Report {
+            exits: None,
+            end: Outcome::PoweredOff,
+            probes: Vec::new(),
+            groups: Vec::new(),
+            unregistered: Default::default(),
+            refused: Default::default(),
+            unread: Vec::new(),
+            waits: 0,
+            ran: Duration::ZERO,
+            disarmed_in: Duration::ZERO,
+        }
+    }
+
+    /// All that is written of `events`.
+    pub(crate) fn recording(format: Format, probes: Vec<ProbeRequest>, events: &[Event]) -> String {
+        let mut bytes = Vec::new();
+        let out = Out { to: Box::new(&mut bytes), printer: None };
+        let mut writer = Writer::new(vec![(out, format)], header(), probes, GuestNames::default());
+        writer.events(events).unwrap();
+        writer.summary(&report()).unwrap();
+        drop(writer);
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// The same without the header and the probes, and without the end.
+    pub(crate) fn written_as(format: Format, probes: Vec<ProbeRequest>, events: &[Event]) -> String {
+        let is_other = |line: &str| {
+            ["header", "registered", "end"]
+                .iter()
+                .any(|kind| line.starts_with(&format!("{{\"type\":\"{kind}\"")))
+        };
+        let text = recording(format, probes, events);
+        text.split_inclusive('\n').filter(|line| !is_other(line)).collect()
+    }
+}

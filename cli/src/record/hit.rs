@@ -1,0 +1,238 @@
+//! A hit, a return or an access: the line that an event is written as, and the event that is read from it.
+
+use super::stack::UserStack;
+use super::{Address, Frame, Probe, Stack};
+use probe_engine::addr::Gva;
+use probe_engine::linux::task::{COMM, Context, Task};
+use probe_engine::probe::table::ProbeId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use vmm::events::{Event, Nanos, What};
+
+/// A line of type `hit`, `return` or `access`. `F` is what its probe has read, by name.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HitLine<'a, F> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+    time_ns: u64,
+    guest_ns: Option<u64>,
+    vcpu: u32,
+    id: u32,
+    #[serde(borrow)]
+    probe: Cow<'a, str>,
+    #[serde(borrow)]
+    event: Option<Cow<'a, str>>,
+    rip: Address,
+    #[serde(borrow)]
+    task: Option<TaskLine<'a>>,
+    /// Of a hit: rdi, rsi, rdx, rcx, r8, r9.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    args: Option<[Address; 6]>,
+    /// Of a return: RAX.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value: Option<Address>,
+    /// Of a return: how long the call took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    duration_ns: Option<u64>,
+    /// Of an access: what the memory held before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    old: Option<Address>,
+    /// Of an access: what it holds now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    new: Option<Address>,
+    fields: Option<F>,
+    stack: Option<Cow<'a, [Frame]>>,
+    /// How the stack ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stack_end: Option<Cow<'a, str>>,
+    /// The process's, where the kernel was entered from user mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user_stack: Option<Cow<'a, [Address]>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user_stack_end: Option<Cow<'a, str>>,
+}
+
+/// The task that ran.
+#[derive(Debug, Serialize, Deserialize)]
+struct TaskLine<'a> {
+    /// Its name.
+    #[serde(borrow)]
+    comm: Cow<'a, str>,
+    /// The same in hexadecimal, where it is no UTF-8.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    comm_bytes: Option<Cow<'a, str>>,
+    pid: u32,
+    tgid: u32,
+    ns_pid: Option<u32>,
+    uid: Option<u32>,
+    context: Option<Cow<'a, str>>,
+    /// Its `task_struct`, which tells it from others of the same number.
+    at: Address,
+}
+
+/// What was read from such a line.
+#[derive(Debug)]
+pub(crate) struct Hit {
+    /// What happened, and when. What was captured and the stack are below.
+    pub(crate) event: Event,
+    /// What its probe has read, by name.
+    pub(crate) fields: Map<String, Value>,
+    pub(crate) stack: Option<Stack>,
+}
+
+impl<'a, F> HitLine<'a, F> {
+    /// The line of `event`, of which `probe` has read `fields`.
+    pub(crate) fn of(
+        event: &'a Event,
+        probe: &'a Probe,
+        fields: Option<F>,
+        stack: Option<&'a Stack>,
+    ) -> Self {
+        let user = stack.and_then(|stack| stack.user.as_ref());
+        let mut line = Self {
+            r#type: Cow::Borrowed(type_of(&event.what)),
+            time_ns: event.nanos,
+            guest_ns: event.guest_nanos,
+            vcpu: event.vcpu as u32,
+            id: event.probe.0,
+            probe: Cow::Borrowed(&probe.probe),
+            event: probe.event.as_deref().map(Cow::Borrowed),
+            rip: Address(event.rip.0),
+            task: event.task.as_ref().map(TaskLine::of),
+            args: None,
+            value: None,
+            duration_ns: None,
+            old: None,
+            new: None,
+            fields,
+            stack: stack.map(|stack| Cow::Borrowed(&*stack.frames)),
+            stack_end: stack.map(|stack| Cow::Borrowed(&*stack.end)),
+            user_stack: user.map(|user| Cow::Borrowed(&*user.frames)),
+            user_stack_end: user.map(|user| Cow::Borrowed(&*user.end)),
+        };
+        match event.what {
+            What::Hit { args } => line.args = Some(args.map(Address)),
+            What::Return { value, duration: Nanos(duration) } => {
+                (line.value, line.duration_ns) = (Some(Address(value)), Some(duration));
+            }
+            What::Access { old, new } => (line.old, line.new) = (Some(Address(old)), Some(Address(new))),
+        }
+        line
+    }
+}
+
+impl HitLine<'_, Map<String, Value>> {
+    /// What the line tells; `None` where something is missing that its type has.
+    pub(super) fn hit(self) -> Option<Hit> {
+        let what = match &*self.r#type {
+            "hit" => What::Hit { args: self.args?.map(|Address(value)| value) },
+            "return" => What::Return { value: self.value?.0, duration: Nanos(self.duration_ns?) },
+            "access" => What::Access { old: self.old?.0, new: self.new?.0 },
+            _ => return None,
+        };
+        let event = Event {
+            nanos: self.time_ns,
+            guest_nanos: self.guest_ns,
+            vcpu: self.vcpu as usize,
+            probe: ProbeId(self.id),
+            rip: Gva(self.rip.0),
+            what,
+            task: self.task.map(TaskLine::task),
+            captured: Vec::new(),
+            stack: None,
+        };
+        let user = self.user_stack.zip(self.user_stack_end);
+        let user = user.map(|(frames, end)| UserStack { frames: frames.into_owned(), end: end.into_owned() });
+        let stack = self.stack.zip(self.stack_end);
+        let stack =
+            stack.map(|(frames, end)| Stack { frames: frames.into_owned(), end: end.into_owned(), user });
+        Some(Hit { event, fields: self.fields.unwrap_or_default(), stack })
+    }
+}
+
+/// The type of the line of what happened.
+fn type_of<T>(what: &What<T>) -> &'static str {
+    match what {
+        What::Hit { .. } => "hit",
+        What::Return { .. } => "return",
+        What::Access { .. } => "access",
+    }
+}
+
+impl<'a> TaskLine<'a> {
+    fn of(task: &'a Task) -> Self {
+        let comm = String::from_utf8_lossy(task.comm());
+        let Task { pid, tgid, ns_pid, uid, context, at, .. } = *task;
+        Self {
+            comm_bytes: matches!(comm, Cow::Owned(_)).then(|| hex(task.comm()).into()),
+            comm,
+            pid,
+            tgid,
+            ns_pid,
+            uid,
+            context: context.name().map(Cow::Borrowed),
+            at: Address(at.0),
+        }
+    }
+
+    fn task(self) -> Task {
+        let exact = self.comm_bytes.as_deref().and_then(unhex);
+        let name = exact.unwrap_or_else(|| self.comm.as_bytes().to_vec());
+        let mut comm = [0; COMM];
+        comm.iter_mut().zip(name).for_each(|(to, byte)| *to = byte);
+        let of = [Context::SoftIrq, Context::HardIrq, Context::Nmi];
+        let context = of.into_iter().find(|context| context.name() == self.context.as_deref());
+        Task {
+            at: Gva(self.at.0),
+            pid: self.pid,
+            tgid: self.tgid,
+            ns_pid: self.ns_pid,
+            uid: self.uid,
+            context: context.unwrap_or_default(),
+            comm,
+        }
+    }
+}
+
+/// Bytes in hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes that are written so.
+pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> =
+        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+    let (pairs, []) = digits.as_chunks() else { return None };
+    Some(pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_no_text_comes_back_as_it_was() {
+        let mut task = Task {
+            at: Gva(8),
+            pid: 7,
+            tgid: 6,
+            ns_pid: Some(1),
+            uid: Some(1000),
+            context: Context::HardIrq,
+            comm: *b"a\xff\x1b\"b\0\0\0\0\0\0\0\0\0\0\0",
+        };
+        for comm in [task.comm, *b"fifteen bytes..\0", *b"sixteen bytes...", [0; COMM]] {
+            task.comm = comm;
+            let line = serde_json::to_string(&TaskLine::of(&task)).unwrap();
+            assert_eq!(serde_json::from_str::<TaskLine<'_>>(&line).unwrap().task(), task, "{line}");
+        }
+    }
+
+    #[test]
+    fn hexadecimal_is_read_or_refused() {
+        assert_eq!(unhex(&hex(&[0, 0x7f, 0xff])), Some(vec![0, 0x7f, 0xff]));
+        assert_eq!((unhex("0"), unhex("0g"), unhex("é0")), (None, None, None));
+    }
+}

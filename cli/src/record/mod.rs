@@ -1,0 +1,29 @@
+//! A recording: what a run has seen, as lines of JSON. `docs/recording.md` describes the format.
+//!
+//! The types here are the lines, for whoever writes them and for whoever reads them.
+
+mod address;
+mod header;
+mod hit;
+mod outcome;
+mod probe;
+mod reader;
+mod stack;
+mod value;
+
+pub(crate) use address::Address;
+pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
+pub(crate) use hit::{Hit, HitLine};
+pub(crate) use outcome::{ARMED, End, Entry, Function, HistogramEnd, ProbeEnd};
+pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
+pub(crate) use reader::{Line, ReadError, Reader};
+pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
+pub(crate) use value::Recorded;
+
+/// What `docs/recording.md` has as its example in a block of this kind.
+#[cfg(test)]
+pub(crate) fn example(kind: &str) -> &'static str {
+    const DOCS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recording.md"));
+    let (_, block) = DOCS.split_once(&format!("```{kind}\n")).unwrap();
+    block.split_once("```").unwrap().0
+}

@@ -1,0 +1,87 @@
+//! What a run came to: histograms, probes, and how it ended.
+
+use super::{Address, Kind};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Hits with one key of a histogram.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Entry {
+    /// The histogram's name.
+    pub(crate) histogram: String,
+    /// Each key by its name.
+    pub(crate) keys: Value,
+    pub(crate) hitcount: u64,
+    /// What is summed up besides, by its name.
+    pub(crate) values: Value,
+    /// As the kernel's `hist` file has it.
+    pub(crate) text: String,
+}
+
+/// A whole histogram, behind its entries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "histogram")]
+pub(crate) struct HistogramEnd {
+    pub(crate) histogram: String,
+    /// In the language of definitions.
+    pub(crate) definition: String,
+    pub(crate) hits: u64,
+    pub(crate) entries: usize,
+    pub(crate) dropped: u64,
+}
+
+/// What one probe came to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "probe")]
+pub(crate) struct ProbeEnd {
+    pub(crate) id: u32,
+    /// As the user writes it.
+    pub(crate) probe: String,
+    pub(crate) kind: Kind,
+    pub(crate) module: Option<String>,
+    /// Where it stands or stood.
+    pub(crate) address: Address,
+    pub(crate) hits: u64,
+    /// Passes that were not in the scope.
+    pub(crate) outside: u64,
+    pub(crate) missed: u64,
+    /// Where misses come from; empty where there are none.
+    pub(crate) reasons: String,
+    /// Calls that have not returned.
+    pub(crate) outstanding: usize,
+    /// [`ARMED`], or what is out of the ordinary.
+    pub(crate) state: String,
+    /// Why it was not served by a detour, where it was to be.
+    pub(crate) trapped: Option<String>,
+}
+
+/// A function that ran, of `vmm coverage`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "function")]
+pub(crate) struct Function {
+    pub(crate) time_ns: u64,
+    pub(crate) guest_ns: Option<u64>,
+    pub(crate) vcpu: u32,
+    pub(crate) function: String,
+    pub(crate) address: Address,
+}
+
+/// The state of a probe that stands on a trap.
+pub(crate) const ARMED: &str = "armed";
+
+/// The last line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "end")]
+pub(crate) struct End {
+    pub(crate) end: String,
+    /// How often a CPU waited for a slow reader.
+    pub(crate) waits: u64,
+    /// How often the guest's CPUs were left, where KVM counts that.
+    pub(crate) exits: Option<u64>,
+    /// How long the guest ran.
+    pub(crate) ran_ns: u64,
+    /// How long the guest stood still until all was armed.
+    pub(crate) armed_us: u64,
+    /// And to be disarmed at its end.
+    pub(crate) disarmed_us: u64,
+}

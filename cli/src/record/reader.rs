@@ -1,0 +1,314 @@
+//! Reads a recording line by line, in memory that does not grow with its hits.
+//!
+//! Whoever has written it may be hostile: nothing in it panics, and what is kept of it has bounds.
+
+use super::header::FORMAT;
+use super::{End, Entry, Function, Header, HistogramEnd, Hit, HitLine, Probe, ProbeEnd};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, Read};
+
+/// The longest line that is read, in bytes. A hit holds 16 KiB of what was read in the guest, and 256 frames.
+const LONGEST: usize = 4 << 20;
+/// How many bytes of lines of probes are read: all functions of a kernel have a tenth of that.
+const MOST_OF_PROBES: usize = 512 << 20;
+
+/// Why a recording is not read, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    /// The file or the pipe.
+    #[error("it cannot be read")]
+    Io(#[from] io::Error),
+    #[error("it is no recording of vmm: {0}")]
+    Foreign(&'static str),
+    #[error("it has format {0}, and this vmm reads format {FORMAT}: use the vmm that has written it")]
+    Format(u64),
+    #[error("its line {0} is damaged")]
+    Damaged(u64, #[source] serde_json::Error),
+    #[error("its line {0} lacks what its type has")]
+    Incomplete(u64),
+    #[error("its line {0} is longer than {LONGEST} bytes")]
+    Long(u64),
+    #[error("its probes take more than {MOST_OF_PROBES} bytes")]
+    Probes,
+}
+
+/// A line behind the first one.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// A probe was registered: from now on the [reader](Reader::probe) knows it.
+    Registered,
+    Hit(Box<Hit>),
+    Entry(Entry),
+    Histogram(HistogramEnd),
+    Probe(ProbeEnd),
+    Function(Function),
+    End,
+}
+
+/// Reads a recording.
+pub(crate) struct Reader<R> {
+    input: R,
+    header: Header,
+    probes: BTreeMap<u32, Probe>,
+    probe_bytes: usize,
+    /// The line that was read last, with its number.
+    line: Vec<u8>,
+    number: u64,
+    end: Option<End>,
+}
+
+/// By what a line is told from others.
+#[derive(Deserialize)]
+struct Type<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+}
+
+/// What a header of any version has.
+#[derive(Deserialize)]
+struct AnyHeader {
+    r#type: String,
+    format: u64,
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the first line.
+    ///
+    /// # Errors
+    /// [`ReadError`], of which the text goes on behind the name of the file.
+    pub(crate) fn open(mut input: R) -> Result<Self, ReadError> {
+        let mut line = Vec::new();
+        if !read_line(&mut input, &mut line).map_err(|error| error.at(1))? {
+            return Err(ReadError::Foreign(match line.is_empty() {
+                true => "it is empty",
+                false => "it ends within its first line",
+            }));
+        }
+        let header: AnyHeader =
+            serde_json::from_slice(&line).map_err(|_| ReadError::Foreign("its first line is no header"))?;
+        if header.r#type != "header" {
+            return Err(ReadError::Foreign("its first line is no header"));
+        }
+        if header.format != u64::from(FORMAT) {
+            return Err(ReadError::Format(header.format));
+        }
+        let header = serde_json::from_slice(&line).map_err(|error| ReadError::Damaged(1, error))?;
+        let probes = BTreeMap::new();
+        Ok(Self { input, header, probes, probe_bytes: 0, line, number: 1, end: None })
+    }
+
+    /// The first line.
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// A probe that has been registered so far.
+    pub(crate) fn probe(&self, id: u32) -> Option<&Probe> {
+        self.probes.get(&id)
+    }
+
+    /// All probes that have been registered so far, by their numbers.
+    pub(crate) fn probes(&self) -> impl Iterator<Item = &Probe> {
+        self.probes.values()
+    }
+
+    /// The line that was read last as it was written, without its end.
+    pub(crate) fn text(&self) -> &[u8] {
+        self.line.trim_ascii_end()
+    }
+
+    /// Whether the recording ends before the run did, as far as it was read.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// The next line; `None` behind the last whole one. Types of lines that are not known are passed over.
+    ///
+    /// # Errors
+    /// [`ReadError`] for a line that is damaged: what was read before it is sound.
+    pub(crate) fn next(&mut self) -> Result<Option<Line>, ReadError> {
+        loop {
+            self.number += 1;
+            let number = self.number;
+            if !read_line(&mut self.input, &mut self.line).map_err(|error| error.at(number))? {
+                return Ok(None);
+            }
+            if let Some(line) = self.parse()? {
+                return Ok(Some(line));
+            }
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Line>, ReadError> {
+        let (number, line) = (self.number, &*self.line);
+        let damaged = |error| ReadError::Damaged(number, error);
+        let Type { r#type } = serde_json::from_slice(line).map_err(damaged)?;
+        Ok(Some(match &*r#type {
+            "hit" | "return" | "access" => {
+                let line: HitLine<'_, Map<String, Value>> = serde_json::from_slice(line).map_err(damaged)?;
+                Line::Hit(Box::new(line.hit().ok_or(ReadError::Incomplete(number))?))
+            }
+            "registered" => {
+                self.probe_bytes += line.len();
+                if self.probe_bytes > MOST_OF_PROBES {
+                    return Err(ReadError::Probes);
+                }
+                let probe: Probe = serde_json::from_slice(line).map_err(damaged)?;
+                let id = probe.id;
+                self.probes.insert(id, probe);
+                Line::Registered
+            }
+            "entry" => Line::Entry(serde_json::from_slice(line).map_err(damaged)?),
+            "histogram" => Line::Histogram(serde_json::from_slice(line).map_err(damaged)?),
+            "probe" => Line::Probe(serde_json::from_slice(line).map_err(damaged)?),
+            "function" => Line::Function(serde_json::from_slice(line).map_err(damaged)?),
+            "end" => {
+                self.end = Some(serde_json::from_slice(line).map_err(damaged)?);
+                Line::End
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// Why there is no line.
+enum NoLine {
+    Io(io::Error),
+    Long,
+}
+
+impl NoLine {
+    fn at(self, number: u64) -> ReadError {
+        match self {
+            Self::Io(error) => ReadError::Io(error),
+            Self::Long => ReadError::Long(number),
+        }
+    }
+}
+
+/// Reads a line with its end, and says whether it has one.
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> Result<bool, NoLine> {
+    line.clear();
+    input.take(LONGEST as u64 + 1).read_until(b'\n', line).map_err(NoLine::Io)?;
+    match line.last() {
+        Some(b'\n') => Ok(true),
+        _ if line.len() > LONGEST => Err(NoLine::Long),
+        _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::example;
+    use proptest::prelude::*;
+
+    /// Reads all of `recording`: the types of its lines, whether it is cut, and why no more was read.
+    fn read(recording: &[u8]) -> (usize, bool, Option<String>) {
+        let mut reader = match Reader::open(recording) {
+            Ok(reader) => reader,
+            Err(error) => return (0, true, Some(error.to_string())),
+        };
+        let mut lines = 1;
+        loop {
+            match reader.next() {
+                Ok(Some(_)) => lines += 1,
+                Ok(None) => return (lines, reader.is_cut(), None),
+                Err(error) => return (lines, reader.is_cut(), Some(error.to_string())),
+            }
+        }
+    }
+
+    #[test]
+    fn the_example_of_the_docs_is_read() {
+        assert_eq!(read(example("json").as_bytes()), (example("json").lines().count(), false, None));
+        let mut reader = Reader::open(example("json").as_bytes()).unwrap();
+        let header = serde_json::to_string(reader.header()).unwrap();
+        let (mut hits, mut written) = (Vec::new(), vec![header]);
+        while let Some(line) = reader.next().unwrap() {
+            match line {
+                Line::Hit(hit) => {
+                    let probe = reader.probe(hit.event.probe.0).unwrap();
+                    let line = HitLine::of(&hit.event, probe, Some(&hit.fields), hit.stack.as_ref());
+                    written.push(serde_json::to_string(&line).unwrap());
+                    hits.push(hit);
+                }
+                Line::Registered => {
+                    written.push(serde_json::to_string(reader.probes().last().unwrap()).unwrap());
+                }
+                Line::Histogram(end) => written.push(serde_json::to_string(&end).unwrap()),
+                Line::Probe(end) => written.push(serde_json::to_string(&end).unwrap()),
+                // Only who has counted the hits writes it.
+                Line::Entry(_) => written.push(String::from_utf8(reader.text().to_vec()).unwrap()),
+                Line::Function(function) => written.push(serde_json::to_string(&function).unwrap()),
+                Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),
+            }
+        }
+        assert_eq!(hits[0].event.task.unwrap().comm(), b"head");
+        assert_eq!(hits[0].stack.as_ref().unwrap().frames.len(), 3);
+        // What is read is all that is there.
+        for (line, written) in example("json").lines().zip(&written) {
+            let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+            assert_eq!(value(line), value(written));
+        }
+    }
+
+    #[test]
+    fn what_is_no_recording_of_this_format_is_refused() {
+        let said = |recording: &str| read(recording.as_bytes()).2.unwrap();
+        assert_eq!(said(""), "it is no recording of vmm: it is empty");
+        assert_eq!(said("{\"type\":\"hea"), "it is no recording of vmm: it ends within its first line");
+        for foreign in ["\x7fELF\n", "[1]\n", "{}\n", "{\"type\":\"hit\",\"format\":1}\n"] {
+            assert_eq!(said(foreign), "it is no recording of vmm: its first line is no header");
+        }
+        let other = example("json").replacen("\"format\":1", "\"format\":2", 1);
+        assert_eq!(
+            said(&other),
+            "it has format 2, and this vmm reads format 1: use the vmm that has written it"
+        );
+        let long = format!("{}\n{}\n", example("json").lines().next().unwrap(), "x".repeat(LONGEST + 1));
+        assert_eq!(
+            read(long.as_bytes()),
+            (1, true, Some(format!("its line 2 is longer than {LONGEST} bytes")))
+        );
+    }
+
+    #[test]
+    fn a_recording_that_was_cut_anywhere_is_read_to_its_last_whole_line() {
+        let header = example("json").find('\n').unwrap();
+        for cut in 0..example("json").len() {
+            let (lines, is_cut, error) = read(&example("json").as_bytes()[..cut]);
+            assert_eq!(lines, example("json")[..cut].matches('\n').count(), "cut at {cut}");
+            assert!(is_cut);
+            assert_eq!(error.is_some(), cut <= header, "cut at {cut}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_type_that_is_not_known_is_passed_over() {
+        let more = example("json").replacen(
+            "{\"type\":\"hit\"",
+            "{\"type\":\"new\",\"x\":[]}\n{\"type\":\"hit\"",
+            1,
+        );
+        assert_eq!(read(more.as_bytes()), (example("json").lines().count(), false, None));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_in_a_recording_panics_its_reader(
+            flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..8),
+        ) {
+            let mut recording = example("json").as_bytes().to_vec();
+            for (at, byte) in flips {
+                *at.get_mut(&mut recording[..]) = byte;
+            }
+            let (lines, ..) = read(&recording);
+            prop_assert!(lines <= example("json").lines().count() + 8);
+            crate::report::write_all(&recording);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! `vmm report`: a recording in the forms in which people and other programs want it.
+
+mod harmless;
+mod json;
+mod perfetto;
+mod stacks;
+mod text;
+
+use crate::args::{Report, ReportFormat};
+use crate::file;
+use crate::listing::list;
+use crate::record::{ReadError, Reader};
+use crate::say::say;
+use anyhow::{Context, Result, bail};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// How much of a recording is read at a time, in bytes.
+const CHUNK: usize = 1 << 20;
+
+/// Why a report is not written, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReportError {
+    /// What was read before it is written.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("the report cannot be written")]
+    Write(#[from] io::Error),
+    /// There is nothing to show.
+    #[error("it has no {0}")]
+    Nothing(&'static str),
+}
+
+pub(crate) fn main(args: &Report) -> Result<ExitCode> {
+    let name = args.recording.display();
+    let mut recording =
+        Reader::open(input(&args.recording)?).with_context(|| format!("cannot show {name}"))?;
+    if args.format == ReportFormat::Perfetto && args.output.is_none() && io::stdout().is_terminal() {
+        bail!("a trace for Perfetto is no text for a terminal: name a file with --output");
+    }
+    let mut failed = None;
+    let mut write = |out: &mut dyn Write| match write(args.format, &mut recording, out) {
+        Ok(()) => Ok(()),
+        Err(ReportError::Write(error)) => Err(error),
+        Err(error) => {
+            failed = Some(error);
+            Ok(())
+        }
+    };
+    match &args.output {
+        None => list(write)?,
+        Some(path) => {
+            let mut out = BufWriter::new(file::create(path)?);
+            let written = write(&mut out).and_then(|()| out.flush());
+            written.with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    match failed {
+        Some(error @ ReportError::Read(_)) => {
+            return Err(error).with_context(|| format!("{name} is shown up to what is damaged"));
+        }
+        Some(error) => return Err(error).with_context(|| format!("cannot show {name}")),
+        None if recording.is_cut() => say(format_args!("{name} is cut: it ends before the run did")),
+        None => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what is left of `recording`, whatever it is, in all forms.
+#[cfg(test)]
+pub(crate) fn write_all(recording: &[u8]) {
+    use clap::ValueEnum;
+    for format in ReportFormat::value_variants() {
+        if let Ok(mut recording) = Reader::open(recording) {
+            let _ = write(*format, &mut recording, &mut io::sink());
+        }
+    }
+}
+
+/// Opens the recording.
+fn input(path: &Path) -> Result<Box<dyn BufRead>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(BufReader::with_capacity(CHUNK, io::stdin())));
+    }
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Box::new(BufReader::with_capacity(CHUNK, file)))
+}
+
+/// Writes `recording` as `format`, as far as it can be read.
+fn write(
+    format: ReportFormat,
+    recording: &mut Reader<impl BufRead>,
+    out: &mut dyn Write,
+) -> Result<(), ReportError> {
+    match format {
+        ReportFormat::Text => text::write(recording, out),
+        ReportFormat::Json => json::write(recording, out),
+        ReportFormat::Folded => stacks::write_folded(recording, out),
+        ReportFormat::Svg => stacks::write_svg(recording, out),
+        ReportFormat::Perfetto => perfetto::write(recording, out),
+    }
+}

@@ -1,0 +1,117 @@
+//! Stacks as profilers take them: one frame behind the other, from the outermost on, with how many hits had them.
+
+use super::ReportError;
+use crate::record::{Hit, Line, Reader, Stack};
+use probe_engine::guest_text::is_special;
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+
+/// Most bytes of different stacks that are kept.
+const MOST: usize = 128 << 20;
+
+/// Stacks, with how many hits had them.
+type Folded = BTreeMap<String, u64>;
+
+/// Writes each stack with its hits, `task;frame;frame count`. There may be several lines of one stack in a long
+/// recording: their hits add up.
+pub(super) fn write_folded(
+    recording: &mut Reader<impl BufRead>,
+    out: &mut dyn Write,
+) -> Result<(), ReportError> {
+    fold(recording, &mut |folded| {
+        folded.iter().try_for_each(|(stack, hits)| writeln!(out, "{stack} {hits}"))?;
+        Ok(())
+    })
+}
+
+/// Writes the stacks as a flame graph: SVG, to be opened in a web browser.
+pub(super) fn write_svg(
+    recording: &mut Reader<impl BufRead>,
+    out: &mut dyn Write,
+) -> Result<(), ReportError> {
+    let (mut all, mut has_more) = (Vec::new(), 0);
+    fold(recording, &mut |folded| {
+        match all.is_empty() {
+            true => all.extend(folded.iter().map(|(stack, hits)| format!("{stack} {hits}"))),
+            // One picture has no room for more.
+            false => has_more += folded.values().sum::<u64>(),
+        }
+        Ok(())
+    })?;
+    if has_more > 0 {
+        all.push(format!("(more stacks than are shown) {has_more}"));
+    }
+    let mut options = inferno::flamegraph::Options::default();
+    options.title = "Stacks of hits".to_owned();
+    options.count_name = "hits".to_owned();
+    match all.is_empty() {
+        // There would be a picture that says that something went wrong.
+        true => Err(ReportError::Nothing("hits with stacks")),
+        false => Ok(inferno::flamegraph::from_lines(&mut options, all.iter().map(String::as_str), out)?),
+    }
+}
+
+/// Counts the hits of each stack, and hands over what was counted: at the end, and before it takes too much memory.
+fn fold(
+    recording: &mut Reader<impl BufRead>,
+    take: &mut dyn FnMut(&Folded) -> Result<(), ReportError>,
+) -> Result<(), ReportError> {
+    let (mut folded, mut bytes) = (Folded::new(), 0);
+    let read = loop {
+        match recording.next() {
+            Ok(Some(Line::Hit(hit))) => {
+                let Some(probe) = recording.probe(hit.event.probe.0) else { continue };
+                let stack = folded_stack(&hit, &probe.probe);
+                match folded.get_mut(&stack) {
+                    Some(hits) => *hits += 1,
+                    None => {
+                        bytes += stack.len() + 64;
+                        folded.insert(stack, 1);
+                    }
+                }
+                if bytes > MOST {
+                    take(&folded)?;
+                    (folded, bytes) = (Folded::new(), 0);
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error.into()),
+        }
+    };
+    if !folded.is_empty() {
+        take(&folded)?;
+    }
+    read
+}
+
+/// The task, the frames of its process, and those of the kernel; of a hit without a stack, its probe.
+fn folded_stack(hit: &Hit, probe: &str) -> String {
+    let mut text = String::new();
+    let mut push = |frame: &str| {
+        if !text.is_empty() {
+            text.push(';');
+        }
+        // What separates frames and counts is in no name.
+        text.extend(frame.chars().map(|c| match c {
+            ';' => ':',
+            c if c.is_whitespace() || is_special(c) => '_',
+            c => c,
+        }));
+    };
+    match &hit.event.task {
+        Some(task) => push(&String::from_utf8_lossy(task.comm())),
+        None => push("?"),
+    }
+    let Some(Stack { frames, user, .. }) = &hit.stack else {
+        push(probe);
+        return text;
+    };
+    let user = user.iter().flat_map(|user| user.frames.iter().rev());
+    user.for_each(|at| push(&at.to_string()));
+    for frame in frames.iter().rev() {
+        push(&frame.function());
+        frame.inlined.iter().rev().for_each(|inlined| push(&inlined.name));
+    }
+    text
+}
