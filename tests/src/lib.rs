@@ -16,6 +16,6 @@ pub mod host;
 pub mod kernel;
 pub mod linux_rig;
 pub mod optprobe;
+pub mod pages;
 pub mod product;
-pub mod readme;
 pub mod rig;

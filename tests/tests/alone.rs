@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use tests::kernel::is_default;
+use tests::pages::Page;
 use tests::product::binary;
-use tests::readme::examples;
 
 /// Who runs the program where the tests are root's.
 const NOBODY: u32 = 65534;
@@ -63,7 +63,8 @@ fn what_the_readme_shows_of_it_is_all_it_takes() {
         return;
     }
     let Some(binary) = binary() else { return };
-    let examples: Vec<_> = examples().into_iter().filter(|example| example.program == "./vmm").collect();
+    let examples = Page::open("README.md").examples();
+    let examples: Vec<_> = examples.into_iter().filter(|example| example.program == "./vmm").collect();
     assert!(!examples.is_empty());
     let alone = Alone::new(&binary);
     for example in examples {

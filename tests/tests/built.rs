@@ -1,4 +1,4 @@
-//! Kernels as people build them (`cargo xtask kernels`): the README's table says what works on each, and by which option
+//! Kernels as people build them (`cargo xtask kernels`): the table of `docs/kernels.md` says what works on each, and by which option
 //! what does not. Here both are held to guests.
 #![allow(
     clippy::unwrap_used,
@@ -10,8 +10,8 @@
 use probe_engine::insn::decode::instructions;
 use probe_engine::linux::kernel::Kernel;
 use std::path::{Path, PathBuf};
+use tests::pages::{Example, Page};
 use tests::product::{Run, binary, command, initrd_with, run};
-use tests::readme::{Example, examples, table};
 
 const GETPPID: &str = "__x64_sys_getppid";
 const CALLS: &str = "--cmdline=workload=getppid:20,open:5 loglevel=5";
@@ -131,10 +131,14 @@ fn the_table_of_defconfig_is_so() {
     check("defconfig");
 }
 
+fn page() -> Page {
+    Page::open("docs/kernels.md")
+}
+
 #[test]
-fn what_the_readme_shows_of_a_build_is_what_happens() {
+fn what_the_page_shows_of_a_build_is_what_happens() {
     let Some((folder, binary)) = built("clang") else { return };
-    let examples: Vec<_> = examples().into_iter().filter(Example::needs_build).collect();
+    let examples: Vec<_> = page().examples().into_iter().filter(Example::needs_build).collect();
     assert_ne!(examples.len(), 0);
     for example in examples {
         let words = example.words_with(folder.to_str().unwrap());
@@ -186,7 +190,7 @@ fn built(name: &str) -> Option<(PathBuf, PathBuf)> {
 /// A column: in a cell is `yes`, or the option without which a guest does not do that, and which is then named.
 fn check(name: &str) {
     let Some((folder, binary)) = built(name) else { return };
-    let table = table("Kernels that you build", name);
+    let table = page().table("What works on which build", name);
     let powers_off = table.iter().any(|(row, cell)| row == POWER_OFF && cell == "yes");
     let rows = table.len();
     for (row, cell) in table {
