@@ -6,15 +6,13 @@ use crate::say::note;
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 use std::thread::{self, JoinHandle};
+use vmm::guest::Host;
 use vmm::host::memory_for;
-use vmm::kvm::Hypervisor;
-use vmm::selftest;
-use vmm::trap::Delivery;
 
 /// Where the guest will run.
 pub(crate) enum Chosen {
-    /// On this KVM, where breakpoints come to us in this way.
-    Kvm(Hypervisor, Delivery),
+    /// On this KVM.
+    Kvm(Host),
     /// In the emulated host, which has begun to start if there is one.
     Emulated(Option<Begun>),
 }
@@ -51,9 +49,5 @@ impl Choosing {
 }
 
 fn own_kvm(device: &Path) -> Result<Chosen> {
-    let hypervisor = Hypervisor::open(device)?;
-    let contract = selftest::run(&hypervisor)?;
-    contract.verdict()?;
-    let delivery = contract.delivery().ok_or_else(|| anyhow!("breakpoints cannot be caught"))?;
-    Ok(Chosen::Kvm(hypervisor, delivery))
+    Ok(Chosen::Kvm(Host::open_at(device)?))
 }

@@ -24,8 +24,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use vmm::events::Event;
+use vmm::guest::Optimize;
 use vmm::probe::Probe;
-use vmm::session::{Optimize, ProbeReport, ProbeState, Report, Sink};
+use vmm::session::{ProbeReport, ProbeState, Report, Sink};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.guest.records.shown());
@@ -56,7 +57,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let inside = Inside { verb: "coverage", format, output };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
-        Chosen::Kvm(hypervisor, delivery) => {
+        Chosen::Kvm(here) => {
             // Without a word on it, only the table is shown.
             let Records { format, output } = &args.guest.records;
             let is_table_only = format.is_none() && output.is_none();
@@ -66,9 +67,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
             let Target { kernel, probes, unwind, serving, .. } = target;
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
-            let kvm = (&hypervisor, delivery);
             let known = Known { image, kernel, names: false, unwind, serving, late };
-            let ran = run::session(&args.guest, &files, known, kvm, probes.collect(), &mut calls)?;
+            let ran = run::session(&args.guest, &files, known, &here, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
             calls.events.sort_by_key(|call| call.nanos);
             for (out, format) in places {

@@ -35,11 +35,11 @@ use vmm::code::Unread;
 use vmm::command::{CommandError, GuestCommand};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
+use vmm::guest::{Host, Terminal};
 use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
-use vmm::kvm::Hypervisor;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{Command, Config, Outcome, RegisterError, Report, Session, Sink, Terminal};
+use vmm::session::{Command, Outcome, RegisterError, Report, Sink};
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
@@ -58,7 +58,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         share_terminal(&args.guest, args.guest.records.shown());
     }
     match choosing.chosen()? {
-        Chosen::Kvm(hypervisor, delivery) => run_here(args, files, target, &hypervisor, delivery),
+        Chosen::Kvm(here) => run_here(args, files, target, &here),
         Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
             let most = Delivery::Reflected.watches();
@@ -86,13 +86,7 @@ fn write_target(args: &Run, folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_here(
-    args: &Run,
-    mut files: Files,
-    target: Target,
-    hypervisor: &Hypervisor,
-    delivery: Delivery,
-) -> Result<ExitCode> {
+fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result<ExitCode> {
     let places = places(&args.guest.records)?;
     let header = header(&args.guest, &files, &target);
     let late = target.is_late();
@@ -104,7 +98,7 @@ fn run_here(
     let mut writer = Writer::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
-    let ran = session(&args.guest, &files, known, (hypervisor, delivery), probes, &mut writer)?;
+    let ran = session(&args.guest, &files, known, host, probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -198,12 +192,12 @@ pub(crate) fn session(
     guest: &Guest,
     files: &Files,
     known: Known,
-    (hypervisor, delivery): (&Hypervisor, Delivery),
+    host: &Host,
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
 ) -> Result<Ran> {
     if let Some(work) = &files.work {
-        return with_command(guest, files, work, known, (hypervisor, delivery), probes, sink);
+        return with_command(guest, files, work, known, host, probes, sink);
     }
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
@@ -218,14 +212,10 @@ pub(crate) fn session(
         (false, true) if !interactive => Box::new(work::Console::new(true)),
         (false, _) => Box::new(console.clone()),
     };
-    let cmdline = cmdline(guest);
-    let config = Config {
-        timeout: timeout(guest.timeout, if interactive { None } else { RUN }),
-        terminal: Terminal { out, input, interactive },
-        ..config(guest, files, known, delivery, &cmdline)
-    };
+    let machine = machine(guest, files, known).terminal(Terminal { out, input, interactive });
+    let machine = machine.timeout(timeout(guest.timeout, if interactive { None } else { RUN }));
     confine::whole_process()?;
-    let mut session = Session::new(hypervisor, config)?;
+    let mut session = host.session(machine)?;
     session.register_all(probes)?;
     let report = session.run(sink);
     drop(raw);
@@ -238,33 +228,18 @@ pub(crate) fn session(
     Ok(Ran { report, command: None, are_files_lost: false })
 }
 
-/// A guest without a console.
-fn config<'a>(
-    guest: &Guest,
-    files: &'a Files,
-    known: Known,
-    delivery: Delivery,
-    cmdline: &'a str,
-) -> Config<'a> {
-    Config {
-        image: known.image.into(),
-        kernel: known.kernel,
-        initrd: Some(&files.initramfs),
-        cmdline,
-        cpus: guest.cpus,
-        memory: guest.memory.0,
-        delivery,
-        symbols: None,
-        names: known.names,
-        unwind: known.unwind.map(Arc::new),
-        optimize: known.serving.optimize,
-        fall_back: known.serving.fall_back,
-        timeout: None,
-        signals: true,
-        terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
-        extras: Extras::default(),
-        confine: true,
-    }
+/// The machine that `guest` asks for, without a console.
+fn machine<'a>(guest: &Guest, files: &'a Files, known: Known) -> vmm::guest::Guest<'a> {
+    vmm::guest::Guest::resolved(Some(known.image.into()), known.kernel)
+        .initrd(&files.initramfs)
+        .whole_cmdline(&cmdline(guest))
+        .cpus(guest.cpus)
+        .memory(guest.memory.0)
+        .names(known.names)
+        .optimize(known.serving.optimize)
+        .fall_back(known.serving.fall_back)
+        .unwind(known.unwind.map(Arc::new))
+        .confine(true)
 }
 
 /// Runs the guest until its command has ended, with this process's terminal.
@@ -273,7 +248,7 @@ fn with_command(
     files: &Files,
     work: &Work,
     known: Known,
-    (hypervisor, delivery): (&Hypervisor, Delivery),
+    host: &Host,
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
 ) -> Result<Ran> {
@@ -289,17 +264,13 @@ fn with_command(
     };
     let extras = Extras { ports: vec![port], folders: Some(work.folders(guest, lost)?), rng: true };
     let console = work::Console::new(guest.verbose);
-    let (cmdline, late, limit) = (cmdline(guest), known.late, timeout(guest.timeout, BOOT));
+    let (late, limit) = (known.late, timeout(guest.timeout, BOOT));
     let is_terminal = io::stdin().is_terminal();
-    let config = Config {
-        timeout: timeout(guest.timeout, if is_terminal { None } else { RUN }),
-        signals: false,
-        terminal: Terminal { out: Box::new(console.clone()), input: None, interactive: false },
-        extras,
-        ..config(guest, files, known, delivery, &cmdline)
-    };
+    let console_only = Terminal { out: Box::new(console.clone()), input: None, interactive: false };
+    let machine = machine(guest, files, known).signals(false).terminal(console_only).extras(extras);
+    let machine = machine.timeout(timeout(guest.timeout, if is_terminal { None } else { RUN }));
     confine::whole_process()?;
-    let mut session = Session::new(hypervisor, config)?;
+    let mut session = host.session(machine)?;
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);

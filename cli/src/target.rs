@@ -20,7 +20,7 @@ use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::Refused;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
-use vmm::session::Optimize;
+use vmm::guest::Optimize;
 
 /// What a resolved target begins with: each version of this program has a format of its own.
 const FORMAT: &[u8] = concat!("vmm target ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();

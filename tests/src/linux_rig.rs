@@ -1,6 +1,6 @@
 //! A Debian guest in the test's own process, through the library as its users have it.
 
-use crate::host::{Fit, fit};
+use crate::host::fit;
 use crate::kernel::under_test;
 use guest_kernels::Cache;
 use guest_kernels::console::{complaint, number};
@@ -21,10 +21,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
+use vmm::guest::{Host, Optimize, Terminal};
 use vmm::probe::Probe;
-use vmm::session::{
-    Command, Config, Handle, Optimize, Outcome, ProbeReport, Report, Session, Sink, Terminal,
-};
+use vmm::session::{Command, Handle, Outcome, ProbeReport, Report, Sink};
 
 /// How long a guest may take. Only one that hangs takes it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -122,7 +121,7 @@ impl Subject {
 
 /// A guest that has not started.
 pub struct Guest {
-    fit: &'static Fit,
+    fit: &'static Host,
     /// What it runs.
     pub subject: &'static Subject,
     cpus: u8,
@@ -241,30 +240,22 @@ impl Guest {
         let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
         // On a busy machine one driver alone computes for half a minute: a lock-up is twice that.
         let fixed = "console=ttyS0 quiet loglevel=5 panic=-1 watchdog_thresh=30";
-        let config = Config {
-            image: subject.kernel.image().file().into(),
-            kernel: subject.landmarks.clone(),
-            initrd: Some(&initrd),
-            cmdline: &format!("{fixed} {cmdline} workload={steps}"),
-            cpus,
-            memory: 256 << 20,
-            delivery: fit.delivery,
-            symbols: Some(subject.kernel.clone()),
-            names: unwind.is_some(),
-            unwind,
-            optimize,
-            fall_back,
-            timeout: None,
-            signals: true,
-            confine: false,
-            extras: Default::default(),
-            terminal: Terminal {
+        let guest = vmm::guest::Guest::resolved(None, subject.landmarks.clone())
+            .symbols(subject.kernel.clone())
+            .initrd(&initrd)
+            .whole_cmdline(&format!("{fixed} {cmdline} workload={steps}"))
+            .cpus(cpus)
+            .memory(256 << 20)
+            .names(unwind.is_some())
+            .unwind(unwind)
+            .optimize(optimize)
+            .fall_back(fall_back)
+            .terminal(Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),
                 interactive: false,
-            },
-        };
-        let mut session = Session::new(&fit.hypervisor, config).unwrap();
+            });
+        let mut session = fit.session(guest).unwrap();
         session.register_all(probes).unwrap();
         let handle = session.handle();
         let mut events =

@@ -1,7 +1,6 @@
 //! A micro guest on the real trap path: vCPU threads, world, ring, text patches.
 
 use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
-use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
@@ -21,6 +20,7 @@ use vmm::confine::{self, Role};
 use vmm::devices::virtio::{Extras, Plugged};
 use vmm::devices::{Devices, PowerEvent, console::Console};
 use vmm::events::{self, Event, Reader};
+use vmm::guest::Host;
 use vmm::kvm::{Breakpoints, DebugRegister};
 use vmm::memory::GuestRam;
 use vmm::probe::{Active, Probe};
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A guest that does not run yet.
 pub struct Rig {
-    fit: &'static Fit,
+    fit: &'static Host,
     guest: MicroGuest,
     sites: Sites,
     watches: Vec<(DebugRegister, Arc<Active>)>,
@@ -143,7 +143,7 @@ impl Sites {
 
 impl Rig {
     /// An empty guest whose handler for vector 3 counts. Any other exception is unexpected, and a failure.
-    pub fn new(fit: &'static Fit) -> Self {
+    pub fn new(fit: &'static Host) -> Self {
         let guest = MicroGuest::new(&fit.hypervisor).unwrap();
         let rig = Self {
             fit,

@@ -158,11 +158,11 @@ pub(crate) enum Optimize {
 
 impl Optimize {
     /// How it is said to the library.
-    pub(crate) fn to_session(self) -> vmm::session::Optimize {
+    pub(crate) fn to_session(self) -> vmm::guest::Optimize {
         match self {
-            Self::Off => vmm::session::Optimize::Off,
-            Self::Auto => vmm::session::Optimize::Auto,
-            Self::Require => vmm::session::Optimize::Require,
+            Self::Off => vmm::guest::Optimize::Off,
+            Self::Auto => vmm::guest::Optimize::Auto,
+            Self::Require => vmm::guest::Optimize::Require,
         }
     }
 }

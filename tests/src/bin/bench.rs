@@ -25,9 +25,10 @@ use std::ops::Range;
 use std::time::Duration;
 use tests::code::{CODE, code, ending, mov, repeat, stack};
 use tests::detour::{divert, guest};
-use tests::host::{Fit, fit};
+use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::clock::ticks;
+use vmm::guest::Host;
 use vmm::kvm::{Left, Shared};
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
@@ -157,7 +158,7 @@ fn main() {
 }
 
 /// The ticks from the start of a guest that does it `n` times to its end.
-fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
+fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
     /// A guest that hangs takes it.
     const PATIENCE: Duration = Duration::from_secs(60);
     if let Body::Bare(shared, sets) = row.body {
@@ -208,7 +209,7 @@ fn cost(fit: &'static Fit, row: &Row, n: u64) -> u64 {
 }
 
 /// The ticks of `n` empty port exits in a loop of KVM_RUN.
-fn bare(fit: &'static Fit, shared: Shared, sets: bool, n: u64) -> u64 {
+fn bare(fit: &'static Host, shared: Shared, sets: bool, n: u64) -> u64 {
     const OUT: [u8; 2] = [0xe6, 0x80];
     let guest = MicroGuest::new(&fit.hypervisor).unwrap();
     guest.write(CODE, &ending(&[&mov(RDI, n), &OUT, &repeat(OUT.len())])).unwrap();

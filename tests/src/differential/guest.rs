@@ -6,7 +6,6 @@
 
 mod code;
 
-use crate::host::Fit;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::{Access, AddressSpace};
@@ -15,6 +14,7 @@ use probe_engine::virt_memory::VirtMemory;
 use std::io;
 use std::sync::Arc;
 use vmm::devices::{Devices, console::Console};
+use vmm::guest::Host;
 use vmm::kvm::{Exit, KvmVcpu, Left};
 use vmm::memory::GuestRam;
 use vmm::selftest::BreakpointDelivery;
@@ -153,7 +153,7 @@ pub struct Guest {
 
 impl Guest {
     /// A guest that is ready for its first batch.
-    pub fn new(fit: &'static Fit) -> Self {
+    pub fn new(fit: &'static Host) -> Self {
         let micro = MicroGuest::new(&fit.hypervisor).unwrap();
         map_all(micro.ram());
         let (code, handlers) = code::code();

@@ -2,8 +2,9 @@
 
 use probe_engine::addr::Gva;
 use tests::code::{CODE, ending, mov, stack, store};
-use tests::host::{Fit, fit};
+use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
+use vmm::guest::Host;
 use vmm::selftest::micro::{ExceptionStack, SIZE};
 
 /// Behind what is mapped.
@@ -14,7 +15,7 @@ const FRAME: Gva = Gva(0x2_3000);
 const CR2: Gva = Gva(0x2_3100);
 
 /// Runs `instruction` with RSP and RDI as given; the guest ends in its handler for `vector`.
-fn fault(fit: &'static Fit, vector: u8, instruction: &[u8], rsp: Gva, rdi: u64, probed: bool) -> Left {
+fn fault(fit: &'static Host, vector: u8, instruction: &[u8], rsp: Gva, rdi: u64, probed: bool) -> Left {
     const RAX: u8 = 0;
     const RDI: u8 = 7;
     let prologue = mov(RDI, rdi);

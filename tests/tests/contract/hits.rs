@@ -3,8 +3,9 @@
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
 use tests::code::{CODE, DATA, dump_registers, ending, mov, repeat, stack};
-use tests::host::{Fit, fit};
+use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
+use vmm::guest::Host;
 
 const FTRACE_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
@@ -33,7 +34,7 @@ fn prologue(stack: Gva) -> Vec<u8> {
 }
 
 /// Runs each of `instructions` between a prologue and a dump of the registers. Returns what each left.
-fn run(fit: &'static Fit, instructions: &[&[u8]], probed: bool) -> (Vec<Vec<u8>>, Left) {
+fn run(fit: &'static Host, instructions: &[&[u8]], probed: bool) -> (Vec<Vec<u8>>, Left) {
     const REGISTERS: usize = 17 * 8;
     const RSP: u64 = 4;
     let mut rig = Rig::new(fit);

@@ -11,8 +11,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tests::code::{CODE, code, ending, mov, repeat, stack};
-use tests::host::{Fit, fit};
+use tests::host::fit;
 use tests::rig::{Rig, Start};
+use vmm::guest::Host;
 use vmm::probe::{Hit, Probe};
 
 /// How many hits the child's guest makes.
@@ -92,7 +93,7 @@ fn check(test: &str, runs: usize, instruction: &[u8], arm: Arm) {
     }
 }
 
-fn child(fit: &'static Fit, hits: u64, instruction: &[u8], arm: Arm) {
+fn child(fit: &'static Host, hits: u64, instruction: &[u8], arm: Arm) {
     const RDX: u8 = 2;
     const RDI: u8 = 7;
     const COM1: u64 = 0x3f8;

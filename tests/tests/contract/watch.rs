@@ -6,9 +6,10 @@ use probe_engine::probe::watch::{Condition, Length};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tests::code::{CODE, COUNT, DATA, LAST_RIP, code, counting_handler, ending, mov, repeat, stack, store};
-use tests::host::{Fit, fit};
+use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
 use vmm::events::What;
+use vmm::guest::Host;
 use vmm::kvm::DebugRegister;
 use vmm::probe::{Access, Hit, Probe};
 use vmm::selftest::micro::ExceptionStack;
@@ -47,7 +48,7 @@ fn accesses(left: &Left) -> Vec<(u64, u64, u64)> {
 }
 
 /// A guest that writes to watched memory, reads it, writes its last byte, the byte behind, and all of it again.
-fn watches(fit: &'static Fit, length: Length, condition: Condition) {
+fn watches(fit: &'static Host, length: Length, condition: Condition) {
     const FIRST: u64 = 0x1122_3344_5566_7788;
     const BYTE: u64 = 0x99;
     let end = DATA.add(length.bytes());

@@ -15,6 +15,7 @@ use probe_engine::paging::PageFault;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
+use rustix::io::Errno;
 
 /// One hit of one probe.
 pub struct Hit<'a> {
@@ -96,14 +97,14 @@ impl Hit<'_> {
     }
 
     /// Who called: the stack as `regs` have it, with at most `most` frames of the kernel. `None` where the session does
-    /// not know how: see [`Config::unwind`](crate::session::Config::unwind).
+    /// not know how: see [`Guest::stacks`](crate::guest::Guest::stacks).
     #[must_use]
     pub fn stack(&self, most: usize) -> Option<Stack> {
         Stack::at(self.tables, &self.memory, &self.regs, most)
     }
 
     /// Names for the addresses of a stack. `None` where the session has no
-    /// [`symbols`](crate::session::Config::symbols).
+    /// [`symbols`](crate::guest::Guest::symbols).
     #[must_use]
     pub fn names(&self) -> Option<Names<'_>> {
         self.tables.code.names(self.tables.slide)
@@ -130,6 +131,15 @@ impl Hit<'_> {
         self.regs.rip = back;
         self.regs.rax = value;
         Ok(())
+    }
+
+    /// At a function's entry: has the call fail with `error`, as the kernel's own functions do, and without its being made. For
+    /// functions that give an `int` or a `long`.
+    ///
+    /// # Errors
+    /// As [`skip_function`](Self::skip_function).
+    pub fn fail(&mut self, error: Errno) -> Result<(), PageFault> {
+        self.skip_function(i64::from(-error.raw_os_error()).cast_unsigned())
     }
 
     /// The string at `at` (GVA, kernel or user), up to its NUL or `most` bytes of it.

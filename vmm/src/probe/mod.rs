@@ -202,7 +202,7 @@ impl Probe {
     /// Writes every hit down as [`Probe::record`] does, with who called, in at most `most` frames of the kernel:
     /// [`FRAMES`](crate::stack::FRAMES) are enough for most, and there are never more than
     /// [`MOST_FRAMES`](crate::stack::MOST_FRAMES). The session needs to know
-    /// [how](crate::session::Config::unwind).
+    /// [how](crate::guest::Guest::stacks).
     pub fn stack(mut self, most: usize) -> Self {
         self.plan.action = Action::Record { stack: Some(most) };
         self

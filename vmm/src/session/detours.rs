@@ -6,6 +6,7 @@ use super::registry::Registry;
 use super::relocation::{Candidate, Relocations};
 use super::text::{RunningKernel, Traps};
 use crate::events::DetouredProbe;
+use crate::guest::Optimize;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{DATA, Reserved, Slots};
@@ -23,22 +24,9 @@ use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::nofault::Nofault;
 use probe_engine::linux::per_cpu;
 use probe_engine::probe::table::{Anchor, Attached, Internal, ProbeId, ProbeSet};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Whether probes are served by detours, which cost no exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Optimize {
-    /// None of them: all stand on traps.
-    #[default]
-    Off,
-    /// Those that can.
-    Auto,
-    /// All: one that cannot is refused. Who could, and has to wait for its place, stands on a trap meanwhile.
-    Require,
-}
 
 /// The detours in the guest's text.
 pub(super) struct Detours {

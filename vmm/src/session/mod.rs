@@ -3,54 +3,22 @@
 //! A guest whose kernel cannot open one file, and a count of how often it tried to:
 //!
 //! ```no_run
-//! use probe_engine::addr::Gva;
-//! use probe_engine::linux::{kernel::Kernel, landmarks::Landmarks};
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//! use vmm::devices::virtio::Extras;
-//! use vmm::kvm::Hypervisor;
-//! use vmm::printer::Printer;
-//! use vmm::probe::Probe;
-//! use vmm::session::{Config, Optimize, Session, Terminal};
+//! use vmm::prelude::*;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let hypervisor = Hypervisor::open("/dev/kvm".as_ref())?;
-//! let contract = vmm::selftest::run(&hypervisor)?;
-//! contract.verdict()?;
+//! let host = Host::open()?;
 //! let (image, initrd) = (std::fs::read("bzImage")?, std::fs::read("initrd.img")?);
-//! let kernel = Arc::new(Kernel::read(&image, None)?);
-//! let out = Printer::of_what_fits(std::io::stdout())?;
-//! let terminal = Terminal { out: Box::new(out), input: None, interactive: false };
-//! let config = Config {
-//!     image: kernel.image().file().into(),
-//!     kernel: Landmarks::of(&kernel),
-//!     initrd: Some(&initrd),
-//!     cmdline: "console=ttyS0",
-//!     cpus: 2,
-//!     memory: 512 << 20,
-//!     delivery: contract.delivery().ok_or("no breakpoints")?,
-//!     symbols: Some(kernel.clone()),
-//!     names: false,
-//!     unwind: None,
-//!     optimize: Optimize::Auto,
-//!     fall_back: false,
-//!     timeout: Some(Duration::from_secs(600)),
-//!     signals: true,
-//!     terminal,
-//!     extras: Extras::default(),
-//!     confine: false,
-//! };
-//! let mut session = Session::new(&hypervisor, config)?;
+//! let mut session = host.session(Guest::new(&image)?.initrd(&initrd).cpus(2))?;
 //! let deny = session.register(Probe::at("do_filp_open").pre(|hit| {
 //!     // `struct filename` begins with a pointer to the path.
 //!     let path = hit.memory.read_u64(Gva(hit.regs.rsi)).and_then(|name| hit.string(Gva(name), 256));
 //!     if path.as_deref() == Ok(b"/etc/shadow") {
-//!         let _ = hit.skip_function(-libc::EIO as u64);
+//!         let _ = hit.fail(Errno::IO);
 //!     }
 //! }))?;
 //! let report = session.run(&mut ())?;
-//! for probe in report.probes.iter().filter(|probe| probe.id == deny) {
-//!     println!("{}: {} hits, {} missed", probe.name, probe.hits, probe.missed.hits());
+//! if let Some(probe) = report.probe(deny) {
+//!     println!("{}: {} hits, {} missed; {}", probe.name, probe.hits, probe.missed.hits(), report.end);
 //! }
 //! # Ok(())
 //! # }
@@ -78,7 +46,6 @@ mod standstill;
 mod text;
 mod watches;
 
-pub use detours::Optimize;
 pub(crate) use handle::Inside;
 pub use handle::{Answer, Command, CommandError, Handle, Mailbox};
 pub(crate) use keys::{Keys, Typed};
@@ -89,97 +56,33 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::code::GuestCode;
-use crate::devices::virtio::{Extras, Plugged};
+use crate::devices::virtio::Plugged;
 use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
-use crate::kvm::{Hypervisor, KvmVcpu, Machine, MachineError};
+use crate::guest::{Guest, Host};
+use crate::kvm::{KvmVcpu, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
 use crate::probe::Probe;
 use crate::reserved::TRAMPOLINES;
-use crate::trap::Delivery;
 use crate::vcpu::Vcpu;
 use crate::world::{VcpuTables, World};
 use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
 use handle::Message;
-use probe_engine::linux::kernel::Kernel;
-use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::names::ModuleNames;
-use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use stage::Stage;
 use standstill::Standstill;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
-
-/// What to run.
-pub struct Config<'a> {
-    /// The file that [`Landmarks::boot`] is about: the bzImage, or the [unpacked kernel](Kernel::image).
-    pub image: Cow<'a, [u8]>,
-    /// What is known about the kernel.
-    pub kernel: Landmarks,
-    /// The initramfs.
-    pub initrd: Option<&'a [u8]>,
-    /// The complete kernel command line.
-    pub cmdline: &'a str,
-    /// Number of vCPUs.
-    pub cpus: u8,
-    /// RAM, in bytes.
-    pub memory: u64,
-    /// How breakpoints come to us on this host.
-    pub delivery: Delivery,
-    /// The kernel to look places up in that are given as text, where there are any.
-    pub symbols: Option<Arc<Kernel>>,
-    /// Whether the names of all modules' functions are wanted: see [`Sink::names`] and
-    /// [`Hit::names`](crate::probe::Hit::names).
-    pub names: bool,
-    /// How its stacks are walked, if they are. Modules are followed then, for theirs.
-    pub unwind: Option<Arc<KernelCode>>,
-    /// Whether probes are served by detours where they can be.
-    pub optimize: Optimize,
-    /// Whether return probes are moved from detours to traps, with all others at their places, when detours can follow
-    /// no more calls: one less than [`CALLS`] at a time, of all probes together, in equal shares for the vCPUs on which
-    /// they begin. Such a probe then follows as many calls of its own as
-    /// [`max_active`](crate::probe::ReturnProbe::max_active) says, ten or twice the vCPUs without it: one that needs
-    /// more misses more there. It stays on its trap. What it has missed until then, in a few milliseconds, stays
-    /// counted, and calls that detours follow still return. Calls beyond `max_active` move none.
-    ///
-    /// [`CALLS`]: probe_engine::detour::layout::CALLS
-    pub fall_back: bool,
-    /// How long the guest may take until it is [ended](Outcome::TimedOut), if it may not take for ever.
-    pub timeout: Option<Duration>,
-    /// Whether SIGINT, SIGTERM, SIGHUP and SIGQUIT end the guest.
-    pub signals: bool,
-    /// The guest's console.
-    pub terminal: Terminal,
-    /// What it has beside that.
-    pub extras: Extras,
-    /// Whether the session's threads may make no other [system calls](crate::confine) than they need: vCPUs', on which
-    /// handlers of probes run, and devices'. A process that makes another one ends with a sentence and exit code 125. That
-    /// which calls [`Session::run`] is the caller's: it opens what it needs.
-    pub confine: bool,
-}
-
-/// Where the guest's console leads.
-pub struct Terminal {
-    /// What the guest prints goes here. A CPU of the guest waits for each line: a [`Printer`](crate::printer::Printer) does
-    /// not make it wait.
-    pub out: Box<dyn Write + Send>,
-    /// What the user types comes from here.
-    pub input: Option<File>,
-    /// Pass single bytes on at once, and look for the escape key. Otherwise lines are passed on whole, and one that does
-    /// not end after a moment without its end.
-    pub interactive: bool,
-}
 
 /// Who is told about events, on the control thread.
 pub trait Sink {
@@ -200,7 +103,7 @@ pub trait Sink {
 
     /// From now on, and in the events that follow, addresses mean this: the kernel runs `slide` bytes behind where it
     /// was linked, and has these modules. That is said when the kernel has started; where the session is to know
-    /// [names](Config::names), also whenever a module was loaded or is about to be freed. Without them there are no
+    /// [names](Guest::names), also whenever a module was loaded or is about to be freed. Without them there are no
     /// modules here.
     fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
         let _ = (slide, modules);
@@ -222,6 +125,9 @@ impl Sink for () {
 /// The guest could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
+    /// No guest has so many CPUs.
+    #[error("a guest has 1 to {most} CPUs, and not {0}", most = Guest::MOST_CPUS)]
+    Cpus(u8),
     /// No memory for it.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
@@ -247,26 +153,31 @@ impl From<errno::Error> for SessionError {
 
 /// A guest with its probes, which has not started.
 pub struct Session<'a> {
-    hypervisor: &'a Hypervisor,
-    config: Config<'a>,
+    host: &'a Host,
+    guest: Guest<'a>,
     registry: Registry,
     mailbox: Mailbox,
     messages: Receiver<Message>,
     wake: Arc<EventFd>,
 }
 
-impl<'a> Session<'a> {
-    /// A session without probes.
+impl Host {
+    /// A session of `guest` on this host, without probes. The guest has not started.
     ///
     /// # Errors
-    /// [`SessionError::Host`] when the host is out of descriptors.
-    pub fn new(hypervisor: &'a Hypervisor, config: Config<'a>) -> Result<Self, SessionError> {
+    /// [`SessionError`] when it has a number of CPUs that no guest has, or the host is out of descriptors.
+    pub fn session<'a>(&'a self, guest: Guest<'a>) -> Result<Session<'a>, SessionError> {
+        if !(1..=Guest::MOST_CPUS).contains(&guest.cpus) {
+            return Err(SessionError::Cpus(guest.cpus));
+        }
         let wake = Arc::new(eventfd()?);
         let (mailbox, messages) = Mailbox::open(wake.clone());
-        let registry = Registry::new(&config, TRAMPOLINES);
-        Ok(Self { hypervisor, config, registry, mailbox, messages, wake })
+        let registry = Registry::new(&guest, self.delivery, TRAMPOLINES);
+        Ok(Session { host: self, guest, registry, mailbox, messages, wake })
     }
+}
 
+impl Session<'_> {
     /// Registers a probe. It is armed as soon as the guest's text is final.
     ///
     /// # Errors
@@ -290,39 +201,46 @@ impl<'a> Session<'a> {
         Handle(self.mailbox.clone())
     }
 
-    /// Runs the guest to its end.
+    /// Runs the guest to its end, on this thread, which tells `sink` of events.
+    ///
+    /// Meanwhile SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process: they end the guest, with
+    /// [`Outcome::Signal`]. Before and afterwards they do what they did, and where the guest [does not
+    /// end by them](Guest::signals) they do so all the time. SIGRTMIN, the first real-time signal, is the library's own:
+    /// it interrupts vCPUs.
     ///
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { hypervisor, mut config, registry, mailbox, messages, wake } = self;
-        let ram = Arc::new(GuestRam::new(config.memory)?);
-        let pci = !config.extras.is_none();
-        let (kernel, initrd, cmdline) = (std::mem::take(&mut config.image), config.initrd, config.cmdline);
-        let payload = Payload { kernel, boot: &config.kernel.boot, initrd, cmdline, pci };
-        let boot = boot::load(&ram, payload, config.cpus, hypervisor.has_five_levels())?;
+        let Self { host: Host { hypervisor, delivery }, guest, registry, mailbox, messages, wake } = self;
+        let ram = Arc::new(GuestRam::new(guest.memory)?);
+        let pci = !guest.extras.is_none();
+        let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
+        let unpacked = || symbols.as_ref().map(|kernel| Cow::Borrowed(kernel.image().file()));
+        let kernel = guest.image.or_else(unpacked).unwrap_or_default();
+        let (initrd, cmdline) = (guest.initrd.as_deref(), &*guest.cmdline);
+        let payload = Payload { kernel, boot: &guest.kernel.boot, initrd, cmdline, pci };
+        let boot = boot::load(&ram, payload, guest.cpus, hypervisor.has_five_levels())?;
         let machine = Machine::new(hypervisor, ram.clone())?;
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
-        let console = Console::new(serial_interrupt, config.terminal.out, config.terminal.interactive);
+        let console = Console::new(serial_interrupt, guest.terminal.out, guest.terminal.interactive);
         let mut devices = Devices::new(console);
-        let plugged = Plugged::plug(config.extras, &machine, &mut devices.bus, config.confine);
+        let plugged = Plugged::plug(guest.extras, &machine, &mut devices.bus, guest.confine);
         let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;
         let devices = Arc::new(devices);
 
-        let stage = Stage::first(&config.kernel, &boot)?;
-        let breakpoints = stage::breakpoints(&stage.breakpoints(&config.kernel)?, [None; 2]);
-        let (unwind, symbols) = (config.unwind.clone(), config.symbols.clone());
+        let stage = Stage::first(&guest.kernel, &boot)?;
+        let breakpoints = stage::breakpoints(&stage.breakpoints(&guest.kernel)?, [None; 2]);
         let code = GuestCode { unwind, symbols, ..GuestCode::default() };
         let tables = VcpuTables { breakpoints, code, ..VcpuTables::default() };
-        let world = Arc::new(World::new(usize::from(config.cpus), tables, wake.clone()));
-        let (recorders, mut reader) = events::rings(usize::from(config.cpus));
+        let world = Arc::new(World::new(usize::from(guest.cpus), tables, wake.clone()));
+        let (recorders, mut reader) = events::rings(usize::from(guest.cpus));
         let (ends, ended) = mpsc::channel();
 
-        let kvms = (0..config.cpus).map(|id| machine.add_vcpu(hypervisor, id, config.cpus, &boot));
+        let kvms = (0..guest.cpus).map(|id| machine.add_vcpu(hypervisor, id, guest.cpus, &boot));
         let kvms = kvms.collect::<Result<Vec<_>, _>>()?;
-        reader.follow_detours(ram.clone(), config.cpus, kvms.first().map_or(0, KvmVcpu::tsc_offset));
+        reader.follow_detours(ram.clone(), guest.cpus, kvms.first().map_or(0, KvmVcpu::tsc_offset));
         let statistics = kvms.iter().map(KvmVcpu::statistics).collect();
         let clock = Arc::new(Clock::start(kvms.first().and_then(|kvm| kvm.tsc_khz())));
         sink.started();
@@ -340,20 +258,20 @@ impl<'a> Session<'a> {
             ends: ends.clone(),
         };
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
-        let threads = Threads::start(vcpus, world.clone(), config.confine)?;
+        let threads = Threads::start(vcpus, world.clone(), guest.confine)?;
         let control = Control {
             arming: Arming::new(
-                config.kernel.clone(),
-                config.names || config.unwind.is_some(),
-                Detours::new(config.optimize, config.fall_back, config.cpus, &config.kernel),
+                guest.kernel.clone(),
+                guest.names || guest.unwind.is_some(),
+                Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
-            names: config.names.then(names::Names::default),
+            names: guest.names.then(names::Names::default),
             postponed: postponed::Postponed::default(),
             patience: patience::Patience::default(),
             sweep: spent::Sweep::new(mailbox.spent.clone(), Instant::now()),
             registry,
-            kernel: config.kernel,
-            delivery: config.delivery,
+            kernel: guest.kernel,
+            delivery: *delivery,
             stage,
             ram,
             world,
@@ -373,13 +291,13 @@ impl<'a> Session<'a> {
             wake,
             messages,
             ended,
-            input: config.terminal.input,
-            interactive: config.terminal.interactive,
-            signals: config.signals,
+            input: guest.terminal.input,
+            interactive: guest.terminal.interactive,
+            signals: guest.signals,
             keys: keys::Keys::default(),
             panic: None,
             outcome: None,
-            standstill: Standstill::new(Instant::now(), config.timeout),
+            standstill: Standstill::new(Instant::now(), guest.timeout),
         };
         let _inside = Inside::enter();
         mailbox.attended();

@@ -5,9 +5,10 @@ mod error;
 mod rows;
 
 use super::report::ProbeReport;
-use super::{Config, Optimize};
 use crate::events::{MAX_PROBES, Reader};
+use crate::guest::{Guest, Optimize};
 use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
+use crate::trap::Delivery;
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
@@ -50,15 +51,15 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(config: &Config<'_>, trampolines: u32) -> Self {
+    pub(super) fn new(guest: &Guest<'_>, delivery: Delivery, trampolines: u32) -> Self {
         Self {
             entries: BTreeMap::new(),
-            kernel: config.symbols.clone(),
-            optimizes: config.optimize != Optimize::Off,
+            kernel: guest.symbols.clone(),
+            optimizes: guest.optimize != Optimize::Off,
             targets: OnceCell::new(),
-            unwinds: config.unwind.is_some(),
-            cpus: config.cpus,
-            watches: config.delivery.watches(),
+            unwinds: guest.unwind.is_some(),
+            cpus: guest.cpus,
+            watches: delivery.watches(),
             armed: true,
             next: 0,
             rows: Rows::new(trampolines),
@@ -311,7 +312,6 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trap::Delivery;
     use probe_engine::probe::table::TRAMPOLINE_ROW;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 

@@ -7,6 +7,7 @@ use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
+use std::fmt;
 use std::time::Duration;
 
 /// Everything there is to say when the guest has ended.
@@ -33,6 +34,14 @@ pub struct Report {
     pub ran: Duration,
     /// How long it took to restore its text at the end.
     pub disarmed_in: Duration,
+}
+
+impl Report {
+    /// What a probe saw that was registered at the end.
+    #[must_use]
+    pub fn probe(&self, id: ProbeId) -> Option<&ProbeReport> {
+        self.probes.iter().find(|probe| probe.id == id)
+    }
 }
 
 /// One probe's line of the summary.
@@ -142,10 +151,25 @@ pub enum Outcome {
     Stopped,
     /// We got this signal.
     Signal(i32),
-    /// It took [longer](crate::session::Config::timeout) than it may. Where each vCPU stood then.
+    /// It took [longer](crate::guest::Guest::timeout) than it may. Where each vCPU stood then.
     TimedOut(Vec<Stood>),
     /// The guest died.
     Died(Death),
+}
+
+/// What has happened to the guest, as a sentence.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoweredOff => f.write_str("the guest switched the machine off"),
+            Self::Reset => f.write_str("the guest reset the machine"),
+            Self::Quit => f.write_str("the guest was ended at its console"),
+            Self::Stopped => f.write_str("the guest was stopped"),
+            Self::Signal(signal) => write!(f, "the guest was ended by signal {signal}"),
+            Self::TimedOut(_) => f.write_str("the guest was ended when its time was over"),
+            Self::Died(death) => death.fmt(f),
+        }
+    }
 }
 
 /// Where a vCPU stood in the end.
