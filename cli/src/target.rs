@@ -303,7 +303,11 @@ mod tests {
                 fetch: Fetch::word(Base::Argument(1), 8),
                 shape: Shape::Array { count: 2, of: Box::new(Shape::Symbol) },
             }],
-            hidden: vec![Fetch::word(Base::Stack(1), 8)],
+            hidden: vec![Field {
+                name: "slot".to_owned(),
+                fetch: Fetch::word(Base::Stack(1), 8),
+                shape: Shape::Hex,
+            }],
             filter: Some(Filter::All(vec![limit, file_name])),
         };
         let filtered = ProbeRequest { plan: probe.plan.clone().reading(capture), ..probe.clone() };

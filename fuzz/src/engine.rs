@@ -212,7 +212,8 @@ pub fn definition(input: &[u8]) -> bool {
                 let again = lang::parse(&plain).map(|again| again.to_string());
                 assert_eq!(again.as_ref(), Ok(&plain), "it reads back as the same");
                 if let Statement::Define(definition) = statement {
-                    let _ = lang::check_fields(&definition, &["count"]).map_err(|error| is_in(&line, &error));
+                    let _ = lang::check_fields(&definition, &["count"], &["file"])
+                        .map_err(|error| is_in(&line, &error));
                 }
             }
         }

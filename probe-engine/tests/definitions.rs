@@ -691,19 +691,19 @@ fn names_and_fields_are_checked_again_when_all_arguments_are_known() {
     let text = "p x $arg* b=%ax if file != 0 && coun > 4 hist:keys=common_pid,comm,cuont";
     let mut definition = definition(text);
     check_names(&definition.args).unwrap();
-    let unknown = check_fields(&definition, &["file", "count", "b"]).unwrap_err();
+    let unknown = check_fields(&definition, &["file", "count", "b"], &[]).unwrap_err();
     assert_eq!(text.get(unknown.span.clone()), Some("coun"));
     assert_eq!(unknown.to_string(), "there is no field `coun`");
     assert_eq!(unknown.hint().as_deref(), Some("did you mean `count` or `cpu`?"));
     definition.filter = None;
-    let unknown = check_fields(&definition, &["file", "count", "b"]).unwrap_err();
+    let unknown = check_fields(&definition, &["file", "count", "b"], &[]).unwrap_err();
     assert_eq!(text.get(unknown.span), Some("cuont"));
-    check_fields(&definition, &["cuont"]).unwrap();
+    check_fields(&definition, &["cuont"], &[]).unwrap();
 
     let of_return = self::definition("r x if __probe_ret_ip != 0 && __probe_func != 0");
-    check_fields(&of_return, &[]).unwrap();
+    check_fields(&of_return, &[], &[]).unwrap();
     let of_entry = self::definition("p x if __probe_ret_ip != 0");
-    assert!(check_fields(&of_entry, &[]).is_err());
+    assert!(check_fields(&of_entry, &[], &[]).is_err());
 
     let expanded = self::definition("p x $arg* count=%ax");
     let [_, count] = expanded.args.as_slice() else { panic!("{expanded}") };
@@ -719,7 +719,7 @@ fn holds(text: &str) {
             let again = parse(&plain).unwrap_or_else(|error| panic!("{text:?} -> {plain:?}: {error}"));
             assert_eq!(again.to_string(), plain, "{text:?}");
             if let Statement::Define(definition) = statement {
-                let _ = check_fields(&definition, &["a"]);
+                let _ = check_fields(&definition, &["a"], &[]);
             }
         }
         Err(error) => {

@@ -1,5 +1,6 @@
 //! Which hits count: a condition on what was read.
 
+use super::Capture;
 use super::field::Field;
 use super::shape::{Shape, up_to_nul};
 use super::value::{Value, Values};
@@ -24,10 +25,8 @@ pub enum Filter {
 /// What is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operand {
-    /// Field `n` of the capture.
+    /// Field `n` of the capture, where those that are [hidden](super::Capture::hidden) come behind the others.
     Field(u16),
-    /// Value `n` of the record: a string that is [read](super::Capture::hidden) for the filter alone.
-    Hidden(u16),
     /// The pid of the thread that runs, as the kernel's events have it.
     Pid,
     /// The name of the task that runs.
@@ -80,23 +79,23 @@ pub struct Circumstances<'a> {
 const DEEPEST: usize = 128;
 
 impl Filter {
-    /// Whether a hit with these values counts.
+    /// Whether a hit counts at which `capture` has read these values, hidden ones as well.
     #[must_use]
-    pub fn passes(&self, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>) -> bool {
-        self.holds(fields, values, at, DEEPEST)
+    pub fn passes(&self, capture: &Capture, values: Values<'_>, at: &Circumstances<'_>) -> bool {
+        self.holds(capture, values, at, DEEPEST)
     }
 
-    fn holds(&self, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>, depth: usize) -> bool {
+    fn holds(&self, capture: &Capture, values: Values<'_>, at: &Circumstances<'_>, depth: usize) -> bool {
         if depth == 0 {
             return false;
         }
-        let inner = |filter: &Self| filter.holds(fields, values, at, depth - 1);
+        let inner = |filter: &Self| filter.holds(capture, values, at, depth - 1);
         match self {
             Self::All(filters) => filters.iter().all(inner),
             Self::Any(filters) => filters.iter().any(inner),
             Self::Not(filter) => !inner(filter),
             Self::Test(operand, test) => {
-                operand.at(fields, values, at).and_then(|is| test.meets(is)).unwrap_or(false)
+                operand.at(|n| capture.field(n), values, at).and_then(|is| test.meets(is)).unwrap_or(false)
             }
         }
     }
@@ -113,20 +112,19 @@ impl Operand {
     /// What it is at this hit; `None` for what could not be read.
     pub(super) fn at<'a>(
         self,
-        fields: &[Field],
+        field: impl Fn(u16) -> Option<&'a Field>,
         mut values: Values<'a>,
         at: &Circumstances<'a>,
     ) -> Option<Is<'a>> {
         Some(match self {
             Self::Field(n) => {
-                let (field, value) = (fields.get(usize::from(n))?, values.nth(usize::from(n))?);
+                let (field, value) = (field(n)?, values.nth(usize::from(n))?);
                 match (&field.shape, value) {
                     (Shape::Text, Value::Bytes(bytes)) => Is::Text(up_to_nul(bytes)),
                     (Shape::Text, value) => Is::Text(value.text()?),
                     (shape, value) => Is::Number(number(shape, &value)?),
                 }
             }
-            Self::Hidden(n) => Is::Text(values.nth(usize::from(n))?.text()?),
             Self::Pid => Is::Number(at.task?.pid.into()),
             Self::Cpu => Is::Number(at.cpu as i128),
             Self::Ip => Is::Number(at.ip.into()),

@@ -33,7 +33,7 @@ pub struct Capture {
     /// The values, in the order in which they are shown.
     pub fields: Vec<Field>,
     /// What is read behind them for the filter alone, and not kept.
-    pub hidden: Vec<Fetch>,
+    pub hidden: Vec<Field>,
     /// Which hits count; all without one.
     pub filter: Option<Filter>,
 }
@@ -48,7 +48,13 @@ impl Capture {
     /// Whether it follows pointers, which may lead to memory of a process.
     #[must_use]
     pub fn follows_pointers(&self) -> bool {
-        self.fields.iter().map(|field| &field.fetch).chain(&self.hidden).any(Fetch::follows_pointers)
+        self.fields.iter().chain(&self.hidden).any(|field| field.fetch.follows_pointers())
+    }
+
+    /// Field `n`, where those that are hidden come behind the others.
+    #[must_use]
+    pub fn field(&self, n: u16) -> Option<&Field> {
+        self.fields.iter().chain(&self.hidden).nth(n.into())
     }
 
     /// Reads all values behind what is in `record`, which never gets longer than [`LONGEST_RECORD`] by it and needs no
@@ -60,12 +66,12 @@ impl Capture {
         }
         let Some(filter) = &self.filter else { return true };
         let kept = record.len();
-        for fetch in &self.hidden {
-            fetch.take(scene, record);
+        for field in &self.hidden {
+            field.fetch.take(scene, record);
         }
         let circumstances = Circumstances { cpu: scene.cpu, task: scene.task, ip: scene.regs.rip };
         let values = Values::of(record.get(start..).unwrap_or_default());
-        let passes = filter.passes(&self.fields, values, &circumstances);
+        let passes = filter.passes(self, values, &circumstances);
         record.truncate(if passes { kept } else { start });
         passes
     }

@@ -94,7 +94,7 @@ impl Tally {
     /// Counts one hit with `values`, which are those of `fields`. `plan` says where its keys are: one histogram may
     /// count hits of several probes, of which each reads other fields.
     pub fn add(&mut self, plan: &Histogram, fields: &[Field], values: Values<'_>, at: &Circumstances<'_>) {
-        let is = |operand: Operand| operand.at(fields, values, at);
+        let is = |operand: Operand| operand.at(|n| fields.get(usize::from(n)), values, at);
         let number = |operand| match is(operand) {
             Some(Is::Number(number)) => number,
             Some(Is::Text(_)) | None => 0,

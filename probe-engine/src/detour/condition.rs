@@ -4,7 +4,7 @@ use super::reads::{Given, LONGEST_STRING};
 use super::unsuited::Unsuited;
 use crate::capture::filter::{Filter, Operand, Test};
 use crate::capture::shape::Shape;
-use crate::capture::{Base, Fetch, Field, Read, Register, What};
+use crate::capture::{Base, Capture, Read, Register, What};
 use crate::linux::glob::Glob;
 use crate::linux::task::COMM;
 
@@ -65,10 +65,8 @@ pub enum Origin {
 
 /// What conditions are about.
 pub(super) struct Fields<'a> {
-    pub(super) fields: &'a [Field],
-    /// What is read besides, for them alone.
-    pub(super) hidden: &'a [Fetch],
-    /// Where each of both is among what is read of memory, if it is.
+    pub(super) capture: &'a Capture,
+    /// Where each field of it is among what is read of memory, if it is.
     pub(super) read: &'a [Option<u64>],
     pub(super) at_return: bool,
 }
@@ -82,15 +80,12 @@ impl Fields<'_> {
     /// An operand as a string, if it is one.
     fn text(&self, operand: Operand) -> Option<Text> {
         let comm = Text { entry: None, most: COMM as u16, goes_on: false };
-        let (n, fetch) = match operand {
+        let n = match operand {
             Operand::Comm => return Some(comm),
-            Operand::Field(n) => {
-                let field = self.fields.get(usize::from(n)).filter(|field| field.shape == Shape::Text)?;
-                (n, &field.fetch)
-            }
-            Operand::Hidden(n) => (n, self.hidden.get(usize::from(n).checked_sub(self.fields.len())?)?),
+            Operand::Field(n) => n,
             Operand::Pid | Operand::Cpu | Operand::Ip => return None,
         };
+        let fetch = &self.capture.field(n).filter(|field| field.shape == Shape::Text)?.fetch;
         let entry = self.read.get(usize::from(n)).copied().flatten();
         match fetch.read {
             _ if fetch.base == Base::Comm => Some(comm),
@@ -142,16 +137,16 @@ impl Condition {
 
 impl Number {
     pub(super) fn of(operand: Operand, fields: &Fields<'_>) -> Result<Self, Unsuited> {
-        let Fields { fields, read, at_return, .. } = *fields;
+        let Fields { capture, read, at_return } = *fields;
         let whole = |from, width| Self { from, low: 0, width, is_signed: false };
         let n = match operand {
             Operand::Pid => return Ok(whole(Origin::Pid, 32)),
             Operand::Cpu => return Ok(whole(Origin::Cpu, 32)),
             Operand::Ip => return Ok(whole(Origin::Given(Given::Register(Register::Rip)), 64)),
-            Operand::Comm | Operand::Hidden(_) => return Err(Unsuited::Text),
+            Operand::Comm => return Err(Unsuited::Text),
             Operand::Field(n) => n,
         };
-        let field = fields.get(usize::from(n)).ok_or(Unsuited::Text)?;
+        let field = capture.field(n).ok_or(Unsuited::Text)?;
         let no_number = || Unsuited::NoNumber(field.name.clone());
         let memory = read.get(usize::from(n)).copied().flatten();
         let (base, bits) = match field.fetch.read {

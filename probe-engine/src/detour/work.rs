@@ -47,7 +47,7 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture: Capture { fields, hidden, filter }, action, scope, once } = plan;
+        let ProbePlan { trigger, capture, action, scope, once } = plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }
@@ -58,24 +58,23 @@ impl Work {
             return Err(Unsuited::TooManyProbes);
         }
         let recorded = plan.records();
-        let of_filter = hidden.iter().map(|fetch| ("the filter", fetch));
-        let all = fields.iter().map(|field| (field.name.as_str(), &field.fetch)).chain(of_filter);
+        let all = capture.fields.iter().chain(&capture.hidden);
         let calls = match *trigger {
             Trigger::Pass => None,
             Trigger::Return { max_active: most } => {
-                Some(Calls { most, arguments: all.clone().any(|(_, fetch)| reads_argument(fetch)) })
+                Some(Calls { most, arguments: all.clone().any(|field| reads_argument(&field.fetch)) })
             }
             Trigger::Access => return Err(Unsuited::Watch),
         };
-        let is_read = recorded || filter.is_some();
+        let is_read = recorded || capture.filter.is_some();
         let (mut others, mut reads, mut read) = (BTreeSet::new(), Reads::default(), Vec::new());
-        for (name, fetch) in all.filter(|_| is_read) {
-            let needs = fetch.needs(name, calls.is_some(), &mut reads)?;
+        for field in all.filter(|_| is_read) {
+            let needs = field.fetch.needs(&field.name, calls.is_some(), &mut reads)?;
             others.extend(needs.register().filter(|_| recorded));
             read.push(needs.memory());
         }
-        let known = Fields { fields, hidden, read: &read, at_return: calls.is_some() };
-        let condition = filter.as_ref().map(|filter| Condition::of(filter, &known)).transpose()?;
+        let known = Fields { capture, read: &read, at_return: calls.is_some() };
+        let condition = capture.filter.as_ref().map(|filter| Condition::of(filter, &known)).transpose()?;
         others.retain(|register| match calls {
             None => argument(*register).is_none(),
             Some(_) => *register != Register::Rax,

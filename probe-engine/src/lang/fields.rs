@@ -3,6 +3,9 @@
 use super::ast::{Definition, Filter, Kind, Spanned};
 use super::error::{Error, Mistake, nearest};
 
+/// What a filter calls the value that a function returns.
+pub(super) const RETURN_VALUE: &str = "$retval";
+
 /// What every event has.
 const COMMON: [&str; 12] = [
     "common_type",
@@ -20,20 +23,17 @@ const COMMON: [&str; 12] = [
 ];
 
 /// Checks that every field that the filter and the histogram of `definition` name is there: one of `names`, which are
-/// those of all arguments that it has in the end, or one that every event has.
+/// those of all arguments that it has in the end, or one that every event has; in the filter also one of `parameters`.
 ///
 /// # Errors
 /// The first [`Mistake::UnknownField`].
-pub fn check_fields(definition: &Definition, names: &[&str]) -> Result<(), Error> {
-    let mut fields = Vec::new();
+pub fn check_fields(definition: &Definition, names: &[&str], parameters: &[&str]) -> Result<(), Error> {
     if let Some(filter) = &definition.filter {
-        collect(&filter.value, &mut fields);
+        check_filter(definition.kind, &filter.value, &[names, parameters].concat())?;
     }
-    if let Some(hist) = &definition.hist {
-        fields.extend(hist.value.keys.iter().map(|key| &key.field));
-        fields.extend(&hist.value.values);
-    }
-    check(definition.kind, fields, names)
+    let hist = definition.hist.iter().map(|hist| &hist.value);
+    let fields = hist.flat_map(|hist| hist.keys.iter().map(|key| &key.field).chain(&hist.values));
+    check(definition.kind, fields.collect(), names)
 }
 
 /// As [`check_fields`], of a filter that was written elsewhere.
@@ -53,6 +53,9 @@ fn check(kind: Kind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<()
     let known: Vec<&str> = names.iter().chain(common).chain(own).copied().collect();
     match fields.into_iter().find(|field| !known.contains(&field.value.as_str())) {
         None => Ok(()),
+        Some(field) if field.value == RETURN_VALUE && kind != Kind::Return => {
+            Err(Error { span: field.span.clone(), mistake: Mistake::NotAReturn })
+        }
         Some(field) => {
             let name = field.value.clone();
             let nearest = nearest(known, &name);

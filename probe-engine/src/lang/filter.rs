@@ -2,6 +2,7 @@
 
 use super::ast::{Filter, Operator, Spanned, Value};
 use super::error::{Error, Mistake, Wanted};
+use super::fields::RETURN_VALUE;
 use super::part::{Part, is_of_name, signed, unsigned};
 use crate::linux::glob::Glob;
 use std::ops::Range;
@@ -98,7 +99,12 @@ impl<'a> Parser<'a> {
 
     fn comparison(&mut self) -> Result<Filter, Error> {
         let start = self.rest;
-        let name = self.rest.take_while(is_of_name);
+        let mut rest = self.rest;
+        let name = match rest.eat(RETURN_VALUE) {
+            true => start.until(rest),
+            false => rest.take_while(is_of_name),
+        };
+        self.rest = rest;
         if name.is_empty() {
             let mut found = start;
             return Err(found.take_word().is_not(Wanted::Field));

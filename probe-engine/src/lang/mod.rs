@@ -23,6 +23,5 @@ mod types;
 pub use argument::{argument_name, check_names};
 pub use error::{Error, Mistake, Named, Nearest, Wanted};
 pub use fields::check_fields;
-use fields::check_filter;
 pub use file::lines;
 pub use parse::{parse, parse_filter};

@@ -172,7 +172,13 @@ impl<'a, 'd> Definitions<'a, 'd> {
         place: &Place,
     ) -> Result<(), DefinitionError> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
-            compile::filter(&filter.value, kind, capture)
+            let site = Site {
+                function: place.function(),
+                kernel: self.kernel,
+                btf: self.btf,
+                variables: &|| Ok(None),
+            };
+            compile::filter(&filter.value, kind, &site, capture)
                 .map_err(|error| DefinitionError::Filter { at: place.name(), error })?;
         }
         Ok(())

@@ -167,8 +167,8 @@ fn at_a_return_memory_is_what_the_value_and_the_arguments_lead_to() {
 
 #[test]
 fn what_a_filter_alone_reads_of_an_argument_keeps_it() {
-    let hidden = vec![memory(Base::Argument(1), &[0], What::String(4096))];
-    let filter = Some(Filter::Test(Operand::Hidden(1), Test::Text(true, "x".to_owned())));
+    let hidden = of_memory(vec![memory(Base::Argument(1), &[0], What::String(4096))], &Shape::Text).fields;
+    let filter = Some(Filter::Test(Operand::Field(1), Test::Text(true, "x".to_owned())));
     let fields = vec![field("value", Base::Register(Register::Rax), 8, Shape::Hex)];
     let work = Work::of(
         0,
@@ -362,7 +362,7 @@ fn of_strings(operand: Operand, test: Test) -> Result<Condition, Unsuited> {
         text(memory(Base::Argument(1), &[0], What::String(24))),
         field("number", Base::Comm, 0, Shape::Hex),
     ];
-    let hidden = vec![memory(Base::Register(Register::R12), &[0], What::String(4096))];
+    let hidden = vec![text(memory(Base::Register(Register::R12), &[0], What::String(4096)))];
     let filter = Some(Filter::Test(operand, test));
     let work =
         Work::of(0, &ProbePlan::new(Trigger::Pass).reading(Capture { fields, hidden, filter }).recorded())?;
@@ -389,8 +389,8 @@ fn strings_are_compared_as_a_whole() {
     assert_eq!(of_strings(Operand::Field(3), text(7)), compared(NAME, 7));
     assert_eq!(of_strings(Operand::Field(4), text(7)), compared(POINTEE, 7));
     assert_eq!(of_strings(Operand::Field(5), text(24)), compared(SHORT, 24));
-    assert_eq!(of_strings(Operand::Hidden(7), text(7)), compared(HIDDEN, 7));
-    for other in [Operand::Hidden(8), Operand::Field(1), Operand::Field(6), Operand::Field(9), Operand::Pid] {
+    assert_eq!(of_strings(Operand::Field(7), text(7)), compared(HIDDEN, 7));
+    for other in [Operand::Field(8), Operand::Field(1), Operand::Field(6), Operand::Field(9), Operand::Pid] {
         assert_eq!(of_strings(other, text(7)), Err(Unsuited::Text), "{other:?}");
     }
     assert_eq!(of_strings(Operand::Field(0), Test::Text(true, "a\0b".to_owned())), Err(Unsuited::Text));
@@ -407,7 +407,7 @@ fn patterns_are_matched_where_what_is_kept_can_decide() {
         (Operand::Field(2), ARRAY),
         (Operand::Field(3), NAME),
         (Operand::Field(4), POINTEE),
-        (Operand::Hidden(7), HIDDEN),
+        (Operand::Field(7), HIDDEN),
     ] {
         for pattern in ["", "*", "/etc/*", "*.so", "*lib*", "ba?h", "[!/]*[a-z]"] {
             assert_eq!(of(operand, pattern), matched(text, pattern), "{pattern}");

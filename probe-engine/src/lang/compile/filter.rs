@@ -2,15 +2,17 @@
 
 use super::super::ast::{Filter, Operator, Spanned, Value};
 use super::super::error::{Error, Mistake};
-use super::operand::{Class, operand};
+use super::operand::{Class, class, operand};
 use crate::capture::filter::{Filter as Condition, Operand, Order, Test};
+use crate::capture::shape::Shape;
 use crate::capture::{Capture, Fetch, Field, Hop, Read, What};
 use crate::linux::glob::Glob;
 use crate::virt_memory::LONGEST_STRING;
 
-/// Makes `filter` the condition on what `capture` reads, whose fields have been [checked](super::super::check_fields).
-pub(super) fn compile(filter: &Filter, capture: &mut Capture) -> Result<(), Error> {
-    let mut compiler = Compiler { fields: &capture.fields, hidden: Vec::new() };
+/// Makes `filter` the condition on what `capture` reads, whose fields have been [checked](super::super::check_fields). What it
+/// names of the `parameters` is read besides.
+pub(super) fn compile(filter: &Filter, parameters: &[Field], capture: &mut Capture) -> Result<(), Error> {
+    let mut compiler = Compiler { fields: &capture.fields, parameters, hidden: Vec::new() };
     let condition = compiler.condition(filter)?;
     let hidden = compiler.hidden;
     capture.filter = Some(condition);
@@ -20,8 +22,9 @@ pub(super) fn compile(filter: &Filter, capture: &mut Capture) -> Result<(), Erro
 
 struct Compiler<'a> {
     fields: &'a [Field],
+    parameters: &'a [Field],
     /// What is read besides.
-    hidden: Vec<Fetch>,
+    hidden: Vec<Field>,
 }
 
 impl Compiler<'_> {
@@ -44,8 +47,16 @@ impl Compiler<'_> {
     }
 
     /// What a name means, and whether that is text.
-    fn operand(&self, field: &Spanned<String>) -> Result<(Operand, bool), Error> {
-        match operand(&field.value, self.fields) {
+    fn operand(&mut self, field: &Spanned<String>) -> Result<(Operand, bool), Error> {
+        let is_shown = self.fields.iter().any(|own| own.name == field.value);
+        let parameter = self.parameters.iter().find(|own| own.name == field.value && !is_shown);
+        let meant = match (operand(&field.value, self.fields), parameter) {
+            (None, Some(parameter)) => {
+                class(&parameter.shape).map(|class| (self.hide(parameter.clone()), class))
+            }
+            (found, _) => found,
+        };
+        match meant {
             Some((operand, class)) => Ok((operand, matches!(class, Class::Text))),
             None => {
                 let mistake = Mistake::NotFilterable(field.value.clone());
@@ -54,16 +65,25 @@ impl Compiler<'_> {
         }
     }
 
+    /// Reads something besides, once.
+    fn hide(&mut self, field: Field) -> Operand {
+        let known = self.hidden.iter().position(|own| *own == field);
+        let n = known.unwrap_or_else(|| {
+            self.hidden.push(field);
+            self.hidden.len() - 1
+        });
+        Operand::Field((self.fields.len() + n) as u16)
+    }
+
     /// The string of a process that lies at the address that a field is.
     fn user_string(&mut self, field: &Spanned<String>) -> Result<Operand, Error> {
-        let fetch = self.fields.iter().find(|own| own.name == field.value).and_then(|own| at(&own.fetch));
+        let mut all = self.fields.iter().chain(self.parameters);
+        let fetch = all.find(|own| own.name == field.value).and_then(|own| at(&own.fetch));
         let fetch = fetch.ok_or_else(|| Error {
             span: field.span.clone(),
             mistake: Mistake::NotAnAddress(field.value.clone()),
         })?;
-        let operand = Operand::Hidden((self.fields.len() + self.hidden.len()) as u16);
-        self.hidden.push(fetch);
-        Ok(operand)
+        Ok(self.hide(Field { name: field.value.clone(), fetch, shape: Shape::Text }))
     }
 }
 
@@ -121,7 +141,6 @@ fn order(op: Operator) -> Option<Order> {
 mod tests {
     use super::*;
     use crate::addr::Gva;
-    use crate::capture::shape::Shape;
     use crate::capture::{Base, Scene, Values};
     use crate::lang::parse_filter;
     use crate::linux::testing::Ram;
@@ -138,7 +157,7 @@ mod tests {
             field("small", fetch(Base::Argument(0), vec![], Read::Word(4))),
         ];
         let mut capture = Capture { fields, ..Capture::default() };
-        compile(&parse_filter(filter).unwrap().value, &mut capture)?;
+        compile(&parse_filter(filter).unwrap().value, &[], &mut capture)?;
         Ok(capture)
     }
 
@@ -172,6 +191,56 @@ mod tests {
             let regs = Regs { rdi: rdi.0, ..regs };
             assert!(!passes("name.ustring ~ \"*\"", &regs));
             assert!(!passes("name.ustring != \"x\"", &regs));
+        }
+    }
+
+    #[test]
+    fn a_parameter_is_read_for_the_filter_alone_and_once() {
+        let field = |name: &str, base, bytes, shape| Field {
+            name: name.to_owned(),
+            fetch: Fetch { base, hops: vec![], read: Read::Word(bytes) },
+            shape,
+        };
+        let parameters = [
+            field("dfd", Base::Argument(2), 4, Shape::Signed),
+            field("name", Base::Argument(2), 8, Shape::Unsigned),
+            field("$retval", Base::Register(crate::capture::Register::Rax), 8, Shape::Result),
+        ];
+        let ram = Ram::new();
+        let memory = ram.memory();
+        let regs = Regs {
+            rdi: 3,
+            rdx: u64::from((-100_i32).cast_unsigned()),
+            rax: (-2_i64).cast_unsigned(),
+            ..Regs::default()
+        };
+        let scene = Scene {
+            regs: &regs,
+            entered_with: None,
+            memory: &memory,
+            slide: 0,
+            task: None,
+            cpu: 0,
+            per_cpu: None,
+        };
+        for (filter, hidden, passes) in [
+            ("dfd == -100 || dfd == 3", 1, true),
+            ("dfd > 0", 1, false),
+            ("name == 3", 0, true),
+            ("$retval < 0 && dfd < 0 && name == 3", 2, true),
+            ("$retval >= 0", 1, false),
+        ] {
+            let fields = vec![field("name", Base::Argument(0), 8, Shape::Unsigned)];
+            let mut capture = Capture { fields, ..Capture::default() };
+            compile(&parse_filter(filter).unwrap().value, &parameters, &mut capture).unwrap();
+            assert_eq!(capture.hidden.len(), hidden, "{filter}");
+            let mut record = Vec::new();
+            assert_eq!(capture.take(&scene, &mut record), passes, "{filter}");
+            assert_eq!(
+                Values::of(&record).count(),
+                usize::from(passes),
+                "{filter}: what is hidden is not kept"
+            );
         }
     }
 

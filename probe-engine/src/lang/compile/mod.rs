@@ -13,9 +13,11 @@ pub use hist::histogram;
 
 use super::ast::{self, Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
 use super::error::{Error, Mistake};
-use super::{argument_name, check_fields, check_filter, check_names};
+use super::fields::{RETURN_VALUE, check_filter};
+use super::{argument_name, check_fields, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
+use crate::capture::typed::{self, Expand};
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
@@ -54,23 +56,43 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
         true => otherwise,
         false => args.iter().enumerate().map(field).collect::<Result<Vec<_>, Error>>()?,
     };
-    let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
-    check_fields(definition, &names)?;
+    let parameters = site.parameters(definition.kind);
+    check_fields(definition, &names(&fields), &names(&parameters))?;
     let mut capture = Capture { fields, ..Capture::default() };
     if let Some(filter) = &definition.filter {
-        filter::compile(&filter.value, &mut capture)?;
+        filter::compile(&filter.value, &parameters, &mut capture)?;
     }
     Ok(capture)
 }
 
-/// Makes `filter`, which was written elsewhere, the condition on what `capture` reads at a probe of this kind.
+/// Makes `filter`, which was written elsewhere, the condition on what `capture` reads at a probe of this kind at `site`.
 ///
 /// # Errors
 /// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
-pub fn filter(filter: &ast::Filter, kind: Kind, capture: &mut Capture) -> Result<(), Error> {
-    let names: Vec<&str> = capture.fields.iter().map(|field| field.name.as_str()).collect();
-    check_filter(kind, filter, &names)?;
-    filter::compile(filter, capture)
+pub fn filter(filter: &ast::Filter, kind: Kind, site: &Site<'_>, capture: &mut Capture) -> Result<(), Error> {
+    let parameters = site.parameters(kind);
+    check_filter(kind, filter, &[names(&capture.fields), names(&parameters)].concat())?;
+    filter::compile(filter, &parameters, capture)
+}
+
+fn names(fields: &[Field]) -> Vec<&str> {
+    fields.iter().map(|field| field.name.as_str()).collect()
+}
+
+impl Site<'_> {
+    /// What a filter may name besides the fields: the parameters of the function, and the value that it has returned.
+    fn parameters(&self, kind: Kind) -> Vec<Field> {
+        let Some((btf, function)) = self.btf.zip(self.function) else { return Vec::new() };
+        let mut parameters = typed::arguments(btf, function, Expand::Small).unwrap_or_default();
+        if kind == Kind::Return {
+            // What the stack had when the function was called may have been overwritten.
+            let is_kept = |n: u8| Register::of_argument(n.into()).is_some();
+            parameters.retain(|field| !matches!(field.fetch.base, Base::Argument(n) if !is_kept(n)));
+            let returned = typed::return_value(btf, function, Expand::Small).unwrap_or_default();
+            parameters.extend(returned.map(|field| Field { name: RETURN_VALUE.to_owned(), ..field }));
+        }
+        parameters
+    }
 }
 
 struct Compiler<'a> {

@@ -26,7 +26,7 @@ pub(super) fn operand(name: &str, fields: &[Field]) -> Option<(Operand, Class)> 
     })
 }
 
-fn class(shape: &Shape) -> Option<Class> {
+pub(super) fn class(shape: &Shape) -> Option<Class> {
     match shape {
         Shape::Text => Some(Class::Text),
         Shape::Struct { .. } | Shape::Array { .. } => None,
