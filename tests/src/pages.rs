@@ -183,7 +183,7 @@ impl Example {
 }
 
 /// The words of a command as a shell has them, as far as single quotes go.
-fn words(command: &str) -> Vec<&str> {
+pub fn words(command: &str) -> Vec<&str> {
     let mut words = Vec::new();
     for (n, part) in command.split('\'').enumerate() {
         match n % 2 {

@@ -12,7 +12,7 @@ use probe_engine::probe::spec::ProbeSpec;
 #[command(after_long_help = "\
 Examples:
   vmm count 'vfs_*' -- ls /
-  vmm count 'vfs_*' do_sys_openat2 --scope boot --append workload=open:10")]
+  vmm count 'vfs_*' do_sys_openat2 --append workload=open:10")]
 pub(crate) struct Count {
     /// A function, or a pattern as 'vfs_*'
     ///

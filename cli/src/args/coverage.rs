@@ -16,9 +16,9 @@ use probe_engine::probe::spec::ProbeSpec;
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
-  vmm coverage -- cat /etc/passwd
+  vmm coverage 'vfs_*' -- cat /etc/passwd
   vmm coverage --kernel bzImage --initrd initrd.img --cpus 2 --output ran.json
-  vmm coverage 'ext4_*' 'vfs_*' --format json --append workload=open:10")]
+  vmm coverage 'vfs_*' 'ksys_*' --format json --append workload=open:10")]
 pub(crate) struct Coverage {
     /// Only functions whose names match one of these, as 'vfs_*' [default: all]
     #[arg(value_name = "PATTERN", conflicts_with = "target", help_heading = heading::PROBES)]

@@ -15,7 +15,6 @@ use std::path::PathBuf;
 Examples:
   vmm doctor
   vmm doctor --host emulated --json
-  vmm doctor --report machine.txt
 
 Exit codes:
   0  guests run on one of the hosts that were tested

@@ -13,15 +13,8 @@ pub(crate) struct Host {
 #[derive(Subcommand)]
 pub(crate) enum HostCommand {
     /// Boot it once and keep a snapshot of it, so that runs start at once
-    #[command(after_long_help = "\
-Examples:
-  vmm host prepare")]
     Prepare,
     /// Run a static program inside it, as its superuser
-    #[command(after_long_help = "\
-Examples:
-  vmm host exec ./my_static_program --fast
-  vmm host exec --file INPUT=data.bin ./my_static_program")]
     Exec {
         /// Set an environment variable for it; may be repeated
         #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 Examples:
   vmm list 'vfs_*'
   vmm list -v 'vfs_*'
-  vmm list --kind refused 'copy_*'
+  vmm list --kind refused '*int3*'
   vmm list --all --kernel bzImage
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with

@@ -70,6 +70,7 @@ pub(crate) enum Command {
     Types(Types),
     Kernel(KernelTask),
     Doctor(Doctor),
+    #[command(hide = true)]
     Host(Host),
     /// Answer a guest's requests for files, which come in over standard input
     #[command(hide = true)]
