@@ -386,7 +386,7 @@ impl Running {
 
     /// Takes what the vCPUs have recorded.
     pub fn drain(&mut self) {
-        while let Some(hits) = self.reader.drain(self.clock.rate(), &HashMap::new()) {
+        while let Some(hits) = self.reader.drain(self.clock.rate(), &HashMap::new(), &[]) {
             self.hits.extend(hits);
         }
     }

@@ -3,14 +3,16 @@
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
+pub use captured::Captured;
 use detoured::DetourRings;
 pub use detoured::{DetouredProbe, MissedByDetours};
 use guest_time::GuestTime;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::capture::tally::Group;
-use probe_engine::capture::{Capture, LONGEST_RECORD, Scene};
+use probe_engine::capture::{Capture, LONGEST_RECORD, Scene, Value};
 use probe_engine::linux::sched_clock::SchedClock;
 use probe_engine::linux::task::Task;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::virt_memory::ReadVirt;
 use ring_space::RingEnds;
@@ -20,6 +22,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+mod captured;
 mod detoured;
 mod guest_time;
 mod ring_space;
@@ -74,7 +77,7 @@ pub struct Event {
     /// The task that ran, if it can be told.
     pub task: Option<Task>,
     /// What the probe's [`Capture`] has read; its [`values`](Capture::values) are in it.
-    pub captured: Vec<u8>,
+    pub captured: Captured,
     /// Who called, where the probe [asks](crate::probe::Probe::stack) for that.
     pub stack: Option<Stack>,
 }
@@ -87,6 +90,12 @@ impl Event {
             What::Hit { args } => args.get(n).copied(),
             What::Return { .. } | What::Access { .. } => None,
         }
+    }
+
+    /// What was read of the field of that name: a definition's `NAME=`, or a function's parameter.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Value<'_>> {
+        self.captured.get(name)
     }
 
     /// How much memory it takes, in bytes.
@@ -191,6 +200,11 @@ impl Recorder {
         capture.take(scene, &mut self.captured)
     }
 
+    /// What was [read](Self::capture) last.
+    pub(crate) fn captured(&self) -> &[u8] {
+        &self.captured
+    }
+
     /// Notes down what `walk` finds of the stack, for the record that follows.
     pub(crate) fn stack(&mut self, walk: impl FnOnce(&mut dyn FnMut(Piece))) {
         if self.stacks.slots() < MOST_PIECES {
@@ -293,8 +307,14 @@ impl Reader {
     }
 
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
-    /// call to the next as well, wherever it runs. `known` are the probes that detours record for.
-    pub fn drain(&mut self, rate: Rate, known: &HashMap<u32, DetouredProbe>) -> Option<Vec<Event>> {
+    /// call to the next as well, wherever it runs. `known` are the probes that detours record for, and `plans` those of all
+    /// probes by their numbers.
+    pub fn drain(
+        &mut self,
+        rate: Rate,
+        known: &HashMap<u32, DetouredProbe>,
+        plans: &[Arc<ProbePlan>],
+    ) -> Option<Vec<Event>> {
         /// So many bytes are not kept back: a hostile guest may say that its events were later than they were.
         const MOST: usize = 64 << 20;
         let now = rate.nanos(ticks());
@@ -314,6 +334,7 @@ impl Reader {
                 let mut captured = vec![0; len as usize];
                 // They were pushed before their record.
                 let _ = bytes.pop_entire_slice(&mut captured);
+                let captured = Captured::new(captured, plans.get(probe.0 as usize).cloned());
                 let what = match what {
                     What::Hit { args } => What::Hit { args },
                     What::Access { old, new } => What::Access { old, new },
@@ -390,11 +411,11 @@ mod tests {
             recorders[n % 2].count(ProbeId(0));
             recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT, None);
         }
-        let hits = reader.drain(clock.rate(), &HashMap::new()).unwrap();
+        let hits = reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap();
         let order: Vec<u64> = hits.iter().map(|hit| hit.rip.0).collect();
         assert_eq!(order, (0..10).collect::<Vec<_>>());
         assert_eq!(reader.hits(ProbeId(0)), 10);
-        assert!(reader.drain(clock.rate(), &HashMap::new()).is_none());
+        assert!(reader.drain(clock.rate(), &HashMap::new(), &[]).is_none());
     }
 
     #[test]
@@ -405,7 +426,7 @@ mod tests {
         for ticks in [later, now] {
             recorders[0].record(ticks, ProbeId(0), Gva(ticks), HIT, None);
         }
-        let mut drain = || reader.drain(clock.rate(), &HashMap::new()).unwrap();
+        let mut drain = || reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap();
         assert_eq!(drain().iter().map(|hit| hit.rip).collect::<Vec<_>>(), [Gva(now)]);
         assert!(drain().is_empty(), "it is there, and not yet due");
         assert_eq!(reader.early.len(), 1);
@@ -420,7 +441,7 @@ mod tests {
             while recorders[0].has_space(1) {
                 recorders[0].record(u64::MAX, ProbeId(0), Gva(0), HIT, None);
             }
-            read += reader.drain(clock.rate(), &HashMap::new()).unwrap().len();
+            read += reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap().len();
             kept = kept.max(reader.early.iter().map(Event::bytes).sum());
         }
         assert!(read > 0 && kept <= 80 << 20, "{read} read, {kept} bytes kept");
@@ -436,7 +457,7 @@ mod tests {
         }
         assert_eq!(recorded, RING - 1);
         let clock = Clock::start(None);
-        assert_eq!(reader.drain(clock.rate(), &HashMap::new()).unwrap().len(), recorded);
+        assert_eq!(reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap().len(), recorded);
         assert!(recorders[0].has_space(2));
     }
 }

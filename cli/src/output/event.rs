@@ -129,6 +129,7 @@ mod tests {
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
     use probe_engine::request::ProbeRequest;
+    use vmm::events::Captured;
 
     const TASK: Task = Task {
         at: Gva(0),
@@ -147,7 +148,7 @@ mod tests {
         rip: Gva(0xffff_ffff_8123_4560),
         what: What::Hit { args: [1, 2, 3, 4, 5, u64::MAX] },
         task: None,
-        captured: Vec::new(),
+        captured: Captured::NONE,
         stack: None,
     };
     const RETURN: What<Nanos> = What::Return { value: u64::MAX - 1, duration: Nanos(12_345) };

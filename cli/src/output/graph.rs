@@ -137,6 +137,7 @@ mod tests {
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::table::ProbeId;
     use probe_engine::request::ProbeRequest;
+    use vmm::events::Captured;
 
     const OUTER: u64 = 0x1000;
     const INNER: u64 = 0x2000;
@@ -168,7 +169,7 @@ mod tests {
             rip: Gva(0),
             what,
             task: Some(task),
-            captured: Vec::new(),
+            captured: Captured::NONE,
             stack: None,
         }
     }

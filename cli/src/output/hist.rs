@@ -107,6 +107,7 @@ mod tests {
     use probe_engine::probe::place::Place;
     use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
     use probe_engine::probe::table::ProbeId;
+    use vmm::events::Captured;
     use vmm::events::What;
 
     /// Two probes that are counted together, by the CPU, and one that is not counted.
@@ -145,7 +146,7 @@ mod tests {
             rip: Gva(0x10),
             what: What::Hit { args: [0; 6] },
             task: None,
-            captured: Vec::new(),
+            captured: Captured::NONE,
         };
         written_as(format, probes(), &[event(0, 1), event(1, 1), event(1, 0), event(2, 0)])
     }

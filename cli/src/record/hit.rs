@@ -8,7 +8,7 @@ use probe_engine::probe::table::ProbeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
-use vmm::events::{Event, Nanos, What};
+use vmm::events::{Captured, Event, Nanos, What};
 
 /// A line of type `hit`, `return` or `access`. `F` is what its probe has read, by name.
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,7 +139,7 @@ impl HitLine<'_, Map<String, Value>> {
             rip: Gva(self.rip.0),
             what,
             task: self.task.map(TaskLine::task),
-            captured: Vec::new(),
+            captured: Captured::NONE,
             stack: None,
         };
         let user = self.user_stack.zip(self.user_stack_end);

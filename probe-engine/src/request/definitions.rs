@@ -67,7 +67,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     /// [`DefinitionError`]: nothing has been added then.
     pub fn read(&mut self, text: &str) -> Result<(), DefinitionError> {
         let written = text.trim();
-        if !written.contains(char::is_whitespace) && !written.starts_with("-:") {
+        if is_plain(written) {
             return self.plain(written);
         }
         match lang::parse(text)? {
@@ -246,6 +246,31 @@ impl<'a, 'd> Definitions<'a, 'd> {
             }
         }
     }
+}
+
+/// What the hits are of the probe that a definition means, as far as its text tells.
+///
+/// # Errors
+/// [`DefinitionError`] when the text is not understood, or takes an earlier definition back.
+pub fn trigger_of(text: &str) -> Result<Trigger, DefinitionError> {
+    let written = text.trim();
+    if is_plain(written) {
+        let spec = written.parse::<ProbeSpec>();
+        let spec = spec.map_err(|error| DefinitionError::Plain(Box::new(error.into())))?;
+        return Ok(trigger(spec.returns(), None));
+    }
+    match lang::parse(text)? {
+        Statement::Define(definition) => {
+            let max_active = definition.max_active.as_ref().map(|calls| calls.value);
+            Ok(trigger(definition.kind == ast::Kind::Return, max_active))
+        }
+        Statement::Remove(_) => Err(DefinitionError::Undefined(written.to_owned())),
+    }
+}
+
+/// Whether a text is a place alone.
+fn is_plain(written: &str) -> bool {
+    !written.contains(char::is_whitespace) && !written.starts_with("-:")
 }
 
 /// A place at which there can be no probe, in its definition.

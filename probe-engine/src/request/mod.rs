@@ -7,7 +7,7 @@ mod error;
 mod jump_constraints;
 mod traced;
 
-pub use definitions::{Definitions, Found};
+pub use definitions::{Definitions, Found, trigger_of};
 pub use error::{DefinitionError, PlaceError};
 pub use jump_constraints::KernelConstraints;
 pub use traced::{Traced, TracedError, traced_functions};

@@ -82,7 +82,7 @@ fn main() {
         console.wait_for("workload: ticks ", 1);
         stood.lock().unwrap().push("nothing");
         for (number, (_, probe)) in (2..).zip(&WAYS[1..]) {
-            let ids = handle.register(probe().into_iter().collect()).unwrap();
+            let ids = handle.register_all(probe().into_iter().collect()).unwrap();
             console.open_gate();
             console.wait_for("workload: ticks ", number);
             stood.lock().unwrap().push(footing(&handle.list().unwrap()[0]));

@@ -50,7 +50,8 @@ fn probes_are_switched_one_by_one_and_all_at_once() {
                 let fourth = after_walk(handle, console, 4);
                 assert_eq!(fourth, [(0, made, false), (1, 6, true), (2, 6, false)]);
                 handle.command(Command::Unregister(vec![a, b])).unwrap();
-                let again = handle.register(vec![Probe::at(MKDIR), Probe::on_return(MKDIR).into()]).unwrap();
+                let again =
+                    handle.register_all(vec![Probe::at(MKDIR), Probe::on_return(MKDIR).into()]).unwrap();
                 assert_eq!(again, [3, 4].map(ProbeId));
                 let fifth = after_walk(handle, console, 5);
                 assert_eq!(fifth, [(2, 6, false), (3, 3, true), (4, 3, true)]);
@@ -89,12 +90,12 @@ fn a_batch_is_registered_all_or_nothing() {
             for bad in bad {
                 let mut batch = good();
                 batch.push(bad);
-                let error = handle.register(batch).unwrap_err();
+                let error = handle.register_all(batch).unwrap_err();
                 assert!(matches!(error, CommandError::Register(_)), "{error}");
                 assert_eq!(listed(handle), [(0, 3, true)], "{error}");
             }
             let too_many = vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(1 << 20).into()];
-            let error = handle.register(too_many).unwrap_err();
+            let error = handle.register_all(too_many).unwrap_err();
             assert!(matches!(error, CommandError::Register(RegisterError::NoTrampolines)), "{error}");
             for command in [Command::Unregister, Command::Disable] {
                 let error = handle.command(command(vec![ProbeId(0), ProbeId(99)])).unwrap_err();
@@ -104,7 +105,7 @@ fn a_batch_is_registered_all_or_nothing() {
             console.wait_for("workload: walk", 2);
             assert_eq!(listed(handle), [(0, 6, true)]);
             // What was refused in a batch took nothing away from the next.
-            let ids = handle.register(good()).unwrap();
+            let ids = handle.register_all(good()).unwrap();
             console.open_gate();
             console.wait_for("workload: walk", 3);
             let [first, ..] = listed(handle)[..] else { panic!("no probes") };
@@ -135,7 +136,7 @@ fn probes_come_and_go_under_hits_in_flight() {
                 let mut probes = vec![Probe::at("__x64_sys_getppid").post(|_| ())];
                 probes.push(Probe::on_return("__x64_sys_getppid").into());
                 probes.extend(beside.iter().map(|place| Probe::at(place.as_str())));
-                let ids = handle.register(probes).unwrap();
+                let ids = handle.register_all(probes).unwrap();
                 // The guest is stopped by each command, and has to come on between them.
                 let is_hit = |p: &ProbeReport| p.id == ids[0] && p.hits > 0;
                 while !handle.list().unwrap().iter().any(is_hit) {

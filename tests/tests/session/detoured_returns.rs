@@ -29,7 +29,7 @@ fn seen(ended: &Ended, n: u32) -> Vec<(u64, i64, Vec<u8>)> {
     its.map(|event| match event.what {
         What::Return { value, duration } => {
             assert!(duration.0 <= event.nanos, "{event:?}");
-            (value, event.rip.0.wrapping_sub(start.0).cast_signed(), event.captured.clone())
+            (value, event.rip.0.wrapping_sub(start.0).cast_signed(), event.captured.to_vec())
         }
         _ => panic!("{event:?}"),
     })
@@ -159,7 +159,7 @@ wait
         console.wait_for("workload: open", 1);
         let probe = |function: &&str| -> Probe { Probe::on_return(*function).record().into() };
         for round in 0..40 {
-            let ids = handle.register(functions.iter().map(probe).collect()).unwrap();
+            let ids = handle.register_all(functions.iter().map(probe).collect()).unwrap();
             match round % 4 {
                 0 => drop(handle.command(Command::Optimize(false)).unwrap()),
                 1 => drop(handle.command(Command::Disable(ids.clone())).unwrap()),

@@ -260,7 +260,7 @@ fn detours_come_and_go_under_load() {
             // Some of the hits are written down: the guest makes millions.
             let recording = Probe::at(FUNCTION).capture(some(16)).record();
             let more = vec![recording, Probe::at(FUNCTION), Probe::at("vfs_read")];
-            let ids = handle.register(more).unwrap();
+            let ids = handle.register_all(more).unwrap();
             let change = match round % 4 {
                 0 => Command::Optimize(false),
                 1 => Command::Optimize(true),

@@ -124,7 +124,7 @@ fn churn(
     let is_optimized = |state: &ProbeState| matches!(state, ProbeState::Optimized(_));
     let is_trapped = |state: &ProbeState| matches!(state, ProbeState::Armed(_));
     while !console.text().contains("workload: mix ") {
-        let mut ids = unless_ended(handle.register(set(rng)))?;
+        let mut ids = unless_ended(handle.register_all(set(rng)))?;
         seen.look(handle, &ids, is_optimized)?;
         // Three changes, beginning with any of them.
         let first = rng.below(3);
@@ -148,7 +148,7 @@ fn churn(
                     ids.retain(|id| !some.contains(id));
                     let others = set(rng).into_iter().take(some.len()).collect();
                     unless_ended(handle.command(Command::Unregister(some)))?;
-                    ids.extend(unless_ended(handle.register(others))?);
+                    ids.extend(unless_ended(handle.register_all(others))?);
                 }
             }
             seen.look(handle, &ids, is_optimized)?;
@@ -185,7 +185,7 @@ fn sets_of_detours_come_and_go_under_a_preempted_guest() {
     let ended = guest.run_with(&format!("sh:/script,mix:{seconds}"), |handle, console| {
         console.wait_for("ready", 1);
         // The shell has opened its files by now, and is not counted.
-        handle.register(KNOWN.iter().map(|(function, _)| Probe::at(*function)).collect()).unwrap();
+        handle.register_all(KNOWN.iter().map(|(function, _)| Probe::at(*function)).collect()).unwrap();
         console.open_gate();
         churn(handle, console, |rng| set(&hot, &others, rng), &mut rng, &mut seen);
     });

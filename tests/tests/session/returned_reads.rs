@@ -6,6 +6,7 @@ use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Register, Value, What};
 use tests::kernel::name_of;
 use tests::linux_rig::{Ended, Guest};
+use vmm::events::Captured;
 use vmm::probe::Probe;
 use vmm::session::ProbeState;
 
@@ -41,7 +42,7 @@ fn reads_behind_it(cpus: u8) {
     };
     assert_eq!(of(detour.id, false).count() as u64, trap.hits);
     let read = |probe| of(probe, true).map(|event| (event.task, &event.captured)).collect::<Vec<_>>();
-    let faults = |(_, captured): &(_, &Vec<u8>)| {
+    let faults = |(_, captured): &(_, &Captured)| {
         capture.values(captured).filter(|(_, value)| matches!(value, Value::Fault(_))).count()
     };
     let (detoured, trapped) = (read(detour.id), read(trap.id));
@@ -119,7 +120,7 @@ fn reads_what_traps_read(cpus: u8) {
         let read = |ended: &Ended| -> Vec<Vec<u8>> {
             let its = ended.events.iter().filter(|event| event.probe == detour.id);
             let its = its.filter(|event| event.task.is_some_and(|task| task.pid == 1));
-            its.map(|event| event.captured.clone()).collect()
+            its.map(|event| event.captured.to_vec()).collect()
         };
         let (by_detour, by_trap) = (read(&detoured), read(&trapped));
         println!("{cpus} vCPUs: {} returns of {function}, {} of pid 1", detour.hits, by_detour.len());

@@ -178,7 +178,7 @@ fn a_return_probe_is_unregistered_while_a_task_sleeps_in_its_function() {
             // These take all trampolines that are free, and would take those too.
             for size in [1 << 14, 1 << 10, 1 << 6, 16] {
                 while handle
-                    .register(vec![Probe::on_return(name_of("do_filp_open")).max_active(size).into()])
+                    .register_all(vec![Probe::on_return(name_of("do_filp_open")).max_active(size).into()])
                     .is_ok()
                 {}
             }
@@ -187,9 +187,9 @@ fn a_return_probe_is_unregistered_while_a_task_sleeps_in_its_function() {
             console.wait_for("workload: sh", 1);
             // Now they are free.
             let one = || vec![Probe::on_return(name_of("do_filp_open")).max_active(16).into()];
-            handle.register(one()).unwrap();
-            handle.register(one()).unwrap();
-            handle.register(one()).unwrap_err();
+            handle.register_all(one()).unwrap();
+            handle.register_all(one()).unwrap();
+            handle.register_all(one()).unwrap_err();
             full.add(all.len());
         });
     ended.assert_in_order();

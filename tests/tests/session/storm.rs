@@ -205,7 +205,7 @@ pub(super) fn check(probes: &[ProbeReport]) {
 /// Arms and disarms until the guest has done its work. Counts how often.
 fn churn(handle: &Handle, console: &Console, flock: impl Fn() -> Vec<Probe>, rounds: &mut u64) -> Option<()> {
     while !console.text().contains("workload: mix ") {
-        let ids = unless_ended(handle.register(flock()))?;
+        let ids = unless_ended(handle.register_all(flock()))?;
         // Most rounds switch the same probes; then others take their places.
         for round in 0..5 {
             std::thread::sleep(PERIOD);

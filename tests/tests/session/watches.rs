@@ -30,9 +30,9 @@ fn watches_come_and_go_and_one_too_many_is_refused() {
         let after = |runs| after(handle, console, "workload: sh path=/script", runs);
         assert_eq!(after(1), [(0, 0, false)]);
         assert_eq!(handle.list().unwrap()[0].state, ProbeState::Disabled);
-        handle.register(WATCHES[1..most].iter().map(watch).collect()).unwrap();
+        handle.register_all(WATCHES[1..most].iter().map(watch).collect()).unwrap();
         for batch in [vec![watch(&WATCHES[most])], vec![Probe::at("vfs_mkdir"), watch(&WATCHES[most])]] {
-            let error = handle.register(batch).unwrap_err();
+            let error = handle.register_all(batch).unwrap_err();
             let too_many = RegisterError::TooManyWatches(most).to_string();
             assert!(matches!(&error, CommandError::Register(e) if e.to_string() == too_many), "{error}");
         }
@@ -42,7 +42,7 @@ fn watches_come_and_go_and_one_too_many_is_refused() {
         handle.command(Command::Disable(vec![a])).unwrap();
         assert_eq!(after(3)[..2], [(0, 2, false), (1, 2, true)]);
         handle.command(Command::Unregister(vec![a, b])).unwrap();
-        let ids = handle.register(WATCHES[..2].iter().map(watch).collect()).unwrap();
+        let ids = handle.register_all(WATCHES[..2].iter().map(watch).collect()).unwrap();
         let again = |all: Vec<(u32, u64, bool)>| all[most - 2..].to_vec();
         assert_eq!(again(after(4)), [(ids[0].0, 2, true), (ids[1].0, 1, true)]);
         handle.command(Command::Arm(false)).unwrap();

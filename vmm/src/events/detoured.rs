@@ -2,7 +2,7 @@
 
 use super::guest_time::GuestTime;
 use super::ring_space::RingEnds;
-use super::{Event, Nanos, What};
+use super::{Captured, Event, Nanos, What};
 use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::probe::Active;
@@ -190,7 +190,7 @@ impl DetouredProbe {
             rip,
             what,
             task: Some(record.task),
-            captured,
+            captured: Captured::new(captured, Some(self.probe.plan.clone())),
             stack: None,
         })
     }

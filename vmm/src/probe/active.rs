@@ -8,13 +8,14 @@ use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What is attached to a site.
 pub struct Active {
     pub(crate) id: ProbeId,
     /// What it does.
-    pub(crate) plan: ProbePlan,
+    pub(crate) plan: Arc<ProbePlan>,
     pub(crate) kind: Kind,
     /// Whether it has had its only hit, where only the first one counts.
     spent: AtomicBool,
@@ -89,10 +90,10 @@ impl Active {
             Handlers::Watch(handler) => Kind::Watch(Watching::new(handler)),
             Handlers::Return(handlers) => Kind::Return(handlers, Pool::new(0, 0, 1)),
         };
-        Self::new(id, plan, kind)
+        Self::new(id, Arc::new(plan), kind)
     }
 
-    pub(crate) fn new(id: ProbeId, plan: ProbePlan, kind: Kind) -> Self {
+    pub(crate) fn new(id: ProbeId, plan: Arc<ProbePlan>, kind: Kind) -> Self {
         Self {
             id,
             plan,

@@ -1,13 +1,13 @@
 //! What a handler sees of a hit, and what it can say about how the guest goes on.
 
-use super::{Active, HandlerRequest};
+use super::{Active, HandlerRequest, Member};
 use crate::clock::Clock;
 use crate::memory::GuestRam;
 use crate::session::Command;
 use crate::stack::Stack;
 use crate::world::VcpuTables;
 use probe_engine::addr::Gva;
-use probe_engine::capture::Scene;
+use probe_engine::capture::{Capture, Scene, Value};
 use probe_engine::linux::names::Names;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
@@ -41,6 +41,8 @@ pub struct Hit<'a> {
     /// Where the kernel keeps what it has of this vCPU (GVA).
     pub(crate) area: Option<Gva>,
     pub(crate) requests: &'a mut Vec<HandlerRequest>,
+    /// What was read, and by what.
+    pub(crate) captured: Option<(&'a Capture, &'a [u8])>,
 }
 
 /// What a probed instruction raised.
@@ -140,6 +142,24 @@ impl Hit<'_> {
     /// As [`skip_function`](Self::skip_function).
     pub fn fail(&mut self, error: Errno) -> Result<(), PageFault> {
         self.skip_function(i64::from(-error.raw_os_error()).cast_unsigned())
+    }
+
+    /// A member of the structure at `at` (GVA) as a number, extended with zeros.
+    ///
+    /// # Errors
+    /// The [`PageFault`] where it is not mapped.
+    pub fn member(&self, at: u64, member: Member) -> Result<u64, PageFault> {
+        let mut bytes = [0; 8];
+        let own = bytes.split_at_mut(member.size.min(8)).0;
+        self.memory.read(Gva(at).add(member.offset), own)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// What the probe's definition has read of the field of that name, at an instruction or a return.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Value<'_>> {
+        let (capture, record) = self.captured?;
+        capture.values(record).find(|(field, _)| field.name == name).map(|(_, value)| value)
     }
 
     /// The string at `at` (GVA, kernel or user), up to its NUL or `most` bytes of it.
@@ -250,6 +270,7 @@ impl<'a> HitContext<'a> {
             tables: self.tables,
             area: self.area,
             requests,
+            captured: None,
         }
     }
 }

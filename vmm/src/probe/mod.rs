@@ -24,11 +24,13 @@
 
 mod active;
 mod hit;
+mod member;
 
 pub use active::{Active, NoDetour};
 pub(crate) use active::{Kind, Miss, Watching};
 pub(crate) use hit::HitContext;
 pub use hit::{Access, Fault, Hit};
+pub use member::{Member, MemberError};
 
 use crate::session::Command;
 use probe_engine::capture::Capture;
@@ -37,6 +39,7 @@ use probe_engine::linux::scope::Scope;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::probe::table::ProbeId;
+use probe_engine::request::{DefinitionError, trigger_of};
 use std::any::Any;
 use std::marker::PhantomData;
 
@@ -47,6 +50,8 @@ pub enum Where {
     /// [`ProbeSpec`](probe_engine::probe::spec::ProbeSpec), and for a watch
     /// [`WatchSpec`](probe_engine::probe::watch::WatchSpec).
     Spec(String),
+    /// As a definition, which also says what is read there and which hits count.
+    Definition(String),
     /// Resolved already.
     Place(Place),
 }
@@ -112,6 +117,17 @@ impl Probe {
     /// A probe on an instruction: `vfs_read`, `vfs_read+0x10`, `dummy:dummy_xmit`, an address as linked.
     pub fn at(at: impl Into<Where>) -> Self {
         Self::of_plan(at, ProbePlan::new(Trigger::Pass))
+    }
+
+    /// A probe as `definition` says, a line in the language of the kernel's `kprobe_events`: `p:opens do_sys_openat2
+    /// name=filename:ustring if name ~ "/etc/*"`, or a place alone. It is looked up in the session's kernel when the probe is
+    /// registered. Each hit is recorded, with what was read, which the event [gives](crate::events::Event::get) by its name.
+    ///
+    /// # Errors
+    /// [`DefinitionError`] when it is not understood, with the place of the mistake in the text.
+    pub fn define(definition: &str) -> Result<DefinedProbe, DefinitionError> {
+        let plan = ProbePlan::new(trigger_of(definition)?).recorded();
+        Ok(DefinedProbe(Self::of_plan(Where::Definition(definition.to_owned()), plan)))
     }
 
     /// A probe that does what `plan` says, without handlers.
@@ -330,6 +346,47 @@ impl<G> ReturnProbe<G> {
     pub fn disabled(mut self) -> Self {
         self.probe.enabled = false;
         self
+    }
+}
+
+/// A probe by a [definition](Probe::define).
+#[must_use = "a probe does nothing until it is registered"]
+pub struct DefinedProbe(Probe);
+
+impl DefinedProbe {
+    /// Calls `handler` at each hit that counts: before the instruction, or when the function has returned. What was read is
+    /// [there](Hit::get) by its name. Such a probe stands on a trap.
+    pub fn handler(mut self, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Self {
+        match &mut self.0.handlers {
+            Handlers::Instruction(handlers) => handlers.pre = Some(Box::new(handler)),
+            Handlers::Return(handlers) => handlers.handler = Some(Box::new(move |hit, _| handler(hit))),
+            Handlers::Watch(first) => *first = Some(Box::new(handler)),
+        }
+        self
+    }
+
+    /// See [`Probe::stack`].
+    pub fn stack(mut self, most: usize) -> Self {
+        self.0 = self.0.stack(most);
+        self
+    }
+
+    /// See [`Probe::disabled`].
+    pub fn disabled(mut self) -> Self {
+        self.0.enabled = false;
+        self
+    }
+
+    /// See [`Probe::within`].
+    pub fn within(mut self, scope: Scope) -> Self {
+        self.0 = self.0.within(scope);
+        self
+    }
+}
+
+impl From<DefinedProbe> for Probe {
+    fn from(probe: DefinedProbe) -> Self {
+        probe.0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::arming::{BootPhase, Stop};
 use super::control::{Control, GuestPanic, PANIC_GRACE};
-use super::handle::{Answer, Command, CommandError, Message};
+use super::handle::{Command, CommandError, Done, Message};
 use super::modules::{self, Modules};
 use super::names::Names;
 use super::registry::{ProbeState, RegisterError, Registry};
@@ -100,7 +100,12 @@ impl Control<'_> {
     }
 
     /// Changes what is wanted. What is wanted is armed in the same stop.
-    fn carry_out(&mut self, command: Command, parked: &Parked<'_>, tables: &mut VcpuTables) -> Answer {
+    fn carry_out(
+        &mut self,
+        command: Command,
+        parked: &Parked<'_>,
+        tables: &mut VcpuTables,
+    ) -> Result<Done, CommandError> {
         let known =
             |registry: &Registry, ids: &[ProbeId]| match ids.iter().find(|id| !registry.contains(**id)) {
                 Some(unknown) => Err(CommandError::Unknown(*unknown)),
@@ -116,44 +121,45 @@ impl Control<'_> {
                     self.reconcile(parked, tables);
                     return Err(error.into());
                 }
-                Ok(ids)
+                Ok(ids.into())
             }
             Command::Unregister(ids) => {
                 known(&self.registry, &ids)?;
-                for probe in self.registry.report_of(&ids, &self.reader, |id| self.lost(id)) {
+                let removed = self.registry.report_of(&ids, &self.reader, |id| self.lost(id));
+                for probe in &removed {
                     self.unregistered.probes += 1;
                     self.unregistered.hits += probe.hits;
                     self.unregistered.missed += probe.missed.hits();
                     self.unregistered.yields += probe.missed.yields;
                 }
                 self.registry.unregister(&ids);
-                Ok(ids)
+                Ok(Done { ids, removed })
             }
             Command::Enable(ids) => {
                 known(&self.registry, &ids)?;
                 self.registry.enable(&ids, true);
-                Ok(ids)
+                Ok(ids.into())
             }
             Command::Disable(ids) => {
                 known(&self.registry, &ids)?;
                 self.registry.enable(&ids, false);
-                Ok(ids)
+                Ok(ids.into())
             }
             Command::Arm(armed) => {
                 self.registry.arm(armed);
-                Ok(Vec::new())
+                Ok(Vec::new().into())
             }
             Command::Optimize(on) => {
                 self.arming.detours.switch(on);
-                Ok(Vec::new())
+                Ok(Vec::new().into())
             }
             Command::Stop => {
                 self.outcome = Some(Outcome::Stopped);
-                Ok(Vec::new())
+                Ok(Vec::new().into())
             }
             Command::GiveUp => {
                 self.standstill.expire(Instant::now());
-                Ok(Vec::new())
+                Ok(Vec::new().into())
             }
         }
     }

@@ -310,7 +310,9 @@ impl Control<'_> {
             return;
         }
         self.look_at_clock();
-        if let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
+        if let Some(events) =
+            self.reader.drain(self.clock.rate(), self.arming.detours.known(), self.registry.plans())
+        {
             self.hand_on(&events);
         }
         if self.patience.begin_anew() {
@@ -334,7 +336,9 @@ impl Control<'_> {
 
     /// Hands all events on, while no vCPU runs: what is in the rings, and no more.
     pub(super) fn drain(&mut self) {
-        while let Some(events) = self.reader.drain(self.clock.rate(), self.arming.detours.known()) {
+        while let Some(events) =
+            self.reader.drain(self.clock.rate(), self.arming.detours.known(), self.registry.plans())
+        {
             self.hand_on(&events);
         }
     }

@@ -80,9 +80,23 @@ impl Drop for Inside {
 /// The probes that a command was about.
 pub type Answer = Result<Vec<ProbeId>, CommandError>;
 
+/// What a command came to.
+pub(super) struct Done {
+    /// The probes that it was about.
+    pub(super) ids: Vec<ProbeId>,
+    /// Those that it has unregistered, as they were in the end.
+    pub(super) removed: Vec<ProbeReport>,
+}
+
+impl From<Vec<ProbeId>> for Done {
+    fn from(ids: Vec<ProbeId>) -> Self {
+        Self { ids, removed: Vec::new() }
+    }
+}
+
 /// What comes to the control thread.
 pub(super) enum Message {
-    Command(Command, Option<SyncSender<Answer>>),
+    Command(Command, Option<SyncSender<Result<Done, CommandError>>>),
     List(SyncSender<Vec<ProbeReport>>),
     Broken(ProbeId, String),
 }
@@ -152,15 +166,45 @@ impl Handle {
     /// # Errors
     /// [`CommandError`]; nothing was changed then.
     pub fn command(&self, command: Command) -> Answer {
+        Ok(self.done(command)?.ids)
+    }
+
+    fn done(&self, command: Command) -> Result<Done, CommandError> {
         self.ask(|answer| Message::Command(command, Some(answer)))?
     }
 
-    /// Registers `probes`, all or none. Their numbers are in their order.
+    /// Registers a probe. It stands when this returns, or waits for its module.
     ///
     /// # Errors
     /// As [`command`](Self::command).
-    pub fn register(&self, probes: Vec<Probe>) -> Answer {
+    pub fn register(&self, probe: impl Into<Probe>) -> Result<ProbeId, CommandError> {
+        let ids = self.register_all(vec![probe.into()])?;
+        ids.first().copied().ok_or(CommandError::Register(RegisterError::TooMany))
+    }
+
+    /// Registers all of `probes` or none. Their numbers are in their order.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn register_all(&self, probes: Vec<Probe>) -> Answer {
         self.command(Command::Register(probes))
+    }
+
+    /// Unregisters a probe, and gives what it has seen. Events of it that are on their way still come to the session's sink.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn unregister(&self, probe: ProbeId) -> Result<ProbeReport, CommandError> {
+        let removed = self.unregister_all(vec![probe])?;
+        removed.into_iter().next().ok_or(CommandError::Unknown(probe))
+    }
+
+    /// Unregisters all of `probes` or none, and gives what they have seen, in their order.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn unregister_all(&self, probes: Vec<ProbeId>) -> Result<Vec<ProbeReport>, CommandError> {
+        Ok(self.done(Command::Unregister(probes))?.removed)
     }
 
     /// All probes with what they have seen so far.

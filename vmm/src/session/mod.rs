@@ -62,7 +62,7 @@ use crate::events::{self, Event};
 use crate::guest::{Guest, Host};
 use crate::kvm::{KvmVcpu, Machine, MachineError};
 use crate::memory::{GuestRam, OutOfMemory};
-use crate::probe::Probe;
+use crate::probe::{Member, MemberError, Probe};
 use crate::reserved::TRAMPOLINES;
 use crate::vcpu::Vcpu;
 use crate::world::{VcpuTables, World};
@@ -193,6 +193,14 @@ impl Session<'_> {
     /// [`RegisterError`] of the first that cannot be registered.
     pub fn register_all(&mut self, probes: Vec<Probe>) -> Result<Vec<ProbeId>, RegisterError> {
         self.registry.register(probes)
+    }
+
+    /// Where a member lies in a structure of the guest's kernel, for [`Hit::member`](crate::probe::Hit::member).
+    ///
+    /// # Errors
+    /// [`MemberError`], a sentence for the user.
+    pub fn member(&self, structure: &str, path: &str) -> Result<Member, MemberError> {
+        Member::find(self.guest.symbols.as_deref().ok_or(MemberError::NoKernel)?, structure, path)
     }
 
     /// Changes the probes while the guest runs, from other threads.

@@ -10,16 +10,19 @@ use crate::guest::{Guest, Optimize};
 use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
+use probe_engine::capture::typed::Expand;
+use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::targets::JumpTargets;
 use probe_engine::probe::jump_constraints::JumpConstraints;
 use probe_engine::probe::place::{Place, SiteInfo};
-use probe_engine::probe::plan::Trigger;
+use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::probe::resolve::resolve;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::watch;
+use probe_engine::request::Definitions;
 use rows::Rows;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -44,7 +47,8 @@ pub(super) struct Registry {
     watches: usize,
     /// Whether anything may be armed at all.
     armed: bool,
-    next: u32,
+    /// The plan of each probe that there was, by its number.
+    plans: Vec<Arc<ProbePlan>>,
     rows: Rows,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
@@ -61,7 +65,7 @@ impl Registry {
             cpus: guest.cpus,
             watches: delivery.watches(),
             armed: true,
-            next: 0,
+            plans: Vec::new(),
             rows: Rows::new(trampolines),
             leaving: Vec::new(),
         }
@@ -84,15 +88,15 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, plan, handlers, enabled } = probe;
-        let place = self.place(at, plan.trigger)?;
+        let Probe { at, mut plan, handlers, enabled } = probe;
+        let place = self.place(at, &mut plan)?;
         if plan.stack().is_some() && !self.unwinds {
             return Err(RegisterError::NoUnwind(place.name()));
         }
-        let id = ProbeId(self.next);
-        if self.next as usize >= MAX_PROBES {
-            return Err(RegisterError::TooMany);
-        }
+        let number = self.plans.len();
+        let id = ProbeId(
+            u32::try_from(number).ok().filter(|_| number < MAX_PROBES).ok_or(RegisterError::TooMany)?,
+        );
         let kind = match handlers {
             Handlers::Watch(handler) if matches!(place, Place::Watch(_)) => {
                 if self.watched().count() >= self.watches {
@@ -118,7 +122,8 @@ impl Registry {
                 Kind::Return(handlers, pool)
             }
         };
-        self.next += 1;
+        let plan = Arc::new(plan);
+        self.plans.push(plan.clone());
         let active = Arc::new(Active::new(id, plan, kind));
         let info = match &place {
             Place::Kernel { info, .. } => {
@@ -158,9 +163,12 @@ impl Registry {
         }
     }
 
-    fn place(&self, at: Where, trigger: Trigger) -> Result<Place, RegisterError> {
+    /// Where a probe is, and what its definition has it do.
+    fn place(&self, at: Where, plan: &mut ProbePlan) -> Result<Place, RegisterError> {
+        let trigger = plan.trigger;
         let text = match at {
             Where::Place(place) => return Ok(place),
+            Where::Definition(text) => return self.defined(&text, plan),
             Where::Spec(text) => text,
         };
         let kernel = || self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.clone()));
@@ -179,6 +187,27 @@ impl Registry {
             (Some(place), None) => Ok(place),
             _ => Err(RegisterError::Pattern(text)),
         }
+    }
+
+    fn defined(&self, text: &str, plan: &mut ProbePlan) -> Result<Place, RegisterError> {
+        let kernel = self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.to_owned()))?;
+        let (btf, debug) = (kernel.btf().ok(), DebugInfo::of(kernel));
+        let mut definitions = Definitions::of(kernel, btf.as_ref(), &debug, Expand::Small);
+        definitions.read(text).map_err(Box::new)?;
+        let mut probes = definitions.finish().probes.into_iter();
+        let (Some(found), None) = (probes.next(), probes.next()) else {
+            return Err(RegisterError::Pattern(text.to_owned()));
+        };
+        (plan.trigger, plan.capture) = (found.plan.trigger, found.plan.capture);
+        if let Action::Histogram(histogram) = found.plan.action {
+            plan.action = Action::Histogram(histogram);
+        }
+        Ok(found.place)
+    }
+
+    /// The plans of all probes that there were, by their numbers.
+    pub(super) fn plans(&self) -> &[Arc<ProbePlan>] {
+        &self.plans
     }
 
     /// Unregisters those of `ids` that there are.
@@ -326,7 +355,7 @@ mod tests {
             cpus,
             watches: delivery.watches(),
             armed: true,
-            next: 0,
+            plans: Vec::new(),
             rows: Rows::new(64 * TRAMPOLINE_ROW),
             leaving: Vec::new(),
         }

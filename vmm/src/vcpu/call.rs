@@ -114,6 +114,7 @@ impl Vcpu {
             if counts && let Some(handler) = &handlers.handler {
                 let mut hit = context.hit(owner.id, call.function, regs, &mut requests);
                 hit.duration = Some(duration);
+                hit.captured = Some((&owner.plan.capture, self.recorder.captured()));
                 owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));
                 regs = hit.regs;
             }

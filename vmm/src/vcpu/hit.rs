@@ -97,6 +97,7 @@ impl Vcpu {
                     note(&mut self.recorder, probe, &context, &regs, at, what, task);
                     if handlers.pre.is_some() {
                         let mut hit = context.hit(probe.id, at, regs, &mut requests);
+                        hit.captured = Some((&probe.plan.capture, self.recorder.captured()));
                         probe.pre(&mut hit);
                         regs = hit.regs;
                     }

@@ -6,6 +6,7 @@ use probe_engine::probe::resolve::ResolveError;
 use probe_engine::probe::spec::SpecError;
 use probe_engine::probe::table::TRAMPOLINE_ROW;
 use probe_engine::probe::watch::{WatchError, WatchSpecError};
+use probe_engine::request::DefinitionError;
 
 /// A probe cannot be registered.
 #[derive(Debug, thiserror::Error)]
@@ -16,14 +17,17 @@ pub enum RegisterError {
     /// Its place is not in the kernel, or cannot be probed.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// A pattern, of which it is not known how many probes it means.
-    #[error("`{0}` is a pattern: resolve it, and register a probe for each place")]
+    /// A pattern, or a line of the source, of which it is not known how many probes it means.
+    #[error("`{0}` means several places: resolve it, and register a probe for each")]
     Pattern(String),
     /// Returns, where an instruction is wanted.
     #[error(
         "`{0}` means the returns of a function, and the probe is of an instruction: use Probe::on_return"
     )]
     Return(String),
+    /// Its definition does not fit the kernel.
+    #[error(transparent)]
+    Definition(#[from] Box<DefinitionError>),
     /// The session was started with landmarks only.
     #[error("`{0}` is given as text, and the session has no kernel to look it up in")]
     NoKernel(String),
