@@ -18,7 +18,6 @@ pages! {
     readme: "README.md",
     commands: "docs/commands.md",
     language: "docs/language.md",
-    limits: "docs/limits.md",
     tutorial: "docs/tutorial.md",
 }
 
