@@ -12,6 +12,7 @@ use std::path::PathBuf;
 #[command(after_long_help = "\
 Examples:
   vmm report hits.json
+  vmm report hits.json --format html --output hits.html
   vmm report hits.json --format svg --output flames.svg
   vmm report hits.json --format json | jq 'select(.type == \"hit\").fields'")]
 pub(crate) struct Report {
@@ -38,4 +39,6 @@ pub(crate) enum ReportFormat {
     Svg,
     /// A trace for https://ui.perfetto.dev: tasks and CPUs as tracks, calls whose returns were probed as slices
     Perfetto,
+    /// One page for web browsers: timeline, hits, durations, histograms and a flame graph, to be filtered and searched
+    Html,
 }

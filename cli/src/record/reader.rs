@@ -120,6 +120,11 @@ impl<R: BufRead> Reader<R> {
         self.line.trim_ascii_end()
     }
 
+    /// The last line, once it was read.
+    pub(crate) fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
     /// Whether the recording ends before the run did, as far as it was read.
     pub(crate) fn is_cut(&self) -> bool {
         self.end.is_none()

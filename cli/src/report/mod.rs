@@ -1,6 +1,7 @@
 //! `vmm report`: a recording in the forms in which people and other programs want it.
 
 mod harmless;
+mod html;
 mod json;
 mod perfetto;
 mod stacks;
@@ -100,5 +101,6 @@ fn write(
         ReportFormat::Folded => stacks::write_folded(recording, out),
         ReportFormat::Svg => stacks::write_svg(recording, out),
         ReportFormat::Perfetto => perfetto::write(recording, out),
+        ReportFormat::Html => html::write(recording, out),
     }
 }
