@@ -8,6 +8,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+pub mod browser;
 pub mod code;
 pub mod cpu_time;
 pub mod detour;
@@ -18,4 +19,5 @@ pub mod linux_rig;
 pub mod optprobe;
 pub mod pages;
 pub mod product;
+pub mod recording;
 pub mod rig;

@@ -4,6 +4,7 @@
 
 mod apt;
 mod packages;
+mod speedscope;
 
 use std::fs;
 use std::io::Write as _;
@@ -30,9 +31,11 @@ pub(crate) fn run() -> anyhow::Result<Ready> {
     // Building keeps the processors busy, and what is fetched the network.
     let (cache, programs) = thread::scope(|scope| {
         let programs = scope.spawn(Programs::build);
-        packages::install(&log, &mut Apt::new(&log))?;
+        let mut apt = Apt::new(&log);
+        packages::install(&log, &mut apt)?;
         let cache = Cache::open()?;
         fetch_kernels(&log, &cache.lock()?)?;
+        speedscope::fetch(&log, &mut apt, &cache.lock()?)?;
         let programs = programs.join().map_err(|_| anyhow!("building has panicked"))??;
         anyhow::Ok((cache, programs))
     })?;

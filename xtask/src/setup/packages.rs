@@ -17,6 +17,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("grub-pc-bin", "the boot loader on that disc"),
     ("xorriso", "writing that disc"),
     ("mtools", "writing that disc"),
+    ("chromium", "the browser in which tests open pages"),
 ];
 
 /// The source that is added for backports.
