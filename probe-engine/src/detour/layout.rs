@@ -47,12 +47,13 @@
 //! | 96 | 2 numbers of 16 bytes: its sums |
 
 use crate::linux::task::COMM;
+use crate::paging::window;
 
 /// How many of a function's arguments are in registers (the System V ABI for x86-64, 3.2.3).
 pub(super) const ARGUMENTS: usize = 6;
 
 /// Bytes of the data window.
-pub const SIZE: u64 = 26 << 20;
+pub const SIZE: u64 = window::DATA;
 /// How many probes have counters: those with a smaller number.
 pub const COUNTERS: u32 = 128 << 10;
 const TABLE: u64 = COUNTERS as u64 * 8;

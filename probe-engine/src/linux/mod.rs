@@ -30,6 +30,7 @@ pub mod landmarks;
 pub mod left_alone;
 pub mod lines;
 pub mod module_btf;
+pub mod module_layout;
 mod module_tables;
 pub mod modules;
 pub mod names;

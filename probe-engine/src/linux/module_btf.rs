@@ -6,47 +6,14 @@
 //! `struct btf_module` (kernel/bpf/btf.c, since 5.11). A module that was built outside the kernel's tree, and so
 //! refers to a `.BTF.base` of its own (since 6.11), refers to the kernel's types in that copy like all others.
 
-use serde::{Deserialize, Serialize};
-
-use super::btf::Btf;
-use super::modules::{
-    Counted, MOST_MODULES, Module, ModuleError, bytes_at, counted, counted_at, field, offset,
-};
-use super::symbols::SymbolTable;
+use super::module_layout::ModuleBtf;
+use super::modules::{MOST_MODULES, Module, ModuleError, bytes_at, counted_at, field};
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 
 /// Largest type information of one module, in bytes; that of the whole kernel is a third of it.
 const LARGEST: u32 = 16 << 20;
-
-/// How to find it: offsets in bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModuleBtf {
-    /// The head of the list (`btf_modules`), a link-time address.
-    pub head: Gva,
-    /// `list` in `struct btf_module`.
-    pub list: u32,
-    /// `module` there, a pointer to `struct module`.
-    pub module: u32,
-    /// `btf` there, a pointer to `struct btf`.
-    pub btf: u32,
-    /// `data` and `data_size`, in `struct btf`.
-    pub data: Counted,
-}
-
-impl ModuleBtf {
-    /// Finds it; `None` where the kernel keeps none (no CONFIG_DEBUG_INFO_BTF_MODULES).
-    pub(super) fn find(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<Self> {
-        Some(Self {
-            head: symbols.address_of("btf_modules")?,
-            list: offset(btf, "btf_module", "list")?,
-            module: offset(btf, "btf_module", "module")?,
-            btf: offset(btf, "btf_module", "btf")?,
-            data: counted(btf, "btf", "data", "data_size")?,
-        })
-    }
-}
 
 impl Module {
     /// The module's type information, to be read [on top](Btf::split) of the kernel's; `None` when it has none.

@@ -7,11 +7,9 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
-use super::btf::Btf;
-use super::module_btf::ModuleBtf;
-use super::orc::{self, OrcError};
+use super::module_layout::SYMBOL_LEN;
+pub use super::module_layout::{Counted, ModuleLayout, ModuleTables};
+use super::orc::OrcError;
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
 use crate::addr::Gva;
@@ -31,148 +29,6 @@ const LARGEST_TEXT: u64 = 256 << 20;
 const LONGEST_MODULE_NAME: usize = 64;
 /// Longest name of a symbol, in bytes (KSYM_NAME_LEN).
 const LONGEST_NAME: usize = super::symbols::LONGEST_NAME;
-/// `Elf64_Sym {u32 name, u8 info, u8 other, u16 section, u64 value, u64 size}`
-const SYMBOL_LEN: usize = 24;
-
-/// A pointer in `struct module` and the number of what it points to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
-    /// Where the pointer lies, in bytes from the start of the structure.
-    pub start: u32,
-    /// Where the number lies, 4 bytes wide.
-    pub count: u32,
-    /// Bytes of one entry.
-    pub entry: u32,
-}
-
-/// How to read a `struct module`: offsets in bytes from its start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModuleLayout {
-    /// The head of the list of modules (`modules`), a link-time address.
-    pub head: Gva,
-    /// `state`.
-    pub state: u32,
-    /// `list`.
-    pub list: u32,
-    /// `name`.
-    pub name: u32,
-    /// Text that stays.
-    pub text: Counted,
-    /// Text that is freed when the module's init has run.
-    pub init_text: Counted,
-    /// `kallsyms`, a pointer to `struct mod_kallsyms`.
-    pub kallsyms: u32,
-    /// `symtab` and `num_symtab`, in `struct mod_kallsyms`.
-    pub symtab: Counted,
-    /// `strtab`, there.
-    pub strtab: u32,
-    /// `typetab`, there.
-    pub typetab: u32,
-    /// Tables of text that is left alone; absent where the kernel was built without them.
-    pub tables: ModuleTables,
-    /// Type information; absent where the kernel keeps none of modules.
-    pub btf: Option<ModuleBtf>,
-    /// Its ORC table; absent where the kernel was built with another unwinder.
-    pub orc: Option<ModuleOrc>,
-}
-
-/// The two parts of a module's ORC table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModuleOrc {
-    /// `arch.orc_unwind_ip`.
-    pub ips: Counted,
-    /// `arch.orc_unwind`.
-    pub rows: Counted,
-}
-
-/// Tables in `struct module` of instructions and functions that are left alone, or never run from a copy.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ModuleTables {
-    /// `extable`.
-    pub fixups: Option<Counted>,
-    /// `jump_entries`.
-    pub jump_labels: Option<Counted>,
-    /// `static_call_sites`.
-    pub static_calls: Option<Counted>,
-    /// `bug_table`.
-    pub bugs: Option<Counted>,
-    /// `kprobe_blacklist`.
-    pub blacklist: Option<Counted>,
-    /// `noinstr_text_start`.
-    pub noinstr: Option<Counted>,
-    /// `kprobes_text_start`.
-    pub kprobes_text: Option<Counted>,
-    /// `ftrace_callsites`.
-    pub ftrace: Option<Counted>,
-}
-
-impl ModuleLayout {
-    /// Finds it; `None` without modules, without kallsyms, or where `struct module` is not as it is known here.
-    #[must_use]
-    pub fn find(symbols: &SymbolTable, btf: &Btf<'_>) -> Option<Self> {
-        let module = |path: &str| offset(btf, "module", path);
-        let counted = |start: &str, count: &str| counted(btf, "module", start, count);
-        let area = |kind: &str| {
-            let index = btf.enum_value("mod_mem_type", kind)?;
-            counted(&format!("mem[{index}].base"), &format!("mem[{index}].size"))
-        };
-        let text = area("MOD_TEXT").or_else(|| counted("core_layout.base", "core_layout.text_size"))?;
-        let init_text =
-            area("MOD_INIT_TEXT").or_else(|| counted("init_layout.base", "init_layout.text_size"))?;
-        let kallsyms = |path: &str| offset(btf, "mod_kallsyms", path);
-        Some(Self {
-            head: symbols.address_of("modules")?,
-            state: module("state")?,
-            list: module("list")?,
-            name: module("name")?,
-            text,
-            init_text,
-            kallsyms: module("kallsyms")?,
-            symtab: self::counted(btf, "mod_kallsyms", "symtab", "num_symtab")
-                .filter(|symtab| symtab.entry as usize == SYMBOL_LEN)?,
-            strtab: kallsyms("strtab")?,
-            typetab: kallsyms("typetab")?,
-            tables: ModuleTables {
-                fixups: counted("extable", "num_exentries"),
-                jump_labels: counted("jump_entries", "num_jump_entries"),
-                static_calls: counted("static_call_sites", "num_static_call_sites"),
-                bugs: counted("bug_table", "num_bugs"),
-                blacklist: counted("kprobe_blacklist", "num_kprobe_blacklist"),
-                noinstr: counted("noinstr_text_start", "noinstr_text_size"),
-                kprobes_text: counted("kprobes_text_start", "kprobes_text_size"),
-                ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
-            },
-            btf: ModuleBtf::find(symbols, btf),
-            orc: ModuleOrc::find(btf),
-        })
-    }
-}
-
-impl ModuleOrc {
-    fn find(btf: &Btf<'_>) -> Option<Self> {
-        let part = |start, entry| {
-            counted(btf, "module", start, "arch.num_orcs").filter(|part| part.entry as usize == entry)
-        };
-        Some(Self {
-            ips: part("arch.orc_unwind_ip", orc::IP_LEN)?,
-            rows: part("arch.orc_unwind", orc::ROW_LEN)?,
-        })
-    }
-}
-
-/// Where a member lies, in bytes.
-pub(super) fn offset(btf: &Btf<'_>, structure: &str, path: &str) -> Option<u32> {
-    btf.member(structure, path)?.offset()?.try_into().ok()
-}
-
-/// A pointer, and a number of 4 bytes. What a `void *` points to counts as one byte.
-pub(super) fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<Counted> {
-    let pointee = btf.pointee(btf.member(structure, start)?.ty)?;
-    let entry = btf.size(pointee).unwrap_or(1).try_into().ok()?;
-    let width = btf.size(btf.member(structure, count)?.ty)?;
-    let (start, count) = (offset(btf, structure, start)?, offset(btf, structure, count)?);
-    (width == 4).then_some(Counted { start, count, entry })
-}
 
 /// How far a module has come (`enum module_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,6 @@
 
 use super::{AddressSpace, FRAME, LARGE, PRESENT, WRITABLE};
 use crate::addr::{Gpa, Gva};
-use crate::detour::layout;
 use crate::memory::PhysMemory;
 use std::ops::Range;
 
@@ -16,7 +15,7 @@ pub const PAGE: u64 = 2 << 20;
 /// Bytes of the code window.
 pub const CODE: u64 = 8 << 20;
 /// Bytes of the data window.
-pub const DATA: u64 = layout::SIZE;
+pub const DATA: u64 = 26 << 20;
 /// How many entries they take.
 const WANTED: usize = ((CODE + DATA) / PAGE) as usize;
 

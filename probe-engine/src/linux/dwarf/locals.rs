@@ -1,10 +1,11 @@
 //! Local variables and parameters by name, at any address of the kernel's text.
 
-use gimli::{DebugInfoOffset, Dwarf, SectionId};
+use gimli::{Dwarf, SectionId};
 
 use super::code::Code;
 use super::location::{Hidden, Locations, VariablePlace};
 use super::scopes::scopes_at;
+use super::sections::UnitCode;
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice, types};
 use crate::addr::Gva;
@@ -12,9 +13,6 @@ use crate::linux::btf::TypeId;
 
 /// Most stretches of code of all units.
 const MOST_STRETCHES: usize = 1 << 20;
-
-/// Which unit has which code: the first address, the first one behind it, and where the unit is; by address.
-pub(super) type UnitCode = Vec<(u64, u64, DebugInfoOffset)>;
 
 /// What has a name at an address.
 #[derive(Debug, Default)]

@@ -5,14 +5,16 @@ use std::cell::OnceCell;
 use std::fmt;
 use std::io::Read;
 
-use gimli::{Dwarf, EndianSlice, LittleEndian, SectionId};
+use gimli::{DebugInfoOffset, Dwarf, EndianSlice, LittleEndian, SectionId};
 use object::Endianness;
 use object::elf::{ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, SHF_COMPRESSED};
 use object::read::elf::{FileHeader, SectionHeader};
 
-use super::locals::UnitCode;
 use super::{DwarfError, Slice};
 use crate::linux::read::{u32_at, u64_at};
+
+/// Which unit has which code: the first address, the first one behind it, and where the unit is; by address.
+pub(super) type UnitCode = Vec<(u64, u64, DebugInfoOffset)>;
 
 /// Most bytes that a section may have when it is unpacked; the largest of Debian's kernels has 250 MB.
 const MOST_UNPACKED: u64 = 4 << 30;

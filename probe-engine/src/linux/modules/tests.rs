@@ -1,4 +1,5 @@
 use super::*;
+use crate::linux::btf::Btf;
 use crate::linux::left_alone::Why;
 use crate::linux::orc::{OrcLayout, OrcRow};
 use crate::linux::testing::{self, BtfBuilder, Ram};
