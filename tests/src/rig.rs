@@ -27,11 +27,10 @@ use vmm::probe::{Active, Probe};
 use vmm::reserved::Reserved;
 use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, ExceptionStack, MicroGuest, Privilege};
-use vmm::session::Mailbox;
 use vmm::signals;
 use vmm::text::{Patch, patch};
-use vmm::vcpu::{End, Vcpu};
-use vmm::world::{Parked, VcpuTables, World};
+use vmm::vcpu::{End, Mailbox, Vcpu, VcpuTables, World};
+use vmm::world::{self, Parked};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long a guest may take. Only a guest that hangs takes it.
@@ -185,20 +184,20 @@ impl Rig {
     /// Arms `probes` at `at`, behind the instruction that is written there already.
     pub fn arm(&mut self, at: Gva, probes: &[u32]) {
         // There is no vCPU yet.
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let parked = world.park(|_| {});
         self.sites.arm(&parked, self.guest.ram(), at, probes);
     }
 
     /// Arms `probes`, numbered from 0 on, at `at`.
     pub fn arm_probes(&mut self, at: Gva, probes: Vec<Probe>) {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, numbered(probes), Anchor::Firm);
     }
 
     /// Arms `probe`, which records, at `at`, where one of ftrace's nops is.
     pub fn arm_nop(&mut self, at: Gva, probe: u32) {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let active = Arc::new(Active::on_its_own(ProbeId(probe), Probe::at("").record()));
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, vec![active], Anchor::Nop);
     }
@@ -206,14 +205,14 @@ impl Rig {
     /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
     /// in a trap if there is a post handler.
     pub fn arm_copied(&mut self, at: Gva, probe: Probe, slot: Gva, ending: Ending) {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let probes = numbered(vec![probe]);
         self.sites.hang_on_copy(&world.park(|_| {}), self.guest.ram(), at, probes, (slot, ending));
     }
 
     /// Arms a one-shot probe at `at`: whoever takes its hit restores the text.
     pub fn arm_once(&mut self, at: Gva, probe: u32) {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let (parked, ram) = (world.park(|_| {}), self.guest.ram());
         let mut original = [0];
         ram.read(Gpa(at.0), &mut original).unwrap();
@@ -224,7 +223,7 @@ impl Rig {
 
     /// Arms a one-shot probe and one that stays at `at`.
     pub fn arm_once_and_always(&mut self, at: Gva, first: u32, stays: u32) {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let stays = Active::on_its_own(ProbeId(stays), Probe::at("").record());
         let probes = vec![once(first), Arc::new(stays)];
         self.sites.hang(&world.park(|_| {}), self.guest.ram(), at, probes, Anchor::Firm);
@@ -307,13 +306,18 @@ impl Rig {
 impl Rig {
     /// Maps the reserved memory near `text`, and calls `fill` with it. Returns the guest's memory.
     pub fn reserve(&self, text: &Range<Gva>, fill: impl FnOnce(&mut Reserved, &GuestRam)) -> Arc<GuestRam> {
-        let world = World::new(0, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()));
+        let world = stopped();
         let ram = self.guest.ram();
         let space = self.guest.address_space();
         let mut reserved = Reserved::map(&world.park(|_| ()), ram, space, text).unwrap();
         fill(&mut reserved, ram);
         ram.clone()
     }
+}
+
+/// A world without vCPUs, in which nobody runs.
+fn stopped() -> world::World<(), ()> {
+    world::World::new(0, (), Arc::new(EventFd::new(0).unwrap()))
 }
 
 fn attached(probes: Vec<Arc<Active>>, anchor: Anchor) -> Vec<Attached<Arc<Active>>> {
@@ -355,7 +359,7 @@ impl Running {
         if let Some(kernel) = tables.kernel_space {
             tables.settle(kernel);
         }
-        parked.set_tables(tables);
+        self.world.set_tables(&parked, tables);
     }
 
     /// See [`Rig::arm`].

@@ -2,7 +2,6 @@
 
 pub mod boot;
 pub mod clock;
-pub mod code;
 pub mod command;
 pub mod confine;
 pub mod devices;
@@ -10,8 +9,11 @@ pub mod events;
 pub mod files;
 pub mod guest;
 pub mod host;
+pub mod kernel_view;
 pub mod kvm;
+pub mod layout;
 pub mod memory;
+mod own_thread;
 pub mod prelude;
 pub mod printer;
 pub mod probe;

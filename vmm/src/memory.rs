@@ -2,7 +2,7 @@
 //! lies in the hole.
 #![allow(unsafe_code, reason = "the host is told about its mappings by address")]
 
-use crate::boot::layout;
+use crate::layout;
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use rustix::mm::{Advice, madvise};

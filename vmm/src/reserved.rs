@@ -16,7 +16,7 @@
 //! so slots to which no word of RAM points have nobody inside. A word that points there by chance, or because the
 //! guest wants it to, only delays. Slots in a row stay together: who is in one of them goes on to the others.
 
-use crate::boot::layout;
+use crate::layout;
 use crate::memory::GuestRam;
 use crate::touched;
 use crate::world::Parked;

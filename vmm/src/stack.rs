@@ -1,8 +1,7 @@
 //! Who called: the stack of a vCPU at a hit, walked by its own thread.
 
+use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
-use crate::vcpu::{caller, is_trampoline};
-use crate::world::VcpuTables;
 use probe_engine::addr::Gva;
 use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
 use probe_engine::regs::Regs;
@@ -38,6 +37,12 @@ pub struct UserStack {
     pub end: UserEnd,
 }
 
+/// What knows of return addresses that are not the caller's own.
+pub(crate) trait Callers {
+    /// What `at` stands for: a trampoline for the caller behind it, a copy for its original.
+    fn real(&self, at: Gva, ram: &GuestRam) -> Option<Gva>;
+}
+
 /// What a walk gives, one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Piece {
@@ -50,15 +55,15 @@ pub(crate) enum Piece {
 /// Walks the stack from `regs`, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not
 /// known.
 pub(crate) fn walk(
-    tables: &VcpuTables,
+    (view, callers): (&KernelView, &dyn Callers),
     memory: &VirtMemory<'_, GuestRam>,
     regs: &Regs,
     most: usize,
     mut put: impl FnMut(Piece),
 ) {
-    let Some(kernel) = &tables.code.unwind else { return };
-    let code = Code { kernel, slide: tables.slide, modules: &tables.code.modules };
-    let real = |_, value| real(value, tables, memory.phys);
+    let Some(kernel) = &view.unwind else { return };
+    let code = Code { kernel, slide: view.slide, modules: &view.modules };
+    let real = |_, value| callers.real(value, memory.phys);
     let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), real);
     frames.by_ref().for_each(|frame| put(Piece::Frame(frame)));
     let Some(end) = frames.end() else { return };
@@ -70,14 +75,6 @@ pub(crate) fn walk(
             put(Piece::UserEnd(end));
         }
     }
-}
-
-/// What `at` stands for: a trampoline for the caller behind it, a copy for its original.
-fn real(at: Gva, tables: &VcpuTables, ram: &GuestRam) -> Option<Gva> {
-    if is_trampoline(at, tables) {
-        return Some(caller(at, tables, ram));
-    }
-    tables.sites.original(at)
 }
 
 impl Stack {
@@ -101,13 +98,13 @@ impl Stack {
 
     /// The stack at `regs`; see [`walk`].
     pub(crate) fn at(
-        tables: &VcpuTables,
+        known: (&KernelView, &dyn Callers),
         memory: &VirtMemory<'_, GuestRam>,
         regs: &Regs,
         most: usize,
     ) -> Option<Self> {
         let mut pieces = Vec::new();
-        walk(tables, memory, regs, most, |piece| pieces.push(piece));
+        walk(known, memory, regs, most, |piece| pieces.push(piece));
         Self::of(pieces.into_iter())
     }
 }

@@ -58,12 +58,12 @@ fn byte(ram: &GuestRam, at: Gpa) -> Result<u8, probe_engine::memory::NoMemory> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::{VcpuTables, World};
+    use crate::world::World;
     use vmm_sys_util::eventfd::EventFd;
 
     #[test]
     fn a_patch_over_another_byte_is_refused_and_changes_nothing() {
-        let world = World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into());
+        let world = World::<(), ()>::new(0, (), EventFd::new(0).unwrap().into());
         let parked = world.park(|_| {});
         let ram = GuestRam::new(0x1000).unwrap();
         ram.write(Gpa(0x10), &[0x55]).unwrap();

@@ -106,7 +106,7 @@ impl Block<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::{VcpuTables, World};
+    use crate::world::World;
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use vmm_sys_util::eventfd::EventFd;
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn words_of_touched_pages_are_found_wherever_they_are() {
         let ram = GuestRam::new(5 << 30).unwrap();
-        let world = World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into());
+        let world = World::<(), ()>::new(0, (), EventFd::new(0).unwrap().into());
         let parked = world.park(|_| {});
         // The first and last page of both parts of RAM, and one in the third block; the ends of what is looked for, and what
         // lies beside them.
@@ -126,7 +126,7 @@ mod tests {
             // Not a word: it is not aligned.
             ram.write(Gpa(at + 0x14), &0x1004_u64.to_le_bytes()).unwrap();
         }
-        ram.write_code(crate::boot::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
+        ram.write_code(crate::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
         let found = pointed_to(&parked, &ram, &places, |word| [word]).unwrap();
         assert_eq!(found, (0x1000..0x1005).map(Gva).collect());
         let twice =

@@ -6,11 +6,13 @@
 
 use crate::kvm::{Breakpoints, DebugException, DebugExit, KvmVcpu};
 use crate::memory::GuestRam;
-use crate::world::Int3Handlers;
 use probe_engine::addr::Gva;
 use probe_engine::paging::PageFault;
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
+
+/// Entries of the guest for vector 3 (GVA): early in its boot it changes from one to another.
+pub type Int3Handlers = [Option<Gva>; 2];
 
 /// What a debug exit means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use vmm::memory::GuestRam;
 use vmm::reserved::Reserved;
-use vmm::world::{VcpuTables, World};
+use vmm::world::World;
 use vmm_sys_util::eventfd::EventFd;
 
 const PML4: u64 = 0x1000;
@@ -37,7 +37,7 @@ fn look(size: u64) -> Duration {
     {
         ram.write(Gpa(at), &entry.to_le_bytes()).unwrap();
     }
-    let world = World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into());
+    let world = World::<(), ()>::new(0, (), EventFd::new(0).unwrap().into());
     let mut reserved = Reserved::map(&world.park(|_| {}), &ram, AddressSpace::new(PML4, 0), &TEXT).unwrap();
     // Someone stays inside: there is something to look for each time.
     let slot = reserved.allocate(1).unwrap();

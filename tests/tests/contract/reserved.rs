@@ -8,11 +8,11 @@ use std::time::Duration;
 use tests::code::{CODE, DATA, ending, stack, store};
 use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
-use vmm::boot::layout;
+use vmm::layout;
 use vmm::memory::GuestRam;
 use vmm::reserved::{self, Reserved};
 use vmm::selftest::micro::{ExceptionStack, power_off};
-use vmm::world::{VcpuTables, World};
+use vmm::world::World;
 use vmm_sys_util::eventfd::EventFd;
 
 const RAX: u8 = 0;
@@ -176,7 +176,7 @@ fn an_exception_in_a_copy_keeps_its_slot_until_it_is_over() {
     let Some((left, mut reserved, used)) = run(&JUMP, |reserved, ram| copy(reserved, ram, &UD2, CODE)) else {
         return;
     };
-    let world = World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into());
+    let world = World::<(), ()>::new(0, (), EventFd::new(0).unwrap().into());
     let frame = stack(0).offset(-(SAVED_RIP as i64));
     assert_eq!(left.u64(frame), used.0);
     left.ram.write(Gpa(GO.0), &[0; 8]).unwrap();

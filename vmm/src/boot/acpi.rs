@@ -1,6 +1,6 @@
 //! ACPI tables: RSDP -> XSDT -> FADT -> DSDT, and the MADT that lists the CPUs (ACPI specification 6.5, chapter 5).
 
-use super::layout;
+use crate::layout;
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, PmProfile};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};

@@ -1,7 +1,8 @@
 //! A kernel's image on its way to memory: compressed, with a decompressor that runs in the guest, or unpacked, moved as the
 //! decompressor would have moved it, and entered where the decompressor jumps to.
 
-use super::{BootError, BootState, KernelPlace, kaslr, layout};
+use super::{BootError, BootState, KernelPlace, kaslr};
+use crate::layout;
 use crate::memory::GuestRam;
 use linux_loader::bootparam::setup_header;
 use probe_engine::addr::Gpa;

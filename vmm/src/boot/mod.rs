@@ -5,11 +5,11 @@ pub(crate) mod acpi;
 pub(crate) mod cpuid;
 mod image;
 mod kaslr;
-pub mod layout;
 pub(crate) mod registers;
 
 pub use cpuid::on_emulated_cpu;
 
+use crate::layout;
 use crate::memory::GuestRam;
 use image::{Image, LoadTarget};
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};

@@ -1,6 +1,7 @@
 //! Registers and tables of the boot processor: 64-bit mode with the first 4 GiB, and the kernel, mapped one to one.
 
-use super::{BootState, layout};
+use super::BootState;
+use crate::layout;
 use crate::memory::GuestRam;
 use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_segment, kvm_sregs};
 use probe_engine::addr::Gpa;

@@ -5,9 +5,6 @@
 //! the other end of that port ([`GuestCommand`]).
 
 mod driver;
-mod plan;
-mod root;
 
+pub use crate::host::agent::{Mount, PLAN, Plan};
 pub use driver::{CommandError, GuestCommand, Words};
-pub use plan::{Mount, PLAN, Plan};
-pub(crate) use root::{RootError, enter};

@@ -1,10 +1,18 @@
 //! What is at which port and at which address.
 
-use super::PowerEvent;
 use crate::kvm::{Access, Data, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The guest asks for the end of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PowerEvent {
+    /// ACPI S5.
+    Off,
+    /// A reset through the i8042.
+    Reset,
+}
 
 /// Something that answers a guest's accesses. Shared by all vCPU threads.
 pub trait Device: Send + Sync {

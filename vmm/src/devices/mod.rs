@@ -6,11 +6,10 @@ pub mod pci;
 mod power;
 pub mod virtio;
 
-use crate::boot::layout;
 use crate::kvm::Space;
-pub use bus::{Bus, Device};
+use crate::layout;
+pub use bus::{Bus, Device, PowerEvent};
 use console::Console;
-pub use power::PowerEvent;
 pub(crate) use power::SLP_EN;
 use power::{PowerManagement, ResetLine};
 use std::sync::Arc;

@@ -1,17 +1,8 @@
 //! The two ways in which a guest ends itself: ACPI power off and the keyboard controller's reset line.
 
-use super::Device;
+use super::bus::{Device, PowerEvent};
 use crate::boot::acpi::SLEEP_TYPE_OFF;
 use std::sync::atomic::{AtomicU16, Ordering};
-
-/// The guest asks for the end of the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PowerEvent {
-    /// ACPI S5.
-    Off,
-    /// A reset through the i8042.
-    Reset,
-}
 
 /// ACPI's fixed hardware (ACPI specification 6.5, 4.8.3), without interrupts: no event is ever signalled. Its registers
 /// are the event block and, behind that, the control block.

@@ -3,7 +3,8 @@
 
 use super::Hypervisor;
 use super::vcpu::KvmVcpu;
-use crate::boot::{self, layout};
+use crate::boot;
+use crate::layout;
 use crate::memory::GuestRam;
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_PMU_CAP_DISABLE, kvm_enable_cap,

@@ -1,11 +1,11 @@
 //! What a handler sees of a hit, and what it can say about how the guest goes on.
 
-use super::{Active, HandlerRequest, Member};
+use super::command::{Command, HandlerRequest};
+use super::member::Member;
 use crate::clock::Clock;
+use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
-use crate::session::Command;
-use crate::stack::Stack;
-use crate::world::VcpuTables;
+use crate::stack::{Callers, Stack};
 use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, Scene, Value};
 use probe_engine::linux::names::Names;
@@ -37,7 +37,8 @@ pub struct Hit<'a> {
     /// For a return: how long the call took, in ticks.
     pub(crate) duration: Option<u64>,
     pub(crate) access: Option<Access>,
-    pub(crate) tables: &'a VcpuTables,
+    pub(crate) kernel: &'a KernelView,
+    pub(crate) callers: &'a dyn Callers,
     /// Where the kernel keeps what it has of this vCPU (GVA).
     pub(crate) area: Option<Gva>,
     pub(crate) requests: &'a mut Vec<HandlerRequest>,
@@ -102,20 +103,20 @@ impl Hit<'_> {
     /// not know how: see [`Guest::stacks`](crate::guest::Guest::stacks).
     #[must_use]
     pub fn stack(&self, most: usize) -> Option<Stack> {
-        Stack::at(self.tables, &self.memory, &self.regs, most)
+        Stack::at((self.kernel, self.callers), &self.memory, &self.regs, most)
     }
 
     /// Names for the addresses of a stack. `None` where the session has no
     /// [`symbols`](crate::guest::Guest::symbols).
     #[must_use]
     pub fn names(&self) -> Option<Names<'_>> {
-        self.tables.code.names(self.tables.slide)
+        self.kernel.names()
     }
 
     /// The task that runs on this vCPU, if it can be told.
     #[must_use]
     pub fn task(&self) -> Option<Task> {
-        task(self.tables, &self.memory, self.area)
+        task(self.kernel, &self.memory, self.area)
     }
 
     /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
@@ -199,29 +200,30 @@ pub(crate) struct HitContext<'a> {
     pub(crate) vcpu: usize,
     pub(crate) ticks: u64,
     pub(crate) clock: &'a Clock,
-    pub(crate) tables: &'a VcpuTables,
+    pub(crate) kernel: &'a KernelView,
+    pub(crate) callers: &'a dyn Callers,
     /// See [`Hit::task`].
     pub(crate) area: Option<Gva>,
 }
 
 /// The task of the vCPU whose per-CPU area is at `area`, if it can be told.
-fn task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Option<Task> {
-    tables.task?.read(memory, area?.0).ok()
+fn task(kernel: &KernelView, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Option<Task> {
+    kernel.task?.read(memory, area?.0).ok()
 }
 
 impl<'a> HitContext<'a> {
     /// The task that runs, if it can be told.
     pub(crate) fn task(&self) -> Option<Task> {
-        task(self.tables, self.memory, self.area)
+        task(self.kernel, self.memory, self.area)
     }
 
-    /// Whether this is in the scope of `probe`.
-    pub(crate) fn is_inside(&self, probe: &Active) -> bool {
+    /// Whether this is in `scope`.
+    pub(crate) fn is_inside(&self, scope: Scope) -> bool {
         let tells = || {
-            let (layout, area) = (self.tables.task?, self.area?);
-            Some(layout.is_inside(probe.plan.scope, self.memory, area.0))
+            let (layout, area) = (self.kernel.task?, self.area?);
+            Some(layout.is_inside(scope, self.memory, area.0))
         };
-        probe.plan.scope == Scope::Boot || tells().unwrap_or(false)
+        scope == Scope::Boot || tells().unwrap_or(false)
     }
 
     /// What can be read now, with these registers; at a return with the arguments that the function was entered with.
@@ -239,7 +241,7 @@ impl<'a> HitContext<'a> {
             regs,
             entered_with,
             memory: self.memory,
-            slide: self.tables.slide,
+            slide: self.kernel.slide,
             task,
             cpu: self.vcpu,
             per_cpu,
@@ -267,7 +269,8 @@ impl<'a> HitContext<'a> {
             clock: self.clock,
             duration: None,
             access: None,
-            tables: self.tables,
+            kernel: self.kernel,
+            callers: self.callers,
             area: self.area,
             requests,
             captured: None,

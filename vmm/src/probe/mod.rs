@@ -23,22 +23,23 @@
 //! ```
 
 mod active;
+mod command;
 mod hit;
 mod member;
 
 pub use active::{Active, NoDetour};
 pub(crate) use active::{Kind, Miss, Watching};
+pub use command::Command;
+pub(crate) use command::HandlerRequest;
 pub(crate) use hit::HitContext;
 pub use hit::{Access, Fault, Hit};
 pub use member::{Member, MemberError};
 
-use crate::session::Command;
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
 use probe_engine::linux::scope::Scope;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
-use probe_engine::probe::table::ProbeId;
 use probe_engine::request::{DefinitionError, trigger_of};
 use std::any::Any;
 use std::marker::PhantomData;
@@ -433,16 +434,4 @@ impl<G> From<ReturnProbe<G>> for Probe {
     fn from(probe: ReturnProbe<G>) -> Self {
         probe.probe
     }
-}
-
-/// What a hit leaves to be done.
-pub(crate) enum HandlerRequest {
-    /// While the guest goes on.
-    Soon(Command),
-    /// Before the vCPU goes on.
-    Wait(Command),
-    /// A trap that is for nothing from now on is to be taken out some time.
-    Spent,
-    /// A handler panicked, with these words: its probe is to be disabled.
-    Broken(ProbeId, String),
 }

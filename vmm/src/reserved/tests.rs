@@ -1,5 +1,5 @@
 use super::*;
-use crate::world::{VcpuTables, World};
+use crate::world::World;
 use vmm_sys_util::eventfd::EventFd;
 
 const PML4: u64 = 0x1000;
@@ -15,8 +15,8 @@ fn one(first: u32) -> Slots {
     Slots { first, count: 1 }
 }
 
-fn standing() -> World {
-    World::new(0, VcpuTables::default(), EventFd::new(0).unwrap().into())
+fn standing() -> World<(), ()> {
+    World::new(0, (), EventFd::new(0).unwrap().into())
 }
 
 fn put(ram: &GuestRam, at: Gpa, word: u64) {

@@ -3,9 +3,10 @@
 //! No firmware, no boot protocol: the code is written to memory and runs. Virtual addresses are physical ones and
 //! open to user mode: [`SIZE`] bytes of memory, then as many that no memory backs. Nothing else is mapped.
 
-use crate::boot::{acpi::SLEEP_TYPE_OFF, layout};
+use crate::boot::acpi::SLEEP_TYPE_OFF;
 use crate::devices::SLP_EN;
 use crate::kvm::{Hypervisor, KvmVcpu, Machine, MachineError};
+use crate::layout;
 use crate::memory::{GuestRam, OutOfMemory};
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use probe_engine::addr::{Gpa, Gva};

@@ -9,13 +9,15 @@ mod wanted;
 
 use super::detours::{BehindNop, Detours, Tools, refusal};
 use super::hooks::GuestHooks;
-use super::registry::{ProbeState, Registry};
+use super::registry::Registry;
+use super::report::ProbeState;
+use super::stage::BootPhase;
+use super::stop::Stop;
 use super::text::{RunningKernel, Traps};
 use super::watches;
-use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
-use crate::world::{Parked, VcpuTables};
+use crate::vcpu::VcpuTables;
 use probe_engine::addr::Gva;
 use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
@@ -27,28 +29,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use wanted::Wanted;
-
-pub(super) use standing::allocate;
-
-/// How far the guest's text is final.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum BootPhase {
-    /// Nobody knows where it is.
-    Unknown,
-    /// It runs, and its tables of pages and of interrupts are its own. All of it may still be changed, and it takes away what
-    /// its tables of pages have beside its own text.
-    Start,
-    /// ftrace has made its nops; all else may still be changed.
-    Early,
-    /// All of it.
-    Late,
-}
-
-/// A stop of the world.
-pub(super) struct Stop<'a> {
-    pub(super) parked: &'a Parked<'a>,
-    pub(super) ram: &'a GuestRam,
-}
 
 /// The traps in the guest's text.
 pub(super) struct Arming {
@@ -145,9 +125,9 @@ impl Arming {
         self.traps.forget_pages();
         let mut wanted = self.wanted(registry, &running, stop.ram);
         let slide = running.map.slide();
-        tables.current = self.kernel.current.map(|current| current.slid(slide));
-        tables.task = self.kernel.task.map(|task| task.slid(slide));
-        tables.slide = slide;
+        tables.kernel.current = self.kernel.current.map(|current| current.slid(slide));
+        tables.kernel.task = self.kernel.task.map(|task| task.slid(slide));
+        tables.kernel.slide = slide;
         self.detours.look_at(wanted.keys());
         self.take_out(&wanted, registry, stop, &mut tables.sites);
         self.find_relocations(&mut wanted, registry, stop, &tables.sites);

@@ -1,18 +1,20 @@
 //! What vCPUs ask for and what is commanded, carried out in one stop of the world.
 
-use super::arming::{BootPhase, Stop};
 use super::control::{Control, GuestPanic, PANIC_GRACE};
-use super::handle::{Command, CommandError, Done, Message};
+use super::handle::{CommandError, Done, Message};
 use super::modules::{self, Modules};
 use super::names::Names;
-use super::registry::{ProbeState, RegisterError, Registry};
-use super::report::{Death, Outcome};
-use super::stage::{self, KernelMap, Reached};
+use super::registry::{RegisterError, Registry};
+use super::report::{Death, Outcome, ProbeState};
+use super::stage::{self, BootPhase, KernelMap, Reached};
+use super::stop::Stop;
 use super::text::RunningKernel;
 use crate::memory::GuestRam;
+use crate::probe::{Command, HandlerRequest};
 use crate::stack::{FRAMES, Stack};
-use crate::trap::Delivery;
-use crate::world::{Cause, Int3Handlers, Parked, VcpuRequest, VcpuTables};
+use crate::trap::{Delivery, Int3Handlers};
+use crate::vcpu::{Cause, VcpuRequest, VcpuTables};
+use crate::world::Parked;
 use probe_engine::addr::Gva;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
@@ -23,11 +25,13 @@ impl Control<'_> {
     /// Answers the vCPUs that stopped by themselves, carries out what was commanded, and tries again what could not be
     /// done before, all in one stop of the world.
     pub(super) fn attend(&mut self) {
+        // What a handler has asked for before a message was sent is there as well.
         let messages: Vec<Message> = self.messages.try_iter().collect();
+        let asked: Vec<HandlerRequest> = self.requests.try_iter().collect();
         let may_change_names = self.names.is_none() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
         let is_due = self.arming.is_due() || self.sweep.is_due(Instant::now());
-        let is_idle = messages.is_empty() && requests.is_empty() && !is_due;
+        let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;
         }
@@ -52,25 +56,32 @@ impl Control<'_> {
             }
             parked.release(vcpu);
         }
+        for request in asked {
+            match request {
+                HandlerRequest::Soon(command) | HandlerRequest::Wait(command) => {
+                    if let Err(error) = self.carry_out(command, &parked, &mut tables) {
+                        self.note_refused(&error);
+                    }
+                }
+                HandlerRequest::Broken(probe, words) => {
+                    self.registry.set_state(probe, ProbeState::Broken(words));
+                }
+                HandlerRequest::Spent => {}
+            }
+        }
         let mut answers = Vec::new();
         for message in messages {
             match message {
                 Message::Command(command, answer) => {
-                    let result = self.carry_out(command, &parked, &mut tables);
-                    match (answer, result) {
-                        (Some(answer), result) => answers.push((answer, result)),
-                        (None, Err(error)) => self.note_refused(&error),
-                        (None, Ok(_)) => {}
-                    }
+                    answers.push((answer, self.carry_out(command, &parked, &mut tables)));
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
                 }
-                Message::Broken(probe, words) => self.registry.set_state(probe, ProbeState::Broken(words)),
             }
         }
         self.reconcile(&parked, &mut tables);
-        parked.set_tables(tables);
+        world.set_tables(&parked, tables);
         if self.outcome.is_some() {
             parked.end();
         }
@@ -235,7 +246,7 @@ impl Control<'_> {
         match internal {
             Internal::ModuleReady => {
                 let (mut lost, mut unread) = (Vec::new(), std::mem::take(&mut self.unread));
-                let code = &mut tables.code;
+                let code = &mut tables.kernel;
                 self.with_modules(|modules, registry| {
                     lost = modules.ready(argument, registry, code, &mut unread);
                 });
@@ -244,24 +255,24 @@ impl Control<'_> {
                 self.change_names(tables, |names, modules| names.loaded(argument, modules));
             }
             Internal::ModuleGone => {
-                let code = &mut tables.code;
+                let code = &mut tables.kernel;
                 self.with_modules(|modules, registry| modules.gone(argument, registry, code));
                 self.change_names(tables, |names, modules| names.gone(argument, modules));
             }
             Internal::ModuleInitDone => {
                 let freed = Gva(request.regs.rsi)..Gva(request.regs.rdx);
                 modules::retire(&freed, &mut self.registry);
-                tables.code.init_done(&freed);
+                tables.kernel.init_done(&freed);
                 self.change_names(tables, |names, _| names.init_done(&freed));
             }
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
-                let stack = Stack::at(tables, &memory, &request.regs, FRAMES);
+                let stack = Stack::at((&tables.kernel, tables), &memory, &request.regs, FRAMES);
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }
-            Internal::PanicTold if self.arming.hooks.is_panic(argument, tables.slide) => {
+            Internal::PanicTold if self.arming.hooks.is_panic(argument, tables.kernel.slide) => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(Gva(request.regs.rdx), &memory);
                 if let Some(panic) = self.panic.as_mut().filter(|_| !message.is_empty()) {
@@ -289,7 +300,7 @@ impl Control<'_> {
         {
             change(names, &Modules { layout, running, ram: &self.ram });
             self.sink.names(running.map.slide(), names.modules());
-            tables.code.names = names.modules().into();
+            tables.kernel.names = names.modules().into();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The control thread: one event loop for requests of vCPUs, signals, what the user types, and the drain timer.
 
-use super::arming::{Arming, Stop};
+use super::arming::Arming;
 use super::handle::Message;
 use super::keys::{Keys, Typed};
 use super::names::Names;
@@ -11,19 +11,21 @@ use super::report::{Death, Outcome, ProbeReport, Refused, Report, Stood, Unregis
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
+use super::stop::Stop;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
-use crate::code::Unread;
 use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
 use crate::events::{Event, Reader};
+use crate::kernel_view::Unread;
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
+use crate::probe::HandlerRequest;
 use crate::signals::Signals;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
-use crate::vcpu::{End, Vcpu};
-use crate::world::{VcpuPosition, World};
+use crate::vcpu::{End, Vcpu, World};
+use crate::world::VcpuPosition;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::table::ProbeId;
@@ -127,6 +129,8 @@ pub(super) struct Control<'a> {
     pub(super) unread: Vec<Unread>,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
+    /// What handlers want.
+    pub(super) requests: Receiver<HandlerRequest>,
     pub(super) ended: Receiver<End>,
     pub(super) input: Option<File>,
     pub(super) interactive: bool,
@@ -253,14 +257,16 @@ impl Control<'_> {
             return;
         }
         let parked = self.world.park(|id| self.threads.kick(id));
-        let (stands, tables) = (parked.stands(), self.world.tables());
+        let (stands, tables) = (parked.positions(), self.world.tables());
         drop(parked);
         let is_halted = stands.iter().all(|stand| stand.is_halted);
         if !is_over && !is_halted {
             return;
         }
         // What is in its memory changes no more than a stack that is walked allows for.
-        let stack = |(regs, space)| Stack::at(&tables, &VirtMemory::new(&*self.ram, space), &regs, FRAMES);
+        let stack = |(regs, space)| {
+            Stack::at((&tables.kernel, &*tables), &VirtMemory::new(&*self.ram, space), &regs, FRAMES)
+        };
         let stood = |stand: &VcpuPosition| Stood {
             rip: stand.rip,
             is_halted: stand.is_halted,

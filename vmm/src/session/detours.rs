@@ -1,16 +1,16 @@
 //! Which probes are served by detours instead of traps, and where those stand.
 
-use super::arming::{Stop, allocate};
 use super::instance_exhaustion::InstanceExhaustion;
 use super::registry::Registry;
 use super::relocation::{Candidate, Relocations};
+use super::stop::{Stop, allocate};
 use super::text::{RunningKernel, Traps};
 use crate::events::DetouredProbe;
 use crate::guest::Optimize;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{DATA, Reserved, Slots};
-use crate::world::Detoured;
+use crate::vcpu::Detoured;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::Rings;

@@ -1,37 +1,15 @@
-//! How others talk to the control thread: handlers, and whoever holds a [`Handle`].
+//! How other threads talk to the control thread: by a [`Handle`].
 
 use super::registry::RegisterError;
 use super::report::ProbeReport;
-use super::spent::Spent;
-use crate::probe::{HandlerRequest, Probe};
+use crate::own_thread::is_own_thread;
+use crate::probe::{Command, Probe};
 use probe_engine::probe::table::ProbeId;
-use std::cell::Cell;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, ThreadId};
 use vmm_sys_util::eventfd::EventFd;
-
-/// What can be done with a session's probes, each in one stop of the guest at most.
-pub enum Command {
-    /// Registers probes, all or none.
-    Register(Vec<Probe>),
-    /// Unregisters probes. Calls that their return probes follow still return.
-    Unregister(Vec<ProbeId>),
-    /// Enables probes.
-    Enable(Vec<ProbeId>),
-    /// Disables probes; they stay registered.
-    Disable(Vec<ProbeId>),
-    /// Arms or disarms all probes at once. Each stays enabled or disabled as it is.
-    Arm(bool),
-    /// Has all probes served by detours where they can be, or none.
-    Optimize(bool),
-    /// Ends the guest.
-    Stop,
-    /// Ends the guest as one that took too long, and says where its CPUs stand.
-    GiveUp,
-}
 
 /// A command could not be carried out. Nothing was changed by it.
 #[derive(Debug, thiserror::Error)]
@@ -56,27 +34,6 @@ pub enum CommandError {
     Inside,
 }
 
-thread_local! {
-    /// Whether this thread is one of a session's own.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// As long as there is one, its thread is a vCPU's or the control thread: what runs on it must not wait for a command.
-pub(crate) struct Inside(());
-
-impl Inside {
-    pub(crate) fn enter() -> Self {
-        INSIDE.set(true);
-        Self(())
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.set(false);
-    }
-}
-
 /// The probes that a command was about.
 pub type Answer = Result<Vec<ProbeId>, CommandError>;
 
@@ -96,18 +53,18 @@ impl From<Vec<ProbeId>> for Done {
 
 /// What comes to the control thread.
 pub(super) enum Message {
-    Command(Command, Option<SyncSender<Result<Done, CommandError>>>),
+    Command(Command, SyncSender<Result<Done, CommandError>>),
     List(SyncSender<Vec<ProbeReport>>),
-    Broken(ProbeId, String),
 }
 
-/// Where messages to the control thread are sent.
+/// Changes the probes of a session while its guest runs. Can be cloned and used from any thread but the one that
+/// runs the session, and not from handlers: each call waits for the control thread, and before the guest is started for
+/// that.
 #[derive(Clone)]
-pub struct Mailbox {
+pub struct Handle {
     messages: Sender<Message>,
     wake: Arc<EventFd>,
     opened: Arc<Opened>,
-    pub(super) spent: Spent,
 }
 
 /// When commands are carried out.
@@ -117,50 +74,19 @@ struct Opened {
     is_running: AtomicBool,
 }
 
-impl Mailbox {
-    /// A mailbox, and its reader. `wake` is written when there is something to read.
+impl Handle {
+    /// A handle, and where the control thread reads what it sends. `wake` is written when there is something to read.
     pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
         let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
-        (Self { messages, wake, opened: Arc::new(opened), spent: Spent::default() }, received)
+        (Self { messages, wake, opened: Arc::new(opened) }, received)
     }
 
-    /// A mailbox without a reader: messages are dropped.
-    ///
-    /// # Errors
-    /// The host is out of descriptors.
-    pub fn unattended() -> io::Result<Self> {
-        Ok(Self::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?)).0)
-    }
-
-    /// From now on the control thread reads it.
+    /// From now on the control thread reads.
     pub(super) fn attended(&self) {
         self.opened.is_running.store(true, Ordering::Release);
     }
 
-    pub(crate) fn deliver(&self, request: HandlerRequest) {
-        self.send(match request {
-            HandlerRequest::Soon(command) | HandlerRequest::Wait(command) => Message::Command(command, None),
-            HandlerRequest::Spent => return self.spent.note(),
-            HandlerRequest::Broken(probe, words) => Message::Broken(probe, words),
-        });
-    }
-
-    fn send(&self, message: Message) {
-        // Without a receiver the guest has ended, and so has what is asked for.
-        let _ = self.messages.send(message);
-        // A full counter wakes as well.
-        let _ = self.wake.write(1);
-    }
-}
-
-/// Changes the probes of a session while its guest runs. Can be cloned and used from any thread but the one that
-/// runs the session, and not from handlers: each call waits for the control thread, and before the guest is started for
-/// that.
-#[derive(Clone)]
-pub struct Handle(pub(super) Mailbox);
-
-impl Handle {
     /// Has `command` carried out.
     ///
     /// # Errors
@@ -170,7 +96,7 @@ impl Handle {
     }
 
     fn done(&self, command: Command) -> Result<Done, CommandError> {
-        self.ask(|answer| Message::Command(command, Some(answer)))?
+        self.ask(|answer| Message::Command(command, answer))?
     }
 
     /// Registers a probe. It stands when this returns, or waits for its module.
@@ -216,15 +142,18 @@ impl Handle {
     }
 
     fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<T, CommandError> {
-        if INSIDE.get() {
+        if is_own_thread() {
             return Err(CommandError::Inside);
         }
-        let Opened { by, is_running } = &*self.0.opened;
+        let Opened { by, is_running } = &*self.opened;
         if *by == thread::current().id() && !is_running.load(Ordering::Acquire) {
             return Err(CommandError::NotRunning);
         }
         let (answer, answered) = mpsc::sync_channel(1);
-        self.0.send(question(answer));
+        // Without a receiver the guest has ended, and so has what is asked for.
+        let _ = self.messages.send(question(answer));
+        // A full counter wakes as well.
+        let _ = self.wake.write(1);
         answered.recv().map_err(|_| CommandError::Ended)
     }
 }
@@ -232,15 +161,20 @@ impl Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::own_thread::OwnThread;
+
+    fn open() -> (Handle, Receiver<Message>) {
+        Handle::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
+    }
 
     #[test]
     fn whoever_would_wait_for_itself_is_told_so() {
-        let handle = Handle(Mailbox::unattended().unwrap());
+        let (handle, _) = open();
         assert!(matches!(handle.list(), Err(CommandError::NotRunning)), "nobody can start it meanwhile");
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::NotRunning)));
-        handle.0.attended();
+        handle.attended();
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::Ended)));
-        let inside = Inside::enter();
+        let inside = OwnThread::enter();
         assert!(matches!(handle.command(Command::Stop), Err(CommandError::Inside)));
         drop(inside);
         assert!(matches!(handle.list(), Err(CommandError::Ended)));
@@ -248,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_thread_on_which_a_sink_has_panicked_may_wait_again() {
-        let handle = Handle(Mailbox::unattended().unwrap());
-        handle.0.attended();
+        let (handle, _) = open();
+        handle.attended();
         let panicked = std::panic::catch_unwind(|| {
-            let _inside = Inside::enter();
+            let _inside = OwnThread::enter();
             std::panic::resume_unwind(Box::new("as a sink would"));
         });
         assert!(panicked.is_err());
@@ -261,8 +195,7 @@ mod tests {
     /// Another thread may ask before the guest is started.
     #[test]
     fn others_wait_until_it_runs() {
-        let (mailbox, received) = Mailbox::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()));
-        let handle = Handle(mailbox);
+        let (handle, received) = open();
         let asked = thread::spawn(move || handle.list());
         let Message::List(answer) = received.recv().unwrap() else { panic!("a list was asked for") };
         answer.send(Vec::new()).unwrap();

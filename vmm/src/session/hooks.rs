@@ -1,7 +1,7 @@
 //! Traps of our own, by which the guest tells us what it is about to do.
 
-use super::arming::BootPhase;
 use super::registry::Registry;
+use super::stage::BootPhase;
 use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::{HookAddresses, Landmarks};
 use probe_engine::probe::table::Internal;

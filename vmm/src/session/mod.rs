@@ -43,29 +43,33 @@ mod report;
 mod spent;
 mod stage;
 mod standstill;
+mod stop;
 mod text;
 mod watches;
 
-pub(crate) use handle::Inside;
-pub use handle::{Answer, Command, CommandError, Handle, Mailbox};
+pub use crate::probe::Command;
+pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
-pub use registry::{ProbeState, RegisterError};
-pub use report::{Death, Missed, Outcome, ProbeKind, ProbeReport, Refused, Report, Stood, Unregistered};
+pub use registry::RegisterError;
+pub use report::{
+    Death, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood, Unregistered,
+};
 pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
-use crate::code::GuestCode;
 use crate::devices::virtio::Plugged;
 use crate::devices::{Devices, console::Console};
 use crate::events::{self, Event};
 use crate::guest::{Guest, Host};
+use crate::kernel_view::KernelView;
 use crate::kvm::{KvmVcpu, Machine, MachineError};
+use crate::layout;
 use crate::memory::{GuestRam, OutOfMemory};
+use crate::own_thread::OwnThread;
 use crate::probe::{Member, MemberError, Probe};
 use crate::reserved::TRAMPOLINES;
-use crate::vcpu::Vcpu;
-use crate::world::{VcpuTables, World};
+use crate::vcpu::{Mailbox, Spent, Vcpu, VcpuTables, World};
 use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
@@ -156,7 +160,7 @@ pub struct Session<'a> {
     host: &'a Host,
     guest: Guest<'a>,
     registry: Registry,
-    mailbox: Mailbox,
+    handle: Handle,
     messages: Receiver<Message>,
     wake: Arc<EventFd>,
 }
@@ -171,9 +175,9 @@ impl Host {
             return Err(SessionError::Cpus(guest.cpus));
         }
         let wake = Arc::new(eventfd()?);
-        let (mailbox, messages) = Mailbox::open(wake.clone());
+        let (handle, messages) = Handle::open(wake.clone());
         let registry = Registry::new(&guest, self.delivery, TRAMPOLINES);
-        Ok(Session { host: self, guest, registry, mailbox, messages, wake })
+        Ok(Session { host: self, guest, registry, handle, messages, wake })
     }
 }
 
@@ -206,7 +210,7 @@ impl Session<'_> {
     /// Changes the probes while the guest runs, from other threads.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle(self.mailbox.clone())
+        self.handle.clone()
     }
 
     /// Runs the guest to its end, on this thread, which tells `sink` of events.
@@ -219,7 +223,7 @@ impl Session<'_> {
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { host: Host { hypervisor, delivery }, guest, registry, mailbox, messages, wake } = self;
+        let Self { host: Host { hypervisor, delivery }, guest, registry, handle, messages, wake } = self;
         let ram = Arc::new(GuestRam::new(guest.memory)?);
         let pci = !guest.extras.is_none();
         let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
@@ -231,7 +235,7 @@ impl Session<'_> {
         let machine = Machine::new(hypervisor, ram.clone())?;
 
         let serial_interrupt = eventfd()?;
-        machine.connect_interrupt(&serial_interrupt, boot::layout::COM1_IRQ)?;
+        machine.connect_interrupt(&serial_interrupt, layout::COM1_IRQ)?;
         let console = Console::new(serial_interrupt, guest.terminal.out, guest.terminal.interactive);
         let mut devices = Devices::new(console);
         let plugged = Plugged::plug(guest.extras, &machine, &mut devices.bus, guest.confine);
@@ -240,12 +244,14 @@ impl Session<'_> {
 
         let stage = Stage::first(&guest.kernel, &boot)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&guest.kernel)?, [None; 2]);
-        let code = GuestCode { unwind, symbols, ..GuestCode::default() };
-        let tables = VcpuTables { breakpoints, code, ..VcpuTables::default() };
+        let kernel = KernelView { unwind, symbols, ..KernelView::default() };
+        let tables = VcpuTables { breakpoints, kernel, ..VcpuTables::default() };
         let world = Arc::new(World::new(usize::from(guest.cpus), tables, wake.clone()));
         let (recorders, mut reader) = events::rings(usize::from(guest.cpus));
         let (ends, ended) = mpsc::channel();
 
+        let spent = Spent::default();
+        let (mailbox, requests) = Mailbox::open(wake.clone(), spent.clone());
         let kvms = (0..guest.cpus).map(|id| machine.add_vcpu(hypervisor, id, guest.cpus, &boot));
         let kvms = kvms.collect::<Result<Vec<_>, _>>()?;
         reader.follow_detours(ram.clone(), guest.cpus, kvms.first().map_or(0, KvmVcpu::tsc_offset));
@@ -276,7 +282,7 @@ impl Session<'_> {
             names: guest.names.then(names::Names::default),
             postponed: postponed::Postponed::default(),
             patience: patience::Patience::default(),
-            sweep: spent::Sweep::new(mailbox.spent.clone(), Instant::now()),
+            sweep: spent::Sweep::new(spent, Instant::now()),
             registry,
             kernel: guest.kernel,
             delivery: *delivery,
@@ -298,6 +304,7 @@ impl Session<'_> {
             unread: Vec::new(),
             wake,
             messages,
+            requests,
             ended,
             input: guest.terminal.input,
             interactive: guest.terminal.interactive,
@@ -307,8 +314,8 @@ impl Session<'_> {
             outcome: None,
             standstill: Standstill::new(Instant::now(), guest.timeout),
         };
-        let _inside = Inside::enter();
-        mailbox.attended();
+        let _own = OwnThread::enter();
+        handle.attended();
         control.run()
     }
 }

@@ -1,8 +1,9 @@
 //! Probes in modules: their places are found when the guest has put the module together, and lost with it.
 
-use super::registry::{ProbeState, RegisteredProbe, Registry};
+use super::registry::{RegisteredProbe, Registry};
+use super::report::ProbeState;
 use super::text::RunningKernel;
-use crate::code::{GuestCode, Unread};
+use crate::kernel_view::{KernelView, Unread};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
@@ -27,7 +28,7 @@ impl Modules<'_> {
         &self,
         at: Gva,
         registry: &mut Registry,
-        code: &mut GuestCode,
+        code: &mut KernelView,
         unread: &mut Vec<Unread>,
     ) -> Vec<Gva> {
         // What is no module to us has no probes either.
@@ -39,7 +40,7 @@ impl Modules<'_> {
     }
 
     /// The module at `at` is about to be freed.
-    pub(super) fn gone(&self, at: Gva, registry: &mut Registry, code: &mut GuestCode) {
+    pub(super) fn gone(&self, at: Gva, registry: &mut Registry, code: &mut KernelView) {
         if let Ok(module) = Module::read(self.layout, &self.memory(), at) {
             code.remove(&module);
             retire(&module.text, registry);

@@ -6,7 +6,7 @@
 //! is there, asleep, preempted or on the stack of an interrupt. A return address is none of these places, as no region
 //! has a call in its middle. A word that is one by chance, or because the guest wants it to, only delays.
 
-use super::arming::Stop;
+use super::stop::Stop;
 use crate::touched;
 use probe_engine::addr::Gva;
 use std::collections::BTreeSet;

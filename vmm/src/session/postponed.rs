@@ -4,7 +4,7 @@
 //! to be handed on first. While nobody takes them, the vCPU that asks is held, or a guest that loads modules without end
 //! would fill memory with what nobody reads.
 
-use crate::world::{Cause, VcpuRequest};
+use crate::vcpu::{Cause, VcpuRequest};
 use probe_engine::probe::table::Internal;
 
 /// The requests that wait, in the order in which they came.

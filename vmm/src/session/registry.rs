@@ -4,7 +4,7 @@ mod entry;
 mod error;
 mod rows;
 
-use super::report::ProbeReport;
+use super::report::{ProbeReport, ProbeState};
 use crate::events::{MAX_PROBES, Reader};
 use crate::guest::{Guest, Optimize};
 use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
@@ -28,7 +28,6 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use entry::ProbeState;
 pub(super) use entry::RegisteredProbe;
 pub use error::RegisterError;
 

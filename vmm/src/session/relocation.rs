@@ -4,8 +4,8 @@
 //! are is read from the live text, in which alternatives have been applied. Once a jump stands, nobody comes to the
 //! instructions behind it any more, so that another may take its place in the same stop.
 
-use super::arming::Stop;
 use super::occupancy::Occupancy;
+use super::stop::Stop;
 use super::text::{ProbedFunction, RunningKernel, Traps};
 use crate::probe::Active;
 use crate::reserved::Reserved;

@@ -1,7 +1,6 @@
 //! What a run came to.
 
-use super::registry::ProbeState;
-use crate::code::Unread;
+use crate::kernel_view::Unread;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
@@ -74,6 +73,33 @@ pub struct ProbeReport {
     pub has_stood: bool,
     /// What became of it.
     pub state: ProbeState,
+}
+
+/// What has become of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProbeState {
+    /// The guest has not come far enough to arm it.
+    Waiting,
+    /// The guest has not loaded this module.
+    Pending(String),
+    /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
+    Armed(Gva),
+    /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.
+    Optimized(Gva),
+    /// It is disabled, or all are disarmed.
+    Disabled,
+    /// The guest's ftrace works on the text here, and no probe can stand behind it.
+    DisplacedByFtrace(Gva),
+    /// The live text did not allow it; why.
+    Refused(String),
+    /// It stood here until the guest freed the text.
+    Gone(Gva),
+    /// It stood here until the guest changed the text under it.
+    Overwritten(Gva),
+    /// Only its first hit counted, and that was here.
+    Spent(Gva),
+    /// A handler of it panicked, with these words.
+    Broken(String),
 }
 
 /// The sum of what unregistered probes saw.

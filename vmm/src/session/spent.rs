@@ -4,20 +4,8 @@
 //! A stop that looks after tens of thousands of probes takes long, and a pass of a trap that is for nothing takes little: many
 //! are taken out in one stop.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::vcpu::Spent;
 use std::time::{Duration, Instant};
-
-/// Whether there are such traps, as vCPUs say.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Spent(Arc<AtomicBool>);
-
-impl Spent {
-    /// One has taken its hit.
-    pub(super) fn note(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// When they are taken out.
 #[derive(Debug)]
@@ -33,12 +21,12 @@ impl Sweep {
 
     /// Whether it is time.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        now >= self.not_before && self.spent.0.load(Ordering::Relaxed)
+        now >= self.not_before && self.spent.is_noted()
     }
 
     /// A stop begins, which takes them out.
     pub(super) fn begin(&self) {
-        self.spent.0.store(false, Ordering::Relaxed);
+        self.spent.forget();
     }
 
     /// It has ended `now`, and has taken so long.

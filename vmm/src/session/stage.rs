@@ -9,7 +9,8 @@
 use crate::boot::{BootState, KernelPlace};
 use crate::kvm::{Breakpoints, DebugRegister};
 use crate::memory::GuestRam;
-use crate::world::{Int3Handlers, VcpuRequest};
+use crate::trap::Int3Handlers;
+use crate::vcpu::VcpuRequest;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::boot::Boot;
 use probe_engine::linux::bzimage::KernelJumps;
@@ -46,6 +47,20 @@ impl KernelMap {
         let (linked, physical) = self.text;
         physical.add(link.0.wrapping_sub(linked.0))
     }
+}
+
+/// How far the guest's text is final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BootPhase {
+    /// Nobody knows where it is.
+    Unknown,
+    /// It runs, and its tables of pages and of interrupts are its own. All of it may still be changed, and it takes away what
+    /// its tables of pages have beside its own text.
+    Start,
+    /// ftrace has made its nops; all else may still be changed.
+    Early,
+    /// All of it.
+    Late,
 }
 
 /// What the session waits for.

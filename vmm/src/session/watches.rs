@@ -1,12 +1,12 @@
 //! Which debug register watches what. The boot has them first: nothing is watched before it is over.
 
-use super::registry::{ProbeState, RegisteredProbe, Registry};
+use super::registry::{RegisteredProbe, Registry};
+use super::report::ProbeState;
 use super::stage;
 use super::text::RunningKernel;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
-use crate::vcpu::value;
-use crate::world::VcpuTables;
+use crate::vcpu::{VcpuTables, value};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::watch::Condition;
 use probe_engine::virt_memory::VirtMemory;

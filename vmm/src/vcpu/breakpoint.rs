@@ -1,11 +1,11 @@
 //! An `int3` was executed: whose it is, and what has to happen before it is passed.
 
 use super::hit::Taken;
+use super::tables::{Cause, VcpuTables};
 use super::{Flow, Vcpu, guest_exception};
 use crate::kvm::{DebugException, Exception, Shadow};
 use crate::probe::Fault;
 use crate::trap::{Breakpoint, Delivery, GuestException};
-use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::{Internal, Verdict};
 use probe_engine::regs::Regs;

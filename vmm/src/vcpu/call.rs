@@ -1,6 +1,7 @@
 //! Calls that a return probe follows: from the function's entry to its return.
 
-use super::hit::note;
+use super::note::note;
+use super::tables::VcpuTables;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
 use crate::events::{Ticks, What};
@@ -8,9 +9,7 @@ use crate::kvm::Shadow;
 use crate::memory::GuestRam;
 use crate::probe::{Active, Data, HandlerRequest, Hit, HitContext, Kind, Miss, ReturnHandlers};
 use crate::trap::Breakpoint;
-use crate::world::{Detoured, VcpuTables};
 use probe_engine::addr::Gva;
-use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::probe::returns::{Call, Pool};
 use probe_engine::virt_memory::VirtMemory;
 
@@ -60,7 +59,7 @@ fn reserve(
     tables: &VcpuTables,
 ) -> Option<u32> {
     pool.reserve(vcpu).or_else(|| {
-        let is_chained = is_trampoline(back, tables);
+        let is_chained = tables.is_trampoline(back);
         pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
         pool.reserve(vcpu)
     })
@@ -68,7 +67,7 @@ fn reserve(
 
 /// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
 fn current_task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
-    let task = tables.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
+    let task = tables.kernel.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
     task.unwrap_or(Gva(0))
 }
 
@@ -91,7 +90,7 @@ impl Vcpu {
         };
         let mut regs = breakpoint.regs;
         // Other probes may follow the same call: what handlers and readers see is the caller's own address.
-        let caller = caller(call.back, tables, &self.ram);
+        let caller = tables.caller(call.back, &self.ram);
         regs.rip = caller.0;
         let area = self.area_at_site(tables);
         let system = self.kvm.system();
@@ -103,7 +102,15 @@ impl Vcpu {
         } else if !owner.is_broken() && !owner.is_retired() {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
-            let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+            let context = HitContext {
+                memory: &memory,
+                vcpu: self.id,
+                ticks,
+                clock,
+                kernel: &tables.kernel,
+                callers: tables,
+                area,
+            };
             let task = if owner.plan.reads() { context.task() } else { None };
             let scene = context.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(&owner.plan.capture, &scene);
@@ -124,29 +131,4 @@ impl Vcpu {
         }
         (self.go_on(breakpoint, &regs, Shadow::Over), requests)
     }
-}
-
-/// Whether a call returns there that is followed, by a trap or by a detour.
-pub(crate) fn is_trampoline(at: Gva, tables: &VcpuTables) -> bool {
-    let is_detours = |detoured: &Detoured| at.is_in(&detoured.trampolines);
-    tables.sites.is_trampoline(at) || tables.detoured.as_ref().is_some_and(is_detours)
-}
-
-/// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
-pub(crate) fn caller(back: Gva, tables: &VcpuTables, ram: &GuestRam) -> Gva {
-    /// So many probes on one function show their caller.
-    const MOST: usize = 64;
-    let mut at = back;
-    for _ in 0..MOST {
-        let by_detour = |Detoured { instances, trampolines }: &Detoured| {
-            let offset = at.offset_from(trampolines.start).filter(|_| at.is_in(trampolines))?;
-            instances.caller(ram, offset / TRAMPOLINE)
-        };
-        let by_trap = || tables.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
-        match tables.detoured.as_ref().and_then(by_detour).or_else(by_trap) {
-            Some(next) => at = next,
-            None => break,
-        }
-    }
-    at
 }

@@ -1,18 +1,17 @@
 //! A hit of a site: handlers first, in order of registration, then past the instruction.
 
+use super::note::note;
+use super::tables::{Cause, VcpuTables};
 use super::{End, Flow, Vcpu};
 use crate::clock;
-use crate::events::{Recorder, Ticks, What};
+use crate::events::What;
 use crate::kvm::{Exception, Shadow};
 use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind};
-use crate::stack;
 use crate::trap::Breakpoint;
-use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
-use probe_engine::linux::task::Task;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
@@ -72,7 +71,15 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+        let context = HitContext {
+            memory: &memory,
+            vcpu: self.id,
+            ticks,
+            clock,
+            kernel: &tables.kernel,
+            callers: tables,
+            area,
+        };
         let is_recorded = site.probes.iter().any(|attached| attached.probe.plan.reads());
         let task = if is_recorded { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
@@ -80,7 +87,7 @@ impl Vcpu {
             |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
         for attached in site.probes.iter().filter(is_new) {
             let probe = &*attached.probe;
-            if !context.is_inside(probe) {
+            if !context.is_inside(probe.plan.scope) {
                 probe.pass_outside();
                 continue;
             }
@@ -154,7 +161,7 @@ impl Vcpu {
                         };
                         let told = told(exception, fault);
                         for probe in site.probes.iter().filter(is_new).map(|attached| &*attached.probe) {
-                            if context.is_inside(probe) {
+                            if context.is_inside(probe.plan.scope) {
                                 let mut hit = context.hit(probe.id, at, before, &mut requests);
                                 probe.fault(&mut hit, &told);
                             }
@@ -205,7 +212,15 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let (ticks, clock) = (clock::ticks(), &*self.clock);
-        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+        let context = HitContext {
+            memory: &memory,
+            vcpu: self.id,
+            ticks,
+            clock,
+            kernel: &tables.kernel,
+            callers: tables,
+            area,
+        };
         // The site may have gone while the copy ran.
         let site = tables.sites.get(end.site);
         for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &context) {
@@ -251,33 +266,13 @@ impl Vcpu {
     }
 }
 
-/// Counts a hit of `probe`, and notes it down with the stack that it asks for, where it is recorded. What it has
-/// captured is in `recorder`.
-pub(super) fn note(
-    recorder: &mut Recorder,
-    probe: &Active,
-    context: &HitContext<'_>,
-    regs: &Regs,
-    rip: Gva,
-    what: What<Ticks>,
-    task: Option<Task>,
-) {
-    recorder.count(probe.id);
-    if !probe.plan.records() {
-        return;
-    }
-    if let Some(most) = probe.plan.stack() {
-        recorder.stack(|put| stack::walk(context.tables, context.memory, regs, most, put));
-    }
-    recorder.record(context.ticks, probe.id, rip, what, task);
-}
-
 /// Those of `probes` that have one to be called in this `context`.
 fn post_handlers<'a>(
     probes: impl Iterator<Item = &'a Attached<Arc<Active>>>,
     context: &HitContext<'_>,
 ) -> impl Iterator<Item = &'a Active> {
-    let is_called = |probe: &&Active| probe.has_post() && !probe.is_broken() && context.is_inside(probe);
+    let is_called =
+        |probe: &&Active| probe.has_post() && !probe.is_broken() && context.is_inside(probe.plan.scope);
     probes.map(|attached| &*attached.probe).filter(is_called)
 }
 

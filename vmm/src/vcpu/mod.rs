@@ -4,7 +4,10 @@ mod breakpoint;
 mod call;
 mod fault;
 mod hit;
+mod mailbox;
+mod note;
 mod ring_full;
+mod tables;
 mod watch;
 
 use crate::clock::Clock;
@@ -12,11 +15,12 @@ use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
 use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
-use crate::session::Mailbox;
+use crate::own_thread::OwnThread;
 use crate::trap::{self, Delivery, GuestException, Trap};
-use crate::world::{AfterStop, Cause, VcpuPosition, VcpuRequest, VcpuTables, World};
-pub(crate) use call::{caller, is_trampoline};
+use crate::world::VcpuPosition;
 use hit::Passed;
+pub use mailbox::Mailbox;
+pub(crate) use mailbox::Spent;
 use probe_engine::addr::Gva;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::{Regs, rflags};
@@ -25,6 +29,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
+use tables::AfterStop;
+pub use tables::{Cause, Detoured, VcpuRequest, VcpuTables, World};
 use vmm_sys_util::errno;
 pub(crate) use watch::value;
 
@@ -94,7 +100,7 @@ impl Vcpu {
     /// The thread's whole life.
     pub fn main(mut self) {
         let _leaving = Leaving { id: self.id, world: self.world.clone(), ends: self.ends.clone() };
-        let _inside = crate::session::Inside::enter();
+        let _own = OwnThread::enter();
         let mut tables = self.world.tables();
         let mut flow = self.apply(&tables);
         while let Flow::Run = flow {
@@ -235,7 +241,7 @@ impl Vcpu {
 
     /// Where the kernel keeps what it has of this vCPU (GVA), where that says which task runs.
     fn per_cpu_area(&mut self, tables: &VcpuTables) -> Option<Gva> {
-        if tables.task.is_none() && tables.current.is_none() {
+        if tables.kernel.task.is_none() && tables.kernel.current.is_none() {
             return None;
         }
         self.area.or_else(|| self.kvm.per_cpu_area())

@@ -1,10 +1,10 @@
 //! A detour has found the ring of its CPU full: the guest waits for the reader there, as it does at a trap.
 
+use super::tables::VcpuTables;
 use super::{Flow, Vcpu};
 use crate::events::RingSpace;
 use crate::kvm::Shadow;
 use crate::trap::Breakpoint;
-use crate::world::VcpuTables;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::paging::Access;
 use probe_engine::regs::{Regs, rflags};

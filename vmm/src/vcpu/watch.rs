@@ -1,6 +1,7 @@
 //! Debug registers fired: at a step of the boot, or at what is watched.
 
-use super::hit::note;
+use super::note::note;
+use super::tables::{Cause, VcpuTables};
 use super::{Flow, Vcpu};
 use crate::clock;
 use crate::events::What;
@@ -8,7 +9,6 @@ use crate::kvm::{DebugRegister, Exception, Shadow};
 use crate::memory::GuestRam;
 use crate::probe::{Access, Active, HandlerRequest, HitContext, Kind, Watching};
 use crate::trap::{Fired, GuestException};
-use crate::world::{Cause, VcpuTables};
 use probe_engine::addr::Gva;
 use probe_engine::probe::watch::{Condition, Length};
 use probe_engine::regs::{Regs, rflags};
@@ -77,12 +77,20 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let context = HitContext { memory: &memory, vcpu: self.id, ticks, clock, tables, area };
+        let context = HitContext {
+            memory: &memory,
+            vcpu: self.id,
+            ticks,
+            clock,
+            kernel: &tables.kernel,
+            callers: tables,
+            area,
+        };
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
             // What stands there now is what the next access finds.
             let access = access(watching, register, &memory);
-            if !context.is_inside(probe) {
+            if !context.is_inside(probe.plan.scope) {
                 probe.pass_outside();
                 continue;
             }

@@ -1,14 +1,16 @@
 use super::*;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-fn world(cpus: usize) -> World {
-    World::new(cpus, VcpuTables::default(), Arc::new(EventFd::new(0).unwrap()))
+type TestWorld = World<u8, ()>;
+
+fn world(cpus: usize) -> TestWorld {
+    World::new(cpus, 0, Arc::new(EventFd::new(0).unwrap()))
 }
 
 /// A vCPU that counts as long as it runs.
-fn run(world: &World, id: usize, count: &AtomicUsize) {
+fn run(world: &TestWorld, id: usize, count: &AtomicUsize) {
     loop {
         if world.wants_attention() {
             match world.rest(id, VcpuPosition::default()) {
@@ -50,24 +52,24 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     let world = world(1);
     let request = VcpuRequest {
         vcpu: 0,
-        cause: Cause::Internal(Internal::Panic),
+        cause: (),
         regs: Regs::default(),
         space: AddressSpace::new(0, 0),
         idt: Gva(0),
     };
     thread::scope(|scope| {
         let held = scope.spawn(|| match world.hold(request) {
-            AfterStop::Run(tables) => tables.int3_handlers,
-            AfterStop::End => [None; 2],
+            AfterStop::Run(tables) => Some(*tables),
+            AfterStop::End => None,
         });
         drop(world.park(|_| {}));
         assert!(!held.is_finished(), "a stop alone does not release it");
         let parked = world.park(|_| {});
         assert_eq!(world.take_requests().len(), 1);
-        parked.set_tables(VcpuTables { int3_handlers: [Some(Gva(7)), None], ..VcpuTables::default() });
+        world.set_tables(&parked, 7);
         parked.release(0);
         drop(parked);
-        assert_eq!(held.join().unwrap(), [Some(Gva(7)), None]);
+        assert_eq!(held.join().unwrap(), Some(7));
     });
 }
 
@@ -77,7 +79,7 @@ fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
     let count = AtomicUsize::new(0);
     let request = VcpuRequest {
         vcpu: 0,
-        cause: Cause::Commands(Vec::new()),
+        cause: (),
         regs: Regs::default(),
         space: AddressSpace::new(0, 0),
         idt: Gva(0),

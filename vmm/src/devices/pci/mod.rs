@@ -4,7 +4,7 @@ mod config;
 mod msix;
 
 use super::{Device, PowerEvent};
-use crate::boot::layout;
+use crate::layout;
 pub use config::{ConfigSpace, Identity};
 pub use msix::{Messages, Msix, TABLE_ENTRY};
 use std::ops::Range;

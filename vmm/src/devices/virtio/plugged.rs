@@ -5,8 +5,8 @@ use super::super::{Bus, Device};
 use super::console::{Console, Port};
 use super::fs::{FOLDERS, Folder, Server};
 use super::{Rng, Transport, Virtio};
-use crate::boot::layout;
 use crate::kvm::{Machine, Space};
+use crate::layout;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 

@@ -7,14 +7,17 @@
 
 mod batch;
 mod job;
+mod plan;
 mod port;
 mod randomness;
+mod root;
 mod setup;
 
 use super::emulated::chain;
 use super::protocol::{FILES_PORT, FrameReader, FromAgent, Outbox, PORT_NAME, ProtocolError, ToAgent};
-use crate::command::{PLAN, RootError, enter};
+pub use plan::{Mount, PLAN, Plan};
 use port::Port;
+use root::{RootError, enter};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

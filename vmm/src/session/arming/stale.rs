@@ -6,8 +6,8 @@
 //! or is at the guest's handler for breakpoints, or in an interrupt before that: then the CPU has saved as an aligned word of
 //! RAM where the trap was (Intel SDM volume 3, 6.14.2). Where there is no such word, nobody comes any more.
 
-use super::Stop;
 use crate::probe::Active;
+use crate::session::stop::Stop;
 use crate::touched;
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeSet;
@@ -53,7 +53,7 @@ impl Stale {
 mod tests {
     use super::*;
     use crate::memory::GuestRam;
-    use crate::world::{AfterStop, VcpuTables, World};
+    use crate::world::{AfterStop, World};
     use probe_engine::addr::Gpa;
     use probe_engine::memory::PhysMemory;
     use probe_engine::probe::once::OneShot;
@@ -76,7 +76,7 @@ mod tests {
             set.insert(AT.add(0x10 * n), Site { probes: Vec::new(), internal: None, step });
             set.remove(AT.add(0x10 * n));
         }
-        let world = World::new(1, VcpuTables::default(), EventFd::new(0).unwrap().into());
+        let world = World::<(), ()>::new(1, (), EventFd::new(0).unwrap().into());
         thread::scope(|scope| {
             scope.spawn(|| {
                 while let AfterStop::Run(_) = world.pause(0, AT.add(0x50), Duration::from_millis(1)) {}

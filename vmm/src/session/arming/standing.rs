@@ -1,17 +1,16 @@
 //! Traps that stand in the guest's text: putting one in with its way past, and taking it down.
 
+use super::Arming;
 use super::wanted::Wanted;
-use super::{Arming, Stop};
 use crate::events::RING;
 use crate::probe::Active;
-use crate::reserved::{Reserved, Slots};
+use crate::reserved::Slots;
+use crate::session::stop::{Stop, allocate};
 use crate::session::text::RunningKernel;
 use probe_engine::addr::Gva;
-use probe_engine::detour::instances::Instances;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
 use probe_engine::insn::plan::StepPlan;
 use probe_engine::probe::once::OneShot;
-use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeSet, StepMethod};
 use std::sync::Arc;
 
@@ -138,28 +137,4 @@ impl Arming {
         set.add_copy(entry, copy.at(), end);
         Ok(slot)
     }
-}
-
-/// Takes room for `length` bytes of code. Frees what nobody needs when there is none, of which calls that are followed,
-/// by detours (`calls`) and by the traps of `set`, tell more than the guest's memory: they keep return addresses.
-pub(in crate::session) fn allocate(
-    reserved: &mut Reserved,
-    length: usize,
-    calls: &Instances,
-    stop: &Stop<'_>,
-    set: &mut ProbeSet<Arc<Active>>,
-) -> Result<Slots, String> {
-    if let Some(slots) = reserved.allocate(length) {
-        return Ok(slots);
-    }
-    let by_traps = || {
-        let mut owners: Vec<_> = set.owners().collect();
-        owners.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        owners.into_iter().filter_map(|owner| owner.pool()).flat_map(Pool::backs)
-    };
-    let known = || stop.parked.rips().into_iter().chain(calls.returns(stop.ram)).chain(by_traps()).collect();
-    if reserved.reclaim(stop.parked, stop.ram, known).map_err(|e| e.to_string())? > 0 {
-        set.retain_copies(|at| reserved.is_in_use(at));
-    }
-    Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
 }

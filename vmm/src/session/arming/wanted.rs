@@ -1,9 +1,11 @@
 //! What should stand where: each probe's place as the guest's text is at this moment, and the traps of our own.
 
-use super::{Arming, BootPhase};
+use super::Arming;
 use crate::memory::GuestRam;
 use crate::probe::Active;
-use crate::session::registry::{ProbeState, RegisteredProbe, Registry};
+use crate::session::registry::{RegisteredProbe, Registry};
+use crate::session::report::ProbeState;
+use crate::session::stage::BootPhase;
 use crate::session::text::{ProbedFunction, RunningKernel};
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;

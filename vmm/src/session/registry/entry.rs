@@ -2,40 +2,13 @@
 
 use crate::events::Reader;
 use crate::probe::{Active, Kind, Miss};
-use crate::session::report::{Missed, ProbeKind, ProbeReport};
+use crate::session::report::{Missed, ProbeKind, ProbeReport, ProbeState};
 use probe_engine::addr::Gva;
 use probe_engine::probe::place::{Place, SiteInfo};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// What has become of a probe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProbeState {
-    /// The guest has not come far enough to arm it.
-    Waiting,
-    /// The guest has not loaded this module.
-    Pending(String),
-    /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
-    Armed(Gva),
-    /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.
-    Optimized(Gva),
-    /// It is disabled, or all are disarmed.
-    Disabled,
-    /// The guest's ftrace works on the text here, and no probe can stand behind it.
-    DisplacedByFtrace(Gva),
-    /// The live text did not allow it; why.
-    Refused(String),
-    /// It stood here until the guest freed the text.
-    Gone(Gva),
-    /// It stood here until the guest changed the text under it.
-    Overwritten(Gva),
-    /// Only its first hit counted, and that was here.
-    Spent(Gva),
-    /// A handler of it panicked, with these words.
-    Broken(String),
-}
 
 /// One probe.
 pub(in crate::session) struct RegisteredProbe {

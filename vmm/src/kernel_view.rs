@@ -1,10 +1,12 @@
-//! What is known of the code that the guest runs: the tables by which its stacks are walked, and the names of its
-//! functions. Modules bring theirs and take them away.
+//! What is known of the guest's kernel: the tables by which its stacks are walked, the names of its functions, and how
+//! its tasks are found. Modules bring their tables and names, and take them away.
 
 use probe_engine::addr::Gva;
+use probe_engine::linux::current::CurrentTask;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::modules::{Module, ModuleLayout};
 use probe_engine::linux::names::{ModuleNames, Names};
+use probe_engine::linux::task::TaskLayout;
 use probe_engine::linux::unwind::{KernelCode, ModuleCode};
 use probe_engine::memory::PhysMemory;
 use probe_engine::virt_memory::VirtMemory;
@@ -18,9 +20,9 @@ const MOST_MODULES: usize = 1 << 12;
 /// Of so many modules it is said that they cannot be read.
 const MOST_UNREAD: usize = 64;
 
-/// The guest's code, as vCPUs know it.
+/// The guest's kernel, as vCPUs know it.
 #[derive(Clone, Default)]
-pub struct GuestCode {
+pub struct KernelView {
     /// How the kernel's stacks are walked, if they are.
     pub unwind: Option<Arc<KernelCode>>,
     /// How those of its modules are, as far as it could be read.
@@ -29,6 +31,12 @@ pub struct GuestCode {
     pub symbols: Option<Arc<Kernel>>,
     /// Its modules', where the session has them.
     pub names: Arc<[Arc<ModuleNames>]>,
+    /// What KASLR added to its link-time addresses.
+    pub slide: u64,
+    /// How the task of a vCPU is found.
+    pub current: Option<CurrentTask>,
+    /// How to read about it.
+    pub task: Option<TaskLayout>,
 }
 
 /// A module whose table cannot be read.
@@ -40,12 +48,12 @@ pub struct Unread {
     pub reason: String,
 }
 
-impl GuestCode {
-    /// Names for run-time addresses, where the session has the kernel's symbols. KASLR has added `slide`.
+impl KernelView {
+    /// Names for run-time addresses, where the session has the kernel's symbols.
     #[must_use]
-    pub fn names(&self, slide: u64) -> Option<Names<'_>> {
+    pub fn names(&self) -> Option<Names<'_>> {
         let kernel = self.symbols.as_ref()?.symbols();
-        Some(Names { kernel, slide, modules: &self.names })
+        Some(Names { kernel, slide: self.slide, modules: &self.names })
     }
 
     /// Learns the table of `module`, of which nothing has run, or notes down that it is `unread`. What lay in its place
@@ -116,12 +124,12 @@ mod tests {
             ModuleCode { text: range(start, 0x1000), init_text: range(0x1_0000 + start, 0x1000), orc }
         };
         let modules = Arc::new(vec![module(0x1000), module(0x2000), module(0x3000)]);
-        let mut code = GuestCode { modules, ..GuestCode::default() };
+        let mut code = KernelView { modules, ..KernelView::default() };
         let gone = |text, init_text| {
             let (name, state) = ("gone".to_owned(), ModuleState::Going);
             Module { at: Gva(0), name, state, text, init_text }
         };
-        let known = |code: &GuestCode| -> Vec<u64> {
+        let known = |code: &KernelView| -> Vec<u64> {
             code.modules.iter().map(|module| module.text.start.0).collect()
         };
         code.remove(&gone(range(0x2800, 0x100), range(0, 0)));

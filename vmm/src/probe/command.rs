@@ -1,0 +1,36 @@
+//! What can be done with a session's probes while its guest runs.
+
+use super::Probe;
+use probe_engine::probe::table::ProbeId;
+
+/// What can be done with a session's probes, each in one stop of the guest at most.
+pub enum Command {
+    /// Registers probes, all or none.
+    Register(Vec<Probe>),
+    /// Unregisters probes. Calls that their return probes follow still return.
+    Unregister(Vec<ProbeId>),
+    /// Enables probes.
+    Enable(Vec<ProbeId>),
+    /// Disables probes; they stay registered.
+    Disable(Vec<ProbeId>),
+    /// Arms or disarms all probes at once. Each stays enabled or disabled as it is.
+    Arm(bool),
+    /// Has all probes served by detours where they can be, or none.
+    Optimize(bool),
+    /// Ends the guest.
+    Stop,
+    /// Ends the guest as one that took too long, and says where its CPUs stand.
+    GiveUp,
+}
+
+/// What a hit leaves to be done.
+pub(crate) enum HandlerRequest {
+    /// While the guest goes on.
+    Soon(Command),
+    /// Before the vCPU goes on.
+    Wait(Command),
+    /// A trap that is for nothing from now on is to be taken out some time.
+    Spent,
+    /// A handler panicked, with these words: its probe is to be disabled.
+    Broken(ProbeId, String),
+}

@@ -1,0 +1,148 @@
+//! What vCPUs go by between two stops, and for what they stop by themselves.
+
+use crate::kernel_view::KernelView;
+use crate::kvm::{Breakpoints, Shared};
+use crate::memory::GuestRam;
+use crate::probe::{Active, Command};
+use crate::stack::Callers;
+use crate::trap::Int3Handlers;
+use crate::world;
+use probe_engine::addr::Gva;
+use probe_engine::detour::instances::Instances;
+use probe_engine::detour::layout::TRAMPOLINE;
+use probe_engine::paging::{AddressSpace, Spaces};
+use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where the vCPUs of a guest meet the control thread.
+pub type World = world::World<VcpuTables, Cause>;
+/// A vCPU of it stopped by itself.
+pub type VcpuRequest = world::VcpuRequest<Cause>;
+/// What a vCPU of it does after it stood still.
+pub(super) type AfterStop = world::AfterStop<VcpuTables>;
+
+/// What the vCPUs go by between two stops.
+#[derive(Clone, Default)]
+pub struct VcpuTables {
+    /// The armed sites.
+    pub sites: ProbeSet<Arc<Active>>,
+    /// The return probes that follow calls.
+    pub returns: Vec<Arc<Active>>,
+    /// The first return trampoline.
+    pub trampolines: Gva,
+    /// The calls that detours follow, once they may.
+    pub detoured: Option<Detoured>,
+    /// What is known of the guest's kernel.
+    pub kernel: KernelView,
+    /// The debug registers of every vCPU.
+    pub breakpoints: Breakpoints,
+    /// Whose they are, where they watch for a probe.
+    pub watches: [Option<Arc<Active>>; 4],
+    /// The guest's entries for vector 3, when breakpoints stand on them because #BP is not intercepted.
+    pub int3_handlers: Int3Handlers,
+    /// The kernel's own page tables, once it goes on with them.
+    pub kernel_space: Option<AddressSpace>,
+    /// What vCPUs see at an exit without a system call.
+    pub shared: Shared,
+}
+
+/// What a vCPU stopped at.
+pub enum Cause {
+    /// A hardware breakpoint of ours.
+    Breakpoint,
+    /// An internal site.
+    Internal(Internal),
+    /// A probed instruction that accesses a device: it has to run from a copy.
+    Device,
+    /// What a handler wants to have done before the vCPU goes on.
+    Commands(Vec<Command>),
+}
+
+/// Calls that detours follow.
+#[derive(Clone)]
+pub struct Detoured {
+    /// Their instances.
+    pub instances: Instances,
+    /// Their trampolines.
+    pub trampolines: Range<Gva>,
+}
+
+impl VcpuTables {
+    /// Whatever sites there are, from now on vCPUs see what these need: the kernel goes on with its page tables `kernel`.
+    pub fn settle(&mut self, kernel: AddressSpace) {
+        self.kernel_space = Some(kernel);
+        self.shared = Shared {
+            general: true,
+            system: self.is_watching()
+                || self.sites.iter().any(needs_system)
+                || self.returns.iter().any(|probe| looks_far(probe)),
+            events: self.is_watching() || self.sites.iter().any(needs_events),
+        };
+    }
+
+    /// Whether debug registers may bring an exit from anywhere.
+    fn is_watching(&self) -> bool {
+        self.watches.iter().any(Option::is_some) || self.int3_handlers.iter().any(Option::is_some)
+    }
+
+    /// The page tables of a vCPU at an exit, of which `system` is.
+    pub fn spaces<'a>(&self, user: &'a dyn Fn() -> AddressSpace) -> Spaces<'a> {
+        match self.kernel_space {
+            Some(kernel) => Spaces::Halves { kernel, user },
+            None => Spaces::One(user()),
+        }
+    }
+
+    /// Whether a call returns there that is followed, by a trap or by a detour.
+    pub(super) fn is_trampoline(&self, at: Gva) -> bool {
+        let is_detours = |detoured: &Detoured| at.is_in(&detoured.trampolines);
+        self.sites.is_trampoline(at) || self.detoured.as_ref().is_some_and(is_detours)
+    }
+
+    /// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
+    pub(super) fn caller(&self, back: Gva, ram: &GuestRam) -> Gva {
+        /// So many probes on one function show their caller.
+        const MOST: usize = 64;
+        let mut at = back;
+        for _ in 0..MOST {
+            let by_detour = |Detoured { instances, trampolines }: &Detoured| {
+                let offset = at.offset_from(trampolines.start).filter(|_| at.is_in(trampolines))?;
+                instances.caller(ram, offset / TRAMPOLINE)
+            };
+            let by_trap = || self.sites.owner(at).and_then(|(number, owner)| owner.pool()?.back(number));
+            match self.detoured.as_ref().and_then(by_detour).or_else(by_trap) {
+                Some(next) => at = next,
+                None => break,
+            }
+        }
+        at
+    }
+}
+
+impl Callers for VcpuTables {
+    fn real(&self, at: Gva, ram: &GuestRam) -> Option<Gva> {
+        if self.is_trampoline(at) {
+            return Some(self.caller(at, ram));
+        }
+        self.sites.original(at)
+    }
+}
+
+/// Whether system registers are of use at each hit there.
+fn needs_system(site: &Site<Arc<Active>>) -> bool {
+    let has_base = matches!(&site.step, StepMethod::Emulate(emulation) if emulation.has_base());
+    has_base || site.probes.iter().any(|attached| looks_far(&attached.probe))
+}
+
+/// Whether a hit of this probe reads what may be memory of a process.
+fn looks_far(probe: &Active) -> bool {
+    probe.plan.stack().is_some() || probe.plan.capture.follows_pointers()
+}
+
+/// Whether a hit there leaves an interrupt shadow, or may find the one that another has left. No other site is in one:
+/// [`Refusal::Shadow`](probe_engine::insn::plan::Refusal::Shadow).
+fn needs_events(site: &Site<Arc<Active>>) -> bool {
+    let opens = matches!(&site.step, StepMethod::Emulate(emulation) if emulation.opens_shadow());
+    opens || site.probes.iter().any(|attached| attached.anchor != Anchor::Firm)
+}
