@@ -4,6 +4,8 @@ mod bench;
 mod bochs;
 mod demo;
 mod kernels;
+#[cfg(test)]
+mod layout;
 mod peer;
 mod setup;
 mod test;
