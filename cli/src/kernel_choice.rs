@@ -1,7 +1,7 @@
 //! Which kernel the user means.
 
 use crate::say::note;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use guest_kernels::{Cache, FetchedKernel, Fetcher, Kernel, KernelFiles, NoName};
 use std::ffi::OsString;
@@ -48,6 +48,10 @@ impl Choice {
     /// Where its files are. One of Debian's that is not in the cache is fetched.
     pub(crate) fn files(&self) -> Result<KernelFiles> {
         match self {
+            Self::At(path) if path.try_exists().is_ok_and(|is_there| !is_there) => bail!(
+                "cannot read {}: No such file or directory; a kernel is a file, the folder of a build, debian:6.12 or host",
+                path.display()
+            ),
             Self::At(path) => Ok(KernelFiles::at(path)?),
             Self::Debian(kernel) => Ok(fetched(kernel)?.into()),
             Self::Host => Ok(KernelFiles::of_this_machine()?),
@@ -105,6 +109,12 @@ mod tests {
         }
         let bytes = OsString::from_vec(vec![b'/', 0xff]);
         assert_eq!(Choice::parse(bytes.clone()), Ok(Choice::At(bytes.into())));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_refused_with_what_a_kernel_may_be() {
+        let refused = Choice::parse("debain:6.12".into()).unwrap().files().unwrap_err().to_string();
+        assert!(refused.contains("debain:6.12") && refused.contains("debian:6.12"), "{refused}");
     }
 
     #[test]
