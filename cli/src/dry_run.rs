@@ -61,6 +61,9 @@ struct Row<'a> {
     module: Option<&'a str>,
     fields: Vec<FieldRow<'a>>,
     conditions: &'a [String],
+    /// What is to be known of the place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remark: Option<&'a str>,
 }
 
 /// A value that is read.
@@ -96,6 +99,7 @@ impl<'a> Row<'a> {
             module: None,
             fields: Vec::new(),
             conditions: &asked.written,
+            remark: asked.remark.as_deref(),
         };
         row.fields.extend(asked.plan.capture.fields.iter().map(|field| FieldRow {
             name: &field.name,
@@ -200,8 +204,8 @@ fn table(rows: &[Row<'_>]) -> String {
         for FieldRow { name, r#type, fetch } in &row.fields {
             let _ = writeln!(table, "        {name}: {type} = {fetch}");
         }
-        for condition in row.conditions {
-            let _ = writeln!(table, "        {condition}");
+        for line in row.conditions.iter().map(String::as_str).chain(row.remark) {
+            let _ = writeln!(table, "        {line}");
         }
     }
     table
@@ -242,6 +246,7 @@ mod tests {
             module: None,
             fields: Vec::new(),
             conditions: &[],
+            remark: None,
         };
         let dfd = FieldRow { name: "dfd", r#type: "s32".to_owned(), fetch: "%di".to_owned() };
         let pending = "pending (module dummy)".to_owned();

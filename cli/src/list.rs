@@ -7,6 +7,7 @@ use crate::output::json;
 use crate::say::{note, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
+use crate::system_calls;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
@@ -39,6 +40,10 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
     let btf = args.verbose.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
+    if args.kind == Kind::Syscalls {
+        system_calls::show(args, &kernel, pattern, &glob)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (mut found, mut refused) = (0, 0);
     list(|mut out| {
         for symbol in kernel.symbols().matching(&glob) {

@@ -28,6 +28,7 @@ mod say;
 mod shared_terminal;
 mod source_listing;
 mod symbol_file;
+mod system_calls;
 mod target;
 mod time_limits;
 mod types;

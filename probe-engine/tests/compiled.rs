@@ -24,7 +24,8 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
                 Place::Symbol { symbol, offset: 0, .. } => Some(symbol.as_str()),
                 _ => None,
             };
-            let site = Site { function, kernel: &kernel, btf: Some(&btf), variables: &|| Ok(None) };
+            let site =
+                Site { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &|| Ok(None) };
             capture(&definition, &site, Vec::new())
         });
     }

@@ -21,6 +21,27 @@ fn a_filter_leaves_out_hits_of_a_running_guest() {
     assert_eq!(files("own").len(), 3, "{:?}", run.output);
 }
 
+/// What is asked about need not be shown.
+#[test]
+fn a_filter_sees_all_parameters_and_what_is_returned() {
+    let Some(binary) = binary() else { return };
+    let words = [
+        "--probe=p:here do_sys_openat2 flags=how->flags if dfd == -100 && filename ~ \"*passwd\"",
+        "--probe=p:nowhere do_sys_openat2 filename:string if dfd == 100",
+        "--probe=r:back do_sys_openat2 fd=$retval if $retval >= 0 && filename ~ \"*group\"",
+        "--optimize=require",
+        OPENS,
+    ];
+    let run = run(&binary, &words);
+    run.assert_success();
+    let of = |event: &str| -> Vec<_> {
+        run.output.iter().filter(|line| line["event"] == event && line["type"] != "probe").collect()
+    };
+    let fields = |event: &str| of(event).iter().map(|hit| hit["fields"].clone()).collect::<Vec<_>>();
+    assert_eq!((of("here").len(), of("nowhere").len(), of("back").len()), (1, 0, 1), "{:?}", run.output);
+    assert!(fields("here").iter().all(|own| own.get("dfd").is_none()), "{:?}", run.output);
+}
+
 /// `struct file` is large, and is shown by its address alone without the option.
 #[test]
 fn structures_are_shown_in_full_only_when_asked() {

@@ -53,7 +53,7 @@ pub(crate) struct Guest {
     /// The default is 600, and 3600 where the processor is emulated. When standard input is a terminal, the guest is not ended.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
-    /// Run this command in the guest, on this machine's files; end with its exit code
+    /// Run this command in the guest on this machine's files; end with its exit code
     ///
     /// Its root is this machine's, or --root: what it changes there is thrown away in the end. It has our working directory,
     /// standard streams and terminal, and of our environment PATH, HOME, TERM, the language and the like: `-- env NAME=VALUE CMD`
@@ -124,11 +124,11 @@ pub(crate) struct Records {
     /// so.
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// How it is shown [default: text, and not at all with --output]
+    /// Show it as text, which is the default without --output, or as json
     ///
     /// text: on standard error. json: what --output would write, on standard output, and nothing else is there: the guest's
     /// console and the command's standard output go to standard error.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, hide_possible_values = true)]
     pub(crate) format: Option<Format>,
 }
 

@@ -11,16 +11,20 @@ use std::path::PathBuf;
 /// kallsyms has none. A function with several names is listed by each of them, and can be probed by each: all but the first are
 /// marked as aliases. The list is made from the kernel's file; `vmm run` reports functions that turn out not to be
 /// probeable once the kernel has patched itself.
+///
+/// System calls come one a line: number, name, and the function at which `--probe syscall:NAME` stands.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
   vmm list 'vfs_*'
   vmm list -v 'vfs_*'
   vmm list --kind refused '*int3*'
+  vmm list --kind syscalls -v 'open*'
   vmm list --all --kernel bzImage
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
--v) and refused (why it cannot be probed). With
+-v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
+prototype. With
 --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
 of, where it is inlined), refused and variables (the names of those that can be read there).")]
 pub(crate) struct List {
@@ -70,6 +74,8 @@ pub(crate) struct List {
 pub(crate) enum Kind {
     /// Functions that can be probed
     Functions,
+    /// System calls, by the names that programs know
+    Syscalls,
     /// Functions that cannot be probed, and why
     Refused,
 }

@@ -10,13 +10,16 @@ use std::path::PathBuf;
 #[derive(Args, Default)]
 #[command(next_help_heading = heading::PROBES)]
 pub(crate) struct Probes {
-    /// Probe a function, a pattern, a line or a definition; may be repeated
+    /// A function, pattern, line, syscall:NAME or definition; may be repeated
     ///
     /// A function (do_sys_openat2), a place in one (do_sys_openat2+0x10), an address as the kernel was linked
     /// (0xffffffff81000280), a pattern that names functions (vfs_*), or a function of a module
     /// (dummy:dummy_xmit), which need not be loaded yet. With %return behind a function or a pattern (vfs_read%return), its
     /// returns are probed. Of several functions that share a name, init_once#2 is the second by address, as `vmm list` lists
     /// them. A function is shown as a call, by its own parameters.
+    ///
+    /// syscall:openat is a system call by the name that programs know, with its own parameters: the function that handles it is
+    /// probed, which `vmm list --kind syscalls` names. Where 32-bit programs enter elsewhere, --dry-run says so.
     ///
     /// With debugging information (--symbols), a line of the source is a place: of a file (fs/open.c:1420, or open.c:1420 where
     /// that is one file), or of a function and what is inlined into it (do_sys_openat2:1420). Lines are counted from the start of

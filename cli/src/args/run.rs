@@ -25,7 +25,8 @@ Examples:
 Definitions:
   p:reads vfs_read count pos=+0($arg4):s64 file->f_inode->i_ino
   r vfs_read ret=$retval if ret < 0 && comm != \"cat\"
-  p do_sys_openat2 if filename ~ \"/etc/*\"
+  p syscall:openat if filename ~ \"/etc/*\"
+  r syscall:openat filename:string if $retval < 0
   p vfs_read tgid=$current->tgid name=(dentry)(file->f_path.dentry)->d_name.name:string
   p vfs_read hist:keys=common_pid.execname,count.log2:values=count:sort=hitcount.descending
 

@@ -4,6 +4,7 @@
 //! which registers to take, which pointers to follow, and how many bytes to keep. At a hit it only reads. What it gives is
 //! a record of bytes, which a reader turns into text by the same `Capture`, later and elsewhere.
 
+pub mod argument_place;
 mod display;
 mod fetch;
 mod field;

@@ -1,11 +1,11 @@
 //! What to read of a call, by the function's own parameters and types: what a jprobe gave.
 //!
-//! Where parameters are is told by the System V ABI for x86-64 (3.2.3); the kernel uses no floating-point registers.
 
+use super::argument_place::{ArgumentPlace, Places};
 use super::flags;
 use super::shape::{Member, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
-use crate::linux::btf::{Btf, Kind, Modifier, Prototype, Structure, TypeId};
+use crate::linux::btf::{Btf, Kind, Modifier, Structure, TypeId};
 use crate::virt_memory::LONGEST_STRING;
 
 /// Largest structure that is shown with its members though nobody asked for that, in bytes.
@@ -22,8 +22,6 @@ const STRING: u16 = 512;
 const MOST_NESTED: usize = 4;
 /// Typedefs of typedefs.
 const DEEPEST: usize = 16;
-/// Argument registers.
-const REGISTERS: u8 = 6;
 
 /// How much of what a pointer leads to is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,114 +51,72 @@ pub fn is_changed(function: &str) -> bool {
     [".isra.", ".constprop.", ".part.", ".cold"].iter().any(|suffix| function.contains(suffix))
 }
 
-/// The parameters of `function`.
-///
-/// # Errors
-/// [`NoArguments`], the reason.
-pub fn prototype<'a>(btf: &Btf<'a>, function: &str) -> Result<Prototype<'a>, NoArguments> {
-    if is_changed(function) {
-        return Err(NoArguments::Changed(function.to_owned()));
-    }
-    match btf.function(function) {
-        Some(found) => Ok(found.prototype),
-        None => Err(NoArguments::Unknown(function.to_owned())),
-    }
+/// What a call has by its types: its parameters with their places, and what it returns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signature {
+    /// The parameters, in their order.
+    pub parameters: Vec<Parameter>,
+    /// What it returns; `void` is [`TypeId::VOID`].
+    pub returns: TypeId,
 }
 
-/// What to read at the entry of `function` to show its arguments.
-///
-/// # Errors
-/// [`NoArguments`], the reason.
-pub fn arguments(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Vec<Field>, NoArguments> {
-    let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
-    let mut places = Places::default();
-    let parameters = prototype(btf, function)?.parameters().enumerate();
-    Ok(parameters
-        .map(|(n, (name, ty))| {
-            let name = if name.is_empty() { format!("arg{}", n + 1) } else { name.to_owned() };
-            let (fetch, shape) = types.argument(&name, ty, places.next(btf, ty));
-            Field { name, fetch, shape }
-        })
-        .collect())
+/// A parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name; empty where it has none.
+    pub name: String,
+    /// Its type.
+    pub ty: TypeId,
+    /// Where it is.
+    pub place: ArgumentPlace,
 }
 
-/// What to read when `function` has returned to show its value; `None` for `void`.
-///
-/// # Errors
-/// [`NoArguments`], the reason.
-pub fn return_value(btf: &Btf<'_>, function: &str, expand: Expand) -> Result<Option<Field>, NoArguments> {
-    let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
-    let ty = prototype(btf, function)?.returns;
-    let Some(size) = btf.size(ty) else { return Ok(None) };
-    let base = Base::Register(Register::Rax);
-    let (read, shape) = match types.shape("", ty) {
-        Shape::Signed if size >= 4 => (Read::Word(size as u8), Shape::Result),
-        // Addresses and errors alike.
-        Shape::Unsigned if size == 8 => (Read::Word(8), Shape::Pointer(None)),
-        Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
-        Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
-        shape => (Read::Word(size.min(8) as u8), shape),
-    };
-    let fetch = Fetch { base, hops: Vec::new(), read };
-    Ok(Some(Field { name: "return".to_owned(), fetch, shape }))
-}
-
-/// Where an argument is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ArgumentPlace {
-    /// Slot `n`: 0 to 5 are registers, from 6 on words on the stack.
-    Slot(u8),
-    /// Two registers from this on.
-    Pair(u8),
-    /// On the stack as a whole, from this slot on.
-    Stack(u8),
-    /// Nowhere that can be read.
-    Nowhere,
-}
-
-/// Gives the arguments of one function their places, in their order.
-#[derive(Debug, Default)]
-pub struct Places {
-    registers: u8,
-    words: u8,
-}
-
-impl Places {
-    /// Where the next one is, of this type.
-    pub fn next(&mut self, btf: &Btf<'_>, ty: TypeId) -> ArgumentPlace {
-        let Some(plain) = btf.plain(ty) else { return ArgumentPlace::Nowhere };
-        let words = btf.size(ty).unwrap_or(8).div_ceil(8);
-        match (plain.kind, words) {
-            (Kind::Float { .. }, _) => ArgumentPlace::Nowhere,
-            (_, 1) if self.registers < REGISTERS => ArgumentPlace::Slot(self.take(1)),
-            (_, 2) if self.registers + 1 < REGISTERS => ArgumentPlace::Pair(self.take(2)),
-            (Kind::Structure(_), 1..=16) => ArgumentPlace::Stack(self.push(words as u8)),
-            (_, 1) => ArgumentPlace::Slot(self.push(1)),
-            _ => ArgumentPlace::Nowhere,
+impl Signature {
+    /// That of `function`.
+    ///
+    /// # Errors
+    /// [`NoArguments`], the reason.
+    pub fn of(btf: &Btf<'_>, function: &str) -> Result<Self, NoArguments> {
+        if is_changed(function) {
+            return Err(NoArguments::Changed(function.to_owned()));
         }
+        let found = btf.function(function).ok_or_else(|| NoArguments::Unknown(function.to_owned()))?;
+        let mut places = Places::default();
+        let parameter =
+            |(name, ty): (&str, TypeId)| Parameter { name: name.to_owned(), ty, place: places.next(btf, ty) };
+        let parameters = found.prototype.parameters().map(parameter).collect();
+        Ok(Self { parameters, returns: found.prototype.returns })
     }
 
-    fn take(&mut self, count: u8) -> u8 {
-        let first = self.registers;
-        self.registers += count;
-        first
-    }
-
-    fn push(&mut self, count: u8) -> u8 {
-        let first = REGISTERS + self.words;
-        self.words = self.words.saturating_add(count).min(u8::MAX - REGISTERS);
-        first
-    }
-}
-
-impl ArgumentPlace {
-    /// Its value; `None` for one that is no single word.
+    /// What to read at the entry of `function`, which has this signature, to show its arguments.
     #[must_use]
-    pub fn base(self) -> Option<Base> {
-        match self {
-            Self::Slot(n) => Some(Base::Argument(n)),
-            Self::Pair(_) | Self::Stack(_) | Self::Nowhere => None,
-        }
+    pub fn arguments(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Vec<Field> {
+        let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
+        let field = |(n, Parameter { name, ty, place }): (usize, &Parameter)| {
+            let name = if name.is_empty() { format!("arg{}", n + 1) } else { name.clone() };
+            let (fetch, shape) = types.argument(&name, *ty, *place);
+            Field { name, fetch, shape }
+        };
+        self.parameters.iter().enumerate().map(field).collect()
+    }
+
+    /// What to read when `function`, which has this signature, has returned to show its value; `None` for `void`.
+    #[must_use]
+    pub fn value(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Option<Field> {
+        let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
+        let ty = self.returns;
+        let size = btf.size(ty)?;
+        let base = Base::Register(Register::Rax);
+        let (read, shape) = match types.shape("", ty) {
+            Shape::Signed if size >= 4 => (Read::Word(size as u8), Shape::Result),
+            // Addresses and errors alike.
+            Shape::Unsigned if size == 8 => (Read::Word(8), Shape::Pointer(None)),
+            Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
+            Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
+            shape => (Read::Word(size.min(8) as u8), shape),
+        };
+        let fetch = Fetch { base, hops: Vec::new(), read };
+        Some(Field { name: "return".to_owned(), fetch, shape })
     }
 }
 
@@ -199,6 +155,18 @@ impl Types<'_> {
                     ),
                     shape,
                 )
+            }
+            ArgumentPlace::Saved(offset) => {
+                let hop = Hop::at(offset.into());
+                let (read, shape) = match shape {
+                    Shape::Pointer(_) | Shape::Text => self.pointer(name, ty),
+                    shape => (Read::Word(size.min(8) as u8), shape),
+                };
+                let (hops, read) = match read {
+                    Read::Word(bytes) => (Vec::new(), Read::Memory(hop, What::Bytes(bytes.into()))),
+                    read => (vec![hop], read),
+                };
+                (Fetch { base: Base::Argument(0), hops, read }, shape)
             }
             ArgumentPlace::Nowhere => (Fetch::word(Base::Unknown, 8), Shape::Hex),
         }
@@ -419,17 +387,14 @@ mod tests {
         let section = btf.finish();
         let btf = Btf::parse(&section).unwrap();
         for expand in [Expand::Small, Expand::All] {
-            let fields = arguments(&btf, "f", expand).unwrap();
+            let fields = Signature::of(&btf, "f").unwrap().arguments(&btf, "f", expand);
             let [list, itself] = fields.try_into().unwrap();
             let Shape::Pointer(Some(to)) = list.shape else { panic!("{list:?}") };
             let Shape::Struct { members, more: false } = *to else { panic!("{to:?}") };
             assert!(members.iter().all(|member| member.shape == Shape::Pointer(None)), "{members:?}");
             assert!(matches!(itself.shape, Shape::Pointer(Some(_))), "{itself:?}");
         }
-        assert_eq!(arguments(&btf, "g", Expand::All), Err(NoArguments::Unknown("g".to_owned())));
-        assert_eq!(
-            arguments(&btf, "f.isra.0", Expand::All),
-            Err(NoArguments::Changed("f.isra.0".to_owned()))
-        );
+        assert_eq!(Signature::of(&btf, "g"), Err(NoArguments::Unknown("g".to_owned())));
+        assert_eq!(Signature::of(&btf, "f.isra.0"), Err(NoArguments::Changed("f.isra.0".to_owned())));
     }
 }

@@ -47,6 +47,7 @@ pub mod scope;
 pub mod symbol_file;
 pub mod symbols;
 pub mod symtab;
+pub mod syscalls;
 pub mod system_map;
 pub mod targets;
 pub mod task;

@@ -4,6 +4,7 @@
 //! alternatives may have moved an instruction's bounds by then.
 
 use super::jump_constraints::JumpConstraints;
+use super::spec::SYSTEM_CALL;
 use super::watch::Watch;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at, instructions};
@@ -23,7 +24,7 @@ use std::ops::Range;
 pub enum Place {
     /// In the kernel's own text.
     Kernel {
-        /// `symbol`, `symbol+0x10` or `symbol#2`, as the user knows it.
+        /// `symbol`, `symbol+0x10`, `symbol#2` or `syscall:name`, as the user knows it.
         name: String,
         /// What is there, at link-time addresses.
         info: SiteInfo,
@@ -57,7 +58,17 @@ impl Place {
     #[must_use]
     pub fn function(&self) -> Option<&str> {
         match self {
-            Self::Kernel { name, info } if info.is_entry() => Some(plain_name(name)),
+            // No function has a `:` in its name, which that of a system call has.
+            Self::Kernel { name, info } if info.is_entry() && !name.contains(':') => Some(plain_name(name)),
+            _ => None,
+        }
+    }
+
+    /// The system call that it is the handler of, where the user has named that.
+    #[must_use]
+    pub fn system_call(&self) -> Option<&str> {
+        match self {
+            Self::Kernel { name, .. } => name.strip_prefix(SYSTEM_CALL)?.strip_prefix(':'),
             _ => None,
         }
     }

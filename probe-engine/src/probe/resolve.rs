@@ -1,7 +1,7 @@
 //! From what a user asks for to places at link-time addresses, before the guest runs: a typo costs no boot.
 
 use super::place::{FunctionText, Place, SiteInfo, Unprobeable, in_kernel};
-use super::spec::{Location, ProbeSpec};
+use super::spec::{Location, ProbeSpec, SYSTEM_CALL};
 use crate::addr::Gva;
 use crate::linux::ftrace_site::FTRACE_NOP;
 use crate::linux::glob::Glob;
@@ -11,6 +11,7 @@ use crate::linux::nearest::suggestion;
 use crate::linux::patched::PatchedText;
 use crate::linux::symbols::SymbolTable;
 use crate::linux::symbols::named::NotOne;
+use crate::linux::syscalls::{NoSystemCall, SystemCalls};
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 use std::collections::BTreeSet;
@@ -59,6 +60,9 @@ pub enum ResolveError {
         /// Which there are.
         which: NotOne,
     },
+    /// No such system call.
+    #[error(transparent)]
+    SystemCall(#[from] NoSystemCall),
     /// The offset leads out of the function.
     #[error("`{name}` is {size:#x} bytes long, the offset {offset:#x} is behind it")]
     Behind {
@@ -160,6 +164,10 @@ pub fn resolve(spec: &ProbeSpec, kernel: &Kernel) -> Result<Resolved, ResolveErr
             let place =
                 Place::Module { module: module.replace('-', "_"), symbol: symbol.clone(), offset: *offset };
             Ok(Resolved { places: vec![place], refused: Vec::new() })
+        }
+        Location::SystemCall(name) => {
+            let at = SystemCalls::of(kernel).find(name)?.handler.at;
+            one(format!("{SYSTEM_CALL}:{name}"), at, kernel)
         }
         Location::Line { .. } => Err(ResolveError::NeedsSource(spec.to_string())),
     }

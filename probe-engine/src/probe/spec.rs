@@ -35,6 +35,8 @@ pub enum Location {
         /// Bytes from the symbol; 0 is the function's entry.
         offset: u64,
     },
+    /// A system call, by the name that programs know.
+    SystemCall(String),
     /// A guest-virtual address.
     Address(Gva),
     /// The entries of all functions whose names match.
@@ -47,6 +49,9 @@ pub enum Location {
         line: u32,
     },
 }
+
+/// What is before the `:` of a system call.
+pub const SYSTEM_CALL: &str = "syscall";
 
 /// What a line is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +120,9 @@ pub enum SpecError {
     /// `a:b:c`.
     #[error("`{0}` has more than one `:`: write MODULE:SYMBOL")]
     SeveralModules(String),
+    /// `syscall:open*`, `syscall:openat+4`.
+    #[error("`{0}` is no name of a system call: write one, as in syscall:openat")]
+    NoSystemCall(String),
     /// `kprobe:vfs_read`, as other tools have it.
     #[error("`{kind}:` is another tool's word, and no module: write `{here} FUNCTION`")]
     KindOfProbe {
@@ -316,6 +324,13 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
     if place.is_empty() {
         return Err(SpecError::NoModuleSymbol(written.to_owned()));
     }
+    if module == SYSTEM_CALL {
+        let is_name = !place.is_empty() && place.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        return match is_name {
+            true => Ok(Location::SystemCall(place.to_owned())),
+            false => Err(SpecError::NoSystemCall(place.to_owned())),
+        };
+    }
     if place.contains(':') {
         return Err(SpecError::SeveralModules(written.to_owned()));
     }
@@ -503,6 +518,9 @@ mod tests {
             (":ext4_readdir", SpecError::NoModule(text(":ext4_readdir"))),
             (":", SpecError::NoModule(text(":"))),
             ("a:b:c", SpecError::SeveralModules(text("a:b:c"))),
+            ("syscall:", SpecError::NoModuleSymbol(text("syscall:"))),
+            ("syscall:open*", SpecError::NoSystemCall(text("open*"))),
+            ("syscall:openat+4", SpecError::NoSystemCall(text("openat+4"))),
             ("kprobe:vfs_*", SpecError::KindOfProbe { kind: text("kprobe"), here: 'p' }),
             ("kretprobe:vfs_read", SpecError::KindOfProbe { kind: text("kretprobe"), here: 'r' }),
             ("tracepoint:sched:sched_switch", SpecError::KindUnknown(text("tracepoint"))),

@@ -124,7 +124,7 @@ impl FromStr for WatchSpec {
         let place: ProbeSpec = place.parse()?;
         match place.location() {
             Location::Module { .. } => return Err(WatchSpecError::Module(place.to_string())),
-            Location::Glob(_) | Location::Line { .. } => {
+            Location::Glob(_) | Location::Line { .. } | Location::SystemCall(_) => {
                 return Err(WatchSpecError::NotOnePlace(place.to_string()));
             }
             _ if place.returns() => return Err(WatchSpecError::NotOnePlace(place.to_string())),
@@ -210,7 +210,7 @@ pub fn resolve(spec: &WatchSpec, kernel: &Kernel) -> Result<Watch, WatchError> {
         Location::Symbol { name, offset } => in_symbol(name, *offset, length, kernel)?,
         // No other location makes a WatchSpec.
         Location::Address(at) => *at,
-        Location::Module { .. } | Location::Glob(_) | Location::Line { .. } => {
+        Location::Module { .. } | Location::Glob(_) | Location::Line { .. } | Location::SystemCall(_) => {
             return Err(WatchError::Outside(Gva(0)));
         }
     };

@@ -1,19 +1,23 @@
 //! From the text of definitions to requests.
 
 use super::error::chain;
+use super::system_call;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
-use crate::capture::typed::{self, Expand, NoArguments};
+use crate::capture::typed::{Expand, Signature, is_changed};
 use crate::capture::{Capture, Field};
 use crate::lang;
 use crate::lang::ast::{self, Definition, EventName, Filter, Hist, Spanned, Statement};
 use crate::lang::compile::{self, Site};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
+use crate::linux::dwarf::VariablesInScope;
 use crate::linux::kernel::Kernel;
+use crate::linux::syscalls::{SystemCall, SystemCalls};
 use crate::probe::place::Place;
 use crate::probe::plan::{Action, Trigger};
 use crate::probe::resolve::{Refused, resolve, resolve_in_source};
 use crate::probe::spec::{Location, ProbeSpec};
+use std::cell::OnceCell;
 
 /// What definitions came to.
 #[derive(Debug, Default)]
@@ -37,6 +41,7 @@ pub struct Definitions<'a, 'd> {
     /// All histograms so far.
     histograms: Vec<Hist>,
     found: Found,
+    system_calls: OnceCell<SystemCalls<'a>>,
 }
 
 impl<'a, 'd> Definitions<'a, 'd> {
@@ -49,7 +54,9 @@ impl<'a, 'd> Definitions<'a, 'd> {
         debug: &'a DebugInfo<'d>,
         expand: Expand,
     ) -> Self {
-        Self { kernel, btf, debug, expand, filter: None, histograms: Vec::new(), found: Found::default() }
+        let system_calls = OnceCell::new();
+        let (histograms, found) = (Vec::new(), Found::default());
+        Self { kernel, btf, debug, expand, filter: None, histograms, found, system_calls }
     }
 
     /// Reads the filter of all definitions without one.
@@ -95,14 +102,18 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let returns = spec.returns();
         let mut probes = Vec::new();
         for place in self.places(&spec).map_err(plain)? {
-            let (fields, style) = self.typed(&place, returns);
+            let function = self.function(&place);
+            let site = self.site(function.as_ref(), &|| Ok(None));
+            let (fields, style) = typed(&site, self.expand, returns);
+            self.found.changed += usize::from(is_changed_in(&site));
             let mut capture = Capture { fields, ..Capture::default() };
             let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
             let written = self.filter.iter().map(|filter| format!("if {filter}")).collect();
             let mut probe = ProbeRequest::plain(place, trigger(returns, None)).found_by(&spec);
             probe.plan.capture = capture;
-            probes.push(ProbeRequest { style, written, ..probe });
+            let remark = self.system_call(&probe.place).map(|call| call.unseen());
+            probes.push(ProbeRequest { style, written, remark, ..probe });
         }
         self.found.probes.extend(probes);
         Ok(())
@@ -135,7 +146,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
             if let Some(histogram) = histogram {
                 probe.plan.action = Action::Histogram(histogram);
             }
-            probes.push(ProbeRequest { style, counted, written, ..probe });
+            let remark = self.system_call(&probe.place).map(|call| call.unseen());
+            probes.push(ProbeRequest { style, counted, written, remark, ..probe });
         }
         self.found.probes.extend(probes);
         Ok(())
@@ -152,16 +164,19 @@ impl<'a, 'd> Definitions<'a, 'd> {
             Place::Kernel { info, .. } => debug.variables_at(info.at).map_err(|error| chain(&error)),
             Place::Module { .. } | Place::Watch(_) => Ok(None),
         };
-        let function = place.function();
-        let site = Site { function, kernel: self.kernel, btf: self.btf, variables: &variables };
-        let (own, style) = match definition.args.is_empty() && function.is_some() {
+        let function = self.function(place);
+        let site = self.site(function.as_ref(), &variables);
+        let is_call = definition.args.is_empty() && function.is_some();
+        let (own, style) = match is_call {
             true => {
-                let (own, style) = self.typed(place, definition.kind == ast::Kind::Return);
+                let (own, style) = typed(&site, self.expand, definition.kind == ast::Kind::Return);
                 (own, Some(style))
             }
             false => (Vec::new(), None),
         };
-        Ok((compile::capture(definition, &site, own)?, style))
+        let capture = compile::capture(definition, &site, own)?;
+        self.found.changed += usize::from(is_call && is_changed_in(&site));
+        Ok((capture, style))
     }
 
     /// Gives what has no filter that of all.
@@ -172,12 +187,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
         place: &Place,
     ) -> Result<(), DefinitionError> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
-            let site = Site {
-                function: place.function(),
-                kernel: self.kernel,
-                btf: self.btf,
-                variables: &|| Ok(None),
-            };
+            let function = self.function(place);
+            let site = self.site(function.as_ref(), &|| Ok(None));
             compile::filter(&filter.value, kind, &site, capture)
                 .map_err(|error| DefinitionError::Filter { at: place.name(), error })?;
         }
@@ -230,20 +241,32 @@ impl<'a, 'd> Definitions<'a, 'd> {
         }
     }
 
-    /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
-    fn typed(&mut self, place: &Place, returns: bool) -> (Vec<Field>, Style) {
-        let plain = (Vec::new(), Style::Registers);
-        let (Some(name), Some(btf)) = (place.function(), self.btf) else { return plain };
-        let fields = match returns {
-            false => typed::arguments(btf, name, self.expand),
-            true => typed::return_value(btf, name, self.expand).map(|value| value.into_iter().collect()),
-        };
-        match fields {
-            Ok(fields) => (fields, Style::Call),
-            Err(reason) => {
-                self.found.changed += usize::from(matches!(reason, NoArguments::Changed(_)));
-                plain
-            }
+    /// The function at whose entry or returns `place` is, with what a call of it has where its types do not say that.
+    fn function(&self, place: &Place) -> Option<(String, Option<Signature>)> {
+        if let Some(function) = place.function() {
+            return Some((function.to_owned(), None));
+        }
+        let call = self.system_call(place)?;
+        let signature = self.btf.and_then(|btf| system_call::signature(&call, btf));
+        Some((call.handler.symbol, signature))
+    }
+
+    fn system_call(&self, place: &Place) -> Option<SystemCall> {
+        let name = place.system_call()?;
+        self.system_calls.get_or_init(|| SystemCalls::of(self.kernel)).find(name).ok()
+    }
+
+    fn site<'s>(
+        &'s self,
+        function: Option<&'s (String, Option<Signature>)>,
+        variables: &'s dyn Fn() -> Result<Option<VariablesInScope>, String>,
+    ) -> Site<'s> {
+        Site {
+            function: function.map(|(name, _)| name.as_str()),
+            signature: function.and_then(|(_, signature)| signature.as_ref()),
+            kernel: self.kernel,
+            btf: self.btf,
+            variables,
         }
     }
 }
@@ -271,6 +294,23 @@ pub fn trigger_of(text: &str) -> Result<Trigger, DefinitionError> {
 /// Whether a text is a place alone.
 fn is_plain(written: &str) -> bool {
     !written.contains(char::is_whitespace) && !written.starts_with("-:")
+}
+
+/// What a call's arguments or a return's value are by the kernel's own types, where it has them.
+fn typed(site: &Site<'_>, expand: Expand, returns: bool) -> (Vec<Field>, Style) {
+    let plain = (Vec::new(), Style::Registers);
+    let (Some(function), Some(btf)) = (site.function, site.btf) else { return plain };
+    let Ok(signature) = site.signature(btf, function) else { return plain };
+    let fields = match returns {
+        false => signature.arguments(btf, function, expand),
+        true => signature.value(btf, function, expand).into_iter().collect(),
+    };
+    (fields, Style::Call)
+}
+
+/// Whether the compiler has changed the function's parameters, so that its types do not tell them.
+fn is_changed_in(site: &Site<'_>) -> bool {
+    site.btf.is_some() && site.function.is_some_and(is_changed)
 }
 
 /// A place at which there can be no probe, in its definition.

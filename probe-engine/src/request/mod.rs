@@ -5,6 +5,7 @@
 mod definitions;
 mod error;
 mod jump_constraints;
+mod system_call;
 mod traced;
 
 pub use definitions::{Definitions, Found, trigger_of};
@@ -34,6 +35,9 @@ pub struct ProbeRequest {
     /// Its filter and its histogram as they were written, for whoever asks what will be done.
     #[serde(skip)]
     pub written: Vec<String>,
+    /// What is to be known of its place, for the same.
+    #[serde(skip)]
+    pub remark: Option<String>,
 }
 
 /// A histogram among those of a run: the probes that a pattern has found are counted together.
@@ -70,6 +74,7 @@ impl ProbeRequest {
             counted: None,
             pattern: None,
             written: Vec::new(),
+            remark: None,
         }
     }
 

@@ -27,7 +27,7 @@ impl Compiler<'_> {
         let Variable::Named(name) = &of.value else { return Ok(None) };
         let is_parameter = || {
             let known = self.parameters(&of.span);
-            known.is_ok_and(|known| known.iter().any(|(own, ..)| own == name))
+            known.is_ok_and(|known| known.iter().any(|parameter| parameter.name == *name))
         };
         if self.returns || is_parameter() {
             return Ok(None);

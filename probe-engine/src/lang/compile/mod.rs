@@ -17,13 +17,14 @@ use super::fields::{RETURN_VALUE, check_filter};
 use super::{argument_name, check_fields, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
-use crate::capture::typed::{self, Expand};
+use crate::capture::typed::{Expand, NoArguments, Parameter, Signature};
 use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
 use crate::linux::dwarf::VariablesInScope;
 use crate::linux::kernel::Kernel;
 use crate::virt_memory::LONGEST_STRING;
+use std::borrow::Cow;
 use way::{End, Way};
 
 /// Where a definition's probe is, and what is known about the kernel.
@@ -31,6 +32,8 @@ use way::{End, Way};
 pub struct Site<'a> {
     /// The function's name, at whose entry or returns the probe is; `None` anywhere else.
     pub function: Option<&'a str>,
+    /// What a call of it has, where that is not what the kernel's types say of the function.
+    pub signature: Option<&'a Signature>,
     /// The kernel.
     pub kernel: &'a Kernel,
     /// Its types, where it has them.
@@ -80,15 +83,27 @@ fn names(fields: &[Field]) -> Vec<&str> {
 }
 
 impl Site<'_> {
+    /// What a call of its `function` has.
+    ///
+    /// # Errors
+    /// [`NoArguments`], the reason.
+    pub fn signature(&self, btf: &Btf<'_>, function: &str) -> Result<Cow<'_, Signature>, NoArguments> {
+        match self.signature {
+            Some(signature) => Ok(Cow::Borrowed(signature)),
+            None => Signature::of(btf, function).map(Cow::Owned),
+        }
+    }
+
     /// What a filter may name besides the fields: the parameters of the function, and the value that it has returned.
     fn parameters(&self, kind: Kind) -> Vec<Field> {
         let Some((btf, function)) = self.btf.zip(self.function) else { return Vec::new() };
-        let mut parameters = typed::arguments(btf, function, Expand::Small).unwrap_or_default();
+        let Ok(signature) = self.signature(btf, function) else { return Vec::new() };
+        let mut parameters = signature.arguments(btf, function, Expand::Small);
         if kind == Kind::Return {
             // What the stack had when the function was called may have been overwritten.
             let is_kept = |n: u8| Register::of_argument(n.into()).is_some();
             parameters.retain(|field| !matches!(field.fetch.base, Base::Argument(n) if !is_kept(n)));
-            let returned = typed::return_value(btf, function, Expand::Small).unwrap_or_default();
+            let returned = signature.value(btf, function, Expand::Small);
             parameters.extend(returned.map(|field| Field { name: RETURN_VALUE.to_owned(), ..field }));
         }
         parameters
@@ -114,7 +129,7 @@ impl Compiler<'_> {
             };
             match argument.fetch.value {
                 Fetch::AllArguments => {
-                    let names = self.parameters(span)?.into_iter().map(|(name, ..)| name);
+                    let names = self.parameters(span)?.into_iter().map(|parameter| parameter.name);
                     expanded.extend(names.map(|name| Argument {
                         name: None,
                         fetch: parameter(name),
@@ -124,7 +139,7 @@ impl Compiler<'_> {
                 Fetch::Argument(n) if argument.name.is_none() => {
                     let known = self.parameters(span).unwrap_or_default();
                     let fetch = match known.get((n as usize).wrapping_sub(1)) {
-                        Some((name, ..)) if !name.is_empty() => parameter(name.clone()),
+                        Some(Parameter { name, .. }) if !name.is_empty() => parameter(name.clone()),
                         None if !known.is_empty() => {
                             return Err(self.no_such_parameter(n, known.len(), span));
                         }

@@ -5,8 +5,9 @@ use super::super::ast::{Element, Span, Spanned, Step, Type, Variable};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
 use super::way::{End, Way};
+use crate::capture::argument_place::ArgumentPlace;
 use crate::capture::shape::Shape;
-use crate::capture::typed::{self, ArgumentPlace, Places};
+use crate::capture::typed::Parameter;
 use crate::capture::{Base, Fetch as Source, Read, Register, What};
 use crate::linux::btf::{Btf, Int, Kind, Member, TypeId};
 
@@ -19,16 +20,14 @@ pub(super) struct Typed {
 }
 
 impl Compiler<'_> {
-    /// The parameters of the function: name, type, place.
-    pub(super) fn parameters(&self, span: &Span) -> Result<Vec<(String, TypeId, ArgumentPlace)>, Error> {
+    /// The parameters of the function.
+    pub(super) fn parameters(&self, span: &Span) -> Result<Vec<Parameter>, Error> {
         let (btf, function) = self.function(span)?;
-        let prototype = typed::prototype(btf, function).map_err(|reason| Error {
+        let signature = self.site.signature(btf, function).map_err(|reason| Error {
             span: span.clone(),
             mistake: Mistake::NoParameters(reason.to_string()),
         })?;
-        let mut places = Places::default();
-        let named = |(name, ty): (&str, TypeId)| (name.to_owned(), ty, places.next(btf, ty));
-        Ok(prototype.parameters().map(named).collect())
+        Ok(signature.into_owned().parameters)
     }
 
     fn function(&self, span: &Span) -> Result<(&Btf<'_>, &str), Error> {
@@ -64,7 +63,7 @@ impl Compiler<'_> {
     /// The type of what the function returns, where that is known.
     pub(super) fn returned(&self) -> Option<TypeId> {
         let (btf, function) = self.site.btf.zip(self.site.function)?;
-        typed::prototype(btf, function).ok().map(|found| found.returns)
+        self.site.signature(btf, function).ok().map(|signature| signature.returns)
     }
 
     /// A variable, read as `ty` or as its own type says.
@@ -96,22 +95,24 @@ impl Compiler<'_> {
             return self.of_task(&of.span, path);
         }
         let (btf, function) = self.function(&of.span)?;
-        let (base, ty) = match &of.value {
+        let (way, ty) = match &of.value {
             Variable::ReturnValue => {
-                let prototype = typed::prototype(btf, function)
+                let signature = self
+                    .site
+                    .signature(btf, function)
                     .map_err(|reason| wrong(Mistake::NoParameters(reason.to_string())))?;
-                (Base::Register(Register::Rax), prototype.returns)
+                (Way::value(Base::Register(Register::Rax)), signature.returns)
             }
             Variable::Named(_) | Variable::Argument(_) | Variable::Current => {
                 let parameters = self.parameters(&of.span)?;
                 let found = match &of.value {
-                    Variable::Named(name) => parameters.iter().find(|(own, ..)| own == name),
+                    Variable::Named(name) => parameters.iter().find(|own| own.name == *name),
                     Variable::Argument(n) => parameters.get((*n as usize).wrapping_sub(1)),
                     Variable::ReturnValue | Variable::Current => None,
                 };
-                let (_, ty, place) = found.ok_or_else(|| {
+                let Parameter { ty, place, .. } = found.ok_or_else(|| {
                     let name = of.value.to_string();
-                    let nearest = nearest(parameters.iter().map(|(own, ..)| own.as_str()), &name);
+                    let nearest = nearest(parameters.iter().map(|own| own.name.as_str()), &name);
                     wrong(Mistake::UnknownVariable { name, nearest })
                 })?;
                 match place {
@@ -120,11 +121,17 @@ impl Compiler<'_> {
                     {
                         return Err(wrong(Mistake::StackArgumentOfReturn));
                     }
-                    place => (place.base().ok_or_else(|| wrong(Mistake::NotAWord))?, *ty),
+                    ArgumentPlace::Saved(offset) => {
+                        (Way::value(Base::Argument(0)).at((*offset).into(), false), *ty)
+                    }
+                    place => {
+                        let base = place.base().ok_or_else(|| wrong(Mistake::NotAWord))?;
+                        (Way::value(base), *ty)
+                    }
                 }
             }
         };
-        let mut at = Typed { way: Way::value(base), ty, bits: None };
+        let mut at = Typed { way, ty, bits: None };
         for step in path {
             at = step_to(btf, at, step)?;
         }

@@ -21,7 +21,7 @@ fn read(at: Gva, fetch: &str) -> String {
     let place = function.map_or_else(|| at.to_string(), str::to_owned);
     let text = format!("p {place} {fetch}");
     let Statement::Define(definition) = parse(&text).unwrap() else { panic!("{text}") };
-    let site = Site { function, kernel: &kernel, btf: Some(&btf), variables: &variables };
+    let site = Site { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &variables };
     match capture(&definition, &site, Vec::new()) {
         Ok(capture) => {
             let shown =
