@@ -1,6 +1,7 @@
 //! Options of `vmm` that change what is shown, each with what is shown without it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
+use serde_json::Value;
 use tests::product::{binary, command, run};
 
 const OPENS: &str = "--cmdline=workload=open:3";
@@ -35,7 +36,8 @@ fn a_filter_sees_all_parameters_and_what_is_returned() {
     let run = run(&binary, &words);
     run.assert_success();
     let of = |event: &str| -> Vec<_> {
-        run.output.iter().filter(|line| line["event"] == event && line["type"] != "probe").collect()
+        let is_hit = |line: &&Value| line["type"] == "hit" || line["type"] == "return";
+        run.output.iter().filter(is_hit).filter(|line| line["event"] == event).collect()
     };
     let fields = |event: &str| of(event).iter().map(|hit| hit["fields"].clone()).collect::<Vec<_>>();
     assert_eq!((of("here").len(), of("nowhere").len(), of("back").len()), (1, 0, 1), "{:?}", run.output);
