@@ -198,7 +198,7 @@ fn count(probes: &[ProbeReport]) -> (Vec<(&str, Count)>, Count) {
 }
 
 /// The first word of a function's name: `vfs` of `__vfs_getxattr`.
-fn prefix(name: &str) -> &str {
+pub(crate) fn prefix(name: &str) -> &str {
     let word = name.trim_start_matches('_').split(['_', '.', '#']).next();
     word.filter(|word| !word.is_empty()).unwrap_or(name)
 }

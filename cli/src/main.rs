@@ -3,6 +3,7 @@
 mod args;
 mod choice;
 mod coverage;
+mod coverage_diff;
 mod doctor;
 mod dry_run;
 mod exit_codes;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::main(&run),
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
+        Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::List(list) => list::main(&list),
         Command::Report(report) => report::main(&report),

@@ -55,15 +55,20 @@ pub fn leaf(hit: u64) -> &'static str {
     unreachable!("shares are nine together")
 }
 
-/// Writes a recording.
-pub fn write(out: &mut impl Write, size: Size) {
-    let mut line = |value: Value| writeln!(out, "{value}").unwrap();
-    line(json!({
+/// The first line.
+pub fn header() -> Value {
+    json!({
         "type": "header", "format": 1, "vmm": "0.1.0", "wall_ns": 1_764_081_801_000_000_000_u64,
         "kernel": { "release": "6.12.48-test", "build_id": "0123456789abcdef0123456789abcdef01234567" },
         "slide": "0x1000000", "cmdline": "console=ttyS0", "host": "emulated", "cpus": 2, "scope": "boot",
         "command": ["head", "-n", "1", "/etc/passwd"], "clocks": { "time_ns": "host", "guest_ns": "guest" },
-    }));
+    })
+}
+
+/// Writes a recording.
+pub fn write(out: &mut impl Write, size: Size) {
+    let mut line = |value: Value| writeln!(out, "{value}").unwrap();
+    line(header());
     let fields = [
         json!([{ "name": "dfd", "type": "s32", "shape": "Signed" }, { "name": "filename", "type": "string", "shape": "Text" }]),
         json!([{ "name": "return", "type": "s64", "shape": "Result" }]),

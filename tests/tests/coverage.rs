@@ -10,11 +10,13 @@
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::in_kernel;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
+use std::process::Command;
 use tests::kernel::name_of;
 use tests::product::{Run, binary, coverage, initrd_with, kernel};
+use tests::recording::header;
 
 /// What the guest's kprobes allow and we do not: a CPU that is started runs it before it can take a trap.
 const LEFT_ALONE: [&str; 1] = ["load_current_idt"];
@@ -151,4 +153,38 @@ fn a_guest_that_panics_leaves_what_has_run() {
     let ran = functions(&run);
     assert!(ran.contains(&"vfs_read") && ran.contains(&"vfs_open"), "{ran:?}");
     assert_eq!(run.output.last().unwrap()["end"], "the guest panicked: sysrq triggered crash");
+}
+
+/// Two recordings that nobody has to run for.
+#[test]
+fn two_runs_are_compared() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let record = |name: &str, functions: &[&str]| {
+        let line = |name: &&str| json!({ "type": "function", "time_ns": 1, "guest_ns": null, "vcpu": 0, "function": name, "address": "0x8" });
+        let lines: Vec<String> = [header()]
+            .into_iter()
+            .chain(functions.iter().map(line))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        fs::write(folder.path().join(name), lines.concat()).unwrap();
+    };
+    record("old", &["vfs_read", "pipe_read", "pipe_\u{1b}[2J"]);
+    record("new", &["vfs_read", "vfs_write"]);
+    record("none", &[]);
+    let diff = |second: &str| {
+        let mut command = Command::new(&binary);
+        command.args(["coverage", "--diff", "old", second]).current_dir(&folder).output().unwrap()
+    };
+    let output = diff("new");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert_eq!(
+        text,
+        "only in old: 2\n  pipe      2  pipe_?[2J pipe_read\nonly in new: 1\n  vfs      1  vfs_write\nin both: 1\n"
+    );
+    let output = diff("none");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("none has no functions"), "{said}");
 }

@@ -3,6 +3,7 @@
 use super::{Guest, heading};
 use clap::Args;
 use probe_engine::probe::spec::ProbeSpec;
+use std::path::PathBuf;
 
 /// Show which functions of a kernel run
 ///
@@ -23,6 +24,15 @@ pub(crate) struct Coverage {
     /// Only functions whose names match one of these, as 'vfs_*' [default: all]
     #[arg(value_name = "PATTERN", conflicts_with = "target", help_heading = heading::PROBES)]
     pub(crate) patterns: Vec<ProbeSpec>,
+    /// Boot nothing, and show which functions ran in only one of two runs, by the recordings that --output has made of them
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["FILE", "FILE"],
+        conflicts_with_all = ["patterns", "target"],
+        help_heading = heading::OUTPUT,
+    )]
+    pub(crate) diff: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) guest: Guest,
 }
