@@ -7,8 +7,9 @@ mod stale;
 mod standing;
 mod wanted;
 
-use super::detours::{BehindNop, Detours, Tools, refusal};
+use super::detours::{BehindNop, Detours, Tools};
 use super::hooks::GuestHooks;
+use super::reasons::{NoSpace, refusal};
 use super::registry::Registry;
 use super::report::ProbeState;
 use super::stage::BootPhase;
@@ -39,7 +40,7 @@ pub(super) struct Arming {
     /// What stands, and how it is passed.
     standing: BTreeMap<Gva, PlantedTrap>,
     pub(super) detours: Detours,
-    reserved: Result<Reserved, String>,
+    reserved: Result<Reserved, NoSpace>,
     stale: Stale,
     /// Instructions that were seen to access a device: the host cannot emulate them.
     device: BTreeSet<Gva>,
@@ -59,7 +60,7 @@ impl Arming {
             detours,
             stale: Stale::default(),
             device: BTreeSet::new(),
-            reserved: Err("the kernel has not started".to_owned()),
+            reserved: Err(NoSpace::NotStarted),
         }
     }
 
@@ -71,7 +72,7 @@ impl Arming {
         if self.reserved.is_err() && phase > BootPhase::Start {
             let text = running.map.gva(self.kernel.text)..running.map.gva(self.kernel.text_end);
             let reserved = Reserved::map(stop.parked, stop.ram, running.space, &text);
-            self.reserved = reserved.map_err(|e| e.to_string());
+            self.reserved = reserved.map_err(NoSpace::from);
             if let Ok(reserved) = &self.reserved {
                 self.detours.advance(&self.kernel, reserved, running.map.slide());
             }
@@ -142,7 +143,7 @@ impl Arming {
                 Ok(step) => tables.sites.insert(*at, Site { probes, internal: wanted.internal, step }),
                 Err(reason) => {
                     tables.sites.remove(*at);
-                    refuse(registry, &probes, &reason);
+                    refuse(registry, &probes, &reason.to_string());
                 }
             }
         }
@@ -243,17 +244,15 @@ impl Arming {
         let mut tools = Tools { traps: &mut self.traps, reserved: &mut self.reserved, set, stop };
         let late = self.phase == BootPhase::Late;
         let next = wanted.function.next.then_some(BehindNop { late });
-        let reason =
-            match works.map(|works| self.detours.divert(at, works, probes, next, &running, &mut tools)) {
-                Some(Ok(())) => {
-                    probes.iter().for_each(|p| registry.set_state(p.probe.id, ProbeState::Optimized(at)));
-                    return true;
-                }
-                Some(Err(reason)) => Some(reason),
-                None => None,
-            };
-        for probe in reason.iter().flat_map(|_| probes) {
-            registry.stays_trapped(probe.probe.id, reason.clone().unwrap_or_default());
+        match works.map(|works| self.detours.divert(at, works, probes, next, &running, &mut tools)) {
+            Some(Ok(())) => {
+                probes.iter().for_each(|p| registry.set_state(p.probe.id, ProbeState::Optimized(at)));
+                return true;
+            }
+            Some(Err(reason)) => {
+                probes.iter().for_each(|p| registry.stays_trapped(p.probe.id, reason.clone()));
+            }
+            None => {}
         }
         // What the guest has written there is found when the trap is planted.
         self.detours.take_down(at, false, &mut tools);

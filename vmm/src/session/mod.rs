@@ -37,6 +37,7 @@ mod names;
 mod occupancy;
 mod patience;
 mod postponed;
+mod reasons;
 mod registry;
 mod relocation;
 mod report;

@@ -4,6 +4,7 @@ mod entry;
 mod error;
 mod rows;
 
+use super::reasons::OnTrap;
 use super::report::{ProbeReport, ProbeState};
 use crate::events::{MAX_PROBES, Reader};
 use crate::guest::{Guest, Optimize};
@@ -293,7 +294,7 @@ impl Registry {
     }
 
     /// Why a probe stands on a trap.
-    pub(super) fn stays_trapped(&mut self, id: ProbeId, reason: String) {
+    pub(super) fn stays_trapped(&mut self, id: ProbeId, reason: OnTrap) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.trapped = Some(reason);
         }

@@ -5,6 +5,7 @@
 //! instructions behind it any more, so that another may take its place in the same stop.
 
 use super::occupancy::Occupancy;
+use super::reasons::NoRelocation;
 use super::stop::Stop;
 use super::text::{ProbedFunction, RunningKernel, Traps};
 use crate::probe::Active;
@@ -36,9 +37,9 @@ pub(super) struct Relocations {
     /// Whether RIP can be put right where a moved instruction faults.
     sees_faults: bool,
     /// What the text says, by place. It stays so as long as a probe is wanted there.
-    verdicts: BTreeMap<Gva, Result<Candidate, String>>,
+    verdicts: BTreeMap<Gva, Result<Candidate, NoRelocation>>,
     /// Where no jump may be written for now, and why.
-    closed: BTreeMap<Gva, &'static str>,
+    closed: BTreeMap<Gva, NoRelocation>,
     /// Stubs to which nothing leads any more, each with the place that it leads back to.
     left: Vec<(Range<Gva>, Gva)>,
     retry: Option<Retry>,
@@ -51,10 +52,6 @@ struct Retry {
     at: Instant,
     pause: Duration,
 }
-
-/// Why no jump is written in this moment.
-const CAUGHT: &str = "a task is inside the instructions that would be moved: it is tried again";
-const SHARED: &str = "another probe stands inside the instructions that would be moved";
 
 impl Relocations {
     pub(super) fn new(kernel: &Landmarks) -> Self {
@@ -70,28 +67,26 @@ impl Relocations {
         text: &Traps,
         running: &RunningKernel,
         stop: &Stop<'_>,
-    ) -> Result<(), &str> {
+    ) -> Result<(), &NoRelocation> {
         let (thunks, sees_faults) = (&self.thunks, self.sees_faults);
         let verdict = self.verdicts.entry(at).or_insert_with(|| {
             if !sees_faults {
-                return Err("this kernel's faults in code elsewhere cannot be followed".to_owned());
+                return Err(NoRelocation::FaultsUnseen);
             }
             let slide = running.map.slide();
-            // Modules are not scanned for what leads where.
             let constraints =
                 function.constraints.as_ref().filter(|constraints| constraints.start().add(slide) == at);
             let end = function.range.end;
-            let constraints = constraints.ok_or("what leads to the instructions behind it is not known")?;
-            let bytes =
-                &text.function(stop.ram, running, function, end).map_err(|error| error.to_string())?[..];
+            let constraints = constraints.ok_or(NoRelocation::TargetsUnknown)?;
+            let bytes = &text.function(stop.ram, running, function, end)?[..];
             let function =
                 verdict::FunctionText { start: function.range.start, bytes, slide, constraints, thunks };
-            let relocated = verdict(&function).map_err(|reason| reason.to_string())?;
+            let relocated = verdict(&function)?;
             let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
-            text.read(stop.ram, running, at, &mut bytes).map_err(|error| error.to_string())?;
+            text.read(stop.ram, running, at, &mut bytes)?;
             Ok(Candidate { relocated, bytes })
         });
-        verdict.as_ref().map(|_| ()).map_err(String::as_str)
+        verdict.as_ref().map(|_| ())
     }
 
     /// Whether RIP can be put right where a moved instruction faults.
@@ -105,9 +100,9 @@ impl Relocations {
     }
 
     /// Why no jump is to be written at `at`, where that is known.
-    pub(super) fn why_not(&self, at: Gva) -> Option<&str> {
+    pub(super) fn why_not(&self, at: Gva) -> Option<&NoRelocation> {
         match self.verdicts.get(&at)? {
-            Ok(_) => self.closed.get(&at).copied(),
+            Ok(_) => self.closed.get(&at),
             Err(reason) => Some(reason),
         }
     }
@@ -134,7 +129,7 @@ impl Relocations {
         for at in new {
             let Some(Ok(Candidate { relocated, .. })) = self.verdicts.get(at) else { continue };
             match is_taken(&(at.add(1)..relocated.end())) {
-                true => drop(self.closed.insert(*at, SHARED)),
+                true => drop(self.closed.insert(*at, NoRelocation::Shared)),
                 false => drop(free.insert(*at, relocated)),
             }
         }
@@ -147,13 +142,13 @@ impl Relocations {
         if let Some(retry) = self.retry.as_ref().filter(|retry| begun < retry.at)
             && free.keys().all(|at| retry.occupied.contains(at))
         {
-            self.closed.extend(free.keys().map(|at| (*at, CAUGHT)));
+            self.closed.extend(free.keys().map(|at| (*at, NoRelocation::Occupied)));
             return;
         }
         let occupancy = to_be_free(&free, &self.left, set);
         // Without an answer, everyone may be inside.
         let occupied = occupancy.occupied(stop).unwrap_or_else(|_| free.keys().copied().collect());
-        self.closed.extend(occupied.iter().map(|at| (*at, CAUGHT)));
+        self.closed.extend(occupied.iter().map(|at| (*at, NoRelocation::Occupied)));
         self.retry =
             (!occupied.is_empty()).then(|| Retry::after(self.retry.take(), occupied, begun.elapsed()));
     }

@@ -1,5 +1,6 @@
 //! A stop of the world, as those see it who change the guest's text in it.
 
+use super::reasons::NoSpace;
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{Reserved, Slots};
@@ -23,7 +24,7 @@ pub(super) fn allocate(
     calls: &Instances,
     stop: &Stop<'_>,
     set: &mut ProbeSet<Arc<Active>>,
-) -> Result<Slots, String> {
+) -> Result<Slots, NoSpace> {
     if let Some(slots) = reserved.allocate(length) {
         return Ok(slots);
     }
@@ -33,8 +34,9 @@ pub(super) fn allocate(
         owners.into_iter().filter_map(|owner| owner.pool()).flat_map(Pool::backs)
     };
     let known = || stop.parked.rips().into_iter().chain(calls.returns(stop.ram)).chain(by_traps()).collect();
-    if reserved.reclaim(stop.parked, stop.ram, known).map_err(|e| e.to_string())? > 0 {
+    let reclaimed = reserved.reclaim(stop.parked, stop.ram, known);
+    if reclaimed.map_err(|error| NoSpace::Untold(Arc::new(error)))? > 0 {
         set.retain_copies(|at| reserved.is_in_use(at));
     }
-    Ok(reserved.allocate(length).ok_or("there is no room for more of our code")?)
+    reserved.allocate(length).ok_or(NoSpace::Full)
 }

@@ -1,8 +1,9 @@
 //! The guest's text as the guest knows it: memory, with our trap bytes and jumps undone.
 
+use super::reasons::{NoTrap, TextError};
 use super::stage::KernelMap;
 use crate::memory::GuestRam;
-use crate::text::{Patch, PatchError, patch};
+use crate::text::{Patch, patch};
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::INT3;
@@ -62,15 +63,6 @@ fn stand_still(text: &mut [u8], start: Gva) {
     if let Some(site) = text.get_mut(entry..).and_then(|text| text.first_chunk_mut()) {
         *site = FTRACE_NOP;
     }
-}
-
-/// Text that cannot be changed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TextError {
-    #[error("the text at {0} is not mapped")]
-    NotMapped(Gva),
-    #[error(transparent)]
-    Patch(#[from] PatchError),
 }
 
 impl Traps {
@@ -149,12 +141,12 @@ impl Traps {
         function: &ProbedFunction,
         at: Gva,
         only_copy: bool,
-    ) -> Result<StepPlan, String> {
+    ) -> Result<StepPlan, NoTrap> {
         /// No instruction is longer.
         const LONGEST: u64 = 15;
         let ProbedFunction { range, fixup, .. } = function;
-        let text = self.function(ram, running, function, at.add(LONGEST)).map_err(|e| e.to_string())?;
-        let found = instruction_at(&text, range.start, at).map_err(|e| e.to_string())?;
+        let text = self.function(ram, running, function, at.add(LONGEST))?;
+        let found = instruction_at(&text, range.start, at)?;
         let offset = at.offset_from(range.start).unwrap_or(0) as usize;
         let bytes = text.get(offset..).unwrap_or_default();
         let previous = found.previous.as_ref();
@@ -162,7 +154,7 @@ impl Traps {
             true => plan_copy(bytes, at, previous, *fixup).map(StepPlan::OutOfLine),
             false => plan(bytes, at, previous, *fixup),
         };
-        plan.map_err(|e| e.to_string())
+        Ok(plan?)
     }
 
     /// Puts a trap byte at `at`. Returns where it is in guest-physical memory, and what it hides.

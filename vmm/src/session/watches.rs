@@ -1,5 +1,6 @@
 //! Which debug register watches what. The boot has them first: nothing is watched before it is over.
 
+use super::reasons::NotMapped;
 use super::registry::{RegisteredProbe, Registry};
 use super::report::ProbeState;
 use super::stage;
@@ -28,7 +29,7 @@ pub(super) fn set(registry: &mut Registry, running: &RunningKernel, ram: &GuestR
                 (*free, *watch) = (Some(register), Some(entry.active.clone()));
                 ProbeState::Armed(register.at)
             }
-            Err(reason) => ProbeState::Refused(reason),
+            Err(reason) => ProbeState::Refused(reason.to_string()),
         };
     }
 }
@@ -53,12 +54,12 @@ fn start(
     register: &DebugRegister,
     running: &RunningKernel,
     ram: &GuestRam,
-) -> Result<(), String> {
+) -> Result<(), NotMapped> {
     let is_new = entry.state != ProbeState::Armed(register.at);
     if is_new && register.condition != Condition::Execute {
         let memory = VirtMemory::new(ram, running.space);
         let held = value(&memory, register.at, register.length);
-        let held = held.ok_or_else(|| format!("the memory at {} is not mapped", register.at))?;
+        let held = held.ok_or(NotMapped(register.at))?;
         if let Some(watching) = entry.active.watching() {
             watching.replace(held);
         }

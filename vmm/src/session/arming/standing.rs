@@ -5,6 +5,7 @@ use super::wanted::Wanted;
 use crate::events::RING;
 use crate::probe::Active;
 use crate::reserved::Slots;
+use crate::session::reasons::{NoSpace, NoTrap};
 use crate::session::stop::{Stop, allocate};
 use crate::session::text::RunningKernel;
 use probe_engine::addr::Gva;
@@ -63,11 +64,11 @@ impl Arming {
         running: &RunningKernel,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
-    ) -> Result<StepMethod, String> {
+    ) -> Result<StepMethod, NoTrap> {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         if probes.iter().filter(|p| p.probe.plan.records()).count() > RING {
-            return Err(format!("more than {RING} probes stand here"));
+            return Err(NoTrap::TooMany);
         }
         if let Some(standing) = self.standing.get(&at) {
             match &standing.step {
@@ -91,13 +92,11 @@ impl Arming {
             None => (None, None),
             Some(StepPlan::Emulate(emulation)) => (Some(StepMethod::Emulate(emulation)), None),
             Some(StepPlan::OutOfLine(_)) if !self.hooks.sees_faults() => {
-                return Err(
-                    "its instruction runs from a copy, and this kernel's faults cannot be followed".into()
-                );
+                return Err(NoTrap::FaultsUnseen);
             }
             Some(StepPlan::OutOfLine(copy)) => {
                 let slot = self.copy(&copy, has_post, stop, set)?;
-                let entry = self.reserved.as_ref().map_err(String::clone)?.address(slot);
+                let entry = self.reserved.as_ref().map_err(NoSpace::clone)?.address(slot);
                 (Some(StepMethod::Copy(entry)), Some(slot))
             }
         };
@@ -107,7 +106,7 @@ impl Arming {
             (Ok((gpa, original)), None) => StepMethod::PutBack(Arc::new(OneShot::new(gpa, original))),
             (Err(error), _) => {
                 self.retire(slot);
-                return Err(error.to_string());
+                return Err(error.into());
             }
         };
         let standing = PlantedTrap { step: step.clone(), slot, traps_again: has_post };
@@ -122,13 +121,14 @@ impl Arming {
         has_post: bool,
         stop: &Stop<'_>,
         set: &mut ProbeSet<Arc<Active>>,
-    ) -> Result<Slots, String> {
+    ) -> Result<Slots, NoTrap> {
         let reserved = self.reserved.as_mut().map_err(|reason| reason.clone())?;
         let slot = allocate(reserved, SLOT, self.detours.instances(), stop, set)?;
         let entry = reserved.address(slot);
         let ending = if has_post { Ending::Trap } else { Ending::Jump };
-        let code = copy.place(entry, ending).map_err(|e| e.to_string());
-        let written = code.and_then(|code| reserved.write(stop.ram, slot, &code).map_err(|e| e.to_string()));
+        let code = copy.place(entry, ending).map_err(NoTrap::from);
+        let written =
+            code.and_then(|code| Ok(reserved.write(stop.ram, slot, &code).map_err(NoSpace::from)?));
         if let Err(reason) = written {
             reserved.retire(slot);
             return Err(reason);

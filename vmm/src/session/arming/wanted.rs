@@ -80,7 +80,7 @@ impl Arming {
                         entry.state = ProbeState::Refused(reason);
                     }
                     Err(reason) if entry.active.pool().is_some() => {
-                        entry.state = ProbeState::Refused(reason.clone());
+                        entry.state = ProbeState::Refused(reason.to_string());
                     }
                     _ => {
                         entry.moved_for_ftrace |= matches!(anchor, Anchor::Behind(_)) && !is_early;

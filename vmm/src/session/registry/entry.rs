@@ -2,6 +2,7 @@
 
 use crate::events::Reader;
 use crate::probe::{Active, Kind, Miss};
+use crate::session::reasons::OnTrap;
 use crate::session::report::{Missed, ProbeKind, ProbeReport, ProbeState};
 use probe_engine::addr::Gva;
 use probe_engine::probe::place::{Place, SiteInfo};
@@ -20,7 +21,7 @@ pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) enabled: bool,
     pub(in crate::session) state: ProbeState,
     /// Why it stands on a trap and not on a detour, where that has been asked for.
-    pub(in crate::session) trapped: Option<String>,
+    pub(in crate::session) trapped: Option<OnTrap>,
     /// Where it stood last (GVA).
     pub(in crate::session) stood: Option<Gva>,
     /// Whether it has stood in the guest at some time.
@@ -100,7 +101,11 @@ impl RegisteredProbe {
                 unread: missed_by_detours.unread,
                 yields: self.yields,
             },
-            trapped: self.trapped.clone().filter(|_| matches!(self.state, ProbeState::Armed(_))),
+            trapped: self
+                .trapped
+                .as_ref()
+                .filter(|_| matches!(self.state, ProbeState::Armed(_)))
+                .map(OnTrap::to_string),
             outstanding: self.active.pool().map_or(0, Pool::outstanding)
                 + detoured.get(&id.0).copied().unwrap_or(0),
             has_stood: self.has_stood,
