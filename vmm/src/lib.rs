@@ -1,5 +1,10 @@
 //! A small KVM virtual machine monitor that probes an unmodified Linux guest from outside.
 
+/// The code on the library's page.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/library.md")]
+mod page {}
+
 pub mod boot;
 pub mod clock;
 pub mod command;

@@ -4,6 +4,7 @@
 
 mod beside;
 mod built;
+mod examples;
 mod guests;
 mod hosts;
 mod kernels;
@@ -84,6 +85,7 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
         // What is run beside the others is run in the emulated host only.
         let which = if *kvm == Kvm::Emulated { beside::others() } else { vec![] };
         Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL }.session(&which)?;
+        examples::run(start, vmm, *kvm)?;
     }
     beside.end(start)?;
     for kvm in kvms {

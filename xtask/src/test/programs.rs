@@ -4,6 +4,7 @@ use super::cargo;
 use anyhow::{Context as _, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Those that are run in ways of their own: in the emulated host, for long, or for a kernel that is not tested in full.
 const APART: [&str; 6] = ["built", "contract", "differential", "session", "smoke", "soak"];
@@ -27,11 +28,20 @@ pub(super) fn of_the_product() -> anyhow::Result<Vec<String>> {
 
 /// Builds the tests of one name: a static program that runs anywhere.
 pub(crate) fn test_program(name: &str) -> anyhow::Result<PathBuf> {
-    let mut build = cargo(["test", "--package", "tests", "--test", name, "--no-run"]);
+    built(cargo(["test", "--package", "tests", "--test", name, "--no-run"]), name)
+}
+
+/// Builds an example of the library: a static program as well.
+pub(super) fn example(name: &str) -> anyhow::Result<PathBuf> {
+    built(cargo(["build", "--package", "vmm", "--example", name]), name)
+}
+
+/// The program of this name that `build` makes.
+fn built(mut build: Command, name: &str) -> anyhow::Result<PathBuf> {
     let output = build.args(["--message-format", "json"]).output().context("cannot run cargo")?;
     ensure!(
         output.status.success(),
-        "building the tests `{name}` failed:\n{}",
+        "building `{name}` failed:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8_lossy(&output.stdout);
@@ -40,7 +50,7 @@ pub(crate) fn test_program(name: &str) -> anyhow::Result<PathBuf> {
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .filter(|message| message.pointer("/target/name").is_some_and(|target| target == name))
         .find_map(|message| message.get("executable")?.as_str().map(PathBuf::from));
-    program.with_context(|| format!("cargo built no program for the tests `{name}`"))
+    program.with_context(|| format!("cargo built no program `{name}`"))
 }
 
 #[cfg(test)]
