@@ -7,7 +7,7 @@ use crate::clock;
 use crate::events::{Ticks, What};
 use crate::kvm::Shadow;
 use crate::memory::GuestRam;
-use crate::probe::{Active, Data, HandlerRequest, Hit, HitContext, Kind, Miss, ReturnHandlers};
+use crate::probe::{Active, Data, HandlerRequest, Hit, Kind, Miss, ReturnHandlers};
 use crate::trap::Breakpoint;
 use probe_engine::addr::Gva;
 use probe_engine::probe::returns::{Call, Pool};
@@ -102,15 +102,7 @@ impl Vcpu {
         } else if !owner.is_broken() && !owner.is_retired() {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
-            let context = HitContext {
-                memory: &memory,
-                vcpu: self.id,
-                ticks,
-                clock,
-                kernel: &tables.kernel,
-                callers: tables,
-                area,
-            };
+            let context = tables.context(&memory, self.id, (ticks, clock), area);
             let task = if owner.plan.reads() { context.task() } else { None };
             let scene = context.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(&owner.plan.capture, &scene);

@@ -3,7 +3,7 @@
 use super::Vcpu;
 use super::tables::VcpuTables;
 use crate::clock;
-use crate::probe::{Fault, HitContext};
+use crate::probe::Fault;
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -33,15 +33,7 @@ impl Vcpu {
         regs.rip = at.0;
         let mut requests = Vec::new();
         let (ticks, clock) = (clock::ticks(), &*self.clock);
-        let context = HitContext {
-            memory: &memory,
-            vcpu: self.id,
-            ticks,
-            clock,
-            kernel: &tables.kernel,
-            callers: tables,
-            area,
-        };
+        let context = tables.context(&memory, self.id, (ticks, clock), area);
         for attached in tables.sites.get(at).into_iter().flat_map(|site| &site.probes) {
             let mut hit = context.hit(attached.probe.id, at, regs, &mut requests);
             attached.probe.fault(&mut hit, fault);

@@ -71,15 +71,7 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let context = HitContext {
-            memory: &memory,
-            vcpu: self.id,
-            ticks,
-            clock,
-            kernel: &tables.kernel,
-            callers: tables,
-            area,
-        };
+        let context = tables.context(&memory, self.id, (ticks, clock), area);
         let is_recorded = site.probes.iter().any(|attached| attached.probe.plan.reads());
         let task = if is_recorded { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
@@ -212,15 +204,7 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let (ticks, clock) = (clock::ticks(), &*self.clock);
-        let context = HitContext {
-            memory: &memory,
-            vcpu: self.id,
-            ticks,
-            clock,
-            kernel: &tables.kernel,
-            callers: tables,
-            area,
-        };
+        let context = tables.context(&memory, self.id, (ticks, clock), area);
         // The site may have gone while the copy ran.
         let site = tables.sites.get(end.site);
         for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &context) {

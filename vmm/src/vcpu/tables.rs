@@ -1,9 +1,10 @@
 //! What vCPUs go by between two stops, and for what they stop by themselves.
 
+use crate::clock::Clock;
 use crate::kernel_view::KernelView;
 use crate::kvm::{Breakpoints, Shared};
 use crate::memory::GuestRam;
-use crate::probe::{Active, Command};
+use crate::probe::{Active, Command, HitContext};
 use crate::stack::Callers;
 use crate::trap::Int3Handlers;
 use crate::world;
@@ -12,6 +13,7 @@ use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::paging::{AddressSpace, Spaces};
 use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
+use probe_engine::virt_memory::VirtMemory;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -84,6 +86,18 @@ impl VcpuTables {
     /// Whether debug registers may bring an exit from anywhere.
     fn is_watching(&self) -> bool {
         self.watches.iter().any(Option::is_some) || self.int3_handlers.iter().any(Option::is_some)
+    }
+
+    /// What all probes share of a hit: the vCPU that took it, with its memory and its per-CPU area, and when it did, in ticks of
+    /// a clock.
+    pub(super) fn context<'a>(
+        &'a self,
+        memory: &'a VirtMemory<'a, GuestRam>,
+        vcpu: usize,
+        (ticks, clock): (u64, &'a Clock),
+        area: Option<Gva>,
+    ) -> HitContext<'a> {
+        HitContext { memory, vcpu, ticks, clock, kernel: &self.kernel, callers: self, area }
     }
 
     /// The page tables of a vCPU at an exit, of which `system` is.

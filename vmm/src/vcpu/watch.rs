@@ -7,7 +7,7 @@ use crate::clock;
 use crate::events::What;
 use crate::kvm::{DebugRegister, Exception, Shadow};
 use crate::memory::GuestRam;
-use crate::probe::{Access, Active, HandlerRequest, HitContext, Kind, Watching};
+use crate::probe::{Access, Active, HandlerRequest, Kind, Watching};
 use crate::trap::{Fired, GuestException};
 use probe_engine::addr::Gva;
 use probe_engine::probe::watch::{Condition, Length};
@@ -77,15 +77,7 @@ impl Vcpu {
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
-        let context = HitContext {
-            memory: &memory,
-            vcpu: self.id,
-            ticks,
-            clock,
-            kernel: &tables.kernel,
-            callers: tables,
-            area,
-        };
+        let context = tables.context(&memory, self.id, (ticks, clock), area);
         for (register, probe) in watches {
             let Kind::Watch(watching) = &probe.kind else { continue };
             // What stands there now is what the next access finds.
