@@ -35,7 +35,7 @@ pub(crate) struct Count {
 #[command(after_long_help = "\
 Examples:
   vmm graph 'vfs_*' do_sys_openat2 -- cat /etc/passwd
-  vmm graph 'vfs_*' --output calls.txt --append workload=open:5")]
+  vmm graph 'vfs_*' --output calls.json --append workload=open:5")]
 pub(crate) struct Graph {
     /// A function, or a pattern as 'vfs_*', which the kernel's ftrace could trace
     #[arg(value_name = "PATTERN", required = true, help_heading = heading::PROBES)]
