@@ -33,7 +33,8 @@ fn functions(hit: &Value) -> Vec<String> {
 
 /// What was written of `probe`.
 fn hits<'a>(run: &'a Run, probe: &str) -> Vec<&'a Value> {
-    run.output.iter().filter(|o| o["probe"] == probe && o["type"] != "probe").collect()
+    let is_hit = |o: &&Value| ["hit", "return"].iter().any(|kind| o["type"] == *kind);
+    run.output.iter().filter(is_hit).filter(|o| o["probe"] == probe).collect()
 }
 
 /// Whether `functions` has these one after the other, with any others in between.
