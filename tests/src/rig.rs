@@ -204,9 +204,9 @@ impl Rig {
 
     /// Arms `probe` as number 0 at `at`, where an instruction is that runs from a copy: that goes to `slot`, and ends
     /// in a trap if there is a post handler.
-    pub fn arm_copied(&mut self, at: Gva, probe: Probe, slot: Gva, ending: Ending) {
+    pub fn arm_copied(&mut self, at: Gva, probe: impl Into<Probe>, slot: Gva, ending: Ending) {
         let world = stopped();
-        let probes = numbered(vec![probe]);
+        let probes = numbered(vec![probe.into()]);
         self.sites.hang_on_copy(&world.park(|_| {}), self.guest.ram(), at, probes, (slot, ending));
     }
 

@@ -19,7 +19,7 @@
 pub use crate::events::{Event, What};
 pub use crate::guest::{Guest, Host, Optimize};
 pub use crate::printer::Printer;
-pub use crate::probe::{DefinedProbe, Hit, Member, Probe, ReturnProbe, WatchProbe};
+pub use crate::probe::{Hit, InstructionProbe, Member, Probe, ReturnProbe, WatchProbe};
 pub use crate::session::{Command, Handle, Outcome, ProbeReport, ProbeState, Report, Session, Sink};
 pub use probe_engine::addr::Gva;
 pub use probe_engine::capture::Value;

@@ -192,7 +192,7 @@ fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
     if let Body::Probed { post } = row.body {
         let probe = Probe::at("").record();
         let probe = if post { probe.post(|_| {}) } else { probe.pre(|_| {}) };
-        rig.arm_probes(upper(at), vec![probe]);
+        rig.arm_probes(upper(at), vec![probe.into()]);
     }
     let before = ticks();
     let mut running = rig.run(&[Start::at(start, stack(0))]);

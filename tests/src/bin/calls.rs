@@ -30,13 +30,15 @@ type Way = (&'static str, fn() -> Option<Probe>);
 
 const WAYS: [Way; 8] = [
     ("getppid, unprobed", || None),
-    ("getppid, counted by a detour", || Some(Probe::at(FUNCTION))),
-    ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record())),
+    ("getppid, counted by a detour", || Some(Probe::at(FUNCTION).into())),
+    ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record().into())),
     ("getppid, recorded by a detour that reads memory", || {
-        Some(Probe::at(FUNCTION).capture(a_word_of_memory()).record())
+        Some(Probe::at(FUNCTION).capture(a_word_of_memory()).record().into())
     }),
-    ("getppid, counted by pid in a detour's histogram", || Some(Probe::at(FUNCTION).histogram(by_pid()))),
-    ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}))),
+    ("getppid, counted by pid in a detour's histogram", || {
+        Some(Probe::at(FUNCTION).histogram(by_pid()).into())
+    }),
+    ("getppid, a trap with an empty handler", || Some(Probe::at(FUNCTION).pre(|_| {}).into())),
     ("getppid, its return recorded by a detour", || Some(Probe::on_return(FUNCTION).record().into())),
     ("getppid, traps at its call and its return", || {
         Some(Probe::on_return(FUNCTION).handler(|_, ()| {}).into())

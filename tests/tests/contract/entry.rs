@@ -9,7 +9,7 @@ use probe_engine::regs::rflags;
 use tests::code::{CODE, COUNT, HANDLER, LAST_RIP, code, ending, mov, repeat, stack, store};
 use tests::host::fit;
 use tests::rig::{Left, Rig, Start};
-use vmm::probe::{Hit, Probe};
+use vmm::probe::{Hit, InstructionProbe, Probe};
 use vmm::selftest::micro::ExceptionStack;
 
 /// The five bytes that ftrace has at the beginning of a function: `nop dword [rax+rax]`
@@ -107,7 +107,7 @@ fn flags_that_a_handler_makes_up_do_no_harm() {
     rig.write(CODE, &ending(&[&NOP, &LOAD_FLAGS, &store(SEEN, RAX)]));
     let made_up = !(rflags::TF | rflags::IF | rflags::NT | rflags::AC);
     let probe = Probe::at("").pre(move |hit: &mut Hit| hit.regs.rflags = made_up);
-    rig.arm_probes(CODE, vec![probe]);
+    rig.arm_probes(CODE, vec![probe.into()]);
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
     let real = rflags::CF | rflags::ZF | rflags::SF | rflags::OF | rflags::IOPL | 2;
     assert_eq!(left.u64(SEEN) & (real | 1 << 15 | 1 << 5 | 1 << 3 | rflags::VM), real);
@@ -121,12 +121,12 @@ fn a_handler_may_switch_interrupts_off_behind_a_sti() {
     let mut rig = Rig::new(fit);
     rig.write(CODE, &ending(&[&STI, &NOP, &NOP]));
     let off = Probe::at("").pre(|hit: &mut Hit| hit.regs.rflags &= !rflags::IF);
-    rig.arm_probes(CODE.add(1), vec![off]);
+    rig.arm_probes(CODE.add(1), vec![off.into()]);
     rig.run(&[Start::at(CODE, stack(0))]).to_end();
 }
 
 /// Runs a guest that is sent to an address where no code can be; it ends in its handler for #GP.
-fn sent_astray(before: &[u8], instruction: &[u8], probe: Probe) -> Option<Left> {
+fn sent_astray(before: &[u8], instruction: &[u8], probe: InstructionProbe) -> Option<Left> {
     const GENERAL_PROTECTION: u8 = 13;
     const AT: Gva = Gva(0x1_9000);
     let mut rig = Rig::new(fit()?);
@@ -135,7 +135,7 @@ fn sent_astray(before: &[u8], instruction: &[u8], probe: Probe) -> Option<Left> 
     rig.write(AT, &ending(&[&handler]));
     rig.gate(GENERAL_PROTECTION, AT, ExceptionStack::Own);
     rig.write(CODE, &ending(&[before, instruction]));
-    rig.arm_probes(behind(&[before]), vec![probe]);
+    rig.arm_probes(behind(&[before]), vec![probe.into()]);
     Some(rig.run(&[Start::at(CODE, stack(0))]).to_end())
 }
 

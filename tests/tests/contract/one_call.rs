@@ -14,7 +14,7 @@ use tests::code::{CODE, code, ending, mov, repeat, stack};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::guest::Host;
-use vmm::probe::{Hit, Probe};
+use vmm::probe::{Hit, InstructionProbe, Probe};
 
 /// How many hits the child's guest makes.
 const CHILD: &str = "VMM_CONTRACT_ONE_CALL_HITS";
@@ -32,14 +32,14 @@ fn a_hit_is_one_kvm_run_and_no_other_system_call() {
 #[test]
 fn a_pre_handler_costs_no_system_call() {
     check("a_pre_handler_costs_no_system_call", 1, &FTRACE_NOP, |rig, at, handled| {
-        rig.arm_probes(at, vec![counting(handled)]);
+        rig.arm_probes(at, vec![counting(handled).into()]);
     });
 }
 
 #[test]
 fn a_further_probe_at_the_same_place_costs_no_system_call() {
     check("a_further_probe_at_the_same_place_costs_no_system_call", 1, &FTRACE_NOP, |rig, at, handled| {
-        rig.arm_probes(at, vec![counting(handled), Probe::at("").record()]);
+        rig.arm_probes(at, vec![counting(handled).into(), Probe::at("").record().into()]);
     });
 }
 
@@ -58,7 +58,7 @@ fn a_copy_that_a_post_handler_waits_for_is_one_kvm_run_more() {
 }
 
 /// A probe that records, and counts in its handler.
-fn counting(handled: &Arc<AtomicU64>) -> Probe {
+fn counting(handled: &Arc<AtomicU64>) -> InstructionProbe {
     let handled = handled.clone();
     let count = move |_: &mut Hit<'_>| {
         handled.fetch_add(1, Ordering::Relaxed);

@@ -50,8 +50,9 @@ fn probes_are_switched_one_by_one_and_all_at_once() {
                 let fourth = after_walk(handle, console, 4);
                 assert_eq!(fourth, [(0, made, false), (1, 6, true), (2, 6, false)]);
                 handle.command(Command::Unregister(vec![a, b])).unwrap();
-                let again =
-                    handle.register_all(vec![Probe::at(MKDIR), Probe::on_return(MKDIR).into()]).unwrap();
+                let again = handle
+                    .register_all(vec![Probe::at(MKDIR).into(), Probe::on_return(MKDIR).into()])
+                    .unwrap();
                 assert_eq!(again, [3, 4].map(ProbeId));
                 let fifth = after_walk(handle, console, 5);
                 assert_eq!(fifth, [(2, 6, false), (3, 3, true), (4, 3, true)]);
@@ -67,7 +68,11 @@ fn a_batch_is_registered_all_or_nothing() {
     let Some(guest) = Guest::new() else { return };
     let inside = guest.subject.find(name_of("do_filp_open"), |i| i.text.starts_with("sub rsp"));
     let good = || {
-        vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(16).into(), Probe::at(name_of("do_rmdir"))]
+        vec![
+            Probe::at(RMDIR).into(),
+            Probe::on_return(RMDIR).max_active(16).into(),
+            Probe::at(name_of("do_rmdir")).into(),
+        ]
     };
     let ended = guest.probe(Probe::at(RMDIR)).run_with(
         "walk:3,sh:/gate,walk:3,sh:/gate,walk:3",
@@ -89,12 +94,12 @@ fn a_batch_is_registered_all_or_nothing() {
             ];
             for bad in bad {
                 let mut batch = good();
-                batch.push(bad);
+                batch.push(bad.into());
                 let error = handle.register_all(batch).unwrap_err();
                 assert!(matches!(error, CommandError::Register(_)), "{error}");
                 assert_eq!(listed(handle), [(0, 3, true)], "{error}");
             }
-            let too_many = vec![Probe::at(RMDIR), Probe::on_return(RMDIR).max_active(1 << 20).into()];
+            let too_many = vec![Probe::at(RMDIR).into(), Probe::on_return(RMDIR).max_active(1 << 20).into()];
             let error = handle.register_all(too_many).unwrap_err();
             assert!(matches!(error, CommandError::Register(RegisterError::NoTrampolines)), "{error}");
             for command in [Command::Unregister, Command::Disable] {
@@ -133,9 +138,9 @@ fn probes_come_and_go_under_hits_in_flight() {
         .run_with(&format!("getppid:1,{UNTIL_GATE}"), |handle, console| {
             console.wait_for("workload: getppid", 1);
             for _ in 0..30 {
-                let mut probes = vec![Probe::at("__x64_sys_getppid").post(|_| ())];
+                let mut probes: Vec<Probe> = vec![Probe::at("__x64_sys_getppid").post(|_| ()).into()];
                 probes.push(Probe::on_return("__x64_sys_getppid").into());
-                probes.extend(beside.iter().map(|place| Probe::at(place.as_str())));
+                probes.extend(beside.iter().map(|place| Probe::at(place.as_str()).into()));
                 let ids = handle.register_all(probes).unwrap();
                 // The guest is stopped by each command, and has to come on between them.
                 let is_hit = |p: &ProbeReport| p.id == ids[0] && p.hits > 0;

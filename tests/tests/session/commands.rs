@@ -48,7 +48,7 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
     let ended = guest
         .probe(Probe::at("do_sys_openat2").pre(|hit| {
             hit.command_and_wait(Command::Disable(vec![hit.probe]));
-            hit.command_and_wait(Command::Register(vec![Probe::at("no_such_function")]));
+            hit.command_and_wait(Command::Register(vec![Probe::at("no_such_function").into()]));
         }))
         .probe(Probe::at("__x64_sys_getppid").pre(|hit| hit.command(Command::Disable(vec![hit.probe]))))
         .probe({
@@ -57,7 +57,7 @@ fn commands_of_handlers_are_done_before_the_vcpu_goes_on() {
                 let paths = paths.clone();
                 let probe =
                     Probe::at(name_of("do_filp_open")).pre(move |hit| paths.add(path_at_filp_open(hit)));
-                hit.command_and_wait(Command::Register(vec![probe]));
+                hit.command_and_wait(Command::Register(vec![probe.into()]));
                 hit.command_and_wait(Command::Unregister(vec![hit.probe]));
             })
         })

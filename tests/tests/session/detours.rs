@@ -259,8 +259,8 @@ fn detours_come_and_go_under_load() {
         for round in 0..ROUNDS {
             // Some of the hits are written down: the guest makes millions.
             let recording = Probe::at(FUNCTION).capture(some(16)).record();
-            let more = vec![recording, Probe::at(FUNCTION), Probe::at("vfs_read")];
-            let ids = handle.register_all(more).unwrap();
+            let more = [recording, Probe::at(FUNCTION), Probe::at("vfs_read")].map(Probe::into);
+            let ids = handle.register_all(more.into()).unwrap();
             let change = match round % 4 {
                 0 => Command::Optimize(false),
                 1 => Command::Optimize(true),

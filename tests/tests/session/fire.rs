@@ -65,10 +65,10 @@ fn set(hot: &[Place], others: &[Place], rng: &mut Rng) -> Vec<Probe> {
     let mut places: Vec<Place> = draw(hot, BUSY, rng).cloned().collect();
     places.extend(draw(others, PROBES - places.len(), rng).cloned());
     let probe = |place: Place| match rng.below(4) {
-        0 => Probe::at(place).capture(some(128)),
+        0 => Probe::at(place).capture(some(128)).into(),
         // Few, so that it is not the reader who is tried.
-        1 => Probe::at(place).capture(some(16)).record(),
-        _ => Probe::at(place),
+        1 => Probe::at(place).capture(some(16)).record().into(),
+        _ => Probe::at(place).into(),
     };
     places.into_iter().map(probe).collect()
 }
@@ -185,7 +185,7 @@ fn sets_of_detours_come_and_go_under_a_preempted_guest() {
     let ended = guest.run_with(&format!("sh:/script,mix:{seconds}"), |handle, console| {
         console.wait_for("ready", 1);
         // The shell has opened its files by now, and is not counted.
-        handle.register_all(KNOWN.iter().map(|(function, _)| Probe::at(*function)).collect()).unwrap();
+        handle.register_all(KNOWN.iter().map(|(function, _)| Probe::at(*function).into()).collect()).unwrap();
         console.open_gate();
         churn(handle, console, |rng| set(&hot, &others, rng), &mut rng, &mut seen);
     });

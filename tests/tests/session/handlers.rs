@@ -5,7 +5,7 @@ use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
 use tests::kernel::name_of;
 use tests::linux_rig::Guest;
-use vmm::probe::{Hit, Probe};
+use vmm::probe::{Hit, InstructionProbe, Probe};
 
 /// Probe, handler, and what it saw.
 type Note = (u32, &'static str, Regs);
@@ -18,11 +18,11 @@ fn handlers_run_in_order_with_the_registers_of_their_moment() {
     let Some(copied) = string_store(guest.subject) else { return };
     let emulated = guest.subject.find("__x64_sys_getppid", |i| i.text.starts_with("push"));
     let notes = Notes::<Note>::new();
-    let pre = |probe: Probe| {
+    let pre = |probe: InstructionProbe| {
         let notes = notes.clone();
         probe.pre(move |hit| notes.add((hit.probe.0, "pre", hit.regs)))
     };
-    let post = |probe: Probe| {
+    let post = |probe: InstructionProbe| {
         let notes = notes.clone();
         probe.post(move |hit| notes.add((hit.probe.0, "post", hit.regs)))
     };

@@ -208,7 +208,7 @@ fn detours_read_by_nothing_that_is_probed() {
         "open:50,sh:/gate,open:50,sh:/gate,open:50",
         |handle, console| {
             console.wait_for("workload: open", 1);
-            let ids = handle.register_all(vec![Probe::at(COPY)]).unwrap();
+            let ids = handle.register_all(vec![Probe::at(COPY).into()]).unwrap();
             let listed = handle.list().unwrap();
             assert!(matches!(listed[0].state, ProbeState::Armed(_)), "{:?}", listed[0]);
             let reason = listed[0].trapped.as_deref().unwrap();

@@ -202,7 +202,7 @@ fn a_region_is_left_to_those_who_are_inside() {
         becomes_a_detour(handle);
         let ProbeState::Optimized(at) = first(handle).state else { panic!("{:?}", first(handle)) };
 
-        let id = handle.register_all(vec![counting(&inside)]).unwrap();
+        let id = handle.register_all(vec![counting(&inside).into()]).unwrap();
         let probe = first(handle);
         assert_eq!(probe.state, ProbeState::Armed(at));
         assert!(probe.trapped.as_deref().unwrap().starts_with("another probe stands inside"), "{probe:?}");
@@ -248,13 +248,13 @@ fn regions_come_and_go_under_load() {
     let ended = guest.run_with(&format!("open:1,{UNTIL_GATE}"), |handle, console| {
         after(handle, console, "workload: open", 1);
         for round in 0..60 {
-            let more = vec![Probe::at(place.as_str()).record(), Probe::at(elsewhere.as_str())];
-            let mut ids = handle.register_all(more).unwrap();
+            let more = [Probe::at(place.as_str()).record(), Probe::at(elsewhere.as_str())].map(Probe::into);
+            let mut ids = handle.register_all(more.into()).unwrap();
             let change = match round % 5 {
                 0 => Command::Optimize(false),
                 1 => Command::Optimize(true),
                 2 => Command::Disable(vec![ids[0]]),
-                3 => Command::Register(vec![Probe::at(inside.as_str())]),
+                3 => Command::Register(vec![Probe::at(inside.as_str()).into()]),
                 _ => Command::Enable(ids.clone()),
             };
             let is_inside = matches!(change, Command::Register(_));

@@ -215,7 +215,7 @@ fn a_trap_takes_one_exit_and_a_followed_call_two() {
             ended.report.exits
         })
     };
-    let Some(entries) = exits("entries", || Probe::at(FUNCTION)) else { return };
+    let Some(entries) = exits("entries", || Probe::at(FUNCTION).into()) else { return };
     let Some(returns) = exits("returns", || Probe::on_return(FUNCTION).into()) else { return };
     assert!(entries >= 40_000, "{entries}");
     // What interrupts the guest grows with the time that traps take, and so with their number.

@@ -33,7 +33,9 @@ fn ten_thousand_probes_are_armed_and_disarmed() {
     let ended = guest.run_with("open:4,sh:/gate,open:4", |handle, console| {
         console.wait_for("workload: open ", 1);
         let begin = Instant::now();
-        let ids = handle.register_all(places.iter().cloned().map(Probe::at).collect()).unwrap();
+        let ids = handle
+            .register_all(places.iter().cloned().map(|place| Probe::at(place).into()).collect())
+            .unwrap();
         let armed = begin.elapsed();
         assert_eq!(ids.len(), PROBES);
         let states = handle.list().unwrap();

@@ -17,7 +17,7 @@ use probe_engine::regs::Regs;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use tests::linux_rig::Guest;
-use vmm::probe::{Hit, Probe};
+use vmm::probe::{Hit, InstructionProbe, Probe};
 use vmm::stack::{MOST_FRAMES, Stack};
 
 /// The guest's tracer writes a stack with each of these events: at the start of system calls and deep in them, in
@@ -100,7 +100,7 @@ fn saved(hit: &Hit<'_>, at: u64) -> Regs {
 }
 
 /// At the entry of `function`.
-fn begins(function: &'static str, begins: &Begins) -> Probe {
+fn begins(function: &'static str, begins: &Begins) -> InstructionProbe {
     let begins = begins.clone();
     Probe::at(function).pre(move |hit| {
         let regs = hit.regs;
@@ -124,7 +124,7 @@ fn begins(function: &'static str, begins: &Begins) -> Probe {
 }
 
 /// At the instruction of `function` that is the last one before it returns.
-fn ends(guest: &Guest, function: &'static str, begins: &Begins, pairs: &Notes<Pair>) -> Probe {
+fn ends(guest: &Guest, function: &'static str, begins: &Begins, pairs: &Notes<Pair>) -> InstructionProbe {
     let last = guest.subject.find(function, |i| i.text.starts_with("add rsp"));
     let (begins, pairs) = (begins.clone(), pairs.clone());
     Probe::at(last.place.as_str()).pre(move |hit| {

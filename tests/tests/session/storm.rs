@@ -148,7 +148,7 @@ fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item =
         match n % 4 {
             0 => {
                 let count = count();
-                Probe::at(function.as_str()).pre(move |_| count())
+                Probe::at(function.as_str()).pre(move |_| count()).into()
             }
             1 => {
                 let count = count();
@@ -156,7 +156,7 @@ fn flock(functions: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item =
             }
             2 => {
                 let count = count();
-                Probe::at(function.as_str()).post(move |_| count())
+                Probe::at(function.as_str()).post(move |_| count()).into()
             }
             _ => {
                 let count = count();
@@ -180,7 +180,7 @@ fn copies(places: &[String], handled: &Arc<AtomicU64>) -> impl Iterator<Item = P
             handled.fetch_add(1, Ordering::Relaxed);
         };
         let probe = Probe::at(place.as_str());
-        if n % 2 == 0 { probe.pre(count) } else { probe.post(count) }
+        if n % 2 == 0 { probe.pre(count).into() } else { probe.post(count).into() }
     })
 }
 

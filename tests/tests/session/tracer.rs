@@ -92,7 +92,7 @@ fn counts_each_call_once(load: &str, rounds: usize, beside: Option<&str>, on: St
     let ended = guest.run_with(&steps, |handle, console| {
         console.wait_for("at the gate", 1);
         for number in 1..=rounds + 1 {
-            let ids = handle.register_all(vec![Probe::at(FUNCTION).record()]).unwrap();
+            let ids = handle.register_all(vec![Probe::at(FUNCTION).record().into()]).unwrap();
             // The first round is without a tracer.
             seen.push(round(handle, console, if number == 1 { "" } else { trace }, number));
             handle.command(Command::Unregister(ids)).unwrap();

@@ -25,13 +25,14 @@ fn watches_come_and_go_and_one_too_many_is_refused() {
     let most = fit().unwrap().delivery.watches();
     let steps = "sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script,sh:/gate,sh:/script";
     let first = Probe::watch(WATCHES[0]).disabled();
-    let watch = |place: &&str| Probe::from(Probe::watch(*place));
+    let watch = |place: &&str| -> Probe { Probe::watch(*place).into() };
     let ended = guest.script(SCRIPT).probe(first).run_with(steps, |handle, console| {
         let after = |runs| after(handle, console, "workload: sh path=/script", runs);
         assert_eq!(after(1), [(0, 0, false)]);
         assert_eq!(handle.list().unwrap()[0].state, ProbeState::Disabled);
         handle.register_all(WATCHES[1..most].iter().map(watch).collect()).unwrap();
-        for batch in [vec![watch(&WATCHES[most])], vec![Probe::at("vfs_mkdir"), watch(&WATCHES[most])]] {
+        for batch in [vec![watch(&WATCHES[most])], vec![Probe::at("vfs_mkdir").into(), watch(&WATCHES[most])]]
+        {
             let error = handle.register_all(batch).unwrap_err();
             let too_many = RegisterError::TooManyWatches(most).to_string();
             assert!(matches!(&error, CommandError::Register(e) if e.to_string() == too_many), "{error}");

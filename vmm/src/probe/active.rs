@@ -1,6 +1,8 @@
 //! A registered probe as vCPU threads see it.
 
-use super::{Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers};
+use super::{
+    Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, WatchHandler,
+};
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
@@ -54,8 +56,8 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    pub(crate) fn new(handler: Option<Handler>) -> Self {
-        Self { handler, last: AtomicU64::new(0) }
+    pub(crate) fn new(handler: WatchHandler) -> Self {
+        Self { handler: handler.0, last: AtomicU64::new(0) }
     }
 
     /// What the memory held when it was last looked at.
@@ -83,8 +85,8 @@ pub(crate) enum Miss {
 impl Active {
     /// A probe outside of any session. A return probe has no trampolines there, and follows no call.
     #[must_use]
-    pub fn on_its_own(id: ProbeId, probe: Probe) -> Self {
-        let Probe { plan, handlers, .. } = probe;
+    pub fn on_its_own(id: ProbeId, probe: impl Into<Probe>) -> Self {
+        let Probe { plan, handlers, .. } = probe.into();
         let kind = match handlers {
             Handlers::Instruction(handlers) => Kind::Instruction(handlers),
             Handlers::Watch(handler) => Kind::Watch(Watching::new(handler)),
@@ -149,7 +151,7 @@ impl Active {
     pub fn detour(&self) -> Result<Work, NoDetour> {
         match &self.kind {
             Kind::Instruction(InstructionHandlers { pre: None, post: None, fault: None })
-            | Kind::Return(ReturnHandlers { entry: None, handler: None }, _)
+            | Kind::Return(ReturnHandlers { entry: None, handler: None, .. }, _)
             | Kind::Watch(_) => Ok(Work::of(self.id.0, &self.plan)?),
             Kind::Instruction(_) | Kind::Return(..) => Err(NoDetour::Handler),
         }

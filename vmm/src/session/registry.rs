@@ -23,10 +23,11 @@ use probe_engine::probe::returns::Pool;
 use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::watch;
-use probe_engine::request::Definitions;
+use probe_engine::request::{Definitions, trigger_of};
 use rows::Rows;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 use std::sync::Arc;
 
 pub(super) use entry::RegisteredProbe;
@@ -190,6 +191,9 @@ impl Registry {
     }
 
     fn defined(&self, text: &str, plan: &mut ProbePlan) -> Result<Place, RegisterError> {
+        if discriminant(&plan.trigger) != discriminant(&trigger_of(text).map_err(Box::new)?) {
+            return Err(RegisterError::Trigger(text.to_owned()));
+        }
         let kernel = self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.to_owned()))?;
         let (btf, debug) = (kernel.btf().ok(), DebugInfo::of(kernel));
         let mut definitions = Definitions::of(kernel, btf.as_ref(), &debug, Expand::Small);
@@ -410,9 +414,21 @@ mod tests {
     fn a_pattern_is_refused_and_returns_are_not_taken_for_entries() {
         let mut registry = registry(1, Delivery::Intercepted);
         let mut refused = |probe: Probe| registry.register(vec![probe]).unwrap_err();
-        assert!(matches!(refused(Probe::at("do_filp_ope*")), RegisterError::Pattern(_)));
+        assert!(matches!(refused(Probe::at("do_filp_ope*").into()), RegisterError::Pattern(_)));
         assert!(matches!(refused(Probe::on_return("vfs_*").into()), RegisterError::Pattern(_)));
-        assert!(matches!(refused(Probe::at("vfs_read%return")), RegisterError::Return(_)));
+        assert!(matches!(refused(Probe::at("vfs_read%return").into()), RegisterError::Return(_)));
         assert!(matches!(refused(Probe::on_return("vfs_read%return").into()), RegisterError::NoKernel(_)));
+    }
+
+    #[test]
+    fn a_definition_of_returns_is_refused_where_handlers_of_an_instruction_are() {
+        let mut registry = registry(1, Delivery::Intercepted);
+        let mut refused = |probe: Probe| registry.register(vec![probe]).unwrap_err();
+        let defined = |text: &str| Where::Definition(text.to_owned());
+        let returns = Probe::at(defined("r vfs_read")).pre(|_| {});
+        assert!(matches!(refused(returns.into()), RegisterError::Trigger(_)));
+        let entries = Probe::on_return(defined("p vfs_read")).handler(|_, ()| {});
+        assert!(matches!(refused(entries.into()), RegisterError::Trigger(_)));
+        assert!(matches!(refused(Probe::at(defined("p vfs_read")).into()), RegisterError::NoKernel(_)));
     }
 }

@@ -25,6 +25,9 @@ pub enum RegisterError {
         "`{0}` means the returns of a function, and the probe is of an instruction: use Probe::on_return"
     )]
     Return(String),
+    /// A definition of another kind of probe than it is given to.
+    #[error("`{0}` defines another kind of probe: use Probe::define")]
+    Trigger(String),
     /// Its definition does not fit the kernel.
     #[error(transparent)]
     Definition(#[from] Box<DefinitionError>),
