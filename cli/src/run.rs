@@ -36,10 +36,9 @@ use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
 use vmm::guest::{Host, Terminal};
 use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
-use vmm::kernel_view::Unread;
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{Command, Outcome, RegisterError, Report, Sink};
+use vmm::session::{Command, Outcome, RegisterError, Report, Sink, Unread};
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {

@@ -5,14 +5,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use super::modules::{Module, ModuleError, ModuleLayout};
 use super::symbols::{Function, SymbolTable};
 use super::unwind::{Frame, FrameKind};
 use crate::addr::Gva;
-use crate::memory::PhysMemory;
-use crate::virt_memory::VirtMemory;
 
 /// The symbols of a running kernel and its modules.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +21,7 @@ pub struct Names<'a> {
 }
 
 /// A module's symbols, at run-time addresses.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct ModuleNames {
     /// Its name.
     pub name: String,
@@ -35,7 +30,7 @@ pub struct ModuleNames {
     /// Its text that is freed when its init has run; empty once it is.
     pub init_text: Range<Gva>,
     /// Its functions.
-    pub symbols: SymbolTable,
+    pub symbols: Arc<SymbolTable>,
 }
 
 /// An address, and the function that it is shown in.
@@ -52,20 +47,6 @@ pub struct Name<'a> {
 }
 
 impl ModuleNames {
-    /// Reads those of `module` through `memory` of the guest's kernel.
-    ///
-    /// # Errors
-    /// [`ModuleError`] when its tables cannot be read.
-    pub fn read<M: PhysMemory + ?Sized>(
-        module: &Module,
-        layout: &ModuleLayout,
-        memory: &VirtMemory<'_, M>,
-    ) -> Result<Self, ModuleError> {
-        let symbols = module.symbols(layout, memory)?;
-        let (text, init_text) = (module.text.clone(), module.init_text.clone());
-        Ok(Self { name: module.name.clone(), text, init_text, symbols })
-    }
-
     fn has(&self, at: Gva) -> bool {
         at.is_in(&self.text) || at.is_in(&self.init_text)
     }
@@ -154,7 +135,7 @@ mod tests {
             (KERNEL + 0x80, b'D', "jiffies"),
         ]);
         let text = Gva(MODULE)..Gva(MODULE + 0x1000);
-        let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]);
+        let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]).into();
         let module = ModuleNames { name: "ext4".into(), text, init_text: Gva(0)..Gva(0), symbols };
         let names = Names { kernel: &kernel, slide: SLIDE, modules: &[Arc::new(module)] };
         let vfs_read = KERNEL + 0x40 + SLIDE;
@@ -186,7 +167,7 @@ mod tests {
             (KERNEL + 0x80, b'B', "_end"),
         ]);
         let text = Gva(MODULE)..Gva(MODULE + 0x1000);
-        let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]);
+        let symbols = table(&[(MODULE + 0x10, b't', "ext4_read"), (MODULE + 0x30, b'?', "")]).into();
         let module = ModuleNames { name: "ext4".into(), text, init_text: Gva(0)..Gva(0), symbols };
         let names = Names { kernel: &kernel, slide: SLIDE, modules: &[Arc::new(module)] };
         let symbol = |at| names.symbol(Gva(at)).map(|name| name.to_string());

@@ -2,8 +2,7 @@
 
 use super::control::{Control, GuestPanic, PANIC_GRACE};
 use super::handle::{CommandError, Done, Message};
-use super::modules::{self, Modules};
-use super::names::Names;
+use super::modules::Modules;
 use super::registry::{RegisterError, Registry};
 use super::report::{Death, Outcome, ProbeState};
 use super::stage::{self, BootPhase, KernelMap, Reached};
@@ -28,7 +27,7 @@ impl Control<'_> {
         // What a handler has asked for before a message was sent is there as well.
         let messages: Vec<Message> = self.messages.try_iter().collect();
         let asked: Vec<HandlerRequest> = self.requests.try_iter().collect();
-        let may_change_names = self.names.is_none() || self.takes_events();
+        let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
         let is_due = self.arming.is_due() || self.sweep.is_due(Instant::now());
         let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
@@ -125,7 +124,10 @@ impl Control<'_> {
         match command {
             Command::Register(probes) => {
                 let ids = self.registry.register(probes)?;
-                self.with_modules(|modules, registry| modules.look_around(registry));
+                if let Some((mut modules, map)) = self.modules() {
+                    let head = map.gva(modules.layout.head);
+                    modules.look_around(head);
+                }
                 self.reconcile(parked, tables);
                 if let Some(error) = self.refused(&ids) {
                     self.registry.unregister(&ids);
@@ -244,27 +246,15 @@ impl Control<'_> {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {
-            Internal::ModuleReady => {
-                let (mut lost, mut unread) = (Vec::new(), std::mem::take(&mut self.unread));
-                let code = &mut tables.kernel;
-                self.with_modules(|modules, registry| {
-                    lost = modules.ready(argument, registry, code, &mut unread);
-                });
-                self.unread = unread;
-                self.arming.forget(&lost, &mut tables.sites);
-                self.change_names(tables, |names, modules| names.loaded(argument, modules));
-            }
-            Internal::ModuleGone => {
-                let code = &mut tables.kernel;
-                self.with_modules(|modules, registry| modules.gone(argument, registry, code));
-                self.change_names(tables, |names, modules| names.gone(argument, modules));
-            }
-            Internal::ModuleInitDone => {
-                let freed = Gva(request.regs.rsi)..Gva(request.regs.rdx);
-                modules::retire(&freed, &mut self.registry);
-                tables.kernel.init_done(&freed);
-                self.change_names(tables, |names, _| names.init_done(&freed));
-            }
+            Internal::ModuleReady => self.change_modules(tables, |modules| modules.ready(argument)),
+            Internal::ModuleGone => self.change_modules(tables, |modules| {
+                modules.gone(argument);
+                Vec::new()
+            }),
+            Internal::ModuleInitDone => self.change_modules(tables, |modules| {
+                modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
+                Vec::new()
+            }),
             Internal::Panic if self.panic.is_none() => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
@@ -283,25 +273,31 @@ impl Control<'_> {
         }
     }
 
-    fn with_modules(&mut self, act: impl FnOnce(&Modules<'_>, &mut Registry)) {
-        if let (Some(layout), Some(running)) = (&self.kernel.modules, self.arming.running()) {
-            act(&Modules { layout, running, ram: &self.ram }, &mut self.registry);
+    /// The guest loads or frees something: that has other names afterwards, and the events before are shown by the names of
+    /// before. `change` returns where traps stood (GVA) that are no more.
+    fn change_modules(&mut self, tables: &mut VcpuTables, change: impl FnOnce(&mut Modules<'_>) -> Vec<Gva>) {
+        if self.ledger.has_names() {
+            self.drain();
+        }
+        let Some((mut modules, map)) = self.modules() else { return };
+        let lost = change(&mut modules);
+        self.arming.forget(&lost, &mut tables.sites);
+        self.ledger.publish(&mut tables.kernel);
+        if self.ledger.has_names() {
+            self.sink.names(map.slide(), &tables.kernel.names);
         }
     }
 
-    /// What the guest loads or frees has other names afterwards. The events before that are shown by those of before.
-    fn change_names(&mut self, tables: &mut VcpuTables, change: impl FnOnce(&mut Names, &Modules<'_>)) {
-        if self.names.is_none() {
-            return;
-        }
-        self.drain();
-        if let (Some(names), Some(layout), Some(running)) =
-            (&mut self.names, &self.kernel.modules, self.arming.running())
-        {
-            change(names, &Modules { layout, running, ram: &self.ram });
-            self.sink.names(running.map.slide(), names.modules());
-            tables.kernel.names = names.modules().into();
-        }
+    /// The guest's modules, and where its kernel is, once that is known.
+    fn modules(&mut self) -> Option<(Modules<'_>, KernelMap)> {
+        let RunningKernel { map, space } = *self.arming.running()?;
+        let modules = Modules {
+            layout: self.kernel.modules.as_ref()?,
+            memory: VirtMemory::new(&*self.ram, space),
+            ledger: &mut self.ledger,
+            registry: &mut self.registry,
+        };
+        Some((modules, map))
     }
 }
 

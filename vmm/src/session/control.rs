@@ -3,7 +3,7 @@
 use super::arming::Arming;
 use super::handle::Message;
 use super::keys::{Keys, Typed};
-use super::names::Names;
+use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
@@ -17,7 +17,6 @@ use crate::clock::Clock;
 use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
 use crate::events::{Event, Reader};
-use crate::kernel_view::Unread;
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::probe::HandlerRequest;
@@ -99,9 +98,9 @@ pub(super) struct Control<'a> {
     pub(super) stage: Stage,
     pub(super) arming: Arming,
     pub(super) registry: Registry,
-    /// What is loaded, where that is wanted.
-    pub(super) names: Option<Names>,
-    /// What would change them, and waits for the sink.
+    /// The modules that are loaded.
+    pub(super) ledger: Ledger,
+    /// What would change their names, and waits for the sink.
     pub(super) postponed: Postponed,
     /// With the sink.
     pub(super) patience: Patience,
@@ -125,8 +124,6 @@ pub(super) struct Control<'a> {
     pub(super) lost: HashMap<ProbeId, u64>,
     pub(super) unregistered: Unregistered,
     pub(super) refused: Refused,
-    /// Modules whose tables could not be read.
-    pub(super) unread: Vec<Unread>,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -199,7 +196,6 @@ impl Control<'_> {
         let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);
         let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));
-        let unread = std::mem::take(&mut self.unread);
         let exits = self.statistics.map(|all| all.iter().map(Statistics::exits).sum());
         Report {
             end,
@@ -208,7 +204,7 @@ impl Control<'_> {
             groups,
             unregistered,
             refused,
-            unread,
+            unread: self.ledger.unread().to_vec(),
             waits: self.reader.waits(),
             ran,
             disarmed_in,

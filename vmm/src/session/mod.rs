@@ -33,7 +33,6 @@ mod hooks;
 mod instance_exhaustion;
 mod keys;
 mod modules;
-mod names;
 mod occupancy;
 mod patience;
 mod postponed;
@@ -53,7 +52,7 @@ pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use registry::RegisterError;
 pub use report::{
-    Death, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood, Unregistered,
+    Death, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood, Unread, Unregistered,
 };
 pub use stage::StageError;
 
@@ -75,6 +74,7 @@ use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
 use handle::Message;
+use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
@@ -280,7 +280,7 @@ impl Session<'_> {
                 guest.names || guest.unwind.is_some(),
                 Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
-            names: guest.names.then(names::Names::default),
+            ledger: Ledger::new(guest.unwind.as_ref().map(|kernel| kernel.orc().layout()), guest.names),
             postponed: postponed::Postponed::default(),
             patience: patience::Patience::default(),
             sweep: spent::Sweep::new(spent, Instant::now()),
@@ -302,7 +302,6 @@ impl Session<'_> {
             lost: HashMap::new(),
             unregistered: Unregistered::default(),
             refused: Refused::default(),
-            unread: Vec::new(),
             wake,
             messages,
             requests,

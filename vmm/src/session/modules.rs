@@ -1,128 +1,213 @@
-//! Probes in modules: their places are found when the guest has put the module together, and lost with it.
+//! The modules of a running guest: what it loads and frees changes what is known of them, and where probes in them are.
 
-use super::registry::{RegisteredProbe, Registry};
-use super::report::ProbeState;
-use super::text::RunningKernel;
-use crate::kernel_view::{KernelView, Unread};
+mod ledger;
+mod places;
+
+pub(super) use ledger::Ledger;
+
+use super::registry::Registry;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
-use probe_engine::insn::INT3;
 use probe_engine::linux::modules::{Module, ModuleLayout, ModuleState, modules};
-use probe_engine::probe::place::Place;
-use probe_engine::probe::resolve::LoadedModule;
 use probe_engine::virt_memory::VirtMemory;
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// The modules of a running guest.
+/// The modules of a guest that stands still.
 pub(super) struct Modules<'a> {
     pub(super) layout: &'a ModuleLayout,
-    pub(super) running: &'a RunningKernel,
-    pub(super) ram: &'a GuestRam,
+    /// Of its kernel.
+    pub(super) memory: VirtMemory<'a, GuestRam>,
+    pub(super) ledger: &'a mut Ledger,
+    pub(super) registry: &'a mut Registry,
 }
 
 impl Modules<'_> {
     /// The module at `at` is ready: its text is final, and none of it has run. Returns where traps stood (GVA) that
-    /// went with an earlier load of it: one that failed ends without a word.
-    pub(super) fn ready(
-        &self,
-        at: Gva,
-        registry: &mut Registry,
-        code: &mut KernelView,
-        unread: &mut Vec<Unread>,
-    ) -> Vec<Gva> {
+    /// went with what was there before: a module that fails ends without a word.
+    pub(super) fn ready(&mut self, at: Gva) -> Vec<Gva> {
         // What is no module to us has no probes either.
-        let Ok(module) = Module::read(self.layout, &self.memory(), at) else { return Vec::new() };
-        code.add(&module, self.layout, &self.memory(), unread);
-        let lost = self.lost(&module, registry);
-        self.find_places(&module, registry);
+        let Ok(module) = Module::read(self.layout, &self.memory, at) else { return Vec::new() };
+        let lost = places::lost(&module, &self.memory, self.registry);
+        let tables = self.ledger.read(&module, self.layout, &self.memory);
+        if self.ledger.enter(module.clone(), tables) {
+            places::find(&module, self.layout, &self.memory, self.registry);
+        }
         lost
+    }
+
+    /// The text in `range`, of a module whose init has run, is about to be freed.
+    pub(super) fn init_done(&mut self, range: &Range<Gva>) {
+        self.ledger.init_done(range);
+        places::retire(range, self.registry);
     }
 
     /// The module at `at` is about to be freed.
-    pub(super) fn gone(&self, at: Gva, registry: &mut Registry, code: &mut KernelView) {
-        if let Ok(module) = Module::read(self.layout, &self.memory(), at) {
-            code.remove(&module);
-            retire(&module.text, registry);
-            retire(&module.init_text, registry);
+    pub(super) fn gone(&mut self, at: Gva) {
+        if let Some(module) = self.ledger.remove(at) {
+            places::retire(&module.text, self.registry);
+            places::retire(&module.init_text, self.registry);
         }
     }
 
-    /// Looks for places in modules that were loaded before anyone asked.
-    pub(super) fn look_around(&self, registry: &mut Registry) {
-        let head = self.running.map.gva(self.layout.head);
+    /// Looks for places in modules that were loaded before anyone asked. `head` is that of the guest's list (GVA).
+    pub(super) fn look_around(&mut self, head: Gva) {
+        let Ok(listed) = modules(self.layout, &self.memory, head) else { return };
+        self.ledger.keep(&listed);
         let mut seen = HashSet::new();
-        for module in modules(self.layout, &self.memory(), head).unwrap_or_default() {
+        for module in &listed {
             let is_loaded = matches!(module.state, ModuleState::Live | ModuleState::Coming);
             // There is one of each name, unless the guest makes fun of us.
-            if is_loaded && seen.insert(module.name.clone()) {
-                self.find_places(&module, registry);
+            if is_loaded && seen.insert(&module.name) && self.ledger.enter_unless_known(module) {
+                places::find(module, self.layout, &self.memory, self.registry);
             }
         }
     }
+}
 
-    /// Forgets places of `module` that are not in it, or where our trap is not.
-    fn lost(&self, module: &Module, registry: &mut Registry) -> Vec<Gva> {
-        let memory = self.memory();
-        let stands = |at: Gva| {
-            let mut byte = [0];
-            module.is_text(at) && memory.read(at, &mut byte).is_ok() && byte == [INT3]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel_view::KernelView;
+    use crate::probe::Probe;
+    use crate::session::registry::tests::registry;
+    use crate::session::report::ProbeState;
+    use crate::trap::Delivery;
+    use probe_engine::addr::Gpa;
+    use probe_engine::insn::INT3;
+    use probe_engine::linux::module_layout::ModuleOrc;
+    use probe_engine::linux::modules::{Counted, ModuleTables};
+    use probe_engine::linux::orc::OrcLayout;
+    use probe_engine::memory::PhysMemory;
+    use probe_engine::paging::AddressSpace;
+    use probe_engine::probe::place::Place;
+    use probe_engine::probe::table::ProbeId;
+
+    /// Where the guest's memory is for its kernel.
+    const BASE: Gva = Gva(0xffff_ffff_c000_0000);
+    const HEAD: u64 = 0x8000;
+    const SIZE: u64 = 0x1000;
+
+    /// A `struct module` with what belongs to it, at an offset of the guest's memory.
+    struct Loaded {
+        name: &'static str,
+        module: u64,
+        text: u64,
+        /// Its only function, at the start of its text.
+        function: &'static str,
+    }
+
+    fn ram() -> GuestRam {
+        let ram = GuestRam::new(2 << 20).unwrap();
+        // A page table for 512 GiB, and one with a page of 1 GiB.
+        for (at, entry) in [(0x1000, 0x2003_u64), (0x2000, 0x83)] {
+            ram.write(Gpa(at + 511 * 8), &entry.to_le_bytes()).unwrap();
+        }
+        ram
+    }
+
+    fn layout() -> ModuleLayout {
+        let counted = |start, count, entry| Counted { start, count, entry };
+        ModuleLayout {
+            head: BASE.add(HEAD),
+            state: 0,
+            list: 8,
+            name: 24,
+            text: counted(88, 96, 1),
+            init_text: counted(104, 112, 1),
+            kallsyms: 80,
+            symtab: counted(0, 8, 24),
+            strtab: 16,
+            typetab: 24,
+            tables: ModuleTables::default(),
+            btf: None,
+            // No rows.
+            orc: Some(ModuleOrc { ips: counted(120, 136, 4), rows: counted(128, 136, 6) }),
+        }
+    }
+
+    fn put(ram: &GuestRam, at: u64, word: u64) {
+        ram.write(Gpa(at), &word.to_le_bytes()).unwrap();
+    }
+
+    /// The guest loads it: the only one of its list.
+    fn load(ram: &GuestRam, loaded: &Loaded) {
+        let Loaded { name, module, text, function } = loaded;
+        let (kallsyms, symbol, strings) = (module + 0x400, module + 0x500, module + 0x600);
+        put(ram, HEAD, BASE.0 + module + 8);
+        put(ram, module + 8, BASE.0 + HEAD);
+        ram.write(Gpa(module + 24), name.as_bytes()).unwrap();
+        put(ram, module + 80, BASE.0 + kallsyms);
+        put(ram, module + 88, BASE.0 + text);
+        put(ram, module + 96, SIZE);
+        put(ram, kallsyms, BASE.0 + symbol);
+        put(ram, kallsyms + 8, 1);
+        put(ram, kallsyms + 16, BASE.0 + strings);
+        put(ram, kallsyms + 24, BASE.0 + strings + 0x80);
+        put(ram, symbol, 1 << 48);
+        put(ram, symbol + 8, BASE.0 + text);
+        put(ram, symbol + 16, 0x10);
+        ram.write(Gpa(strings), function.as_bytes()).unwrap();
+        ram.write(Gpa(strings + 0x80), b"t").unwrap();
+        ram.write(Gpa(*text), &[0x90; SIZE as usize]).unwrap();
+    }
+
+    fn names(ledger: &Ledger) -> Vec<String> {
+        let mut view = KernelView::default();
+        ledger.publish(&mut view);
+        assert!(
+            view.names.iter().map(|module| &module.text).eq(view.modules.iter().map(|module| &module.text))
+        );
+        view.names.iter().map(|module| module.name.clone()).collect()
+    }
+
+    #[test]
+    fn a_module_that_comes_where_another_was_is_the_only_one_there() {
+        let (ram, layout) = (ram(), layout());
+        let a = Loaded { name: "a", module: 0x1_0000, text: 0x2_0000, function: "of_a" };
+        let b = Loaded { name: "b", module: 0x1_1000, text: 0x1_f800, function: "of_b" };
+        let mut registry = registry(1, Delivery::Intercepted);
+        let place = |of: &Loaded| Place::Module {
+            module: of.name.to_owned(),
+            symbol: of.function.to_owned(),
+            offset: 0,
         };
-        let mut lost = Vec::new();
-        for entry in of_module(registry, &module.name) {
-            match entry.state {
-                ProbeState::Armed(at) if stands(at) => continue,
-                ProbeState::Armed(at) => lost.push(at),
-                _ => {}
-            }
-            entry.info = None;
-        }
-        lost
-    }
+        let ids = registry.register([&a, &b].map(|of| Probe::at(place(of)).into()).into()).unwrap();
+        let mut ledger = Ledger::new(Some(OrcLayout::SinceSixFour), true);
+        let mut modules = Modules {
+            layout: &layout,
+            memory: VirtMemory::new(&ram, AddressSpace::new(0x1000, 0)),
+            ledger: &mut ledger,
+            registry: &mut registry,
+        };
+        let state = |modules: &Modules<'_>, id: ProbeId| modules.registry.get(id).unwrap().state.clone();
+        let at = |loaded: &Loaded| BASE.add(loaded.text);
 
-    fn find_places(&self, module: &Module, registry: &mut Registry) {
-        let memory = self.memory();
-        let mut loaded = None;
-        for entry in of_module(registry, &module.name) {
-            let Place::Module { symbol, offset, .. } = &entry.place else { continue };
-            if entry.info.is_some() || entry.is_over() {
-                continue;
-            }
-            let loaded = loaded.get_or_insert_with(|| LoadedModule::read(module, self.layout, &memory));
-            let place = match loaded {
-                Ok(loaded) => loaded.place(&memory, symbol, *offset).map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            };
-            match place {
-                Ok(info) => {
-                    entry.info = Some(info);
-                    entry.moved_for_ftrace = false;
-                    entry.state = ProbeState::Waiting;
-                }
-                Err(reason) => entry.state = ProbeState::Refused(reason),
-            }
-        }
-    }
+        load(&ram, &a);
+        assert_eq!(modules.ready(BASE.add(a.module)), []);
+        assert_eq!((state(&modules, ids[0]), names(modules.ledger)), (ProbeState::Waiting, vec!["a".into()]));
+        assert_eq!(modules.registry.get(ids[0]).unwrap().info.as_ref().unwrap().at, at(&a));
 
-    pub(super) fn memory(&self) -> VirtMemory<'_, GuestRam> {
-        VirtMemory::new(self.ram, self.running.space)
-    }
-}
+        // Its trap stands. Whoever is told twice of one load forgets nothing.
+        modules.registry.set_state(ids[0], ProbeState::Armed(at(&a)));
+        ram.write(Gpa(a.text), &[INT3]).unwrap();
+        assert_eq!(modules.ready(BASE.add(a.module)), []);
+        assert_eq!(state(&modules, ids[0]), ProbeState::Armed(at(&a)));
 
-/// The probes in the module `name`.
-fn of_module<'a>(registry: &'a mut Registry, name: &'a str) -> impl Iterator<Item = &'a mut RegisteredProbe> {
-    let is_in = move |entry: &&mut RegisteredProbe| matches!(&entry.place, Place::Module { module, .. } if module == name);
-    registry.iter_mut().filter(is_in)
-}
+        // It has gone without a word.
+        load(&ram, &b);
+        assert_eq!(modules.ready(BASE.add(b.module)), [at(&a)]);
+        assert_eq!(state(&modules, ids[0]), ProbeState::Gone(at(&a)));
+        assert_eq!((state(&modules, ids[1]), names(modules.ledger)), (ProbeState::Waiting, vec!["b".into()]));
+        modules.gone(BASE.add(a.module));
+        assert_eq!(names(modules.ledger), ["b"]);
+        modules.gone(BASE.add(b.module));
+        assert_eq!((state(&modules, ids[1]), names(modules.ledger)), (ProbeState::Gone(at(&b)), vec![]));
 
-/// The module text in `range` is about to be freed.
-pub(super) fn retire(range: &Range<Gva>, registry: &mut Registry) {
-    for entry in registry.iter_mut() {
-        let is_module = matches!(entry.place, Place::Module { .. });
-        if let Some(info) = entry.info.take_if(|info| is_module && info.at.is_in(range))
-            && !entry.is_over()
-        {
-            entry.state = ProbeState::Gone(info.at);
-        }
+        // As where nobody asked before: places are found, and lost again.
+        modules.look_around(BASE.add(HEAD));
+        assert_eq!((state(&modules, ids[1]), names(modules.ledger)), (ProbeState::Waiting, vec![]));
+        modules.gone(BASE.add(b.module));
+        assert_eq!(state(&modules, ids[1]), ProbeState::Gone(at(&b)));
     }
 }

@@ -343,13 +343,13 @@ impl Registry {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use probe_engine::probe::table::TRAMPOLINE_ROW;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 
     /// Of a guest with so many vCPUs, whose breakpoints come so.
-    fn registry(cpus: u8, delivery: Delivery) -> Registry {
+    pub(crate) fn registry(cpus: u8, delivery: Delivery) -> Registry {
         Registry {
             entries: BTreeMap::new(),
             kernel: None,

@@ -1,6 +1,5 @@
 //! What a run came to.
 
-use crate::kernel_view::Unread;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
@@ -41,6 +40,15 @@ impl Report {
     pub fn probe(&self, id: ProbeId) -> Option<&ProbeReport> {
         self.probes.iter().find(|probe| probe.id == id)
     }
+}
+
+/// A module whose table cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unread {
+    /// Its name.
+    pub module: String,
+    /// Why.
+    pub reason: String,
 }
 
 /// One probe's line of the summary.

@@ -1,6 +1,7 @@
 //! Whose code lies where, and what is known of the stack there.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +33,7 @@ pub struct KernelCode {
     return_hooks: [Option<Gva>; RETURN_HOOKS.len()],
 }
 
-/// A module's code, at run-time addresses.
+/// A module's code, at run-time addresses. Its table is shared by all clones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleCode {
     /// Its text.
@@ -40,7 +41,7 @@ pub struct ModuleCode {
     /// Its text that is freed when its init has run; empty once it is.
     pub init_text: Range<Gva>,
     /// Its table.
-    pub orc: OrcTable,
+    pub orc: Arc<OrcTable>,
 }
 
 /// All code of a running kernel that tables describe.

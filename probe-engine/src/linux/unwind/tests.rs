@@ -99,7 +99,7 @@ fn walked(regs: &Regs, words: &[(u64, u64)], most: usize) -> String {
     let module = ModuleCode {
         text: MODULE..MODULE.add(0x100),
         init_text: Gva(0)..Gva(0),
-        orc: table(MODULE, &[(0, (16, 0, 0x205)), (0x100, (0, 0, 0))]),
+        orc: table(MODULE, &[(0, (16, 0, 0x205)), (0x100, (0, 0, 0))]).into(),
     };
     let kernel = code_of(kernel());
     let code = Code { kernel: &kernel, slide: SLIDE, modules: &[module] };
