@@ -1,5 +1,6 @@
 //! `vmm`: kprobes from outside the guest.
 
+mod advice;
 mod args;
 mod choice;
 mod coverage;
@@ -37,6 +38,7 @@ mod unarmed;
 mod wall_clock;
 mod work;
 
+use advice::Advised;
 use args::{Cli, Command, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -68,7 +70,7 @@ fn main() -> ExitCode {
         Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {
-        say(format_args!("{error:#}"));
+        say(Advised(&error));
         ExitCode::from(exit_codes::USAGE)
     });
     say::finish_all();

@@ -1,5 +1,6 @@
 //! How a mistake in a probe definition is shown: the definition, a mark below the mistake, and what to write instead.
 
+use crate::advice;
 use crate::say::standard_error;
 use ariadne::{CharSet, Config, IndexType, Label, Report, ReportKind, Source};
 use probe_engine::lang::Error;
@@ -27,7 +28,7 @@ struct Mistake {
 
 impl From<&Error> for Mistake {
     fn from(error: &Error) -> Self {
-        Self { span: error.span.clone(), message: error.to_string(), hint: error.hint() }
+        Self { span: error.span.clone(), message: error.to_string(), hint: advice::hint(error) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! From the options about probes to probes with plans: the one place where options become plain data.
 
+use crate::advice;
 use crate::args::Run;
 use crate::file::read;
 use crate::mistake::{self, Written};
@@ -79,7 +80,7 @@ fn said(error: DefinitionError, written: &Written<'_>, filter: &Written<'_>) -> 
         DefinitionError::Text(error) => mistake::say(written, &error),
         DefinitionError::Misplaced { span, hint, error } => {
             let error = Error::from(*error);
-            mistake::show(written, span, &format!("{error:#}"), hint);
+            mistake::show(written, span, &format!("{error:#}"), hint.or_else(|| advice::of(&error)));
             error.context(format!("{name} {text}"))
         }
         DefinitionError::Filter { at, error } => {

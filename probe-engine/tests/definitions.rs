@@ -578,7 +578,7 @@ fn every_hint_says_what_to_write() {
         ("p x $retval", "make it a return probe: `r`, or `%return` behind the function"),
         (
             "p x+4 $arg1",
-            "put the probe on the function's name, name the kernel's vmlinux with --symbols so that variables have names elsewhere, or fetch registers: the first parameters came in `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`",
+            "put the probe on the function's name, give the kernel's debugging information so that variables have names elsewhere, or fetch registers: the first parameters came in `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`",
         ),
         ("p x @+4", "write `@SYM+OFFS`"),
         ("p x \\\"text", "end it with a `\"`"),

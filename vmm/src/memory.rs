@@ -30,7 +30,7 @@ pub struct GuestRam {
 
 /// The host refused the memory for the guest.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot reserve {mib} MiB for the guest: give it less with --memory")]
+#[error("cannot reserve {mib} MiB for the guest")]
 pub struct OutOfMemory {
     mib: u64,
     #[source]

@@ -17,8 +17,13 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
 }
 
-/// The modules of the crate in `root`, each with its code: without comments, texts and tests.
+/// The modules of the crate in `root`, each with its [code].
 fn modules(root: &Path) -> BTreeMap<Module, String> {
+    sources(root).into_iter().map(|(module, source)| (module, code(&source))).collect()
+}
+
+/// The modules of the crate in `root`, each with its source.
+fn sources(root: &Path) -> BTreeMap<Module, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -31,7 +36,7 @@ fn modules(root: &Path) -> BTreeMap<Module, String> {
                 let place = path.strip_prefix(root).unwrap().with_extension("");
                 let mut module: Module = place.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
                 module.pop_if(|last| ["mod", "lib", "main"].contains(&last.as_str()));
-                found.insert(module, code(&fs::read_to_string(path).unwrap()));
+                found.insert(module, fs::read_to_string(path).unwrap());
             }
         }
     }
@@ -280,4 +285,19 @@ fn the_engine_has_no_kvm_and_nothing_unsafe() {
     }
     let root = fs::read_to_string(folder("probe-engine/src/lib.rs")).unwrap();
     assert!(root.contains("#![forbid(unsafe_code)]"));
+}
+
+/// What a user of the program can do is said by the program.
+#[test]
+fn errors_of_the_libraries_name_no_option() {
+    let option =
+        |text: &str| text.split(" --").skip(1).any(|word| word.starts_with(|c: char| c.is_alphabetic()));
+    assert!(option("give it more with --memory"));
+    for name in ["probe-engine", "vmm"] {
+        let sources = sources(&folder(name).join("src"));
+        let texts = sources.values().flat_map(|source| source.split("#[error(").skip(1));
+        let texts: Vec<_> = texts.filter_map(|rest| rest.split(")]\n").next()).collect();
+        assert!(texts.len() > 50, "{name}: the texts of errors are found");
+        assert_eq!(texts.into_iter().filter(|text| option(text)).collect::<Vec<_>>(), [""; 0], "{name}");
+    }
 }

@@ -414,7 +414,7 @@ impl Mistake {
             Self::ReservedName(_) | Self::UsedName(_) => "write another name, and a `=`, before it",
             Self::NotAReturn => "make it a return probe: `r`, or `%return` behind the function",
             Self::NotAnEntry => {
-                "put the probe on the function's name, name the kernel's vmlinux with --symbols so that variables have \
+                "put the probe on the function's name, give the kernel's debugging information so that variables have \
                  names elsewhere, or fetch registers: the first parameters came in `%di`, `%si`, `%dx`, `%cx`, `%r8` and `%r9`"
             }
             Self::NotInScope { .. } => {

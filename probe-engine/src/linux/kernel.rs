@@ -54,10 +54,10 @@ pub enum KernelError {
     #[error(transparent)]
     Vmlinux(#[from] VmlinuxError),
     /// No symbols inside, and none given.
-    #[error("the kernel's symbols cannot be read from it: give them with --symbols")]
+    #[error("the kernel's symbols cannot be read from it")]
     Symbols(#[from] KallsymsError),
     /// An unusable file of symbols.
-    #[error("the symbols cannot be taken from the file that --symbols names")]
+    #[error("the symbols cannot be taken from their file")]
     SymbolFile(#[from] SymbolFileError),
     /// A kernel that may be moved by a slide that nothing tells.
     #[error(transparent)]

@@ -91,9 +91,7 @@ pub enum ResolveError {
         reason: Unprobeable,
     },
     /// A line, and nothing is known of the source.
-    #[error(
-        "`{0}` is a line of the source, which takes debugging information: name the kernel's vmlinux with --symbols"
-    )]
+    #[error("`{0}` is a line of the source, which takes debugging information")]
     NeedsSource(String),
     /// A function without source.
     #[error("from which file `{0}` is, the debugging information does not say")]

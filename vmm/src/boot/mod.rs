@@ -76,9 +76,7 @@ pub enum BootError {
     #[error("the host has no random numbers for the kernel's place")]
     Random(#[source] io::Error),
     /// Kernel and its working space end beyond the RAM below the hole.
-    #[error(
-        "the kernel needs {needed_mib} MiB to start and the guest has {have_mib} MiB: give it more with --memory"
-    )]
+    #[error("the kernel needs {needed_mib} MiB to start and the guest has {have_mib} MiB")]
     TooLittleMemory {
         /// What the kernel asks for, in MiB.
         needed_mib: u64,
@@ -87,7 +85,7 @@ pub enum BootError {
     },
     /// No room for the initramfs between the kernel and the end of low RAM.
     #[error(
-        "the initrd ({initrd_mib} MiB) does not fit into the guest's memory beside the kernel ({have_mib} MiB are left): give it more with --memory"
+        "the initrd ({initrd_mib} MiB) does not fit into the guest's memory beside the kernel ({have_mib} MiB are left)"
     )]
     Initrd {
         /// Size of the initramfs, in MiB, rounded up.

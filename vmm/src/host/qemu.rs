@@ -32,7 +32,7 @@ pub enum QemuError {
         found: String,
     },
     /// It does not say which version it is.
-    #[error("{} --version failed: {HOW}", path.display())]
+    #[error("{} does not say which version it is: {HOW}", path.display())]
     Version {
         /// The program.
         path: PathBuf,

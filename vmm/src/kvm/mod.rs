@@ -30,12 +30,10 @@ pub struct Hypervisor {
 #[derive(Debug, thiserror::Error)]
 pub enum HypervisorError {
     /// No such file.
-    #[error("{0} does not exist: this machine has no KVM, or its module is not loaded (try --host emulated)")]
+    #[error("{0} does not exist: this machine has no KVM, or its module is not loaded")]
     Missing(PathBuf),
     /// No right to open it.
-    #[error(
-        "{0} may not be opened by this user: join the group that owns it (usually `kvm`), or use --host emulated"
-    )]
+    #[error("{0} may not be opened by this user: join the group that owns it (usually `kvm`)")]
     Denied(PathBuf),
     /// Some other failure of open(2), or not a KVM device.
     #[error("{path} cannot be used as a KVM device")]
@@ -47,7 +45,7 @@ pub enum HypervisorError {
         source: vmm_sys_util::errno::Error,
     },
     /// A KVM that lacks a feature that everything here stands on.
-    #[error("this KVM lacks {0}: a newer host kernel is needed (or --host emulated)")]
+    #[error("this KVM lacks {0}: a newer host kernel is needed")]
     Lacks(&'static str),
 }
 
