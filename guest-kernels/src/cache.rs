@@ -10,6 +10,7 @@
 //!   built/                      kernels that `cargo xtask kernels` has built, and their sources
 //!   initramfs.cpio.gz           of the guest
 //!   host/                       the prepared emulated host
+//!   python/                     packages of Python that tests take a second opinion from
 //!   staging/, lock              of the one process that changes the cache
 //! ```
 
@@ -161,6 +162,12 @@ impl Cache {
     #[must_use]
     pub fn apt_dir(&self, suite: &str) -> PathBuf {
         self.root.join("apt").join(suite)
+    }
+
+    /// Where packages of Python are installed that tests need; it need not exist yet.
+    #[must_use]
+    pub fn python_dir(&self) -> PathBuf {
+        self.root.join("python")
     }
 
     /// A kernel that was fetched.

@@ -4,6 +4,7 @@
 
 mod apt;
 mod packages;
+mod python;
 mod speedscope;
 
 use std::fs;
@@ -36,6 +37,7 @@ pub(crate) fn run() -> anyhow::Result<Ready> {
         let cache = Cache::open()?;
         fetch_kernels(&log, &cache.lock()?)?;
         speedscope::fetch(&log, &mut apt, &cache.lock()?)?;
+        python::install(&log, &cache.lock()?)?;
         let programs = programs.join().map_err(|_| anyhow!("building has panicked"))??;
         anyhow::Ok((cache, programs))
     })?;

@@ -72,7 +72,7 @@ impl<'a> Recorded<'a> {
                 write!(f, "{}", Quoted { text: text.as_bytes(), cut: false })
             }
             (Shape::Text, Value::Object(object)) => match object.get("pointer") {
-                Some(Value::String(at)) => write!(f, "{} (not present)", at),
+                Some(Value::String(at)) => write!(f, "{at} (not present)"),
                 _ => text_of(f, object),
             },
             (Shape::Pointer(Some(to)), Value::Object(object)) => pointer(f, to, object, depth),
@@ -112,10 +112,107 @@ fn pointer(f: &mut fmt::Formatter<'_>, to: &Shape, object: &Map<String, Value>, 
         Some(Value::Object(to)) if is_fault(to) => {
             match address::parse(at).and_then(|at| Some((at, errno_of(at)?))) {
                 Some((at, name)) => write!(f, "{} ({name})", at.cast_signed()),
-                None => write!(f, "{} (not present)", at),
+                None => write!(f, "{at} (not present)"),
             }
         }
-        Some(Value::Object(to)) if is_missing(to) => write!(f, "{} (missing)", at),
+        Some(Value::Object(to)) if is_missing(to) => write!(f, "{at} (missing)"),
         value => Recorded::of(to, value).text(f, depth - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::Gva;
+    use probe_engine::capture::shape::{Flag, Member, Shown};
+    use probe_engine::capture::{Value as Captured, Values};
+    use proptest::prelude::*;
+
+    fn shapes() -> Vec<Shape> {
+        let flag = |mask, value, name: &str| Flag { mask, value, name: name.to_owned() };
+        let member = |name: &str, offset, len, shape| Member { name: name.to_owned(), offset, len, shape };
+        let bits = |of| Shape::BitField { low: 3, width: 5, of: Box::new(of) };
+        let array = |of| Shape::Array { count: 3, of: Box::new(of) };
+        let names = Shape::Enum(vec![(-1, "MINUS".to_owned()), (2, "TWO".to_owned())]);
+        let flags = Shape::Flags(vec![flag(3, 1, "WO"), flag(4, 4, "ONE")]);
+        let structure = |more| Shape::Struct {
+            members: vec![
+                member("x", 0, 1, Shape::Unsigned),
+                member("name", 1, 4, Shape::Text),
+                member("next", 2, 8, Shape::Pointer(None)),
+            ],
+            more,
+        };
+        let mut all = vec![
+            Shape::Unsigned,
+            Shape::Signed,
+            Shape::Octal,
+            Shape::Hex,
+            Shape::Bool,
+            Shape::Char,
+            Shape::Symbol,
+            Shape::SymbolText,
+            names,
+            flags,
+            Shape::Result,
+            Shape::Pointer(None),
+            Shape::Text,
+            structure(true),
+            structure(false),
+        ];
+        all.extend([Shape::Signed, Shape::Unsigned, Shape::Bool].map(bits));
+        all.extend([Shape::Text, Shape::Unsigned, structure(true)].map(array));
+        let pointers = all.iter().map(|shape| Shape::Pointer(Some(Box::new(shape.clone()))));
+        all.extend(pointers.collect::<Vec<_>>());
+        all
+    }
+
+    /// Values as a hit records them: missing, bytes, a string, a string that was cut, strings, a pointer, a fault.
+    fn values() -> impl Strategy<Value = Vec<u8>> {
+        let bytes = |tag: u8, most: usize| {
+            proptest::collection::vec(any::<u8>(), 0..most)
+                .prop_map(move |bytes| [&[tag, bytes.len() as u8, 0][..], &bytes].concat())
+        };
+        let address = |tag: u8| {
+            prop_oneof![Just(0), Just(u64::MAX - 1), any::<u64>()]
+                .prop_map(move |at: u64| [&[tag][..], &at.to_le_bytes()].concat())
+        };
+        let plain = prop_oneof![
+            Just(vec![0]),
+            bytes(1, 12),
+            Just(vec![1, 8, 0, 0xfe, 255, 255, 255, 255, 255, 255, 255]),
+            bytes(2, 6),
+            bytes(3, 6),
+            address(6),
+        ];
+        let strings = proptest::collection::vec(plain.clone(), 0..4)
+            .prop_map(|all| [&[4, all.len() as u8, 0][..], &all.concat()].concat());
+        // NULL leads nowhere.
+        let pointer =
+            (address(5), plain.clone()).prop_map(|(pointer, to)| match pointer.ends_with(&[0; 8]) {
+                true => [pointer, vec![0]].concat(),
+                false => [pointer, to].concat(),
+            });
+        prop_oneof![plain, strings, pointer]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_recorded_is_shown_as_it_was_seen(record in values()) {
+            let names = |at: Gva| at.0.is_multiple_of(2).then(|| "vfs_read+0x4/0x370".to_owned());
+            for shape in &shapes() {
+                let value = Values::of(&record).next().unwrap();
+                let shown = Shown { shape, value, names: &names };
+                let is_pointer = matches!(shape, Shape::Pointer(Some(_))) && matches!(value, Captured::Pointer { .. });
+                // No hit reads a target that its shape cannot show.
+                if is_pointer && shown.to_string() == "(missing)" {
+                    continue;
+                }
+                let json = serde_json::to_string(&shown).unwrap();
+                let value = serde_json::from_str::<Value>(&json).unwrap();
+                let recorded = Recorded { shape, value: Some(&value) }.to_string();
+                prop_assert_eq!(&recorded, &shown.to_string(), "{:?} {} {:?}", shape, json, record);
+            }
+        }
     }
 }

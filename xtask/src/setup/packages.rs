@@ -18,6 +18,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xorriso", "writing that disc"),
     ("mtools", "writing that disc"),
     ("chromium", "the browser in which tests open pages"),
+    ("jq", "the tests' second opinion on JSON"),
+    ("python3-pip", "Perfetto's own package, the tests' second opinion on traces"),
 ];
 
 /// The source that is added for backports.

@@ -1,0 +1,214 @@
+//! `vmm report`: a recording is shown as the run was, and in forms that other programs read.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use guest_kernels::Cache;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tests::product::{binary, command, json_lines, report};
+
+/// Counts what is in a trace for Perfetto, by the messages of Perfetto's own package, which has to know every field.
+const READ_TRACE: &str = r#"
+import collections, json, sys
+from google.protobuf.unknown_fields import UnknownFieldSet
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+def check(message):
+    assert len(UnknownFieldSet(message)) == 0, message
+    for field, value in message.ListFields():
+        if field.message_type:
+            for one in value if field.is_repeated else [value]:
+                check(one)
+
+data = open(sys.argv[1], "rb").read()
+trace = Trace()
+trace.ParseFromString(data)
+check(trace)
+seen = collections.Counter()
+names, annotations, tracks = {}, {}, {}
+values = set()
+for packet in trace.packet:
+    assert packet.trusted_packet_sequence_id == 1
+    assert packet.sequence_flags in (1, 2)
+    for name in packet.interned_data.event_names:
+        names[name.iid] = name.name
+    for name in packet.interned_data.debug_annotation_names:
+        annotations[name.iid] = name.name
+    if packet.HasField("track_descriptor"):
+        tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+    if packet.HasField("track_event"):
+        event = packet.track_event
+        track = tracks[event.track_uuid]
+        kind = TrackEvent.Type.Name(event.type)
+        on = "thread" if track.HasField("thread") else "track"
+        seen[f"{kind} {on} {names[event.name_iid]}"] += 1
+        for annotation in event.debug_annotations:
+            value = getattr(annotation, annotation.WhichOneof("value"))
+            values.add(f"{annotations[annotation.name_iid]}={value}")
+clock = {clock.clock_id: clock.timestamp for clock in trace.packet[0].clock_snapshot.clocks}
+print(json.dumps({"seen": seen, "values": sorted(values), "clock": clock}))
+"#;
+
+/// Runs a guest with `words` whose hits are shown and recorded, at `recording`; gives what was shown.
+fn run(binary: &Path, recording: &Path, words: &[&str]) -> String {
+    let common = ["run", "--cpus=2", "--format=text", "--output", recording.to_str().unwrap()];
+    let folder = recording.parent().unwrap();
+    let ran = command(binary, folder, &[&common[..], words].concat()).output().unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.success(), "{said}");
+    said.split_inclusive('\n').filter(|line| !line.starts_with("vmm: ")).collect()
+}
+
+/// What Perfetto's package finds in a trace.
+fn read_trace(trace: &Path) -> Value {
+    let packages = Cache::open().unwrap().python_dir();
+    let mut python = Command::new("python3");
+    python.args(["-c", READ_TRACE]).arg(trace).env("PYTHONPATH", packages);
+    let read = python.output().expect("no python3: run `cargo xtask setup`");
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    serde_json::from_slice(&read.stdout).unwrap()
+}
+
+#[test]
+fn a_recording_is_shown_as_the_run_was() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("recording");
+    let shown = run(
+        &binary,
+        &recording,
+        &[
+            "--graph=vfs_*",
+            "--count=do_filp_*",
+            "--probe=do_sys_openat2",
+            "--probe=p:opens do_sys_openat2 dfd filename:string flags=how->flags:x64 $comm if dfd == -100",
+            "--probe=r vfs_read ret=$retval",
+            "--probe=p vfs_write hist:keys=comm,count.log2:vals=count",
+            "--probe=p vfs_open hist:keys=common_pid.execname",
+            "--watch=panic_on_oops:4:w",
+            "--append=workload=open:5,pipe:5",
+        ],
+    );
+    let again = String::from_utf8(report(&binary, &recording, &[])).unwrap();
+    assert_eq!(again, shown);
+    for part in
+        ["do_sys_openat2(dfd=", "opens: (do_sys_openat2) ", " us | ", "# event histogram", "function: "]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let lines = json_lines(&fs::read(&recording).unwrap());
+    let header = &lines[0];
+    assert!(header["kernel"]["release"].as_str().unwrap().contains('.'), "{header}");
+    assert!(header["kernel"]["build_id"].as_str().unwrap().len() == 40, "{header}");
+    assert!(header["slide"].as_str().unwrap().starts_with("0x"), "{header}");
+    let began = std::time::Duration::from_nanos(header["wall_ns"].as_u64().unwrap());
+    assert!((std::time::UNIX_EPOCH + began).elapsed().unwrap().as_secs() < 600, "{header}");
+    assert_eq!(report(&binary, &recording, &["--format=json"]), fs::read(&recording).unwrap());
+}
+
+#[test]
+fn stacks_and_traces_are_what_was_recorded() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("recording");
+    let words = ["--stack", "--probe=vfs_open", "--probe=vfs_read%return", "--append=workload=open:5"];
+    let shown = run(&binary, &recording, &words);
+    assert_eq!(String::from_utf8(report(&binary, &recording, &[])).unwrap(), shown);
+    let lines = json_lines(&fs::read(&recording).unwrap());
+    let count = |kind: &str| lines.iter().filter(|line| line["type"] == kind).count() as u64;
+    let (hits, returns) = (count("hit"), count("return"));
+    assert!(hits >= 5 && returns >= 5, "{shown}");
+
+    let folded = String::from_utf8(report(&binary, &recording, &["--format=folded"])).unwrap();
+    let counts = folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap());
+    assert_eq!(counts.sum::<u64>(), hits + returns, "{folded}");
+    let of_init = |line: &str| line.starts_with("init;") && line.contains(";do_syscall_64;");
+    assert!(folded.lines().any(|line| of_init(line) && line.contains(";vfs_open ")), "{folded}");
+
+    let svg = String::from_utf8(report(&binary, &recording, &["--format=svg"])).unwrap();
+    assert!(svg.starts_with("<?xml") && svg.contains("<title>do_syscall_64 ("), "{svg:.2000}");
+
+    let trace = folder.path().join("trace");
+    report(&binary, &recording, &["--format=perfetto", "--output", trace.to_str().unwrap()]);
+    let read = read_trace(&trace);
+    let sum = |of: &str, names: &str| -> u64 {
+        let seen = read["seen"].as_object().unwrap().iter();
+        seen.filter(|(key, _)| key.starts_with(of) && key.ends_with(names))
+            .filter_map(|(_, n)| n.as_u64())
+            .sum()
+    };
+    assert_eq!(sum("TYPE_SLICE_BEGIN", " vfs_read"), returns, "{read:#}");
+    assert_eq!(sum("TYPE_SLICE_END", " vfs_read"), returns, "{read:#}");
+    // Each hit is on its CPU's track besides.
+    assert_eq!(sum("TYPE_INSTANT", " vfs_open"), 2 * hits, "{read:#}");
+    assert!(sum("TYPE_INSTANT thread", " vfs_open") > 0, "{read:#}");
+    assert_eq!(&read["clock"]["1"], &lines[0]["wall_ns"]);
+    let values = read["values"].as_array().unwrap();
+    let has = |begin: &str| values.iter().any(|value| value.as_str().unwrap().starts_with(begin));
+    assert!(has("return=") && has("path=") && has("stack=vfs_open+"), "{values:#?}");
+}
+
+/// What a hostile or a broken disk leaves.
+#[test]
+fn a_recording_that_is_cut_or_none_is_spoken_of() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let docs = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recording.md")).unwrap();
+    let example = docs.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let path = folder.path().join("recording");
+    let said = |recording: &[u8]| {
+        fs::write(&path, recording).unwrap();
+        let output = Command::new(&binary).arg("report").arg(&path).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let (code, whole, words) = said(example.as_bytes());
+    assert_eq!((code, &*words), (Some(0), ""), "{whole}");
+    let (code, shown, words) = said(&example.as_bytes()[..example.find("\"type\":\"return\"").unwrap()]);
+    assert!(code == Some(0) && words.contains(" is cut: it ends before the run did\n"), "{words}");
+    assert!(whole.starts_with(&shown) && shown.contains("do_sys_openat2(dfd=-100"), "{shown}");
+    for (wrong, expected) in [
+        (example.replacen("\"format\":1", "\"format\":9", 1), "it has format 9, and this vmm reads format 1"),
+        ("\u{7f}ELF\n".to_owned(), "it is no recording of vmm"),
+        (String::new(), "it is no recording of vmm: it is empty"),
+        (example.replacen("\"args\":[", "\"args\":{", 1), "its line 6 is damaged"),
+    ] {
+        let (code, _, words) = said(wrong.as_bytes());
+        assert!(code == Some(2) && words.lines().count() == 1 && words.contains(expected), "{words}");
+    }
+}
+
+/// Every stream of JSON, as `jq` reads it.
+#[test]
+fn jq_reads_every_stream_of_json() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("recording");
+    run(&binary, &recording, &["--probe=rest_init", "--append=workload=open:1"]);
+    let path = recording.to_str().unwrap();
+    for words in [
+        &["run", "--dry-run", "--format=json", "--probe=vfs_*"][..],
+        &["list", "--format=json", "vfs_*"],
+        &["doctor", "--json", "--host=kvm"],
+        &["report", path, "--format=json"],
+        &["run", "--format=json", "--probe=rest_init", "--append=workload=open:1"],
+        &["coverage", "--format=json", "vfs_*", "--append=workload=open:1"],
+    ] {
+        let output = command(&binary, folder.path(), words).output().unwrap();
+        let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+        let text = folder.path().join("stream");
+        fs::write(&text, &output.stdout).unwrap();
+        let jq =
+            Command::new("jq").args(["-c", "."]).arg(&text).output().expect("no jq: run `cargo xtask setup`");
+        let read = jq.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+        assert!(jq.status.success(), "{words:?}: {}", String::from_utf8_lossy(&jq.stderr));
+        assert!(lines > 0 && read == lines, "{words:?}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
