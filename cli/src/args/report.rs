@@ -13,6 +13,7 @@ use std::path::PathBuf;
 Examples:
   vmm report hits.json
   vmm report hits.json --format html --output hits.html
+  vmm report hits.json --filter 'comm == \"init\"' --format folded
   vmm report hits.json --format svg --output flames.svg
   vmm report hits.json --format json | jq 'select(.type == \"hit\").fields'")]
 pub(crate) struct Report {
@@ -22,6 +23,12 @@ pub(crate) struct Report {
     /// As what it is shown
     #[arg(long, value_enum, default_value_t = ReportFormat::Text, help_heading = heading::OUTPUT)]
     pub(crate) format: ReportFormat,
+    /// Only hits that meet this condition, as in a definition: 'comm == "cat" && count > 4096'
+    ///
+    /// It compares fields that were recorded, and common_pid, comm, cpu and __probe_ip. Symbols are compared as text.
+    /// Histograms, counts and the table stay those of the whole run.
+    #[arg(long, value_name = "FILTER", help_heading = heading::OUTPUT)]
+    pub(crate) filter: Option<String>,
     /// Write it to this file instead of standard output
     #[arg(long, short = 'o', value_name = "FILE", help_heading = heading::OUTPUT)]
     pub(crate) output: Option<PathBuf>,

@@ -3,6 +3,7 @@
 //! The types here are the lines, for whoever writes them and for whoever reads them.
 
 mod address;
+mod filter;
 mod header;
 mod hit;
 mod outcome;
@@ -12,6 +13,7 @@ mod stack;
 mod value;
 
 pub(crate) use address::Address;
+pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
 pub(crate) use outcome::{ARMED, End, Entry, Function, HistogramEnd, ProbeEnd};

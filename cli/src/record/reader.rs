@@ -3,7 +3,8 @@
 //! Whoever has written it may be hostile: nothing in it panics, and what is kept of it has bounds.
 
 use super::header::FORMAT;
-use super::{End, Entry, Function, Header, HistogramEnd, Hit, HitLine, Probe, ProbeEnd};
+use super::{End, Entry, Filter, Function, Header, HistogramEnd, Hit, HitLine, Probe, ProbeEnd};
+use probe_engine::lang;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -58,6 +59,7 @@ pub(crate) struct Reader<R> {
     line: Vec<u8>,
     number: u64,
     end: Option<End>,
+    filter: Option<Filter>,
 }
 
 /// By what a line is told from others.
@@ -97,7 +99,7 @@ impl<R: BufRead> Reader<R> {
         }
         let header = serde_json::from_slice(&line).map_err(|error| ReadError::Damaged(1, error))?;
         let probes = BTreeMap::new();
-        Ok(Self { input, header, probes, probe_bytes: 0, line, number: 1, end: None })
+        Ok(Self { input, header, probes, probe_bytes: 0, line, number: 1, end: None, filter: None })
     }
 
     /// The first line.
@@ -108,6 +110,16 @@ impl<R: BufRead> Reader<R> {
     /// A probe that has been registered so far.
     pub(crate) fn probe(&self, id: u32) -> Option<&Probe> {
         self.probes.get(&id)
+    }
+
+    /// From now on passes over hits that do not meet `filter`.
+    pub(crate) fn filter(&mut self, filter: Filter) {
+        self.filter = Some(filter);
+    }
+
+    /// Why the filter applies to no probe at all, if there was one.
+    pub(crate) fn filter_failure(&self) -> Option<&lang::Error> {
+        self.filter.as_ref().and_then(Filter::failure)
     }
 
     /// All probes that have been registered so far, by their numbers.
@@ -154,7 +166,13 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(match &*r#type {
             "hit" | "return" | "access" => {
                 let line: HitLine<'_, Map<String, Value>> = serde_json::from_slice(line).map_err(damaged)?;
-                Line::Hit(Box::new(line.hit().ok_or(ReadError::Incomplete(number))?))
+                let hit = line.hit().ok_or(ReadError::Incomplete(number))?;
+                if let Some(filter) = &self.filter
+                    && !self.probes.get(&hit.event.probe.0).is_some_and(|probe| filter.passes(&hit, probe))
+                {
+                    return Ok(None);
+                }
+                Line::Hit(Box::new(hit))
             }
             "registered" => {
                 self.probe_bytes += line.len();
@@ -162,8 +180,10 @@ impl<R: BufRead> Reader<R> {
                     return Err(ReadError::Probes);
                 }
                 let probe: Probe = serde_json::from_slice(line).map_err(damaged)?;
-                let id = probe.id;
-                self.probes.insert(id, probe);
+                if let Some(filter) = &mut self.filter {
+                    filter.register(&probe);
+                }
+                self.probes.insert(probe.id, probe);
                 Line::Registered
             }
             "entry" => Line::Entry(serde_json::from_slice(line).map_err(damaged)?),

@@ -10,7 +10,8 @@ mod text;
 use crate::args::{Report, ReportFormat};
 use crate::file;
 use crate::listing::list;
-use crate::record::{ReadError, Reader};
+use crate::mistake::{self, Written};
+use crate::record::{Filter, ReadError, Reader};
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
@@ -38,6 +39,10 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     let name = args.recording.display();
     let mut recording =
         Reader::open(input(&args.recording)?).with_context(|| format!("cannot show {name}"))?;
+    let written = args.filter.as_deref().map(|text| Written { text, name: "--filter", line: 1 });
+    if let Some(written) = &written {
+        recording.filter(Filter::parse(written.text).map_err(|error| mistake::say(written, &error))?);
+    }
     if args.format == ReportFormat::Perfetto && args.output.is_none() && io::stdout().is_terminal() {
         bail!("a trace for Perfetto is no text for a terminal: name a file with --output");
     }
@@ -56,6 +61,14 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
             let mut out = BufWriter::new(file::create(path)?);
             let written = write(&mut out).and_then(|()| out.flush());
             written.with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    if let Some(written) = &written {
+        if let Some(error) = recording.filter_failure() {
+            return Err(mistake::say(written, error));
+        }
+        if recording.probes().next().is_none() {
+            bail!("{name} has no hits from which {} could choose", written.name);
         }
     }
     match failed {

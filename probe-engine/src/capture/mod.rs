@@ -22,7 +22,7 @@ pub use crate::regs::Register;
 pub use fetch::{Base, Fetch, Hop, Read, What};
 pub use field::Field;
 pub use scene::{LONGEST_RECORD, Scene};
-pub use value::{Value, Values};
+pub use value::{Plain, Value, Values};
 
 use crate::virt_memory::ReadVirt;
 use filter::{Circumstances, Filter};

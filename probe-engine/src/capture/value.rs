@@ -9,6 +9,7 @@
 //! | missing | nothing |
 
 use crate::addr::Gva;
+use crate::virt_memory::LONGEST_STRING;
 
 mod tag {
     pub(super) const MISSING: u8 = 0;
@@ -74,6 +75,30 @@ pub(super) fn finish_text(record: &mut [u8], start: usize, cut: bool) {
 fn put_head(record: &mut Vec<u8>, tag: u8, len: u16) {
     record.push(tag);
     record.extend(len.to_le_bytes());
+}
+
+/// What a value of a record can be made of elsewhere than at a hit, for [filters](super::filter).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plain<'a> {
+    /// A number, as the shape of its field has it: of a part of a number, all of it.
+    Number(u64),
+    /// A string, without its NUL. It is cut where a record's are.
+    Text(&'a [u8]),
+    /// Neither.
+    Missing,
+}
+
+impl Plain<'_> {
+    /// Puts it behind the values of a record.
+    pub fn put(self, record: &mut Vec<u8>) {
+        match self {
+            Self::Number(number) => put_bytes(record, &number.to_le_bytes()),
+            Self::Text(text) => {
+                put_text(record, text.get(..usize::from(LONGEST_STRING)).unwrap_or(text), false)
+            }
+            Self::Missing => put_missing(record),
+        }
+    }
 }
 
 /// One value of a record.

@@ -189,7 +189,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
             let function = self.function(place);
             let site = self.site(function.as_ref(), &|| Ok(None));
-            compile::filter(&filter.value, kind, &site, capture)
+            compile::filter(&filter.value, kind, &site.parameters(kind), capture)
                 .map_err(|error| DefinitionError::Filter { at: place.name(), error })?;
         }
         Ok(())

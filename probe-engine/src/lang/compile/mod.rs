@@ -68,14 +68,19 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
     Ok(capture)
 }
 
-/// Makes `filter`, which was written elsewhere, the condition on what `capture` reads at a probe of this kind at `site`.
+/// Makes `filter`, which was written elsewhere, the condition on what `capture` reads at a probe of this kind. It may name
+/// `parameters` as well, which are then read besides: those of a [`Site`], where the probe is in a kernel.
 ///
 /// # Errors
 /// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
-pub fn filter(filter: &ast::Filter, kind: Kind, site: &Site<'_>, capture: &mut Capture) -> Result<(), Error> {
-    let parameters = site.parameters(kind);
-    check_filter(kind, filter, &[names(&capture.fields), names(&parameters)].concat())?;
-    filter::compile(filter, &parameters, capture)
+pub fn filter(
+    filter: &ast::Filter,
+    kind: Kind,
+    parameters: &[Field],
+    capture: &mut Capture,
+) -> Result<(), Error> {
+    check_filter(kind, filter, &[names(&capture.fields), names(parameters)].concat())?;
+    filter::compile(filter, parameters, capture)
 }
 
 fn names(fields: &[Field]) -> Vec<&str> {
@@ -95,7 +100,8 @@ impl Site<'_> {
     }
 
     /// What a filter may name besides the fields: the parameters of the function, and the value that it has returned.
-    fn parameters(&self, kind: Kind) -> Vec<Field> {
+    #[must_use]
+    pub fn parameters(&self, kind: Kind) -> Vec<Field> {
         let Some((btf, function)) = self.btf.zip(self.function) else { return Vec::new() };
         let Ok(signature) = self.signature(btf, function) else { return Vec::new() };
         let mut parameters = signature.arguments(btf, function, Expand::Small);
