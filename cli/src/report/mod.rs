@@ -117,3 +117,42 @@ fn write(
         ReportFormat::Html => html::write(recording, out),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::example;
+    use clap::ValueEnum;
+
+    /// What a recording is as `format`, and whether all of it was read.
+    fn report(recording: &str, format: ReportFormat) -> (Vec<u8>, bool) {
+        let mut recording = Reader::open(recording.as_bytes()).unwrap();
+        let mut out = Vec::new();
+        match write(format, &mut recording, &mut out) {
+            Ok(()) | Err(ReportError::Nothing(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        (out, !recording.is_cut())
+    }
+
+    #[test]
+    fn a_recording_that_was_cut_anywhere_is_shown_to_its_last_whole_line() {
+        let whole = example("json");
+        for format in ReportFormat::value_variants() {
+            let mut lines = 0;
+            let mut expected = Vec::new();
+            // What ends within the first line is no recording.
+            for cut in whole.find('\n').unwrap() + 1..=whole.len() {
+                let is_line = whole[..cut].ends_with('\n');
+                let (shown, is_whole) = report(&whole[..cut], *format);
+                if is_line {
+                    (lines, expected) = (lines + 1, shown.clone());
+                }
+                assert!(shown == expected, "cut at {cut}, after {lines} lines");
+                assert_eq!(is_whole, cut == whole.len(), "cut at {cut}");
+            }
+            assert_eq!(lines, whole.lines().count());
+            assert!(!expected.is_empty());
+        }
+    }
+}

@@ -44,6 +44,8 @@ pub(super) fn write_svg(
     let mut options = inferno::flamegraph::Options::default();
     options.title = "Stacks of hits".to_owned();
     options.count_name = "hits".to_owned();
+    // A function has one colour in all pictures.
+    options.deterministic = true;
     match all.is_empty() {
         // There would be a picture that says that something went wrong.
         true => Err(ReportError::Nothing("hits with stacks")),
