@@ -1,6 +1,6 @@
 //! `[NAME=]FETCH[:TYPE]`: one argument, and which types go with which fetch.
 
-use super::ast::{Argument, Element, Fetch, Spanned, Type, Variable};
+use super::ast::{Argument, Element, FetchExpr, FetchType, Spanned, Variable};
 use super::error::{Error, Mistake, Named};
 use super::part::Part;
 use super::place::Site;
@@ -32,7 +32,7 @@ pub fn argument_name(argument: &Argument, index: usize) -> String {
         argument.ty.as_ref().is_some_and(|ty| matches!(ty.value.element, Element::Dentry | Element::File));
     match (&argument.name, &argument.fetch.value) {
         (Some(name), _) => name.value.clone(),
-        (None, Fetch::Variable { of: Spanned { value: Variable::Named(name), .. }, path })
+        (None, FetchExpr::Variable { of: Spanned { value: Variable::Named(name), .. }, path })
             if path.is_empty() && !is_of_other =>
         {
             name.clone()
@@ -72,7 +72,7 @@ pub(super) fn parse(part: Part<'_>, site: Site) -> Result<Argument, Error> {
     let (fetch_part, ty) = split_type(body);
     let fetch = fetch::parse(fetch_part, site, 0)?;
     let ty = ty.map(types::parse).transpose()?;
-    if fetch.value == Fetch::AllArguments && (name.is_some() || ty.is_some()) {
+    if fetch.value == FetchExpr::AllArguments && (name.is_some() || ty.is_some()) {
         return Err(part.wrong(Mistake::DressedAllArguments));
     }
     if let Some(ty) = &ty {
@@ -117,15 +117,18 @@ fn split_type(body: Part<'_>) -> (Part<'_>, Option<Part<'_>>) {
 }
 
 /// Whether a value of `fetch` can be read as `ty`, as far as that does not depend on the function's parameters.
-fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
-    let is_text = matches!(fetch, Fetch::Comm | Fetch::Cgroup | Fetch::Text(_));
-    if is_text && *ty != (Type { element: Element::String, count: None }) {
+fn check_type(fetch: &FetchExpr, ty: &FetchType) -> Result<(), Mistake> {
+    let is_text = matches!(fetch, FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_));
+    if is_text && *ty != (FetchType { element: Element::String, count: None }) {
         return Err(Mistake::NeedsString);
     }
     let reads_memory = match fetch {
-        Fetch::Memory(_) | Fetch::Symbol { .. } | Fetch::Dereference { .. } | Fetch::Cast(_) => true,
-        Fetch::PerCpu { read, .. } => *read,
-        Fetch::Variable { path, .. } => !path.is_empty(),
+        FetchExpr::Memory(_)
+        | FetchExpr::Symbol { .. }
+        | FetchExpr::Dereference { .. }
+        | FetchExpr::Cast(_) => true,
+        FetchExpr::PerCpu { read, .. } => *read,
+        FetchExpr::Variable { path, .. } => !path.is_empty(),
         _ => false,
     };
     match ty.element {
@@ -133,17 +136,23 @@ fn check_type(fetch: &Fetch, ty: &Type) -> Result<(), Mistake> {
             // A parameter, by its name or its number, or what a function returns, may be a `char *`.
             let may_point = matches!(
                 fetch,
-                Fetch::Variable { .. } | Fetch::ReturnValue | Fetch::Number(_) | Fetch::Argument(_)
+                FetchExpr::Variable { .. }
+                    | FetchExpr::ReturnValue
+                    | FetchExpr::Number(_)
+                    | FetchExpr::Argument(_)
             ) || is_text;
             if !reads_memory && !may_point {
                 return Err(Mistake::StringOfValue);
             }
         }
         Element::SymbolString => {
-            let of_user = matches!(fetch, Fetch::Dereference { user: true, .. });
+            let of_user = matches!(fetch, FetchExpr::Dereference { user: true, .. });
             let is_computed = matches!(
                 fetch,
-                Fetch::StackPointer | Fetch::Number(_) | Fetch::Current | Fetch::PerCpu { read: false, .. }
+                FetchExpr::StackPointer
+                    | FetchExpr::Number(_)
+                    | FetchExpr::Current
+                    | FetchExpr::PerCpu { read: false, .. }
             );
             if of_user || is_computed {
                 return Err(Mistake::SymbolOfNoValue);

@@ -41,7 +41,7 @@ pub struct EventName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
     /// Entry, return, or whatever place.
-    pub kind: Kind,
+    pub kind: DefinitionKind,
     /// `MAXACTIVE` of a return probe.
     pub max_active: Option<Spanned<u32>>,
     /// `[GRP/][EVENT]`
@@ -51,14 +51,14 @@ pub struct Definition {
     /// What is fetched.
     pub args: Vec<Argument>,
     /// `if FILTER`
-    pub filter: Option<Spanned<Filter>>,
+    pub filter: Option<Spanned<FilterExpr>>,
     /// `hist:...`
     pub hist: Option<Spanned<Hist>>,
 }
 
 /// What kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DefinitionKind {
     /// `p`: at an instruction.
     Instruction,
     /// `r`, or `%return`: at a function's returns.
@@ -96,14 +96,14 @@ pub struct Argument {
     /// `NAME`, where given.
     pub name: Option<Spanned<String>>,
     /// `FETCH`
-    pub fetch: Spanned<Fetch>,
+    pub fetch: Spanned<FetchExpr>,
     /// `TYPE`, where given.
-    pub ty: Option<Spanned<Type>>,
+    pub ty: Option<Spanned<FetchType>>,
 }
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fetch {
+pub enum FetchExpr {
     /// `%REG`, without the percent sign, in lower case: as the kernel names them (`ax`, `r8`, `ip`, `flags`), and as
     /// the processor does (`rax`, `rip`, `rflags`).
     Register(String),
@@ -143,7 +143,7 @@ pub enum Fetch {
         /// `u`: in user memory.
         user: bool,
         /// `FETCH`
-        of: Box<Spanned<Fetch>>,
+        of: Box<Spanned<FetchExpr>>,
     },
     /// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`: the CPU's own one of the per-CPU variable at the address that `FETCH`
     /// gives; `@SYM` stands for the symbol's address here.
@@ -151,7 +151,7 @@ pub enum Fetch {
         /// `read`: what lies there, and not where it is.
         read: bool,
         /// `FETCH`
-        of: Box<Spanned<Fetch>>,
+        of: Box<Spanned<FetchExpr>>,
     },
     /// `(STRUCT)FETCH->FIELD`
     Cast(Box<Cast>),
@@ -185,7 +185,7 @@ pub struct Cast {
     /// The members on the way to the one that the value is the address of; none where it is that of the structure.
     pub container_of: Vec<Spanned<String>>,
     /// The value.
-    pub of: Spanned<Fetch>,
+    pub of: Spanned<FetchExpr>,
     /// The members on the way from the structure, one at least.
     pub path: Vec<Step>,
 }
@@ -201,7 +201,7 @@ pub struct Step {
 
 /// How a value is read and shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Type {
+pub struct FetchType {
     /// Of one element.
     pub element: Element,
     /// `[N]`, where given.
@@ -244,13 +244,13 @@ pub enum Element {
 
 /// Which hits count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Filter {
+pub enum FilterExpr {
     /// `a && b`
-    And(Box<Filter>, Box<Filter>),
+    And(Box<FilterExpr>, Box<FilterExpr>),
     /// `a || b`
-    Or(Box<Filter>, Box<Filter>),
+    Or(Box<FilterExpr>, Box<FilterExpr>),
     /// `!a`
-    Not(Box<Filter>),
+    Not(Box<FilterExpr>),
     /// `field op value`
     Compare {
         /// A fetched argument's name, or `common_pid`, `common_cpu`, `CPU`, `comm`...
@@ -260,7 +260,7 @@ pub enum Filter {
         /// How.
         op: Operator,
         /// With what.
-        value: Spanned<Value>,
+        value: Spanned<Literal>,
     },
 }
 
@@ -282,7 +282,7 @@ pub enum Operator {
 
 /// With what a field is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum Literal {
     /// A number, of 64 bits with or without sign.
     Number(i128),
     /// `"text"`, or a word.
@@ -295,11 +295,11 @@ pub enum Value {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hist {
     /// By what is counted; one at least.
-    pub keys: Vec<Key>,
+    pub keys: Vec<KeyExpr>,
     /// What is summed up besides the number of hits.
     pub values: Vec<Spanned<String>>,
     /// In what order the lines come; by hits when empty.
-    pub sort: Vec<Sort>,
+    pub sort: Vec<SortExpr>,
     /// How many different keys are kept, rounded up to a power of two; 2,048 by default.
     pub size: Option<Spanned<u32>>,
     /// `name=...`
@@ -308,16 +308,16 @@ pub struct Hist {
 
 /// A key of a histogram.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct KeyExpr {
     /// A fetched argument's name, or one of the fields that every event has; `common_stacktrace` is one.
     pub field: Spanned<String>,
     /// How it is grouped and shown.
-    pub modifier: Modifier,
+    pub modifier: KeyModifier,
 }
 
 /// How a key is grouped and shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Modifier {
+pub enum KeyModifier {
     /// As its type says.
     #[default]
     Plain,
@@ -339,7 +339,7 @@ pub enum Modifier {
 
 /// A key of the order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sort {
+pub struct SortExpr {
     /// `hitcount`, a key or a value.
     pub field: Spanned<String>,
     /// `.descending`

@@ -1,8 +1,8 @@
 //! Definitions as text that reads back as the same.
 
 use super::ast::{
-    Argument, Cast, Definition, Element, EventName, Fetch, Filter, Hist, Key, Kind, Modifier, Operator,
-    Place, Spanned, Statement, Step, Type, Value, Variable,
+    Argument, Cast, Definition, DefinitionKind, Element, EventName, FetchExpr, FetchType, FilterExpr, Hist,
+    KeyExpr, KeyModifier, Literal, Operator, Place, Spanned, Statement, Step, Variable,
 };
 use std::fmt::{Display, Formatter, Result};
 
@@ -33,9 +33,9 @@ impl Display for EventName {
 impl Display for Definition {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match self.kind {
-            Kind::Instruction => "p",
-            Kind::Return => "r",
-            Kind::Entry => "f",
+            DefinitionKind::Instruction => "p",
+            DefinitionKind::Return => "r",
+            DefinitionKind::Entry => "f",
         })?;
         self.max_active.iter().try_for_each(|number| number.fmt(f))?;
         if self.name.group.is_some() || self.name.event.is_some() {
@@ -70,7 +70,7 @@ impl Display for Argument {
     }
 }
 
-impl Display for Fetch {
+impl Display for FetchExpr {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Register(name) => write!(f, "%{name}"),
@@ -122,10 +122,10 @@ impl Display for Cast {
         }
         // Without parentheses, what is behind the first `-` would belong to the cast.
         let is_plain = match &self.of.value {
-            Fetch::Variable { path, .. } => path.is_empty(),
-            Fetch::Symbol { offset, .. } => *offset == 0,
-            Fetch::Number(number) => *number >= 0,
-            Fetch::Cast(_) => false,
+            FetchExpr::Variable { path, .. } => path.is_empty(),
+            FetchExpr::Symbol { offset, .. } => *offset == 0,
+            FetchExpr::Number(number) => *number >= 0,
+            FetchExpr::Cast(_) => false,
             _ => true,
         };
         if is_plain {
@@ -143,7 +143,7 @@ impl Display for Step {
     }
 }
 
-impl Display for Type {
+impl Display for FetchType {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         self.element.fmt(f)?;
         self.count.iter().try_for_each(|count| write!(f, "[{count}]"))
@@ -168,7 +168,7 @@ impl Display for Element {
     }
 }
 
-impl Display for Filter {
+impl Display for FilterExpr {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Or(left, right) => {
@@ -191,7 +191,7 @@ impl Display for Filter {
     }
 }
 
-fn inside(filter: &Filter, parentheses: bool, f: &mut Formatter<'_>) -> Result {
+fn inside(filter: &FilterExpr, parentheses: bool, f: &mut Formatter<'_>) -> Result {
     if parentheses { write!(f, "({filter})") } else { filter.fmt(f) }
 }
 
@@ -210,7 +210,7 @@ impl Display for Operator {
     }
 }
 
-impl Display for Value {
+impl Display for Literal {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Number(number) => number.fmt(f),
@@ -247,18 +247,18 @@ impl Display for Hist {
     }
 }
 
-impl Display for Key {
+impl Display for KeyExpr {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         self.field.fmt(f)?;
         match self.modifier {
-            Modifier::Plain => Ok(()),
-            Modifier::Hex => f.write_str(".hex"),
-            Modifier::Symbol => f.write_str(".sym"),
-            Modifier::SymbolOffset => f.write_str(".sym-offset"),
-            Modifier::SystemCall => f.write_str(".syscall"),
-            Modifier::Execname => f.write_str(".execname"),
-            Modifier::Log2 => f.write_str(".log2"),
-            Modifier::Buckets(width) => write!(f, ".buckets={width}"),
+            KeyModifier::Plain => Ok(()),
+            KeyModifier::Hex => f.write_str(".hex"),
+            KeyModifier::Symbol => f.write_str(".sym"),
+            KeyModifier::SymbolOffset => f.write_str(".sym-offset"),
+            KeyModifier::SystemCall => f.write_str(".syscall"),
+            KeyModifier::Execname => f.write_str(".execname"),
+            KeyModifier::Log2 => f.write_str(".log2"),
+            KeyModifier::Buckets(width) => write!(f, ".buckets={width}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `FETCH`: where an argument's value comes from.
 
-use super::ast::{Cast, Fetch, Spanned, Step, Variable};
+use super::ast::{Cast, FetchExpr, Spanned, Step, Variable};
 use super::cast::{self, Parts};
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{PER_CPU, Part, is_of_name, is_per_cpu, signed, unsigned};
@@ -23,7 +23,7 @@ const REGISTERS: [&str; 31] = [
 const VARIABLES: [&str; 8] = ["$retval", "$comm", "$COMM", "$current", "$stack", "$stack0", "$arg1", "$arg*"];
 
 /// A whole `FETCH`, in `depth` others.
-pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
+pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
     if depth > DEEPEST {
         return Err(part.wrong(Mistake::TooDeep(DEEPEST)));
     }
@@ -44,7 +44,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
                 // A local variable may be a structure.
                 false => members(rest, depth)?,
             };
-            Fetch::Variable { of: name.says(Variable::Named(name.text().to_owned())), path }
+            FetchExpr::Variable { of: name.says(Variable::Named(name.text().to_owned())), path }
         }
         Some(_) => return Err(part.is_not(Wanted::Fetch)),
     };
@@ -52,7 +52,7 @@ pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<
 }
 
 /// `%REG`
-fn register(part: Part<'_>) -> Result<Fetch, Error> {
+fn register(part: Part<'_>) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
     let name = rest.take_while(is_of_name);
@@ -61,7 +61,7 @@ fn register(part: Part<'_>) -> Result<Fetch, Error> {
     }
     let name = name.text();
     if REGISTERS.contains(&name) {
-        return Ok(Fetch::Register(name.to_owned()));
+        return Ok(FetchExpr::Register(name.to_owned()));
     }
     let lower = name.to_ascii_lowercase();
     let nearest = nearest(REGISTERS, &lower).into_iter().map(|near| format!("%{near}")).collect();
@@ -69,7 +69,7 @@ fn register(part: Part<'_>) -> Result<Fetch, Error> {
 }
 
 /// `$...`
-fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
     let name = rest.take_while(is_of_name);
@@ -80,7 +80,7 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
         }
         if number.is_empty() && rest.eat("*") {
             return match rest.is_empty() && depth == 0 {
-                true => Ok(Fetch::AllArguments),
+                true => Ok(FetchExpr::AllArguments),
                 false => Err(part.wrong(Mistake::DressedAllArguments)),
             };
         }
@@ -88,8 +88,8 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
             let number = number.parse().ok().filter(|number| (1..=MOST_SLOTS).contains(number));
             let number = number.ok_or_else(|| written.wrong(Mistake::BadArgumentNumber(MOST_SLOTS)))?;
             return Ok(match path(rest, depth)? {
-                path if path.is_empty() => Fetch::Argument(number),
-                path => Fetch::Variable { of: written.says(Variable::Argument(number)), path },
+                path if path.is_empty() => FetchExpr::Argument(number),
+                path => FetchExpr::Variable { of: written.says(Variable::Argument(number)), path },
             });
         }
     }
@@ -98,24 +98,24 @@ fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
             return Err(written.wrong(Mistake::NotAReturn));
         }
         return Ok(match path(rest, depth)? {
-            path if path.is_empty() => Fetch::ReturnValue,
-            path => Fetch::Variable { of: written.says(Variable::ReturnValue), path },
+            path if path.is_empty() => FetchExpr::ReturnValue,
+            path => FetchExpr::Variable { of: written.says(Variable::ReturnValue), path },
         });
     }
     if name == "current" {
         return Ok(match path(rest, depth)? {
-            path if path.is_empty() => Fetch::Current,
-            path => Fetch::Variable { of: written.says(Variable::Current), path },
+            path if path.is_empty() => FetchExpr::Current,
+            path => FetchExpr::Variable { of: written.says(Variable::Current), path },
         });
     }
     let fetch = match name.strip_prefix("stack") {
-        Some("") => Fetch::StackPointer,
+        Some("") => FetchExpr::StackPointer,
         Some(number) if is_decimal(number) => {
             let number = number.parse().ok().filter(|number| *number <= MOST_SLOTS);
-            Fetch::StackSlot(number.ok_or_else(|| written.wrong(Mistake::BadStackSlot(MOST_SLOTS)))?)
+            FetchExpr::StackSlot(number.ok_or_else(|| written.wrong(Mistake::BadStackSlot(MOST_SLOTS)))?)
         }
-        None if name == "comm" || name == "COMM" => Fetch::Comm,
-        None if name == "cgroup" => Fetch::Cgroup,
+        None if name == "comm" || name == "COMM" => FetchExpr::Comm,
+        None if name == "cgroup" => FetchExpr::Cgroup,
         _ => {
             let name = written.text();
             let nearest = nearest(VARIABLES, name);
@@ -167,7 +167,7 @@ fn members(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
 }
 
 /// `@ADDR`, `@SYM[#N][+|-offs]`
-fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
+fn memory(part: Part<'_>, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
     if rest.first() == Some('+') {
@@ -178,7 +178,7 @@ fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
     }
     if rest.first().is_some_and(|c| c.is_ascii_digit()) {
         let address = unsigned(rest.text());
-        return address.map(Fetch::Memory).ok_or_else(|| rest.is_not(Wanted::Address));
+        return address.map(FetchExpr::Memory).ok_or_else(|| rest.is_not(Wanted::Address));
     }
     let symbol = rest.take_while(|c| is_of_symbol(c) || c == '#');
     if symbol.is_empty() {
@@ -192,11 +192,11 @@ fn memory(part: Part<'_>, depth: usize) -> Result<Fetch, Error> {
         Some(other) => return Err(rest.wrong(Mistake::BadSymbol(other))),
     };
     let offset = offset.ok_or_else(|| rest.is_not(Wanted::Offset))?;
-    Ok(Fetch::Symbol { symbol: symbol.text().to_owned(), offset })
+    Ok(FetchExpr::Symbol { symbol: symbol.text().to_owned(), offset })
 }
 
 /// `\IMM`, `\"text"`
-fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
+fn immediate(part: Part<'_>) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
     if rest.eat("\"") {
@@ -205,7 +205,7 @@ fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
             return Err(part.wrong(Mistake::OpenText));
         }
         return match rest.is_empty() {
-            true => Ok(Fetch::Text(text.text().to_owned())),
+            true => Ok(FetchExpr::Text(text.text().to_owned())),
             false => Err(rest.unexpected()),
         };
     }
@@ -216,11 +216,11 @@ fn immediate(part: Part<'_>) -> Result<Fetch, Error> {
         // Numbers of 64 bits without a sign, too: the bits count.
         _ => unsigned(rest.text()).map(u64::cast_signed),
     };
-    value.map(Fetch::Number).ok_or_else(|| written.is_not(Wanted::Number))
+    value.map(FetchExpr::Number).ok_or_else(|| written.is_not(Wanted::Number))
 }
 
 /// `+|-[u]OFFS(FETCH)`
-fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     let negative = rest.take_char() == Some('-');
     let user = rest.eat("u");
@@ -235,29 +235,29 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error>
     };
     let offset = offset.ok_or_else(|| written.is_not(Wanted::Offset))?;
     let of = address(inside(rest)?, site, depth + 1)?;
-    Ok(Fetch::Dereference { offset, user, of: Box::new(of) })
+    Ok(FetchExpr::Dereference { offset, user, of: Box::new(of) })
 }
 
 /// `(STRUCT[,FIELD])FETCH->FIELD`
-fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
     let Parts { structure, container_of, value, path: members } = cast::parse(part)?;
     let path = path(members, depth)?;
     let reads = path.iter().filter(|step| step.arrow).count();
     let of = address(value, site, depth + reads)?;
-    Ok(Fetch::Cast(Box::new(Cast { structure, container_of, of, path })))
+    Ok(FetchExpr::Cast(Box::new(Cast { structure, container_of, of, path })))
 }
 
 /// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`
-fn per_cpu(part: Part<'_>, site: Site, depth: usize) -> Result<Fetch, Error> {
+fn per_cpu(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     let read = PER_CPU.iter().find(|(prefix, _)| rest.eat(prefix)).is_some_and(|(_, read)| *read);
     let inner = inside(rest)?;
     let of = address(inner, site, depth + 1)?;
     // It would be added twice.
-    if matches!(of.value, Fetch::PerCpu { read: false, .. }) {
+    if matches!(of.value, FetchExpr::PerCpu { read: false, .. }) {
         return Err(inner.wrong(Mistake::PerCpuTwice));
     }
-    Ok(Fetch::PerCpu { read, of: Box::new(of) })
+    Ok(FetchExpr::PerCpu { read, of: Box::new(of) })
 }
 
 /// What comes before the `)` at the end.
@@ -269,10 +269,12 @@ fn inside(rest: Part<'_>) -> Result<Part<'_>, Error> {
 }
 
 /// A whole `FETCH` that can be an address.
-fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<Fetch>, Error> {
+fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
     let of = parse(part, site, depth)?;
     match of.value {
-        Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => Err(part.wrong(Mistake::DereferencedText)),
+        FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_) => {
+            Err(part.wrong(Mistake::DereferencedText))
+        }
         _ => Ok(of),
     }
 }

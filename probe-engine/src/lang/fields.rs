@@ -1,6 +1,6 @@
 //! The fields that filters and histograms name.
 
-use super::ast::{Definition, Filter, Kind, Spanned};
+use super::ast::{Definition, DefinitionKind, FilterExpr, Spanned};
 use super::error::{Error, Mistake, nearest};
 
 /// What a filter calls the value that a function returns.
@@ -37,23 +37,23 @@ pub fn check_fields(definition: &Definition, names: &[&str], parameters: &[&str]
 }
 
 /// As [`check_fields`], of a filter that was written elsewhere.
-pub(super) fn check_filter(kind: Kind, filter: &Filter, names: &[&str]) -> Result<(), Error> {
+pub(super) fn check_filter(kind: DefinitionKind, filter: &FilterExpr, names: &[&str]) -> Result<(), Error> {
     let mut fields = Vec::new();
     collect(filter, &mut fields);
     check(kind, fields, names)
 }
 
-fn check(kind: Kind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<(), Error> {
+fn check(kind: DefinitionKind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<(), Error> {
     let own: &[&str] = match kind {
-        Kind::Return => &["__probe_func", "__probe_ret_ip"],
-        Kind::Instruction | Kind::Entry => &[],
+        DefinitionKind::Return => &["__probe_func", "__probe_ret_ip"],
+        DefinitionKind::Instruction | DefinitionKind::Entry => &[],
     };
     // The instruction of a return is called otherwise.
-    let common = COMMON.iter().filter(|name| kind != Kind::Return || **name != "__probe_ip");
+    let common = COMMON.iter().filter(|name| kind != DefinitionKind::Return || **name != "__probe_ip");
     let known: Vec<&str> = names.iter().chain(common).chain(own).copied().collect();
     match fields.into_iter().find(|field| !known.contains(&field.value.as_str())) {
         None => Ok(()),
-        Some(field) if field.value == RETURN_VALUE && kind != Kind::Return => {
+        Some(field) if field.value == RETURN_VALUE && kind != DefinitionKind::Return => {
             Err(Error { span: field.span.clone(), mistake: Mistake::NotAReturn })
         }
         Some(field) => {
@@ -65,13 +65,13 @@ fn check(kind: Kind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<()
 }
 
 /// All fields of a filter, which is as deep as [`parse`](super::parse()) lets it be.
-fn collect<'a>(filter: &'a Filter, fields: &mut Vec<&'a Spanned<String>>) {
+fn collect<'a>(filter: &'a FilterExpr, fields: &mut Vec<&'a Spanned<String>>) {
     match filter {
-        Filter::And(left, right) | Filter::Or(left, right) => {
+        FilterExpr::And(left, right) | FilterExpr::Or(left, right) => {
             collect(left, fields);
             collect(right, fields);
         }
-        Filter::Not(inner) => collect(inner, fields),
-        Filter::Compare { field, .. } => fields.push(field),
+        FilterExpr::Not(inner) => collect(inner, fields),
+        FilterExpr::Compare { field, .. } => fields.push(field),
     }
 }

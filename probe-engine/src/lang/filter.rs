@@ -1,6 +1,6 @@
 //! `if FILTER`: `count > 4096 && (comm == "cat" || comm ~ "b*sh")`.
 
-use super::ast::{Filter, Operator, Spanned, Value};
+use super::ast::{FilterExpr, Literal, Operator, Spanned};
 use super::error::{Error, Mistake, Wanted};
 use super::fields::RETURN_VALUE;
 use super::part::{Part, is_of_name, signed, unsigned};
@@ -27,7 +27,7 @@ const OPERATORS: [(&str, Operator); 8] = [
 ];
 
 /// Takes a filter off, as far as it goes.
-pub(super) fn parse(rest: &mut Part<'_>) -> Result<Spanned<Filter>, Error> {
+pub(super) fn parse(rest: &mut Part<'_>) -> Result<Spanned<FilterExpr>, Error> {
     rest.take_space();
     let before = *rest;
     let mut parser = Parser { rest: *rest, end: *rest, comparisons: 0 };
@@ -55,25 +55,25 @@ impl<'a> Parser<'a> {
     }
 
     /// `a || b || c`
-    fn any(&mut self, depth: usize) -> Result<Filter, Error> {
+    fn any(&mut self, depth: usize) -> Result<FilterExpr, Error> {
         let mut filter = self.all(depth)?;
         while self.eat("||") {
-            filter = Filter::Or(Box::new(filter), Box::new(self.all(depth)?));
+            filter = FilterExpr::Or(Box::new(filter), Box::new(self.all(depth)?));
         }
         Ok(filter)
     }
 
     /// `a && b && c`, which binds closer.
-    fn all(&mut self, depth: usize) -> Result<Filter, Error> {
+    fn all(&mut self, depth: usize) -> Result<FilterExpr, Error> {
         let mut filter = self.one(depth)?;
         while self.eat("&&") {
-            filter = Filter::And(Box::new(filter), Box::new(self.one(depth)?));
+            filter = FilterExpr::And(Box::new(filter), Box::new(self.one(depth)?));
         }
         Ok(filter)
     }
 
     /// `a == 1`, `(a)`, `!a`
-    fn one(&mut self, depth: usize) -> Result<Filter, Error> {
+    fn one(&mut self, depth: usize) -> Result<FilterExpr, Error> {
         let mut negated = false;
         while self.eat("!") {
             negated = !negated;
@@ -94,10 +94,10 @@ impl<'a> Parser<'a> {
         } else {
             self.comparison()?
         };
-        Ok(if negated { Filter::Not(Box::new(filter)) } else { filter })
+        Ok(if negated { FilterExpr::Not(Box::new(filter)) } else { filter })
     }
 
-    fn comparison(&mut self) -> Result<Filter, Error> {
+    fn comparison(&mut self) -> Result<FilterExpr, Error> {
         let start = self.rest;
         let mut rest = self.rest;
         let name = match rest.eat(RETURN_VALUE) {
@@ -123,11 +123,11 @@ impl<'a> Parser<'a> {
         self.rest.take_space();
         let op = self.operator()?;
         let (written, value) = self.value(op)?;
-        if user_string && !matches!(value, Value::Text(_)) {
+        if user_string && !matches!(value, Literal::Text(_)) {
             return Err(written.wrong(Mistake::UserStringOfNumber(written.text().to_owned())));
         }
         let value = written.says(value);
-        Ok(Filter::Compare { field: name.spanned(), user_string, op, value })
+        Ok(FilterExpr::Compare { field: name.spanned(), user_string, op, value })
     }
 
     fn operator(&mut self) -> Result<Operator, Error> {
@@ -142,7 +142,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn value(&mut self, op: Operator) -> Result<(Part<'a>, Value), Error> {
+    fn value(&mut self, op: Operator) -> Result<(Part<'a>, Literal), Error> {
         let start = self.rest;
         let value = match start.first() {
             Some(quote @ ('"' | '\'')) => {
@@ -151,13 +151,13 @@ impl<'a> Parser<'a> {
                 if self.rest.take_char().is_none() {
                     return Err(start.wrong(Mistake::OpenQuote));
                 }
-                Value::Text(text.text().to_owned())
+                Literal::Text(text.text().to_owned())
             }
             _ if self.rest.eat("CPUS{") => {
                 let list = self.rest.take_while(|c| c != '}');
                 let ranges = self.rest.eat("}").then(|| cpus(list.text())).flatten();
                 let written = start.until(self.rest);
-                Value::Cpus(ranges.ok_or_else(|| written.is_not(Wanted::Cpus))?)
+                Literal::Cpus(ranges.ok_or_else(|| written.is_not(Wanted::Cpus))?)
             }
             _ => {
                 let word = self.rest.take_while(|c| !c.is_whitespace() && !"()&|\"'".contains(c));
@@ -173,7 +173,7 @@ impl<'a> Parser<'a> {
 }
 
 /// A number, or a word.
-fn bare(word: Part<'_>, op: Operator) -> Result<Value, Error> {
+fn bare(word: Part<'_>, op: Operator) -> Result<Literal, Error> {
     let text = word.text();
     if text.is_empty() {
         return Err(word.is_not(Wanted::Value));
@@ -182,24 +182,24 @@ fn bare(word: Part<'_>, op: Operator) -> Result<Value, Error> {
     let is_number = text.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
     match number {
         Some(_) if op == Operator::Glob => Err(word.wrong(Mistake::NumberPattern(text.to_owned()))),
-        Some(number) => Ok(Value::Number(number)),
+        Some(number) => Ok(Literal::Number(number)),
         None if is_number && op != Operator::Glob => Err(word.is_not(Wanted::Number)),
-        None => Ok(Value::Text(text.to_owned())),
+        None => Ok(Literal::Text(text.to_owned())),
     }
 }
 
 /// Whether the operator is one for such values.
-fn check(value: &Value, op: Operator, written: Part<'_>) -> Result<(), Error> {
+fn check(value: &Literal, op: Operator, written: Part<'_>) -> Result<(), Error> {
     match (value, op) {
-        (Value::Text(pattern), Operator::Glob) => match Glob::new(pattern) {
+        (Literal::Text(pattern), Operator::Glob) => match Glob::new(pattern) {
             Ok(_) => Ok(()),
             Err(error) => Err(written.wrong(Mistake::Pattern(error))),
         },
         (_, Operator::Equal | Operator::NotEqual) => Ok(()),
-        (Value::Text(_), _) => Err(written.wrong(Mistake::TextOperator)),
-        (Value::Cpus(_), Operator::And) => Ok(()),
-        (Value::Cpus(_), _) => Err(written.wrong(Mistake::CpusOperator)),
-        (Value::Number(_), _) => Ok(()),
+        (Literal::Text(_), _) => Err(written.wrong(Mistake::TextOperator)),
+        (Literal::Cpus(_), Operator::And) => Ok(()),
+        (Literal::Cpus(_), _) => Err(written.wrong(Mistake::CpusOperator)),
+        (Literal::Number(_), _) => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `hist:keys=...:values=...:sort=...:size=...:name=...`
 
-use super::ast::{Hist, Key, Modifier, Sort, Spanned};
+use super::ast::{Hist, KeyExpr, KeyModifier, SortExpr, Spanned};
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, is_of_name, unsigned};
 use super::types;
@@ -19,13 +19,13 @@ const LARGEST: u64 = 1 << 17;
 const PARTS: [&str; 5] = ["keys", "values", "sort", "size", "name"];
 const NOT_HERE: [&str; 6] = ["pause", "cont", "continue", "clear", "nohitcount", "clock"];
 
-const MODIFIERS: [(&str, Modifier); 6] = [
-    ("hex", Modifier::Hex),
-    ("sym", Modifier::Symbol),
-    ("sym-offset", Modifier::SymbolOffset),
-    ("syscall", Modifier::SystemCall),
-    ("execname", Modifier::Execname),
-    ("log2", Modifier::Log2),
+const MODIFIERS: [(&str, KeyModifier); 6] = [
+    ("hex", KeyModifier::Hex),
+    ("sym", KeyModifier::Symbol),
+    ("sym-offset", KeyModifier::SymbolOffset),
+    ("syscall", KeyModifier::SystemCall),
+    ("execname", KeyModifier::Execname),
+    ("log2", KeyModifier::Log2),
 ];
 const MODIFIERS_NOT_HERE: [&str; 4] = ["usecs", "percent", "graph", "stacktrace"];
 
@@ -119,24 +119,24 @@ fn field(part: Part<'_>) -> Result<(Spanned<String>, Option<Part<'_>>), Error> {
 }
 
 /// `FIELD[.MODIFIER]`
-fn key(part: Part<'_>) -> Result<Key, Error> {
+fn key(part: Part<'_>) -> Result<KeyExpr, Error> {
     let (field, written) = field(part)?;
-    let Some(written) = written else { return Ok(Key { field, modifier: Modifier::Plain }) };
+    let Some(written) = written else { return Ok(KeyExpr { field, modifier: KeyModifier::Plain }) };
     if let Some((name, width)) = written.split_once('=')
         && name.text() == "buckets"
     {
         return match unsigned(width.text()) {
-            Some(width @ 1..) => Ok(Key { field, modifier: Modifier::Buckets(width) }),
+            Some(width @ 1..) => Ok(KeyExpr { field, modifier: KeyModifier::Buckets(width) }),
             _ => Err(width.is_not(Wanted::Buckets)),
         };
     }
     let Some((_, modifier)) = MODIFIERS.iter().find(|(name, _)| *name == written.text()) else {
         return Err(written.wrong(unknown_modifier(written.text())));
     };
-    if *modifier == Modifier::Execname && field.value != "common_pid" {
+    if *modifier == KeyModifier::Execname && field.value != "common_pid" {
         return Err(written.wrong(Mistake::NotAProcess));
     }
-    Ok(Key { field, modifier: *modifier })
+    Ok(KeyExpr { field, modifier: *modifier })
 }
 
 fn unknown_modifier(name: &str) -> Mistake {
@@ -156,7 +156,7 @@ fn summed(part: Part<'_>) -> Result<Spanned<String>, Error> {
 }
 
 /// `FIELD[.descending]`
-fn sort(part: Part<'_>) -> Result<Sort, Error> {
+fn sort(part: Part<'_>) -> Result<SortExpr, Error> {
     let (field, order) = field(part)?;
     let descending = match order.map(|order| (order, order.text())) {
         None | Some((_, "ascending")) => false,
@@ -166,7 +166,7 @@ fn sort(part: Part<'_>) -> Result<Sort, Error> {
             return Err(order.wrong(Mistake::UnknownModifier { name: name.to_owned(), nearest }));
         }
     };
-    Ok(Sort { field, descending })
+    Ok(SortExpr { field, descending })
 }
 
 /// A number of keys, rounded up to a power of two.
@@ -186,7 +186,7 @@ fn check_sort(hist: &Hist) -> Result<(), Error> {
     };
     match hist.sort.iter().find(|sort| !is_there(&sort.field.value)) {
         None => Ok(()),
-        Some(Sort { field, .. }) => {
+        Some(SortExpr { field, .. }) => {
             Err(Error { span: field.span.clone(), mistake: Mistake::NotSortable(field.value.clone()) })
         }
     }

@@ -1,6 +1,6 @@
 //! One definition: `p:vfs/read vfs_read file=$arg1 count=%dx:u64`.
 
-use super::ast::{Definition, EventName, Fetch, Filter, Kind, Spanned, Statement};
+use super::ast::{Definition, DefinitionKind, EventName, FetchExpr, FilterExpr, Spanned, Statement};
 use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, Site};
@@ -39,7 +39,7 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
         let place = rest.take_word();
         command(first, place)?
     } else {
-        let (kind, place) = place::parse(first, Kind::Instruction)?;
+        let (kind, place) = place::parse(first, DefinitionKind::Instruction)?;
         let name = EventName { group: None, event: None };
         Definition { kind, max_active: None, name, place, args: Vec::new(), filter: None, hist: None }
     };
@@ -51,7 +51,7 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
 ///
 /// # Errors
 /// [`Error`], which says what is wrong and where.
-pub fn parse_filter(text: &str) -> Result<Spanned<Filter>, Error> {
+pub fn parse_filter(text: &str) -> Result<Spanned<FilterExpr>, Error> {
     let mut rest = Part::whole(text);
     if text.len() > LONGEST {
         return Err(rest.end().wrong(Mistake::TooLong(LONGEST)));
@@ -79,13 +79,13 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
     };
     let letter = head.take_char();
     let said = match letter {
-        Some('r') => Kind::Return,
-        Some('f') => Kind::Entry,
-        _ => Kind::Instruction,
+        Some('r') => DefinitionKind::Return,
+        Some('f') => DefinitionKind::Entry,
+        _ => DefinitionKind::Instruction,
     };
     let (kind, place) = place::parse(place, said)?;
     // `p SYM%return` is a return probe as well, but one without a number.
-    if !head.is_empty() && (kind != Kind::Return || letter == Some('p')) {
+    if !head.is_empty() && (kind != DefinitionKind::Return || letter == Some('p')) {
         return Err(head.wrong(Mistake::MaxActiveNotForEntry));
     }
     let max_active = max_active(head)?;
@@ -167,7 +167,7 @@ fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(
 
 /// As far as names are known before `$arg*` is expanded.
 fn check_names(definition: &Definition) -> Result<(), Error> {
-    let mut all = definition.args.iter().filter(|argument| argument.fetch.value == Fetch::AllArguments);
+    let mut all = definition.args.iter().filter(|argument| argument.fetch.value == FetchExpr::AllArguments);
     let Some(_) = all.next() else { return argument::check_names(&definition.args) };
     match all.next() {
         Some(again) => Err(Error { span: again.fetch.span.clone(), mistake: Mistake::AllArgumentsTwice }),

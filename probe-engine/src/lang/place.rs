@@ -1,6 +1,6 @@
 //! `[MOD:]SYM[#N][+offs][%return]`, `ADDR`: where a probe is wanted.
 
-use super::ast::{Kind, Place, Spanned};
+use super::ast::{DefinitionKind, Place, Spanned};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
@@ -17,17 +17,17 @@ pub(super) struct Site {
 }
 
 impl Site {
-    pub(super) fn of(kind: Kind, place: &Place) -> Self {
-        let returns = kind == Kind::Return;
+    pub(super) fn of(kind: DefinitionKind, place: &Place) -> Self {
+        let returns = kind == DefinitionKind::Return;
         Self { returns, knows_parameters: returns || matches!(place, Place::Symbol { offset: 0, .. }) }
     }
 }
 
 /// A whole place. `kind` is what the command says, and comes back as what it is with a `%return`.
-pub(super) fn parse(part: Part<'_>, kind: Kind) -> Result<(Kind, Spanned<Place>), Error> {
+pub(super) fn parse(part: Part<'_>, kind: DefinitionKind) -> Result<(DefinitionKind, Spanned<Place>), Error> {
     let (place, kind) = match part.split_once('%') {
         None => (part, kind),
-        Some((place, suffix)) if suffix.text() == "return" => (place, Kind::Return),
+        Some((place, suffix)) if suffix.text() == "return" => (place, DefinitionKind::Return),
         Some((place, _)) => {
             let suffix = part.split_at(place.text().len()).1;
             return Err(suffix.wrong(Mistake::BadSuffix(suffix.text().to_owned())));
@@ -39,10 +39,12 @@ pub(super) fn parse(part: Part<'_>, kind: Kind) -> Result<(Kind, Spanned<Place>)
         false => symbol(None, place)?,
     };
     match (kind, &found) {
-        (Kind::Instruction, _) | (_, Place::Symbol { offset: 0, .. }) => Ok((kind, part.says(found))),
+        (DefinitionKind::Instruction, _) | (_, Place::Symbol { offset: 0, .. }) => {
+            Ok((kind, part.says(found)))
+        }
         (_, Place::Address(_) | Place::Line { .. }) => Err(place.wrong(Mistake::NeedsFunction)),
-        (Kind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
-        (Kind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
+        (DefinitionKind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
+        (DefinitionKind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
     }
 }
 

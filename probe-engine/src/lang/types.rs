@@ -1,6 +1,6 @@
 //! `TYPE`: `u32`, `x8[16]`, `string`, `b4@0/32`, `%pd`.
 
-use super::ast::{Element, Spanned, Type};
+use super::ast::{Element, FetchType, Spanned};
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{Part, unsigned};
 
@@ -30,7 +30,7 @@ const NAMED: [(&str, Element); 19] = [
 ];
 
 /// A whole type.
-pub(super) fn parse(part: Part<'_>) -> Result<Spanned<Type>, Error> {
+pub(super) fn parse(part: Part<'_>) -> Result<Spanned<FetchType>, Error> {
     let (name, count) = match part.split_once('[') {
         None => (part, None),
         Some((name, length)) => (name, Some(array_length(length)?)),
@@ -39,7 +39,7 @@ pub(super) fn parse(part: Part<'_>) -> Result<Spanned<Type>, Error> {
     if count.is_some() && matches!(element, Element::Dentry | Element::File | Element::SymbolString) {
         return Err(part.wrong(Mistake::NoArray));
     }
-    Ok(part.says(Type { element, count }))
+    Ok(part.says(FetchType { element, count }))
 }
 
 /// `N]`

@@ -100,7 +100,7 @@ impl Module {
     }
 }
 
-/// ModuleTables of one module, in the guest's memory.
+/// The tables of one module, in the guest's memory.
 struct ModuleTables<'a, M: PhysMemory + ?Sized> {
     module: &'a Module,
     memory: &'a VirtMemory<'a, M>,

@@ -6,7 +6,7 @@ use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
 use crate::capture::typed::{Expand, Signature, is_changed};
 use crate::capture::{Capture, Field};
 use crate::lang;
-use crate::lang::ast::{self, Definition, EventName, Filter, Hist, Spanned, Statement};
+use crate::lang::ast::{self, Definition, EventName, FilterExpr, Hist, Spanned, Statement};
 use crate::lang::compile::{self, Site};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
@@ -37,7 +37,7 @@ pub struct Definitions<'a, 'd> {
     debug: &'a DebugInfo<'d>,
     expand: Expand,
     /// Which hits count where a definition does not say it.
-    filter: Option<Spanned<Filter>>,
+    filter: Option<Spanned<FilterExpr>>,
     /// All histograms so far.
     histograms: Vec<Hist>,
     found: Found,
@@ -107,7 +107,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
             let (fields, style) = typed(&site, self.expand, returns);
             self.found.changed += usize::from(is_changed_in(&site));
             let mut capture = Capture { fields, ..Capture::default() };
-            let kind = if returns { ast::Kind::Return } else { ast::Kind::Instruction };
+            let kind = if returns { ast::DefinitionKind::Return } else { ast::DefinitionKind::Instruction };
             self.add_filter(&mut capture, kind, &place)?;
             let written = self.filter.iter().map(|filter| format!("if {filter}")).collect();
             let mut probe = ProbeRequest::plain(place, trigger(returns, None)).found_by(&spec);
@@ -120,7 +120,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     }
 
     fn define(&mut self, definition: &Definition, text: &str) -> Result<(), DefinitionError> {
-        let returns = definition.kind == ast::Kind::Return;
+        let returns = definition.kind == ast::DefinitionKind::Return;
         let (spec, places) = self.place(definition).map_err(|error| misplaced(definition, text, error))?;
         let number = definition.hist.as_ref().map(|hist| self.histogram(&hist.value)).transpose()?;
         let filter = || self.filter.clone();
@@ -169,7 +169,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let is_call = definition.args.is_empty() && function.is_some();
         let (own, style) = match is_call {
             true => {
-                let (own, style) = typed(&site, self.expand, definition.kind == ast::Kind::Return);
+                let (own, style) = typed(&site, self.expand, definition.kind == ast::DefinitionKind::Return);
                 (own, Some(style))
             }
             false => (Vec::new(), None),
@@ -183,7 +183,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     fn add_filter(
         &self,
         capture: &mut Capture,
-        kind: ast::Kind,
+        kind: ast::DefinitionKind,
         place: &Place,
     ) -> Result<(), DefinitionError> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
@@ -219,7 +219,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
 
     /// The place of a definition, as a plain one is written, and what it is in this kernel.
     fn place(&mut self, definition: &Definition) -> Result<(ProbeSpec, Vec<Place>), PlaceError> {
-        let returns = definition.kind == ast::Kind::Return;
+        let returns = definition.kind == ast::DefinitionKind::Return;
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
         let places = self.places(&spec)?;
         Ok((spec, places))
@@ -285,7 +285,7 @@ pub fn trigger_of(text: &str) -> Result<Trigger, DefinitionError> {
     match lang::parse(text)? {
         Statement::Define(definition) => {
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
-            Ok(trigger(definition.kind == ast::Kind::Return, max_active))
+            Ok(trigger(definition.kind == ast::DefinitionKind::Return, max_active))
         }
         Statement::Remove(_) => Err(DefinitionError::Undefined(written.to_owned())),
     }

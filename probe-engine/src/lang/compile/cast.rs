@@ -1,12 +1,12 @@
 //! Values as addresses of structures (kernel/trace/trace_probe.c, `parse_btf_casttype`, `parse_btf_field`).
 
-use super::super::ast::{Cast, Span, Spanned, Step, Type};
+use super::super::ast::{Cast, FetchType, Span, Spanned, Step};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
 use super::variable::{Typed, find_member, member_of, step_to};
 use super::way::Way;
 use crate::capture::shape::Shape;
-use crate::capture::{Base, Fetch as Source};
+use crate::capture::{Base, Fetch};
 use crate::linux::btf::{Btf, Kind, TypeId};
 
 /// A task, for `$current`.
@@ -17,9 +17,9 @@ impl Compiler<'_> {
     pub(super) fn cast_value(
         &self,
         cast: &Cast,
-        ty: Option<&Spanned<Type>>,
+        ty: Option<&Spanned<FetchType>>,
         span: &Span,
-    ) -> Result<(Source, Shape), Error> {
+    ) -> Result<(Fetch, Shape), Error> {
         self.finish(self.types(span)?, self.cast(cast)?, ty, span)
     }
 

@@ -1,9 +1,9 @@
 //! From a filter's text to its comparisons: names become numbers of fields.
 
-use super::super::ast::{Filter, Operator, Spanned, Value};
+use super::super::ast::{FilterExpr, Literal, Operator, Spanned};
 use super::super::error::{Error, Mistake};
 use super::operand::{Class, class, operand};
-use crate::capture::filter::{Filter as Condition, Operand, Order, Test};
+use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Capture, Fetch, Field, Hop, Read, What};
 use crate::linux::glob::Glob;
@@ -11,8 +11,8 @@ use crate::virt_memory::LONGEST_STRING;
 
 /// Makes `filter` the condition on what `capture` reads, whose fields have been [checked](super::super::check_fields). What it
 /// names of the `parameters` is read besides.
-pub(super) fn compile(filter: &Filter, parameters: &[Field], capture: &mut Capture) -> Result<(), Error> {
-    let mut compiler = Compiler { fields: &capture.fields, parameters, hidden: Vec::new() };
+pub(super) fn compile(filter: &FilterExpr, parameters: &[Field], capture: &mut Capture) -> Result<(), Error> {
+    let mut compiler = FilterCompiler { fields: &capture.fields, parameters, hidden: Vec::new() };
     let condition = compiler.condition(filter)?;
     let hidden = compiler.hidden;
     capture.filter = Some(condition);
@@ -20,28 +20,29 @@ pub(super) fn compile(filter: &Filter, parameters: &[Field], capture: &mut Captu
     Ok(())
 }
 
-struct Compiler<'a> {
+/// Turns the names of a filter into what is read.
+struct FilterCompiler<'a> {
     fields: &'a [Field],
     parameters: &'a [Field],
     /// What is read besides.
     hidden: Vec<Field>,
 }
 
-impl Compiler<'_> {
+impl FilterCompiler<'_> {
     /// As deep as the parser lets it be.
-    fn condition(&mut self, filter: &Filter) -> Result<Condition, Error> {
+    fn condition(&mut self, filter: &FilterExpr) -> Result<Filter, Error> {
         Ok(match filter {
-            Filter::And(left, right) => Condition::All(vec![self.condition(left)?, self.condition(right)?]),
-            Filter::Or(left, right) => Condition::Any(vec![self.condition(left)?, self.condition(right)?]),
-            Filter::Not(inner) => Condition::Not(Box::new(self.condition(inner)?)),
-            Filter::Compare { field, user_string, op, value } => {
+            FilterExpr::And(left, right) => Filter::All(vec![self.condition(left)?, self.condition(right)?]),
+            FilterExpr::Or(left, right) => Filter::Any(vec![self.condition(left)?, self.condition(right)?]),
+            FilterExpr::Not(inner) => Filter::Not(Box::new(self.condition(inner)?)),
+            FilterExpr::Compare { field, user_string, op, value } => {
                 let (operand, is_text) = match user_string {
                     true => (self.user_string(field)?, true),
                     false => self.operand(field)?,
                 };
                 let (negated, test) = test(*op, value, is_text, field)?;
-                let test = Condition::Test(operand, test);
-                if negated { Condition::Not(Box::new(test)) } else { test }
+                let test = Filter::Test(operand, test);
+                if negated { Filter::Not(Box::new(test)) } else { test }
             }
         })
     }
@@ -102,24 +103,24 @@ fn at(address: &Fetch) -> Option<Fetch> {
 /// A comparison, and whether its opposite is meant.
 fn test(
     op: Operator,
-    value: &Spanned<Value>,
+    value: &Spanned<Literal>,
     is_text: bool,
     field: &Spanned<String>,
 ) -> Result<(bool, Test), Error> {
     let wrong = |mistake| Err(Error { span: value.span.clone(), mistake });
     Ok(match (&value.value, is_text) {
-        (Value::Cpus(ranges), false) => (op == Operator::NotEqual, Test::Among(ranges.clone())),
-        (Value::Text(text), true) if op == Operator::Glob => match Glob::new(text) {
+        (Literal::Cpus(ranges), false) => (op == Operator::NotEqual, Test::Among(ranges.clone())),
+        (Literal::Text(text), true) if op == Operator::Glob => match Glob::new(text) {
             Ok(glob) => (false, Test::Glob(glob)),
             Err(error) => return wrong(Mistake::Pattern(error)),
         },
-        (Value::Text(text), true) => (false, Test::Text(op == Operator::Equal, text.clone())),
-        (Value::Number(number), false) => match order(op) {
+        (Literal::Text(text), true) => (false, Test::Text(op == Operator::Equal, text.clone())),
+        (Literal::Number(number), false) => match order(op) {
             Some(order) => (false, Test::Number(order, *number)),
             None => (false, Test::Bits(*number as u64)),
         },
-        (Value::Text(_), false) => return wrong(Mistake::TextForNumber(field.value.clone())),
-        (Value::Number(_) | Value::Cpus(_), true) => {
+        (Literal::Text(_), false) => return wrong(Mistake::TextForNumber(field.value.clone())),
+        (Literal::Number(_) | Literal::Cpus(_), true) => {
             return wrong(Mistake::NumberForText(field.value.clone()));
         }
     })

@@ -1,6 +1,6 @@
 //! From a histogram's text to its plan: names become numbers of fields.
 
-use super::super::ast::{self, Definition, Filter, Hist, Modifier, Spanned};
+use super::super::ast::{self, Definition, FilterExpr, Hist, KeyModifier, Spanned};
 use super::super::error::{Error, Mistake};
 use super::operand::{Class, operand};
 use crate::capture::Field;
@@ -29,22 +29,22 @@ fn size(hist: &Hist) -> u32 {
     hist.size.as_ref().map_or(SIZE, |size| size.value)
 }
 
-fn key(written: &ast::Key, fields: &[Field]) -> Result<Key, Error> {
-    let ast::Key { field, modifier } = written;
+fn key(written: &ast::KeyExpr, fields: &[Field]) -> Result<Key, Error> {
+    let ast::KeyExpr { field, modifier } = written;
     let wrong = |mistake| Error { span: field.span.clone(), mistake };
     let name = &field.value;
     let (operand, class) = operand(name, fields).ok_or_else(|| wrong(Mistake::NotCountable(name.clone())))?;
     let form = match (class, modifier) {
-        (Class::Text, Modifier::Plain) => Form::Text,
+        (Class::Text, KeyModifier::Plain) => Form::Text,
         (Class::Text, _) => return Err(wrong(Mistake::ModifierOfText(name.clone()))),
-        (Class::Number(shape), Modifier::Plain) => Form::Number(shape),
-        (_, Modifier::Hex) => Form::Hex,
-        (_, Modifier::Symbol) => Form::Symbol,
-        (_, Modifier::SymbolOffset) => Form::SymbolOffset,
-        (_, Modifier::SystemCall) => Form::SystemCall,
-        (_, Modifier::Execname) => Form::Process,
-        (_, Modifier::Log2) => Form::Log2,
-        (_, Modifier::Buckets(width)) => Form::Buckets(*width),
+        (Class::Number(shape), KeyModifier::Plain) => Form::Number(shape),
+        (_, KeyModifier::Hex) => Form::Hex,
+        (_, KeyModifier::Symbol) => Form::Symbol,
+        (_, KeyModifier::SymbolOffset) => Form::SymbolOffset,
+        (_, KeyModifier::SystemCall) => Form::SystemCall,
+        (_, KeyModifier::Execname) => Form::Process,
+        (_, KeyModifier::Log2) => Form::Log2,
+        (_, KeyModifier::Buckets(width)) => Form::Buckets(*width),
     };
     Ok(Key { name: name.clone(), operand, form })
 }
@@ -60,7 +60,7 @@ fn summed(value: &Spanned<String>, fields: &[Field]) -> Result<Summed, Error> {
 }
 
 /// One that the parser knows to be there.
-fn sort(written: &ast::Sort, hist: &Hist) -> Option<Sort> {
+fn sort(written: &ast::SortExpr, hist: &Hist) -> Option<Sort> {
     let name = &written.field.value;
     let value = hist.values.iter().position(|value| value.value == *name);
     let key = hist.keys.iter().position(|key| key.field.value == *name);
@@ -74,12 +74,12 @@ fn sort(written: &ast::Sort, hist: &Hist) -> Option<Sort> {
 }
 
 /// A histogram with what was left out of it, and what is counted.
-fn said(hist: &Hist, filter: Option<&Filter>) -> String {
+fn said(hist: &Hist, filter: Option<&FilterExpr>) -> String {
     let nowhere = |value| Spanned { value, span: 0..0 };
     let mut full = hist.clone();
     full.values.insert(0, nowhere("hitcount".to_owned()));
     if full.sort.is_empty() {
-        full.sort.push(ast::Sort { field: nowhere("hitcount".to_owned()), descending: false });
+        full.sort.push(ast::SortExpr { field: nowhere("hitcount".to_owned()), descending: false });
     }
     full.size = Some(Spanned { value: size(hist), span: 0..0 });
     let condition = filter.map(|filter| format!(" if {filter}")).unwrap_or_default();

@@ -1,13 +1,13 @@
 //! Local variables by name, and the members that they lead to: in registers and on the stack, where debugging information
 //! says that they are.
 
-use super::super::ast::{Span, Spanned, Step, Type, Variable};
+use super::super::ast::{FetchType, Span, Spanned, Step, Variable};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
 use super::variable::{Typed, step_to};
 use super::way::{End, Way};
 use crate::capture::shape::Shape;
-use crate::capture::{Base, Fetch as Source};
+use crate::capture::{Base, Fetch};
 use crate::linux::btf::{Btf, Kind, TypeId};
 use crate::linux::dwarf::{VariablePlace, VariablesInScope};
 
@@ -56,9 +56,9 @@ impl Compiler<'_> {
         &self,
         local: &Local,
         path: &[Step],
-        ty: Option<&Spanned<Type>>,
+        ty: Option<&Spanned<FetchType>>,
         span: &Span,
-    ) -> Result<(Source, Shape), Error> {
+    ) -> Result<(Fetch, Shape), Error> {
         if let (None, [], Some(ty)) = (local.ty, path, ty) {
             return self.typed(local.way(), &ty.value, &ty.span);
         }

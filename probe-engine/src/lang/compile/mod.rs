@@ -11,14 +11,16 @@ mod way;
 
 pub use hist::histogram;
 
-use super::ast::{self, Argument, Definition, Element, Fetch, Kind, Span, Spanned, Type, Variable};
+use super::ast::{
+    self, Argument, Definition, DefinitionKind, Element, FetchExpr, FetchType, Span, Spanned, Variable,
+};
 use super::error::{Error, Mistake};
 use super::fields::{RETURN_VALUE, check_filter};
 use super::{argument_name, check_fields, check_names};
 use crate::addr::Gva;
 use crate::capture::shape::Shape;
 use crate::capture::typed::{Expand, NoArguments, Parameter, Signature};
-use crate::capture::{Base, Capture, Fetch as Source, Field, Hop, Read, Register, What};
+use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
 use crate::linux::dwarf::VariablesInScope;
@@ -48,7 +50,7 @@ pub struct Site<'a> {
 /// # Errors
 /// The first [`Error`]: a symbol, a parameter or a member that there is not, or a value that cannot be read so.
 pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) -> Result<Capture, Error> {
-    let compiler = Compiler { site, returns: definition.kind == Kind::Return };
+    let compiler = Compiler { site, returns: definition.kind == DefinitionKind::Return };
     let args = compiler.expand(&definition.args)?;
     check_names(&args)?;
     let field = |(index, argument): (usize, &Argument)| {
@@ -74,8 +76,8 @@ pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) 
 /// # Errors
 /// The first [`Error`] in the filter's own text: a field that there is not, or one that is not compared so.
 pub fn filter(
-    filter: &ast::Filter,
-    kind: Kind,
+    filter: &ast::FilterExpr,
+    kind: DefinitionKind,
     parameters: &[Field],
     capture: &mut Capture,
 ) -> Result<(), Error> {
@@ -101,11 +103,11 @@ impl Site<'_> {
 
     /// What a filter may name besides the fields: the parameters of the function, and the value that it has returned.
     #[must_use]
-    pub fn parameters(&self, kind: Kind) -> Vec<Field> {
+    pub fn parameters(&self, kind: DefinitionKind) -> Vec<Field> {
         let Some((btf, function)) = self.btf.zip(self.function) else { return Vec::new() };
         let Ok(signature) = self.signature(btf, function) else { return Vec::new() };
         let mut parameters = signature.arguments(btf, function, Expand::Small);
-        if kind == Kind::Return {
+        if kind == DefinitionKind::Return {
             // What the stack had when the function was called may have been overwritten.
             let is_kept = |n: u8| Register::of_argument(n.into()).is_some();
             parameters.retain(|field| !matches!(field.fetch.base, Base::Argument(n) if !is_kept(n)));
@@ -130,11 +132,11 @@ impl Compiler<'_> {
             let span = &argument.fetch.span;
             let parameter = |name| {
                 let of = Spanned { value: Variable::Named(name), span: span.clone() };
-                let value = Fetch::Variable { of, path: Vec::new() };
+                let value = FetchExpr::Variable { of, path: Vec::new() };
                 Spanned { value, span: span.clone() }
             };
             match argument.fetch.value {
-                Fetch::AllArguments => {
+                FetchExpr::AllArguments => {
                     let names = self.parameters(span)?.into_iter().map(|parameter| parameter.name);
                     expanded.extend(names.map(|name| Argument {
                         name: None,
@@ -142,7 +144,7 @@ impl Compiler<'_> {
                         ty: None,
                     }));
                 }
-                Fetch::Argument(n) if argument.name.is_none() => {
+                FetchExpr::Argument(n) if argument.name.is_none() => {
                     let known = self.parameters(span).unwrap_or_default();
                     let fetch = match known.get((n as usize).wrapping_sub(1)) {
                         Some(Parameter { name, .. }) if !name.is_empty() => parameter(name.clone()),
@@ -164,48 +166,48 @@ impl Compiler<'_> {
         Error { span: span.clone(), mistake: Mistake::NoSuchParameter { number, function, count } }
     }
 
-    fn argument(&self, argument: &Argument) -> Result<(Source, Shape), Error> {
+    fn argument(&self, argument: &Argument) -> Result<(Fetch, Shape), Error> {
         let span = &argument.fetch.span;
         match (&argument.fetch.value, &argument.ty) {
-            (Fetch::Comm, _) => Ok((Way::value(Base::Comm).read(Read::Word(0)), Shape::Text)),
-            (Fetch::Cgroup, _) => match self.site.btf.and_then(CgroupLayout::find) {
+            (FetchExpr::Comm, _) => Ok((Way::value(Base::Comm).read(Read::Word(0)), Shape::Text)),
+            (FetchExpr::Cgroup, _) => match self.site.btf.and_then(CgroupLayout::find) {
                 Some(layout) => Ok((Way::value(Base::Cgroup(layout)).read(Read::Word(0)), Shape::Text)),
                 None => Err(Error { span: span.clone(), mistake: Mistake::NoTypes }),
             },
-            (Fetch::Text(text), _) => {
+            (FetchExpr::Text(text), _) => {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
-            (Fetch::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
-            (Fetch::Cast(cast), ty) => self.cast_value(cast, ty.as_ref(), span),
-            (Fetch::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
+            (FetchExpr::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
+            (FetchExpr::Cast(cast), ty) => self.cast_value(cast, ty.as_ref(), span),
+            (FetchExpr::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
             (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
             (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
         }
     }
 
     /// Where a value comes from that is no variable.
-    fn way(&self, fetch: &Fetch, span: &Span) -> Result<Way, Error> {
+    fn way(&self, fetch: &FetchExpr, span: &Span) -> Result<Way, Error> {
         let wrong = |mistake| Error { span: span.clone(), mistake };
         Ok(match fetch {
-            Fetch::Register(name) => Way::value(register(name).ok_or_else(|| {
+            FetchExpr::Register(name) => Way::value(register(name).ok_or_else(|| {
                 wrong(Mistake::UnknownRegister { name: name.clone(), nearest: Vec::new() })
             })?),
-            Fetch::StackSlot(n) => Way::value(Base::Stack(*n as u16)),
-            Fetch::StackPointer => Way::value(Base::Register(Register::Rsp)),
-            Fetch::Argument(n) => {
+            FetchExpr::StackSlot(n) => Way::value(Base::Stack(*n as u16)),
+            FetchExpr::StackPointer => Way::value(Base::Register(Register::Rsp)),
+            FetchExpr::Argument(n) => {
                 let n = u8::try_from(n.saturating_sub(1)).unwrap_or(u8::MAX);
                 if self.returns && Register::of_argument(usize::from(n)).is_none() {
                     return Err(wrong(Mistake::StackArgumentOfReturn));
                 }
                 Way::value(Base::Argument(n))
             }
-            Fetch::ReturnValue if self.returned() == Some(TypeId::VOID) => {
+            FetchExpr::ReturnValue if self.returned() == Some(TypeId::VOID) => {
                 return Err(wrong(Mistake::ReturnsNothing));
             }
-            Fetch::ReturnValue => Way::value(Base::Register(Register::Rax)),
-            Fetch::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),
-            Fetch::Memory(at) => Way::value(self.address(*at)).at(0, false),
-            Fetch::Symbol { symbol, offset } => {
+            FetchExpr::ReturnValue => Way::value(Base::Register(Register::Rax)),
+            FetchExpr::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),
+            FetchExpr::Memory(at) => Way::value(self.address(*at)).at(0, false),
+            FetchExpr::Symbol { symbol, offset } => {
                 let symbols = self.site.kernel.symbols();
                 let found = symbols.find(symbol, |_| true).map_err(|which| {
                     if !which.found.is_empty() {
@@ -223,27 +225,29 @@ impl Compiler<'_> {
                 };
                 Way::value(base).at(*offset, false)
             }
-            Fetch::Dereference { offset, user, of } => self.any_way(of)?.at(*offset, *user),
-            Fetch::Current => Way::value(Base::Current),
-            Fetch::PerCpu { read, of } => {
-                let of_symbol = matches!(of.value, Fetch::Symbol { .. } | Fetch::Memory(_));
+            FetchExpr::Dereference { offset, user, of } => self.any_way(of)?.at(*offset, *user),
+            FetchExpr::Current => Way::value(Base::Current),
+            FetchExpr::PerCpu { read, of } => {
+                let of_symbol = matches!(of.value, FetchExpr::Symbol { .. } | FetchExpr::Memory(_));
                 let way = self.any_way(of)?.per_cpu(of_symbol);
                 let way =
                     way.ok_or_else(|| Error { span: of.span.clone(), mistake: Mistake::PerCpuTwice })?;
                 if *read { way.at(0, false) } else { way }
             }
-            Fetch::Comm | Fetch::Cgroup | Fetch::Text(_) => return Err(wrong(Mistake::DereferencedText)),
-            Fetch::AllArguments | Fetch::Variable { .. } | Fetch::Cast(_) => {
+            FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_) => {
+                return Err(wrong(Mistake::DereferencedText));
+            }
+            FetchExpr::AllArguments | FetchExpr::Variable { .. } | FetchExpr::Cast(_) => {
                 return Err(wrong(Mistake::DressedAllArguments));
             }
         })
     }
 
     /// Where any value comes from, to be gone on from.
-    fn any_way(&self, fetch: &Spanned<Fetch>) -> Result<Way, Error> {
+    fn any_way(&self, fetch: &Spanned<FetchExpr>) -> Result<Way, Error> {
         match &fetch.value {
-            Fetch::Variable { of, path } => self.variable_way(of, path),
-            Fetch::Cast(cast) => self.cast_way(cast),
+            FetchExpr::Variable { of, path } => self.variable_way(of, path),
+            FetchExpr::Cast(cast) => self.cast_way(cast),
             other => self.way(other, &fetch.span),
         }
     }
@@ -256,7 +260,7 @@ impl Compiler<'_> {
     }
 
     /// How a value is read as `ty`, and shown.
-    fn typed(&self, way: Way, ty: &Type, span: &Span) -> Result<(Source, Shape), Error> {
+    fn typed(&self, way: Way, ty: &FetchType, span: &Span) -> Result<(Fetch, Shape), Error> {
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
         match ty.element {
             Element::String | Element::UserString => {
@@ -300,11 +304,11 @@ impl Compiler<'_> {
 }
 
 /// What has no type is shown so.
-const HEX: Type = Type { element: Element::Hex(64), count: None };
-const NOTHING: Source = Source { base: Base::Unknown, hops: Vec::new(), read: Read::Word(0) };
+const HEX: FetchType = FetchType { element: Element::Hex(64), count: None };
+const NOTHING: Fetch = Fetch { base: Base::Unknown, hops: Vec::new(), read: Read::Word(0) };
 
 /// A string, or several to which pointers lie side by side.
-fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> {
+fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Fetch, Shape)> {
     let Way { base, hops, end: End::Memory(hop) } = way else { return None };
     let hop = Hop { user: user || hop.user, ..hop };
     let (read, shape) = match count {
@@ -315,7 +319,7 @@ fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Source, Shape)> 
             (Read::Memory(hop, What::Strings(count as u16)), shape)
         }
     };
-    Some((Source { base, hops, read }, shape))
+    Some((Fetch { base, hops, read }, shape))
 }
 
 /// Bytes of a number, and how it is shown.

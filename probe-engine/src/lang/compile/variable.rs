@@ -1,14 +1,14 @@
 //! Parameters and return values by name, and the members that they lead to (kernel/trace/trace_probe.c,
 //! `parse_btf_arg`).
 
-use super::super::ast::{Element, Span, Spanned, Step, Type, Variable};
+use super::super::ast::{Element, FetchType, Span, Spanned, Step, Variable};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
 use super::way::{End, Way};
 use crate::capture::argument_place::ArgumentPlace;
 use crate::capture::shape::Shape;
 use crate::capture::typed::Parameter;
-use crate::capture::{Base, Fetch as Source, Read, Register, What};
+use crate::capture::{Base, Fetch, Read, Register, What};
 use crate::linux::btf::{Btf, Int, Kind, Member, TypeId};
 
 /// A value with its type: in a word, or where [`Way::memory`] says.
@@ -45,9 +45,9 @@ impl Compiler<'_> {
     /// older kernels have it.
     pub(super) fn return_value(
         &self,
-        ty: Option<&Spanned<Type>>,
+        ty: Option<&Spanned<FetchType>>,
         span: &Span,
-    ) -> Result<(Source, Shape), Error> {
+    ) -> Result<(Fetch, Shape), Error> {
         let way = Way::value(Base::Register(Register::Rax));
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
         match self.site.btf.zip(self.returned()) {
@@ -71,9 +71,9 @@ impl Compiler<'_> {
         &self,
         of: &Spanned<Variable>,
         path: &[Step],
-        ty: Option<&Spanned<Type>>,
+        ty: Option<&Spanned<FetchType>>,
         span: &Span,
-    ) -> Result<(Source, Shape), Error> {
+    ) -> Result<(Fetch, Shape), Error> {
         if let Some(local) = self.local(of)? {
             return self.local_value(&local, path, ty, span);
         }
@@ -143,9 +143,9 @@ impl Compiler<'_> {
         &self,
         btf: &Btf<'_>,
         found: Typed,
-        ty: Option<&Spanned<Type>>,
+        ty: Option<&Spanned<FetchType>>,
         span: &Span,
-    ) -> Result<(Source, Shape), Error> {
+    ) -> Result<(Fetch, Shape), Error> {
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
         if let Some(ty) = ty.filter(|ty| is_string(&ty.value)) {
             return match text_of(btf, found.ty) {
@@ -196,7 +196,7 @@ fn text_of(btf: &Btf<'_>, ty: TypeId) -> Option<Text> {
     (is_character && btf.size(of) == Some(1)).then_some(text)
 }
 
-fn is_string(ty: &Type) -> bool {
+fn is_string(ty: &FetchType) -> bool {
     matches!(ty.element, Element::String | Element::UserString)
 }
 
