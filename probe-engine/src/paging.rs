@@ -68,7 +68,7 @@ impl From<AddressSpace> for Spaces<'_> {
 
 /// A way through the page tables that an access is allowed to go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Walk {
+pub(crate) struct Translation {
     /// Where it ends.
     pub(crate) gpa: Gpa,
     /// Whether user mode may go it as well.
@@ -85,7 +85,7 @@ struct Unmarked {
     missing: u64,
 }
 
-impl Walk {
+impl Translation {
     /// Sets the accessed flags on the way, and the dirty flag of a page that is to be written (SDM volume 3, 4.8).
     /// Entries that have them are not written.
     ///
@@ -165,7 +165,7 @@ impl AddressSpace {
         memory: &M,
         at: Gva,
         access: Access,
-    ) -> Result<Walk, PageFault> {
+    ) -> Result<Translation, PageFault> {
         let fault = self.not_present(at, access);
         if !fault.canonical {
             return Err(fault);
@@ -197,7 +197,7 @@ impl AddressSpace {
                 }
                 let inside = (1u64 << shift) - 1;
                 let gpa = Gpa((entry & FRAME & !inside) | (at.0 & inside));
-                return Ok(Walk { gpa, is_user, unmarked });
+                return Ok(Translation { gpa, is_user, unmarked });
             }
             table = Gpa(entry & FRAME);
         }

@@ -122,7 +122,7 @@ fn type_name(shape: &Shape, bytes: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shape::Member;
+    use super::super::shape::MemberShape;
     use super::*;
     use crate::addr::Gva;
 
@@ -135,7 +135,7 @@ mod tests {
     fn what_is_read_is_said_as_one_would_ask_for_it() {
         let memory = |offset, user, what| Read::Memory(Hop { user, ..Hop::at(offset) }, what);
         let own = |offset| Hop { per_cpu: true, ..Hop::at(offset) };
-        let member = Member { name: "flags".to_owned(), offset: 0, len: 8, shape: Shape::Hex };
+        let member = MemberShape { name: "flags".to_owned(), offset: 0, len: 8, shape: Shape::Hex };
         let structure = Shape::Struct { members: vec![member], more: true };
         let symbols = Shape::Array { count: 2, of: Box::new(Shape::Hex) };
         let bits = Shape::BitField { low: 4, width: 3, of: Box::new(Shape::Unsigned) };

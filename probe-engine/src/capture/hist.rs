@@ -94,7 +94,7 @@ pub enum By {
 
 /// What a key was at a hit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Part {
+pub(crate) enum KeyValue {
     /// It could not be read.
     Missing,
     Number(i128),
@@ -103,16 +103,16 @@ pub(crate) enum Part {
 
 impl Form {
     /// What is the same for all hits that are counted together.
-    pub(super) fn group(&self, is: Option<Is<'_>>) -> Part {
+    pub(super) fn group(&self, is: Option<Is<'_>>) -> KeyValue {
         match (is, self) {
-            (None, _) => Part::Missing,
-            (Some(Is::Text(text)), _) => Part::Text(text.get(..LONGEST_TEXT).unwrap_or(text).into()),
-            (Some(Is::Number(number)), Self::Log2) => Part::Number(power(number as u64).into()),
+            (None, _) => KeyValue::Missing,
+            (Some(Is::Text(text)), _) => KeyValue::Text(text.get(..LONGEST_TEXT).unwrap_or(text).into()),
+            (Some(Is::Number(number)), Self::Log2) => KeyValue::Number(power(number as u64).into()),
             (Some(Is::Number(number)), Self::Buckets(width)) => {
                 let width = i128::from(*width).max(1);
-                Part::Number(number.div_euclid(width) * width)
+                KeyValue::Number(number.div_euclid(width) * width)
             }
-            (Some(Is::Number(number)), _) => Part::Number(number),
+            (Some(Is::Number(number)), _) => KeyValue::Number(number),
         }
     }
 
@@ -137,7 +137,7 @@ fn power(number: u64) -> u32 {
 /// A key with what it was: a part of a line as the kernel writes it (`hist_trigger_print_key`), and of a JSON object.
 pub(super) struct ShownKey<'a> {
     pub(super) key: &'a Key,
-    pub(super) part: &'a Part,
+    pub(super) part: &'a KeyValue,
     /// The name of the thread.
     pub(super) comm: &'a [u8],
     pub(super) names: Names<'a>,
@@ -170,9 +170,9 @@ impl fmt::Display for ShownKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.key.name)?;
         let number = match self.part {
-            Part::Missing => return write!(f, "{:>10}", "(missing)"),
-            Part::Text(bytes) => return write!(f, "{:<50}", Escaped(bytes).to_string()),
-            Part::Number(number) => *number,
+            KeyValue::Missing => return write!(f, "{:>10}", "(missing)"),
+            KeyValue::Text(bytes) => return write!(f, "{:<50}", Escaped(bytes).to_string()),
+            KeyValue::Number(number) => *number,
         };
         let bits = number as u64;
         match &self.key.form {
@@ -197,9 +197,9 @@ impl fmt::Display for ShownKey<'_> {
 impl Serialize for ShownKey<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let number = match self.part {
-            Part::Missing => return serializer.serialize_none(),
-            Part::Text(bytes) => return serializer.serialize_str(&String::from_utf8_lossy(bytes)),
-            Part::Number(number) => *number,
+            KeyValue::Missing => return serializer.serialize_none(),
+            KeyValue::Text(bytes) => return serializer.serialize_str(&String::from_utf8_lossy(bytes)),
+            KeyValue::Number(number) => *number,
         };
         let bits = number as u64;
         let shown = match &self.key.form {
@@ -207,13 +207,13 @@ impl Serialize for ShownKey<'_> {
                 return Shown { value: Value::Bytes(&bits.to_le_bytes()), ..self.shown() }
                     .serialize(serializer);
             }
-            Form::Hex => Json::Text(format!("{bits:#x}")),
-            Form::Symbol | Form::SymbolOffset => Json::Text(self.symbol(bits)),
-            Form::SystemCall => Json::SystemCall { name: system_call(bits), number: bits },
-            Form::Process => Json::Process { comm: String::from_utf8_lossy(self.comm), pid: bits },
+            Form::Hex => KeyJson::Text(format!("{bits:#x}")),
+            Form::Symbol | Form::SymbolOffset => KeyJson::Text(self.symbol(bits)),
+            Form::SystemCall => KeyJson::SystemCall { name: system_call(bits), number: bits },
+            Form::Process => KeyJson::Process { comm: String::from_utf8_lossy(self.comm), pid: bits },
             Form::Log2 | Form::Buckets(_) => {
                 let (from, to) = self.key.form.range(number).unwrap_or((number, number));
-                Json::Range { from, to }
+                KeyJson::Range { from, to }
             }
         };
         shown.serialize(serializer)
@@ -223,7 +223,7 @@ impl Serialize for ShownKey<'_> {
 /// A key that is no plain number or text.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Json<'a> {
+enum KeyJson<'a> {
     Text(String),
     SystemCall { name: &'static str, number: u64 },
     Process { comm: Cow<'a, str>, pid: u64 },
@@ -252,10 +252,10 @@ mod tests {
     #[test]
     fn buckets_hold_so_many_numbers() {
         let bucket = |number| Form::Buckets(10).group(Some(Is::Number(number)));
-        assert_eq!([-11, -1, 0, 9, 10].map(bucket), [-20, -10, 0, 0, 10].map(Part::Number));
+        assert_eq!([-11, -1, 0, 9, 10].map(bucket), [-20, -10, 0, 0, 10].map(KeyValue::Number));
         assert_eq!(Form::Buckets(10).range(-20), Some((-20, -11)));
         let widest = Form::Buckets(u64::MAX);
-        assert_eq!(widest.group(Some(Is::Number(u64::MAX.into()))), Part::Number(u64::MAX.into()));
+        assert_eq!(widest.group(Some(Is::Number(u64::MAX.into()))), KeyValue::Number(u64::MAX.into()));
     }
 
     #[test]
@@ -265,12 +265,12 @@ mod tests {
             0x20 => Some("ext4_read+0x8/0x40 [ext4]".to_owned()),
             _ => None,
         };
-        let shown = |form: Form, part: Part| {
+        let shown = |form: Form, part: KeyValue| {
             let key = Key { name: "k".to_owned(), operand: Operand::Ip, form };
             let shown = ShownKey { key: &key, part: &part, comm: b"cat", names: &names };
             (shown.to_string().trim_end().to_owned(), serde_json::to_string(&shown).unwrap())
         };
-        let number = Part::Number;
+        let number = KeyValue::Number;
         for (form, part, text, json) in [
             (Form::Number(Shape::Signed), number(-2), "k:         -2", "-2"),
             (
@@ -281,8 +281,8 @@ mod tests {
             ),
             (Form::Number(Shape::Hex), number(16), "k:       0x10", r#""0x10""#),
             (Form::Hex, number(-1), "k: ffffffffffffffff", r#""0xffffffffffffffff""#),
-            (Form::Text, Part::Text(b"a\nb".as_slice().into()), "k: a\\nb", r#""a\nb""#),
-            (Form::Text, Part::Missing, "k:  (missing)", "null"),
+            (Form::Text, KeyValue::Text(b"a\nb".as_slice().into()), "k: a\\nb", r#""a\nb""#),
+            (Form::Text, KeyValue::Missing, "k:  (missing)", "null"),
             (Form::Symbol, number(0x10), "k: [10] vfs_read", r#""vfs_read""#),
             (Form::Symbol, number(0x20), "k: [20] ext4_read [ext4]", r#""ext4_read [ext4]""#),
             (Form::SymbolOffset, number(0x10), "k: [10] vfs_read+0x8/0x40", r#""vfs_read+0x8/0x40""#),

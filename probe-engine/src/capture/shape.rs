@@ -57,7 +57,7 @@ pub enum Shape {
     /// The members of a structure, of which there may be more.
     Struct {
         /// Those that are shown.
-        members: Vec<Member>,
+        members: Vec<MemberShape>,
         /// Whether it has others.
         more: bool,
     },
@@ -88,7 +88,7 @@ impl Shape {
 
 /// A member of a structure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct MemberShape {
     /// Its name.
     pub name: String,
     /// Where it lies, in bytes from the start of the structure.
@@ -160,7 +160,7 @@ impl<'a> Shown<'a> {
         parts.chain(texts.into_iter().flatten().map(move |text| self.of(of, text)))
     }
 
-    fn members(self, members: &'a [Member]) -> impl Iterator<Item = (&'a str, Self)> {
+    fn members(self, members: &'a [MemberShape]) -> impl Iterator<Item = (&'a str, Self)> {
         members.iter().map(move |member| {
             let part = self.part(&member.shape, usize::from(member.offset), usize::from(member.len));
             (member.name.as_str(), part)
@@ -296,14 +296,14 @@ impl<'a> Shown<'a> {
             (Shape::Struct { members, .. }, _) => {
                 let mut map = serializer.serialize_map(Some(members.len()))?;
                 for (name, member) in self.members(members) {
-                    map.serialize_entry(name, &Json(member, depth - 1))?;
+                    map.serialize_entry(name, &JsonToDepth(member, depth - 1))?;
                 }
                 map.end()
             }
             (Shape::Array { count, of }, _) => {
                 let mut seq = serializer.serialize_seq(None)?;
                 for element in self.elements(*count, of) {
-                    seq.serialize_element(&Json(element, depth - 1))?;
+                    seq.serialize_element(&JsonToDepth(element, depth - 1))?;
                 }
                 seq.end()
             }
@@ -360,7 +360,7 @@ fn pointer<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let mut map = serializer.serialize_map(Some(2))?;
     map.serialize_entry("pointer", &at.to_string())?;
-    map.serialize_entry("to", &Json(pointee, depth - 1))?;
+    map.serialize_entry("to", &JsonToDepth(pointee, depth - 1))?;
     map.end()
 }
 
@@ -391,9 +391,9 @@ fn text<S: Serializer>(serializer: S, bytes: &[u8], cut: bool) -> Result<S::Ok, 
 }
 
 /// Serialises down to a depth.
-struct Json<'a>(Shown<'a>, usize);
+struct JsonToDepth<'a>(Shown<'a>, usize);
 
-impl Serialize for Json<'_> {
+impl Serialize for JsonToDepth<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.json(serializer, self.1)
     }

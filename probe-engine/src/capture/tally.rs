@@ -2,7 +2,7 @@
 
 use super::Field;
 use super::filter::{Circumstances, Is, Operand};
-use super::hist::{By, Histogram, Part, ShownKey, Sort};
+use super::hist::{By, Histogram, KeyValue, ShownKey, Sort};
 use super::names::Names;
 use super::value::Values;
 use crate::linux::task::COMM;
@@ -15,7 +15,7 @@ use std::fmt;
 /// Hits counted by keys. It keeps as many different keys as its plan says; hits with others are counted as dropped.
 pub struct Tally {
     plan: Histogram,
-    entries: HashMap<Vec<Part>, TallyEntry>,
+    entries: HashMap<Vec<KeyValue>, TallyEntry>,
     hits: u64,
     dropped: u64,
 }
@@ -31,7 +31,7 @@ struct TallyEntry {
 /// Hits with one key that have been counted where they were taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    pub(crate) key: Vec<Part>,
+    pub(crate) key: Vec<KeyValue>,
     pub(crate) hits: u64,
     pub(crate) sums: Vec<i128>,
     /// The name of the thread at the first of them.
@@ -133,7 +133,7 @@ impl Tally {
         sorted.into_iter().map(move |(key, entry)| Line { plan: &self.plan, key, entry, names })
     }
 
-    fn order(&self, a: (&Vec<Part>, &TallyEntry), b: (&Vec<Part>, &TallyEntry)) -> Ordering {
+    fn order(&self, a: (&Vec<KeyValue>, &TallyEntry), b: (&Vec<KeyValue>, &TallyEntry)) -> Ordering {
         let by = |sort: &Sort| {
             let order = match sort.by {
                 By::Hits => a.1.hits.cmp(&b.1.hits),
@@ -159,7 +159,7 @@ impl Tally {
 /// The hits with one key: a line as the kernel writes it, and a JSON object with `keys`, `hitcount` and `values`.
 pub struct Line<'a> {
     plan: &'a Histogram,
-    key: &'a [Part],
+    key: &'a [KeyValue],
     entry: &'a TallyEntry,
     names: Names<'a>,
 }

@@ -1,6 +1,6 @@
 use super::filter::{Filter, Operand, Order, Test};
 use super::shape::Shape;
-use super::shape::{Flag, Member, Shown};
+use super::shape::{Flag, MemberShape, Shown};
 use super::*;
 use crate::addr::Gva;
 use crate::linux::glob::Glob;
@@ -186,7 +186,7 @@ fn numbers_and_structures_are_shown_as_people_write_them() {
         Shape::Flags(vec![flag(3, 0, "RO"), flag(3, 1, "WO"), flag(0xc, 0xc, "BOTH"), flag(4, 4, "ONE")]);
     let names = Shape::Enum(vec![(-1, "MINUS".to_owned()), (2, "TWO".to_owned())]);
     let bits = |low, width, of| Shape::BitField { low, width, of: Box::new(of) };
-    let member = |name: &str, offset, len, shape| Member { name: name.to_owned(), offset, len, shape };
+    let member = |name: &str, offset, len, shape| MemberShape { name: name.to_owned(), offset, len, shape };
     let structure = Shape::Struct {
         members: vec![member("x", 0, 1, Shape::Unsigned), member("y", 2, 2, bits(4, 4, Shape::Signed))],
         more: true,

@@ -3,7 +3,7 @@
 
 use super::argument_place::{ArgumentPlace, Places};
 use super::flags;
-use super::shape::{Member, Shape};
+use super::shape::{MemberShape, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, Kind, Modifier, Structure, TypeId};
 use crate::virt_memory::LONGEST_STRING;
@@ -279,7 +279,14 @@ impl Types<'_> {
     }
 
     /// A member; `None` for one that is not shown.
-    fn member(&self, name: &str, ty: TypeId, bit: u64, bits: Option<u8>, nested: bool) -> Option<Member> {
+    fn member(
+        &self,
+        name: &str,
+        ty: TypeId,
+        bit: u64,
+        bits: Option<u8>,
+        nested: bool,
+    ) -> Option<MemberShape> {
         let size = self.btf.size(ty)?;
         let plain = self.btf.plain(ty)?;
         let depth = self.depth.saturating_sub(1);
@@ -312,7 +319,7 @@ impl Types<'_> {
         };
         let offset = u16::try_from(bit / 8).ok().filter(|_| bits.is_some() || bit.is_multiple_of(8))?;
         let len = u16::try_from(len).ok().filter(|len| *len > 0)?;
-        (u64::from(offset) + u64::from(len) <= MOST_BYTES).then(|| Member {
+        (u64::from(offset) + u64::from(len) <= MOST_BYTES).then(|| MemberShape {
             name: name.to_owned(),
             offset,
             len,

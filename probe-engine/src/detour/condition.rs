@@ -10,24 +10,24 @@ use crate::linux::task::COMM;
 
 /// Which hits count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
+pub enum HitCondition {
     /// All of them.
-    All(Vec<Condition>),
+    All(Vec<HitCondition>),
     /// One of them at least.
-    Any(Vec<Condition>),
+    Any(Vec<HitCondition>),
     /// Not this one.
-    Not(Box<Condition>),
+    Not(Box<HitCondition>),
     /// A number, and how it is compared.
     Number(Number, Test),
     /// A string, whether it is to be equal, and to what.
-    Text(Text, bool, String),
+    Text(ComparedString, bool, String),
     /// A string, and what it is to match. That stays open where it goes on and its beginning does not decide it.
-    Pattern(Text, Glob),
+    Pattern(ComparedString, Glob),
 }
 
 /// A string that can be compared: up to a NUL, or so many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Text {
+pub struct ComparedString {
     /// Its entry in [`Reads`](super::reads::Reads); without one it is the task's name. If it could not be read, no
     /// comparison holds.
     pub entry: Option<u64>,
@@ -78,8 +78,8 @@ impl Fields<'_> {
     }
 
     /// An operand as a string, if it is one.
-    fn text(&self, operand: Operand) -> Option<Text> {
-        let comm = Text { entry: None, most: COMM as u16, goes_on: false };
+    fn text(&self, operand: Operand) -> Option<ComparedString> {
+        let comm = ComparedString { entry: None, most: COMM as u16, goes_on: false };
         let n = match operand {
             Operand::Comm => return Some(comm),
             Operand::Field(n) => n,
@@ -89,24 +89,26 @@ impl Fields<'_> {
         let entry = self.read.get(usize::from(n)).copied().flatten();
         match fetch.read {
             _ if fetch.base == Base::Comm => Some(comm),
-            Read::Memory(_, What::Bytes(most)) => Some(Text { entry: Some(entry?), most, goes_on: false }),
+            Read::Memory(_, What::Bytes(most)) => {
+                Some(ComparedString { entry: Some(entry?), most, goes_on: false })
+            }
             Read::Memory(_, What::String(most)) | Read::Pointee(What::String(most)) => {
                 let kept = most.min(LONGEST_STRING);
-                Some(Text { entry: Some(entry?), most: kept, goes_on: kept < most })
+                Some(ComparedString { entry: Some(entry?), most: kept, goes_on: kept < most })
             }
             _ => None,
         }
     }
 }
 
-impl Text {
+impl ComparedString {
     /// Whether so many bytes decide how it compares with them.
     fn keeps(&self, bytes: usize) -> Result<(), Unsuited> {
         if self.goes_on && bytes >= usize::from(self.most) { Err(Unsuited::LongText) } else { Ok(()) }
     }
 }
 
-impl Condition {
+impl HitCondition {
     /// What has to hold for `filter` to do.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::condition::{Fields, Number};
 use super::layout::{COUNTERS, GROUP, GROUPS, SUMS, TABLE_OF_GROUPS, TAKEN, group};
 use crate::addr::Gpa;
 use crate::capture::filter::Operand;
-use crate::capture::hist::{Form, Histogram, Part};
+use crate::capture::hist::{Form, Histogram, KeyValue};
 use crate::capture::shape::up_to_nul;
 use crate::capture::tally::Group;
 use crate::linux::read::{array, u64_at};
@@ -88,13 +88,15 @@ impl Groups {
             let (low, high) = (words.next().unwrap_or_default(), key.words() > 1);
             let high = if high { words.next().unwrap_or_default() } else { 0 };
             match key {
-                _ if raw.word(group::MISSING) >> n & 1 != 0 => Part::Missing,
-                GroupKey::Comm => Part::Text(up_to_nul(&[low, high].map(u64::to_le_bytes).concat()).into()),
-                GroupKey::Number(_, GroupStep::Log2) => Part::Number(low.into()),
-                GroupKey::Number(number, GroupStep::One) => Part::Number(number.value(low)),
+                _ if raw.word(group::MISSING) >> n & 1 != 0 => KeyValue::Missing,
+                GroupKey::Comm => {
+                    KeyValue::Text(up_to_nul(&[low, high].map(u64::to_le_bytes).concat()).into())
+                }
+                GroupKey::Number(_, GroupStep::Log2) => KeyValue::Number(low.into()),
+                GroupKey::Number(number, GroupStep::One) => KeyValue::Number(number.value(low)),
                 // No product of two numbers of 64 bits is too large.
                 GroupKey::Number(number, GroupStep::Buckets(width)) => {
-                    Part::Number(number.value(low).saturating_mul(i128::from(*width)))
+                    KeyValue::Number(number.value(low).saturating_mul(i128::from(*width)))
                 }
             }
         });

@@ -65,13 +65,13 @@ pub enum NotMovable {
 pub(super) struct Moved {
     /// Where it was.
     pub(super) at: Gva,
-    pub(super) form: Form,
+    pub(super) form: Substitute,
     goes_on: bool,
 }
 
 /// What runs in its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum Substitute {
     /// Its own bytes, with the displacement of a RIP-relative operand changed.
     Copy(OutOfLine),
     /// Other bytes that do the same and end in a branch, whose distance follows.
@@ -80,7 +80,7 @@ pub(super) enum Form {
     Return,
 }
 
-impl Form {
+impl Substitute {
     /// Bytes, wherever it is placed.
     pub(super) fn length(&self) -> u64 {
         match self {
@@ -98,12 +98,12 @@ impl Moved {
         let refused = || Refusal::Branch(text(instruction));
         let flow = instruction.flow_control();
         let form = match (flow, branch_target(instruction)) {
-            (FlowControl::Next, _) => Form::Copy(plan_copy(bytes, at, previous, false)?),
+            (FlowControl::Next, _) => Substitute::Copy(plan_copy(bytes, at, previous, false)?),
             (FlowControl::Return, _) => {
                 // The plan refuses all returns but near ones.
                 plan(bytes, at, previous, false)?;
                 match instruction.op_count() {
-                    0 => Form::Return,
+                    0 => Substitute::Return,
                     // One that takes arguments off the stack.
                     _ => return Err(refused()),
                 }
@@ -111,7 +111,7 @@ impl Moved {
             (_, Some(target)) => {
                 plan(bytes, at, previous, false)?;
                 let code = branch(bytes, instruction).ok_or_else(refused)?;
-                Form::Branch { code, target }
+                Substitute::Branch { code, target }
             }
             (_, None) => {
                 plan(bytes, at, previous, false)?;

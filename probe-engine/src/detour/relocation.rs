@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::moved::{Form, Moved, movable};
+use super::moved::{Moved, Substitute, movable};
 use crate::addr::Gva;
 use crate::insn::copy::{Ending, OutOfReach, distance, jump};
 use crate::insn::decode::instructions;
@@ -74,7 +74,7 @@ impl RelocatedCode {
     /// Whether one of the moved instructions is a return.
     #[must_use]
     pub fn returns(&self) -> bool {
-        self.moved.iter().any(|moved| moved.form == Form::Return)
+        self.moved.iter().any(|moved| moved.form == Substitute::Return)
     }
 
     /// Bytes of the moved instructions, wherever they are.
@@ -102,15 +102,15 @@ impl RelocatedCode {
         for Moved { form, .. } in &self.moved {
             let here = stub_at.add(assembled.len() as u64);
             match form {
-                Form::Copy(copy) => {
+                Substitute::Copy(copy) => {
                     let placed = copy.place(here, Ending::Trap)?;
                     assembled.extend(placed.into_iter().take(copy.length()));
                 }
-                Form::Branch { code, target } => {
+                Substitute::Branch { code, target } => {
                     assembled.extend(code);
                     assembled.extend(distance(here, here.add(form.length()), *target)?);
                 }
-                Form::Return => assembled.extend(jump(here, ret)?),
+                Substitute::Return => assembled.extend(jump(here, ret)?),
             }
         }
         Ok(assembled)

@@ -29,7 +29,7 @@ mod scope;
 
 pub use calls::{LEAVE, leave, trampolines};
 
-use super::condition::Condition;
+use super::condition::HitCondition;
 use super::instances::instance;
 use super::layout::{Rings, TRAMPOLINES, UNREAD};
 use super::relocation::RelocatedCode;
@@ -338,7 +338,7 @@ impl Assembler<'_> {
             self.record(work, registers, next)?;
         }
         // Whether it would have counted depends on more of a string than has been read.
-        if work.condition.as_ref().is_some_and(Condition::may_stay_open) {
+        if work.condition.as_ref().is_some_and(HitCondition::may_stay_open) {
             self.asm.jmp(next)?;
             self.asm.set_label(&mut open)?;
             self.count(Code::Inc_rm64, UNREAD, work.probe)?;

@@ -2,7 +2,7 @@
 
 use crate::addr::Gva;
 use crate::capture::{Base, Capture, Fetch, Read, Register, Scene};
-use crate::detour::condition::{Condition, Fields};
+use crate::detour::condition::{Fields, HitCondition};
 use crate::detour::groups::Groups;
 use crate::detour::layout::{ARGUMENTS, CELL, COUNTERS, MOST_CELLS, record};
 use crate::detour::reads::{CannotRead, Kepts, Reads};
@@ -21,7 +21,7 @@ pub struct Work {
     /// Of which passes hits are made, and calls followed; the others are only counted, apart.
     pub scope: Scope,
     /// Which hits count.
-    pub condition: Option<Condition>,
+    pub condition: Option<HitCondition>,
     /// The registers that are noted down besides those of arguments, in this order; `None` when hits are only counted.
     pub record: Option<Vec<Register>>,
     /// What is read of memory before all that.
@@ -74,7 +74,7 @@ impl Work {
             read.push(needs.memory());
         }
         let known = Fields { capture, read: &read, at_return: calls.is_some() };
-        let condition = capture.filter.as_ref().map(|filter| Condition::of(filter, &known)).transpose()?;
+        let condition = capture.filter.as_ref().map(|filter| HitCondition::of(filter, &known)).transpose()?;
         others.retain(|register| match calls {
             None => argument(*register).is_none(),
             Some(_) => *register != Register::Rax,

@@ -8,7 +8,7 @@
 use super::fault::EmulationFault;
 use crate::addr::{Gpa, Gva};
 use crate::memory::PhysMemory;
-use crate::paging::{Access, PageFault, Walk};
+use crate::paging::{Access, PageFault, Translation};
 use crate::regs::rflags::AC;
 use crate::virt_memory::{VirtMemory, page_rest};
 
@@ -77,7 +77,7 @@ fn walk<M: PhysMemory + ?Sized>(
     rflags: u64,
     at: Gva,
     access: Access,
-) -> Result<Walk, PageFault> {
+) -> Result<Translation, PageFault> {
     let space = memory.spaces.of(at);
     let walk = space.walk(memory.phys, at, access)?;
     if walk.is_user && space.smap && rflags & AC == 0 {

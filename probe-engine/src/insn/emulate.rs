@@ -13,7 +13,7 @@
 use super::access;
 use super::fault::EmulationFault;
 use super::flags::{Binary, Bit, Outcome, holds, multiply, unchanged};
-use super::lower::Action;
+use super::lower::EmulatedAction;
 use super::operand::{Address, OperandPlace, RegisterPart, Segment, Source, Width};
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
@@ -59,7 +59,7 @@ pub enum Passed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Emulation {
     next: Gva,
-    action: Action,
+    action: EmulatedAction,
     /// Whether it has an operand of which the base of a segment is a part.
     has_base: bool,
 }
@@ -69,7 +69,7 @@ impl Emulation {
     /// emulate it.
     pub(super) fn new(instruction: &Instruction) -> Option<Self> {
         let has_base = matches!(instruction.segment_prefix(), X86Register::FS | X86Register::GS);
-        Some(Self { next: Gva(instruction.next_ip()), action: Action::of(instruction)?, has_base })
+        Some(Self { next: Gva(instruction.next_ip()), action: EmulatedAction::of(instruction)?, has_base })
     }
 
     /// Whether the instruction has an operand of which the base of FS or GS is a part. The others ask for no base.
@@ -81,7 +81,7 @@ impl Emulation {
     /// Whether it is `sti`, which may leave an interrupt shadow.
     #[must_use]
     pub fn opens_shadow(&self) -> bool {
-        self.action == Action::SetFlag(IF)
+        self.action == EmulatedAction::SetFlag(IF)
     }
 
     /// Carries the instruction out: afterwards `regs` and memory are as the guest's CPU would have left them,
@@ -114,78 +114,82 @@ struct EmulatedCpu<'a, M: PhysMemory + ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> EmulatedCpu<'_, M> {
-    fn run(&mut self, action: &Action) -> Result<(), EmulationFault> {
+    fn run(&mut self, action: &EmulatedAction) -> Result<(), EmulationFault> {
         match *action {
-            Action::Nothing => {}
-            Action::SetFlag(flag) => self.regs.rflags |= flag,
-            Action::ClearFlag(flag) => self.regs.rflags &= !flag,
-            Action::ComplementCarry => self.regs.rflags ^= CF,
-            Action::FlagsToAh => {
+            EmulatedAction::Nothing => {}
+            EmulatedAction::SetFlag(flag) => self.regs.rflags |= flag,
+            EmulatedAction::ClearFlag(flag) => self.regs.rflags &= !flag,
+            EmulatedAction::ComplementCarry => self.regs.rflags ^= CF,
+            EmulatedAction::FlagsToAh => {
                 let flags = self.regs.rflags & IN_AH | ALWAYS_SET;
                 AH.set(&mut self.regs, flags);
             }
-            Action::AhToFlags => self.set_flags(IN_AH, AH.get(&self.regs)),
-            Action::PushFlags => self.push(self.regs.rflags & !(RF | VM))?,
-            Action::PopFlags => {
+            EmulatedAction::AhToFlags => self.set_flags(IN_AH, AH.get(&self.regs)),
+            EmulatedAction::PushFlags => self.push(self.regs.rflags & !(RF | VM))?,
+            EmulatedAction::PopFlags => {
                 let value = self.pop()?;
                 self.set_flags(POPPED, value);
             }
-            Action::Push(from) => {
+            EmulatedAction::Push(from) => {
                 let value = self.read(&from)?;
                 self.push(value)?;
             }
-            Action::Pop(to) => {
+            EmulatedAction::Pop(to) => {
                 let value = self.pop()?;
                 *to.slot(&mut self.regs) = value;
             }
-            Action::Leave => {
+            EmulatedAction::Leave => {
                 self.regs.rsp = self.regs.rbp;
                 self.regs.rbp = self.pop()?;
             }
-            Action::Move { to, from } => {
+            EmulatedAction::Move { to, from } => {
                 let value = self.read(&from)?;
                 self.write(&to, value)?;
             }
-            Action::Extend { to, from, signed } => {
+            EmulatedAction::Extend { to, from, signed } => {
                 let value = self.get(&from)?;
                 let value = if signed { from.width().sign_extend(value) } else { value };
                 to.set(&mut self.regs, value);
             }
-            Action::LoadAddress { to, address } => {
+            EmulatedAction::LoadAddress { to, address } => {
                 let value = address.effective(&self.regs);
                 to.set(&mut self.regs, value);
             }
-            Action::Binary { operation, to, from } => {
+            EmulatedAction::Binary { operation, to, from } => {
                 let (right, rflags) = (self.read(&from)?, self.regs.rflags);
                 self.modify(&to, |left, width| operation.apply(left, right & width.mask(), rflags, width))?;
             }
-            Action::Compare { operation, left, right } => {
+            EmulatedAction::Compare { operation, left, right } => {
                 let width = left.width();
                 let right = self.read(&right)? & width.mask();
                 let outcome = operation.apply(self.get(&left)?, right, self.regs.rflags, width);
                 self.set_flags(outcome.changed, outcome.flags);
             }
             // These two leave the carry alone.
-            Action::Increment(to) => self.modify(&to, |value, width| {
+            EmulatedAction::Increment(to) => self.modify(&to, |value, width| {
                 let outcome = Binary::Add.apply(value, 1, 0, width);
                 Outcome { changed: outcome.changed & !CF, ..outcome }
             })?,
-            Action::Decrement(to) => self.modify(&to, |value, width| {
+            EmulatedAction::Decrement(to) => self.modify(&to, |value, width| {
                 let outcome = Binary::Sub.apply(value, 1, 0, width);
                 Outcome { changed: outcome.changed & !CF, ..outcome }
             })?,
-            Action::Negate(to) => self.modify(&to, |value, width| Binary::Sub.apply(0, value, 0, width))?,
-            Action::Invert(to) => self.modify(&to, |value, width| unchanged(!value & width.mask()))?,
-            Action::Shift { operation, to, count } => {
+            EmulatedAction::Negate(to) => {
+                self.modify(&to, |value, width| Binary::Sub.apply(0, value, 0, width))?
+            }
+            EmulatedAction::Invert(to) => {
+                self.modify(&to, |value, width| unchanged(!value & width.mask()))?
+            }
+            EmulatedAction::Shift { operation, to, count } => {
                 let (count, rflags) = (self.read(&count)?, self.regs.rflags);
                 self.modify(&to, |value, width| operation.apply(value, count, rflags, width))?;
             }
-            Action::Multiply { to, left, right } => {
+            EmulatedAction::Multiply { to, left, right } => {
                 let (outcome, _) = multiply(self.get(&left)?, self.read(&right)?, true, to.width);
                 to.set(&mut self.regs, outcome.value);
                 self.set_flags(outcome.changed, outcome.flags);
             }
-            Action::MultiplyWide { by, is_signed } => {
+            EmulatedAction::MultiplyWide { by, is_signed } => {
                 let width = by.width();
                 let low = RegisterPart::low(Register::Rax, width);
                 let high = if width == Width::Byte { AH } else { RegisterPart::low(Register::Rdx, width) };
@@ -195,66 +199,66 @@ impl<M: PhysMemory + ?Sized> EmulatedCpu<'_, M> {
                 self.set_flags(outcome.changed, outcome.flags);
             }
             // It only reads.
-            Action::Bit { operation: Bit::Test, to, index } => {
+            EmulatedAction::Bit { operation: Bit::Test, to, index } => {
                 let index = self.read(&index)?;
                 let outcome = Bit::Test.apply(self.get(&to)?, index, to.width());
                 self.set_flags(outcome.changed, outcome.flags);
             }
-            Action::Bit { operation, to, index } => {
+            EmulatedAction::Bit { operation, to, index } => {
                 let index = self.read(&index)?;
                 self.modify(&to, |value, width| operation.apply(value, index, width))?;
             }
-            Action::Exchange(one, other) => {
+            EmulatedAction::Exchange(one, other) => {
                 let (first, second) = (one.get(&self.regs), other.get(&self.regs));
                 one.set(&mut self.regs, second);
                 other.set(&mut self.regs, first);
             }
-            Action::SwapBytes(to) => {
+            EmulatedAction::SwapBytes(to) => {
                 let swapped = to.get(&self.regs).swap_bytes() >> (64 - to.width.bits());
                 to.set(&mut self.regs, swapped);
             }
-            Action::SpreadSign { to, from } => {
+            EmulatedAction::SpreadSign { to, from } => {
                 let is_negative = from.get(&self.regs) & from.width.sign() != 0;
                 to.set(&mut self.regs, if is_negative { u64::MAX } else { 0 });
             }
-            Action::MoveIf { condition, to, from } => {
+            EmulatedAction::MoveIf { condition, to, from } => {
                 // The source is read, and 32 bits clear the upper half, whether or not the condition holds.
                 let moved = self.get(&from)?;
                 let kept = to.get(&self.regs);
                 let value = if holds(condition, self.regs.rflags) { moved } else { kept };
                 to.set(&mut self.regs, value);
             }
-            Action::SetIf { condition, to } => {
+            EmulatedAction::SetIf { condition, to } => {
                 self.write(&to, u64::from(holds(condition, self.regs.rflags)))?;
             }
-            Action::Jump(target) => {
+            EmulatedAction::Jump(target) => {
                 let target = self.read(&target)?;
                 self.jump(target)?;
             }
-            Action::JumpIf { condition, target } => {
+            EmulatedAction::JumpIf { condition, target } => {
                 if holds(condition, self.regs.rflags) {
                     self.jump(target)?;
                 }
             }
-            Action::Loop { counter, condition, target } => {
+            EmulatedAction::Loop { counter, condition, target } => {
                 let left = counter.get(&self.regs).wrapping_sub(1);
                 counter.set(&mut self.regs, left);
                 if counter.get(&self.regs) != 0 && holds(condition, self.regs.rflags) {
                     self.jump(target)?;
                 }
             }
-            Action::JumpIfZero { counter, target } => {
+            EmulatedAction::JumpIfZero { counter, target } => {
                 if counter.get(&self.regs) == 0 {
                     self.jump(target)?;
                 }
             }
-            Action::Call(target) => {
+            EmulatedAction::Call(target) => {
                 let target = self.read(&target)?;
                 let back = self.regs.rip;
                 self.jump(target)?;
                 self.push(back)?;
             }
-            Action::Return { release } => {
+            EmulatedAction::Return { release } => {
                 let target = self.pop()?;
                 self.jump(target)?;
                 self.regs.rsp = self.regs.rsp.wrapping_add(release);

@@ -8,7 +8,7 @@ use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind};
 
 /// What the host does in place of an instruction, besides moving RIP past it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum EmulatedAction {
     Nothing,
     /// `stc`, `std`, `sti`.
     SetFlag(u64),
@@ -113,7 +113,7 @@ pub(super) enum Action {
     },
 }
 
-impl Action {
+impl EmulatedAction {
     /// What to do in place of `instruction`; `None` when the host does not emulate it.
     pub(super) fn of(instruction: &Instruction) -> Option<Self> {
         // The host's load and store are not atomic versus other vCPUs.
@@ -203,27 +203,29 @@ impl Action {
 }
 
 /// Those with a stack slot or a target of 64 bits. The operand-size prefix makes others, which kernels do not use.
-fn stack_or_branch(instruction: &Instruction) -> Option<Action> {
+fn stack_or_branch(instruction: &Instruction) -> Option<EmulatedAction> {
     match instruction.code() {
         Code::Push_r64 | Code::Push_rm64 | Code::Pushq_imm8 | Code::Pushq_imm32 => {
-            Source::of(instruction, 0).map(Action::Push)
+            Source::of(instruction, 0).map(EmulatedAction::Push)
         }
-        Code::Pop_r64 | Code::Pop_rm64 => RegisterPart::of(instruction, 0).map(|to| Action::Pop(to.register)),
-        Code::Pushfq => Some(Action::PushFlags),
-        Code::Popfq => Some(Action::PopFlags),
-        Code::Leaveq => Some(Action::Leave),
-        Code::Call_rel32_64 | Code::Call_rm64 => Source::of(instruction, 0).map(Action::Call),
+        Code::Pop_r64 | Code::Pop_rm64 => {
+            RegisterPart::of(instruction, 0).map(|to| EmulatedAction::Pop(to.register))
+        }
+        Code::Pushfq => Some(EmulatedAction::PushFlags),
+        Code::Popfq => Some(EmulatedAction::PopFlags),
+        Code::Leaveq => Some(EmulatedAction::Leave),
+        Code::Call_rel32_64 | Code::Call_rm64 => Source::of(instruction, 0).map(EmulatedAction::Call),
         Code::Jmp_rel8_64 | Code::Jmp_rel32_64 | Code::Jmp_rm64 => {
-            Source::of(instruction, 0).map(Action::Jump)
+            Source::of(instruction, 0).map(EmulatedAction::Jump)
         }
-        Code::Retnq => Some(Action::Return { release: 0 }),
-        Code::Retnq_imm16 => Some(Action::Return { release: instruction.try_immediate(0).ok()? }),
+        Code::Retnq => Some(EmulatedAction::Return { release: 0 }),
+        Code::Retnq_imm16 => Some(EmulatedAction::Return { release: instruction.try_immediate(0).ok()? }),
         _ => None,
     }
 }
 
 /// Branches that look at rcx, or at ecx with an address-size prefix.
-fn counting(instruction: &Instruction) -> Option<Action> {
+fn counting(instruction: &Instruction) -> Option<EmulatedAction> {
     let counter = match instruction.code() {
         Code::Loop_rel8_64_RCX | Code::Loope_rel8_64_RCX | Code::Loopne_rel8_64_RCX | Code::Jrcxz_rel8_64 => {
             RegisterPart::low(Register::Rcx, Width::Qword)
@@ -235,23 +237,23 @@ fn counting(instruction: &Instruction) -> Option<Action> {
     };
     let target = instruction.near_branch64();
     if matches!(instruction.mnemonic(), Mnemonic::Jrcxz | Mnemonic::Jecxz) {
-        return Some(Action::JumpIfZero { counter, target });
+        return Some(EmulatedAction::JumpIfZero { counter, target });
     }
-    Some(Action::Loop { counter, condition: instruction.condition_code(), target })
+    Some(EmulatedAction::Loop { counter, condition: instruction.condition_code(), target })
 }
 
-fn conditional(instruction: &Instruction) -> Option<Action> {
+fn conditional(instruction: &Instruction) -> Option<EmulatedAction> {
     let condition = instruction.condition_code();
     if condition == ConditionCode::None {
         return None;
     }
     if instruction.op0_kind() == OpKind::NearBranch64 {
         let target = instruction.near_branch64();
-        return instruction.is_jcc_short_or_near().then_some(Action::JumpIf { condition, target });
+        return instruction.is_jcc_short_or_near().then_some(EmulatedAction::JumpIf { condition, target });
     }
     match instruction.op_count() {
-        1 => Some(Action::SetIf { condition, to: OperandPlace::of(instruction, 0)? }),
-        2 => Some(Action::MoveIf {
+        1 => Some(EmulatedAction::SetIf { condition, to: OperandPlace::of(instruction, 0)? }),
+        2 => Some(EmulatedAction::MoveIf {
             condition,
             to: RegisterPart::of(instruction, 0)?,
             from: OperandPlace::of(instruction, 1)?,

@@ -99,17 +99,22 @@ fn groups_are_read_as_their_plan_says() {
     use Operand::{Comm, Field, Pid};
     let name = u64::from_le_bytes(*b"cat\0junk");
     for (keys, missing, words, expected) in [
-        (vec![(Field(0), Form::Buckets(10))], 0, vec![-2i64 as u64], vec![Part::Number(-20)]),
-        (vec![(Field(1), Form::Buckets(10))], 0, vec![2], vec![Part::Number(20)]),
-        (vec![(Field(0), Form::Hex)], 0, vec![u64::MAX], vec![Part::Number(-1)]),
-        (vec![(Field(0), Form::Log2)], 0, vec![63], vec![Part::Number(63)]),
+        (vec![(Field(0), Form::Buckets(10))], 0, vec![-2i64 as u64], vec![KeyValue::Number(-20)]),
+        (vec![(Field(1), Form::Buckets(10))], 0, vec![2], vec![KeyValue::Number(20)]),
+        (vec![(Field(0), Form::Hex)], 0, vec![u64::MAX], vec![KeyValue::Number(-1)]),
+        (vec![(Field(0), Form::Log2)], 0, vec![63], vec![KeyValue::Number(63)]),
         (
             vec![(Comm, Form::Text), (Pid, Form::Process)],
             0,
             vec![name, 9, 7],
-            vec![Part::Text(b"cat".as_slice().into()), Part::Number(7)],
+            vec![KeyValue::Text(b"cat".as_slice().into()), KeyValue::Number(7)],
         ),
-        (vec![(Field(0), Form::Hex), (Pid, Form::Hex)], 1, vec![0, 5], vec![Part::Missing, Part::Number(5)]),
+        (
+            vec![(Field(0), Form::Hex), (Pid, Form::Hex)],
+            1,
+            vec![0, 5],
+            vec![KeyValue::Missing, KeyValue::Number(5)],
+        ),
     ] {
         let groups = groups_of(&plan(&keys, &[0, 1])).unwrap();
         let group = groups.read(&raw(missing, &words, 9, &[-5, 1 << 70]));

@@ -2,7 +2,7 @@
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
 use crate::capture::filter::{Order, Test};
-use crate::detour::condition::{Condition, Number, Origin, Text};
+use crate::detour::condition::{ComparedString, HitCondition, Number, Origin};
 use crate::detour::reads;
 use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rcx, rdx, rsp};
 use std::ops::Range;
@@ -12,7 +12,7 @@ impl Assembler<'_> {
     /// rcx, rdx and r8.
     pub(super) fn branch(
         &mut self,
-        condition: &Condition,
+        condition: &HitCondition,
         wanted: bool,
         to: CodeLabel,
         open: CodeLabel,
@@ -20,12 +20,12 @@ impl Assembler<'_> {
         let mut unread = self.asm.create_label();
         self.unless_read(condition.entry(), if wanted { unread } else { to })?;
         match condition {
-            Condition::Not(condition) => self.branch(condition, !wanted, to, open)?,
-            Condition::All(all) => self.branch_each(all, false, wanted, to, open)?,
-            Condition::Any(any) => self.branch_each(any, true, wanted, to, open)?,
-            Condition::Text(of, equal, text) => self.branch_on_text(of, text, *equal == wanted, to)?,
-            Condition::Pattern(of, pattern) => self.branch_on_pattern(of, pattern, wanted, to, open)?,
-            Condition::Number(number, test) => {
+            HitCondition::Not(condition) => self.branch(condition, !wanted, to, open)?,
+            HitCondition::All(all) => self.branch_each(all, false, wanted, to, open)?,
+            HitCondition::Any(any) => self.branch_each(any, true, wanted, to, open)?,
+            HitCondition::Text(of, equal, text) => self.branch_on_text(of, text, *equal == wanted, to)?,
+            HitCondition::Pattern(of, pattern) => self.branch_on_pattern(of, pattern, wanted, to, open)?,
+            HitCondition::Number(number, test) => {
                 self.number(number)?;
                 self.branch_on_rax(test, number.is_signed, wanted, to)?;
             }
@@ -46,7 +46,7 @@ impl Assembler<'_> {
     /// One of `conditions` that is `decisive` decides.
     fn branch_each(
         &mut self,
-        conditions: &[Condition],
+        conditions: &[HitCondition],
         decisive: bool,
         wanted: bool,
         to: CodeLabel,
@@ -177,7 +177,7 @@ impl Assembler<'_> {
     }
 
     /// Goes to `to` if whether a string is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
-    fn branch_on_text(&mut self, of: &Text, text: &str, wanted: bool, to: CodeLabel) -> Done {
+    fn branch_on_text(&mut self, of: &ComparedString, text: &str, wanted: bool, to: CodeLabel) -> Done {
         let mut bytes = text.as_bytes().to_vec();
         let most = usize::from(of.most);
         if bytes.len() > most {
@@ -201,7 +201,7 @@ impl Assembler<'_> {
     }
 
     /// Where a string is. Uses rax.
-    pub(super) fn text(&mut self, of: &Text) -> Result<AsmMemoryOperand, NoStub> {
+    pub(super) fn text(&mut self, of: &ComparedString) -> Result<AsmMemoryOperand, NoStub> {
         of.entry.map_or_else(|| self.comm(), |entry| Ok(qword_ptr(rsp + (entry + reads::DATA))))
     }
 
@@ -229,7 +229,7 @@ impl Assembler<'_> {
     }
 }
 
-impl Condition {
+impl HitCondition {
     /// Whether there are hits at which it cannot be told.
     pub(super) fn may_stay_open(&self) -> bool {
         match self {

@@ -12,7 +12,7 @@
 //! goes on, a part that was not found may be farther on, and the end is unknown.
 
 use super::{Assembler, Done};
-use crate::detour::condition::Text;
+use crate::detour::condition::ComparedString;
 use crate::linux::glob::{Glob, GlobStep};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, eax, ecx, r8, rax, rdx};
 
@@ -21,7 +21,7 @@ impl Assembler<'_> {
     /// rdx and r8.
     pub(super) fn branch_on_pattern(
         &mut self,
-        of: &Text,
+        of: &ComparedString,
         pattern: &Glob,
         wanted: bool,
         to: CodeLabel,
@@ -62,7 +62,7 @@ impl Assembler<'_> {
     }
 
     /// Where a string begins, in rdx, and where it ends, in r8.
-    fn bounds(&mut self, of: &Text) -> Done {
+    fn bounds(&mut self, of: &ComparedString) -> Done {
         let (mut next, mut end) = (self.asm.create_label(), self.asm.create_label());
         let at = self.text(of)?;
         self.asm.lea(rdx, at)?;
@@ -90,7 +90,13 @@ impl Assembler<'_> {
     }
 
     /// The first place from rdx on where `part` is.
-    fn look_for(&mut self, of: &Text, part: &[GlobStep], other: CodeLabel, open: CodeLabel) -> Done {
+    fn look_for(
+        &mut self,
+        of: &ComparedString,
+        part: &[GlobStep],
+        other: CodeLabel,
+        open: CodeLabel,
+    ) -> Done {
         let (mut again, mut farther, mut none) =
             (self.asm.create_label(), self.asm.create_label(), self.asm.create_label());
         self.asm.jmp(again)?;
@@ -106,7 +112,7 @@ impl Assembler<'_> {
     }
 
     /// Goes to `open` if the string may go on behind its end.
-    fn unless_it_goes_on(&mut self, of: &Text, open: CodeLabel) -> Done {
+    fn unless_it_goes_on(&mut self, of: &ComparedString, open: CodeLabel) -> Done {
         if of.goes_on {
             let start = self.text(of)?;
             self.asm.lea(rax, start + u32::from(of.most))?;

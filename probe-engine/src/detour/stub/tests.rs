@@ -1,7 +1,7 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::capture::{Base, Fetch, Hop, Read, What};
-use crate::detour::condition::{Condition, Number, Origin, Text};
+use crate::detour::condition::{ComparedString, HitCondition, Number, Origin};
 use crate::detour::layout::{self, CALLS, HITS, SLOTS, Slots, record};
 use crate::detour::reads::{Given, Reads};
 use crate::detour::relocation::RelocatedCode;
@@ -78,9 +78,9 @@ fn realtime_guest(softirq_count: u64) -> Guest {
 }
 
 /// The name of the task.
-const COMM: Text = Text { entry: None, most: task::COMM as u16, goes_on: false };
+const COMM: ComparedString = ComparedString { entry: None, most: task::COMM as u16, goes_on: false };
 
-fn counts(condition: Option<Condition>) -> Work {
+fn counts(condition: Option<HitCondition>) -> Work {
     let (scope, reads) = (Scope::Boot, Reads::default());
     Work { probe: 3, scope, condition, record: None, reads, groups: None, calls: None }
 }
@@ -229,19 +229,19 @@ fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
 
 #[test]
 fn what_is_pushed_is_popped_and_nothing_else_is_changed() {
-    let everything = Condition::All(vec![
-        Condition::Not(Box::new(Condition::Text(COMM, true, "cat".to_owned()))),
-        Condition::Pattern(COMM, Glob::new("[!c]?*cat*t").unwrap()),
-        Condition::Any(vec![
-            Condition::Number(
+    let everything = HitCondition::All(vec![
+        HitCondition::Not(Box::new(HitCondition::Text(COMM, true, "cat".to_owned()))),
+        HitCondition::Pattern(COMM, Glob::new("[!c]?*cat*t").unwrap()),
+        HitCondition::Any(vec![
+            HitCondition::Number(
                 Number { from: Origin::Pid, low: 0, width: 32, is_signed: false },
                 Test::Number(Order::Greater, 7),
             ),
-            Condition::Number(
+            HitCondition::Number(
                 Number { from: Origin::Cpu, low: 0, width: 32, is_signed: false },
                 Test::Among(vec![0..2, 5..6]),
             ),
-            Condition::Number(
+            HitCondition::Number(
                 Number {
                     from: Origin::Given(Given::Register(Register::Rsp)),
                     low: 3,
@@ -586,7 +586,7 @@ fn memory_is_read_by_the_guests_own_functions_and_one_hit_at_a_time() {
     let string = Read::Memory(Hop::of_user(-16), What::String(4096));
     assert_eq!(reads.add(&fetch(string), false), Ok(Some(48)));
     let length = reads.length;
-    let is_read = Condition::Number(
+    let is_read = HitCondition::Number(
         Number { from: Origin::Memory(0), low: 0, width: 32, is_signed: false },
         Test::Number(Order::Equal, 7),
     );
@@ -667,8 +667,8 @@ fn a_string_is_compared_by_words_with_its_nul() {
     let mut reads = Reads::default();
     let read = Read::Memory(Hop::of_user(0), What::String(64));
     let at = reads.add(&Fetch { base: Base::Argument(1), hops: Vec::new(), read }, false).unwrap().unwrap();
-    let name = Text { entry: Some(at), most: 64, goes_on: false };
-    let text = Condition::Text(name, true, "/etc/passwd".to_owned());
+    let name = ComparedString { entry: Some(at), most: 64, goes_on: false };
+    let text = HitCondition::Text(name, true, "/etc/passwd".to_owned());
     let code = decode(&assemble(&[Work { reads, ..counts(Some(text)) }]).code);
     let displaced = |i: &&Instruction, at: u64| i.memory_base() == RSP && i.memory_displacement64() == at;
     let length = code.iter().filter(|i| i.mnemonic() == Mnemonic::Cmp && displaced(i, at + 8));

@@ -3,7 +3,7 @@ use crate::addr::Gva;
 use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Field, Hop, Value, What};
-use crate::detour::condition::{Number, Origin, Text};
+use crate::detour::condition::{ComparedString, Number, Origin};
 use crate::detour::reads::Given;
 use crate::linux::glob::Glob;
 use crate::linux::task::{COMM, Context, Task};
@@ -176,7 +176,7 @@ fn what_a_filter_alone_reads_of_an_argument_keeps_it() {
     )
     .unwrap();
     assert!(work.keeps_arguments() && work.record.is_none());
-    assert_eq!(work.condition, Some(Condition::Text(STRING, true, "x".to_owned())));
+    assert_eq!(work.condition, Some(HitCondition::Text(STRING, true, "x".to_owned())));
     let known = memory(Base::Argument(6), &[0], What::Bytes(8));
     let fields = of_memory(vec![known], &Shape::Hex);
     let filter = Some(Filter::Test(Operand::Field(0), Test::Number(Order::Equal, 5)));
@@ -199,7 +199,7 @@ fn memory_is_compared_as_a_number_of_its_width() {
         })
     };
     let number =
-        |from, width, is_signed| Ok(Condition::Number(Number { from, low: 0, width, is_signed }, test()));
+        |from, width, is_signed| Ok(HitCondition::Number(Number { from, low: 0, width, is_signed }, test()));
     let long = || memory(Base::Argument(0), &[8, 0], What::Bytes(4));
     assert_eq!(of(long(), Shape::Signed), number(Origin::Memory(24), 32, true));
     assert_eq!(of(Fetch::word(Base::Stack(1), 2), Shape::Hex), number(Origin::Memory(0), 16, false));
@@ -328,8 +328,9 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
             .map(|work| work.condition.unwrap())
     };
     let test = || Test::Number(Order::Equal, 5);
-    let number =
-        |from, low, width, is_signed| Ok(Condition::Number(Number { from, low, width, is_signed }, test()));
+    let number = |from, low, width, is_signed| {
+        Ok(HitCondition::Number(Number { from, low, width, is_signed }, test()))
+    };
     assert_eq!(
         of(Operand::Field(0), test()),
         number(Origin::Given(Given::Register(Register::Rdi)), 0, 32, true)
@@ -341,16 +342,16 @@ fn conditions_are_numbers_of_a_width_and_the_name_of_the_task() {
     assert_eq!(of(Operand::Pid, test()), number(Origin::Pid, 0, 32, false));
     assert_eq!(of(Operand::Field(1), test()), Err(Unsuited::NoNumber("pair".to_owned())));
     let cat = || Test::Text(true, "cat".to_owned());
-    assert_eq!(of(Operand::Comm, cat()), Ok(Condition::Text(NAME, true, "cat".to_owned())));
+    assert_eq!(of(Operand::Comm, cat()), Ok(HitCondition::Text(NAME, true, "cat".to_owned())));
     assert_eq!(of(Operand::Field(0), cat()), Err(Unsuited::Text));
 }
 
 /// The task's.
-const NAME: Text = Text { entry: None, most: 16, goes_on: false };
+const NAME: ComparedString = ComparedString { entry: None, most: 16, goes_on: false };
 
 /// Its condition, when the task's name, a string, an array of 16 bytes and a pointer are read, and another string for the
 /// filter.
-fn of_strings(operand: Operand, test: Test) -> Result<Condition, Unsuited> {
+fn of_strings(operand: Operand, test: Test) -> Result<HitCondition, Unsuited> {
     let text = |fetch| Field { name: "it".to_owned(), fetch, shape: Shape::Text };
     let pointee = Read::Pointee(What::String(512));
     let fields = vec![
@@ -371,16 +372,16 @@ fn of_strings(operand: Operand, test: Test) -> Result<Condition, Unsuited> {
 }
 
 /// As they lie there, one behind the other.
-const STRING: Text = Text { entry: Some(0), most: 256, goes_on: true };
-const ARRAY: Text = Text { entry: Some(280), most: 16, goes_on: false };
-const POINTEE: Text = Text { entry: Some(312), most: 256, goes_on: true };
-const SHORT: Text = Text { entry: Some(592), most: 24, goes_on: false };
-const HIDDEN: Text = Text { entry: Some(640), most: 256, goes_on: true };
+const STRING: ComparedString = ComparedString { entry: Some(0), most: 256, goes_on: true };
+const ARRAY: ComparedString = ComparedString { entry: Some(280), most: 16, goes_on: false };
+const POINTEE: ComparedString = ComparedString { entry: Some(312), most: 256, goes_on: true };
+const SHORT: ComparedString = ComparedString { entry: Some(592), most: 24, goes_on: false };
+const HIDDEN: ComparedString = ComparedString { entry: Some(640), most: 256, goes_on: true };
 
 #[test]
 fn strings_are_compared_as_a_whole() {
     let text = |length| Test::Text(false, "x".repeat(length));
-    let compared = |of, length| Ok(Condition::Text(of, false, "x".repeat(length)));
+    let compared = |of, length| Ok(HitCondition::Text(of, false, "x".repeat(length)));
     assert_eq!(of_strings(Operand::Field(0), text(7)), compared(STRING, 7));
     assert_eq!(of_strings(Operand::Field(0), text(255)), compared(STRING, 255));
     assert_eq!(of_strings(Operand::Field(0), text(256)), Err(Unsuited::LongText));
@@ -400,7 +401,7 @@ fn strings_are_compared_as_a_whole() {
 fn patterns_are_matched_where_what_is_kept_can_decide() {
     let glob = |pattern: &str| Glob::new(pattern).unwrap();
     let of = |operand, pattern: &str| of_strings(operand, Test::Glob(glob(pattern)));
-    let matched = |of, pattern: &str| Ok(Condition::Pattern(of, glob(pattern)));
+    let matched = |of, pattern: &str| Ok(HitCondition::Pattern(of, glob(pattern)));
     for (operand, text) in [
         (Operand::Comm, NAME),
         (Operand::Field(0), STRING),

@@ -90,12 +90,12 @@ fn said(hist: &Hist, filter: Option<&FilterExpr>) -> String {
 mod tests {
     use super::*;
     use crate::capture::filter::Operand;
-    use crate::capture::shape::{Member, Shape};
+    use crate::capture::shape::{MemberShape, Shape};
     use crate::capture::{Base, Fetch};
     use crate::lang::ast::Statement;
 
     fn fields() -> Vec<Field> {
-        let structure = Shape::Struct { members: Vec::<Member>::new(), more: true };
+        let structure = Shape::Struct { members: Vec::<MemberShape>::new(), more: true };
         let pointer = Shape::Pointer(Some(Box::new(structure.clone())));
         [("name", Shape::Text), ("count", Shape::Unsigned), ("file", pointer), ("how", structure)]
             .map(|(name, shape)| Field { name: name.to_owned(), fetch: Fetch::word(Base::Unknown, 8), shape })
