@@ -5,7 +5,7 @@
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Hop, Read, Register, What};
 use probe_engine::lang::ast::{Place, Statement};
-use probe_engine::lang::compile::{Site, capture};
+use probe_engine::lang::compile::{CompileContext, capture};
 use probe_engine::lang::{self, parse};
 use probe_engine::linux::kernel::Kernel;
 
@@ -24,8 +24,13 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
                 Place::Symbol { symbol, offset: 0, .. } => Some(symbol.as_str()),
                 _ => None,
             };
-            let site =
-                Site { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &|| Ok(None) };
+            let site = CompileContext {
+                function,
+                signature: None,
+                kernel: &kernel,
+                btf: Some(&btf),
+                variables: &|| Ok(None),
+            };
             capture(&definition, &site, Vec::new())
         });
     }

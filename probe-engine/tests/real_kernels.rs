@@ -16,7 +16,7 @@ use probe_engine::linux::kallsyms;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::left_alone::Why;
-use probe_engine::linux::modules::Counted;
+use probe_engine::linux::modules::CountedArray;
 use probe_engine::linux::patched::PatchedText;
 use probe_engine::linux::relocations;
 use probe_engine::linux::symbols::SymbolTable;
@@ -304,7 +304,7 @@ fn modules_tasks_and_hooks_are_found() {
             ),
         };
         for (found, (start, count)) in [(layout.text, text), (layout.init_text, init_text)] {
-            assert_eq!(found, Counted { start, count, entry: 1 });
+            assert_eq!(found, CountedArray { start, count, entry: 1 });
         }
         let types = layout.btf.unwrap();
         assert_eq!((types.list, types.module, types.btf, types.data.start), (0, 16, 24, 0));

@@ -3,7 +3,7 @@
 use super::ast::{Argument, Element, FetchExpr, FetchType, Spanned, Variable};
 use super::error::{Error, Mistake, Named};
 use super::part::Part;
-use super::place::Site;
+use super::place::PlaceKind;
 use super::{fetch, types};
 
 /// The kernel's MAX_TRACE_ARGS.
@@ -67,7 +67,7 @@ pub fn check_names(args: &[Argument]) -> Result<(), Error> {
 }
 
 /// A whole argument.
-pub(super) fn parse(part: Part<'_>, site: Site) -> Result<Argument, Error> {
+pub(super) fn parse(part: Part<'_>, site: PlaceKind) -> Result<Argument, Error> {
     let (name, body) = split_name(part)?;
     let (fetch_part, ty) = split_type(body);
     let fetch = fetch::parse(fetch_part, site, 0)?;

@@ -4,7 +4,7 @@ use super::ast::{Cast, FetchExpr, Spanned, Step, Variable};
 use super::cast::{self, Parts};
 use super::error::{Error, Mistake, Wanted, nearest};
 use super::part::{PER_CPU, Part, is_of_name, is_per_cpu, signed, unsigned};
-use super::place::{Site, check_ordinal, is_of_symbol};
+use super::place::{PlaceKind, check_ordinal, is_of_symbol};
 
 /// How often memory can be read for one argument, one address coming from the other: what the kernel's 16 steps
 /// (FETCH_INSN_MAX) leave beside the first value and the end.
@@ -23,7 +23,7 @@ const REGISTERS: [&str; 31] = [
 const VARIABLES: [&str; 8] = ["$retval", "$comm", "$COMM", "$current", "$stack", "$stack0", "$arg1", "$arg*"];
 
 /// A whole `FETCH`, in `depth` others.
-pub(super) fn parse(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
+pub(super) fn parse(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
     if depth > DEEPEST {
         return Err(part.wrong(Mistake::TooDeep(DEEPEST)));
     }
@@ -69,7 +69,7 @@ fn register(part: Part<'_>) -> Result<FetchExpr, Error> {
 }
 
 /// `$...`
-fn variable(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
+fn variable(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
     let name = rest.take_while(is_of_name);
@@ -220,7 +220,7 @@ fn immediate(part: Part<'_>) -> Result<FetchExpr, Error> {
 }
 
 /// `+|-[u]OFFS(FETCH)`
-fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
+fn dereference(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     let negative = rest.take_char() == Some('-');
     let user = rest.eat("u");
@@ -239,7 +239,7 @@ fn dereference(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Er
 }
 
 /// `(STRUCT[,FIELD])FETCH->FIELD`
-fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
+fn cast(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, Error> {
     let Parts { structure, container_of, value, path: members } = cast::parse(part)?;
     let path = path(members, depth)?;
     let reads = path.iter().filter(|step| step.arrow).count();
@@ -248,7 +248,7 @@ fn cast(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
 }
 
 /// `this_cpu_ptr(FETCH)`, `this_cpu_read(FETCH)`
-fn per_cpu(part: Part<'_>, site: Site, depth: usize) -> Result<FetchExpr, Error> {
+fn per_cpu(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     let read = PER_CPU.iter().find(|(prefix, _)| rest.eat(prefix)).is_some_and(|(_, read)| *read);
     let inner = inside(rest)?;
@@ -269,7 +269,7 @@ fn inside(rest: Part<'_>) -> Result<Part<'_>, Error> {
 }
 
 /// A whole `FETCH` that can be an address.
-fn address(part: Part<'_>, site: Site, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
+fn address(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
     let of = parse(part, site, depth)?;
     match of.value {
         FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_) => {

@@ -3,7 +3,7 @@
 use super::ast::{Definition, DefinitionKind, EventName, FetchExpr, FilterExpr, Spanned, Statement};
 use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
-use super::place::{self, Site};
+use super::place::{self, PlaceKind};
 use super::{argument, filter, hist};
 
 /// The kernel reads definitions into a buffer of this size. Everything that is made of a definition is bounded by it.
@@ -138,7 +138,7 @@ fn check_name(part: Part<'_>, what: Named, is_known: impl Fn(char) -> bool) -> R
 
 /// What is behind the place: arguments, then a filter and a histogram in whichever order.
 fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(), Error> {
-    let site = Site::of(definition.kind, &definition.place.value);
+    let site = PlaceKind::of(definition.kind, &definition.place.value);
     loop {
         rest.take_space();
         let word = rest.take_word();

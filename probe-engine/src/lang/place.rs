@@ -4,19 +4,19 @@ use super::ast::{DefinitionKind, Place, Spanned};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
-use crate::linux::symbols::named::Named;
+use crate::linux::symbols::named::SymbolName;
 use crate::probe::spec::{LineOf, split_line};
 
 /// What the place means for what can be fetched there.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Site {
+pub(super) struct PlaceKind {
     /// A function returns there.
     pub(super) returns: bool,
     /// It is a function's entry or its returns.
     pub(super) knows_parameters: bool,
 }
 
-impl Site {
+impl PlaceKind {
     pub(super) fn of(kind: DefinitionKind, place: &Place) -> Self {
         let returns = kind == DefinitionKind::Return;
         Self { returns, knows_parameters: returns || matches!(place, Place::Symbol { offset: 0, .. }) }
@@ -133,7 +133,7 @@ pub(super) fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
     if symbol.is_empty() {
         return Err(name.is_not(Wanted::Symbol));
     }
-    match Named::parse(name.text()) {
+    match SymbolName::parse(name.text()) {
         Some(_) => Ok(()),
         None => Err(number.is_not(Wanted::Ordinal)),
     }

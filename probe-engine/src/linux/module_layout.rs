@@ -12,7 +12,7 @@ pub(super) const SYMBOL_LEN: usize = 24;
 
 /// A pointer in `struct module` and the number of what it points to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct CountedArray {
     /// Where the pointer lies, in bytes from the start of the structure.
     pub start: u32,
     /// Where the number lies, 4 bytes wide.
@@ -33,19 +33,19 @@ pub struct ModuleLayout {
     /// `name`.
     pub name: u32,
     /// Text that stays.
-    pub text: Counted,
+    pub text: CountedArray,
     /// Text that is freed when the module's init has run.
-    pub init_text: Counted,
+    pub init_text: CountedArray,
     /// `kallsyms`, a pointer to `struct mod_kallsyms`.
     pub kallsyms: u32,
     /// `symtab` and `num_symtab`, in `struct mod_kallsyms`.
-    pub symtab: Counted,
+    pub symtab: CountedArray,
     /// `strtab`, there.
     pub strtab: u32,
     /// `typetab`, there.
     pub typetab: u32,
     /// Tables of text that is left alone; absent where the kernel was built without them.
-    pub tables: ModuleTables,
+    pub tables: ModuleTableFields,
     /// Type information; absent where the kernel keeps none of modules.
     pub btf: Option<ModuleBtf>,
     /// Its ORC table; absent where the kernel was built with another unwinder.
@@ -56,30 +56,30 @@ pub struct ModuleLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleOrc {
     /// `arch.orc_unwind_ip`.
-    pub ips: Counted,
+    pub ips: CountedArray,
     /// `arch.orc_unwind`.
-    pub rows: Counted,
+    pub rows: CountedArray,
 }
 
 /// Tables in `struct module` of instructions and functions that are left alone, or never run from a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ModuleTables {
+pub struct ModuleTableFields {
     /// `extable`.
-    pub fixups: Option<Counted>,
+    pub fixups: Option<CountedArray>,
     /// `jump_entries`.
-    pub jump_labels: Option<Counted>,
+    pub jump_labels: Option<CountedArray>,
     /// `static_call_sites`.
-    pub static_calls: Option<Counted>,
+    pub static_calls: Option<CountedArray>,
     /// `bug_table`.
-    pub bugs: Option<Counted>,
+    pub bugs: Option<CountedArray>,
     /// `kprobe_blacklist`.
-    pub blacklist: Option<Counted>,
+    pub blacklist: Option<CountedArray>,
     /// `noinstr_text_start`.
-    pub noinstr: Option<Counted>,
+    pub noinstr: Option<CountedArray>,
     /// `kprobes_text_start`.
-    pub kprobes_text: Option<Counted>,
+    pub kprobes_text: Option<CountedArray>,
     /// `ftrace_callsites`.
-    pub ftrace: Option<Counted>,
+    pub ftrace: Option<CountedArray>,
 }
 
 impl ModuleLayout {
@@ -108,7 +108,7 @@ impl ModuleLayout {
                 .filter(|symtab| symtab.entry as usize == SYMBOL_LEN)?,
             strtab: kallsyms("strtab")?,
             typetab: kallsyms("typetab")?,
-            tables: ModuleTables {
+            tables: ModuleTableFields {
                 fixups: counted("extable", "num_exentries"),
                 jump_labels: counted("jump_entries", "num_jump_entries"),
                 static_calls: counted("static_call_sites", "num_static_call_sites"),
@@ -142,12 +142,12 @@ fn offset(btf: &Btf<'_>, structure: &str, path: &str) -> Option<u32> {
 }
 
 /// A pointer, and a number of 4 bytes. What a `void *` points to counts as one byte.
-fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<Counted> {
+fn counted(btf: &Btf<'_>, structure: &str, start: &str, count: &str) -> Option<CountedArray> {
     let pointee = btf.pointee(btf.member(structure, start)?.ty)?;
     let entry = btf.size(pointee).unwrap_or(1).try_into().ok()?;
     let width = btf.size(btf.member(structure, count)?.ty)?;
     let (start, count) = (offset(btf, structure, start)?, offset(btf, structure, count)?);
-    (width == 4).then_some(Counted { start, count, entry })
+    (width == 4).then_some(CountedArray { start, count, entry })
 }
 
 /// How to find a module's type information: offsets in bytes.
@@ -162,7 +162,7 @@ pub struct ModuleBtf {
     /// `btf` there, a pointer to `struct btf`.
     pub btf: u32,
     /// `data` and `data_size`, in `struct btf`.
-    pub data: Counted,
+    pub data: CountedArray,
 }
 
 impl ModuleBtf {

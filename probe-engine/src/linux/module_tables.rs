@@ -8,7 +8,7 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions};
 
 use super::left_alone::Why;
-use super::modules::{Counted, Module, ModuleError, ModuleLayout, counted_at, kernel_range};
+use super::modules::{CountedArray, Module, ModuleError, ModuleLayout, counted_at, kernel_range};
 use super::patch_tables;
 use super::patched::PatchedText;
 use super::read::{u32_at, u64_at};
@@ -110,7 +110,7 @@ impl<M: PhysMemory + ?Sized> ModuleTables<'_, M> {
     /// What `of` makes of each entry's address and first bytes, as far as it is text of the module.
     fn entries(
         &self,
-        place: Counted,
+        place: CountedArray,
         of: impl Fn(Gva, &[u8]) -> Option<Gva>,
     ) -> Result<Vec<Gva>, ModuleError> {
         let (start, count) = counted_at(self.memory, self.module.at, place)?;
@@ -129,17 +129,17 @@ impl<M: PhysMemory + ?Sized> ModuleTables<'_, M> {
     }
 
     /// What the 32-bit distance at the start of each entry points to.
-    fn targets(&self, place: Counted) -> Result<Vec<Gva>, ModuleError> {
+    fn targets(&self, place: CountedArray) -> Result<Vec<Gva>, ModuleError> {
         self.entries(place, |at, bytes| Some(at.offset((u32_at(bytes, 0)? as i32).into())))
     }
 
     /// The 64-bit addresses in a table.
-    fn functions(&self, place: Counted) -> Result<Vec<Gva>, ModuleError> {
+    fn functions(&self, place: CountedArray) -> Result<Vec<Gva>, ModuleError> {
         self.entries(place, |_, bytes| u64_at(bytes, 0).map(Gva))
     }
 
     /// A range of text that is not empty.
-    fn range(&self, place: Counted) -> Result<Option<Range<Gva>>, ModuleError> {
+    fn range(&self, place: CountedArray) -> Result<Option<Range<Gva>>, ModuleError> {
         let (start, size) = counted_at(self.memory, self.module.at, place)?;
         match size {
             0 => Ok(None),

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::module_layout::SYMBOL_LEN;
-pub use super::module_layout::{Counted, ModuleLayout, ModuleTables};
+pub use super::module_layout::{CountedArray, ModuleLayout, ModuleTableFields};
 use super::orc::OrcError;
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
@@ -219,7 +219,7 @@ pub(super) fn field(structure: Gva, offset: u32) -> Gva {
 pub(super) fn counted_at<M: PhysMemory + ?Sized>(
     memory: &VirtMemory<'_, M>,
     structure: Gva,
-    place: Counted,
+    place: CountedArray,
 ) -> Result<(Gva, u32), PageFault> {
     let start = memory.read_u64(field(structure, place.start))?;
     Ok((Gva(start), memory.read_u32(field(structure, place.count))?))

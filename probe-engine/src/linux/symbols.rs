@@ -80,14 +80,14 @@ impl Function<'_> {
 
 /// An address as a user reads it: `do_sys_openat2`, `do_sys_openat2+0x10`, or the number when no symbol is near.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct NamedAddress<'a> {
     /// The address.
     pub at: Gva,
     /// The function around it.
     pub function: Option<Function<'a>>,
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for NamedAddress<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let found = self
             .function
@@ -270,8 +270,8 @@ impl SymbolTable {
 
     /// An address as a user reads it.
     #[must_use]
-    pub fn place(&self, at: Gva) -> Place<'_> {
-        Place { at, function: self.function_at(at) }
+    pub fn place(&self, at: Gva) -> NamedAddress<'_> {
+        NamedAddress { at, function: self.function_at(at) }
     }
 
     /// The text symbols whose names match, by address.

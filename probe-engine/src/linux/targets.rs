@@ -30,7 +30,7 @@ impl JumpTargets {
     #[must_use]
     pub fn scan(kernel: &Kernel) -> Self {
         let (image, symbols) = (kernel.image(), kernel.symbols());
-        let mut found = Found { text: thunks::code(image), targets: Vec::new() };
+        let mut found = FoundTargets { text: thunks::code(image), targets: Vec::new() };
 
         let starts: Vec<Gva> = symbols.text().map(|symbol| symbol.at).collect();
         for section in image.sections().filter(|section| section.executable) {
@@ -88,12 +88,12 @@ pub(crate) fn branch_target(instruction: &Instruction) -> Option<Gva> {
 }
 
 /// What was found so far, in no order.
-struct Found {
+struct FoundTargets {
     text: Range<Gva>,
     targets: Vec<u32>,
 }
 
-impl Found {
+impl FoundTargets {
     fn push(&mut self, at: Gva) {
         let distance = at.is_in(&self.text).then(|| at.offset_from(self.text.start)).flatten();
         self.targets.extend(distance.and_then(|distance| u32::try_from(distance).ok()));
@@ -119,7 +119,7 @@ pub(crate) mod tests {
 
     /// Of a kernel whose text is `code` at [`TEXT`], and that stores `stored`.
     pub(crate) fn targets(code: &[u8], stored: &[u64]) -> JumpTargets {
-        let mut found = Found { text: TEXT..TEXT.add(0x1020), targets: Vec::new() };
+        let mut found = FoundTargets { text: TEXT..TEXT.add(0x1020), targets: Vec::new() };
         found.branches(code, TEXT);
         stored.iter().for_each(|at| found.push(TEXT.add(*at)));
         found.finish()

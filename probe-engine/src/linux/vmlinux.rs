@@ -51,7 +51,7 @@ pub enum VmlinuxError {
 
 /// A part of the image that is loaded (PT_LOAD).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Segment {
+pub struct LoadSegment {
     /// Link-time virtual addresses, memory that is zero at first included.
     pub range: Range<Gva>,
     /// Link-time physical address of its start.
@@ -61,7 +61,7 @@ pub struct Segment {
     file: Range<usize>,
 }
 
-impl Segment {
+impl LoadSegment {
     /// Link-time physical address of its end, memory that is zero at first included.
     #[must_use]
     pub fn phys_end(&self) -> Gpa {
@@ -96,7 +96,7 @@ pub struct Vmlinux {
     file: Vec<u8>,
     entry: Gpa,
     text_start: Gva,
-    segments: Vec<Segment>,
+    segments: Vec<LoadSegment>,
     sections: Vec<SectionEntry>,
     /// Where the ELF structures end in the file.
     end: usize,
@@ -136,7 +136,7 @@ impl Vmlinux {
             let start = Gva(segment.p_vaddr(endian));
             let file = file_range(data, start, Some(segment.file_range(endian)))?;
             end = file.end.max(end);
-            segments.push(Segment {
+            segments.push(LoadSegment {
                 range: memory_range(start, segment.p_memsz(endian))?,
                 phys: Gpa(segment.p_paddr(endian)),
                 executable: segment.p_flags(endian) & PF_X != 0,
@@ -212,13 +212,13 @@ impl Vmlinux {
 
     /// The loaded parts, in the file's order.
     #[must_use]
-    pub fn segments(&self) -> &[Segment] {
+    pub fn segments(&self) -> &[LoadSegment] {
         &self.segments
     }
 
     /// A segment's bytes in the file; memory behind them is zero.
     #[must_use]
-    pub fn segment_bytes(&self, segment: &Segment) -> &[u8] {
+    pub fn segment_bytes(&self, segment: &LoadSegment) -> &[u8] {
         self.file.get(segment.file.clone()).unwrap_or_default()
     }
 

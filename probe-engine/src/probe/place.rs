@@ -174,7 +174,7 @@ struct Checked {
 }
 
 /// One function's text, and what must be left alone in it.
-pub(super) struct FunctionText<'a> {
+pub(super) struct ProbedText<'a> {
     pub(super) range: Range<Gva>,
     pub(super) bytes: &'a [u8],
     pub(super) patched: &'a PatchedText,
@@ -182,7 +182,7 @@ pub(super) struct FunctionText<'a> {
     pub(super) knows_locks: bool,
 }
 
-impl FunctionText<'_> {
+impl ProbedText<'_> {
     /// What is known about the instruction at `at`. `is_ftrace` tells ftrace's sites by their address and bytes.
     pub(super) fn info(
         &self,
@@ -254,7 +254,7 @@ pub fn in_kernel(link: Gva, kernel: &Kernel) -> Result<SiteInfo, Unprobeable> {
     let range = kernel.function(link).ok_or(Unprobeable::NoFunction)?;
     let bytes = image.bytes(&range).ok_or(Unprobeable::NotText)?;
     let entry = skip_endbr(bytes, range.start);
-    let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
+    let text = ProbedText { range, bytes, patched: kernel.patched(), knows_locks: true };
     text.info(link, |at, bytes| kernel.ftrace().has(at, bytes, entry))
 }
 
@@ -266,7 +266,7 @@ pub fn plan_of(info: &SiteInfo, kernel: &Kernel) -> Result<StepPlan, Unprobeable
     let range = info.function.clone();
     let start = range.start;
     let bytes = kernel.image().bytes(&range).ok_or(Unprobeable::NotText)?;
-    let text = FunctionText { range, bytes, patched: kernel.patched(), knows_locks: true };
+    let text = ProbedText { range, bytes, patched: kernel.patched(), knows_locks: true };
     let at = if info.is_entry() { skip_endbr(bytes, start) } else { info.at };
     let previous = instruction_at(bytes, start, at)?.previous;
     Ok(plan(text.from(at), at, previous.as_ref(), info.fixup)?)
@@ -289,7 +289,7 @@ mod tests {
         let bytes = [&FTRACE_NOP[..], code].concat();
         let range = START..START.add(bytes.len() as u64);
         let patched = PatchedText::new(rewritten, Vec::new(), Vec::new());
-        let text = FunctionText { range, bytes: &bytes, patched: &patched, knows_locks: true };
+        let text = ProbedText { range, bytes: &bytes, patched: &patched, knows_locks: true };
         text.info(START, |at, _| at == START).unwrap().ftrace
     }
 

@@ -1,6 +1,6 @@
 //! From what a user asks for to places at link-time addresses, before the guest runs: a typo costs no boot.
 
-use super::place::{FunctionText, Place, SiteInfo, Unprobeable, in_kernel};
+use super::place::{Place, ProbedText, SiteInfo, Unprobeable, in_kernel};
 use super::spec::{Location, ProbeSpec, SYSTEM_CALL};
 use crate::addr::Gva;
 use crate::linux::ftrace_site::FTRACE_NOP;
@@ -317,7 +317,7 @@ impl LoadedModule {
             let offset = site.offset_from(range.start).unwrap_or(0) as usize;
             bytes.iter_mut().skip(offset).zip(FTRACE_NOP).for_each(|(byte, nop)| *byte = nop);
         }
-        let text = FunctionText { range, bytes: &bytes, patched: &self.patched, knows_locks: false };
+        let text = ProbedText { range, bytes: &bytes, patched: &self.patched, knows_locks: false };
         Ok(text.info(at, |at, _| self.ftrace.contains(&at))?)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::addr::Gva;
 use crate::linux::glob::{Glob, GlobError};
-use crate::linux::symbols::named::{Named, plain_name};
+use crate::linux::symbols::named::{SymbolName, plain_name};
 use std::fmt;
 use std::str::FromStr;
 
@@ -360,7 +360,7 @@ fn symbol(written: &str) -> Result<(String, u64), SpecError> {
         return Err(SpecError::NegativeOffset(written.to_owned()));
     }
     check_characters(written, plain_name(name), is_of_symbol)?;
-    if Named::parse(name).is_none() {
+    if SymbolName::parse(name).is_none() {
         let (_, ordinal) = name.split_at(plain_name(name).len());
         return Err(SpecError::BadOrdinal(ordinal.to_owned()));
     }

@@ -7,7 +7,7 @@ use crate::capture::typed::{Expand, Signature, is_changed};
 use crate::capture::{Capture, Field};
 use crate::lang;
 use crate::lang::ast::{self, Definition, EventName, FilterExpr, Hist, Spanned, Statement};
-use crate::lang::compile::{self, Site};
+use crate::lang::compile::{self, CompileContext};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
 use crate::linux::dwarf::VariablesInScope;
@@ -260,8 +260,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
         &'s self,
         function: Option<&'s (String, Option<Signature>)>,
         variables: &'s dyn Fn() -> Result<Option<VariablesInScope>, String>,
-    ) -> Site<'s> {
-        Site {
+    ) -> CompileContext<'s> {
+        CompileContext {
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),
             kernel: self.kernel,
@@ -297,7 +297,7 @@ fn is_plain(written: &str) -> bool {
 }
 
 /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
-fn typed(site: &Site<'_>, expand: Expand, returns: bool) -> (Vec<Field>, Style) {
+fn typed(site: &CompileContext<'_>, expand: Expand, returns: bool) -> (Vec<Field>, Style) {
     let plain = (Vec::new(), Style::Registers);
     let (Some(function), Some(btf)) = (site.function, site.btf) else { return plain };
     let Ok(signature) = site.signature(btf, function) else { return plain };
@@ -309,7 +309,7 @@ fn typed(site: &Site<'_>, expand: Expand, returns: bool) -> (Vec<Field>, Style) 
 }
 
 /// Whether the compiler has changed the function's parameters, so that its types do not tell them.
-fn is_changed_in(site: &Site<'_>) -> bool {
+fn is_changed_in(site: &CompileContext<'_>) -> bool {
     site.btf.is_some() && site.function.is_some_and(is_changed)
 }
 

@@ -5,7 +5,7 @@ use super::super::ast::{FetchType, Span, Spanned, Step, Variable};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
 use super::variable::{Typed, step_to};
-use super::way::{End, Way};
+use super::way::{Way, WayEnd};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Fetch};
 use crate::linux::btf::{Btf, Kind, TypeId};
@@ -92,7 +92,7 @@ impl Local {
         let ty = self.ty.ok_or_else(|| self.wrong(Mistake::ForeignVariable))?;
         let found = Typed { way: self.way(), ty, bits: None };
         let is_structure = matches!(btf.plain(ty).map(|ty| ty.kind), Some(Kind::Structure(_)));
-        if is_structure && !path.is_empty() && !matches!(found.way.end, End::Memory(_)) {
+        if is_structure && !path.is_empty() && !matches!(found.way.end, WayEnd::Memory(_)) {
             return Err(self.wrong(Mistake::StructureInRegister));
         }
         path.iter().try_fold(found, |at, step| step_to(btf, at, step))

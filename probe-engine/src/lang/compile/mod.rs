@@ -27,11 +27,11 @@ use crate::linux::dwarf::VariablesInScope;
 use crate::linux::kernel::Kernel;
 use crate::virt_memory::LONGEST_STRING;
 use std::borrow::Cow;
-use way::{End, Way};
+use way::{Way, WayEnd};
 
 /// Where a definition's probe is, and what is known about the kernel.
 #[derive(Clone, Copy)]
-pub struct Site<'a> {
+pub struct CompileContext<'a> {
     /// The function's name, at whose entry or returns the probe is; `None` anywhere else.
     pub function: Option<&'a str>,
     /// What a call of it has, where that is not what the kernel's types say of the function.
@@ -49,7 +49,11 @@ pub struct Site<'a> {
 ///
 /// # Errors
 /// The first [`Error`]: a symbol, a parameter or a member that there is not, or a value that cannot be read so.
-pub fn capture(definition: &Definition, site: &Site<'_>, otherwise: Vec<Field>) -> Result<Capture, Error> {
+pub fn capture(
+    definition: &Definition,
+    site: &CompileContext<'_>,
+    otherwise: Vec<Field>,
+) -> Result<Capture, Error> {
     let compiler = Compiler { site, returns: definition.kind == DefinitionKind::Return };
     let args = compiler.expand(&definition.args)?;
     check_names(&args)?;
@@ -89,7 +93,7 @@ fn names(fields: &[Field]) -> Vec<&str> {
     fields.iter().map(|field| field.name.as_str()).collect()
 }
 
-impl Site<'_> {
+impl CompileContext<'_> {
     /// What a call of its `function` has.
     ///
     /// # Errors
@@ -119,7 +123,7 @@ impl Site<'_> {
 }
 
 struct Compiler<'a> {
-    site: &'a Site<'a>,
+    site: &'a CompileContext<'a>,
     returns: bool,
 }
 
@@ -278,10 +282,10 @@ impl Compiler<'_> {
         let (bytes, shape) = element(ty.element);
         let count = ty.count.unwrap_or(1);
         let read = match way.end {
-            End::Memory(hop) => Read::Memory(hop, What::Bytes((u32::from(bytes) * count) as u16)),
+            WayEnd::Memory(hop) => Read::Memory(hop, What::Bytes((u32::from(bytes) * count) as u16)),
             _ if ty.count.is_some() => return wrong(Mistake::ArrayOfValue),
-            End::Value => Read::Word(bytes),
-            End::Address(hop) => Read::Address(hop, bytes),
+            WayEnd::Value => Read::Word(bytes),
+            WayEnd::Address(hop) => Read::Address(hop, bytes),
         };
         let shape = match ty.count {
             Some(count) => Shape::Array { count: count as u16, of: Box::new(shape) },
@@ -309,7 +313,7 @@ const NOTHING: Fetch = Fetch { base: Base::Unknown, hops: Vec::new(), read: Read
 
 /// A string, or several to which pointers lie side by side.
 fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Fetch, Shape)> {
-    let Way { base, hops, end: End::Memory(hop) } = way else { return None };
+    let Way { base, hops, end: WayEnd::Memory(hop) } = way else { return None };
     let hop = Hop { user: user || hop.user, ..hop };
     let (read, shape) = match count {
         None => (Read::Memory(hop, What::String(LONGEST_STRING)), Shape::Text),

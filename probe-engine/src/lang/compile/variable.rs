@@ -4,7 +4,7 @@
 use super::super::ast::{Element, FetchType, Span, Spanned, Step, Variable};
 use super::super::error::{Error, Mistake, nearest};
 use super::Compiler;
-use super::way::{End, Way};
+use super::way::{Way, WayEnd};
 use crate::capture::argument_place::ArgumentPlace;
 use crate::capture::shape::Shape;
 use crate::capture::typed::Parameter;
@@ -150,8 +150,8 @@ impl Compiler<'_> {
         if let Some(ty) = ty.filter(|ty| is_string(&ty.value)) {
             return match text_of(btf, found.ty) {
                 // The string that a pointer leads to.
-                Some(Text::Pointer) => self.typed(found.way.at(0, false), &ty.value, &ty.span),
-                Some(Text::Array) => self.typed(found.way, &ty.value, &ty.span),
+                Some(StringStorage::Pointer) => self.typed(found.way.at(0, false), &ty.value, &ty.span),
+                Some(StringStorage::Array) => self.typed(found.way, &ty.value, &ty.span),
                 None => Err(Error { span: ty.span.clone(), mistake: Mistake::StringOfOther }),
             };
         }
@@ -161,35 +161,35 @@ impl Compiler<'_> {
         let Some((bytes, shape)) = own_shape(btf, found.ty) else { return wrong(Mistake::NotANumber) };
         let Some((low, width)) = found.bits else {
             let read = match found.way.end {
-                End::Memory(hop) => Read::Memory(hop, What::Bytes(bytes.into())),
-                End::Address(hop) => Read::Address(hop, bytes),
-                End::Value => Read::Word(bytes),
+                WayEnd::Memory(hop) => Read::Memory(hop, What::Bytes(bytes.into())),
+                WayEnd::Address(hop) => Read::Address(hop, bytes),
+                WayEnd::Value => Read::Word(bytes),
             };
             return Ok((found.way.read(read), shape));
         };
         let bytes = (u16::from(low) + u16::from(width)).div_ceil(8);
         match found.way.end {
-            End::Memory(hop) => {
+            WayEnd::Memory(hop) => {
                 let shape = Shape::BitField { low, width, of: Box::new(Shape::Unsigned) };
                 Ok((found.way.read(Read::Memory(hop, What::Bytes(bytes))), shape))
             }
-            End::Value | End::Address(_) => wrong(Mistake::NotANumber),
+            WayEnd::Value | WayEnd::Address(_) => wrong(Mistake::NotANumber),
         }
     }
 }
 
 /// Where the characters are of what can be read as a string.
-enum Text {
+enum StringStorage {
     Pointer,
     Array,
 }
 
 /// Pointers to, and arrays of, numbers of one byte (`check_prepare_btf_string_fetch`). The kernel refuses those with a sign,
 /// and is compiled so that `char` has none; before 6.2, `char` had one.
-fn text_of(btf: &Btf<'_>, ty: TypeId) -> Option<Text> {
+fn text_of(btf: &Btf<'_>, ty: TypeId) -> Option<StringStorage> {
     let (of, text) = match btf.plain(ty)?.kind {
-        Kind::Pointer(to) => (to, Text::Pointer),
-        Kind::Array { element, .. } => (element, Text::Array),
+        Kind::Pointer(to) => (to, StringStorage::Pointer),
+        Kind::Array { element, .. } => (element, StringStorage::Array),
         _ => return None,
     };
     let is_character = matches!(btf.plain(of)?.kind, Kind::Int(_));
@@ -221,9 +221,9 @@ pub(super) fn member_of(btf: &Btf<'_>, at: Typed, name: &Spanned<String>) -> Res
     let member = find_member(btf, at.ty, name)?;
     let mut way = at.way;
     match &mut way.end {
-        End::Memory(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
+        WayEnd::Memory(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
         // A structure that is passed in registers.
-        End::Value | End::Address(_) => {
+        WayEnd::Value | WayEnd::Address(_) => {
             return Err(Error { span: name.span.clone(), mistake: Mistake::NotAWord });
         }
     }

@@ -6,12 +6,12 @@ use crate::capture::{Base, Fetch, Hop, Read};
 pub(super) struct Way {
     pub(super) base: Base,
     pub(super) hops: Vec<Hop>,
-    pub(super) end: End,
+    pub(super) end: WayEnd,
 }
 
 /// What a value is, at the end of its way.
 #[derive(Clone, Copy)]
-pub(super) enum End {
+pub(super) enum WayEnd {
     /// What has been come to.
     Value,
     /// What lies where this leads.
@@ -22,19 +22,19 @@ pub(super) enum End {
 
 impl Way {
     pub(super) fn value(base: Base) -> Self {
-        Self { base, hops: Vec::new(), end: End::Value }
+        Self { base, hops: Vec::new(), end: WayEnd::Value }
     }
 
     /// What lies at an offset from the address that the value so far is.
     pub(super) fn at(mut self, offset: i64, user: bool) -> Self {
         let hop = Hop { user, ..Hop::at(offset) };
-        self.end = End::Memory(match self.end {
-            End::Value => hop,
-            End::Memory(before) => {
+        self.end = WayEnd::Memory(match self.end {
+            WayEnd::Value => hop,
+            WayEnd::Memory(before) => {
                 self.hops.push(before);
                 hop
             }
-            End::Address(before) => Hop { offset: before.offset.wrapping_add(offset), user, ..before },
+            WayEnd::Address(before) => Hop { offset: before.offset.wrapping_add(offset), user, ..before },
         });
         self
     }
@@ -43,15 +43,15 @@ impl Way {
     /// symbol, the symbol's. `None` for what is such an address already.
     pub(super) fn per_cpu(mut self, of_symbol: bool) -> Option<Self> {
         let hop = match self.end {
-            End::Value => Hop::at(0),
-            End::Memory(symbol) if of_symbol => symbol,
-            End::Memory(before) => {
+            WayEnd::Value => Hop::at(0),
+            WayEnd::Memory(symbol) if of_symbol => symbol,
+            WayEnd::Memory(before) => {
                 self.hops.push(before);
                 Hop::at(0)
             }
-            End::Address(_) => return None,
+            WayEnd::Address(_) => return None,
         };
-        self.end = End::Address(Hop { per_cpu: true, ..hop });
+        self.end = WayEnd::Address(Hop { per_cpu: true, ..hop });
         Some(self)
     }
 

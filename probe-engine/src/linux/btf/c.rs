@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use super::{Btf, Enumeration, Function, Kind, Member, Modifier, Prototype, Structure, Type, TypeId};
+use super::{Btf, Enumeration, FunctionType, Kind, Member, Modifier, Prototype, Structure, Type, TypeId};
 
 /// Most pointers, qualifiers and dimensions around one name.
 const MOST_AROUND: usize = 32;
@@ -84,7 +84,7 @@ pub fn title(btf: &Btf<'_>, ty: Type<'_>) -> String {
 
 /// A function's declaration, on one line and without `;`: `int vfs_fsync(struct file *file, int datasync)`.
 #[must_use]
-pub fn prototype(btf: &Btf<'_>, function: Function<'_>) -> String {
+pub fn prototype(btf: &Btf<'_>, function: FunctionType<'_>) -> String {
     let Some(found) = btf.get(function.id) else { return String::new() };
     let Kind::Function { prototype, .. } = found.kind else { return String::new() };
     declaration(btf, prototype, found.name())

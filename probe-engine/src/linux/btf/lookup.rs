@@ -10,7 +10,7 @@ const MOST_NESTED: usize = 1 << 10;
 
 /// A function and what it takes and returns.
 #[derive(Debug, Clone, Copy)]
-pub struct Function<'a> {
+pub struct FunctionType<'a> {
     /// Its number, by which BPF programs are attached to it.
     pub id: TypeId,
     /// What it takes and returns.
@@ -83,7 +83,7 @@ impl<'a> Btf<'a> {
 
     /// The first function of that name.
     #[must_use]
-    pub fn function(&self, name: &str) -> Option<Function<'a>> {
+    pub fn function(&self, name: &str) -> Option<FunctionType<'a>> {
         // Types are of the source.
         let name = promoted_from(name).unwrap_or(name);
         let mut functions = self.named(name).filter_map(|found| {
@@ -94,7 +94,7 @@ impl<'a> Btf<'a> {
         let (id, first, prototype) = functions.next()?;
         // Whoever made the section keeps one of those that are the same.
         let others = functions.filter(|(_, other, _)| *other != first).count();
-        Some(Function { id, prototype, others })
+        Some(FunctionType { id, prototype, others })
     }
 
     /// The first structure or union of that name.

@@ -15,14 +15,14 @@ mod types;
 
 use std::fmt;
 
-use self::record::{Record, Strings};
+use self::record::{Strings, TypeRecord};
 use super::nearest;
 use super::read::{u16_at, u32_at};
 
-pub use self::lookup::Function;
+pub use self::lookup::FunctionType;
 pub(super) use self::record::kind;
 pub use self::types::{
-    Enumeration, Int, Kind, Linkage, Member, Modifier, Prototype, Section, Structure, Type,
+    DataSection, Enumeration, Int, Kind, Linkage, Member, Modifier, Prototype, Structure, Type,
 };
 
 const MAGIC: u16 = 0xeb9f;
@@ -122,7 +122,7 @@ impl<'a> Btf<'a> {
             if id.0 as usize > MOST_TYPES {
                 return Err(BtfError::ManyTypes);
             }
-            let record = Record::at(types, at, id)?;
+            let record = TypeRecord::at(types, at, id)?;
             let name = strings.get(record.name);
             if !name.is_empty() {
                 found.names.push((hash(name), id));
@@ -153,7 +153,7 @@ impl<'a> Btf<'a> {
         match id.0.checked_sub(self.base_count() + 1) {
             Some(own) => {
                 let start = self.starts.get(own as usize)?;
-                Type::new(id, Record::at(self.types, *start as usize, id).ok()?, self.strings)
+                Type::new(id, TypeRecord::at(self.types, *start as usize, id).ok()?, self.strings)
             }
             None => self.base?.get(id),
         }

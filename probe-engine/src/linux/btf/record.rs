@@ -34,7 +34,7 @@ pub(in crate::linux) mod kind {
 
 /// One `struct btf_type {u32 name, u32 info, u32 size_or_type}` and what follows it.
 #[derive(Clone, Copy)]
-pub(super) struct Record<'a> {
+pub(super) struct TypeRecord<'a> {
     /// Offset of its name among the strings.
     pub(super) name: u32,
     info: u32,
@@ -44,7 +44,7 @@ pub(super) struct Record<'a> {
     pub(super) rest: &'a [u8],
 }
 
-impl<'a> Record<'a> {
+impl<'a> TypeRecord<'a> {
     const LEN: usize = 12;
 
     /// The record of type `id`, which begins at `start`.

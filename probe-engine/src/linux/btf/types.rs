@@ -1,7 +1,7 @@
 //! A type as it is read: its name and what it is (Documentation/bpf/btf.rst, "Type Encoding").
 
 use super::TypeId;
-use super::record::{Entries, Record, Strings, kind};
+use super::record::{Entries, Strings, TypeRecord, kind};
 use crate::linux::read::u32_at;
 
 /// A type.
@@ -66,7 +66,7 @@ pub enum Kind<'a> {
         linkage: Linkage,
     },
     /// A section of an ELF file with variables in it, as `.data..percpu`.
-    Section(Section<'a>),
+    Section(DataSection<'a>),
     /// A floating-point number.
     Float {
         /// Its size in bytes.
@@ -231,13 +231,13 @@ impl<'a> Prototype<'a> {
 
 /// A section of an ELF file with variables in it.
 #[derive(Debug, Clone, Copy)]
-pub struct Section<'a> {
+pub struct DataSection<'a> {
     /// Its size in bytes; may be 0 where nobody filled it in.
     pub size: u32,
     entries: Entries<'a>,
 }
 
-impl<'a> Section<'a> {
+impl<'a> DataSection<'a> {
     /// Its variables: type, bytes from the start of the section, size in bytes.
     pub fn variables(self) -> impl Iterator<Item = (TypeId, u32, u32)> + use<'a> {
         // struct btf_var_secinfo {u32 type, u32 offset, u32 size}
@@ -252,7 +252,7 @@ impl<'a> Type<'a> {
     }
 
     /// Reads it; `None` when its record means nothing.
-    pub(super) fn new(id: TypeId, record: Record<'a>, strings: Strings<'a>) -> Option<Self> {
+    pub(super) fn new(id: TypeId, record: TypeRecord<'a>, strings: Strings<'a>) -> Option<Self> {
         let ty = TypeId(record.size_or_type);
         let size = record.size_or_type;
         let word = |at| u32_at(record.rest, at);
@@ -295,7 +295,7 @@ impl<'a> Type<'a> {
             kind::FUNC => Kind::Function { prototype: ty, linkage: Linkage::new(record.count())? },
             kind::FUNC_PROTO => Kind::Prototype(Prototype { returns: ty, entries }),
             kind::VAR => Kind::Variable { ty, linkage: Linkage::new(word(0)?)? },
-            kind::DATASEC => Kind::Section(Section { size, entries }),
+            kind::DATASEC => Kind::Section(DataSection { size, entries }),
             kind::FLOAT => Kind::Float { size },
             // struct btf_decl_tag {s32 component_idx}
             kind::DECL_TAG => Kind::Tag { ty, component: Some(word(0)?).filter(|index| *index != u32::MAX) },

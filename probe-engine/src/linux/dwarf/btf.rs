@@ -34,7 +34,7 @@ pub(super) struct BtfRecord {
 
 /// What a structure, a union or an enumeration is told by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Declared {
+pub(super) struct TypeIdentity {
     pub(super) kind: u8,
     pub(super) name: u32,
     pub(super) size: u32,
@@ -50,7 +50,7 @@ pub(super) struct TypePool {
     strings: Vec<u8>,
     names: HashMap<Vec<u8>, u32>,
     records: Vec<BtfRecord>,
-    declared: HashMap<Declared, u32>,
+    declared: HashMap<TypeIdentity, u32>,
     made: HashMap<BtfRecord, u32>,
 }
 
@@ -79,11 +79,11 @@ impl TypePool {
 
     /// The number of a type that is told by its declaration, and whether it is new: its parts are then to be
     /// [filled in](Self::fill).
-    pub(super) fn declare(&mut self, declared: Declared) -> Result<(u32, bool), DwarfError> {
+    pub(super) fn declare(&mut self, declared: TypeIdentity) -> Result<(u32, bool), DwarfError> {
         if let Some(known) = self.declared.get(&declared) {
             return Ok((*known, false));
         }
-        let Declared { kind, name, size, .. } = declared;
+        let TypeIdentity { kind, name, size, .. } = declared;
         let number = self.push(BtfRecord { name, kind, size_or_type: size, ..BtfRecord::default() })?;
         self.declared.insert(declared, number);
         Ok((number, true))

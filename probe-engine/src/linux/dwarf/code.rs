@@ -6,13 +6,13 @@ use super::{DwarfError, Slice};
 
 /// What an entry says of the place of its code.
 #[derive(Default, Clone, Copy)]
-pub(super) struct Code<'a> {
+pub(super) struct CodeAttributes<'a> {
     low: Option<AttributeValue<Slice<'a>>>,
     high: Option<AttributeValue<Slice<'a>>>,
     ranges: Option<AttributeValue<Slice<'a>>>,
 }
 
-impl<'a> Code<'a> {
+impl<'a> CodeAttributes<'a> {
     /// Keeps an attribute of the entry, if it is about its code.
     pub(super) fn keep(&mut self, name: DwAt, value: AttributeValue<Slice<'a>>) {
         match name {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gimli::{AttributeValue, UnitOffset, UnitRef, constants as dw};
 
-use super::code::Code;
+use super::code::CodeAttributes;
 use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DwarfError, Slice};
@@ -22,7 +22,7 @@ pub(super) const NO_CALL: u32 = 0;
 
 /// A function that was inlined at one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Call {
+pub(super) struct InlinedCall {
     /// In which other one; [`NO_CALL`] for the function that the code belongs to.
     pub(super) caller: u32,
     /// The number of its name.
@@ -50,12 +50,12 @@ pub(super) struct Stretch {
 #[derive(Debug, Default)]
 pub(super) struct Inlined {
     /// Each once. The first is [`NO_CALL`].
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<InlinedCall>,
     /// Where their code is, in no order.
     pub(super) stretches: Vec<Stretch>,
     /// Names of functions. The first is empty.
     pub(super) names: Vec<String>,
-    known_calls: HashMap<Call, u32>,
+    known_calls: HashMap<InlinedCall, u32>,
     known_names: HashMap<String, u32>,
     /// The names of entries elsewhere than in the unit that refers to them, as link-time optimisation makes them.
     foreign: HashMap<usize, u32>,
@@ -63,16 +63,16 @@ pub(super) struct Inlined {
 
 /// What the attributes of one inlined call say.
 #[derive(Default)]
-struct Attributes<'a> {
+struct CallAttributes<'a> {
     origin: Option<AttributeValue<Slice<'a>>>,
-    code: Code<'a>,
+    code: CodeAttributes<'a>,
     file: u64,
     line: u32,
 }
 
 impl Inlined {
     pub(super) fn new() -> Self {
-        let none = Call { caller: NO_CALL, function: 0, file: 0, line: 0 };
+        let none = InlinedCall { caller: NO_CALL, function: 0, file: 0, line: 0 };
         Self { calls: vec![none], names: vec![String::new()], ..Self::default() }
     }
 
@@ -98,7 +98,7 @@ impl Inlined {
             match abbreviation.tag() {
                 dw::DW_TAG_subprogram => around.push((depth, NO_CALL)),
                 dw::DW_TAG_inlined_subroutine => {
-                    let mut found = Attributes::default();
+                    let mut found = CallAttributes::default();
                     for specification in abbreviation.attributes() {
                         let attribute = entries.read_attribute(*specification)?;
                         let value = attribute.value();
@@ -114,7 +114,7 @@ impl Inlined {
                     let caller = around.last().map_or(NO_CALL, |(_, call)| *call);
                     let function = self.function(unit, units, found.origin.as_ref(), &mut names)?;
                     let file = unit_files.number(found.file, files);
-                    let call = self.call(Call { caller, function, file, line: found.line });
+                    let call = self.call(InlinedCall { caller, function, file, line: found.line });
                     let depth_of_calls = around.len() as u32;
                     found
                         .code
@@ -129,7 +129,7 @@ impl Inlined {
         Ok(())
     }
 
-    fn call(&mut self, call: Call) -> u32 {
+    fn call(&mut self, call: InlinedCall) -> u32 {
         *self.known_calls.entry(call).or_insert_with(|| {
             self.calls.push(call);
             self.calls.len() as u32 - 1

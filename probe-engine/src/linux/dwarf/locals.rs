@@ -2,7 +2,7 @@
 
 use gimli::{Dwarf, SectionId};
 
-use super::code::Code;
+use super::code::CodeAttributes;
 use super::location::{Hidden, Locations, VariablePlace};
 use super::scopes::scopes_at;
 use super::sections::UnitCode;
@@ -81,7 +81,7 @@ fn unit_code(dwarf: &Dwarf<Slice<'_>>) -> Result<UnitCode, DwarfError> {
         let unit = dwarf.unit(header)?;
         let unit = unit.unit_ref(dwarf);
         let root = unit.entry(unit.header.root_offset())?;
-        Code::of(&root).pieces(unit, |low, high| {
+        CodeAttributes::of(&root).pieces(unit, |low, high| {
             code.push((low, high, offset));
             if code.len() > MOST_STRETCHES { Err(DwarfError::TooMuch) } else { Ok(()) }
         })?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::inlined::{Call, NO_CALL};
+use super::inlined::{InlinedCall, NO_CALL};
 use super::rows::Row;
 use super::source::SourceMap;
 use crate::addr::Gva;
@@ -92,7 +92,7 @@ impl SourceMap {
     /// The inlined call that a row is of: the innermost at its address, or, of a row for the line of the call itself, whoever
     /// makes that call.
     fn owner(&self, row: &Row) -> u32 {
-        let is_call = |(_, call): &(u32, Call)| (call.file, call.line) == (row.file, row.line);
+        let is_call = |(_, call): &(u32, InlinedCall)| (call.file, call.line) == (row.file, row.line);
         let caller = self.calls_at(row.at).find(is_call).map(|(_, call)| call.caller);
         caller.unwrap_or_else(|| self.innermost_at(row.at))
     }

@@ -10,7 +10,7 @@ use gimli::{
     AttributeValue, DebugInfoOffset, DebuggingInformationEntry, UnitOffset, UnitRef, constants as dw,
 };
 
-use super::code::Code;
+use super::code::CodeAttributes;
 use super::units::Units;
 use super::{DwarfError, Slice};
 use crate::guest_text::is_plain;
@@ -174,7 +174,7 @@ impl<'a> ScopeWalk<'_, 'a> {
 
     /// Whether code of an entry is at the address; `None` for one that says nothing of its code.
     fn has_code(&mut self, entry: &Die<'a>) -> Result<Option<bool>, DwarfError> {
-        let code = Code::of(entry);
+        let code = CodeAttributes::of(entry);
         if !code.is_said() {
             return Ok(None);
         }

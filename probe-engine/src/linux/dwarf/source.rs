@@ -1,7 +1,7 @@
 //! Which source each instruction of a kernel is from.
 
 use super::files::{Files, UNKNOWN, UnitFiles};
-use super::inlined::{Call, Inlined, NO_CALL, Stretch};
+use super::inlined::{Inlined, InlinedCall, NO_CALL, Stretch};
 use super::rows::{self, Row};
 use super::units::Units;
 use super::{DebugFile, DwarfError};
@@ -64,7 +64,7 @@ impl SourceMap {
     }
 
     /// All inlined calls at a byte with their numbers, the innermost first.
-    pub(super) fn calls_at(&self, at: u32) -> impl Iterator<Item = (u32, Call)> {
+    pub(super) fn calls_at(&self, at: u32) -> impl Iterator<Item = (u32, InlinedCall)> {
         let mut next = self.innermost_at(at);
         std::iter::from_fn(move || {
             let number = next;

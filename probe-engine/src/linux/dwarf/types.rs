@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use gimli::{UnitRef, constants as dw};
 
 use super::attributes::{Attributes, Constant};
-use super::btf::{BtfRecord, Declared, MOST_PARTS, TypePool};
+use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypePool};
 use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
@@ -166,7 +166,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
                 let size = attributes.byte_size.and_then(|size| size.try_into().ok()).unwrap_or(0);
                 let file = unit_files.number(attributes.file, files);
                 let line = attributes.line;
-                match pool.declare(Declared { kind, name, size, file, line, members })? {
+                match pool.declare(TypeIdentity { kind, name, size, file, line, members })? {
                     (number, true) => DieState::New(number),
                     (number, false) => DieState::Known(number),
                 }

@@ -227,16 +227,16 @@ fn place(
 #[test]
 fn both_layouts_are_found() {
     let old = layout(false);
-    assert_eq!(old.text, Counted { start: 200, count: 212, entry: 1 });
-    assert_eq!(old.init_text, Counted { start: 280, count: 292, entry: 1 });
+    assert_eq!(old.text, CountedArray { start: 200, count: 212, entry: 1 });
+    assert_eq!(old.init_text, CountedArray { start: 280, count: 292, entry: 1 });
     let new = layout(true);
-    assert_eq!(new.text, Counted { start: 200, count: 208, entry: 1 });
-    assert_eq!(new.init_text, Counted { start: 488, count: 496, entry: 1 });
+    assert_eq!(new.text, CountedArray { start: 200, count: 208, entry: 1 });
+    assert_eq!(new.init_text, CountedArray { start: 488, count: 496, entry: 1 });
     for layout in [old, new] {
         assert_eq!((layout.state, layout.list, layout.name, layout.kallsyms), (0, 8, 24, 80));
-        assert_eq!(layout.symtab, Counted { start: 0, count: 8, entry: 24 });
-        assert_eq!(layout.tables.bugs, Some(Counted { start: 136, count: 128, entry: 12 }));
-        assert_eq!(layout.tables.noinstr, Some(Counted { start: 160, count: 168, entry: 1 }));
+        assert_eq!(layout.symtab, CountedArray { start: 0, count: 8, entry: 24 });
+        assert_eq!(layout.tables.bugs, Some(CountedArray { start: 136, count: 128, entry: 12 }));
+        assert_eq!(layout.tables.noinstr, Some(CountedArray { start: 160, count: 168, entry: 1 }));
     }
 }
 
@@ -364,7 +364,7 @@ fn lock_prefixes_of_a_module_are_left_alone() {
 #[test]
 fn a_kernel_without_a_table_says_so() {
     let ram = ram(true);
-    let layout = ModuleLayout { tables: ModuleTables::default(), ..layout(true) };
+    let layout = ModuleLayout { tables: ModuleTableFields::default(), ..layout(true) };
     let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
     let symbols = module.symbols(&layout, &ram.memory()).unwrap();
     let patched = module.patched(&layout, &ram.memory(), &symbols).unwrap();
@@ -378,7 +378,7 @@ fn its_types_are_those_that_the_kernel_keeps() {
     let (ram, layout) = (ram(true), layout(true));
     let layout = layout.btf.unwrap();
     assert_eq!((layout.list, layout.module, layout.btf), (8, 24, 32));
-    assert_eq!(layout.data, Counted { start: 0, count: 48, entry: 1 });
+    assert_eq!(layout.data, CountedArray { start: 0, count: 48, entry: 1 });
     let module = Module::read(&self::layout(true), &ram.memory(), at(MODULE)).unwrap();
     let bytes = |module: &Module| module.btf_bytes(&layout, &ram.memory(), layout.head);
     assert_eq!(bytes(&module), Ok(Some(b"its types".to_vec())));

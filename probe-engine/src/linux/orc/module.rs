@@ -1,7 +1,7 @@
 //! The ORC table of a module, out of the guest's memory.
 
 use super::{IP_LEN, OrcError, OrcLayout, OrcTable, ROW_LEN};
-use crate::linux::modules::{Counted, Module, ModuleError, ModuleLayout, bytes_at, counted_at};
+use crate::linux::modules::{CountedArray, Module, ModuleError, ModuleLayout, bytes_at, counted_at};
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 
@@ -20,7 +20,7 @@ impl Module {
         memory: &VirtMemory<'_, M>,
     ) -> Result<OrcTable, ModuleError> {
         let place = layout.orc.ok_or(OrcError::Missing)?;
-        let part = |part: Counted, len| {
+        let part = |part: CountedArray, len| {
             let (at, count) = counted_at(memory, self.at, part)?;
             if count > MOST_ROWS {
                 return Err(ModuleError::Large(self.at));

@@ -8,14 +8,14 @@ use std::fmt;
 
 /// A name, and which of the symbols that share it is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Named<'a> {
+pub struct SymbolName<'a> {
     /// The name.
     pub name: &'a str,
     /// Its number among those of that name by address, from 1 on; `None` when there should be one only.
     pub ordinal: Option<u32>,
 }
 
-impl<'a> Named<'a> {
+impl<'a> SymbolName<'a> {
     /// Reads `show` or `show#2`; `None` when the part behind the `#` is no number from 1 on.
     #[must_use]
     pub fn parse(written: &'a str) -> Option<Self> {
@@ -86,7 +86,7 @@ impl SymbolTable {
     /// # Errors
     /// [`NotOne`] when there is none, several, or none of that number.
     pub fn find(&self, written: &str, wanted: impl Fn(&Symbol<'_>) -> bool) -> Result<Symbol<'_>, NotOne> {
-        let named = Named::parse(written).unwrap_or(Named { name: written, ordinal: None });
+        let named = SymbolName::parse(written).unwrap_or(SymbolName { name: written, ordinal: None });
         let mut found: Vec<Symbol<'_>> = self.lookup(named.name).filter(wanted).collect();
         found.dedup_by_key(|symbol| symbol.at);
         let chosen = match (named.ordinal, found.len()) {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn ordinals_are_numbers_from_1_on() {
-        let named = |name, ordinal| Some(Named { name, ordinal });
+        let named = |name, ordinal| Some(SymbolName { name, ordinal });
         for (written, expected) in [
             ("show", named("show", None)),
             ("show#1", named("show", Some(1))),
@@ -133,7 +133,7 @@ mod tests {
             ("show#1#2", None),
             ("show#4294967296", None),
         ] {
-            assert_eq!(Named::parse(written), expected, "{written}");
+            assert_eq!(SymbolName::parse(written), expected, "{written}");
         }
         assert_eq!((plain_name("show#2"), plain_name("show")), ("show", "show"));
     }

@@ -1,6 +1,6 @@
 use super::super::super::ast::Statement;
 use super::super::super::parse;
-use super::super::{Site, capture};
+use super::super::{CompileContext, capture};
 use crate::addr::Gva;
 use crate::linux::dwarf::DebugFile;
 use crate::linux::dwarf::testing::{CLOSE, OPEN, sections, vmlinux};
@@ -21,7 +21,8 @@ fn read(at: Gva, fetch: &str) -> String {
     let place = function.map_or_else(|| at.to_string(), str::to_owned);
     let text = format!("p {place} {fetch}");
     let Statement::Define(definition) = parse(&text).unwrap() else { panic!("{text}") };
-    let site = Site { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &variables };
+    let site =
+        CompileContext { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &variables };
     match capture(&definition, &site, Vec::new()) {
         Ok(capture) => {
             let shown =

@@ -1,5 +1,5 @@
 use super::*;
-use crate::linux::dwarf::inlined::{Call, Inlined};
+use crate::linux::dwarf::inlined::{Inlined, InlinedCall};
 use crate::linux::symbols::SymbolTableBuilder;
 
 const BASE: Gva = Gva(0xffff_ffff_8100_0000);
@@ -24,7 +24,7 @@ fn small() -> (SourceMap, SymbolTable) {
         row(0xa0, 3, 30),
         row(0xb0, 0, 0),
     ];
-    let call = |function, line| Call { caller: NO_CALL, function, file: 1, line };
+    let call = |function, line| InlinedCall { caller: NO_CALL, function, file: 1, line };
     let mut inlined = Inlined::new();
     inlined.calls.extend([call(1, 101), call(1, 200)]);
     inlined.names.push("check".to_owned());
