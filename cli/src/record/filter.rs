@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// A condition on hits. Hits of probes that lack a field of it are not wanted.
 pub(crate) struct Filter {
-    written: Spanned<ast::Filter>,
+    written: Spanned<ast::FilterExpr>,
     /// By the numbers of the probes that it was compiled for.
     compiled: BTreeMap<u32, Capture>,
     /// Why it was not, for the first probe of those for which it was not.
@@ -48,8 +48,8 @@ impl Filter {
         let fields = probe.fields.iter().map(field).collect();
         let mut capture = Capture { fields, ..Capture::default() };
         let kind = match probe.kind {
-            Kind::Return => ast::Kind::Return,
-            Kind::Instruction | Kind::Watch => ast::Kind::Instruction,
+            Kind::Return => ast::DefinitionKind::Return,
+            Kind::Instruction | Kind::Watch => ast::DefinitionKind::Instruction,
         };
         match compile::filter(&self.written.value, kind, &[], &mut capture) {
             Ok(()) => {

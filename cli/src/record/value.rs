@@ -124,13 +124,14 @@ fn pointer(f: &mut fmt::Formatter<'_>, to: &Shape, object: &Map<String, Value>, 
 mod tests {
     use super::*;
     use probe_engine::addr::Gva;
-    use probe_engine::capture::shape::{Flag, Member, Shown};
+    use probe_engine::capture::shape::{Flag, MemberShape, Shown};
     use probe_engine::capture::{Value as Captured, Values};
     use proptest::prelude::*;
 
     fn shapes() -> Vec<Shape> {
         let flag = |mask, value, name: &str| Flag { mask, value, name: name.to_owned() };
-        let member = |name: &str, offset, len, shape| Member { name: name.to_owned(), offset, len, shape };
+        let member =
+            |name: &str, offset, len, shape| MemberShape { name: name.to_owned(), offset, len, shape };
         let bits = |of| Shape::BitField { low: 3, width: 5, of: Box::new(of) };
         let array = |of| Shape::Array { count: 3, of: Box::new(of) };
         let names = Shape::Enum(vec![(-1, "MINUS".to_owned()), (2, "TWO".to_owned())]);

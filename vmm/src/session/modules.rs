@@ -76,7 +76,7 @@ mod tests {
     use probe_engine::addr::Gpa;
     use probe_engine::insn::INT3;
     use probe_engine::linux::module_layout::ModuleOrc;
-    use probe_engine::linux::modules::{Counted, ModuleTables};
+    use probe_engine::linux::modules::{CountedArray, ModuleTableFields};
     use probe_engine::linux::orc::OrcLayout;
     use probe_engine::memory::PhysMemory;
     use probe_engine::paging::AddressSpace;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn layout() -> ModuleLayout {
-        let counted = |start, count, entry| Counted { start, count, entry };
+        let counted = |start, count, entry| CountedArray { start, count, entry };
         ModuleLayout {
             head: BASE.add(HEAD),
             state: 0,
@@ -119,7 +119,7 @@ mod tests {
             symtab: counted(0, 8, 24),
             strtab: 16,
             typetab: 24,
-            tables: ModuleTables::default(),
+            tables: ModuleTableFields::default(),
             btf: None,
             // No rows.
             orc: Some(ModuleOrc { ips: counted(120, 136, 4), rows: counted(128, 136, 6) }),
