@@ -124,6 +124,13 @@ impl FetchedKernel {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { name, image, modules, guest_modules, command_modules, record })
     }
+
+    /// One of the modules for guests.
+    #[must_use]
+    pub fn guest_module(&self, name: &str) -> Option<&Path> {
+        let mut modules = self.guest_modules.iter().map(PathBuf::as_path);
+        modules.find(|path| path.file_stem().is_some_and(|stem| stem == name))
+    }
 }
 
 impl Cache {

@@ -1,5 +1,9 @@
 //! A Debian guest in the test's own process, through the library as its users have it.
 
+mod console;
+
+pub use console::Console;
+
 use crate::host::fit;
 use crate::kernel::under_test;
 use guest_kernels::Cache;
@@ -15,9 +19,9 @@ use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::{SiteInfo, in_kernel};
 use probe_engine::probe::table::ProbeId;
 use std::fs;
-use std::io::{self, PipeWriter, Write};
+use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
@@ -127,7 +131,7 @@ pub struct Guest {
     cpus: u8,
     cmdline: &'static str,
     patience: Duration,
-    script: &'static str,
+    files: Vec<ExtraFile>,
     unwind: Option<Arc<KernelCode>>,
     optimize: Optimize,
     fall_back: bool,
@@ -147,7 +151,7 @@ impl Guest {
             cpus: 1,
             cmdline: "",
             patience: PATIENCE,
-            script: "",
+            files: Vec::new(),
             unwind: None,
             optimize: Optimize::Off,
             fall_back: false,
@@ -178,7 +182,19 @@ impl Guest {
 
     /// With a script for the step `sh:/script`.
     pub fn script(mut self, text: &'static str) -> Self {
-        self.script = text;
+        self.files.push(file("script", text));
+        self
+    }
+
+    /// With the module `name` of its kernel as the file `/NAME.ko`. A variable such as `VMM_GUEST_MODULE_DUMMY` may say
+    /// where that is, otherwise it is in the cache.
+    pub fn module(mut self, name: &str) -> Self {
+        let cached = || {
+            let kernel = Cache::open().unwrap().kernel(under_test()).unwrap();
+            kernel.guest_module(name).unwrap().to_owned()
+        };
+        let module = read(&format!("VMM_GUEST_MODULE_{}", name.to_uppercase()), cached);
+        self.files.push(file(&format!("{name}.ko"), module));
         self
     }
 
@@ -233,11 +249,11 @@ impl Guest {
     /// The same, while `act` uses the session's handle on a thread of its own.
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
-        let Self { fit, subject, cpus, cmdline, patience, script, unwind, .. } = self;
+        let Self { fit, subject, cpus, cmdline, patience, files, unwind, .. } = self;
         let Self { optimize, fall_back, asleep, stuck, keeps_events, probes, .. } = self;
         let (typed, typing) = io::pipe().unwrap();
-        let console = Console { text: Arc::default(), typing: Arc::new(Mutex::new(typing)) };
-        let initrd = [initrd(), overlay([file("gate", GATE), file("script", script)]).unwrap()].concat();
+        let console = Console::new(typing);
+        let initrd = [initrd(), overlay(files.into_iter().chain([file("gate", GATE)])).unwrap()].concat();
         // On a busy machine one driver alone computes for half a minute: a lock-up is twice that.
         let fixed = "console=ttyS0 quiet loglevel=5 panic=-1 watchdog_thresh=30";
         let guest = vmm::guest::Guest::resolved(None, subject.landmarks.clone())
@@ -283,8 +299,8 @@ impl Guest {
     }
 }
 
-fn file(path: &str, text: &str) -> ExtraFile {
-    ExtraFile { path: path.to_owned(), mode: 0o644, bytes: text.into() }
+fn file(path: &str, bytes: impl Into<Vec<u8>>) -> ExtraFile {
+    ExtraFile { path: path.to_owned(), mode: 0o644, bytes: bytes.into() }
 }
 
 /// A test that has failed does not wait for its guest.
@@ -322,80 +338,6 @@ impl Sink for Events {
             self.kept.extend_from_slice(events);
         }
         Ok(())
-    }
-}
-
-/// What a guest has printed so far, and what it reads.
-#[derive(Clone)]
-pub struct Console {
-    text: Arc<(Mutex<Printed>, Condvar)>,
-    typing: Arc<Mutex<PipeWriter>>,
-}
-
-#[derive(Default)]
-struct Printed {
-    text: Vec<u8>,
-    is_over: bool,
-}
-
-impl Write for Console {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.text.0.lock().unwrap().text.extend_from_slice(bytes);
-        self.text.1.notify_all();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Console {
-    /// All of it.
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.text.0.lock().unwrap().text).into_owned()
-    }
-
-    /// Waits until the guest has printed `words` for the `count`th time.
-    #[track_caller]
-    pub fn wait_for(&self, words: &str, count: usize) {
-        let (printed, changed) = &*self.text;
-        let has = |p: &Printed| String::from_utf8_lossy(&p.text).matches(words).count() >= count;
-        let printed = changed.wait_while(printed.lock().unwrap(), |p| !p.is_over && !has(p)).unwrap();
-        let found = has(&printed);
-        drop(printed);
-        assert!(found, "the guest ended without `{words}`");
-    }
-
-    /// Lets the guest pass the step `sh:/gate`.
-    pub fn open_gate(&self) {
-        self.type_line("");
-    }
-
-    /// A line of the guest's input.
-    pub fn type_line(&self, words: &str) {
-        self.typing.lock().unwrap().write_all(format!("{words}\n").as_bytes()).unwrap();
-    }
-
-    fn close(&self) {
-        self.text.0.lock().unwrap().is_over = true;
-        self.text.1.notify_all();
-    }
-
-    /// Stops a guest that takes too long. Returns whether it did.
-    fn watch(&self, handle: &Handle, patience: Duration) -> bool {
-        let (printed, changed) = &*self.text;
-        let end = Instant::now() + patience;
-        let mut state = printed.lock().unwrap();
-        while !state.is_over {
-            let Some(left) = end.checked_duration_since(Instant::now()) else {
-                drop(state);
-                let _ = handle.command(Command::Stop);
-                return true;
-            };
-            (state, _) = changed.wait_timeout(state, left).unwrap();
-        }
-        false
     }
 }
 

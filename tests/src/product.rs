@@ -216,7 +216,7 @@ pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTem
 
 /// A module of the kernel under test, for its guests.
 pub fn module(module: &str) -> Vec<u8> {
-    let modules = Cache::open().unwrap().kernel(under_test()).unwrap().guest_modules;
-    let path = modules.iter().find(|path| path.file_stem().is_some_and(|stem| stem == module));
+    let kernel = Cache::open().unwrap().kernel(under_test()).unwrap();
+    let path = kernel.guest_module(module);
     fs::read(path.unwrap_or_else(|| panic!("no {module}: run `cargo xtask setup`"))).unwrap()
 }

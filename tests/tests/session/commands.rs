@@ -1,6 +1,7 @@
 //! Handlers cannot arm or disarm: they say what they want, and a hit may hold its vCPU until that is done.
 
 use crate::{Notes, path_at_filp_open};
+use probe_engine::probe::table::ProbeId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tests::kernel::name_of;
@@ -96,4 +97,59 @@ fn a_handler_stops_the_run() {
     assert_eq!(ended.workload("try path=/etc/passwd", "errno"), 0);
     assert!(!ended.console.contains("try path=/etc/hostname"), "{}", ended.console);
     assert_eq!(paths.take().last().map(Vec::as_slice), Some(&b"/etc/hostname"[..]));
+}
+
+/// Between two directories nobody asks for modules.
+const COMES_AND_GOES: &str = "\
+set -e
+insmod /dummy.ko
+mkdir /asked
+rmmod dummy
+insmod /dummy.ko
+rmmod dummy
+mkdir /unasked
+insmod /dummy.ko
+rmmod dummy
+insmod /dummy.ko
+mkdir /asked/again
+rmmod dummy
+insmod /dummy.ko
+";
+
+/// Also where nothing else is wanted of modules, so that nobody has seen it being loaded.
+#[test]
+fn a_probe_is_armed_in_a_module_that_was_loaded_before() {
+    for follows_all in [false, true] {
+        let Some(guest) = Guest::new() else { return };
+        let guest = if follows_all { guest.unwind() } else { guest };
+        let made = AtomicU64::new(0);
+        let ended = guest
+            .module("dummy")
+            .script(COMES_AND_GOES)
+            .probe(Probe::at("do_mkdirat").pre(move |hit| {
+                hit.command_and_wait(match made.fetch_add(1, Ordering::Relaxed) {
+                    1 => Command::Unregister(vec![ProbeId(1), ProbeId(2)]),
+                    _ => Command::Register(
+                        ["dummy:dummy_cleanup_module", "dummy:dummy_setup"]
+                            .map(|at| Probe::at(at).into())
+                            .into(),
+                    ),
+                });
+            }))
+            .run("sh:/script");
+        ended.assert_in_order();
+        assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
+        let (refused, unread) = (&ended.report.refused, &ended.report.unread);
+        assert_eq!((refused.commands, unread.len()), (0, 0), "{refused:?}, {unread:?}");
+        let before = &ended.report.unregistered;
+        assert_eq!((before.probes, before.hits), (2, 2 + 1), "it went twice, and came once");
+        for probe in [3, 4] {
+            assert_eq!(ended.hits(probe), 1);
+            assert!(
+                matches!(ended.probe(probe).state, ProbeState::Armed(_)),
+                "{:?}",
+                ended.probe(probe).state
+            );
+        }
+    }
 }

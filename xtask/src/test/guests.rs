@@ -56,10 +56,15 @@ impl Guests<'_> {
 
     fn in_session(self, variables: Variables, which: &[&str]) -> anyhow::Result<Command> {
         let cache = Cache::open()?;
+        let kernel = cache.kernel(self.kernel)?;
         let variables = variables
             .with("VMM_TEST_KERNEL", self.kernel.to_string())
             .with_file("VMM_GUEST_INITRD", &cache.initramfs()?)
-            .with_file(&self.kernel.variable(), &cache.kernel(self.kernel)?.image);
+            .with_file(&self.kernel.variable(), &kernel.image);
+        let variables = match kernel.guest_module("dummy") {
+            Some(module) => variables.with_file("VMM_GUEST_MODULE_DUMMY", module),
+            None => variables,
+        };
         let mut tests = self.kvm.command(self.vmm, &test_program("session")?, variables);
         tests.args(["--test-threads=1", "--show-output"]).args(which);
         Ok(tests)
