@@ -31,11 +31,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use vmm::command::{CommandError, GuestCommand};
+use vmm::command::{GuestCommand, GuestCommandError};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
 use vmm::guest::{Host, Terminal};
-use vmm::host::{Escape, Exit, Outlet, RawMode, Streams};
+use vmm::host::{CommandExit, Escape, Outlet, RawMode, Streams};
 use vmm::printer::Printer;
 use vmm::probe::Probe;
 use vmm::session::{Command, Outcome, RegisterError, Report, Sink, Unread};
@@ -165,7 +165,7 @@ pub(crate) fn header(guest: &Guest, files: &Files, target: &Target) -> Header {
 pub(crate) struct Ran {
     pub(crate) report: Report,
     /// How its command ended, if it had one that did.
-    pub(crate) command: Option<Option<Exit>>,
+    pub(crate) command: Option<Option<CommandExit>>,
     /// Whether the server of its files ended before it did: what the guest did then says nothing.
     pub(crate) are_files_lost: bool,
 }
@@ -292,7 +292,7 @@ fn with_command(
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));
             let ended = ready.and_then(|()| command.run(words, streams));
-            let is_silent = matches!(ended, Err(CommandError::Silent(_)));
+            let is_silent = matches!(ended, Err(GuestCommandError::Silent(_)));
             let _ = handle.command(if is_silent { Command::GiveUp } else { Command::Stop });
             ended
         });

@@ -13,9 +13,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm::devices::Bus;
 use vmm::devices::pci::{ConfigSpace, Function, Identity, Messages, Msix, RootBus};
 use vmm::devices::virtio::console::{Console, Port};
-use vmm::devices::virtio::fs::{Folder, Server};
+use vmm::devices::virtio::fs::{FolderDevice, Server};
 use vmm::devices::virtio::{Doorbells, Rng, Transport, Virtio, Virtqueue};
-use vmm::kvm::{Access, Data, Space};
+use vmm::kvm::{Data, DeviceAccess, Space};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::PollContext;
 
@@ -125,7 +125,7 @@ pub fn fs(input: &[u8]) -> bool {
     let Ok((ours, theirs)) = UnixStream::pair() else { return false };
     let Ok(requests) = ours.try_clone() else { return false };
     let server = Server::new(Box::new(requests));
-    let Ok(folder) = Folder::new("folder", 0, server.clone()) else { return false };
+    let Ok(folder) = FolderDevice::new("folder", 0, server.clone()) else { return false };
     let is_started = server.start(ours, || (), false).is_ok() && folder.start(false).is_ok();
     let is_raised = is_started && under(Arc::new(folder), Some(&theirs), input);
     let _ = theirs.shutdown(Shutdown::Both);
@@ -183,7 +183,7 @@ impl Guest {
                 let mut bytes = [0; 8];
                 let data = bytes.get_mut(..1 << (input.byte()? & 3))?;
                 let at = u64::from(BASE) + offset;
-                self.bus.serve(Access { space: Space::Memory, at, data: Data::Read(data) });
+                self.bus.serve(DeviceAccess { space: Space::Memory, at, data: Data::Read(data) });
             }
             step::RAM => {
                 let at = input.number()? * 16;
@@ -203,9 +203,13 @@ impl Guest {
             _ => {
                 let at = PORTS + u64::from(input.byte()? & 7);
                 let value = input.value()?;
-                self.bus.serve(Access { space: Space::Port, at, data: Data::Write(&value) });
+                self.bus.serve(DeviceAccess { space: Space::Port, at, data: Data::Write(&value) });
                 let mut read = [0; 4];
-                self.bus.serve(Access { space: Space::Port, at: PORTS + 4, data: Data::Read(&mut read) });
+                self.bus.serve(DeviceAccess {
+                    space: Space::Port,
+                    at: PORTS + 4,
+                    data: Data::Read(&mut read),
+                });
             }
         }
         Some(())
@@ -213,7 +217,7 @@ impl Guest {
 
     fn store(&self, offset: u64, bytes: &[u8]) {
         let at = u64::from(BASE) + offset;
-        self.bus.serve(Access { space: Space::Memory, at, data: Data::Write(bytes) });
+        self.bus.serve(DeviceAccess { space: Space::Memory, at, data: Data::Write(bytes) });
     }
 
     /// As a driver does it that means well.
@@ -239,7 +243,7 @@ impl Guest {
         }
         // MSI-X is the last capability: behind those of the registers, of 16 bytes, and of the doorbells, of 20.
         for (at, value) in [(PORTS, 0x8000_0800_u32 | 0x84), (PORTS + 4, 0x8000_0011)] {
-            self.bus.serve(Access { space: Space::Port, at, data: Data::Write(&value.to_le_bytes()) });
+            self.bus.serve(DeviceAccess { space: Space::Port, at, data: Data::Write(&value.to_le_bytes()) });
         }
         self.store(0x14, &[15]);
     }
@@ -332,9 +336,9 @@ impl Plain {
             step::PORT => {
                 let at = PORTS + u64::from(input.byte()? & 7);
                 let value = input.value()?;
-                bus.serve(Access { space: Space::Port, at, data: Data::Write(&value) });
+                bus.serve(DeviceAccess { space: Space::Port, at, data: Data::Write(&value) });
                 let data = read.get_mut(..value.len())?;
-                bus.serve(Access { space: Space::Port, at, data: Data::Read(data) });
+                bus.serve(DeviceAccess { space: Space::Port, at, data: Data::Read(data) });
             }
             _ => {}
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use vmm::clock::Clock;
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::{Extras, Plugged};
-use vmm::devices::{Devices, PowerEvent, console::Console};
+use vmm::devices::{Devices, PowerEvent, console::SerialConsole};
 use vmm::events::{self, Event, Reader};
 use vmm::guest::Host;
 use vmm::kvm::{Breakpoints, DebugRegister};
@@ -239,7 +239,7 @@ impl Rig {
     pub fn run(self, starts: &[Option<Start>]) -> Running {
         let cpus = u8::try_from(starts.len()).unwrap();
         let eventfd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let mut devices = Devices::new(Console::new(eventfd(), self.console, true));
+        let mut devices = Devices::new(SerialConsole::new(eventfd(), self.console, true));
         let plugged = Plugged::plug(self.extras, self.guest.machine(), &mut devices.bus, true).unwrap();
         let devices = Arc::new(devices);
         let int3_handler = match self.fit.delivery {

@@ -29,7 +29,7 @@ impl WindowSize {
 
 /// A command's terminal: its input, and perhaps its outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terminal {
+pub struct CommandTerminal {
     /// Its size at the start.
     pub size: WindowSize,
     /// Standard output is the terminal too.
@@ -38,7 +38,7 @@ pub struct Terminal {
     pub stderr: bool,
 }
 
-impl Terminal {
+impl CommandTerminal {
     /// The terminal of this process, if its standard input is one.
     #[must_use]
     pub fn of_this_process() -> Option<Self> {

@@ -13,7 +13,7 @@ use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
 use std::io;
 use std::sync::Arc;
-use vmm::devices::{Devices, console::Console};
+use vmm::devices::{Devices, console::SerialConsole};
 use vmm::guest::Host;
 use vmm::kvm::{Exit, KvmVcpu, Left};
 use vmm::memory::GuestRam;
@@ -167,7 +167,7 @@ impl Guest {
         let vcpu = micro.add_vcpu(&fit.hypervisor, 0, 1).unwrap();
         micro::start(&vcpu, high(CODE), stack_top(), Privilege::Kernel).unwrap();
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let devices = Devices::new(Console::new(interrupt, Box::new(io::sink()), false));
+        let devices = Devices::new(SerialConsole::new(interrupt, Box::new(io::sink()), false));
         let mut guest = Self { micro, vcpu, devices, is_qemu: fit.delivery == BreakpointDelivery::Reflected };
         guest.exit();
         guest

@@ -27,7 +27,7 @@ pub struct Words {
 
 /// The guest did not run the command, or not to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum CommandError {
+pub enum GuestCommandError {
     /// The guest has ended.
     #[error("the guest ended before its command did")]
     Gone,
@@ -71,12 +71,12 @@ impl GuestCommand {
     /// Waits until the guest's init can run it, for so long at most.
     ///
     /// # Errors
-    /// [`CommandError`].
-    pub fn wait(&self, limit: Option<Duration>) -> Result<(), CommandError> {
+    /// [`GuestCommandError`].
+    pub fn wait(&self, limit: Option<Duration>) -> Result<(), GuestCommandError> {
         match greet(&self.control, limit) {
             Ok(()) => Ok(()),
             Err(ProtocolError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err(CommandError::Silent(limit.unwrap_or_default()))
+                Err(GuestCommandError::Silent(limit.unwrap_or_default()))
             }
             Err(error) => Err(why(Broken::Protocol(error))),
         }
@@ -85,8 +85,8 @@ impl GuestCommand {
     /// Runs it to its end, once that [can be done](Self::wait).
     ///
     /// # Errors
-    /// [`CommandError`].
-    pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, CommandError> {
+    /// [`GuestCommandError`].
+    pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, GuestCommandError> {
         let Words { program, args, env, folder } = words;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let job = Job {
@@ -105,12 +105,12 @@ impl GuestCommand {
     }
 }
 
-fn why(broken: Broken) -> CommandError {
+fn why(broken: Broken) -> GuestCommandError {
     match broken {
         Broken::Protocol(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => {
-            CommandError::Gone
+            GuestCommandError::Gone
         }
-        Broken::Protocol(error) => CommandError::Protocol(error),
-        Broken::Agent(words) => CommandError::Init(words),
+        Broken::Protocol(error) => GuestCommandError::Protocol(error),
+        Broken::Agent(words) => GuestCommandError::Init(words),
     }
 }

@@ -7,4 +7,4 @@
 mod driver;
 
 pub use crate::host::agent::{Mount, PLAN, Plan};
-pub use driver::{CommandError, GuestCommand, Words};
+pub use driver::{GuestCommand, GuestCommandError, Words};

@@ -1,6 +1,6 @@
 //! What is at which port and at which address.
 
-use crate::kvm::{Access, Data, Space};
+use crate::kvm::{Data, DeviceAccess, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl Bus {
     }
 
     /// Carries out an access. Where no device is, reads give all ones and writes vanish, as on a PC's empty bus.
-    pub fn serve(&self, access: Access<'_>) -> Option<PowerEvent> {
-        let Access { space, at, data } = access;
+    pub fn serve(&self, access: DeviceAccess<'_>) -> Option<PowerEvent> {
+        let DeviceAccess { space, at, data } = access;
         let ranges = match space {
             Space::Port => &self.ports,
             Space::Memory => &self.memory,
@@ -92,7 +92,7 @@ mod tests {
 
     fn read(bus: &Bus, space: Space, at: u64) -> u8 {
         let mut data = [0];
-        bus.serve(Access { space, at, data: Data::Read(&mut data) });
+        bus.serve(DeviceAccess { space, at, data: Data::Read(&mut data) });
         data[0]
     }
 
@@ -108,7 +108,7 @@ mod tests {
         let addresses = [0xf, 0x13, 0x14, u64::MAX].map(|at| read(&bus, Space::Memory, at));
         assert_eq!(addresses, [0xff, 3, 0xff, 0xff]);
         for at in [0x12, 0x18, 0x20] {
-            bus.serve(Access { space: Space::Port, at, data: Data::Write(&[at as u8; 2]) });
+            bus.serve(DeviceAccess { space: Space::Port, at, data: Data::Write(&[at as u8; 2]) });
         }
         assert_eq!(*one.0.lock().unwrap(), [(2, vec![0x12; 2])]);
         assert_eq!(*other.0.lock().unwrap(), [(0, vec![0x18; 2])]);

@@ -9,7 +9,7 @@ use vm_superio::{Serial, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
 /// A 16550 at COM1.
-pub struct Console {
+pub struct SerialConsole {
     state: Mutex<ConsoleState>,
 }
 
@@ -33,7 +33,7 @@ impl Trigger for UartInterrupt {
 /// How much may be typed ahead of a guest that does not read.
 const TYPED_MAX: usize = 64 << 10;
 
-impl Console {
+impl SerialConsole {
     /// A console that prints to `out` and raises its interrupt through `interrupt`. With `interactive`, each
     /// byte is passed on at once, otherwise whole lines, and what [waits](Self::look) for a person.
     #[must_use]
@@ -71,7 +71,7 @@ impl Console {
     }
 }
 
-impl Device for Console {
+impl Device for SerialConsole {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let mut state = self.lock();
         for byte in data {
@@ -174,10 +174,10 @@ mod tests {
         }
     }
 
-    fn console(interactive: bool) -> (Console, Screen) {
+    fn console(interactive: bool) -> (SerialConsole, Screen) {
         let screen = Screen::default();
         let interrupt = EventFd::new(0).unwrap();
-        (Console::new(interrupt, Box::new(screen.clone()), interactive), screen)
+        (SerialConsole::new(interrupt, Box::new(screen.clone()), interactive), screen)
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub mod virtio;
 use crate::kvm::Space;
 use crate::layout;
 pub use bus::{Bus, Device, PowerEvent};
-use console::Console;
+use console::SerialConsole;
 pub(crate) use power::SLP_EN;
 use power::{PowerManagement, ResetLine};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// What every machine has. Shared by all vCPU threads.
 pub struct Devices {
     /// The serial console.
-    pub console: Arc<Console>,
+    pub console: Arc<SerialConsole>,
     /// What answers the guest's accesses.
     pub bus: Bus,
 }
@@ -25,7 +25,7 @@ pub struct Devices {
 impl Devices {
     /// A machine with this console.
     #[must_use]
-    pub fn new(console: Console) -> Self {
+    pub fn new(console: SerialConsole) -> Self {
         let console = Arc::new(console);
         let mut bus = Bus::default();
         let mut at_ports = |start: u16, count: u16, device: Arc<dyn Device>| {

@@ -23,7 +23,7 @@ pub enum Confined {
 
 /// Why the process could not be confined, though the kernel can.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfineError {
+pub enum LandlockError {
     /// A rule was refused.
     #[error(transparent)]
     Rules(#[from] RulesetError),
@@ -37,8 +37,8 @@ pub enum ConfineError {
 /// Of root's rights it keeps those that files need.
 ///
 /// # Errors
-/// [`ConfineError`].
-pub(super) fn confine(folders: &[Root]) -> Result<Confined, ConfineError> {
+/// [`LandlockError`].
+pub(super) fn confine(folders: &[Root]) -> Result<Confined, LandlockError> {
     const NEWEST: ABI = ABI::V5;
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     let rules =
@@ -51,7 +51,7 @@ pub(super) fn confine(folders: &[Root]) -> Result<Confined, ConfineError> {
         rules = rules.add_rule(PathBeneath::new(open, access))?;
     }
     let status = rules.restrict_self()?.ruleset;
-    give_up_rights().map_err(ConfineError::Rights)?;
+    give_up_rights().map_err(LandlockError::Rights)?;
     Ok(match status {
         RulesetStatus::FullyEnforced => Confined::Fully,
         RulesetStatus::PartiallyEnforced => Confined::Partly,

@@ -14,7 +14,7 @@ mod read_only;
 mod root;
 mod server;
 
-pub use confine::{ConfineError, Confined, confined_here};
+pub use confine::{Confined, LandlockError, confined_here};
 pub use hidden::kernels_own_in;
 pub use server::{Files, ServeError};
 

@@ -1,7 +1,7 @@
 //! The server's loop: a message of FUSE comes, and its answer goes.
 
 use super::Folder;
-use super::confine::{ConfineError, Confined, confine};
+use super::confine::{Confined, LandlockError, confine};
 use super::hidden::Mounts;
 use super::planted::{plants, word};
 use super::read_only::ReadOnly;
@@ -124,8 +124,8 @@ impl Files {
     /// files does not need, and grows no larger than a server that all those files fit in.
     ///
     /// # Errors
-    /// [`ConfineError`].
-    pub fn confine(&self) -> Result<Confined, ConfineError> {
+    /// [`LandlockError`].
+    pub fn confine(&self) -> Result<Confined, LandlockError> {
         bound();
         confine(&self.roots)
     }

@@ -2,7 +2,7 @@
 
 use super::protocol::{Arg, Program};
 use crate::printer::Printer;
-use crate::terminal::Terminal;
+use crate::terminal::CommandTerminal;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -15,12 +15,12 @@ pub struct HostCommand<'a> {
     pub(super) program: Program,
     pub(super) args: Vec<Arg>,
     pub(super) env: Vec<(OsString, Arg)>,
-    pub(super) files: Vec<Input<'a>>,
+    pub(super) files: Vec<FileContent<'a>>,
     pub(super) outputs: Vec<Box<dyn Write + 'a>>,
 }
 
 /// What a file inside holds.
-pub(super) enum Input<'a> {
+pub(super) enum FileContent<'a> {
     /// The same as this file.
     File(PathBuf),
     /// This.
@@ -43,7 +43,7 @@ impl<'a> HostCommand<'a> {
     /// The executable at `path` (outside), which must be static.
     #[must_use]
     pub fn of_file(path: &Path) -> Self {
-        Self { program: Program::File(0), files: vec![Input::File(path.into())], ..Self::default() }
+        Self { program: Program::File(0), files: vec![FileContent::File(path.into())], ..Self::default() }
     }
 
     /// Adds an argument.
@@ -56,7 +56,7 @@ impl<'a> HostCommand<'a> {
     /// Adds an argument that is a file of ours: it is copied in, and the argument is its path there.
     #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
-        let file = self.add(Input::File(path.into()));
+        let file = self.add(FileContent::File(path.into()));
         self.args.push(file);
         self
     }
@@ -64,7 +64,7 @@ impl<'a> HostCommand<'a> {
     /// Adds an argument that is the path of a file inside which holds `bytes`.
     #[must_use]
     pub fn bytes(mut self, bytes: &'a [u8]) -> Self {
-        let file = self.add(Input::Bytes(bytes));
+        let file = self.add(FileContent::Bytes(bytes));
         self.args.push(file);
         self
     }
@@ -87,12 +87,12 @@ impl<'a> HostCommand<'a> {
     /// Sets an environment variable to a file of ours: it is copied in, and the value is its path there.
     #[must_use]
     pub fn env_file(mut self, name: impl Into<OsString>, path: &Path) -> Self {
-        let file = self.add(Input::File(path.into()));
+        let file = self.add(FileContent::File(path.into()));
         self.env.push((name.into(), file));
         self
     }
 
-    fn add(&mut self, input: Input<'a>) -> Arg {
+    fn add(&mut self, input: FileContent<'a>) -> Arg {
         self.files.push(input);
         Arg::File(self.files.len() - 1)
     }
@@ -143,7 +143,7 @@ pub struct Streams<'a> {
     /// Standard error, likewise.
     pub stderr: Outlet,
     /// `stdin` is a terminal: the command gets one too, and ours is in raw mode until the run ends.
-    pub terminal: Option<Terminal>,
+    pub terminal: Option<CommandTerminal>,
     /// Pass this process's SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGWINCH on.
     pub signals: bool,
     /// At a terminal, what becomes of Ctrl-A x.
@@ -159,7 +159,7 @@ impl Streams<'static> {
             stdin: Some(rustix::stdio::stdin()),
             stdout,
             stderr,
-            terminal: Terminal::of_this_process(),
+            terminal: CommandTerminal::of_this_process(),
             signals: true,
             escape: Escape::Observed,
         }

@@ -1,7 +1,9 @@
 //! The outer end of a command's run: carries its streams and our signals until it has ended.
 
 use super::command::Streams;
-use super::protocol::{Exit, FrameReader, FromAgent, Job, Outbox, ProtocolError, STDIN_WINDOW, ToAgent};
+use super::protocol::{
+    CommandExit, FrameReader, FromAgent, Job, Outbox, ProtocolError, STDIN_WINDOW, ToAgent,
+};
 use super::pump::{Broken, Input, Lost, Sinks};
 use super::signals::{Catcher, Ending};
 use crate::session::Keys;
@@ -31,7 +33,7 @@ const MESSAGES: usize = 8;
 /// How a conversation ended.
 pub(crate) struct Conversation {
     /// The command's end, or why nothing more is known of it.
-    pub(crate) end: Result<Exit, Broken>,
+    pub(crate) end: Result<CommandExit, Broken>,
     /// Whether the user has asked for the end.
     pub(crate) was_asked: bool,
     /// Whether anything was seen of the command, or read for it.
@@ -126,7 +128,7 @@ pub(crate) fn converse(
         (end, is_shown || is_read || ending.is_asked.load(Ordering::Relaxed), lost)
     });
     let end = match (end, ending.ended_by.load(Ordering::Relaxed)) {
-        (Err(Broken::Protocol(_)), signal) if signal != 0 => Ok(Exit::Signal(signal)),
+        (Err(Broken::Protocol(_)), signal) if signal != 0 => Ok(CommandExit::Signal(signal)),
         (end, _) => end,
     };
     Ok(Conversation { end, was_asked: ending.is_asked.load(Ordering::Relaxed), is_seen, lost })

@@ -3,7 +3,7 @@
 //! A disk is there at once at its full size, so that a host restored from a snapshot, which asked for that size
 //! when it booted, needs not be told; and it carries megabytes many times faster than the control port.
 
-use super::command::Input;
+use super::command::FileContent;
 use super::protocol::DiskFile;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -56,10 +56,10 @@ impl Disk {
     }
 
     /// Copies `input` to the end.
-    pub(super) fn add(&mut self, input: &Input<'_>) -> Result<DiskFile, DiskError> {
+    pub(super) fn add(&mut self, input: &FileContent<'_>) -> Result<DiskFile, DiskError> {
         match input {
-            Input::File(path) => self.add_file(path),
-            Input::Bytes(bytes) => {
+            FileContent::File(path) => self.add_file(path),
+            FileContent::Bytes(bytes) => {
                 let (offset, length) = (self.end, bytes.len() as u64);
                 if length >= CAPACITY - offset {
                     return Err(DiskError::Full);
@@ -98,9 +98,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("vmm-disk-{}", std::process::id()));
         std::fs::write(&path, b"contents").unwrap();
         let mut disk = Disk::new().unwrap();
-        let first = disk.add(&Input::File(path.clone())).unwrap();
-        let second = disk.add(&Input::Bytes(b"contents")).unwrap();
-        let missing = disk.add(&Input::File("/nonexistent".into())).unwrap_err();
+        let first = disk.add(&FileContent::File(path.clone())).unwrap();
+        let second = disk.add(&FileContent::Bytes(b"contents")).unwrap();
+        let missing = disk.add(&FileContent::File("/nonexistent".into())).unwrap_err();
         std::fs::remove_file(&path).unwrap();
 
         assert_eq!((first.offset, first.length), (FIRST, 8));

@@ -3,8 +3,8 @@
 use super::command::{HostCommand, Streams};
 use super::conversation::{BeginError, Conversation, converse};
 use super::disk::{Disk, DiskError};
-use super::machine::{Machine, MachineError, Start};
-use super::protocol::{Exit, Job, ProtocolError};
+use super::machine::{EmulatorError, QemuProcess, Start};
+use super::protocol::{CommandExit, Job, ProtocolError};
 use super::pump::{Broken, Lost};
 use super::qemu::{HostImage, HostSize, Qemu};
 use super::snapshot::{PATIENCE, Place, SnapshotError, boot};
@@ -24,7 +24,7 @@ pub enum StartError {
     Snapshot(#[from] SnapshotError),
     /// By a boot, where there was no snapshot to be had.
     #[error(transparent)]
-    Machine(#[from] MachineError),
+    Machine(#[from] EmulatorError),
 }
 
 /// Why a command's run broke off.
@@ -41,17 +41,17 @@ pub enum RunError {
     Agent(String),
     /// The host died or speaks nonsense.
     #[error(transparent)]
-    Machine(#[from] MachineError),
+    Machine(#[from] EmulatorError),
     /// The host died before anything of the command was seen, and before the user had said anything: it can be run again.
     #[error(transparent)]
-    Unseen(MachineError),
+    Unseen(EmulatorError),
 }
 
 /// How a command's run ended.
 #[derive(Debug)]
 pub struct Ended {
     /// The command's end.
-    pub exit: Exit,
+    pub exit: CommandExit,
     /// Whether the user has asked for it, by a signal or a key.
     pub was_asked: bool,
     /// What it printed that could not be written here, if that came about.
@@ -60,7 +60,7 @@ pub struct Ended {
 
 /// A host that waits for its command. Dropping it ends it.
 pub struct EmulatedHost {
-    machine: Machine,
+    machine: QemuProcess,
     disk: Disk,
 }
 
@@ -83,7 +83,7 @@ impl EmulatedHost {
         let qemu = Qemu::find().map_err(SnapshotError::Qemu)?;
         let size = HostSize { memory_mib };
         let place = Place::of(&qemu, image, size)?;
-        let disk = Disk::new().map_err(MachineError::SetUp)?;
+        let disk = Disk::new().map_err(EmulatorError::SetUp)?;
         let restored = match place.open_or_make(&qemu, image) {
             Ok(state) => restore(&qemu, image, size, &disk, &state).map_err(|error| {
                 place.remove(&state);
@@ -139,7 +139,7 @@ impl EmulatedHost {
             outputs: outputs.len(),
             terminal: streams.terminal,
             time,
-            seed: Some(seed().map_err(MachineError::SetUp)?),
+            seed: Some(seed().map_err(EmulatorError::SetUp)?),
         };
         let talked = converse(self.machine.control(), job, outputs, streams)?;
         let Conversation { end, was_asked, is_seen, lost } = talked;
@@ -148,7 +148,7 @@ impl EmulatedHost {
                 let died = self.machine.died();
                 if is_seen { died.into() } else { RunError::Unseen(died) }
             }
-            Broken::Protocol(error) => MachineError::Protocol(error).into(),
+            Broken::Protocol(error) => EmulatorError::Protocol(error).into(),
             Broken::Agent(why) => RunError::Agent(why),
         })?;
         Ok(Ended { exit, was_asked, lost })
@@ -168,8 +168,8 @@ fn restore(
     size: HostSize,
     disk: &Disk,
     state: &File,
-) -> Result<Machine, MachineError> {
-    let mut machine = Machine::start(qemu, image, size, disk, &Start::Restore(state))?;
+) -> Result<QemuProcess, EmulatorError> {
+    let mut machine = QemuProcess::start(qemu, image, size, disk, &Start::Restore(state))?;
     machine.wait_ready(PATIENCE)?;
     Ok(machine)
 }

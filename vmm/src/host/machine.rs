@@ -23,7 +23,7 @@ use thiserror::Error;
 
 /// Why the emulated host does not run.
 #[derive(Debug, Error)]
-pub enum MachineError {
+pub enum EmulatorError {
     /// The descriptors it needs could not be made.
     #[error("cannot set up the emulated host")]
     SetUp(#[source] io::Error),
@@ -55,7 +55,7 @@ pub(super) enum Start<'a> {
 }
 
 /// A running QEMU.
-pub(super) struct Machine {
+pub(super) struct QemuProcess {
     child: Child,
     control: UnixStream,
     files: UnixStream,
@@ -66,7 +66,7 @@ pub(super) struct Machine {
     _processor: Processor,
 }
 
-impl Machine {
+impl QemuProcess {
     /// Starts QEMU for `image`. It dies with the calling thread, however that ends.
     pub(super) fn start(
         qemu: &Qemu,
@@ -74,24 +74,24 @@ impl Machine {
         size: HostSize,
         disk: &Disk,
         start: &Start<'_>,
-    ) -> Result<Self, MachineError> {
-        let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(MachineError::SetUp)?;
+    ) -> Result<Self, EmulatorError> {
+        let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(EmulatorError::SetUp)?;
         let processor = Processor::take(&image.folder());
-        let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(MachineError::Start)?;
+        let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(EmulatorError::Start)?;
         let Ends { control, files, monitor, log, .. } = ends;
         Ok(Self { child, control, files, monitor, log, _processor: processor })
     }
 
     /// Waits until the agent inside answers.
-    pub(super) fn wait_ready(&mut self, patience: Duration) -> Result<(), MachineError> {
+    pub(super) fn wait_ready(&mut self, patience: Duration) -> Result<(), EmulatorError> {
         let began = Instant::now();
         match greet(&self.control, Some(patience)) {
             Ok(()) => Ok(()),
             Err(ProtocolError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => {
-                Err(MachineError::Silent { waited: began.elapsed(), last: self.last_words() })
+                Err(EmulatorError::Silent { waited: began.elapsed(), last: self.last_words() })
             }
             Err(ProtocolError::Closed | ProtocolError::Truncated | ProtocolError::Io(_)) => Err(self.died()),
-            Err(error) => Err(MachineError::Protocol(error)),
+            Err(error) => Err(EmulatorError::Protocol(error)),
         }
     }
 
@@ -111,7 +111,7 @@ impl Machine {
     }
 
     /// The error for a control port that was closed too early.
-    pub(super) fn died(&mut self) -> MachineError {
+    pub(super) fn died(&mut self) -> EmulatorError {
         // QEMU closes the port a moment before it has said why.
         let deadline = Instant::now() + Duration::from_secs(1);
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -119,9 +119,9 @@ impl Machine {
         }
         match self.child.try_wait() {
             Ok(Some(status)) if status.signal().is_some() => {
-                MachineError::Died(format!("QEMU ended by {status}"))
+                EmulatorError::Died(format!("QEMU ended by {status}"))
             }
-            _ => MachineError::Died(self.last_words()),
+            _ => EmulatorError::Died(self.last_words()),
         }
     }
 
@@ -136,7 +136,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for QemuProcess {
     fn drop(&mut self) {
         // Both fail only when it has ended already.
         let _ = self.child.kill();

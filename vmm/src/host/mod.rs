@@ -34,13 +34,13 @@ mod signals;
 mod snapshot;
 mod spawn;
 
-pub use crate::terminal::{RawMode, Terminal, WindowSize, is_one_terminal};
+pub use crate::terminal::{CommandTerminal, RawMode, WindowSize, is_one_terminal};
 pub use command::{Escape, HostCommand, Outlet, Streams};
 pub use conversation::BeginError;
 pub use disk::DiskError;
 pub use emulated::{EmulatedHost, Ended, RunError, StartError};
-pub use machine::MachineError;
-pub use protocol::{Exit, ProtocolError};
+pub use machine::EmulatorError;
+pub use protocol::{CommandExit, ProtocolError};
 pub use pump::{Lost, Stream};
 pub use qemu::{HostImage, Qemu, QemuError, fingerprint, memory_for};
 pub use snapshot::{SnapshotError, prepare};

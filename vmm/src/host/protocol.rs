@@ -75,7 +75,7 @@ pub(crate) struct Job {
     /// How many pipes [`Arg::Output`] may name.
     pub(crate) outputs: usize,
     /// The terminal the command gets, if any.
-    pub(crate) terminal: Option<crate::terminal::Terminal>,
+    pub(crate) terminal: Option<crate::terminal::CommandTerminal>,
     /// Wall-clock time outside, in seconds since 1970.
     pub(crate) time: u64,
     /// For a machine that was restored: what its random numbers are to begin with. Those of its snapshot would be the same in
@@ -121,14 +121,14 @@ pub(crate) struct DiskFile {
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Exit {
+pub enum CommandExit {
     /// It returned this code.
     Code(i32),
     /// This signal ended it.
     Signal(i32),
 }
 
-impl Exit {
+impl CommandExit {
     /// The exit code of a process that ends as it did, as shells have it. A guest may claim anything: what says that a signal
     /// ended it is never that of a success.
     #[must_use]
@@ -163,7 +163,7 @@ pub(crate) enum FromAgent<'a> {
     Stderr(&'a [u8]),
     Output(u32, &'a [u8]),
     StdinTaken,
-    Exit(Exit),
+    Exit(CommandExit),
     Failed(&'a str),
 }
 
@@ -329,7 +329,7 @@ fn frame(kind: u8, parts: &[&[u8]]) -> Result<Vec<u8>, ProtocolError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terminal::Terminal;
+    use crate::terminal::CommandTerminal;
 
     fn job() -> Job {
         Job {
@@ -339,7 +339,7 @@ mod tests {
             files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
             folder: Some("/tmp".into()),
             outputs: 2,
-            terminal: Some(Terminal {
+            terminal: Some(CommandTerminal {
                 size: WindowSize { rows: 24, columns: 80 },
                 stdout: true,
                 stderr: false,
@@ -370,7 +370,7 @@ mod tests {
             FromAgent::Stderr(b"e"),
             FromAgent::Output(3, b"hit"),
             FromAgent::StdinTaken,
-            FromAgent::Exit(Exit::Signal(9)),
+            FromAgent::Exit(CommandExit::Signal(9)),
             FromAgent::Failed("no such file"),
         ]
     }
@@ -403,9 +403,9 @@ mod tests {
 
     #[test]
     fn no_signal_is_a_success() {
-        let codes = [0, 7, 255, 256, -1].map(|code| Exit::Code(code).code());
+        let codes = [0, 7, 255, 256, -1].map(|code| CommandExit::Code(code).code());
         assert_eq!(codes, [0, 7, 255, 0, 255]);
-        let signals = [1, 15, 127, 128, 256, -128].map(|signal| Exit::Signal(signal).code());
+        let signals = [1, 15, 127, 128, 256, -128].map(|signal| CommandExit::Signal(signal).code());
         assert_eq!(signals, [129, 143, 255, 128, 128, 128]);
     }
 

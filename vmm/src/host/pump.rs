@@ -2,7 +2,7 @@
 
 use super::command::{Escape, Outlet};
 use super::protocol::{
-    Exit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
+    CommandExit, FrameReader, FromAgent, Outbox, ProtocolError, STDIN_CHUNK, STDIN_WINDOW, ToAgent,
 };
 use crate::session::{Keys, Typed};
 use probe_engine::guest_text::Escaped;
@@ -65,7 +65,11 @@ pub(super) struct Sinks<'a> {
 
 impl Sinks<'_> {
     /// Carries output until the command has ended. Once that `is_asked` for, no reader is waited for.
-    pub(super) fn receive(&mut self, control: &UnixStream, is_asked: &AtomicBool) -> Result<Exit, Broken> {
+    pub(super) fn receive(
+        &mut self,
+        control: &UnixStream,
+        is_asked: &AtomicBool,
+    ) -> Result<CommandExit, Broken> {
         let print =
             |outlet: &mut Outlet, bytes: &[u8]| outlet.print(bytes, || is_asked.load(Ordering::Relaxed));
         let mut frames = FrameReader::new(BufReader::with_capacity(256 << 10, control));

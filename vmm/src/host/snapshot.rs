@@ -4,7 +4,7 @@
 //! made: several versions of this program may take turns. A file appears under its name only when it is whole, and one process at a time makes one.
 
 use super::disk::Disk;
-use super::machine::{Machine, MachineError, Start};
+use super::machine::{EmulatorError, QemuProcess, Start};
 use super::processor;
 use super::qemu::{HostImage, HostSize, Qemu, QemuError, fingerprint, machine_args};
 use super::qmp::{Qmp, QmpError};
@@ -50,7 +50,7 @@ pub enum SnapshotError {
     Initramfs(#[source] Box<dyn Error + Send + Sync>),
     /// The host does not boot.
     #[error(transparent)]
-    Machine(#[from] MachineError),
+    Machine(#[from] EmulatorError),
     /// The cache folder cannot be used.
     #[error("cannot keep the emulated host in {}", path.display())]
     Cache {
@@ -180,7 +180,7 @@ impl Place {
     }
 
     fn boot_and_save(&self, qemu: &Qemu, image: &HostImage<'_>, state: &File) -> Result<(), SnapshotError> {
-        let disk = Disk::new().map_err(MachineError::SetUp)?;
+        let disk = Disk::new().map_err(EmulatorError::SetUp)?;
         let mut machine = boot(qemu, image, self.size, &disk)?;
         machine.wait_ready(PATIENCE)?;
         let save = || Qmp::new(machine.monitor()?)?.save(&path_for_qemu(state));
@@ -232,9 +232,9 @@ pub(super) fn boot(
     image: &HostImage<'_>,
     size: HostSize,
     disk: &Disk,
-) -> Result<Machine, SnapshotError> {
+) -> Result<QemuProcess, SnapshotError> {
     let initramfs = (image.initramfs)().map_err(SnapshotError::Initramfs)?;
-    Ok(Machine::start(qemu, image, size, disk, &Start::Boot(&initramfs))?)
+    Ok(QemuProcess::start(qemu, image, size, disk, &Start::Boot(&initramfs))?)
 }
 
 #[cfg(test)]

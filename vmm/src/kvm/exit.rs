@@ -4,14 +4,14 @@
 #[derive(Debug)]
 pub enum Left<'a> {
     /// By an access, which is to be carried out before the guest goes on.
-    Access(Access<'a>),
+    Access(DeviceAccess<'a>),
     /// By something else.
     Exit(Exit),
 }
 
 /// An access to a port, or to memory that is not there. The data are in the page that KVM shares.
 #[derive(Debug)]
-pub struct Access<'a> {
+pub struct DeviceAccess<'a> {
     /// What `at` counts.
     pub space: Space,
     /// A port's number, or a GPA.

@@ -10,7 +10,7 @@ mod vcpu;
 
 pub use counters::Statistics;
 pub use entry::Shadow;
-pub use exit::{Access, Data, DebugExit, Exit, Left, Space};
+pub use exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};
 pub use machine::{Machine, MachineError, MessageSender};

@@ -1,7 +1,7 @@
 //! One vCPU's descriptor: run it, and see its registers without a further system call.
 
 use super::entry::{self, Shadow};
-use super::exit::{Access, Data, DebugExit, Exit, Left, Space};
+use super::exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state,
     kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
@@ -130,7 +130,7 @@ impl KvmVcpu {
     /// Runs the guest until something is for us.
     pub fn run(&mut self) -> Left<'_> {
         self.seen = self.shared;
-        let access = |space, at, data| Left::Access(Access { space, at, data });
+        let access = |space, at, data| Left::Access(DeviceAccess { space, at, data });
         Left::Exit(match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => return access(Space::Port, port.into(), Data::Write(data)),
             Ok(VcpuExit::IoIn(port, data)) => return access(Space::Port, port.into(), Data::Read(data)),
@@ -165,7 +165,10 @@ impl KvmVcpu {
     ///
     /// # Errors
     /// What `serve` said of an access by which the machine ends.
-    pub fn complete_access<E>(&mut self, mut serve: impl FnMut(Access<'_>) -> Option<E>) -> Result<Exit, E> {
+    pub fn complete_access<E>(
+        &mut self,
+        mut serve: impl FnMut(DeviceAccess<'_>) -> Option<E>,
+    ) -> Result<Exit, E> {
         self.fd.set_kvm_immediate_exit(1);
         let exit = loop {
             match self.run() {

@@ -2,7 +2,7 @@
 
 use super::micro::{self, ExceptionStack, FREE, MicroError, MicroGuest, Privilege};
 use super::{BreakpointDelivery, SelftestError};
-use crate::devices::{Devices, console::Console};
+use crate::devices::{Devices, console::SerialConsole};
 use crate::kvm::{Breakpoints, DebugException, DebugExit, Exit, Hypervisor, KvmVcpu, Left};
 use crate::trap::{self, Trap};
 use kvm_bindings::{
@@ -68,7 +68,7 @@ impl Bench {
         guest.gate(3, HANDLER, Privilege::User, ExceptionStack::Current).map_err(MicroError::from)?;
         let vcpu = guest.add_vcpu(hypervisor, 0, 1).map_err(MicroError::from)?;
         let interrupt = EventFd::new(0).map_err(|e| SelftestError::Host("an eventfd", e))?;
-        let devices = Devices::new(Console::new(interrupt, Box::new(io::sink()), false));
+        let devices = Devices::new(SerialConsole::new(interrupt, Box::new(io::sink()), false));
         let has_cmpxchg16b = vcpu.fd().get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES).is_ok_and(|cpuid| {
             const CMPXCHG16B: u32 = 1 << 13;
             cpuid.as_slice().iter().any(|leaf| leaf.function == 1 && leaf.ecx & CMPXCHG16B != 0)

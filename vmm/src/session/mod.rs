@@ -59,7 +59,7 @@ pub use stage::StageError;
 use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::devices::virtio::Plugged;
-use crate::devices::{Devices, console::Console};
+use crate::devices::{Devices, console::SerialConsole};
 use crate::events::{self, Event};
 use crate::guest::{Guest, Host};
 use crate::kernel_view::KernelView;
@@ -237,7 +237,7 @@ impl Session<'_> {
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, layout::COM1_IRQ)?;
-        let console = Console::new(serial_interrupt, guest.terminal.out, guest.terminal.interactive);
+        let console = SerialConsole::new(serial_interrupt, guest.terminal.out, guest.terminal.interactive);
         let mut devices = Devices::new(console);
         let plugged = Plugged::plug(guest.extras, &machine, &mut devices.bus, guest.confine);
         let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;

@@ -31,8 +31,8 @@ mod opcode {
     pub(super) const BATCH_FORGET: u32 = 42;
 }
 
-/// A folder.
-pub struct Folder {
+/// The device by which the guest sees a folder.
+pub struct FolderDevice {
     queues: [Arc<Virtqueue>; 2],
     config: [u8; 40],
     number: u8,
@@ -180,7 +180,7 @@ impl InHeader {
     }
 }
 
-impl Folder {
+impl FolderDevice {
     /// Folder `number` of `server`, which the guest finds by its `tag`, of at most 36 bytes.
     ///
     /// # Errors
@@ -210,7 +210,7 @@ impl Folder {
     }
 }
 
-impl Virtio for Folder {
+impl Virtio for FolderDevice {
     fn kind(&self) -> u16 {
         26
     }

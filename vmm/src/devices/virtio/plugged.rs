@@ -3,7 +3,7 @@
 use super::super::pci::RootBus;
 use super::super::{Bus, Device};
 use super::console::{Console, Port};
-use super::fs::{FOLDERS, Folder, Server};
+use super::fs::{FOLDERS, FolderDevice, Server};
 use super::{Rng, Transport, Virtio};
 use crate::kvm::{Machine, Space};
 use crate::layout;
@@ -74,7 +74,7 @@ impl Plugged {
             let server = Server::new(requests);
             server.start(answers, lost, confine)?;
             for (number, tag) in (0..).zip(tags.iter().take(FOLDERS)) {
-                let folder = Folder::new(tag, number, server.clone())?;
+                let folder = FolderDevice::new(tag, number, server.clone())?;
                 folder.start(confine)?;
                 plugged.devices.push(Arc::new(folder));
             }

@@ -1,7 +1,7 @@
 //! Devices under a driver that does whatever it likes.
 
 use super::console::{Console, Port};
-use super::fs::{Folder, Server};
+use super::fs::{FolderDevice, Server};
 use super::{Doorbells, Memory, Rng, Transport, Virtio};
 use crate::devices::Device;
 use crate::devices::pci::{Function, Messages};
@@ -304,7 +304,7 @@ fn a_reset_in_the_middle_forgets_what_was_asked() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = Server::new(Box::new(ours.try_clone().unwrap()));
     server.start(ours, || (), false).unwrap();
-    let folder = Arc::new(Folder::new("tag", 3, server).unwrap());
+    let folder = Arc::new(FolderDevice::new("tag", 3, server).unwrap());
     folder.start(false).unwrap();
     let mut driver = Driver::new(folder);
     assert_eq!(driver.read::<8>(0x2000), *b"tag\0\0\0\0\0");

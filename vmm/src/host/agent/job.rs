@@ -1,12 +1,13 @@
 //! Runs one command: its files, its pipes or terminal, its signals.
 
 use super::super::protocol::{
-    Arg, DiskFile, Exit, FrameReader, FromAgent, Job, Outbox, Program, ProtocolError, STDIN_WINDOW, ToAgent,
+    Arg, CommandExit, DiskFile, FrameReader, FromAgent, Job, Outbox, Program, ProtocolError, STDIN_WINDOW,
+    ToAgent,
 };
 use super::super::spawn;
 use super::AgentError;
-use super::port::Port;
-use crate::terminal::{Terminal, WindowSize};
+use super::port::AgentPort;
+use crate::terminal::{CommandTerminal, WindowSize};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -30,10 +31,14 @@ const FILES: &str = "/run/files";
 /// The port's driver cuts a write after 32 KiB: a frame with this much in it, and its header, is one write.
 const CHUNK: usize = (32 << 10) - 16;
 
-type Frames = FrameReader<BufReader<Port>>;
+type Frames = FrameReader<BufReader<AgentPort>>;
 
 /// Runs `job` until it has ended and all it printed has been sent.
-pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Result<Exit, AgentError> {
+pub(super) fn run(
+    job: &Job,
+    frames: Frames,
+    outbox: &Arc<Outbox<AgentPort>>,
+) -> Result<CommandExit, AgentError> {
     let files = job.files.iter().enumerate().map(|(index, file)| unpack(index, file));
     let files = files.collect::<Result<Vec<_>, _>>()?;
     let mut pumps = Pumps { outbox: Arc::clone(outbox), closed: Arc::default(), threads: Vec::new() };
@@ -72,7 +77,7 @@ pub(super) fn run(job: &Job, frames: Frames, outbox: &Arc<Outbox<Port>>) -> Resu
         (Err(error), Program::Named(name)) => {
             let words = format!("vmm: {} cannot be run: {error}\n", name.display());
             outbox.send(&FromAgent::Stderr(words.as_bytes()).encode()?)?;
-            return Ok(Exit::Code(not_run(&error)));
+            return Ok(CommandExit::Code(not_run(&error)));
         }
         (Err(error), _) => return Err(AgentError::file("start", program)(error)),
     };
@@ -129,13 +134,13 @@ fn not_run(error: &io::Error) -> i32 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
-fn exit_of(status: ExitStatus) -> Exit {
-    status.code().map_or_else(|| Exit::Signal(status.signal().unwrap_or(0)), Exit::Code)
+fn exit_of(status: ExitStatus) -> CommandExit {
+    status.code().map_or_else(|| CommandExit::Signal(status.signal().unwrap_or(0)), CommandExit::Code)
 }
 
 /// The threads that carry output, one a stream.
 struct Pumps {
-    outbox: Arc<Outbox<Port>>,
+    outbox: Arc<Outbox<AgentPort>>,
     closed: Arc<Closed>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -168,7 +173,7 @@ impl Pumps {
     }
 
     /// Connects the three standard streams.
-    fn streams(&mut self, command: &mut Command, terminal: Option<Terminal>) -> io::Result<OurEnds> {
+    fn streams(&mut self, command: &mut Command, terminal: Option<CommandTerminal>) -> io::Result<OurEnds> {
         let (on_terminal, ends) = match terminal {
             Some(terminal) => self.terminal(command, terminal)?,
             None => {
@@ -192,7 +197,11 @@ impl Pumps {
     }
 
     /// Connects standard input, and the outputs that are to be on it, to a new terminal.
-    fn terminal(&mut self, command: &mut Command, terminal: Terminal) -> io::Result<((bool, bool), OurEnds)> {
+    fn terminal(
+        &mut self,
+        command: &mut Command,
+        terminal: CommandTerminal,
+    ) -> io::Result<((bool, bool), OurEnds)> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         unlockpt(&master)?;
         let peer =
@@ -257,7 +266,7 @@ fn obey(
     group: Pid,
     terminal: Option<OwnedFd>,
     input: Option<File>,
-    outbox: Arc<Outbox<Port>>,
+    outbox: Arc<Outbox<AgentPort>>,
     closed: &Closed,
 ) {
     let (queue, typed) = sync_channel(STDIN_WINDOW);
@@ -291,7 +300,7 @@ fn obey(
 }
 
 /// Writes input to the command, at the pace at which it reads.
-fn feed(mut input: Option<File>, typed: &Receiver<Vec<u8>>, outbox: &Outbox<Port>) {
+fn feed(mut input: Option<File>, typed: &Receiver<Vec<u8>>, outbox: &Outbox<AgentPort>) {
     for bytes in typed {
         if input.as_mut().is_some_and(|input| input.write_all(&bytes).is_err()) {
             // The command closed its input: the rest goes nowhere.
@@ -340,7 +349,7 @@ mod tests {
         }
     }
 
-    fn job(role: &str, outputs: usize, terminal: Option<Terminal>) -> Job {
+    fn job(role: &str, outputs: usize, terminal: Option<CommandTerminal>) -> Job {
         let helper = concat!(module_path!(), "::helper").split_once("::").unwrap().1;
         let args = [helper, "--exact", "--nocapture"].map(|arg| Arg::Text(arg.into()));
         let args = args.into_iter().chain((0..outputs).map(Arg::Output)).collect();
@@ -364,9 +373,9 @@ mod tests {
         job: Job,
         first: &[ToAgent<'_>],
         mut say: impl FnMut(&str) -> Option<ToAgent<'static>>,
-    ) -> (Exit, BTreeMap<&'static str, Vec<u8>>) {
+    ) -> (CommandExit, BTreeMap<&'static str, Vec<u8>>) {
         let (outside, inside) = UnixStream::pair().unwrap();
-        let port = Port::of(File::from(OwnedFd::from(inside)));
+        let port = AgentPort::of(File::from(OwnedFd::from(inside)));
         let outbox = Arc::new(Outbox::new(port.try_clone().unwrap()));
         let frames = FrameReader::new(BufReader::new(port));
         let agent = thread::spawn(move || {
@@ -406,14 +415,14 @@ mod tests {
         let mut first: Vec<_> = input.chunks(4096).map(ToAgent::Stdin).collect();
         first.push(ToAgent::StdinEnd);
         let (exit, streams) = play(job("copy", 1, None), &first, |_| None);
-        assert_eq!(exit, Exit::Code(0));
+        assert_eq!(exit, CommandExit::Code(0));
         assert_eq!((&streams["output"], streams["taken"].len()), (&input, 3));
 
         let size = WindowSize { rows: 30, columns: 99 };
-        let terminal = Terminal { size, stdout: true, stderr: false };
+        let terminal = CommandTerminal { size, stdout: true, stderr: false };
         let (exit, streams) = play(job("size", 0, Some(terminal)), &[], |_| None);
         let printed = String::from_utf8_lossy(&streams["stdout"]);
-        assert_eq!(exit, Exit::Code(0));
+        assert_eq!(exit, CommandExit::Code(0));
         assert!(printed.contains("30x99\r\n"), "{printed}");
         assert_eq!(streams["stderr"], b"on stderr\n");
 
@@ -423,11 +432,11 @@ mod tests {
             let is_first = printed.contains("xxx") && !std::mem::replace(&mut asked, true);
             is_first.then_some(ToAgent::StdoutClosed)
         });
-        assert!(matches!(exit, Exit::Code(_)), "{exit:?}");
+        assert!(matches!(exit, CommandExit::Code(_)), "{exit:?}");
 
         let (exit, _) = play(job("sleep", 0, None), &[], |printed| {
             printed.contains("asleep").then_some(ToAgent::Signal(15))
         });
-        assert_eq!(exit, Exit::Signal(15));
+        assert_eq!(exit, CommandExit::Signal(15));
     }
 }

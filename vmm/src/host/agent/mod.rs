@@ -16,7 +16,7 @@ mod setup;
 use super::emulated::chain;
 use super::protocol::{FILES_PORT, FrameReader, FromAgent, Outbox, PORT_NAME, ProtocolError, ToAgent};
 pub use plan::{Mount, PLAN, Plan};
-use port::Port;
+use port::AgentPort;
 use root::{RootError, enter};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ const BATCH: &str = "/batch.json";
 /// When there is no such port.
 pub fn files_port() -> io::Result<(Box<dyn io::Write + Send>, Box<dyn io::Read + Send>)> {
     let open = || -> Result<_, AgentError> {
-        let port = Port::open(FILES_PORT)?;
+        let port = AgentPort::open(FILES_PORT)?;
         Ok((port.try_clone()?, port))
     };
     let (requests, answers) = open().map_err(|error| io::Error::other(chain(&error)))?;
@@ -85,7 +85,7 @@ fn in_guest() -> Result<(), AgentError> {
 
 /// Runs the one command that comes in over the control port, if that is `possible`.
 fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
-    let port = Port::open(PORT_NAME)?;
+    let port = AgentPort::open(PORT_NAME)?;
     let outbox = Outbox::new(port.try_clone()?);
     let mut frames = FrameReader::new(BufReader::with_capacity(64 << 10, port));
     // A host is greeted when it has booted, and again each time it is restored.

@@ -17,9 +17,9 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// The open port. Its end of file is no end: it says that nobody is connected outside, as between a snapshot and
 /// its restoration, and reading goes on.
-pub(super) struct Port(File);
+pub(super) struct AgentPort(File);
 
-impl Port {
+impl AgentPort {
     /// Waits for the port of that name, and opens it.
     pub(super) fn open(name: &str) -> Result<Self, AgentError> {
         let deadline = Instant::now() + PATIENCE;
@@ -50,7 +50,7 @@ impl Port {
     }
 }
 
-impl Port {
+impl AgentPort {
     fn wait(&self, what: PollFlags) -> io::Result<()> {
         match poll(&mut [PollFd::new(&self.0, what)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -67,7 +67,7 @@ fn find(name: &str) -> Option<PathBuf> {
     ports.find(named).map(|port| Path::new("/dev").join(port.file_name()))
 }
 
-impl Read for Port {
+impl Read for AgentPort {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(buffer) {
@@ -79,7 +79,7 @@ impl Read for Port {
     }
 }
 
-impl Write for Port {
+impl Write for AgentPort {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match self.0.write(bytes) {

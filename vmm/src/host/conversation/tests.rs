@@ -6,7 +6,7 @@ use super::*;
 use crate::printer::Printer;
 use crate::signals::SENDING;
 use crate::terminal::tests::terminal;
-use crate::terminal::{Terminal, WindowSize};
+use crate::terminal::{CommandTerminal, WindowSize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use std::fs::File;
@@ -33,7 +33,7 @@ fn job() -> Job {
 /// A conversation with `agent`, which has the other end, about a command whose input is `stdin`.
 fn talk(
     stdin: &File,
-    terminal: Option<Terminal>,
+    terminal: Option<CommandTerminal>,
     signals: bool,
     agent: impl FnOnce(UnixStream) + Send,
 ) -> Conversation {
@@ -67,7 +67,7 @@ fn take_nothing(theirs: &mut UnixStream) {
 fn a_user_can_end_what_takes_no_keys() {
     let (stdin, mut keys) = terminal();
     let size = WindowSize { rows: 24, columns: 80 };
-    let terminal = Terminal { size, stdout: true, stderr: true };
+    let terminal = CommandTerminal { size, stdout: true, stderr: true };
     let conversation = talk(&stdin, Some(terminal), false, |theirs| {
         let mut frames = FrameReader::new(&theirs);
         frames.next().unwrap();
@@ -110,7 +110,7 @@ fn a_second_signal_ends_what_reads_nothing() {
         while theirs.read(&mut rest).is_ok_and(|length| length > 0) {}
         assert!(began.elapsed() < PATIENCE);
     });
-    assert_eq!(conversation.end.ok(), Some(Exit::Signal(1)));
+    assert_eq!(conversation.end.ok(), Some(CommandExit::Signal(1)));
 }
 
 #[test]
@@ -118,12 +118,12 @@ fn an_end_is_one_also_where_nobody_has_read_the_input() {
     let zeros = File::open("/dev/zero").unwrap();
     let conversation = talk(&zeros, None, false, |mut theirs| {
         take_nothing(&mut theirs);
-        theirs.write_all(&FromAgent::Exit(Exit::Code(3)).encode().unwrap()).unwrap();
+        theirs.write_all(&FromAgent::Exit(CommandExit::Code(3)).encode().unwrap()).unwrap();
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let hung_up = poll(&mut [PollFd::new(&theirs, PollFlags::empty())], Some(&patience)).unwrap();
         assert_eq!(hung_up, 1, "it goes on");
     });
-    assert_eq!(conversation.end.ok(), Some(Exit::Code(3)));
+    assert_eq!(conversation.end.ok(), Some(CommandExit::Code(3)));
 }
 
 #[test]
