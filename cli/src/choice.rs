@@ -1,6 +1,6 @@
 //! Which host a guest runs on. That is found out, and an emulated host starts, while the kernel is read.
 
-use crate::args::{Guest, HostKind, Place};
+use crate::args::{Guest, HostArgs, HostChoice};
 use crate::host_image::Begun;
 use crate::say::note;
 use anyhow::{Error, Result, anyhow};
@@ -25,13 +25,13 @@ impl Choosing {
     pub(crate) fn begin(guest: &Guest) -> Self {
         /// What the files of most guests take, in bytes.
         const FILES: u64 = 100 << 20;
-        let Place { host, kvm_device } = &guest.place;
+        let HostArgs { host, kvm_device } = &guest.place;
         let (kind, device, memory) = (*host, kvm_device.clone(), memory_for(guest.memory.0 >> 20, FILES));
         let emulated = move || Ok(Chosen::Emulated(Begun::new(memory)));
         Self(thread::spawn(move || match kind {
-            HostKind::Emulated => (emulated(), None),
-            HostKind::Kvm => (own_kvm(&device), None),
-            HostKind::Auto => match own_kvm(&device) {
+            HostChoice::Emulated => (emulated(), None),
+            HostChoice::Kvm => (own_kvm(&device), None),
+            HostChoice::Auto => match own_kvm(&device) {
                 Ok(chosen) => (Ok(chosen), None),
                 Err(reason) => (emulated(), Some(reason)),
             },

@@ -8,7 +8,7 @@ use crate::json::json;
 use crate::output::{FunctionText, GuestNames, end, say_armed};
 use crate::record::{Address, End, Function, Header};
 use crate::requests::traced;
-use crate::run::{self, Known};
+use crate::run::{self, SessionKernel};
 use crate::say::{self, say, standard_error};
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
@@ -62,12 +62,13 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let Records { format, output } = &args.guest.records;
             let is_table_only = format.is_none() && output.is_none();
             let places = if is_table_only { Vec::new() } else { run::places(&args.guest.records)? };
-            let mut calls = Calls { header: run::header(&args.guest, &files, &target), events: Vec::new() };
+            let mut calls =
+                FirstCalls { header: run::header(&args.guest, &files, &target), events: Vec::new() };
             let patterns = unarmed::patterns(&target.probes);
             let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
             let Target { kernel, probes, unwind, serving, .. } = target;
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
-            let known = Known { image, kernel, names: false, unwind, serving, late };
+            let known = SessionKernel { image, kernel, names: false, unwind, serving, late };
             let ran = run::session(&args.guest, &files, known, &here, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
             calls.events.sort_by_key(|call| call.nanos);
@@ -89,7 +90,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
 }
 
 /// The first calls, as they come in.
-struct Calls {
+struct FirstCalls {
     header: Header,
     events: Vec<Event>,
 }
@@ -100,7 +101,7 @@ struct JsonPrefix<'a> {
     r#type: &'static str,
     prefix: &'a str,
     #[serde(flatten)]
-    count: Count,
+    count: FunctionCount,
 }
 
 /// The end of the run as JSON.
@@ -109,10 +110,10 @@ struct JsonEnd {
     #[serde(flatten)]
     end: End,
     #[serde(flatten)]
-    count: Count,
+    count: FunctionCount,
 }
 
-impl Sink for Calls {
+impl Sink for FirstCalls {
     fn started(&mut self) {
         self.header.wall_ns = wall_clock::now_outside();
     }
@@ -131,7 +132,7 @@ impl Sink for Calls {
     }
 }
 
-impl Calls {
+impl FirstCalls {
     /// Writes the functions that ran in order of their first calls, and as JSON the table too.
     fn write(&self, out: &mut impl Write, format: Format, report: &Report) -> io::Result<()> {
         if format == Format::Json {
@@ -164,12 +165,12 @@ impl Calls {
 
 /// How many functions ran, of how many that were armed at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-struct Count {
+struct FunctionCount {
     ran: usize,
     armed: usize,
 }
 
-impl Count {
+impl FunctionCount {
     fn add(&mut self, other: Self) {
         self.ran += other.ran;
         self.armed += other.armed;
@@ -182,13 +183,13 @@ impl Count {
 }
 
 /// The counts by prefix, most functions that ran first, and of all together.
-fn count(probes: &[ProbeReport]) -> (Vec<(&str, Count)>, Count) {
-    let mut rows = BTreeMap::<&str, Count>::new();
-    let mut all = Count::default();
+fn count(probes: &[ProbeReport]) -> (Vec<(&str, FunctionCount)>, FunctionCount) {
+    let mut rows = BTreeMap::<&str, FunctionCount>::new();
+    let mut all = FunctionCount::default();
     for probe in probes {
         let never_armed =
             matches!(probe.state, ProbeState::Waiting | ProbeState::Disabled | ProbeState::Refused(_));
-        let one = Count { ran: usize::from(probe.hits > 0), armed: usize::from(!never_armed) };
+        let one = FunctionCount { ran: usize::from(probe.hits > 0), armed: usize::from(!never_armed) };
         rows.entry(prefix(&probe.name)).or_default().add(one);
         all.add(one);
     }
@@ -215,7 +216,7 @@ fn table(probes: &[ProbeReport]) -> String {
     let mut table = format!("{:width$}  {:>6}  {:>6}  {:>5}\n", "prefix", "ran", "armed", "%");
     table.extend(shown.iter().map(|(prefix, count)| count.row(prefix, width)));
     if !rest.is_empty() {
-        let mut count = Count::default();
+        let mut count = FunctionCount::default();
         rest.iter().for_each(|(_, one)| count.add(*one));
         table.push_str(&count.row(&others, width));
     }

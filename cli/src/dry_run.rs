@@ -1,6 +1,6 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
-use crate::args::{Format, HostKind, Optimize, Run};
+use crate::args::{Format, HostChoice, Optimize, Run};
 use crate::file;
 use crate::listing::list;
 use crate::output::json;
@@ -31,15 +31,15 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let watches = found.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count();
     // Which host it will be is not known without a look at this machine.
     let most = match args.guest.place.host {
-        HostKind::Emulated => Delivery::Reflected.watches(),
-        HostKind::Auto | HostKind::Kvm => Delivery::Intercepted.watches(),
+        HostChoice::Emulated => Delivery::Reflected.watches(),
+        HostChoice::Auto | HostChoice::Kvm => Delivery::Intercepted.watches(),
     };
     if watches > most {
         return Err(RegisterError::TooManyWatches(most).into());
     }
     let (constraints, thunks) = (KernelConstraints::new(&kernel), Thunks::of(&kernel));
     let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, constraints, thunks };
-    let rows: Vec<Row<'_>> = found.probes.iter().map(|asked| Row::of(asked, &detours)).collect();
+    let rows: Vec<ProbeRow<'_>> = found.probes.iter().map(|asked| ProbeRow::of(asked, &detours)).collect();
     let format = args.guest.records.format.unwrap_or(Format::Text);
     list(|out| print(out, format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
@@ -47,7 +47,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
 
 /// What is said of one probe.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+struct ProbeRow<'a> {
     r#type: &'static str,
     kind: char,
     probe: String,
@@ -83,7 +83,7 @@ struct RefusedRow<'a> {
     reason: String,
 }
 
-impl<'a> Row<'a> {
+impl<'a> ProbeRow<'a> {
     fn of(asked: &'a ProbeRequest, detours: &Detours<'_>) -> Self {
         let mut row = Self {
             r#type: "probe",
@@ -168,7 +168,7 @@ impl Detours<'_> {
     }
 }
 
-fn print(mut out: &mut dyn Write, format: Format, rows: &[Row<'_>], found: &Found) -> io::Result<()> {
+fn print(mut out: &mut dyn Write, format: Format, rows: &[ProbeRow<'_>], found: &Found) -> io::Result<()> {
     match format {
         Format::Text => {
             out.write_all(table(rows).as_bytes())?;
@@ -190,7 +190,7 @@ fn print(mut out: &mut dyn Write, format: Format, rows: &[Row<'_>], found: &Foun
     Ok(())
 }
 
-fn table(rows: &[Row<'_>]) -> String {
+fn table(rows: &[ProbeRow<'_>]) -> String {
     let names: Vec<String> = rows
         .iter()
         .map(|row| row.event.map_or_else(|| row.probe.clone(), |event| format!("{event}: {}", row.probe)))
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn the_table_has_what_is_read_below_each_probe() {
         let conditions = ["if dfd == -100".to_owned()];
-        let row = |kind, probe: &str| Row {
+        let row = |kind, probe: &str| ProbeRow {
             r#type: "probe",
             kind,
             probe: probe.to_owned(),
@@ -251,15 +251,20 @@ mod tests {
         let dfd = FieldRow { name: "dfd", r#type: "s32".to_owned(), fetch: "%di".to_owned() };
         let pending = "pending (module dummy)".to_owned();
         let rows = [
-            Row {
+            ProbeRow {
                 event: Some("opens"),
                 detour: Some("detour".to_owned()),
                 fields: vec![dfd],
                 conditions: &conditions,
                 ..row('p', "openat2")
             },
-            Row { how: pending, address: None, module: Some("dummy"), ..row('r', "dummy:dummy_xmit%return") },
-            Row { how: "debug register".to_owned(), ..row('w', "jiffies:8:w") },
+            ProbeRow {
+                how: pending,
+                address: None,
+                module: Some("dummy"),
+                ..row('r', "dummy:dummy_xmit%return")
+            },
+            ProbeRow { how: "debug register".to_owned(), ..row('w', "jiffies:8:w") },
         ];
         assert_eq!(
             table(&rows),

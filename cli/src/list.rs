@@ -1,6 +1,6 @@
 //! `vmm list`: what can be probed.
 
-use crate::args::{Format, Kind, List};
+use crate::args::{Format, List, Listed};
 use crate::file::read;
 use crate::listing::list;
 use crate::output::json;
@@ -40,7 +40,7 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
     let btf = args.verbose.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
-    if args.kind == Kind::Syscalls {
+    if args.kind == Listed::Syscalls {
         system_calls::show(args, &kernel, pattern, &glob)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -48,10 +48,10 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
     list(|mut out| {
         for symbol in kernel.symbols().matching(&glob) {
             found += 1;
-            let row = Row::of(&symbol, &kernel, btf.as_ref());
+            let row = SymbolRow::of(&symbol, &kernel, btf.as_ref());
             refused += usize::from(row.refused.is_some());
             let is_listed = match (args.kind, &row.refused) {
-                (Kind::Refused, refused) => refused.is_some(),
+                (Listed::Refused, refused) => refused.is_some(),
                 (_, refused) => refused.is_none() || args.all,
             };
             match args.format {
@@ -62,10 +62,10 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
         }
         Ok(())
     })?;
-    if found > 0 && refused == found && !args.all && args.kind == Kind::Functions {
+    if found > 0 && refused == found && !args.all && args.kind == Listed::Functions {
         note(format_args!("nothing that matches `{pattern}` can be probed: --all says why"));
     }
-    if found > 0 && refused == 0 && args.kind == Kind::Refused {
+    if found > 0 && refused == 0 && args.kind == Listed::Refused {
         note(format_args!("all that matches `{pattern}` can be probed"));
     }
     if found == 0 {
@@ -81,7 +81,7 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
 
 /// What is said of one symbol.
 #[derive(Debug, Serialize)]
-struct Row {
+struct SymbolRow {
     /// As linked.
     address: String,
     /// By which a probe can be put there.
@@ -95,7 +95,7 @@ struct Row {
     refused: Option<String>,
 }
 
-impl Row {
+impl SymbolRow {
     fn of(symbol: &Symbol<'_>, kernel: &Kernel, btf: Option<&Btf<'_>>) -> Self {
         let function = kernel.symbols().function_at(symbol.at);
         let first = function.map(|function| function.symbol).filter(|first| first.name != symbol.name);
@@ -111,7 +111,7 @@ impl Row {
     }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for SymbolRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.size {
             Some(size) => write!(f, "{} {size:>6} {}", self.address, self.name)?,
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_row_has_what_is_known() {
-        let row = |size, alias_of: Option<&str>, prototype: Option<&str>, refused: Option<&str>| Row {
+        let row = |size, alias_of: Option<&str>, prototype: Option<&str>, refused: Option<&str>| SymbolRow {
             address: "0xffffffff81000000".to_owned(),
             name: "show#2".to_owned(),
             size,

@@ -7,7 +7,7 @@ use crate::exit_codes;
 use crate::file;
 use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
-use crate::output::{GuestNames, Out, Writer};
+use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
 use crate::record::{self, Clocks, Header, HostKind};
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
@@ -93,8 +93,8 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving, .. } = target;
     let image = std::mem::take(&mut files.image);
-    let known = Known { image, kernel, names, unwind, serving, late };
-    let mut writer = Writer::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
+    let known = SessionKernel { image, kernel, names, unwind, serving, late };
+    let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let ran = session(&args.guest, &files, known, host, probes, &mut writer)?;
@@ -171,7 +171,7 @@ pub(crate) struct Ran {
 }
 
 /// What a session knows of its kernel.
-pub(crate) struct Known {
+pub(crate) struct SessionKernel {
     /// What goes to the guest's memory.
     pub(crate) image: Vec<u8>,
     pub(crate) kernel: Landmarks,
@@ -190,7 +190,7 @@ pub(crate) struct Known {
 pub(crate) fn session(
     guest: &Guest,
     files: &Files,
-    known: Known,
+    known: SessionKernel,
     host: &Host,
     probes: Vec<Probe>,
     sink: &mut dyn Sink,
@@ -228,7 +228,7 @@ pub(crate) fn session(
 }
 
 /// The machine that `guest` asks for, without a console.
-fn machine<'a>(guest: &Guest, files: &'a Files, known: Known) -> vmm::guest::Guest<'a> {
+fn machine<'a>(guest: &Guest, files: &'a Files, known: SessionKernel) -> vmm::guest::Guest<'a> {
     vmm::guest::Guest::resolved(Some(known.image.into()), known.kernel)
         .initrd(&files.initramfs)
         .whole_cmdline(&cmdline(guest))
@@ -246,7 +246,7 @@ fn with_command(
     guest: &Guest,
     files: &Files,
     work: &Work,
-    known: Known,
+    known: SessionKernel,
     host: &Host,
     probes: Vec<Probe>,
     sink: &mut dyn Sink,

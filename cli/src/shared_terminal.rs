@@ -23,11 +23,11 @@ const PLAIN: &str = "\x1b[m";
 
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// Where the console is. Whoever writes holds it, so that it is true of what has been written.
-static ROW: Mutex<Row> = Mutex::new(Row { is_begun: false, least: 0 });
+static ROW: Mutex<ConsoleRow> = Mutex::new(ConsoleRow { is_begun: false, least: 0 });
 
 /// The row of the console.
 #[derive(Default)]
-struct Row {
+struct ConsoleRow {
     /// Whether it has begun one.
     is_begun: bool,
     /// How far from the row's start the cursor is at least, in columns. Some terminals go up where there is nothing to go back.
@@ -58,7 +58,7 @@ pub(crate) fn begin_row() {
 /// the terminal is wide where the guest wants that, and may tell of names of its: nothing but the mark looks like one.
 pub(crate) struct Marked<W> {
     out: W,
-    row: &'static Mutex<Row>,
+    row: &'static Mutex<ConsoleRow>,
     /// A line that has not ended yet.
     begun: Vec<u8>,
 }
@@ -104,7 +104,7 @@ fn plain(line: &[u8]) -> String {
 /// The guest's console.
 pub(crate) struct Tame<W> {
     out: W,
-    row: &'static Mutex<Row>,
+    row: &'static Mutex<ConsoleRow>,
     /// What is not complete yet: of a character, or of a control sequence, which begins with an escape.
     begun: Vec<u8>,
 }
@@ -146,7 +146,7 @@ impl<W: Write> Write for Tame<W> {
     }
 }
 
-fn lock(row: &Mutex<Row>) -> MutexGuard<'_, Row> {
+fn lock(row: &Mutex<ConsoleRow>) -> MutexGuard<'_, ConsoleRow> {
     row.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     /// A row of its own: tests run side by side.
-    fn row() -> &'static Mutex<Row> {
+    fn row() -> &'static Mutex<ConsoleRow> {
         Box::leak(Box::default())
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn show(args: &List, name: &str, kernel: &Kernel, source: &KernelSour
 
 /// A place of a line.
 #[derive(Debug, Serialize)]
-struct Row {
+struct LineRow {
     line: u32,
     /// As linked.
     address: String,
@@ -85,7 +85,7 @@ struct JsonRow<'a> {
     file: &'a str,
     text: Option<&'a str>,
     #[serde(flatten)]
-    row: &'a Row,
+    row: &'a LineRow,
 }
 
 /// By line. Variables are looked up for programs alone.
@@ -96,7 +96,7 @@ fn rows(
     kernel: &Kernel,
     debug: &DebugInfo<'_>,
     format: Format,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<LineRow>> {
     let within = kernel.function(entry);
     let numbers = map.lines_with_code(file, within.as_ref());
     let places = numbers.iter().flat_map(|line| map.places(file, *line, within.as_ref(), kernel.symbols()));
@@ -106,7 +106,7 @@ fn rows(
             Format::Text => Vec::new(),
         };
         let readable = variables.into_iter().filter(|variable| variable.place.is_ok());
-        Ok(Row {
+        Ok(LineRow {
             line,
             address: at.to_string(),
             inlined,
@@ -131,7 +131,7 @@ fn source_text(args: &List, map: &SourceMap, file: &str, source: &KernelSource) 
 struct Listed<'a> {
     line: u32,
     text: Option<&'a str>,
-    row: Option<&'a Row>,
+    row: Option<&'a LineRow>,
 }
 
 impl fmt::Display for Listed<'_> {
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn a_line_has_its_place_and_its_text() {
-        let row = |inlined: Option<&str>, refused: Option<&str>| Row {
+        let row = |inlined: Option<&str>, refused: Option<&str>| LineRow {
             line: 30,
             address: "0xffffffff81000020".to_owned(),
             inlined: inlined.map(str::to_owned),
             refused: refused.map(str::to_owned),
             variables: Vec::new(),
         };
-        let shown = |text, row: Option<&Row>| Listed { line: 30, text, row }.to_string();
+        let shown = |text, row: Option<&LineRow>| Listed { line: 30, text, row }.to_string();
         assert_eq!(shown(Some("{"), None), "                       30  {");
         assert_eq!(
             shown(Some("\treturn;"), Some(&row(None, None))),

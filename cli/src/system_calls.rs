@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// What is said of one as JSON.
 #[derive(Serialize)]
-struct Row<'a> {
+struct SystemCallRow<'a> {
     /// For 64-bit programs, where the kernel's table says it.
     number: Option<u32>,
     name: &'a str,
@@ -45,7 +45,7 @@ pub(crate) fn show(args: &List, kernel: &Kernel, pattern: &str, glob: &Glob) -> 
                 }
                 Format::Json => {
                     let (handler, compat) = (handler.symbol.as_str(), compat.as_deref());
-                    json(&mut out, &Row { number: *number, name, handler, compat, prototype })?;
+                    json(&mut out, &SystemCallRow { number: *number, name, handler, compat, prototype })?;
                 }
             }
         }

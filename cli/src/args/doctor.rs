@@ -1,6 +1,6 @@
 //! `vmm doctor`.
 
-use super::{Place, heading};
+use super::{HostArgs, heading};
 use crate::kernel_choice::Choice;
 use clap::Args;
 use std::path::PathBuf;
@@ -44,5 +44,5 @@ pub(crate) struct Doctor {
     )]
     pub(crate) kernel: Option<Choice>,
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) place: HostArgs,
 }

@@ -47,7 +47,7 @@ pub(crate) struct Guest {
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
     pub(crate) memory: Memory,
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) place: HostArgs,
     /// End the guest after so long, and say where it stood; 0 is never
     ///
     /// The default is 600, and 3600 where the processor is emulated. When standard input is a terminal, the guest is not ended.
@@ -142,10 +142,10 @@ impl Records {
 /// Where the guest runs
 #[derive(Args)]
 #[command(next_help_heading = heading::MACHINE)]
-pub(crate) struct Place {
+pub(crate) struct HostArgs {
     /// Where guests run
-    #[arg(long, value_enum, default_value_t = HostKind::Auto)]
-    pub(crate) host: HostKind,
+    #[arg(long, value_enum, default_value_t = HostChoice::Auto)]
+    pub(crate) host: HostChoice,
     /// The KVM device
     #[arg(
         long,
@@ -177,7 +177,7 @@ pub(crate) enum Scope {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum HostKind {
+pub(crate) enum HostChoice {
     /// This machine's KVM when it can, the emulated host otherwise
     Auto,
     /// This machine's KVM

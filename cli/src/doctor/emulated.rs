@@ -17,7 +17,7 @@ pub(super) fn test() -> Tested {
 fn report() -> Result<Tested> {
     let version = Qemu::find()?.version;
     let printer = say::printer().context("the host has no thread left")?;
-    let report = Report::default();
+    let report = Printed::default();
     let streams = Streams {
         stdin: None,
         stdout: Outlet::through(printer.clone(), report.clone()),
@@ -37,9 +37,9 @@ fn report() -> Result<Tested> {
 
 /// What it prints.
 #[derive(Clone, Default)]
-struct Report(Arc<Mutex<Vec<u8>>>);
+struct Printed(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Report {
+impl Write for Printed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
         Ok(bytes.len())

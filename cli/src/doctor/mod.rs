@@ -6,7 +6,7 @@ mod report;
 mod tested;
 mod trial;
 
-use crate::args::{Doctor, HostKind};
+use crate::args::{Doctor, HostChoice};
 use crate::file;
 use crate::kernel_choice::Choice;
 use crate::listing::list;
@@ -15,7 +15,7 @@ use anyhow::Result;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use serde::{Deserialize, Serialize};
 use std::process::ExitCode;
-use tested::{Host, Tested};
+use tested::{Tested, TestedHost};
 
 /// No host that was tested runs guests with probes, or a guest of the report was not as it was to be.
 const EXIT_UNFIT: u8 = 1;
@@ -52,10 +52,10 @@ pub(crate) fn main(args: &Doctor) -> Result<ExitCode> {
 
 fn examine(args: &Doctor) -> Diagnosis {
     let mut hosts = Vec::new();
-    if args.place.host != HostKind::Emulated {
+    if args.place.host != HostChoice::Emulated {
         hosts.push(Tested::here(&args.place));
     }
-    if args.place.host != HostKind::Kvm {
+    if args.place.host != HostChoice::Kvm {
         hosts.push(emulated::test());
     }
     let verdict = verdict(&hosts);
@@ -66,9 +66,9 @@ fn examine(args: &Doctor) -> Diagnosis {
 fn verdict(hosts: &[Tested]) -> String {
     const NATIVE: &str = "native speed needs a KVM with Intel's VMX or AMD's SVM: bare metal, or a virtual machine that \
                           passes them on";
-    let find = |which: Host| hosts.iter().find(|tested| tested.host == which);
+    let find = |which: TestedHost| hosts.iter().find(|tested| tested.host == which);
     let reason = |tested: &Tested| tested.reason.clone().unwrap_or_default();
-    match (find(Host::Kvm), find(Host::Emulated)) {
+    match (find(TestedHost::Kvm), find(TestedHost::Emulated)) {
         (Some(own), _) if own.fit => "Guests run on this machine's KVM: nothing is left to do.".to_owned(),
         (own, Some(emulated)) if emulated.fit => match own {
             Some(_) => format!(
@@ -106,22 +106,34 @@ fn table(diagnosis: &Diagnosis) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn host(which: Host, fit: bool) -> Tested {
+    fn host(which: TestedHost, fit: bool) -> Tested {
         let reason = (!fit).then(|| "it is broken".to_owned());
         Tested { host: which, fit, reason, ..Tested::no_emulated("") }
     }
 
     #[test]
     fn a_verdict_says_where_guests_run_and_what_to_do() {
-        let cases: [(&[(Host, bool)], &str); 8] = [
-            (&[(Host::Kvm, true), (Host::Emulated, false)], "Guests run on this machine's KVM: nothing"),
-            (&[(Host::Kvm, true)], "Guests run on this machine's KVM: nothing"),
-            (&[(Host::Kvm, true), (Host::Emulated, true)], "Guests run on this machine's KVM: nothing"),
-            (&[(Host::Kvm, false), (Host::Emulated, true)], "Guests run in the emulated host, which"),
-            (&[(Host::Emulated, true)], "Guests run in the emulated host: nothing"),
-            (&[(Host::Kvm, false), (Host::Emulated, false)], "Guests do not run on this machine: native"),
-            (&[(Host::Kvm, false)], "Guests do not run on this KVM (it is broken): try"),
-            (&[(Host::Emulated, false)], "Guests do not run in the emulated host: first"),
+        let cases: [(&[(TestedHost, bool)], &str); 8] = [
+            (
+                &[(TestedHost::Kvm, true), (TestedHost::Emulated, false)],
+                "Guests run on this machine's KVM: nothing",
+            ),
+            (&[(TestedHost::Kvm, true)], "Guests run on this machine's KVM: nothing"),
+            (
+                &[(TestedHost::Kvm, true), (TestedHost::Emulated, true)],
+                "Guests run on this machine's KVM: nothing",
+            ),
+            (
+                &[(TestedHost::Kvm, false), (TestedHost::Emulated, true)],
+                "Guests run in the emulated host, which",
+            ),
+            (&[(TestedHost::Emulated, true)], "Guests run in the emulated host: nothing"),
+            (
+                &[(TestedHost::Kvm, false), (TestedHost::Emulated, false)],
+                "Guests do not run on this machine: native",
+            ),
+            (&[(TestedHost::Kvm, false)], "Guests do not run on this KVM (it is broken): try"),
+            (&[(TestedHost::Emulated, false)], "Guests do not run in the emulated host: first"),
         ];
         for (hosts, begin) in cases {
             let hosts: Vec<_> = hosts.iter().map(|(which, fit)| host(*which, *fit)).collect();

@@ -1,6 +1,6 @@
 //! What was found out about one host.
 
-use crate::args::Place;
+use crate::args::HostArgs;
 use anyhow::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use vmm::selftest::{self, Contract};
 #[derive(Serialize, Deserialize)]
 pub(super) struct Tested {
     /// Which one.
-    pub(super) host: Host,
+    pub(super) host: TestedHost,
     /// What it is.
     pub(super) name: String,
     /// Whether guests with probes run there.
@@ -27,19 +27,19 @@ pub(super) struct Tested {
     /// What each check found, if there was a KVM to check.
     pub(super) contract: Value,
     /// The same for people, and what confines this program there.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<CheckRow>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Host {
+pub(super) enum TestedHost {
     Kvm,
     Emulated,
 }
 
 /// A check and what came of it.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Row {
+pub(super) struct CheckRow {
     name: String,
     /// What it is good for.
     meaning: String,
@@ -51,11 +51,11 @@ pub(super) struct Row {
 
 impl Tested {
     /// Tests the KVM of the machine that this program runs on.
-    pub(super) fn here(place: &Place) -> Self {
+    pub(super) fn here(place: &HostArgs) -> Self {
         let device = place.kvm_device.display();
         let (host, name) = match on_emulated_cpu() {
-            true => (Host::Emulated, "The emulated host".to_owned()),
-            false => (Host::Kvm, format!("This machine's KVM, {device}")),
+            true => (TestedHost::Emulated, "The emulated host".to_owned()),
+            false => (TestedHost::Kvm, format!("This machine's KVM, {device}")),
         };
         let tested = Hypervisor::open(&place.kvm_device)
             .map_err(Error::from)
@@ -65,7 +65,7 @@ impl Tested {
             Err(error) => Err(format!("{error:#}")),
         };
         let contract = tested.ok();
-        let checks = contract.iter().flat_map(Contract::rows).map(|row| Row {
+        let checks = contract.iter().flat_map(Contract::rows).map(|row| CheckRow {
             name: row.name.to_owned(),
             meaning: row.meaning.to_owned(),
             result: row.result,
@@ -86,7 +86,7 @@ impl Tested {
     /// An emulated host that could not be tested.
     pub(super) fn no_emulated(reason: impl Display) -> Self {
         Self {
-            host: Host::Emulated,
+            host: TestedHost::Emulated,
             name: "The emulated host".to_owned(),
             fit: false,
             reason: Some(reason.to_string()),
@@ -99,7 +99,7 @@ impl Tested {
     /// Lines for people.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}:", self.name)];
-        for Row { name, meaning, result, ok, needed } in &self.rows {
+        for CheckRow { name, meaning, result, ok, needed } in &self.rows {
             let mark = match (ok, needed) {
                 (true, _) => "ok",
                 (false, true) => "NO",
@@ -122,7 +122,7 @@ fn as_json(value: &impl Serialize) -> Value {
 }
 
 /// What keeps a guest that has got into this program from the machine: tried, not asked for.
-fn confinement() -> [Row; 2] {
+fn confinement() -> [CheckRow; 2] {
     const NOT_THERE: &str = "not in this kernel";
     let (landlock, has_landlock) = match files::confined_here() {
         Ok(Confined::Fully) => ("in force".to_owned(), true),
@@ -135,7 +135,7 @@ fn confinement() -> [Row; 2] {
         Ok(false) => (NOT_THERE.to_owned(), false),
         Err(error) => (error.to_string(), false),
     };
-    let row = |name: &str, meaning: &str, result, ok| Row {
+    let row = |name: &str, meaning: &str, result, ok| CheckRow {
         name: name.to_owned(),
         meaning: meaning.to_owned(),
         result,

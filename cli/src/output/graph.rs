@@ -15,15 +15,15 @@ const MOST: usize = 1 << 16;
 
 /// The calls that are under way, by task.
 #[derive(Default)]
-pub(super) struct Graph {
-    tasks: HashMap<Gva, Calls>,
+pub(super) struct CallGraph {
+    tasks: HashMap<Gva, TaskCalls>,
     /// How many calls they have that have not returned.
     open: usize,
 }
 
 /// The calls of one task.
 #[derive(Default)]
-struct Calls {
+struct TaskCalls {
     /// Other tasks may follow at the same address.
     pid: u32,
     /// The outermost first.
@@ -39,7 +39,7 @@ struct Open {
     began: u64,
 }
 
-impl Graph {
+impl CallGraph {
     /// Writes what an event of a function's entry or return adds to the graph.
     pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Probe) -> io::Result<()> {
         let name = probe.place.clone();
@@ -52,7 +52,7 @@ impl Graph {
         if calls.pid != pid {
             calls.write_waiting(out)?;
             self.open -= calls.open.len();
-            *calls = Calls { pid, ..Calls::default() };
+            *calls = TaskCalls { pid, ..TaskCalls::default() };
         }
         match event.what {
             What::Hit { .. } => {
@@ -99,7 +99,7 @@ impl Graph {
     }
 }
 
-impl Calls {
+impl TaskCalls {
     /// The last call has turned out to call others.
     fn write_waiting(&mut self, out: &mut impl Write) -> io::Result<()> {
         match self.waits.take() {
@@ -176,7 +176,7 @@ mod tests {
 
     /// The lines that calls (`Ok`) and returns (`Err`, with how long they took) make, without their times.
     fn lines(events: &[(u64, u64, Result<(), u64>)]) -> Vec<String> {
-        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        let (mut graph, mut out) = (CallGraph::default(), Vec::new());
         for (nanos, at, what) in events {
             let (what, returns) = match what {
                 Ok(()) => (What::Hit { args: [0; 6] }, false),
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn another_task_at_the_same_address_begins_anew_and_what_never_returns_is_forgotten() {
-        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        let (mut graph, mut out) = (CallGraph::default(), Vec::new());
         for n in 0..2 * DEEPEST as u64 {
             graph.add(&mut out, &event(n, 7, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
         }
@@ -227,7 +227,7 @@ mod tests {
     }
     #[test]
     fn a_guest_that_makes_up_tasks_does_not_fill_memory_and_each_call_has_its_line() {
-        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        let (mut graph, mut out) = (CallGraph::default(), Vec::new());
         let calls = MOST as u64 + 10;
         for n in 0..calls {
             let mut event = event(n, 7, What::Hit { args: [0; 6] });
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_call_of_a_task_that_is_gone_keeps_its_line() {
-        let (mut graph, mut out) = (Graph::default(), Vec::new());
+        let (mut graph, mut out) = (CallGraph::default(), Vec::new());
         for pid in [7, 8] {
             graph.add(&mut out, &event(1, pid, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
         }

@@ -14,11 +14,11 @@ use vmm::events::Event;
 
 /// The histograms of a run, by their numbers.
 #[derive(Default)]
-pub(super) struct Histograms {
-    all: BTreeMap<usize, Histogram>,
+pub(super) struct RunHistograms {
+    all: BTreeMap<usize, NamedTally>,
 }
 
-struct Histogram {
+struct NamedTally {
     name: String,
     tally: Tally,
 }
@@ -33,11 +33,11 @@ struct JsonEntry<'a> {
     text: String,
 }
 
-impl Histograms {
+impl RunHistograms {
     /// Hits of `probe` are counted, if they are to be.
     pub(super) fn register(&mut self, probe: &ProbeRequest) {
         if let (Some(Counted { number, name }), Some(plan)) = (&probe.counted, probe.plan.histogram()) {
-            let new = || Histogram { name: name.clone(), tally: Tally::new(plan.clone()) };
+            let new = || NamedTally { name: name.clone(), tally: Tally::new(plan.clone()) };
             self.all.entry(*number).or_insert_with(new);
         }
     }
@@ -45,20 +45,20 @@ impl Histograms {
     /// Counts a hit.
     pub(super) fn add(&mut self, event: &Event, probe: &ProbeRequest, counted: &Counted) {
         let histogram = self.all.get_mut(&counted.number);
-        let Some((Histogram { tally, .. }, plan)) = histogram.zip(probe.plan.histogram()) else { return };
+        let Some((NamedTally { tally, .. }, plan)) = histogram.zip(probe.plan.histogram()) else { return };
         let at = Circumstances { cpu: event.vcpu, task: event.task.as_ref(), ip: event.rip.0 };
         tally.add(plan, &probe.plan.capture.fields, Values::of(&event.captured), &at);
     }
 
     /// Counts hits of a probe that have been counted in the guest.
     pub(super) fn add_group(&mut self, counted: &Counted, group: &Group) {
-        if let Some(Histogram { tally, .. }) = self.all.get_mut(&counted.number) {
+        if let Some(NamedTally { tally, .. }) = self.all.get_mut(&counted.number) {
             tally.add_group(group.clone());
         }
     }
 
     pub(super) fn write_text(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
-        for Histogram { name, tally } in self.all.values() {
+        for NamedTally { name, tally } in self.all.values() {
             begin_text(out, name, &tally.plan().said)?;
             tally.lines(names).try_for_each(|line| writeln!(out, "{line}"))?;
             end_text(out, tally.hits(), tally.len(), tally.dropped())?;
@@ -67,7 +67,7 @@ impl Histograms {
     }
 
     pub(super) fn write_json(&self, out: &mut impl Write, names: Names<'_>) -> io::Result<()> {
-        for Histogram { name, tally } in self.all.values() {
+        for NamedTally { name, tally } in self.all.values() {
             for line in tally.lines(names) {
                 let text = line.to_string();
                 json(out, &JsonEntry { r#type: "entry", histogram: name, line, text })?;

@@ -21,7 +21,7 @@ use std::time::Duration;
 pub(crate) use summary::{counts, end, shown_name, table};
 pub(crate) use text::Text;
 use vmm::session::{ProbeReport, ProbeState};
-pub(crate) use writer::Writer;
+pub(crate) use writer::HitWriter;
 #[cfg(test)]
 use writer::testing;
 

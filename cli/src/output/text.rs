@@ -1,7 +1,7 @@
 //! A run as text, from its hits to its table: the same whether it goes on or was recorded.
 
 use super::event::EventText;
-use super::graph::Graph;
+use super::graph::CallGraph;
 use crate::record::{Probe, Stack, Style};
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use vmm::events::Event;
 /// Writes hits as text.
 #[derive(Default)]
 pub(crate) struct Text {
-    graph: Graph,
+    graph: CallGraph,
 }
 
 impl Text {

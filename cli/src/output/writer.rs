@@ -1,6 +1,6 @@
 //! Writes hits as they come, to all places where they are wanted.
 
-use super::hist::Histograms;
+use super::hist::RunHistograms;
 use super::registered::registered;
 use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
@@ -24,25 +24,25 @@ use vmm::printer::Printer;
 use vmm::session::{ProbeReport, Report, Sink};
 
 /// Writes hits as they come.
-pub(crate) struct Writer<'a> {
-    places: Vec<Place<'a>>,
+pub(crate) struct HitWriter<'a> {
+    destinations: Vec<Destination<'a>>,
     header: Header,
     has_begun: bool,
-    probes: BTreeMap<ProbeId, Known>,
-    histograms: Histograms,
+    probes: BTreeMap<ProbeId, WrittenProbe>,
+    histograms: RunHistograms,
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
 }
 
 /// A probe whose hits are written.
-struct Known {
+struct WrittenProbe {
     asked: ProbeRequest,
     told: record::Probe,
 }
 
 /// One place where hits are wanted.
-struct Place<'a> {
+struct Destination<'a> {
     out: BufWriter<Box<dyn Write + 'a>>,
     printer: Option<Printer>,
     form: Form,
@@ -54,16 +54,16 @@ enum Form {
     Json,
 }
 
-impl<'a> Writer<'a> {
-    /// Hits of `probes`, which are registered in this order, are written to all `places`. What they show as symbols is
+impl<'a> HitWriter<'a> {
+    /// Hits of `probes`, which are registered in this order, are written to all `destinations`. What they show as symbols is
     /// called by `names`.
     pub(crate) fn new(
-        places: Vec<(Out<'a>, Format)>,
+        destinations: Vec<(Out<'a>, Format)>,
         header: Header,
         probes: Vec<ProbeRequest>,
         names: GuestNames,
     ) -> Self {
-        let place = |(Out { to, printer }, format)| Place {
+        let place = |(Out { to, printer }, format)| Destination {
             out: BufWriter::with_capacity(64 << 10, to),
             printer,
             form: match format {
@@ -71,11 +71,11 @@ impl<'a> Writer<'a> {
                 Format::Json => Form::Json,
             },
         };
-        let mut histograms = Histograms::default();
+        let mut histograms = RunHistograms::default();
         probes.iter().for_each(|asked| histograms.register(asked));
-        let known = |(id, asked)| (ProbeId(id), Known { told: registered(id, &asked), asked });
+        let known = |(id, asked)| (ProbeId(id), WrittenProbe { told: registered(id, &asked), asked });
         Self {
-            places: places.into_iter().map(place).collect(),
+            destinations: destinations.into_iter().map(place).collect(),
             header,
             has_begun: false,
             probes: (0..).zip(probes).map(known).collect(),
@@ -101,7 +101,9 @@ impl<'a> Writer<'a> {
         if std::mem::replace(&mut self.has_begun, true) {
             return Ok(());
         }
-        for Place { out, .. } in self.places.iter_mut().filter(|place| matches!(place.form, Form::Json)) {
+        for Destination { out, .. } in
+            self.destinations.iter_mut().filter(|place| matches!(place.form, Form::Json))
+        {
             json(out, &self.header)?;
             self.probes.values().try_for_each(|probe| json(out, &probe.told))?;
         }
@@ -109,7 +111,7 @@ impl<'a> Writer<'a> {
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        let Some(Known { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
+        let Some(WrittenProbe { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
         if let Some(counted) = &asked.counted {
             self.histograms.add(event, asked, counted);
             return Ok(());
@@ -117,7 +119,7 @@ impl<'a> Writer<'a> {
         let names = &|at| self.names.symbol(at);
         let fields = Fields { event, asked, names };
         let stack = event.stack.as_ref().and_then(|stack| self.names.stack(stack));
-        for Place { out, form, .. } in &mut self.places {
+        for Destination { out, form, .. } in &mut self.destinations {
             match form {
                 Form::Text(text) => text.hit(out, (event, told), fields.shown(), stack.as_ref())?,
                 Form::Json => {
@@ -145,7 +147,7 @@ impl<'a> Writer<'a> {
             self.probes.get(&ProbeId(probe.id)).is_some_and(|probe| probe.told.is_only_counted())
         };
         let (counts, shown): (Vec<_>, Vec<_>) = probes.iter().partition(is_count);
-        for Place { out, printer, form } in &mut self.places {
+        for Destination { out, printer, form } in &mut self.destinations {
             match form {
                 Form::Text(text) => {
                     text.finish(out)?;
@@ -172,9 +174,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-impl Sink for Writer<'_> {
+impl Sink for HitWriter<'_> {
     fn is_ready(&self) -> bool {
-        self.places.iter().all(|place| place.printer.as_ref().is_none_or(Printer::is_ready))
+        self.destinations.iter().all(|place| place.printer.as_ref().is_none_or(Printer::is_ready))
     }
 
     fn started(&mut self) {
@@ -185,7 +187,7 @@ impl Sink for Writer<'_> {
         let written = self
             .begin()
             .and_then(|()| events.iter().try_for_each(|event| self.event(event)))
-            .and_then(|()| self.places.iter_mut().try_for_each(|place| place.out.flush()));
+            .and_then(|()| self.destinations.iter_mut().try_for_each(|place| place.out.flush()));
         if let Err(error) = &written {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
@@ -269,7 +271,7 @@ pub(super) mod testing {
     pub(crate) fn recording(format: Format, probes: Vec<ProbeRequest>, events: &[Event]) -> String {
         let mut bytes = Vec::new();
         let out = Out { to: Box::new(&mut bytes), printer: None };
-        let mut writer = Writer::new(vec![(out, format)], header(), probes, GuestNames::default());
+        let mut writer = HitWriter::new(vec![(out, format)], header(), probes, GuestNames::default());
         writer.events(events).unwrap();
         writer.summary(&report()).unwrap();
         drop(writer);
