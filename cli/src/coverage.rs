@@ -2,6 +2,7 @@
 
 use crate::args::{Coverage, Format, Records};
 use crate::choice::{Choosing, Chosen};
+use crate::file;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::json::json;
@@ -32,6 +33,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.guest.records.shown());
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
+    file::refuse_an_input(args.guest.records.output.as_deref(), files.read_from(&args.guest))?;
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,
         None => {

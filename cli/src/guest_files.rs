@@ -44,6 +44,12 @@ impl Files {
         Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names })
     }
 
+    /// The files that it was read from, and that more is read from for it.
+    pub(crate) fn read_from<'a>(&'a self, guest: &'a Guest) -> impl Iterator<Item = &'a Path> {
+        let more = [&self.vmlinux, &guest.initrd, &guest.symbols.symbols, &guest.target, &guest.work];
+        std::iter::once(&self.kernel).chain(more.into_iter().flatten()).map(PathBuf::as_path)
+    }
+
     /// Where what is known of the kernel comes from.
     pub(crate) fn source(&self, symbols: &SymbolSource) -> KernelSource {
         KernelSource::new(&self.kernel, self.vmlinux.as_deref(), symbols)

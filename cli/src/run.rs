@@ -26,7 +26,7 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +50,8 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     }
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
+    let probes = args.probes.files.iter().map(PathBuf::as_path);
+    file::refuse_an_input(args.guest.records.output.as_deref(), files.read_from(&args.guest).chain(probes))?;
     let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;

@@ -8,7 +8,7 @@ mod stacks;
 mod text;
 
 use crate::args::{Report, ReportFormat};
-use crate::file;
+use crate::file::NewFile;
 use crate::listing::list;
 use crate::mistake::{self, Written};
 use crate::record::{Filter, ReadError, Reader};
@@ -16,6 +16,7 @@ use crate::say::say;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -37,8 +38,9 @@ pub(crate) enum ReportError {
 
 pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     let name = args.recording.display();
-    let mut recording =
-        Reader::open(input(&args.recording)?).with_context(|| format!("cannot show {name}"))?;
+    let input = input(&args.recording).with_context(|| format!("cannot read {name}"))?;
+    let mut recording = Reader::open(BufReader::with_capacity(CHUNK, &input))
+        .with_context(|| format!("cannot show {name}"))?;
     let written = args.filter.as_deref().map(|text| Written { text, name: "--filter", line: 1 });
     if let Some(written) = &written {
         recording.filter(Filter::parse(written.text).map_err(|error| mistake::say(written, &error))?);
@@ -58,8 +60,15 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     match &args.output {
         None => list(write)?,
         Some(path) => {
-            let mut out = BufWriter::new(file::create(path)?);
+            let new = NewFile::begin(path, &input)?;
+            let mut out = BufWriter::new(new.file());
             let written = write(&mut out).and_then(|()| out.flush());
+            drop(out);
+            // Nothing to show is no report.
+            let written = written.and_then(|()| match failed {
+                Some(ReportError::Nothing(_)) => Ok(()),
+                _ => new.finish(),
+            });
             written.with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
@@ -94,12 +103,11 @@ pub(crate) fn write_all(recording: &[u8]) {
 }
 
 /// Opens the recording.
-fn input(path: &Path) -> Result<Box<dyn BufRead>> {
-    if path == Path::new("-") {
-        return Ok(Box::new(BufReader::with_capacity(CHUNK, io::stdin())));
+fn input(path: &Path) -> io::Result<File> {
+    match path == Path::new("-") {
+        true => Ok(io::stdin().as_fd().try_clone_to_owned()?.into()),
+        false => File::open(path),
     }
-    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Box::new(BufReader::with_capacity(CHUNK, file)))
 }
 
 /// Writes `recording` as `format`, as far as it can be read.
@@ -123,6 +131,7 @@ mod tests {
     use super::*;
     use crate::record::example;
     use clap::ValueEnum;
+    use std::fs;
 
     /// What a recording is as `format`, and whether all of it was read.
     fn report(recording: &str, format: ReportFormat) -> (Vec<u8>, bool) {
@@ -133,6 +142,26 @@ mod tests {
             Err(error) => panic!("{error}"),
         }
         (out, !recording.is_cut())
+    }
+
+    #[test]
+    fn a_report_takes_the_place_of_no_recording_and_comes_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let (recording, report) = (folder.path().join("hits.json"), folder.path().join("report"));
+        fs::write(&recording, example("json")).unwrap();
+        let write = |format, output: &Path| {
+            let output = Some(output.to_owned());
+            main(&Report { recording: recording.clone(), format, filter: None, output })
+        };
+        let error = write(ReportFormat::Text, &recording).unwrap_err();
+        assert!(error.to_string().ends_with("is the recording itself: name another file with --output"));
+        assert_eq!(fs::read_to_string(&recording).unwrap(), example("json"));
+        write(ReportFormat::Text, &report).unwrap();
+        assert!(fs::read_to_string(&report).unwrap().starts_with('['));
+        let first = example("json").split_inclusive('\n').next().unwrap();
+        fs::write(&recording, first).unwrap();
+        write(ReportFormat::Svg, &report).unwrap_err();
+        assert!(fs::read_to_string(&report).unwrap().starts_with('['));
     }
 
     #[test]
