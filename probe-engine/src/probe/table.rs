@@ -106,21 +106,28 @@ impl Internal {
 /// How many trampolines one owner takes at least: rows of the table of owners.
 pub const TRAMPOLINE_ROW: u32 = 16;
 
-/// All armed sites. A new set replaces the old one only while every vCPU is parked.
+/// What code of ours in the guest's reserved pages is, at one address of it. It stays so when its site goes: a task may
+/// be inside.
+#[derive(Clone, Copy, Debug)]
+enum OwnCode {
+    /// The copy of an instruction begins, whose original is here.
+    Copy(Gva),
+    /// The trap byte behind a copy.
+    CopyEnd(CopyEnd),
+    /// An instruction in a detour, moved from here.
+    Moved(Gva),
+    /// A detour traps when it finds no room in its ring.
+    RingFull,
+}
+
+/// All armed sites of the kernel's address space. A new set replaces the old one only while every vCPU is parked.
 #[derive(Clone, Debug)]
 pub struct ProbeSet<P> {
     sites: HashMap<Gva, Arc<Site<P>>, BuildHasherDefault<AddressHasher>>,
     /// Where we once had a trap byte: a vCPU may have met it just before it was taken out. Whoever takes out many says
     /// [from time to time](Self::retain_removed) which of them are still of interest.
     removed: HashSet<Gva, BuildHasherDefault<AddressHasher>>,
-    /// By the address of their trap byte.
-    copy_ends: HashMap<Gva, CopyEnd, BuildHasherDefault<AddressHasher>>,
-    /// From a copy to its original.
-    copies: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
-    /// From an instruction in a detour to its original.
-    moved: HashMap<Gva, Gva, BuildHasherDefault<AddressHasher>>,
-    /// Where detours trap that find no room in their ring.
-    waits: HashSet<Gva, BuildHasherDefault<AddressHasher>>,
+    own_code: HashMap<Gva, OwnCode, BuildHasherDefault<AddressHasher>>,
     /// Detours whose probes have moved behind their nop: where a CPU is that was counted there, and the nop.
     left: Vec<(Range<Gva>, Gva)>,
     trampolines: Range<Gva>,
@@ -133,10 +140,7 @@ impl<P> Default for ProbeSet<P> {
         Self {
             sites: HashMap::default(),
             removed: HashSet::default(),
-            copy_ends: HashMap::default(),
-            copies: HashMap::default(),
-            moved: HashMap::default(),
-            waits: HashSet::default(),
+            own_code: HashMap::default(),
             left: Vec::new(),
             trampolines: Gva(0)..Gva(0),
             owners: Vec::new(),
@@ -197,26 +201,28 @@ impl<P> ProbeSet<P> {
         self.sites.is_empty()
     }
 
-    /// At `copy` is what stands at `site`, with a trap byte behind it if `end` says so. That stays when the site
-    /// goes: a task may be inside.
+    /// At `copy` is what stands at `site`, with a trap byte behind it if `end` says so.
     pub fn add_copy(&mut self, copy: Gva, site: Gva, end: Option<(Gva, CopyEnd)>) {
-        self.copies.insert(copy, site);
-        self.copy_ends.extend(end);
+        self.own_code.insert(copy, OwnCode::Copy(site));
+        self.own_code.extend(end.map(|(at, end)| (at, OwnCode::CopyEnd(end))));
     }
 
     /// All copies, each with its original.
     pub fn copies(&self) -> impl Iterator<Item = (Gva, Gva)> {
-        self.copies.iter().map(|(copy, original)| (*copy, *original))
+        self.own_code.iter().filter_map(|(at, code)| match code {
+            OwnCode::Copy(original) => Some((*at, *original)),
+            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull => None,
+        })
     }
 
     /// Instructions that detours have moved: where each is, and its original.
     pub fn add_moved(&mut self, moved: impl IntoIterator<Item = (Gva, Gva)>) {
-        self.moved.extend(moved);
+        self.own_code.extend(moved.into_iter().map(|(at, original)| (at, OwnCode::Moved(original))));
     }
 
-    /// Where a detour traps that finds no room in its ring. That stays when its probes go: a CPU may be inside.
+    /// Where a detour traps that finds no room in its ring.
     pub fn add_waits(&mut self, waits: impl IntoIterator<Item = Gva>) {
-        self.waits.extend(waits);
+        self.own_code.extend(waits.into_iter().map(|at| (at, OwnCode::RingFull)));
     }
 
     /// The probes of the detour at `nop` have moved behind that. A CPU in `passed` was counted, or will be, before it
@@ -233,24 +239,27 @@ impl<P> ProbeSet<P> {
 
     /// Forgets the copies and detours that are not `in_use`: nobody can be inside any more.
     pub fn retain_copies(&mut self, in_use: impl Fn(Gva) -> bool) {
-        self.copies.retain(|copy, _| in_use(*copy));
-        self.moved.retain(|moved, _| in_use(*moved));
-        self.copy_ends.retain(|end, _| in_use(*end));
-        self.waits.retain(|wait| in_use(*wait));
+        self.own_code.retain(|at, _| in_use(*at));
         self.left.retain(|(passed, _)| in_use(passed.start));
     }
 
     /// The original of the instruction at `copy`, if that is a copy or in a detour.
     #[must_use]
     pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
-        self.copies.get(&copy).or_else(|| self.moved.get(&copy)).copied()
+        match self.own_code.get(&copy)? {
+            OwnCode::Copy(original) | OwnCode::Moved(original) => Some(*original),
+            OwnCode::CopyEnd(_) | OwnCode::RingFull => None,
+        }
     }
 
     /// What `at` stands for when it is in a copy: the original instruction, or from its end on the one behind that.
     #[must_use]
     pub fn original(&self, at: Gva) -> Option<Gva> {
         let inside = at.0 % SLOT as u64;
-        self.copies.get(&Gva(at.0 - inside)).map(|original| original.add(inside))
+        match self.own_code.get(&Gva(at.0 - inside))? {
+            OwnCode::Copy(original) => Some(original.add(inside)),
+            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull => None,
+        }
     }
 
     /// Whether `at` is a return trampoline.
@@ -306,16 +315,12 @@ impl<P> ProbeSet<P> {
         if self.is_trampoline(at) {
             return self.owner(at).map_or(Verdict::Foreign, |(number, owner)| Verdict::Return(number, owner));
         }
-        if let Some(end) = self.copy_ends.get(&at) {
-            return Verdict::CopyEnd(*end);
+        match self.own_code.get(&at) {
+            Some(OwnCode::CopyEnd(end)) => Verdict::CopyEnd(*end),
+            Some(OwnCode::RingFull) => Verdict::RingFull,
+            _ if self.removed.contains(&at) && byte_now() != Some(INT3) => Verdict::Stale,
+            Some(OwnCode::Copy(_) | OwnCode::Moved(_)) | None => Verdict::Foreign,
         }
-        if self.waits.contains(&at) {
-            return Verdict::RingFull;
-        }
-        if self.removed.contains(&at) && byte_now() != Some(INT3) {
-            return Verdict::Stale;
-        }
-        Verdict::Foreign
     }
 }
 
