@@ -5,9 +5,8 @@ use super::handle::{CommandError, Done, Message};
 use super::modules::Modules;
 use super::registry::{RegisterError, Registry};
 use super::report::{Death, Outcome, ProbeState};
-use super::stage::{self, BootPhase, KernelMap, Reached};
+use super::stage::{self, BootPhase, KernelMap, Reached, RunningKernel};
 use super::stop::Stop;
-use super::text::RunningKernel;
 use crate::memory::GuestRam;
 use crate::probe::{Command, HandlerRequest};
 use crate::stack::{FRAMES, Stack};
@@ -29,7 +28,7 @@ impl Control<'_> {
         let asked: Vec<HandlerRequest> = self.requests.try_iter().collect();
         let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
-        let is_due = self.arming.is_due() || self.sweep.is_due(Instant::now());
+        let is_due = self.arming.sites.is_due() || self.sweep.is_due(Instant::now());
         let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;
@@ -43,8 +42,8 @@ impl Control<'_> {
             let vcpu = request.vcpu;
             match request.cause {
                 Cause::Breakpoint => self.stage_reached(&request, &parked, &mut tables),
-                Cause::Internal(internal) => self.hook_reached(&request, internal, &mut tables),
-                Cause::Device => self.arming.run_from_copy(Gva(request.regs.rip)),
+                Cause::Internal(internal) => self.hook_reached(&request, internal, &parked, &mut tables),
+                Cause::Device => self.arming.sites.run_from_copy(Gva(request.regs.rip)),
                 Cause::Commands(commands) => {
                     for command in commands {
                         if let Err(error) = self.carry_out(command, &parked, &mut tables) {
@@ -163,7 +162,7 @@ impl Control<'_> {
                 Ok(Vec::new().into())
             }
             Command::Optimize(on) => {
-                self.arming.detours.switch(on);
+                self.arming.sites.detours.switch(on);
                 Ok(Vec::new().into())
             }
             Command::Stop => {
@@ -242,16 +241,22 @@ impl Control<'_> {
         }
     }
 
-    fn hook_reached(&mut self, request: &VcpuRequest, internal: Internal, tables: &mut VcpuTables) {
+    fn hook_reached(
+        &mut self,
+        request: &VcpuRequest,
+        internal: Internal,
+        parked: &Parked<'_>,
+        tables: &mut VcpuTables,
+    ) {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {
-            Internal::ModuleReady => self.change_modules(tables, |modules| modules.ready(argument)),
-            Internal::ModuleGone => self.change_modules(tables, |modules| {
+            Internal::ModuleReady => self.change_modules(parked, tables, |modules| modules.ready(argument)),
+            Internal::ModuleGone => self.change_modules(parked, tables, |modules| {
                 modules.gone(argument);
                 Vec::new()
             }),
-            Internal::ModuleInitDone => self.change_modules(tables, |modules| {
+            Internal::ModuleInitDone => self.change_modules(parked, tables, |modules| {
                 modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
                 Vec::new()
             }),
@@ -275,13 +280,18 @@ impl Control<'_> {
 
     /// The guest loads or frees something: that has other names afterwards, and the events before are shown by the names of
     /// before. `change` returns where traps stood (GVA) that are no more.
-    fn change_modules(&mut self, tables: &mut VcpuTables, change: impl FnOnce(&mut Modules<'_>) -> Vec<Gva>) {
+    fn change_modules(
+        &mut self,
+        parked: &Parked<'_>,
+        tables: &mut VcpuTables,
+        change: impl FnOnce(&mut Modules<'_>) -> Vec<Gva>,
+    ) {
         if self.ledger.has_names() {
             self.drain();
         }
         let Some((mut modules, map)) = self.modules() else { return };
         let lost = change(&mut modules);
-        self.arming.forget(&lost, &mut tables.sites);
+        self.arming.forget(&lost, &Stop { parked, ram: &self.ram }, tables);
         self.ledger.publish(&mut tables.kernel);
         if self.ledger.has_names() {
             self.sink.names(map.slide(), &tables.kernel.names);

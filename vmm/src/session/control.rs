@@ -186,7 +186,7 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
-        let groups = self.reader.close(self.arming.detours.known());
+        let groups = self.reader.close(self.arming.sites.detours.known());
         self.devices.console.flush();
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
@@ -228,8 +228,8 @@ impl Control<'_> {
             self.attend();
         }
         self.keep_up();
-        self.arming.detours.look(&self.ram);
-        if self.arming.is_due() || self.sweep.is_due(Instant::now()) {
+        self.arming.sites.detours.look(&self.ram);
+        if self.arming.sites.is_due() || self.sweep.is_due(Instant::now()) {
             self.attend();
         }
         if let Ok(end) = self.ended.try_recv() {
@@ -313,7 +313,7 @@ impl Control<'_> {
         }
         self.look_at_clock();
         if let Some(events) =
-            self.reader.drain(self.clock.rate(), self.arming.detours.known(), self.registry.plans())
+            self.reader.drain(self.clock.rate(), self.arming.sites.detours.known(), self.registry.plans())
         {
             self.hand_on(&events);
         }
@@ -339,7 +339,7 @@ impl Control<'_> {
     /// Hands all events on, while no vCPU runs: what is in the rings, and no more.
     pub(super) fn drain(&mut self) {
         while let Some(events) =
-            self.reader.drain(self.clock.rate(), self.arming.detours.known(), self.registry.plans())
+            self.reader.drain(self.clock.rate(), self.arming.sites.detours.known(), self.registry.plans())
         {
             self.hand_on(&events);
         }

@@ -75,11 +75,6 @@ impl GuestHooks {
         self.addresses.ftrace_begin.is_some() && self.addresses.ftrace_end.is_some()
     }
 
-    /// Whether this kernel tells when its own code faults, so that RIP can be put right.
-    pub(super) fn sees_faults(&self) -> bool {
-        self.addresses.sees_faults()
-    }
-
     /// Whether the text of `link` was freed.
     pub(super) fn is_freed(&self, kernel: &Landmarks, link: Gva) -> bool {
         self.init_freed && kernel.is_init_text(link)

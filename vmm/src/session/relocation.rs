@@ -6,10 +6,9 @@
 
 use super::occupancy::Occupancy;
 use super::reasons::NoRelocation;
-use super::stop::Stop;
-use super::text::{ProbedFunction, RunningKernel, Traps};
+use super::stop::StoppedGuest;
+use super::text::{GuestText, ProbedFunction};
 use crate::probe::Active;
-use crate::reserved::Reserved;
 use probe_engine::addr::Gva;
 use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::verdict::{self, verdict};
@@ -30,16 +29,60 @@ pub(super) struct Candidate {
     pub(super) bytes: Vec<u8>,
 }
 
-/// All such places.
+/// Whether the instructions at one site make room for a jump.
+#[derive(Debug, Default)]
+pub(super) enum Relocation {
+    /// Nobody has asked yet.
+    #[default]
+    Unknown,
+    /// The text says that they never do. The text stays so as long as a probe is wanted there.
+    Impossible(NoRelocation),
+    /// They do, and no jump may be written for now.
+    Closed(Candidate, NoRelocation),
+    /// They do.
+    Open(Candidate),
+}
+
+impl Relocation {
+    /// Why no jump is to be written there, where that is known.
+    pub(super) fn why_not(&self) -> Option<&NoRelocation> {
+        match self {
+            Self::Impossible(reason) | Self::Closed(_, reason) => Some(reason),
+            Self::Unknown | Self::Open(_) => None,
+        }
+    }
+
+    /// What makes room for a jump, if one may be written.
+    pub(super) fn candidate(&self) -> Option<&Candidate> {
+        match self {
+            Self::Open(candidate) => Some(candidate),
+            Self::Unknown | Self::Impossible(_) | Self::Closed(..) => None,
+        }
+    }
+
+    /// No jump may be written for now.
+    fn close(&mut self, reason: NoRelocation) {
+        *self = match std::mem::take(self) {
+            Self::Open(candidate) | Self::Closed(candidate, _) => Self::Closed(candidate, reason),
+            other @ (Self::Unknown | Self::Impossible(_)) => other,
+        };
+    }
+
+    /// What was in the way is looked at anew.
+    pub(super) fn reopen(&mut self) {
+        *self = match std::mem::take(self) {
+            Self::Closed(candidate, _) => Self::Open(candidate),
+            other => other,
+        };
+    }
+}
+
+/// What is known of all such places together.
 #[derive(Default)]
 pub(super) struct Relocations {
     thunks: Thunks,
     /// Whether RIP can be put right where a moved instruction faults.
     sees_faults: bool,
-    /// What the text says, by place. It stays so as long as a probe is wanted there.
-    verdicts: BTreeMap<Gva, Result<Candidate, NoRelocation>>,
-    /// Where no jump may be written for now, and why.
-    closed: BTreeMap<Gva, NoRelocation>,
     /// Stubs to which nothing leads any more, each with the place that it leads back to.
     left: Vec<(Range<Gva>, Gva)>,
     retry: Option<Retry>,
@@ -59,34 +102,48 @@ impl Relocations {
         Self { thunks, sees_faults, ..Self::default() }
     }
 
-    /// What is known of the instruction at `at`, read in the text of `function`.
-    pub(super) fn verdict(
-        &mut self,
+    /// Finds out what the text of `function` says of the instruction at `at`, where nobody has asked.
+    ///
+    /// # Errors
+    /// Why it never makes room for a jump.
+    pub(super) fn ask<'a>(
+        &self,
+        relocation: &'a mut Relocation,
         at: Gva,
         function: &ProbedFunction,
-        text: &Traps,
-        running: &RunningKernel,
-        stop: &Stop<'_>,
-    ) -> Result<(), &NoRelocation> {
-        let (thunks, sees_faults) = (&self.thunks, self.sees_faults);
-        let verdict = self.verdicts.entry(at).or_insert_with(|| {
-            if !sees_faults {
-                return Err(NoRelocation::FaultsUnseen);
-            }
-            let slide = running.map.slide();
-            let constraints =
-                function.constraints.as_ref().filter(|constraints| constraints.start().add(slide) == at);
-            let end = function.range.end;
-            let constraints = constraints.ok_or(NoRelocation::TargetsUnknown)?;
-            let bytes = &text.function(stop.ram, running, function, end)?[..];
-            let function =
-                verdict::FunctionText { start: function.range.start, bytes, slide, constraints, thunks };
-            let relocated = verdict(&function)?;
-            let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
-            text.read(stop.ram, running, at, &mut bytes)?;
-            Ok(Candidate { relocated, bytes })
-        });
-        verdict.as_ref().map(|_| ())
+        text: &GuestText<'_>,
+    ) -> Result<(), &'a NoRelocation> {
+        if matches!(relocation, Relocation::Unknown) {
+            *relocation = match self.find(at, function, text) {
+                Ok(candidate) => Relocation::Open(candidate),
+                Err(reason) => Relocation::Impossible(reason),
+            };
+        }
+        match relocation {
+            Relocation::Impossible(reason) => Err(reason),
+            Relocation::Unknown | Relocation::Closed(..) | Relocation::Open(_) => Ok(()),
+        }
+    }
+
+    fn find(
+        &self,
+        at: Gva,
+        function: &ProbedFunction,
+        text: &GuestText<'_>,
+    ) -> Result<Candidate, NoRelocation> {
+        if !self.sees_faults {
+            return Err(NoRelocation::FaultsUnseen);
+        }
+        let (thunks, slide) = (&self.thunks, text.running.map.slide());
+        let constraints =
+            function.constraints.as_ref().filter(|constraints| constraints.start().add(slide) == at);
+        let constraints = constraints.ok_or(NoRelocation::TargetsUnknown)?;
+        let bytes = &text.function(function, function.range.end)?[..];
+        let start = function.range.start;
+        let relocated = verdict(&verdict::FunctionText { start, bytes, slide, constraints, thunks })?;
+        let mut bytes = vec![0; relocated.end().offset_from(at).unwrap_or(0) as usize];
+        text.read(at, &mut bytes)?;
+        Ok(Candidate { relocated, bytes })
     }
 
     /// Whether RIP can be put right where a moved instruction faults.
@@ -94,43 +151,21 @@ impl Relocations {
         self.sees_faults
     }
 
-    /// Forgets the places that are not `wanted`.
-    pub(super) fn retain(&mut self, wanted: impl Fn(Gva) -> bool) {
-        self.verdicts.retain(|at, _| wanted(*at));
-    }
-
-    /// Why no jump is to be written at `at`, where that is known.
-    pub(super) fn why_not(&self, at: Gva) -> Option<&NoRelocation> {
-        match self.verdicts.get(&at)? {
-            Ok(_) => self.closed.get(&at),
-            Err(reason) => Some(reason),
-        }
-    }
-
-    /// What makes room for a jump at `at`, if one may be written.
-    pub(super) fn open(&self, at: Gva) -> Option<&Candidate> {
-        let is_open = !self.closed.contains_key(&at);
-        self.verdicts.get(&at)?.as_ref().ok().filter(|_| is_open)
-    }
-
-    /// Finds out at which of the `new` places, where no jump stands, one may be written in this stop. `is_taken` tells
-    /// whether another probe stands in a range.
+    /// Finds out at which of the `new` places, where no jump stands, one may be written in this stop, and closes the
+    /// others. `is_taken` tells whether another probe stands in a range.
     pub(super) fn look(
         &mut self,
-        new: &[Gva],
+        new: BTreeMap<Gva, &mut Relocation>,
         is_taken: impl Fn(&Range<Gva>) -> bool,
-        reserved: &Reserved,
-        set: &ProbeSet<Arc<Active>>,
-        stop: &Stop<'_>,
+        guest: &StoppedGuest<'_>,
     ) {
-        self.closed.clear();
-        self.left.retain(|(stub, _)| reserved.is_in_use(stub.start));
+        self.left.retain(|(stub, _)| guest.reserved().is_ok_and(|pages| pages.is_in_use(stub.start)));
         let mut free = BTreeMap::new();
-        for at in new {
-            let Some(Ok(Candidate { relocated, .. })) = self.verdicts.get(at) else { continue };
+        for (at, relocation) in new {
+            let Some(Candidate { relocated, .. }) = relocation.candidate() else { continue };
             match is_taken(&(at.add(1)..relocated.end())) {
-                true => drop(self.closed.insert(*at, NoRelocation::Shared)),
-                false => drop(free.insert(*at, relocated)),
+                true => relocation.close(NoRelocation::Shared),
+                false => drop(free.insert(at, relocation)),
             }
         }
         if free.is_empty() {
@@ -142,13 +177,16 @@ impl Relocations {
         if let Some(retry) = self.retry.as_ref().filter(|retry| begun < retry.at)
             && free.keys().all(|at| retry.occupied.contains(at))
         {
-            self.closed.extend(free.keys().map(|at| (*at, NoRelocation::Occupied)));
+            free.into_values().for_each(|relocation| relocation.close(NoRelocation::Occupied));
             return;
         }
-        let occupancy = to_be_free(&free, &self.left, set);
+        let code = free.iter().filter_map(|(at, relocation)| Some((*at, &relocation.candidate()?.relocated)));
+        let occupancy = to_be_free(&code.collect(), &self.left, guest.table);
         // Without an answer, everyone may be inside.
-        let occupied = occupancy.occupied(stop).unwrap_or_else(|_| free.keys().copied().collect());
-        self.closed.extend(occupied.iter().map(|at| (*at, NoRelocation::Occupied)));
+        let occupied = occupancy.occupied(&guest.stop).unwrap_or_else(|_| free.keys().copied().collect());
+        for (_, relocation) in free.into_iter().filter(|(at, _)| occupied.contains(at)) {
+            relocation.close(NoRelocation::Occupied);
+        }
         self.retry =
             (!occupied.is_empty()).then(|| Retry::after(self.retry.take(), occupied, begun.elapsed()));
     }
@@ -158,7 +196,7 @@ impl Relocations {
         self.retry.as_ref().is_some_and(|retry| Instant::now() >= retry.at)
     }
 
-    /// Nothing leads to the `stub` over `region` any more. Whoever is inside goes on behind that.
+    /// Nothing leads to the `stub` over `relocated` any more. Whoever is inside goes on behind that.
     pub(super) fn leave(&mut self, stub: Range<Gva>, relocated: &RelocatedCode) {
         self.left.push((stub, relocated.end()));
     }

@@ -16,6 +16,7 @@ use probe_engine::linux::boot::Boot;
 use probe_engine::linux::bzimage::KernelJumps;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::memory::PhysMemory;
+use probe_engine::paging::AddressSpace;
 
 /// Where the running kernel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,14 @@ impl KernelMap {
         let (linked, physical) = self.text;
         physical.add(link.0.wrapping_sub(linked.0))
     }
+}
+
+/// A running kernel: where it is, and how its memory is reached whatever the vCPUs are doing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunningKernel {
+    pub(super) map: KernelMap,
+    /// The kernel's own page tables.
+    pub(super) space: AddressSpace,
 }
 
 /// How far the guest's text is final.

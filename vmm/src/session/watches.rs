@@ -4,7 +4,7 @@ use super::reasons::NotMapped;
 use super::registry::{RegisteredProbe, Registry};
 use super::report::ProbeState;
 use super::stage;
-use super::text::RunningKernel;
+use super::stage::RunningKernel;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::vcpu::{VcpuTables, value};

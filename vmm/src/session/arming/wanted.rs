@@ -1,35 +1,17 @@
 //! What should stand where: each probe's place as the guest's text is at this moment, and the traps of our own.
 
 use super::Arming;
-use crate::memory::GuestRam;
-use crate::probe::Active;
 use crate::session::registry::{RegisteredProbe, Registry};
 use crate::session::report::ProbeState;
+use crate::session::sites::WantedSites;
 use crate::session::stage::BootPhase;
-use crate::session::text::{ProbedFunction, RunningKernel};
+use crate::session::text::{BehindNop, GuestText, ProbedFunction};
 use probe_engine::addr::Gva;
 use probe_engine::insn::INT3;
 use probe_engine::insn::plan::{StepPlan, skip_endbr};
 use probe_engine::linux::ftrace_site::{FTRACE_SITE, ftrace_nop};
 use probe_engine::probe::place::{Behind, Place};
-use probe_engine::probe::table::{Anchor, Attached, Internal};
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// What is wanted at one address.
-pub(super) struct Wanted {
-    pub(super) probes: Vec<Attached<Arc<Active>>>,
-    pub(super) internal: Option<Internal>,
-    pub(super) function: ProbedFunction,
-    /// Whether it stands in text that the guest may still change around it: by a trap, whatever comes later.
-    pub(super) is_early: bool,
-}
-
-impl Wanted {
-    fn nothing(function: ProbedFunction) -> Self {
-        Self { probes: Vec::new(), internal: None, function, is_early: false }
-    }
-}
+use probe_engine::probe::table::{Anchor, Attached};
 
 /// `call rel32`.
 const CALL: u8 = 0xe8;
@@ -46,16 +28,12 @@ enum Placement {
 const MOST_EARLY: usize = 1000;
 
 impl Arming {
-    /// All that should stand, by address.
-    pub(super) fn wanted(
-        &mut self,
-        registry: &mut Registry,
-        running: &RunningKernel,
-        ram: &GuestRam,
-    ) -> BTreeMap<Gva, Wanted> {
-        let mut all = BTreeMap::<Gva, Wanted>::new();
+    /// All that should stand.
+    pub(super) fn wanted(&self, registry: &mut Registry, text: &GuestText<'_>) -> WantedSites {
+        let mut all = WantedSites::default();
         let armed = registry.is_armed();
-        let are_few = registry.len() <= MOST_EARLY && !self.detours.is_required();
+        let detours = &self.sites.detours;
+        let are_few = registry.len() <= MOST_EARLY && !detours.is_required();
         for entry in registry.iter_mut() {
             if entry.active.watching().is_some() || entry.active.is_broken() || is_settled(&entry.state) {
                 continue;
@@ -66,7 +44,7 @@ impl Arming {
                 }
                 continue;
             }
-            let stand = self.stand(entry, are_few, running, ram);
+            let stand = self.stand(entry, are_few, text);
             match stand {
                 Placement::Not(state @ (ProbeState::Waiting | ProbeState::Gone(_))) => entry.state = state,
                 _ if !entry.enabled || !armed => entry.state = ProbeState::Disabled,
@@ -76,7 +54,7 @@ impl Arming {
                     entry.state = state;
                 }
                 Placement::At { at, function, anchor, is_early } => match &self.reserved {
-                    _ if let Some(reason) = self.detours.refuses(&entry.active) => {
+                    _ if let Some(reason) = detours.refuses(&entry.active) => {
                         entry.state = ProbeState::Refused(reason);
                     }
                     Err(reason) if entry.active.pool().is_some() => {
@@ -87,7 +65,7 @@ impl Arming {
                         entry.state = ProbeState::Armed(at);
                         entry.stood = Some(at);
                         let attached = Attached { probe: entry.active.clone(), anchor };
-                        let wanted = all.entry(at).or_insert(Wanted::nothing(function));
+                        let wanted = all.at(at, function);
                         wanted.is_early |= is_early;
                         wanted.probes.push(attached);
                     }
@@ -95,62 +73,59 @@ impl Arming {
             }
         }
         for (internal, link) in self.hooks.wanted(self.phase, registry) {
-            let start = running.map.gva(link);
-            if let Some(at) = self.hook_place(start, running, ram) {
+            if let Some(at) = self.hook_place(text.running.map.gva(link), text) {
                 // Only its entry is of interest, whatever the function's length.
                 let function = ProbedFunction {
                     range: at..at.add(16),
                     fixup: false,
                     traced: false,
                     constraints: None,
-                    next: false,
+                    next: None,
                 };
-                all.entry(at).or_insert(Wanted::nothing(function)).internal = Some(internal);
+                all.at(at, function).internal = Some(internal);
             }
         }
         all
     }
 
     /// Where the probe of `entry` can stand now.
-    fn stand(
-        &self,
-        entry: &RegisteredProbe,
-        are_few: bool,
-        running: &RunningKernel,
-        ram: &GuestRam,
-    ) -> Placement {
+    fn stand(&self, entry: &RegisteredProbe, are_few: bool, text: &GuestText<'_>) -> Placement {
         let Some(info) = &entry.info else { return Placement::Not(ProbeState::Waiting) };
         let is_kernel = matches!(entry.place, Place::Kernel { .. });
-        let slide = if is_kernel { running.map.slide() } else { 0 };
+        let slide = if is_kernel { text.running.map.slide() } else { 0 };
         let asked = info.at.add(slide);
         if is_kernel && self.hooks.is_freed(&self.kernel, info.at) {
             return Placement::Not(ProbeState::Gone(asked));
         }
         let range = info.function.start.add(slide)..info.function.end.add(slide);
+        let late = self.phase == BootPhase::Late;
         let function = |fixup| ProbedFunction {
             range: range.clone(),
             fixup,
             traced: info.traced,
             constraints: info.constraints.clone(),
             next: match info.ftrace {
-                Some(Behind::Free { fixup, settled }) => !fixup && (settled || self.phase == BootPhase::Late),
-                Some(Behind::Guarded(_)) | None => false,
+                Some(Behind::Free { fixup: false, settled }) if settled || late => Some(BehindNop { late }),
+                Some(Behind::Free { .. } | Behind::Guarded(_)) | None => None,
             },
         };
         let mut bytes = [0; 16];
         // A function's last instructions may be fewer bytes.
         let length = range.end.offset_from(asked).unwrap_or(0).min(16) as usize;
         let Some(head) = bytes.get_mut(..length) else { return Placement::Not(ProbeState::Waiting) };
-        if let Err(error) = self.traps.read(ram, running, asked, head) {
+        if let Err(error) = text.read(asked, head) {
             return Placement::Not(ProbeState::Refused(error.to_string()));
         }
         let at = if info.is_entry() { skip_endbr(head, asked) } else { asked };
         // Before the text is final, where nothing will change it and an exit is all that a hit takes.
         let early = |at, anchor, fixup, settled| {
             let function = function(fixup);
-            let can =
-                are_few && settled && !fixup && entry.active.pool().is_none() && !self.device.contains(&at);
-            match can.then(|| self.traps.plan(ram, running, &function, at, false)) {
+            let can = are_few
+                && settled
+                && !fixup
+                && entry.active.pool().is_none()
+                && !self.sites.accesses_device(at);
+            match can.then(|| text.plan(&function, at, false)) {
                 Some(Ok(StepPlan::Emulate(_))) => Placement::At { at, function, anchor, is_early: true },
                 _ => Placement::Not(ProbeState::Waiting),
             }
@@ -206,9 +181,8 @@ impl Arming {
 
     /// Where an internal trap stands in the function at `start`: not on what ftrace may want for itself, as soon
     /// as what is behind that is final.
-    fn hook_place(&self, start: Gva, running: &RunningKernel, ram: &GuestRam) -> Option<Gva> {
-        let mut head = [0; 16];
-        self.traps.read(ram, running, start, &mut head).ok()?;
+    fn hook_place(&self, start: Gva, text: &GuestText<'_>) -> Option<Gva> {
+        let head: [u8; 16] = text.first(start)?;
         let at = skip_endbr(&head, start);
         let offset = at.offset_from(start)? as usize;
         let head = head.get(offset..)?;

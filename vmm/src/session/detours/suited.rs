@@ -5,12 +5,14 @@ use crate::guest::Optimize;
 use crate::probe::Active;
 use crate::session::reasons::{OnTrap, refusal};
 use crate::session::registry::Registry;
+use crate::session::relocation::Relocation;
+use crate::session::sites::Wanted;
 use probe_engine::addr::Gva;
 use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::JUMP;
 use probe_engine::linux::branches::LONGEST;
-use probe_engine::probe::table::{Anchor, Attached, Internal, ProbeId};
+use probe_engine::probe::table::{Anchor, Attached, ProbeId};
 use std::sync::Arc;
 
 impl Detours {
@@ -24,25 +26,23 @@ impl Detours {
         self.optimize == Optimize::Require
     }
 
-    /// Whether several instructions have to make room for a detour that serves `probes`, as far as they can be served.
-    pub(in crate::session) fn wants_relocation(
-        &self,
-        internal: Option<Internal>,
-        probes: &[Attached<Arc<Active>>],
-    ) -> bool {
+    /// Whether several instructions have to make room for a detour that serves what is `wanted`, as far as it can be served.
+    pub(in crate::session) fn wants_relocation(&self, wanted: &Wanted) -> bool {
+        let Wanted { probes, internal, .. } = wanted;
         let is_served = |p: &Attached<Arc<Active>>| p.anchor == Anchor::Firm && self.work(&p.probe).is_ok();
         let is_possible = self.optimize != Optimize::Off && self.is_on && self.guest.is_some();
         is_possible && internal.is_none() && !probes.is_empty() && probes.iter().all(is_served)
     }
 
-    /// What is to be done for all of `probes` at `at`; `None` if any of them needs a trap, and each is told why.
+    /// What is to be done for all probes that are `wanted` at `at`; `None` if any of them needs a trap, and each is told why.
     pub(in crate::session) fn works(
         &self,
         at: Gva,
-        internal: Option<Internal>,
-        probes: &[Attached<Arc<Active>>],
+        wanted: &Wanted,
+        relocation: &Relocation,
         registry: &mut Registry,
     ) -> Option<Vec<Work>> {
+        let Wanted { probes, internal, .. } = wanted;
         if self.optimize == Optimize::Off || probes.is_empty() {
             return None;
         }
@@ -62,8 +62,8 @@ impl Detours {
             let work = at_site.clone().and(anchor).and_then(|()| self.work(&attached.probe));
             let work = work.and_then(|work| self.may_read(work)).and_then(|work| self.may_follow(work));
             let relocatable = |work| match attached.anchor {
-                Anchor::Firm if let Some(reason) = self.relocations.why_not(at) => Err(reason.clone().into()),
-                Anchor::Firm if let Some(candidate) = self.relocations.open(at) => {
+                Anchor::Firm if let Some(reason) = relocation.why_not() => Err(reason.clone().into()),
+                Anchor::Firm if let Some(candidate) = relocation.candidate() => {
                     self.may_run(&candidate.relocated).map(|()| work)
                 }
                 Anchor::Firm | Anchor::Nop | Anchor::Behind(_) => Ok(work),
@@ -107,8 +107,8 @@ impl Detours {
         }
     }
 
-    /// What stands in the way of running `region` in a stub.
-    pub(super) fn may_run(&self, relocated: &RelocatedCode) -> Result<(), OnTrap> {
+    /// What stands in the way of running `relocated` in a stub.
+    pub(in crate::session) fn may_run(&self, relocated: &RelocatedCode) -> Result<(), OnTrap> {
         let reason = self.returns.as_ref().err().filter(|_| relocated.returns());
         reason.map_or(Ok(()), |reason| Err(OnTrap::ReturnUnmoved(reason.clone())))
     }
@@ -127,7 +127,7 @@ impl Detours {
     }
 
     /// Probes are wanted at these places.
-    pub(in crate::session) fn look_at<'a>(&mut self, mut wanted: impl Iterator<Item = &'a Gva>) {
-        self.is_watched = wanted.any(|at| self.reads_by(*at) || self.returns_by(*at));
+    pub(in crate::session) fn look_at(&mut self, mut wanted: impl Iterator<Item = Gva>) {
+        self.is_watched = wanted.any(|at| self.reads_by(at) || self.returns_by(at));
     }
 }
