@@ -135,7 +135,7 @@ impl<'a> ProbeRow<'a> {
 struct Detours<'a> {
     optimize: Optimize,
     kernel: &'a Kernel,
-    constraints: KernelConstraints<'a>,
+    constraints: KernelConstraints<&'a Kernel>,
     thunks: Thunks,
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let Found { mut probes, refused, .. } = requests(run, &kernel, &debug)?;
     check_modules(&kernel, &probes)?;
     if run.arming.optimize != args::Optimize::Off {
-        KernelConstraints::new(&kernel).note(&mut probes);
+        KernelConstraints::new(&kernel).note_all(&mut probes);
     }
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.

@@ -32,6 +32,17 @@ impl Handlers {
             Trigger::Access => Self::Watch(WatchHandler::default()),
         }
     }
+
+    /// Whether nobody is called at a hit, so that a detour may serve the probe.
+    pub(crate) fn are_none(&self) -> bool {
+        match self {
+            Self::Instruction(InstructionHandlers { pre, post, fault }) => {
+                pre.is_none() && post.is_none() && fault.is_none()
+            }
+            Self::Return(ReturnHandlers { entry, handler, .. }) => entry.is_none() && handler.is_none(),
+            Self::Watch(_) => false,
+        }
+    }
 }
 
 impl Probe {

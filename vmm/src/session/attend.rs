@@ -3,8 +3,9 @@
 use super::control::{Control, GuestPanic, PANIC_GRACE};
 use super::handle::{CommandError, Done, Message};
 use super::modules::Modules;
-use super::registry::{RegisterError, Registry};
+use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeState};
+use super::resolver::RegisterError;
 use super::stage::{self, BootPhase, KernelMap, Reached, RunningKernel};
 use super::stop::Stop;
 use crate::memory::GuestRam;

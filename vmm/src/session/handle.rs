@@ -1,7 +1,7 @@
 //! How other threads talk to the control thread: by a [`Handle`].
 
-use super::registry::RegisterError;
 use super::report::ProbeReport;
+use super::resolver::{RegisterError, Resolver};
 use crate::own_thread::is_own_thread;
 use crate::probe::{Command, Probe};
 use probe_engine::probe::table::ProbeId;
@@ -65,6 +65,7 @@ pub struct Handle {
     messages: Sender<Message>,
     wake: Arc<EventFd>,
     opened: Arc<Opened>,
+    resolver: Arc<Resolver>,
 }
 
 /// When commands are carried out.
@@ -76,10 +77,10 @@ struct Opened {
 
 impl Handle {
     /// A handle, and where the control thread reads what it sends. `wake` is written when there is something to read.
-    pub(super) fn open(wake: Arc<EventFd>) -> (Self, Receiver<Message>) {
+    pub(super) fn open(wake: Arc<EventFd>, resolver: Arc<Resolver>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
         let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
-        (Self { messages, wake, opened: Arc::new(opened) }, received)
+        (Self { messages, wake, opened: Arc::new(opened), resolver }, received)
     }
 
     /// From now on the control thread reads.
@@ -96,7 +97,17 @@ impl Handle {
     }
 
     fn done(&self, command: Command) -> Result<Done, CommandError> {
+        self.may_wait()?;
+        let command = match command {
+            Command::Register(probes) => Command::Register(self.resolve(probes)?),
+            other => other,
+        };
         self.ask(|answer| Message::Command(command, answer))?
+    }
+
+    /// The places of `probes`, looked up on this thread: the guest does not have to stand still for that.
+    fn resolve(&self, probes: Vec<Probe>) -> Result<Vec<Probe>, RegisterError> {
+        probes.into_iter().map(|probe| Ok(self.resolver.resolve(probe)?.into())).collect()
     }
 
     /// Registers a probe. It stands when this returns, or waits for its module.
@@ -141,7 +152,8 @@ impl Handle {
         self.ask(Message::List)
     }
 
-    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<T, CommandError> {
+    /// Whether the caller can wait for an answer.
+    fn may_wait(&self) -> Result<(), CommandError> {
         if is_own_thread() {
             return Err(CommandError::Inside);
         }
@@ -149,6 +161,11 @@ impl Handle {
         if *by == thread::current().id() && !is_running.load(Ordering::Acquire) {
             return Err(CommandError::NotRunning);
         }
+        Ok(())
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<T, CommandError> {
+        self.may_wait()?;
         let (answer, answered) = mpsc::sync_channel(1);
         // Without a receiver the guest has ended, and so has what is asked for.
         let _ = self.messages.send(question(answer));
@@ -164,7 +181,7 @@ mod tests {
     use crate::own_thread::OwnThread;
 
     fn open() -> (Handle, Receiver<Message>) {
-        Handle::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
+        Handle::open(Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()), Arc::default())
     }
 
     #[test]
@@ -200,5 +217,14 @@ mod tests {
         let Message::List(answer) = received.recv().unwrap() else { panic!("a list was asked for") };
         answer.send(Vec::new()).unwrap();
         assert!(asked.join().unwrap().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_resolved_never_stops_the_guest() {
+        let (handle, received) = open();
+        handle.attended();
+        let refused = handle.register(Probe::at("nowhere")).unwrap_err();
+        assert!(matches!(refused, CommandError::Register(RegisterError::NoKernel(_))), "{refused}");
+        assert!(received.try_recv().is_err(), "nobody was asked");
     }
 }

@@ -41,6 +41,7 @@ mod reasons;
 mod registry;
 mod relocation;
 mod report;
+mod resolver;
 mod sites;
 mod spent;
 mod stage;
@@ -52,10 +53,10 @@ mod watches;
 pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
-pub use registry::RegisterError;
 pub use report::{
     Death, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood, Unread, Unregistered,
 };
+pub use resolver::RegisterError;
 pub use stage::StageError;
 
 use crate::boot::{self, BootError, Payload};
@@ -80,6 +81,7 @@ use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
+use resolver::Resolver;
 use stage::Stage;
 use standstill::Standstill;
 use std::borrow::Cow;
@@ -178,8 +180,9 @@ impl Host {
             return Err(SessionError::Cpus(guest.cpus));
         }
         let wake = Arc::new(eventfd()?);
-        let (handle, messages) = Handle::open(wake.clone());
-        let registry = Registry::new(&guest, self.delivery, TRAMPOLINES);
+        let resolver = Arc::new(Resolver::new(&guest));
+        let (handle, messages) = Handle::open(wake.clone(), resolver.clone());
+        let registry = Registry::new(resolver, guest.cpus, self.delivery, TRAMPOLINES);
         Ok(Session { host: self, guest, registry, handle, messages, wake })
     }
 }

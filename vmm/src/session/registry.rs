@@ -1,48 +1,29 @@
 //! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
 
 mod entry;
-mod error;
 mod rows;
 
 use super::reasons::OnTrap;
 use super::report::{ProbeReport, ProbeState};
+use super::resolver::{RegisterError, ResolvedProbe, Resolver};
 use crate::events::{MAX_PROBES, Reader};
-use crate::guest::{Guest, Optimize};
-use crate::probe::{Active, Handlers, Kind, Probe, Watching, Where};
+use crate::probe::{Active, Handlers, Kind, Probe, Watching};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
-use probe_engine::capture::typed::Expand;
-use probe_engine::linux::debug_info::DebugInfo;
-use probe_engine::linux::kernel::Kernel;
-use probe_engine::linux::targets::JumpTargets;
-use probe_engine::probe::jump_constraints::JumpConstraints;
-use probe_engine::probe::place::{Place, SiteInfo};
-use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
-use probe_engine::probe::resolve::resolve;
+use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
-use probe_engine::probe::spec::{Location, ProbeSpec};
 use probe_engine::probe::table::ProbeId;
-use probe_engine::probe::watch;
-use probe_engine::request::{Definitions, trigger_of};
 use rows::Rows;
-use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::mem::discriminant;
 use std::sync::Arc;
 
 pub(super) use entry::RegisteredProbe;
-pub use error::RegisterError;
 
 /// All probes, in order of registration.
 pub(super) struct Registry {
     entries: BTreeMap<ProbeId, RegisteredProbe>,
-    kernel: Option<Arc<Kernel>>,
-    /// Whether probes are served by detours where they can be.
-    optimizes: bool,
-    /// Where its control flow lands, once that was asked for.
-    targets: OnceCell<JumpTargets>,
-    /// Whether stacks can be told.
-    unwinds: bool,
+    resolver: Arc<Resolver>,
     cpus: u8,
     /// How many places can be watched at a time.
     watches: usize,
@@ -56,14 +37,12 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(guest: &Guest<'_>, delivery: Delivery, trampolines: u32) -> Self {
+    /// None. `cpus`: of the guest; `trampolines`: how many traps have.
+    pub(super) fn new(resolver: Arc<Resolver>, cpus: u8, delivery: Delivery, trampolines: u32) -> Self {
         Self {
             entries: BTreeMap::new(),
-            kernel: guest.symbols.clone(),
-            optimizes: guest.optimize != Optimize::Off,
-            targets: OnceCell::new(),
-            unwinds: guest.unwind.is_some(),
-            cpus: guest.cpus,
+            resolver,
+            cpus,
             watches: delivery.watches(),
             armed: true,
             plans: Vec::new(),
@@ -89,11 +68,7 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let Probe { at, mut plan, handlers, enabled } = probe;
-        let place = self.place(at, &mut plan)?;
-        if plan.stack().is_some() && !self.unwinds {
-            return Err(RegisterError::NoUnwind(place.name()));
-        }
+        let ResolvedProbe { place, plan, handlers, enabled } = self.resolver.resolve(probe)?;
         let number = self.plans.len();
         let id = ProbeId(
             u32::try_from(number).ok().filter(|_| number < MAX_PROBES).ok_or(RegisterError::TooMany)?,
@@ -127,9 +102,7 @@ impl Registry {
         self.plans.push(plan.clone());
         let active = Arc::new(Active::new(id, plan, kind));
         let info = match &place {
-            Place::Kernel { info, .. } => {
-                Some(SiteInfo { constraints: self.constraints(info, &active), ..info.clone() })
-            }
+            Place::Kernel { info, .. } => Some(info.clone()),
             Place::Module { .. } | Place::Watch(_) => None,
         };
         let state = ProbeState::Waiting;
@@ -149,64 +122,6 @@ impl Registry {
             },
         );
         Ok(id)
-    }
-
-    /// What is in the way of a jump at `info`, where one could serve `probe`.
-    fn constraints(&self, info: &SiteInfo, probe: &Active) -> Option<JumpConstraints> {
-        let is_wanted = self.optimizes && info.ftrace.is_none() && probe.detour().is_ok();
-        let kernel = self.kernel.as_ref().filter(|_| is_wanted && info.constraints.is_none());
-        match kernel {
-            // Takes a moment, the first time.
-            Some(kernel) => {
-                info.constraints_in(kernel, self.targets.get_or_init(|| JumpTargets::scan(kernel)))
-            }
-            None => info.constraints.clone(),
-        }
-    }
-
-    /// Where a probe is, and what its definition has it do.
-    fn place(&self, at: Where, plan: &mut ProbePlan) -> Result<Place, RegisterError> {
-        let trigger = plan.trigger;
-        let text = match at {
-            Where::Place(place) => return Ok(place),
-            Where::Definition(text) => return self.defined(&text, plan),
-            Where::Spec(text) => text,
-        };
-        let kernel = || self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.clone()));
-        if trigger == Trigger::Access {
-            return Ok(Place::Watch(watch::resolve(&text.parse()?, kernel()?)?));
-        }
-        let spec: ProbeSpec = text.parse()?;
-        if spec.returns() && !matches!(trigger, Trigger::Return { .. }) {
-            return Err(RegisterError::Return(text));
-        }
-        if matches!(spec.location(), Location::Glob(_)) {
-            return Err(RegisterError::Pattern(text));
-        }
-        let mut places = resolve(&spec, kernel()?)?.places.into_iter();
-        match (places.next(), places.next()) {
-            (Some(place), None) => Ok(place),
-            _ => Err(RegisterError::Pattern(text)),
-        }
-    }
-
-    fn defined(&self, text: &str, plan: &mut ProbePlan) -> Result<Place, RegisterError> {
-        if discriminant(&plan.trigger) != discriminant(&trigger_of(text).map_err(Box::new)?) {
-            return Err(RegisterError::Trigger(text.to_owned()));
-        }
-        let kernel = self.kernel.as_ref().ok_or_else(|| RegisterError::NoKernel(text.to_owned()))?;
-        let (btf, debug) = (kernel.btf().ok(), DebugInfo::of(kernel));
-        let mut definitions = Definitions::of(kernel, btf.as_ref(), &debug, Expand::Small);
-        definitions.read(text).map_err(Box::new)?;
-        let mut probes = definitions.finish().probes.into_iter();
-        let (Some(found), None) = (probes.next(), probes.next()) else {
-            return Err(RegisterError::Pattern(text.to_owned()));
-        };
-        (plan.trigger, plan.capture) = (found.plan.trigger, found.plan.capture);
-        if let Action::Histogram(histogram) = found.plan.action {
-            plan.action = Action::Histogram(histogram);
-        }
-        Ok(found.place)
     }
 
     /// The plans of all probes that there were, by their numbers.
@@ -345,24 +260,13 @@ impl Registry {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use probe_engine::probe::place::SiteInfo;
     use probe_engine::probe::table::TRAMPOLINE_ROW;
     use probe_engine::probe::watch::{Condition, Length, Watch};
 
     /// Of a guest with so many vCPUs, whose breakpoints come so.
     pub(crate) fn registry(cpus: u8, delivery: Delivery) -> Registry {
-        Registry {
-            entries: BTreeMap::new(),
-            kernel: None,
-            optimizes: false,
-            targets: OnceCell::new(),
-            unwinds: false,
-            cpus,
-            watches: delivery.watches(),
-            armed: true,
-            plans: Vec::new(),
-            rows: Rows::new(64 * TRAMPOLINE_ROW),
-            leaving: Vec::new(),
-        }
+        Registry::new(Arc::new(Resolver::default()), cpus, delivery, 64 * TRAMPOLINE_ROW)
     }
 
     fn watch(at: u64) -> Probe {
@@ -408,27 +312,5 @@ pub(crate) mod tests {
                 "{cpus} vCPUs"
             );
         }
-    }
-    /// What a probe is told does not depend on how many functions a kernel happens to have.
-    #[test]
-    fn a_pattern_is_refused_and_returns_are_not_taken_for_entries() {
-        let mut registry = registry(1, Delivery::Intercepted);
-        let mut refused = |probe: Probe| registry.register(vec![probe]).unwrap_err();
-        assert!(matches!(refused(Probe::at("do_filp_ope*").into()), RegisterError::Pattern(_)));
-        assert!(matches!(refused(Probe::on_return("vfs_*").into()), RegisterError::Pattern(_)));
-        assert!(matches!(refused(Probe::at("vfs_read%return").into()), RegisterError::Return(_)));
-        assert!(matches!(refused(Probe::on_return("vfs_read%return").into()), RegisterError::NoKernel(_)));
-    }
-
-    #[test]
-    fn a_definition_of_returns_is_refused_where_handlers_of_an_instruction_are() {
-        let mut registry = registry(1, Delivery::Intercepted);
-        let mut refused = |probe: Probe| registry.register(vec![probe]).unwrap_err();
-        let defined = |text: &str| Where::Definition(text.to_owned());
-        let returns = Probe::at(defined("r vfs_read")).pre(|_| {});
-        assert!(matches!(refused(returns.into()), RegisterError::Trigger(_)));
-        let entries = Probe::on_return(defined("p vfs_read")).handler(|_, ()| {});
-        assert!(matches!(refused(entries.into()), RegisterError::Trigger(_)));
-        assert!(matches!(refused(Probe::at(defined("p vfs_read")).into()), RegisterError::NoKernel(_)));
     }
 }
