@@ -25,18 +25,18 @@ use probe_engine::probe::table::Attached;
 use stale::Stale;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use trap::Trap;
+use trap::PlantedTrap;
 
 /// Names a site: an address means something in an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SiteKey {
-    space: Space,
+    space: SiteSpace,
     at: Gva,
 }
 
 /// An address space of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Space {
+enum SiteSpace {
     /// The kernel's half, which all tasks share.
     Kernel,
 }
@@ -44,7 +44,7 @@ enum Space {
 impl SiteKey {
     /// The site at `at` in the kernel.
     pub(super) fn kernel(at: Gva) -> Self {
-        Self { space: Space::Kernel, at }
+        Self { space: SiteSpace::Kernel, at }
     }
 }
 
@@ -65,7 +65,7 @@ enum SiteState {
     #[default]
     Free,
     /// A trap byte.
-    Trap(Trap),
+    Trap(PlantedTrap),
     /// A jump to a stub.
     Detour(Box<Detour>),
 }

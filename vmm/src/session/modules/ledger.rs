@@ -42,7 +42,7 @@ struct Entry {
 
 /// What is read of a module for those who look at stacks and addresses.
 #[derive(Default)]
-pub(super) struct Tables {
+pub(super) struct ModuleTables {
     /// How its stacks are walked, where that is wanted.
     orc: Option<Result<OrcTable, ModuleError>>,
     /// Its functions, where names are wanted and it has such.
@@ -77,9 +77,9 @@ impl Ledger {
         module: &Module,
         layout: &ModuleLayout,
         memory: &VirtMemory<'_, M>,
-    ) -> Tables {
+    ) -> ModuleTables {
         let symbols = self.has_names.then(|| module.symbols(layout, memory));
-        Tables {
+        ModuleTables {
             orc: self.orc_layout.map(|written| module.orc(layout, written, memory)),
             // What cannot be read has no names.
             symbols: symbols.and_then(Result::ok),
@@ -87,7 +87,7 @@ impl Ledger {
     }
 
     /// `module` is loaded, and has these tables. What lay in its place before is gone. Returns whether there was room.
-    pub(super) fn enter(&mut self, module: Module, tables: Tables) -> bool {
+    pub(super) fn enter(&mut self, module: Module, tables: ModuleTables) -> bool {
         for range in [&module.text, &module.init_text] {
             self.init_done(range);
             self.entries.retain(|old| old.module.at != module.at && !overlap(&old.module.text, range));
@@ -116,7 +116,8 @@ impl Ledger {
 
     /// `module` was loaded before anyone asked. Returns whether it is known.
     pub(super) fn enter_unless_known(&mut self, module: &Module) -> bool {
-        self.entries.iter().any(|entry| entry.is(module)) || self.enter(module.clone(), Tables::default())
+        self.entries.iter().any(|entry| entry.is(module))
+            || self.enter(module.clone(), ModuleTables::default())
     }
 
     /// The guest has `loaded` these modules, and no others.
@@ -209,13 +210,13 @@ mod tests {
         OrcTable::from_parts(OrcLayout::SinceSixFour, &ips, Gva(0), &vec![0; 6 * rows]).unwrap()
     }
 
-    /// Tables with names of so many bytes.
-    fn tables(name_bytes: usize) -> Tables {
+    /// ModuleTables with names of so many bytes.
+    fn tables(name_bytes: usize) -> ModuleTables {
         let mut symbols = SymbolTableBuilder::default();
         for _ in 0..name_bytes / 512 {
             symbols.push(Gva(0), b't', &"x".repeat(512)).unwrap();
         }
-        Tables { orc: Some(Ok(orc(0))), symbols: Some(symbols.finish()) }
+        ModuleTables { orc: Some(Ok(orc(0))), symbols: Some(symbols.finish()) }
     }
 
     fn published(ledger: &Ledger) -> KernelView {
@@ -327,7 +328,7 @@ mod tests {
     #[test]
     fn nor_does_one_with_large_tables_or_without_any() {
         let mut ledger = ledger();
-        let rows = |rows| Tables { orc: Some(Ok(orc(rows))), symbols: None };
+        let rows = |rows| ModuleTables { orc: Some(Ok(orc(rows))), symbols: None };
         for n in 0..5 {
             ledger.enter(module(&format!("large{n}"), n << 12..(n + 1) << 12, 0..0), rows(MOST_ROWS / 4));
         }

@@ -13,14 +13,14 @@ use probe_engine::probe::table::{Anchor, CopyEnd, StepMethod};
 use std::sync::Arc;
 
 /// A trap in the guest's text, and how it is passed.
-pub(super) struct Trap {
+pub(super) struct PlantedTrap {
     step: StepMethod,
     slot: Option<Slots>,
     /// Whether its copy ends in a trap.
     traps_again: bool,
 }
 
-impl Trap {
+impl PlantedTrap {
     /// Takes it out at `at`. False when the guest has written there.
     pub(super) fn take_down(self, at: Gva, guest: &mut StoppedGuest<'_>) -> bool {
         guest.table.remove(at);
@@ -96,13 +96,13 @@ impl Sites {
                 return Err(error.into());
             }
         };
-        let trap = Trap { step: step.clone(), slot, traps_again: has_post };
+        let trap = PlantedTrap { step: step.clone(), slot, traps_again: has_post };
         self.sites.entry(SiteKey::kernel(at)).or_default().state = SiteState::Trap(trap);
         Ok(step)
     }
 
     /// The trap at `at`, if one stands there.
-    fn trap(&self, at: Gva) -> Option<&Trap> {
+    fn trap(&self, at: Gva) -> Option<&PlantedTrap> {
         match &self.sites.get(&SiteKey::kernel(at))?.state {
             SiteState::Trap(trap) => Some(trap),
             SiteState::Free | SiteState::Detour(_) => None,
