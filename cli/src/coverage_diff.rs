@@ -2,6 +2,7 @@
 
 use crate::coverage::prefix;
 use crate::listing::list;
+use crate::output::width;
 use crate::record::{Line, Reader};
 use crate::say::say;
 use anyhow::{Context, Result, bail};
@@ -59,7 +60,7 @@ fn only_in((name, functions): &Ran, (_, others): &Ran) -> String {
         rows.entry(prefix(function)).or_default().push(function);
     }
     let mut text = format!("only in {name}: {}\n", rows.values().map(Vec::len).sum::<usize>());
-    let width = rows.keys().map(|prefix| prefix.len()).max().unwrap_or(0);
+    let width = width(rows.keys().copied());
     for (prefix, functions) in rows {
         let _ = writeln!(text, "  {prefix:width$}  {:>5}  {}", functions.len(), functions.join(" "));
     }

@@ -36,3 +36,11 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
         note(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
     }
 }
+
+/// Widest column of a table. A recording may have names of any length.
+const WIDEST: usize = 120;
+
+/// The width of a column with these cells.
+pub(crate) fn width<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
+    cells.map(str::len).max().unwrap_or(0).min(WIDEST)
+}

@@ -1,5 +1,6 @@
 //! What a run came to: its last records, and a table of them for people.
 
+use super::width;
 use crate::record::{ARMED, Address, End, Kind, ProbeEnd};
 use std::cmp::Reverse;
 use std::fmt::Display;
@@ -48,7 +49,7 @@ fn nanos(duration: Duration) -> u64 {
 /// The table that ends a run: probe, address, hits, passes outside of the scope where there were any, missed with the
 /// reasons, and the state when it is out of the ordinary.
 pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
-    let width = probes.iter().map(|probe| probe.probe.len()).max().unwrap_or(0).max("probe".len());
+    let width = width(probes.iter().map(|probe| probe.probe.as_str()).chain(["probe"]));
     let has_outside = probes.iter().any(|probe| probe.outside > 0);
     let outside =
         |cell: &dyn Display| if has_outside { format!("  {:>10}", cell.to_string()) } else { String::new() };

@@ -184,4 +184,14 @@ mod tests {
             assert!(!expected.is_empty());
         }
     }
+    #[test]
+    fn names_of_any_length_are_shown() {
+        let long = example("json").replace("vfs_read%return", &"x".repeat(100_000));
+        let prefix =
+            format!("{{\"type\":\"prefix\",\"prefix\":\"{}\",\"ran\":1,\"armed\":1}}\n", "x".repeat(100_000));
+        for format in ReportFormat::value_variants() {
+            let (shown, is_whole) = report(&(long.clone() + &prefix), *format);
+            assert!(is_whole && !shown.is_empty());
+        }
+    }
 }
