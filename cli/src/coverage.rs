@@ -6,8 +6,8 @@ use crate::file;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::json::json;
-use crate::output::{FunctionText, GuestNames, end, say_armed};
-use crate::record::{Address, End, Function, Header};
+use crate::output::{FunctionText, GuestNames, PrefixTable, end, say_armed};
+use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
 use crate::requests::traced;
 use crate::run::{self, SessionKernel};
 use crate::say::{self, say, standard_error};
@@ -19,7 +19,6 @@ use probe_engine::linux::names::ModuleNames;
 use probe_engine::request::ProbeRequest;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -83,7 +82,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             }
             if is_table_only || !say::is_quiet() {
                 // Nobody may be there to read it.
-                let _ = standard_error().write_all(table(&ran.report.probes).as_bytes());
+                let mut table = PrefixTable::default();
+                prefixes(&ran.report.probes).into_iter().for_each(|row| table.push(row));
+                let _ = standard_error().write_all(table.to_string().as_bytes());
             }
             // None of them is in a module.
             Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
@@ -95,15 +96,6 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
 struct FirstCalls {
     header: Header,
     events: Vec<Event>,
-}
-
-/// A prefix's line of the table as JSON, and that of all.
-#[derive(Serialize)]
-struct JsonPrefix<'a> {
-    r#type: &'static str,
-    prefix: &'a str,
-    #[serde(flatten)]
-    count: FunctionCount,
 }
 
 /// The end of the run as JSON.
@@ -155,9 +147,10 @@ impl FirstCalls {
             }
         }
         if format == Format::Json {
-            let (rows, count) = count(&report.probes);
-            for (prefix, count) in rows {
-                json(out, &JsonPrefix { r#type: "prefix", prefix, count })?;
+            let mut count = FunctionCount::default();
+            for prefix in prefixes(&report.probes) {
+                json(out, &prefix)?;
+                count += prefix.count;
             }
             json(out, &JsonEnd { end: end(report, Duration::ZERO), count })?;
         }
@@ -165,69 +158,29 @@ impl FirstCalls {
     }
 }
 
-/// How many functions ran, of how many that were armed at some time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-struct FunctionCount {
-    ran: usize,
-    armed: usize,
-}
-
-impl FunctionCount {
-    fn add(&mut self, other: Self) {
-        self.ran += other.ran;
-        self.armed += other.armed;
-    }
-
-    fn row(self, name: &str, width: usize) -> String {
-        let percent = 100.0 * self.ran as f64 / self.armed.max(1) as f64;
-        format!("{name:width$}  {:>6}  {:>6}  {percent:>5.1}\n", self.ran, self.armed)
-    }
-}
-
-/// The counts by prefix, most functions that ran first, and of all together.
-fn count(probes: &[ProbeReport]) -> (Vec<(&str, FunctionCount)>, FunctionCount) {
+/// How many functions ran by the prefixes of their names, most of them first.
+fn prefixes(probes: &[ProbeReport]) -> Vec<Prefix> {
     let mut rows = BTreeMap::<&str, FunctionCount>::new();
-    let mut all = FunctionCount::default();
     for probe in probes {
         let never_armed =
             matches!(probe.state, ProbeState::Waiting | ProbeState::Disabled | ProbeState::Refused(_));
-        let one = FunctionCount { ran: usize::from(probe.hits > 0), armed: usize::from(!never_armed) };
-        rows.entry(prefix(&probe.name)).or_default().add(one);
-        all.add(one);
+        let one = FunctionCount {
+            ran: usize::from(probe.hits > 0),
+            armed: usize::from(!never_armed),
+            unarmed: usize::from(never_armed),
+        };
+        *rows.entry(prefix(&probe.name)).or_default() += one;
     }
-    let mut rows: Vec<_> = rows.into_iter().collect();
-    rows.sort_by_key(|(_, count)| std::cmp::Reverse((count.ran, count.armed)));
-    (rows, all)
+    let row = |(prefix, count): (&str, FunctionCount)| Prefix { prefix: prefix.to_owned(), count };
+    let mut rows: Vec<_> = rows.into_iter().map(row).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse((row.count.ran, row.count.armed)));
+    rows
 }
 
 /// The first word of a function's name: `vfs` of `__vfs_getxattr`.
 pub(crate) fn prefix(name: &str) -> &str {
     let word = name.trim_start_matches('_').split(['_', '.', '#']).next();
     word.filter(|word| !word.is_empty()).unwrap_or(name)
-}
-
-/// The table that ends a run.
-fn table(probes: &[ProbeReport]) -> String {
-    /// Prefixes that have a line of their own.
-    const SHOWN: usize = 40;
-    let (rows, all) = count(probes);
-    let (shown, rest) = rows.split_at(rows.len().min(SHOWN));
-    let others = format!("{} others", rest.len());
-    let names = shown.iter().map(|(prefix, _)| prefix.len());
-    let width = names.max().unwrap_or(0).max(others.len());
-    let mut table = format!("{:width$}  {:>6}  {:>6}  {:>5}\n", "prefix", "ran", "armed", "%");
-    table.extend(shown.iter().map(|(prefix, count)| count.row(prefix, width)));
-    if !rest.is_empty() {
-        let mut count = FunctionCount::default();
-        rest.iter().for_each(|(_, one)| count.add(*one));
-        table.push_str(&count.row(&others, width));
-    }
-    table.push_str(&all.row("all", width));
-    let unarmed = probes.len() - all.armed;
-    if unarmed > 0 {
-        let _ = writeln!(table, "{unarmed} more could not be armed");
-    }
-    table
 }
 
 #[cfg(test)]
@@ -271,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_what_ran_most_first_and_sums_up() {
+    fn prefixes_of_which_most_ran_come_first() {
         let spent = || ProbeState::Spent(Gva(0));
         let probes = [
             report("a_one", 0, ProbeState::Armed(Gva(0))),
@@ -280,20 +233,16 @@ mod tests {
             report("b_three", 0, ProbeState::Waiting),
             report("c", 1, spent()),
         ];
+        let rows: Vec<_> = prefixes(&probes)
+            .into_iter()
+            .map(|Prefix { prefix, count: FunctionCount { ran, armed, unarmed } }| {
+                (prefix, ran, armed, unarmed)
+            })
+            .collect();
+        let expected = [("b", 2, 2, 1), ("c", 1, 1, 0), ("a", 0, 1, 0)];
         assert_eq!(
-            table(&probes),
-            "prefix       ran   armed      %\n\
-             b              2       2  100.0\n\
-             c              1       1  100.0\n\
-             a              0       1    0.0\n\
-             all            3       4   75.0\n\
-             1 more could not be armed\n"
-        );
-        let many: Vec<_> = (0..50).map(|n| report(&format!("p{n}_f"), 0, spent())).collect();
-        let table = table(&many);
-        assert!(
-            table.contains("\n10 others       0      10    0.0\nall             0      50    0.0\n"),
-            "{table}"
+            rows,
+            expected.map(|(prefix, ran, armed, unarmed)| (prefix.to_owned(), ran, armed, unarmed))
         );
     }
 }

@@ -58,9 +58,13 @@ print(json.dumps({"seen": seen, "values": sorted(values), "clock": clock}))
 
 /// Runs a guest with `words` whose hits are shown and recorded, at `recording`; gives what was shown.
 fn run(binary: &Path, recording: &Path, words: &[&str]) -> String {
-    let common = ["run", "--cpus=2", "--format=text", "--output", recording.to_str().unwrap()];
-    let folder = recording.parent().unwrap();
-    let ran = command(binary, folder, &[&common[..], words].concat()).output().unwrap();
+    record(binary, recording, &[&["run", "--cpus=2"], words].concat())
+}
+
+/// Runs these words, and records and shows what is seen. Gives what was shown.
+fn record(binary: &Path, recording: &Path, words: &[&str]) -> String {
+    let place = ["--format=text", "--output", recording.to_str().unwrap()];
+    let ran = command(binary, recording.parent().unwrap(), &[words, &place].concat()).output().unwrap();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.success(), "{said}");
     said.split_inclusive('\n').filter(|line| !line.starts_with("vmm: ")).collect()
@@ -111,6 +115,22 @@ fn a_recording_is_shown_as_the_run_was() {
     let began = std::time::Duration::from_nanos(header["wall_ns"].as_u64().unwrap());
     assert!((std::time::UNIX_EPOCH + began).elapsed().unwrap().as_secs() < 600, "{header}");
     assert_eq!(report(&binary, &recording, &["--format=json"]), fs::read(&recording).unwrap());
+}
+
+#[test]
+fn a_recording_of_coverage_is_shown_as_the_run_was() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("recording");
+    let shown =
+        record(&binary, &recording, &["coverage", "vfs_*", "do_sys_open*", "--append=workload=open:1"]);
+    assert_eq!(String::from_utf8(report(&binary, &recording, &[])).unwrap(), shown);
+    assert!(shown.contains(" vfs_open\n") && shown.contains("\nprefix  "), "{shown}");
+    assert!(shown.lines().any(|line| line.starts_with("all  ")), "{shown}");
+    let chosen =
+        Command::new(&binary).arg("report").arg(&recording).args(["--filter", "cpu == 0"]).output().unwrap();
+    let said = String::from_utf8(chosen.stderr).unwrap();
+    assert!(chosen.status.code() == Some(2) && said.contains("has no hits"), "{said}");
 }
 
 #[test]

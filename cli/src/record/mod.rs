@@ -16,7 +16,7 @@ pub(crate) use address::Address;
 pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
-pub(crate) use outcome::{ARMED, End, Entry, Function, HistogramEnd, ProbeEnd};
+pub(crate) use outcome::{ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd};
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};

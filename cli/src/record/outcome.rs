@@ -3,6 +3,7 @@
 use super::{Address, Kind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::ops::AddAssign;
 
 /// Hits with one key of a histogram.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -64,6 +65,34 @@ pub(crate) struct Function {
     pub(crate) vcpu: u32,
     pub(crate) function: String,
     pub(crate) address: Address,
+}
+
+/// Functions with one prefix of their names, of `vmm coverage`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "prefix")]
+pub(crate) struct Prefix {
+    pub(crate) prefix: String,
+    #[serde(flatten)]
+    pub(crate) count: FunctionCount,
+}
+
+/// How many of some functions ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct FunctionCount {
+    pub(crate) ran: usize,
+    /// Those that were armed at some time, whether they ran or not.
+    pub(crate) armed: usize,
+    /// Those that could not be armed.
+    #[serde(default)]
+    pub(crate) unarmed: usize,
+}
+
+impl AddAssign for FunctionCount {
+    fn add_assign(&mut self, other: Self) {
+        self.ran = self.ran.saturating_add(other.ran);
+        self.armed = self.armed.saturating_add(other.armed);
+        self.unarmed = self.unarmed.saturating_add(other.unarmed);
+    }
 }
 
 /// The state of a probe that stands on a trap.

@@ -3,7 +3,7 @@
 //! Whoever has written it may be hostile: nothing in it panics, and what is kept of it has bounds.
 
 use super::header::FORMAT;
-use super::{End, Entry, Filter, Function, Header, HistogramEnd, Hit, HitLine, Probe, ProbeEnd};
+use super::{End, Entry, Filter, Function, Header, HistogramEnd, Hit, HitLine, Prefix, Probe, ProbeEnd};
 use probe_engine::lang;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -46,6 +46,7 @@ pub(crate) enum Line {
     Histogram(HistogramEnd),
     Probe(ProbeEnd),
     Function(Function),
+    Prefix(Prefix),
     End,
 }
 
@@ -190,6 +191,7 @@ impl<R: BufRead> Reader<R> {
             "histogram" => Line::Histogram(serde_json::from_slice(line).map_err(damaged)?),
             "probe" => Line::Probe(serde_json::from_slice(line).map_err(damaged)?),
             "function" => Line::Function(serde_json::from_slice(line).map_err(damaged)?),
+            "prefix" => Line::Prefix(serde_json::from_slice(line).map_err(damaged)?),
             "end" => {
                 self.end = Some(serde_json::from_slice(line).map_err(damaged)?);
                 Line::End
@@ -269,6 +271,7 @@ mod tests {
                 // Only who has counted the hits writes it.
                 Line::Entry(_) => written.push(String::from_utf8(reader.text().to_vec()).unwrap()),
                 Line::Function(function) => written.push(serde_json::to_string(&function).unwrap()),
+                Line::Prefix(prefix) => written.push(serde_json::to_string(&prefix).unwrap()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),
             }
         }

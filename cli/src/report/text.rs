@@ -1,8 +1,8 @@
-//! A recording as `vmm run` has shown it: hits, histograms, counts, and the table.
+//! A recording as `vmm run` has shown it: hits, histograms, counts, and the table. One of `vmm coverage` as that has shown it.
 
 use super::ReportError;
 use super::harmless::Harmless;
-use crate::output::{FunctionText, Text, begin_histogram, counts, end_histogram, table};
+use crate::output::{FunctionText, PrefixTable, Text, begin_histogram, counts, end_histogram, table};
 use crate::record::{Line, ProbeEnd, Reader, Recorded};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -10,6 +10,7 @@ use std::io::{BufRead, Write};
 pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -> Result<(), ReportError> {
     let mut out = Harmless::new(out);
     let (mut text, mut ends) = (Text::default(), BTreeMap::<u32, ProbeEnd>::new());
+    let mut prefixes = PrefixTable::default();
     // The histogram whose entries are being written.
     let mut histogram: Option<String> = None;
     let written = loop {
@@ -50,6 +51,7 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                     ends.insert(end.id, end);
                 }
             }
+            Line::Prefix(prefix) => prefixes.push(prefix),
             Line::Registered | Line::End => {}
         }
     };
@@ -59,6 +61,9 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     out.write_all(counts(&counted).as_bytes())?;
     if !others.is_empty() {
         out.write_all(table(&others).as_bytes())?;
+    }
+    if !prefixes.is_empty() {
+        write!(out, "{prefixes}")?;
     }
     out.flush()?;
     written
