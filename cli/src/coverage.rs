@@ -52,7 +52,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             Target { probes, kernel, identity, symbols: None, lines: None, unwind: None, serving }
         }
     };
-    match choosing.chosen()? {
+    let code = match choosing.chosen()? {
         Chosen::Emulated(begun) => {
             let (format, output) = (args.guest.records.format, args.guest.records.output.as_deref());
             let inside = Inside { verb: "coverage", format, output };
@@ -89,7 +89,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             // None of them is in a module.
             Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
         }
-    }
+    }?;
+    run::note_recording(&args.guest);
+    Ok(code)
 }
 
 /// The first calls, as they come in.

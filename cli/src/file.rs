@@ -1,5 +1,6 @@
 //! Files that the user has named.
 
+use crate::say::note;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -15,6 +16,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 /// Creates a file for output.
 pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Says where `what` was written, unless nothing is there to look at later, as in a pipe.
+pub(crate) fn note_written(what: &str, path: &Path) {
+    if fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() > 0) {
+        note(format_args!("{what} is in {}", path.display()));
+    }
 }
 
 /// Refuses an output that is one of `inputs`: creating it would empty what is read.

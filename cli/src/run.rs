@@ -58,7 +58,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.guest.records.shown());
     }
-    match choosing.chosen()? {
+    let code = match choosing.chosen()? {
         Chosen::Kvm(here) => run_here(args, files, target, &here),
         Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
@@ -73,6 +73,16 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
+    }?;
+    note_recording(&args.guest);
+    Ok(code)
+}
+
+/// Says where the recording of a run that is over is.
+pub(crate) fn note_recording(guest: &Guest) {
+    // Who runs the emulated host says that.
+    if let (Some(path), None) = (&guest.records.output, guest.emulated_at) {
+        file::note_written("the recording", path);
     }
 }
 

@@ -67,6 +67,8 @@ fn record(binary: &Path, recording: &Path, words: &[&str]) -> String {
     let ran = command(binary, recording.parent().unwrap(), &[words, &place].concat()).output().unwrap();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.success(), "{said}");
+    let where_it_is = format!("vmm: the recording is in {}\n", recording.display());
+    assert!(said.ends_with(&where_it_is), "{said}");
     said.split_inclusive('\n').filter(|line| !line.starts_with("vmm: ")).collect()
 }
 
@@ -131,6 +133,27 @@ fn a_recording_of_coverage_is_shown_as_the_run_was() {
         Command::new(&binary).arg("report").arg(&recording).args(["--filter", "cpu == 0"]).output().unwrap();
     let said = String::from_utf8(chosen.stderr).unwrap();
     assert!(chosen.status.code() == Some(2) && said.contains("has no hits"), "{said}");
+}
+
+#[test]
+fn quiet_says_nothing_of_files() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (recording, page) = (folder.path().join("recording"), folder.path().join("page"));
+    for (words, file, expected) in [
+        (&["count", "vfs_open", "--append=workload=open:1"][..], &recording, "the recording"),
+        (&["report", recording.to_str().unwrap(), "--format=html"], &page, "the report"),
+    ] {
+        let place = ["--output", file.to_str().unwrap()];
+        let said = |more: &[&str]| {
+            let output = command(&binary, folder.path(), &[words, &place, more].concat()).output().unwrap();
+            assert!(output.status.success());
+            String::from_utf8(output.stderr).unwrap()
+        };
+        let line = format!("vmm: {expected} is in {}\n", file.display());
+        assert!(said(&[]).ends_with(&line), "{line}");
+        assert_eq!(said(&["--quiet"]), "");
+    }
 }
 
 #[test]

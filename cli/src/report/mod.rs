@@ -8,7 +8,7 @@ mod stacks;
 mod text;
 
 use crate::args::{Report, ReportFormat};
-use crate::file::NewFile;
+use crate::file::{self, NewFile};
 use crate::listing::list;
 use crate::mistake::{self, Written};
 use crate::record::{Filter, ReadError, Reader};
@@ -87,6 +87,9 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
         Some(error) => return Err(error).with_context(|| format!("cannot show {name}")),
         None if recording.is_cut() => say(format_args!("{name} is cut: it ends before the run did")),
         None => {}
+    }
+    if let Some(path) = &args.output {
+        file::note_written("the report", path);
     }
     Ok(ExitCode::SUCCESS)
 }
