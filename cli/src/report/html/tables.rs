@@ -2,7 +2,7 @@
 //!
 //! A guest may have as many tasks and stacks as it likes. So many are kept, and how many more there were is said.
 
-use crate::record::{Entry, Frame, HistogramEnd, Probe, ProbeEnd, Stack};
+use crate::record::{Address, Entry, Frame, HistogramEnd, Probe, ProbeEnd, Stack};
 use indexmap::{IndexMap, IndexSet};
 use probe_engine::linux::task::{Context, Task};
 use serde::Serialize;
@@ -137,9 +137,11 @@ impl Tables {
     /// The number of the innermost function of a stack.
     pub(super) fn stack(&mut self, stack: Option<&Stack>) -> u32 {
         let Some(stack) = stack else { return NO_NODE };
-        let outermost_first = stack.frames.iter().rev();
+        let process = stack.user.iter().flat_map(|user| user.frames.iter().rev());
+        let kernel = stack.frames.iter().rev();
+        let outermost_first = process.map(PageFrame::of_process).chain(kernel.flat_map(PageFrame::all_of));
         let mut node = NO_NODE;
-        for frame in outermost_first.flat_map(PageFrame::all_of) {
+        for frame in outermost_first {
             if self.nodes.len() >= MOST_NODES {
                 self.without_stack += 1;
                 return NO_NODE;
@@ -157,6 +159,11 @@ impl Tables {
 }
 
 impl PageFrame {
+    /// A frame of a process, of which the address is known.
+    fn of_process(at: &Address) -> Self {
+        Self(at.to_string(), format!("user: {at}"))
+    }
+
     /// A frame, and behind it the functions that are inlined there, the innermost last.
     fn all_of(frame: &Frame) -> impl Iterator<Item = Self> {
         let guess = if frame.guessed { "? " } else { "" };
@@ -228,7 +235,7 @@ impl Histograms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Address, BOTTOM};
+    use crate::record::{BOTTOM, USER, UserStack};
     use probe_engine::addr::Gva;
 
     fn task(pid: u32) -> Task {
@@ -274,5 +281,15 @@ mod tests {
         assert_eq!(tables.nodes(), (vec![0, 1, 2], vec![NO_NODE, 0, 0]));
         let names: Vec<&str> = tables.frames.iter().map(|PageFrame(name, _)| name.as_str()).collect();
         assert_eq!(names, ["entry", "read", "write"]);
+    }
+    #[test]
+    fn the_kernel_was_called_by_the_process() {
+        let mut tables = Tables::default();
+        let user = UserStack { frames: vec![Address(0x20), Address(0x10)], end: BOTTOM.to_owned() };
+        let stack = Stack { end: USER.to_owned(), user: Some(user), ..stack(&["read", "entry"]) };
+        assert_eq!(tables.stack(Some(&stack)), 3);
+        assert_eq!(tables.nodes(), (vec![0, 1, 2, 3], vec![NO_NODE, 0, 1, 2]));
+        let texts: Vec<&str> = tables.frames.iter().map(|PageFrame(_, text)| text.as_str()).collect();
+        assert_eq!(texts, ["user: 0x10", "user: 0x20", "entry+0x1/0x2", "read+0x1/0x2"]);
     }
 }
