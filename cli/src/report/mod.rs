@@ -64,9 +64,10 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
             let mut out = BufWriter::new(new.file());
             let written = write(&mut out).and_then(|()| out.flush());
             drop(out);
-            // Nothing to show is no report.
+            // Nothing to show is no report, and neither is what a mistaken filter leaves.
             let written = written.and_then(|()| match failed {
                 Some(ReportError::Nothing(_)) => Ok(()),
+                _ if recording.filter_failure().is_some() => Ok(()),
                 _ => new.finish(),
             });
             written.with_context(|| format!("cannot write {}", path.display()))?;
