@@ -1,21 +1,27 @@
 //! `vmm coverage`: which functions of a kernel run, from early boot to the end.
 
-use crate::args::{Coverage, Format, Records};
+use crate::args::{Coverage, CoverageFormat, Format, word};
 use crate::choice::{Choosing, Chosen};
 use crate::file;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
 use crate::json::json;
-use crate::output::{FunctionText, GuestNames, PrefixTable, end, say_armed};
+use crate::lcov::{self, Probed};
+use crate::output::{FunctionText, GuestNames, Out, PrefixTable, end, say_armed};
 use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
 use crate::requests::traced;
 use crate::run::{self, SessionKernel};
-use crate::say::{self, say, standard_error};
+use crate::say::{self, note, say, standard_error};
+use crate::symbol_file::KernelSource;
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
 use crate::wall_clock;
-use anyhow::Result;
+use anyhow::{Context, Result};
+use probe_engine::addr::Gva;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::lines::LineTable;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::probe::place::Place;
 use probe_engine::request::ProbeRequest;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,15 +35,20 @@ use vmm::probe::Probe;
 use vmm::session::{ProbeReport, ProbeState, Report, Sink};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
-    run::share_terminal(&args.guest, args.guest.records.shown());
+    run::share_terminal(&args.guest, args.shown().is_some());
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
-    file::refuse_an_input(args.guest.records.output.as_deref(), files.read_from(&args.guest))?;
+    file::refuse_an_input(args.output.as_deref(), files.read_from(&args.guest))?;
     let target = match target::resolved(&args.guest)? {
         Some(target) => target,
         None => {
-            let kernel = files.source(&args.guest.symbols).kernel(&files.image)?;
+            let source = files.source(&args.guest.symbols);
+            let kernel = source.kernel(&files.image)?;
             target::can_work(&files, &kernel)?;
+            let lines = match args.format {
+                Some(CoverageFormat::Lcov) => Some(lines(&source, &kernel)?),
+                _ => None,
+            };
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let mut probes = traced(patterns, &kernel)?;
@@ -49,25 +60,31 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             }
             // A detour stays where it is after the first hit.
             let serving = Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false };
-            Target { probes, kernel, identity, symbols: None, lines: None, unwind: None, serving }
+            Target { probes, kernel, identity, symbols: None, lines, unwind: None, serving }
         }
     };
     let code = match choosing.chosen()? {
         Chosen::Emulated(begun) => {
-            let (format, output) = (args.guest.records.format, args.guest.records.output.as_deref());
+            let (format, output) = (args.format.map(|format| word(&format)), args.output.as_deref());
             let inside = Inside { verb: "coverage", format, output };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(here) => {
-            // Without a word on it, only the table is shown.
-            let Records { format, output } = &args.guest.records;
-            let is_table_only = format.is_none() && output.is_none();
-            let places = if is_table_only { Vec::new() } else { run::places(&args.guest.records)? };
+            let shown = args.shown().filter(|_| !args.is_table_only());
+            let plain = match shown {
+                Some(CoverageFormat::Text) => Some(Format::Text),
+                Some(CoverageFormat::Json) => Some(Format::Json),
+                Some(CoverageFormat::Lcov) | None => None,
+            };
+            let is_lcov = shown == Some(CoverageFormat::Lcov);
+            let places = run::places(args.output.as_deref(), plain)?;
+            let tracefile = is_lcov.then(run::reserved_standard_output).transpose()?;
             let mut calls =
                 FirstCalls { header: run::header(&args.guest, &files, &target), events: Vec::new() };
             let patterns = unarmed::patterns(&target.probes);
             let (late, image) = (target.is_late(), std::mem::take(&mut files.image));
-            let Target { kernel, probes, unwind, serving, .. } = target;
+            let Target { kernel, probes, lines, unwind, serving, .. } = target;
+            let entries: Vec<Gva> = probes.iter().map(|asked| entry(&asked.place)).collect();
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
             let known = SessionKernel { image, kernel, names: false, unwind, serving, late };
             let ran = run::session(&args.guest, &files, known, &here, probes.collect(), &mut calls)?;
@@ -80,7 +97,10 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                     say(format_args!("the functions that ran could not be written: {error}"));
                 }
             }
-            if is_table_only || !say::is_quiet() {
+            if let Some((out, lines)) = tracefile.zip(lines) {
+                write_lcov(out, &ran.report.probes, &entries, &lines);
+            }
+            if args.is_table_only() || !say::is_quiet() {
                 // Nobody may be there to read it.
                 let mut table = PrefixTable::default();
                 prefixes(&ran.report.probes).into_iter().for_each(|row| table.push(row));
@@ -90,8 +110,41 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
         }
     }?;
-    run::note_recording(&args.guest);
+    run::note_recording(&args.guest, args.output.as_deref());
     Ok(code)
+}
+
+/// The source of the kernel's functions.
+fn lines(source: &KernelSource, kernel: &Kernel) -> Result<LineTable> {
+    let debug = source.debug_info(kernel);
+    let lines = debug.lines()?.context(
+        "--format lcov takes debugging information, and the kernel's is not known: name its vmlinux with --symbols",
+    )?;
+    Ok(lines.line_table())
+}
+
+/// Writes all functions that were probed as a tracefile of lcov.
+fn write_lcov(out: Out<'_>, probes: &[ProbeReport], entries: &[Gva], lines: &LineTable) {
+    let armed = probes.iter().zip(entries).filter(|(probe, _)| was_armed(probe));
+    let functions =
+        armed.map(|(probe, entry)| Probed { name: &probe.name, entry: *entry, has_run: probe.hits > 0 });
+    let mut out = BufWriter::new(out);
+    match lcov::write(&mut out, functions, lines).and_then(|left_out| out.flush().map(|()| left_out)) {
+        Ok(0) => {}
+        Ok(left_out) => {
+            note(format_args!("the source of {left_out} functions is not known: lcov gets none of them"))
+        }
+        Err(error) => say(format_args!("the functions that ran could not be written: {error}")),
+    }
+}
+
+/// Where a probed function begins, as linked.
+fn entry(place: &Place) -> Gva {
+    match place {
+        Place::Kernel { info, .. } => info.function.start,
+        // Only functions of the kernel itself are traced.
+        Place::Module { .. } | Place::Watch(_) => Gva(0),
+    }
 }
 
 /// The first calls, as they come in.
@@ -160,16 +213,20 @@ impl FirstCalls {
     }
 }
 
+/// Whether its function was seen at some time.
+fn was_armed(probe: &ProbeReport) -> bool {
+    !matches!(probe.state, ProbeState::Waiting | ProbeState::Disabled | ProbeState::Refused(_))
+}
+
 /// How many functions ran by the prefixes of their names, most of them first.
 fn prefixes(probes: &[ProbeReport]) -> Vec<Prefix> {
     let mut rows = BTreeMap::<&str, FunctionCount>::new();
     for probe in probes {
-        let never_armed =
-            matches!(probe.state, ProbeState::Waiting | ProbeState::Disabled | ProbeState::Refused(_));
+        let was_armed = was_armed(probe);
         let one = FunctionCount {
             ran: usize::from(probe.hits > 0),
-            armed: usize::from(!never_armed),
-            unarmed: usize::from(never_armed),
+            armed: usize::from(was_armed),
+            unarmed: usize::from(!was_armed),
         };
         *rows.entry(prefix(&probe.name)).or_default() += one;
     }
@@ -188,7 +245,6 @@ pub(crate) fn prefix(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::addr::Gva;
     use probe_engine::probe::table::ProbeId;
     use vmm::session::Missed;
 

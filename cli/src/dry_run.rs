@@ -40,7 +40,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let (constraints, thunks) = (KernelConstraints::new(&kernel), Thunks::of(&kernel));
     let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, constraints, thunks };
     let rows: Vec<ProbeRow<'_>> = found.probes.iter().map(|asked| ProbeRow::of(asked, &detours)).collect();
-    let format = args.guest.records.format.unwrap_or(Format::Text);
+    let format = args.records.format.unwrap_or(Format::Text);
     list(|out| print(out, format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! The emulated host: `vmm host`, and how a guest comes to run there.
 
-use crate::args::{Format, Guest, Host, HostCommand as HostVerb};
+use crate::args::{Guest, Host, HostCommand as HostVerb};
 use crate::exit_codes;
 use crate::file::create;
 use crate::guest_files::{Files, cmdline};
@@ -61,7 +61,8 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
 pub(crate) struct Inside<'a> {
     /// Which of its commands.
     pub(crate) verb: &'a str,
-    pub(crate) format: Option<Format>,
+    /// The value of its --format.
+    pub(crate) format: Option<String>,
     pub(crate) output: Option<&'a Path>,
 }
 
@@ -120,11 +121,8 @@ pub(crate) fn run_emulated(
         if is_shared() {
             command = command.arg("--marked");
         }
-        if let Some(format) = inside.format {
-            command = command.arg(match format {
-                Format::Text => "--format=text",
-                Format::Json => "--format=json",
-            });
+        if let Some(format) = &inside.format {
+            command = command.arg(format!("--format={format}"));
         }
         command = command.arg(format!("--emulated-at={}", wall_clock::now()));
         if let Some(file) = &output {

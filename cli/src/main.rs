@@ -15,6 +15,7 @@ mod host_image;
 mod json;
 mod kernel;
 mod kernel_choice;
+mod lcov;
 mod limits;
 mod list;
 mod listing;

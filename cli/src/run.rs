@@ -1,6 +1,6 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
-use crate::args::{Format, Guest, Records, Run};
+use crate::args::{Format, Guest, Run, word};
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::exit_codes;
@@ -51,12 +51,12 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let probes = args.probes.files.iter().map(PathBuf::as_path);
-    file::refuse_an_input(args.guest.records.output.as_deref(), files.read_from(&args.guest).chain(probes))?;
+    file::refuse_an_input(args.records.output.as_deref(), files.read_from(&args.guest).chain(probes))?;
     let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
-        share_terminal(&args.guest, args.guest.records.shown());
+        share_terminal(&args.guest, args.records.shown().is_some());
     }
     let code = match choosing.chosen()? {
         Chosen::Kvm(here) => run_here(args, files, target, &here),
@@ -68,20 +68,20 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             }
             let inside = Inside {
                 verb: "run",
-                format: args.guest.records.format,
-                output: args.guest.records.output.as_deref(),
+                format: args.records.format.map(|format| word(&format)),
+                output: args.records.output.as_deref(),
             };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
     }?;
-    note_recording(&args.guest);
+    note_recording(&args.guest, args.records.output.as_deref());
     Ok(code)
 }
 
 /// Says where the recording of a run that is over is.
-pub(crate) fn note_recording(guest: &Guest) {
+pub(crate) fn note_recording(guest: &Guest, output: Option<&Path>) {
     // Who runs the emulated host says that.
-    if let (Some(path), None) = (&guest.records.output, guest.emulated_at) {
+    if let (Some(path), None) = (output, guest.emulated_at) {
         file::note_written("the recording", path);
     }
 }
@@ -98,7 +98,7 @@ fn write_target(args: &Run, folder: &Path) -> Result<ExitCode> {
 }
 
 fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result<ExitCode> {
-    let places = places(&args.guest.records)?;
+    let places = places(args.records.output.as_deref(), args.records.shown())?;
     let header = header(&args.guest, &files, &target);
     let late = target.is_late();
     let names =
@@ -119,28 +119,30 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
 /// too: it is a person that reads them.
-pub(crate) fn share_terminal(guest: &Guest, shown: Option<Format>) {
-    if guest.marked || (shown.is_some() && shared_terminal::is_one()) {
+pub(crate) fn share_terminal(guest: &Guest, is_shown: bool) {
+    if guest.marked || (is_shown && shared_terminal::is_one()) {
         shared_terminal::share();
     }
 }
 
-/// Where hits are written, and how.
-pub(crate) fn places(records: &Records) -> Result<Vec<(Out<'static>, Format)>> {
+/// Where hits are written, and how: recorded in a file, and shown.
+pub(crate) fn places(recorded: Option<&Path>, shown: Option<Format>) -> Result<Vec<(Out<'static>, Format)>> {
     let mut places = Vec::new();
-    if let Some(path) = &records.output {
+    if let Some(path) = recorded {
         places.push((Out::file(file::create(path)?)?, Format::Json));
     }
-    match records.shown() {
+    match shown {
         Some(Format::Text) => places.push((Out::standard_error(), Format::Text)),
-        Some(Format::Json) => {
-            say::reserve_standard_output();
-            let out = Out::standard_output().context("the host has no thread left")?;
-            places.push((out, Format::Json));
-        }
+        Some(Format::Json) => places.push((reserved_standard_output()?, Format::Json)),
         None => {}
     }
     Ok(places)
+}
+
+/// Standard output, where nothing else is from now on.
+pub(crate) fn reserved_standard_output() -> Result<Out<'static>> {
+    say::reserve_standard_output();
+    Out::standard_output().context("the host has no thread left")
 }
 
 /// What a recording of `guest` begins with.

@@ -177,6 +177,34 @@ fn probes_stand_in_the_checks_of_indirect_calls() {
     }
 }
 
+/// Its functions with file and line of their source, of which those ran that the workload calls.
+#[test]
+fn coverage_of_a_build_is_a_tracefile() {
+    let Some((folder, binary)) = built("clang") else { return };
+    let temporary = tempfile::tempdir().unwrap();
+    let kernel = folder.to_str().unwrap();
+    let words = ["coverage", "--kernel", kernel, "--format=lcov", "--append=workload=open:3", "vfs_*"];
+    let output = command(&binary, temporary.path(), &words).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut names = 0;
+    for record in text.split_terminator("end_of_record\n") {
+        let fields: Vec<(&str, &str)> = record.lines().map(|line| line.split_once(':').unwrap()).collect();
+        let all = |key: &str| -> Vec<&str> {
+            fields.iter().filter(|(field, _)| *field == key).map(|(_, value)| *value).collect()
+        };
+        let (lines, calls) = (all("FN"), all("FNDA"));
+        let ran = calls.iter().filter(|call| call.starts_with("1,")).count();
+        assert_eq!([all("FNF"), all("FNH")], [[calls.len().to_string()], [ran.to_string()]], "{record}");
+        assert!(lines.iter().all(|line| line.split_once(',').unwrap().0.parse::<u32>().unwrap() > 0));
+        if all("SF") == ["fs/read_write.c"] {
+            assert!(calls.contains(&"1,vfs_read") && lines.iter().any(|line| line.ends_with(",vfs_read")));
+        }
+        names += lines.len();
+    }
+    assert!(names > 50 && text.contains("SF:fs/read_write.c\n"), "{text}");
+}
+
 /// The folder of a kernel that was built, and the product. Otherwise prints why a test is skipped.
 fn built(name: &str) -> Option<(PathBuf, PathBuf)> {
     let binary = binary()?;

@@ -188,3 +188,14 @@ fn two_runs_are_compared() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("none has no functions"), "{said}");
 }
+
+#[test]
+fn a_tracefile_takes_debugging_information() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        tests::product::command(&binary, folder.path(), &["coverage", "--format=lcov"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout), (Some(2), Vec::new()), "{said}");
+    assert!(said.contains("takes debugging information") && said.contains("--symbols"), "{said}");
+}

@@ -1,6 +1,6 @@
 //! `vmm count` and `vmm graph`: `vmm run` with probes that patterns find.
 
-use super::{Arming, Guest, Probes, Run, heading};
+use super::{Arming, Guest, Probes, Records, Run, heading};
 use clap::Args;
 use probe_engine::probe::spec::ProbeSpec;
 
@@ -21,6 +21,8 @@ pub(crate) struct Count {
     patterns: Vec<ProbeSpec>,
     #[command(flatten)]
     guest: Guest,
+    #[command(flatten)]
+    records: Records,
     #[command(flatten)]
     arming: Arming,
 }
@@ -43,19 +45,21 @@ pub(crate) struct Graph {
     #[command(flatten)]
     guest: Guest,
     #[command(flatten)]
+    records: Records,
+    #[command(flatten)]
     arming: Arming,
 }
 
 impl From<Count> for Run {
-    fn from(Count { patterns, guest, arming }: Count) -> Self {
+    fn from(Count { patterns, guest, records, arming }: Count) -> Self {
         let probes = Probes { counts: patterns, ..Probes::default() };
-        Self { probes, guest, arming, allow_pending: false, deep: false, write_target: None }
+        Self { probes, guest, records, arming, allow_pending: false, deep: false, write_target: None }
     }
 }
 
 impl From<Graph> for Run {
-    fn from(Graph { patterns, guest, arming }: Graph) -> Self {
+    fn from(Graph { patterns, guest, records, arming }: Graph) -> Self {
         let probes = Probes { graphs: patterns, ..Probes::default() };
-        Self { probes, guest, arming, allow_pending: false, deep: false, write_target: None }
+        Self { probes, guest, records, arming, allow_pending: false, deep: false, write_target: None }
     }
 }

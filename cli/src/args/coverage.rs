@@ -1,7 +1,7 @@
 //! `vmm coverage`.
 
 use super::{Guest, heading};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use probe_engine::probe::spec::ProbeSpec;
 use std::path::PathBuf;
 
@@ -35,4 +35,40 @@ pub(crate) struct Coverage {
     pub(crate) diff: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) guest: Guest,
+    /// Record the functions that ran in this file, for --diff and for programs
+    ///
+    /// It is JSON, one object a line, and docs/recording.md describes it. Nothing of it is shown then, unless --format says
+    /// so.
+    #[arg(long, short = 'o', value_name = "FILE", help_heading = heading::OUTPUT)]
+    pub(crate) output: Option<PathBuf>,
+    /// Show the functions that ran, as text, json or lcov
+    ///
+    /// text: on standard error. json: what --output would write, on standard output. lcov: all functions that were probed, by
+    /// the files of their source, on standard output; for genhtml and others that read lcov's tracefiles. It takes the
+    /// kernel's debugging information, in the vmlinux of --symbols or of --kernel DIR. With json and lcov, the guest's
+    /// console and the command's standard output go to standard error.
+    #[arg(long, value_enum, hide_possible_values = true, help_heading = heading::OUTPUT)]
+    pub(crate) format: Option<CoverageFormat>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CoverageFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+    /// A tracefile of lcov
+    Lcov,
+}
+
+impl Coverage {
+    /// How the functions that ran are shown, if they are. Without a word on it, only the table is.
+    pub(crate) fn shown(&self) -> Option<CoverageFormat> {
+        self.format.or(self.output.is_none().then_some(CoverageFormat::Text))
+    }
+
+    /// Whether nothing is wanted but the table.
+    pub(crate) fn is_table_only(&self) -> bool {
+        self.format.is_none() && self.output.is_none()
+    }
 }

@@ -72,8 +72,6 @@ pub(crate) struct Guest {
     /// virtio_pci, virtio_console, virtiofs and overlay, with what these need.
     #[arg(long, value_name = "DIR", help_heading = heading::COMMAND)]
     pub(crate) modules: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) records: Records,
     /// Show the guest's console on standard error, also with a command
     #[arg(long, short = 'v', help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,

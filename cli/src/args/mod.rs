@@ -13,7 +13,7 @@ mod run;
 mod types;
 
 pub(crate) use counting::{Count, Graph};
-pub(crate) use coverage::Coverage;
+pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
 pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Records, Scope};
 pub(crate) use host::{Host, HostCommand};
@@ -24,7 +24,12 @@ pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use types::Types;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+
+/// A value as it is written on the command line.
+pub(crate) fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
 
 /// The headings of help.
 mod heading {

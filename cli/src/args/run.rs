@@ -1,6 +1,6 @@
 //! `vmm run`.
 
-use super::{Arming, Guest, Probes, heading};
+use super::{Arming, Guest, Probes, Records, heading};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -45,6 +45,8 @@ pub(crate) struct Run {
     pub(crate) probes: Probes,
     #[command(flatten)]
     pub(crate) guest: Guest,
+    #[command(flatten)]
+    pub(crate) records: Records,
     #[command(flatten)]
     pub(crate) arming: Arming,
     /// A module whose functions are probed need not be loaded
