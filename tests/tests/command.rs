@@ -124,16 +124,6 @@ fn a_command_has_our_files_our_streams_and_a_code_of_its_own() {
 }
 
 #[test]
-fn a_command_that_a_signal_ends_or_that_is_none_says_so() {
-    let Some(output) = run(&[], &["sh", "-c", "kill -9 $$"], b"") else { return };
-    assert_eq!(output.status.code(), Some(137), "{}", text(&output.stderr));
-    let output = run(&[], &["no-such-program", "word"], b"").unwrap();
-    assert_eq!(output.status.code(), Some(127));
-    let stderr = text(&output.stderr);
-    assert!(stderr.contains("vmm: no-such-program cannot be run: No such file or directory"), "{stderr}");
-}
-
-#[test]
 fn what_cannot_be_is_said_before_the_boot() {
     let cases: [(&[&str], &[&str], &str); 5] = [
         (&["--root", "/nowhere"], &["true"], "cannot share /nowhere: No such file or directory"),
