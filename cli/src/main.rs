@@ -19,6 +19,7 @@ mod lcov;
 mod limits;
 mod list;
 mod listing;
+mod manual;
 mod mistake;
 mod output;
 mod post_mortem;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::main(&doctor),
         Command::Host(host) => host::main(&host),
         Command::Kernel(task) => kernel::main(&task.command),
+        Command::Manual { folder } => manual::main(&folder),
         Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {

@@ -7,6 +7,7 @@ mod kernels;
 #[cfg(test)]
 mod layout;
 mod peer;
+mod release;
 mod setup;
 mod test;
 mod workload;
@@ -33,6 +34,8 @@ enum Task {
     Kernels(kernels::Options),
     /// Sets up, then measures: exact instructions inside Bochs, and times beside others' on this machine
     Bench(bench::Options),
+    /// Builds what is given to others, in `target/dist`: a package for Debian, and an archive
+    Release,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -41,6 +44,7 @@ fn main() -> anyhow::Result<()> {
         Task::Demo => demo::run(),
         Task::Test(options) => test::run(&options),
         Task::Kernels(options) => kernels::run(&options),
+        Task::Release => release::run(),
         Task::Bench(options) => bench::run(&options, &setup::run()?.vmm),
     }
 }

@@ -25,6 +25,7 @@ pub(crate) use run::Run;
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 /// A value as it is written on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
@@ -77,6 +78,12 @@ pub(crate) enum Command {
     Doctor(Doctor),
     #[command(hide = true)]
     Host(Host),
+    /// Write man pages and completions of shells, for packages
+    #[command(hide = true)]
+    Manual {
+        /// The folder that gets `man` and `completions`.
+        folder: PathBuf,
+    },
     /// Answer a guest's requests for files, which come in over standard input
     #[command(hide = true)]
     ServeFiles {
