@@ -1,11 +1,10 @@
 //! How a mistake in a probe definition is shown: the definition, a mark below the mistake, and what to write instead.
 
 use crate::advice;
-use crate::say::standard_error;
 use ariadne::{CharSet, Config, IndexType, Label, Report, ReportKind, Source};
 use probe_engine::lang::Error;
 use probe_engine::lang::ast::Span;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 /// A text and where it was written.
 pub(crate) struct Written<'a> {
@@ -32,24 +31,21 @@ impl From<&Error> for Mistake {
     }
 }
 
-/// Shows what is wrong with a text at once, in its line, and gives the sentence about that.
-pub(crate) fn say(written: &Written<'_>, error: &Error) -> anyhow::Error {
-    print(written, &error.into());
-    anyhow::anyhow!("{} is not understood: {error}", written.name)
+/// What is wrong with a text: a sentence, and below it the text with its mark.
+pub(crate) fn in_text(written: &Written<'_>, error: &Error) -> anyhow::Error {
+    of(written, &error.into())
 }
 
-/// Shows at once, in its line, what is wrong at `span` of a text, and what to write instead.
-pub(crate) fn show(written: &Written<'_>, span: Span, message: &str, hint: Option<String>) {
-    print(written, &Mistake { span, message: message.to_owned(), hint });
+/// What is wrong at `span` of a text, and what to write instead.
+pub(crate) fn at(written: &Written<'_>, span: Span, message: String, hint: Option<String>) -> anyhow::Error {
+    of(written, &Mistake { span, message, hint })
 }
 
-/// On standard error. Nobody may be there to read it, which changes nothing.
-fn print(written: &Written<'_>, mistake: &Mistake) {
-    let shown = render(written, mistake, io::stderr().is_terminal());
-    let _ = standard_error().write_all(&shown);
+fn of(written: &Written<'_>, mistake: &Mistake) -> anyhow::Error {
+    anyhow::Error::msg(render(written, mistake, io::stderr().is_terminal()))
 }
 
-fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> Vec<u8> {
+fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> String {
     let Written { text, name, line } = *written;
     let char_set = if color { CharSet::Unicode } else { CharSet::Ascii };
     let config = Config::default().with_index_type(IndexType::Byte).with_color(color).with_char_set(char_set);
@@ -58,7 +54,6 @@ fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> Vec<u8> {
     let at = (name, mistake.span.start + above..mistake.span.end + above);
     let mut report = Report::build(ReportKind::Error, at.clone())
         .with_config(config)
-        .with_message(&mistake.message)
         .with_label(Label::new(at).with_message("here"));
     if let Some(hint) = &mistake.hint {
         report = report.with_help(hint);
@@ -66,7 +61,10 @@ fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> Vec<u8> {
     let source = Source::from(format!("{}{text}", "\n".repeat(above)));
     let mut shown = Vec::new();
     let _ = report.finish().write((name, source), &mut shown);
-    shown
+    let shown = String::from_utf8_lossy(&shown);
+    // Its first line is a title without a sentence.
+    let picture = shown.split_once('\n').map_or("", |(_, picture)| picture).trim_end();
+    format!("{name}: {}\n{picture}", mistake.message)
 }
 
 #[cfg(test)]
@@ -75,7 +73,7 @@ mod tests {
 
     fn shown(line: usize, text: &str) -> String {
         let error = probe_engine::lang::parse(text).unwrap_err();
-        String::from_utf8(render(&Written { text, name: "probes", line }, &(&error).into(), false)).unwrap()
+        render(&Written { text, name: "probes", line }, &(&error).into(), false)
     }
 
     #[test]
@@ -86,7 +84,7 @@ mod tests {
         assert_eq!(
             lines("p vfs_read pos=%rdj:u64"),
             [
-                "Error: there is no register `%rdj`",
+                "probes: there is no register `%rdj`",
                 "    ,-[ probes:12:16 ]",
                 "    |",
                 " 12 | p vfs_read pos=%rdj:u64",

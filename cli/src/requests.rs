@@ -55,7 +55,7 @@ fn defined(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
     let filter =
         Written { text: run.probes.filter.as_deref().unwrap_or_default(), name: "--filter", line: 1 };
     if let Some(text) = &run.probes.filter {
-        definitions.filter(text).map_err(|error| mistake::say(&filter, &error))?;
+        definitions.filter(text).map_err(|error| mistake::in_text(&filter, &error))?;
     }
     for text in &run.probes.probes {
         let written = Written { text, name: "--probe", line: 1 };
@@ -72,19 +72,19 @@ fn defined(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
     Ok(definitions.finish())
 }
 
-/// Shows at once what is wrong with a definition, in its line, and gives the sentence about that.
+/// What is wrong with a definition, in its line.
 fn said(error: DefinitionError, written: &Written<'_>, filter: &Written<'_>) -> Error {
     let Written { text, name, line } = written;
     match error {
         DefinitionError::Plain(error) => Error::from(*error).context(format!("{name} {}", text.trim())),
-        DefinitionError::Text(error) => mistake::say(written, &error),
+        DefinitionError::Text(error) => mistake::in_text(written, &error),
         DefinitionError::Misplaced { span, hint, error } => {
             let error = Error::from(*error);
-            mistake::show(written, span, &format!("{error:#}"), hint.or_else(|| advice::of(&error)));
-            error.context(format!("{name} {text}"))
+            let hint = hint.or_else(|| advice::of(&error));
+            mistake::at(written, span, format!("{error:#}"), hint)
         }
         DefinitionError::Filter { at, error } => {
-            mistake::say(filter, &error).context(format!("{name} {}: at {at}", text.trim()))
+            mistake::in_text(filter, &error).context(format!("{name} {}: at {at}", text.trim()))
         }
         DefinitionError::Undefined(_) => anyhow!("{name}, line {line}: {error}"),
         DefinitionError::Histogram { .. } => error.into(),

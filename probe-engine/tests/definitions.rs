@@ -210,6 +210,13 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p ext4:«»", "a symbol is missing"),
     ("p «ext-4»:ext4_readdir", "'-' is in no name of a module"),
     ("p a:b«:c»", "':' is in no name of a function"),
+    ("p «/bin/ls:main»", "programs in the guest cannot be probed yet"),
+    ("r «./a.out:main+4» x=%di", "programs in the guest cannot be probed yet"),
+    ("«t» sched_switch", "tracepoints cannot be probed yet"),
+    ("«t:mine» sched/sched_switch", "tracepoints cannot be probed yet"),
+    ("«e» syscalls/sys_enter_openat", "events made of events cannot be probed yet"),
+    ("«usdt» /bin/ls:provider:name", "programs in the guest cannot be probed yet"),
+    ("«kprobe:vfs_read» { @ = count(); }", "`kprobe:` is a word of other tools"),
     ("p ext4:«ext4_*»", "a pattern takes no module"),
     ("p «vfs_*+4»", "a pattern takes no offset"),
     ("p «vfs_[a»", "the pattern has a '[' without a ']'"),
@@ -403,7 +410,7 @@ const MALFORMED: &[(&str, &str)] = &[
     // Filters.
     ("p x if«»", "the name of a field is missing"),
     ("p x if a«»", "the comparison lacks its operator"),
-    ("p x if a «=» 1", "the comparison lacks its operator"),
+    ("p x if a «=» 1", "a single `=` compares nothing"),
     ("p x if a «&»& b == 1", "the comparison lacks its operator"),
     ("p x if a ==«»", "a value to compare with is missing"),
     ("p x if a == «»&& b == 1", "a value to compare with is missing"),
@@ -546,6 +553,14 @@ fn every_hint_says_what_to_write() {
         ("r08 vfs_read", "write a decimal number, or leave it out"),
         ("p :vfs_read", "write the module's name, or leave out the `:`"),
         ("p ext-4:ext4_readdir", "a module's name has `_` where the name of its file has `-`"),
+        (
+            "t sched_switch",
+            "write a function of the kernel with `p` (calls) or `r` (returns), or syscall:NAME",
+        ),
+        ("kretprobe:vfs_read {}", "write `r FUNCTION`"),
+        ("p x if a = 1", "write `==` to compare"),
+        ("p x if a ==", "write a number, or text in quotation marks"),
+        ("p x a>3", "a condition comes behind `if`"),
         ("p a:b:c", "symbols have letters, digits, `_`, `.` and `$`; patterns have `*`, `?` and `[a-z]`"),
         ("p ext4:ext4_*", "name one function"),
         ("p vfs_read-4", "name the function that holds the address, and count from there"),
@@ -694,7 +709,23 @@ fn names_and_fields_are_checked_again_when_all_arguments_are_known() {
     let unknown = check_fields(&definition, &["file", "count", "b"], &[]).unwrap_err();
     assert_eq!(text.get(unknown.span.clone()), Some("coun"));
     assert_eq!(unknown.to_string(), "there is no field `coun`");
-    assert_eq!(unknown.hint().as_deref(), Some("did you mean `count` or `cpu`?"));
+    assert_eq!(
+        unknown.hint().as_deref(),
+        Some(
+            "did you mean `count` or `cpu`? the fields here are `file`, `count` and `b`; every event has `comm`, `cpu` and `common_pid`"
+        )
+    );
+    let many: Vec<String> = (0..13).map(|n| format!("f{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (names, expected) in [
+        (&[][..], "no field is read here; every event"),
+        (&["file"], "the field here is `file`; every event"),
+        (&many[..10], "`f8` and `f9`; every event"),
+        (&many[..], "`f8`, `f9` and 3 more; every event"),
+    ] {
+        let hint = check_fields(&definition, names, &[]).unwrap_err().hint().unwrap();
+        assert!(hint.contains(expected), "{hint}");
+    }
     definition.filter = None;
     let unknown = check_fields(&definition, &["file", "count", "b"], &[]).unwrap_err();
     assert_eq!(text.get(unknown.span), Some("cuont"));

@@ -43,7 +43,7 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
         .with_context(|| format!("cannot show {name}"))?;
     let written = args.filter.as_deref().map(|text| Written { text, name: "--filter", line: 1 });
     if let Some(written) = &written {
-        recording.filter(Filter::parse(written.text).map_err(|error| mistake::say(written, &error))?);
+        recording.filter(Filter::parse(written.text).map_err(|error| mistake::in_text(written, &error))?);
     }
     if args.format == ReportFormat::Perfetto && args.output.is_none() && io::stdout().is_terminal() {
         bail!("a trace for Perfetto is no text for a terminal: name a file with --output");
@@ -75,7 +75,7 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     }
     if let Some(written) = &written {
         if let Some(error) = recording.filter_failure() {
-            return Err(mistake::say(written, error));
+            return Err(mistake::in_text(written, error));
         }
         if recording.probes().next().is_none() {
             bail!("{name} has no hits from which {} could choose", written.name);

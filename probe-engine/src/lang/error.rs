@@ -5,6 +5,7 @@ use crate::linux::dwarf::Hidden;
 use crate::linux::glob::GlobError;
 use crate::linux::nearest;
 use crate::linux::symbols::named::NotOne;
+use crate::probe::spec::NOT_YET_ADVICE;
 
 /// A mistake in a definition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,7 +114,8 @@ impl Wanted {
             Self::Cpus => "write `CPUS{0-3,7}`",
             Self::Buckets => "write `.buckets=` and a number above 0",
             Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
-            Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Value => return None,
+            Self::Value => "write a number, or text in quotation marks",
+            Self::Symbol | Self::Type | Self::Member | Self::Field => return None,
         })
     }
 }
@@ -124,6 +126,32 @@ pub type Nearest = Vec<String>;
 /// Those of `names` that are most like `name`.
 pub(super) fn nearest<'a>(names: impl IntoIterator<Item = &'a str>, name: &str) -> Nearest {
     nearest::nearest(names.into_iter(), name, 2).into_iter().map(str::to_owned).collect()
+}
+
+/// The names that there are instead.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listed(Box<[String]>);
+
+impl<'a> FromIterator<&'a str> for Listed {
+    fn from_iter<T: IntoIterator<Item = &'a str>>(names: T) -> Self {
+        Self(names.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect())
+    }
+}
+
+impl Listed {
+    /// A sentence that begins with `are`, or with `is` for a single name.
+    fn say(&self, is: &str, are: &str) -> Option<String> {
+        /// Names in a sentence.
+        const SHOWN: usize = 10;
+        let Self(names) = self;
+        let quoted: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+        match (quoted.as_slice(), names.len() - quoted.len()) {
+            ([], _) => None,
+            ([one], 0) => Some(format!("{is} {one}")),
+            ([first @ .., last], 0) => Some(format!("{are} {} and {last}", first.join(", "))),
+            (all, more) => Some(format!("{are} {} and {more} more", all.join(", "))),
+        }
+    }
 }
 
 /// What is wrong.
@@ -159,6 +187,10 @@ pub enum Mistake {
     // The place.
     #[error("{0:?} is in no name of a function")]
     BadSymbol(char),
+    #[error("{0} cannot be probed yet")]
+    NotYet(&'static str),
+    #[error("`{kind}:` is a word of other tools")]
+    KindOfProbe { kind: String, here: char },
     #[error("there is no module before the `:`")]
     NoModule,
     #[error("{0:?} is in no name of a module")]
@@ -192,7 +224,7 @@ pub enum Mistake {
     #[error("there is no register `%{name}`")]
     UnknownRegister { name: String, nearest: Nearest },
     #[error("there is no variable `{name}`")]
-    UnknownVariable { name: String, nearest: Nearest },
+    UnknownVariable { name: String, nearest: Nearest, parameters: Listed },
     #[error("`$retval` is known only where a function returns")]
     NotAReturn,
     #[error("a function's parameters are known only at its entry and its returns")]
@@ -232,7 +264,7 @@ pub enum Mistake {
 
     // What the kernel's debugging information says of variables.
     #[error("no variable `{name}` is in scope here")]
-    NotInScope { name: String, nearest: Nearest },
+    NotInScope { name: String, nearest: Nearest, variables: Listed },
     #[error("`{name}` {why}")]
     HiddenVariable { name: String, why: Hidden },
     #[error(
@@ -276,7 +308,7 @@ pub enum Mistake {
     #[error("there is no structure that could have a member `{0}`")]
     NoStructure(String),
     #[error("there is no member `{name}`")]
-    UnknownMember { name: String, nearest: Nearest },
+    UnknownMember { name: String, nearest: Nearest, members: Listed },
     #[error("what is before the `.` is a pointer")]
     DotOnPointer,
     #[error("what is before the `->` is a structure")]
@@ -313,6 +345,8 @@ pub enum Mistake {
     BadFieldSuffix(String),
     #[error("the comparison lacks its operator")]
     NoOperator,
+    #[error("a single `=` compares nothing")]
+    SingleEqual,
     #[error("the quotation does not end")]
     OpenQuote,
     #[error("texts are equal, different or like a pattern; they have no order and no bits")]
@@ -328,7 +362,7 @@ pub enum Mistake {
     #[error("a filter has at most {0} comparisons")]
     TooManyComparisons(usize),
     #[error("there is no field `{name}`")]
-    UnknownField { name: String, nearest: Nearest },
+    UnknownField { name: String, nearest: Nearest, fields: Listed },
 
     #[error("`{0}` cannot be compared with anything here")]
     NotFilterable(String),
@@ -389,7 +423,31 @@ impl Mistake {
             | Self::UnknownModifier { nearest, .. } => did_you_mean(nearest),
             _ => None,
         };
-        near.or_else(|| self.advice().map(str::to_owned))
+        match (near, self.instead()) {
+            (Some(near), Some(instead)) => Some(format!("{near} {instead}")),
+            (near, instead) => near.or(instead).or_else(|| self.advice().map(str::to_owned)),
+        }
+    }
+
+    /// What there is instead, with its names.
+    fn instead(&self) -> Option<String> {
+        match self {
+            Self::KindOfProbe { here, .. } => Some(format!("write `{here} FUNCTION`")),
+            Self::Unexpected(written) if written.starts_with(['<', '>', '=', '!', '~', '&', '|']) => {
+                Some("a condition comes behind `if`".to_owned())
+            }
+            Self::UnknownVariable { parameters, .. } => {
+                parameters.say("the parameter is", "the parameters are")
+            }
+            Self::NotInScope { variables, .. } => variables.say("in scope here is", "in scope here are"),
+            Self::UnknownMember { members, .. } => members.say("the member is", "the members are"),
+            Self::UnknownField { fields, .. } => {
+                let own = fields.say("the field here is", "the fields here are");
+                let own = own.unwrap_or_else(|| "no field is read here".to_owned());
+                Some(format!("{own}; every event has `comm`, `cpu` and `common_pid`"))
+            }
+            _ => None,
+        }
     }
 
     fn advice(&self) -> Option<&'static str> {
@@ -404,6 +462,7 @@ impl Mistake {
             Self::BadSymbol(_) => {
                 "symbols have letters, digits, `_`, `.` and `$`; patterns have `*`, `?` and `[a-z]`"
             }
+            Self::NotYet(_) => NOT_YET_ADVICE,
             Self::NoModule => "write the module's name, or leave out the `:`",
             Self::BadModule(_) => "a module's name has `_` where the name of its file has `-`",
             Self::NegativeOffset => "name the function that holds the address, and count from there",
@@ -472,6 +531,7 @@ impl Mistake {
             Self::BehindHist => "arguments come before the histogram, and a filter begins with `if`",
             Self::BadFieldSuffix(_) => "`.ustring` is all that may follow",
             Self::NoOperator => "write one of `==`, `!=`, `<`, `<=`, `>`, `>=`, `&` and `~`",
+            Self::SingleEqual => "write `==` to compare",
             Self::TextOperator => "write `==`, `!=` or `~`",
             Self::NumberPattern(_) | Self::UserStringOfNumber(_) => "put it in quotation marks",
             Self::NoKeys => "write `hist:keys=` and a field",

@@ -59,7 +59,9 @@ fn check(kind: DefinitionKind, fields: Vec<&Spanned<String>>, names: &[&str]) ->
         Some(field) => {
             let name = field.value.clone();
             let nearest = nearest(known, &name);
-            Err(Error { span: field.span.clone(), mistake: Mistake::UnknownField { name, nearest } })
+            let fields = names.iter().copied().collect();
+            let mistake = Mistake::UnknownField { name, nearest, fields };
+            Err(Error { span: field.span.clone(), mistake })
         }
     }
 }

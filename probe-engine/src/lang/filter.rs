@@ -138,7 +138,10 @@ impl<'a> Parser<'a> {
                 self.eat(text);
                 Ok(*operator)
             }
-            _ => Err(self.rest.split_at(1).0.wrong(Mistake::NoOperator)),
+            _ => Err(self.rest.split_at(1).0.wrong(match self.rest.first() {
+                Some('=') => Mistake::SingleEqual,
+                _ => Mistake::NoOperator,
+            })),
         }
     }
 

@@ -5,11 +5,14 @@ use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, PlaceKind};
 use super::{argument, filter, hist};
+use crate::probe::spec::{kind_here, not_yet};
 
 /// The kernel reads definitions into a buffer of this size. Everything that is made of a definition is bounded by it.
 const LONGEST: usize = 4096;
 /// The kernel's MAX_EVENT_NAME_LEN, less the byte behind the end.
 const LONGEST_NAME: usize = 63;
+/// Words of a condition that lacks its `if`.
+const OPERATORS: [&str; 11] = ["==", "=", "!=", "<", "<=", ">", ">=", "~", "&", "&&", "||"];
 /// The kernel's KRETPROBE_MAXACTIVE_MAX.
 const MOST_ACTIVE: u32 = 4096;
 
@@ -34,6 +37,13 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
             true => Ok(Statement::Remove(event_name(removed)?)),
             false => Err(rest.wrong(Mistake::MoreThanRemoval)),
         };
+    }
+    let head = first.split_once(':').map_or(first, |(head, _)| head);
+    if let Some(what) = not_yet(head.text()).filter(|_| !rest.is_empty()) {
+        return Err(first.wrong(Mistake::NotYet(what)));
+    }
+    if let Some(here) = kind_here(head.text()) {
+        return Err(first.wrong(Mistake::KindOfProbe { kind: head.text().to_owned(), here }));
     }
     let mut definition = if is_command(first) && !rest.is_empty() {
         let place = rest.take_word();
@@ -159,6 +169,8 @@ fn behind_the_place(definition: &mut Definition, mut rest: Part<'_>) -> Result<(
                 None => Mistake::BehindFilter,
                 Some(_) => Mistake::BehindHist,
             }));
+        } else if OPERATORS.contains(&word.text()) {
+            return Err(word.unexpected());
         } else {
             definition.args.push(argument::parse(word, site)?);
         }

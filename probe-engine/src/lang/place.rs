@@ -5,7 +5,7 @@ use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
 use crate::linux::symbols::named::SymbolName;
-use crate::probe::spec::{LineOf, split_line};
+use crate::probe::spec::{LineOf, PROGRAMS, is_in_program, split_line};
 
 /// What the place means for what can be fetched there.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +66,9 @@ fn digits(place: Part<'_>) -> Result<Place, Error> {
 fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
     if let (None, Some((of, number))) = (module, split_line(place.text())) {
         return line(place, of, number);
+    }
+    if is_in_program(place.text()) {
+        return Err(place.wrong(Mistake::NotYet(PROGRAMS)));
     }
     if let (None, Some((module, symbol_part))) = (module, place.split_once(':')) {
         if module.is_empty() {

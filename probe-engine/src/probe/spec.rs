@@ -50,6 +50,45 @@ pub enum Location {
     },
 }
 
+/// The words of kinds of probes that there are not, and what these would probe.
+const NOT_YET: [(&str, &str); 10] = [
+    ("t", TRACEPOINTS),
+    ("tracepoint", TRACEPOINTS),
+    ("rawtracepoint", TRACEPOINTS),
+    ("e", EVENTS),
+    ("s", EVENTS),
+    ("u", PROGRAMS),
+    ("uprobe", PROGRAMS),
+    ("uretprobe", PROGRAMS),
+    ("usdt", PROGRAMS),
+    ("profile", "moments in time"),
+];
+const TRACEPOINTS: &str = "tracepoints";
+const EVENTS: &str = "events made of events";
+pub(crate) const PROGRAMS: &str = "programs in the guest";
+/// What can be probed instead.
+pub(crate) const NOT_YET_ADVICE: &str =
+    "write a function of the kernel with `p` (calls) or `r` (returns), or syscall:NAME";
+
+/// What a word that begins a definition would probe, where that kind is not there yet.
+pub(crate) fn not_yet(word: &str) -> Option<&'static str> {
+    NOT_YET.iter().find(|(kind, _)| *kind == word).map(|(_, what)| *what)
+}
+
+/// The letter of a kind of probe here that other tools call so.
+pub(crate) fn kind_here(word: &str) -> Option<char> {
+    match word {
+        "kprobe" | "fentry" | "kfunc" => Some('p'),
+        "kretprobe" | "fexit" | "kretfunc" => Some('r'),
+        _ => None,
+    }
+}
+
+/// Whether a place is one in a program or a library, and no line of a file of source.
+pub(crate) fn is_in_program(place: &str) -> bool {
+    place.contains('/') && place.contains(':') && split_line(place).is_none()
+}
+
 /// What is before the `:` of a system call.
 pub const SYSTEM_CALL: &str = "syscall";
 
@@ -131,9 +170,9 @@ pub enum SpecError {
         /// The letter of that kind here.
         here: char,
     },
-    /// `tracepoint:sched:sched_switch`, `uprobe:/bin/sh:main`.
-    #[error("`{0}:` names no module, and only functions of the kernel can be probed: write one")]
-    KindUnknown(String),
+    /// `tracepoint:sched:sched_switch`, `uprobe:/bin/sh:main`, `/bin/sh:main`.
+    #[error("{0} cannot be probed yet: {NOT_YET_ADVICE}")]
+    NotYet(&'static str),
     /// `p:opens`, a definition without its place.
     #[error("`{0}` gives a probe its name, and has no place: write `{0} FUNCTION`")]
     NoPlace(String),
@@ -308,18 +347,17 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
     if module.is_empty() {
         return Err(SpecError::NoModule(written.to_owned()));
     }
-    match module {
-        "kprobe" | "fentry" | "kfunc" => {
-            return Err(SpecError::KindOfProbe { kind: module.to_owned(), here: 'p' });
-        }
-        "kretprobe" | "fexit" | "kretfunc" => {
-            return Err(SpecError::KindOfProbe { kind: module.to_owned(), here: 'r' });
-        }
-        "tracepoint" | "rawtracepoint" | "uprobe" | "uretprobe" | "usdt" => {
-            return Err(SpecError::KindUnknown(module.to_owned()));
-        }
-        _ if is_command(module) => return Err(SpecError::NoPlace(written.to_owned())),
-        _ => {}
+    if is_in_program(written) {
+        return Err(SpecError::NotYet(PROGRAMS));
+    }
+    if let Some(what) = not_yet(module) {
+        return Err(SpecError::NotYet(what));
+    }
+    if let Some(here) = kind_here(module) {
+        return Err(SpecError::KindOfProbe { kind: module.to_owned(), here });
+    }
+    if is_command(module) {
+        return Err(SpecError::NoPlace(written.to_owned()));
     }
     if place.is_empty() {
         return Err(SpecError::NoModuleSymbol(written.to_owned()));
@@ -523,7 +561,11 @@ mod tests {
             ("syscall:openat+4", SpecError::NoSystemCall(text("openat+4"))),
             ("kprobe:vfs_*", SpecError::KindOfProbe { kind: text("kprobe"), here: 'p' }),
             ("kretprobe:vfs_read", SpecError::KindOfProbe { kind: text("kretprobe"), here: 'r' }),
-            ("tracepoint:sched:sched_switch", SpecError::KindUnknown(text("tracepoint"))),
+            ("tracepoint:sched:sched_switch", SpecError::NotYet(TRACEPOINTS)),
+            ("t:sched_switch", SpecError::NotYet(TRACEPOINTS)),
+            ("usdt:/bin/sh:main", SpecError::NotYet(PROGRAMS)),
+            ("/bin/sh:main", SpecError::NotYet(PROGRAMS)),
+            ("./a.out:main+4", SpecError::NotYet(PROGRAMS)),
             ("p:opens", SpecError::NoPlace(text("p:opens"))),
             ("r16:opens", SpecError::NoPlace(text("r16:opens"))),
             ("ext4:ext4_*", SpecError::ModulePattern(text("ext4_*"))),

@@ -45,8 +45,9 @@ impl Compiler<'_> {
             // What is said of parameters fits.
             None if self.site.function.is_some() => Ok(None),
             None => {
-                let nearest = nearest(variables.iter().map(|variable| variable.name.as_str()), name);
-                Err(wrong(Mistake::NotInScope { name: name.clone(), nearest }))
+                let known = || variables.iter().map(|variable| variable.name.as_str());
+                let (nearest, variables) = (nearest(known(), name), known().collect());
+                Err(wrong(Mistake::NotInScope { name: name.clone(), nearest, variables }))
             }
         }
     }

@@ -112,8 +112,9 @@ impl Compiler<'_> {
                 };
                 let Parameter { ty, place, .. } = found.ok_or_else(|| {
                     let name = of.value.to_string();
-                    let nearest = nearest(parameters.iter().map(|own| own.name.as_str()), &name);
-                    wrong(Mistake::UnknownVariable { name, nearest })
+                    let known = || parameters.iter().map(|own| own.name.as_str());
+                    let (nearest, parameters) = (nearest(known(), &name), known().collect());
+                    wrong(Mistake::UnknownVariable { name, nearest, parameters })
                 })?;
                 match place {
                     ArgumentPlace::Slot(n)
@@ -243,7 +244,8 @@ pub(super) fn find_member<'a>(
     }
     btf.member_of(structure, &name.value).ok_or_else(|| {
         let nearest = nearest(btf.member_names(structure), &name.value);
-        wrong(Mistake::UnknownMember { name: name.value.clone(), nearest })
+        let members = btf.member_names(structure).into_iter().collect();
+        wrong(Mistake::UnknownMember { name: name.value.clone(), nearest, members })
     })
 }
 
