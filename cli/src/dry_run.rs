@@ -3,7 +3,7 @@
 use crate::args::{Format, HostChoice, Optimize, Run};
 use crate::file;
 use crate::listing::list;
-use crate::output::json;
+use crate::output::{FEW, by_kind, json};
 use crate::requests::requests;
 use crate::symbol_file::KernelSource;
 use anyhow::Result;
@@ -16,7 +16,6 @@ use probe_engine::probe::place::{self, Place, SiteInfo};
 use probe_engine::probe::resolve::Refused;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest, Style};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -44,6 +43,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     list(|out| print(out, format, &rows, &found))?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// What begins why no detour would serve a probe.
+const NO_DETOUR: &str = "no detour: ";
 
 /// What is said of one probe.
 #[derive(Debug, Serialize)]
@@ -143,14 +145,14 @@ impl Detours<'_> {
     /// `detour`, or why there would be none: because of what the probe does, or of where it is.
     fn of(&self, asked: &ProbeRequest, info: &SiteInfo) -> String {
         if self.optimize == Optimize::Off {
-            return "no detour: --optimize=off".to_owned();
+            return format!("{NO_DETOUR}--optimize=off");
         }
         let served = Work::of(0, &asked.plan).map_err(|reason| reason.to_string());
         match served.and_then(|_| self.moved_instructions(info)) {
             Ok(None) => "detour".to_owned(),
             Ok(Some(1)) => "detour: 1 instruction would be moved".to_owned(),
             Ok(Some(instructions)) => format!("detour: {instructions} instructions would be moved"),
-            Err(reason) => format!("no detour: {reason}"),
+            Err(reason) => format!("{NO_DETOUR}{reason}"),
         }
     }
 
@@ -172,6 +174,7 @@ fn print(mut out: &mut dyn Write, format: Format, rows: &[ProbeRow<'_>], found: 
     match format {
         Format::Text => {
             out.write_all(table(rows).as_bytes())?;
+            out.write_all(on_traps(rows).as_bytes())?;
             for (pattern, refused) in &found.refused {
                 out.write_all(refusals(pattern, refused).as_bytes())?;
             }
@@ -211,19 +214,31 @@ fn table(rows: &[ProbeRow<'_>]) -> String {
     table
 }
 
+/// Why functions cannot be probed, a line for each kind of reason.
+pub(crate) fn kinds(refused: &[Refused]) -> Vec<String> {
+    let reasons: Vec<String> = refused.iter().map(|Refused { reason, .. }| reason.to_string()).collect();
+    by_kind(reasons.iter().map(String::as_str).zip(refused.iter().map(|refused| refused.name.as_str())))
+}
+
+/// How many of the probes no detour would serve, and why, where these are many.
+fn on_traps(rows: &[ProbeRow<'_>]) -> String {
+    let reason = |row: &'_ ProbeRow<'_>| row.detour.as_deref()?.strip_prefix(NO_DETOUR).map(str::to_owned);
+    let reasons: Vec<(String, &str)> =
+        rows.iter().filter_map(|row| Some((reason(row)?, row.probe.as_str()))).collect();
+    if reasons.len() <= FEW {
+        return String::new();
+    }
+    let lines = by_kind(reasons.iter().map(|(reason, name)| (reason.as_str(), *name)));
+    format!("\n{} of {} probes would stand on traps\n{}\n", reasons.len(), rows.len(), lines.join("\n"))
+}
+
 /// The functions that match `pattern` and cannot be probed, by reason, the most frequent first.
 fn refusals(pattern: &str, refused: &[Refused]) -> String {
-    let mut groups = BTreeMap::<String, Vec<&str>>::new();
-    for Refused { name, reason } in refused {
-        groups.entry(reason.to_string()).or_default().push(name);
-    }
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
-    let mut text = format!("\n{pattern}: {} matching functions cannot be probed\n", refused.len());
-    for (reason, names) in groups {
-        let _ = writeln!(text, "  {reason}: {}", names.join(", "));
-    }
-    text
+    format!(
+        "\n{pattern}: {} matching functions cannot be probed\n{}\n",
+        refused.len(),
+        kinds(refused).join("\n")
+    )
 }
 
 #[cfg(test)]

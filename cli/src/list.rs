@@ -3,7 +3,7 @@
 use crate::args::{Format, List, Listed};
 use crate::file::read;
 use crate::listing::list;
-use crate::output::json;
+use crate::output::{by_kind, json};
 use crate::say::{note, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
@@ -44,12 +44,12 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
         system_calls::show(args, &kernel, pattern, &glob)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (mut found, mut refused) = (0, 0);
+    let (mut found, mut refused) = (0, Vec::new());
     list(|mut out| {
         for symbol in kernel.symbols().matching(&glob) {
             found += 1;
             let row = SymbolRow::of(&symbol, &kernel, btf.as_ref());
-            refused += usize::from(row.refused.is_some());
+            refused.extend(row.refused.clone().map(|reason| (reason, row.name.clone())));
             let is_listed = match (args.kind, &row.refused) {
                 (Listed::Refused, refused) => refused.is_some(),
                 (_, refused) => refused.is_none() || args.all,
@@ -62,15 +62,22 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
         }
         Ok(())
     })?;
-    if found > 0 && refused == found && !args.all && args.kind == Listed::Functions {
-        note(format_args!("nothing that matches `{pattern}` can be probed: --all says why"));
+    if !refused.is_empty() && args.format == Format::Text {
+        note(format_args!("{} of {found} functions that match `{pattern}` cannot be probed:", refused.len()));
+        let reasons = refused.iter().map(|(reason, name)| (reason.as_str(), name.as_str()));
+        by_kind(reasons).iter().for_each(note);
+        if !args.all && args.kind == Listed::Functions {
+            note("--all lists these functions, too");
+        }
     }
-    if found > 0 && refused == 0 && args.kind == Listed::Refused {
+    if found > 0 && refused.is_empty() && args.kind == Listed::Refused {
         note(format_args!("all that matches `{pattern}` can be probed"));
     }
     if found == 0 {
         match kernel.symbols().nearest(pattern, 3).as_slice() {
-            [] => bail!("no function matches `{pattern}`"),
+            [] => bail!(
+                "no function matches `{pattern}`, and none has a like name; `vmm list '*PART*'` lists functions by a pattern"
+            ),
             nearest => {
                 bail!("no function matches `{pattern}`; the nearest names are `{}`", nearest.join("`, `"))
             }

@@ -1,6 +1,7 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
 use crate::args::{self, Guest, Run};
+use crate::dry_run::kinds;
 use crate::file::read;
 use crate::guest_files::Files;
 use crate::limits::say_limits;
@@ -214,17 +215,16 @@ pub(crate) fn scope(guest: &Guest, kernel: &Landmarks, once: bool) -> Result<Sco
 
 /// Says which matches of a pattern are left out.
 fn report_refused(spec: &str, refused: &[Refused]) {
-    const SHOWN: usize = 3;
+    const SHOWN: usize = 5;
     if refused.is_empty() {
         return;
     }
     note(format_args!("{spec}: {} matching functions cannot be probed", refused.len()));
-    for Refused { name, reason } in refused.iter().take(SHOWN) {
-        note(format_args!("  {name}: {reason}"));
-    }
+    let lines = kinds(refused);
+    lines.iter().take(SHOWN).for_each(note);
     if refused.len() > SHOWN {
         let pattern = spec.trim_end_matches("%return");
-        note(format_args!("  ... `vmm list --all '{pattern}'` lists them all"));
+        note(format_args!("`vmm list --kind refused '{pattern}'` lists them all"));
     }
 }
 

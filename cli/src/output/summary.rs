@@ -1,5 +1,6 @@
 //! What a run came to: its last records, and a table of them for people.
 
+use super::reasons::{FEW, by_kind};
 use super::width;
 use crate::record::{ARMED, Address, End, Kind, ProbeEnd};
 use std::cmp::Reverse;
@@ -61,15 +62,23 @@ pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
         outside(&"outside"),
         "missed"
     );
+    let (on_traps, refused): (Vec<_>, Vec<_>) = (trapped(probes).collect(), refused(probes).collect());
     for probe in probes {
         let (name, address, missed) = (&probe.probe, probe.address.to_string(), probe.missed);
         let (hits, outside) = (probe.hits, outside(&probe.outside));
         table.push_str(&format!("{name:width$}  {address:<18}  {hits:>10}{outside}  {missed:>6}"));
         let mut notes = Vec::new();
-        if probe.state != ARMED {
-            notes.push(probe.state.clone());
+        match probe.state.as_str() {
+            ARMED => {}
+            state if state.starts_with(REFUSED) && refused.len() > FEW => {
+                notes.push(REFUSED.trim_end().to_owned());
+            }
+            state => notes.push(state.to_owned()),
         }
-        notes.extend(probe.trapped.as_ref().map(|reason| format!("on a trap: {reason}")));
+        notes.extend(probe.trapped.as_ref().map(|reason| match on_traps.len() > FEW {
+            true => "on a trap".to_owned(),
+            false => format!("on a trap: {reason}"),
+        }));
         if !probe.reasons.is_empty() {
             notes.push(format!("missed: {}", probe.reasons));
         }
@@ -82,7 +91,32 @@ pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
         }
         table.push('\n');
     }
+    if on_traps.len() > FEW {
+        table.push_str(&told("stand on traps", &on_traps, probes.len()));
+    }
+    if refused.len() > FEW {
+        table.push_str(&told("were refused", &refused, probes.len()));
+    }
     table
+}
+
+/// What begins the state of a probe that the live text has refused.
+const REFUSED: &str = "[REFUSED] ";
+
+/// Why probes stand on traps that were to be served by detours, with their names.
+fn trapped<'a>(probes: &'a [&ProbeEnd]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    probes.iter().filter_map(|probe| Some((probe.trapped.as_deref()?, probe.probe.as_str())))
+}
+
+/// Why the live text has refused probes, with their names.
+fn refused<'a>(probes: &'a [&ProbeEnd]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    probes.iter().filter_map(|probe| Some((probe.state.strip_prefix(REFUSED)?, probe.probe.as_str())))
+}
+
+/// What became of many probes, by kinds of reasons.
+fn told(what: &str, reasons: &[(&str, &str)], of: usize) -> String {
+    let lines = by_kind(reasons.iter().copied()).join("\n");
+    format!("{} of {of} probes {what}:\n{lines}\n", reasons.len())
 }
 
 /// How often each function was called that was, the most frequent first.
@@ -99,6 +133,13 @@ pub(crate) fn counts(probes: &[&ProbeEnd]) -> String {
     let outside: u64 = probes.iter().map(|probe| probe.outside).sum();
     if outside > 0 {
         text.push_str(&format!("{outside:>12}  outside of the scope, of all functions together\n"));
+    }
+    for (what, reasons) in
+        [("stand on traps", trapped(probes).collect::<Vec<_>>()), ("were refused", refused(probes).collect())]
+    {
+        if !reasons.is_empty() {
+            text.push_str(&told(what, &reasons, probes.len()));
+        }
     }
     text
 }
@@ -131,7 +172,7 @@ fn state_name(state: &ProbeState) -> String {
         ProbeState::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
         ProbeState::Disabled => "[DISABLED]".to_owned(),
         ProbeState::DisplacedByFtrace(_) => "[YIELDED] the guest works on its text here".to_owned(),
-        ProbeState::Refused(reason) => format!("[REFUSED] {reason}"),
+        ProbeState::Refused(reason) => format!("{REFUSED}{reason}"),
         ProbeState::Gone(_) => "[GONE]".to_owned(),
         ProbeState::Spent(_) => "[ONCE]".to_owned(),
         ProbeState::Broken(words) => format!("[DISABLED] its handler panicked: {words}"),
@@ -194,6 +235,35 @@ mod tests {
             "probe  address                   hits     outside  missed\n\
              a      0xffffffff81000000           7          12       0\n\
              a      0xffffffff81000000           7           0       0\n"
+        );
+    }
+
+    #[test]
+    fn reasons_of_many_probes_follow_by_kind() {
+        let trapped = |id, name: &str| {
+            let trapped = Some(format!("something leads to 0x{id}"));
+            ProbeEnd { trapped, ..probe(id, name, 0, ARMED) }
+        };
+        let few = [trapped(1, "a"), trapped(2, "b"), trapped(3, "c")];
+        let table_of_few = table(&few.each_ref());
+        assert!(table_of_few.contains("  on a trap: something leads to 0x2\n"), "{table_of_few}");
+        assert!(!table_of_few.contains("probes stand"), "{table_of_few}");
+        let many = [trapped(1, "a"), trapped(2, "b"), trapped(3, "c"), trapped(4, "d")];
+        let table_of_many = table(&many.each_ref());
+        assert!(!table_of_many.contains("0x2"), "{table_of_many}");
+        let told = "4 of 4 probes stand on traps:\n      4  something leads to ..: a, b, c and 1 more\n";
+        assert!(table_of_many.ends_with(told), "{table_of_many}");
+        let refused: Vec<ProbeEnd> =
+            (0..5).map(|id| probe(id, "r", 0, &format!("{REFUSED}a task {id}"))).collect();
+        let refused = table(&refused.iter().collect::<Vec<_>>());
+        assert!(refused.contains("  [REFUSED]\n"), "{refused}");
+        assert!(
+            refused.contains("5 of 5 probes were refused:\n      5  a task ..: r, r, r and 2 more\n"),
+            "{refused}"
+        );
+        assert!(
+            counts(&few.each_ref()).contains("3 of 3 probes stand on traps:\n"),
+            "a count has no rows for them"
         );
     }
 
