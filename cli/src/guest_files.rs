@@ -3,9 +3,9 @@
 use crate::args::{Guest, SymbolSource};
 use crate::file;
 use crate::symbol_file::KernelSource;
-use crate::work::{self, Work};
+use crate::work::Work;
 use anyhow::{Context, Result};
-use guest_kernels::{Cache, KernelFiles};
+use guest_kernels::{Cache, KernelFiles, Modules};
 use std::path::{Path, PathBuf};
 
 /// What every guest needs: its console, and an end when it panics.
@@ -24,6 +24,8 @@ pub(crate) struct Files {
     pub(crate) work: Option<Work>,
     /// File names of the drivers in its initramfs.
     pub(crate) drivers: Vec<String>,
+    /// Where a command finds the kernel's modules, as far as that is known.
+    pub(crate) modules: Modules,
 }
 
 impl Files {
@@ -34,14 +36,17 @@ impl Files {
             let initrd = initrd_path(guest.initrd.as_deref())?;
             let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
             let (image, initramfs) = (file::read(&kernel)?, file::read(&initrd)?);
-            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: Vec::new() });
+            let (drivers, modules) = (Vec::new(), Modules::Unknown);
+            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers, modules });
         };
         let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
         let image = file::read(&kernel)?;
-        let drivers = work::drivers(guest, modules)?;
+        let modules = guest.modules.clone().map_or(modules, Modules::Below);
+        let drivers = modules.for_command();
+        let drivers = if guest.modules.is_some() { drivers.context("--modules")? } else { drivers? };
         let names = drivers.iter().map(|(name, _)| name.clone()).collect();
         let initramfs = said.initramfs(drivers)?;
-        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names })
+        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names, modules })
     }
 
     /// The files that it was read from, and that more is read from for it.

@@ -21,6 +21,7 @@ mod list;
 mod listing;
 mod manual;
 mod mistake;
+mod module_files;
 mod output;
 mod post_mortem;
 mod record;
@@ -88,8 +89,14 @@ fn refuse(error: &clap::Error) -> ! {
         Some(ContextValue::String(wrong)) => wrong.as_str(),
         _ => "-",
     };
-    if error.kind() == ErrorKind::UnknownArgument && !wrong.starts_with('-') {
-        say(format_args!("a command for the guest goes behind --, as in: vmm run -- {wrong}"));
+    // Where there is a guest, the word may be a probe or a command.
+    let has_guest = std::env::args_os()
+        .nth(1)
+        .is_some_and(|verb| ["run", "count", "graph", "coverage"].iter().any(|booting| verb == *booting));
+    if has_guest && error.kind() == ErrorKind::UnknownArgument && !wrong.starts_with('-') {
+        say(format_args!(
+            "a function to probe goes behind -p, and a command for the guest behind --, as in: vmm run -p FUNCTION -- CMD"
+        ));
     }
     say::finish_all();
     std::process::exit(error.exit_code())

@@ -5,6 +5,7 @@ use crate::dry_run::kinds;
 use crate::file::read;
 use crate::guest_files::Files;
 use crate::limits::say_limits;
+use crate::module_files;
 use crate::record::KernelIdentity;
 use crate::requests::requests;
 use crate::requirements;
@@ -98,6 +99,9 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let debug = source.debug_info(&kernel);
     let Found { mut probes, refused, .. } = requests(run, &kernel, &debug)?;
     check_modules(&kernel, &probes)?;
+    if !run.allow_pending {
+        module_files::check(files, &kernel, &probes)?;
+    }
     if run.arming.optimize != args::Optimize::Off {
         KernelConstraints::new(&kernel).note_all(&mut probes);
     }

@@ -3,8 +3,8 @@
 use crate::args::Guest;
 use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
+use guest_kernels::Cache;
 use guest_kernels::initramfs::{self, ExtraFile};
-use guest_kernels::{Cache, Modules};
 use probe_engine::guest_text::Escaped;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -72,10 +72,11 @@ impl Work {
         if guest.initrd.is_some() {
             bail!("a command in the guest has an initramfs of its own: leave --initrd out");
         }
-        let root = folder(guest.root.as_deref().unwrap_or(Path::new("/")), false)?;
+        let root = guest.root.as_deref().unwrap_or(Path::new("/"));
+        let root = folder(root, false).context("--root")?;
         let mut folders = vec![root];
         for path in &guest.rwdirs {
-            let shared = folder(path, true)?;
+            let shared = folder(path, true).context("--rwdir")?;
             if let Some(at) = vmm::files::kernels_own_in(&shared.path)? {
                 bail!(
                     "--rwdir {} has {} in it, which is the kernel's: name a folder below",
@@ -127,7 +128,7 @@ impl Work {
     }
 
     /// The folder that is the guest's root.
-    fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.folders.first().map_or(Path::new("/"), |root| &root.path)
     }
 
@@ -199,12 +200,6 @@ impl Work {
         });
         Ok(())
     }
-}
-
-/// Drivers by which a guest reaches its folders, as file names and contents: from --modules, or those of its kernel.
-pub(crate) fn drivers(guest: &Guest, of_kernel: Modules) -> Result<Vec<(String, Vec<u8>)>> {
-    let modules = guest.modules.clone().map_or(of_kernel, Modules::Below);
-    Ok(modules.for_command()?)
 }
 
 /// A folder by its real path: that is what is opened, and nothing that takes its place later.

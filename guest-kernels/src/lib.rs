@@ -7,6 +7,7 @@ pub mod apt;
 pub mod archive;
 pub mod cache;
 pub mod console;
+mod contents;
 pub mod fetch;
 mod fetcher;
 mod files;
@@ -19,7 +20,8 @@ mod tree;
 
 pub use apt::Apt;
 pub use cache::{Cache, FetchedKernel, NotFetched};
+pub use contents::file_names;
 pub use fetcher::Fetcher;
 pub use files::{KernelFiles, NoKernel};
 pub use manifest::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel, NoName, SINCE_7, Series};
-pub use modules::Modules;
+pub use modules::{Modules, name_of};

@@ -49,6 +49,20 @@ impl Modules {
         };
         Ok(found?.into_iter().map(|module| (module.file_name, module.bytes)).collect())
     }
+
+    /// The names of all of them, as `lsmod` prints names.
+    ///
+    /// # Errors
+    /// [`ModuleError::Unreadable`].
+    pub fn names(&self) -> Result<Vec<String>, ModuleError> {
+        let files = match self {
+            Self::Unknown => return Ok(Vec::new()),
+            Self::ForCommand(paths) => return Ok(paths.iter().filter_map(|path| name_of(path)).collect()),
+            Self::Below(dir) => all(dir)?,
+            Self::Built(dir) => built(dir)?,
+        };
+        Ok(files.values().filter_map(|path| name_of(path)).collect())
+    }
 }
 
 /// Why modules cannot be used.
@@ -158,6 +172,12 @@ fn module_name(path: &Path) -> Option<String> {
     name.ends_with(".ko").then(|| name.to_owned())
 }
 
+/// What `lsmod` calls the module in this file: `kvm_amd` for `.../kvm-amd.ko.xz`; nothing for what is no module.
+#[must_use]
+pub fn name_of(path: &Path) -> Option<String> {
+    Some(module_name(path)?.strip_suffix(".ko")?.replace('-', "_"))
+}
+
 fn find(dir: &Path, files: &mut Files) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -195,7 +215,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Largest module that is decompressed, in bytes: with debugging information, the largest has half of it.
 const MOST_BYTES: u64 = 1 << 30;
 /// What a decoder of xz may take, for a dictionary of 128 MiB.
-const XZ_MEMORY_KIB: u32 = (128 + 1) << 10;
+pub(crate) const XZ_MEMORY_KIB: u32 = (128 + 1) << 10;
 
 /// All that `decoder` gives, if that is no more than `most` bytes.
 fn bounded(decoder: impl Read, most: u64) -> io::Result<Vec<u8>> {

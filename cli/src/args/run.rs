@@ -51,8 +51,9 @@ pub(crate) struct Run {
     pub(crate) arming: Arming,
     /// A module whose functions are probed need not be loaded
     ///
-    /// Without this, a probe in a module that was never loaded ends the run with exit code 122, as any probe that was
-    /// never armed.
+    /// Without this, a probe in a module that is neither in the guest's initramfs nor, with a command, among the kernel's
+    /// modules, in the working directory or in the command's words, is refused before the boot; and one in a module that was
+    /// never loaded ends the run with exit code 122, as any probe that was never armed.
     #[arg(long, hide_short_help = true, help_heading = heading::ADVANCED)]
     pub(crate) allow_pending: bool,
     /// Show the members of every structure that an argument points to, not only of small ones

@@ -34,7 +34,7 @@ pub mod module_layout;
 mod module_tables;
 pub mod modules;
 pub mod names;
-pub(crate) mod nearest;
+pub mod nearest;
 pub mod nofault;
 pub mod orc;
 pub(crate) mod patch_tables;

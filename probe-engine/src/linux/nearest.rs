@@ -5,7 +5,8 @@ const LONGEST: usize = 128;
 
 /// Up to `count` of the `names` that are like `name`, the likeliest first: those a few typing errors away, by how
 /// many, then those that contain it, the shortest first.
-pub(crate) fn nearest<'a>(names: impl Iterator<Item = &'a str>, name: &str, count: usize) -> Vec<&'a str> {
+#[must_use]
+pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, name: &str, count: usize) -> Vec<&'a str> {
     if name.is_empty() || name.len() > LONGEST {
         return Vec::new();
     }
@@ -36,7 +37,8 @@ fn letters(name: &str) -> u64 {
 }
 
 /// What follows a sentence about a name that there is not.
-pub(crate) fn suggestion(nearest: &[String]) -> String {
+#[must_use]
+pub fn suggestion(nearest: &[String]) -> String {
     match nearest {
         [] => String::new(),
         [one] => format!("; did you mean `{one}`?"),
