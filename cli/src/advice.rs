@@ -43,6 +43,9 @@ pub(crate) fn hint(error: &lang::Error) -> Option<String> {
 fn about(error: &(dyn Error + 'static)) -> Option<String> {
     let advice = match error.downcast_ref() {
         Some(KernelError::Symbols(_)) => Some("give them with --symbols"),
+        Some(KernelError::BzImage(_)) => {
+            Some("--kernel takes a bzImage or a vmlinux, the folder of a build, debian:6.12 or host")
+        }
         _ => about_host(error).or_else(|| about_memory(error)),
     };
     advice.map(str::to_owned).or_else(|| about_place(error))

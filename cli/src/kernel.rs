@@ -1,11 +1,11 @@
 //! `vmm kernel`: the kernels of Debian that are fetched.
 
 use crate::args::{FetchKernels, KernelCommand};
-use crate::kernel_choice::unfetched;
+use crate::kernel_choice::{all_known, unfetched};
 use crate::listing::list;
 use crate::say::note;
 use anyhow::{Context, Result};
-use guest_kernels::{Apt, Cache, Fetcher, KERNELS, Kernel};
+use guest_kernels::{Cache, Fetcher, Kernel};
 use std::process::ExitCode;
 
 /// `vmm kernel`.
@@ -31,10 +31,7 @@ fn fetch(kernels: &[Kernel]) -> Result<()> {
 
 fn list_all() -> Result<()> {
     let cache = Cache::open()?;
-    let mut kernels = cache.kernels();
-    kernels.extend(KERNELS);
-    // On a machine without apt there are those that were fetched elsewhere.
-    kernels.extend(Apt::of_the_machine().kernels().unwrap_or_default());
+    let kernels = all_known(Some(&cache));
     list(|out| {
         writeln!(out, "{:10}  {:24}  package", "kernel", "version")?;
         for kernel in &kernels {

@@ -3,7 +3,8 @@
 use crate::say::note;
 use anyhow::{Context, Result, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use guest_kernels::{Cache, FetchedKernel, Fetcher, Kernel, KernelFiles, NoName};
+use guest_kernels::{Apt, Cache, FetchedKernel, Fetcher, KERNELS, Kernel, KernelFiles, NoName};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -29,7 +30,7 @@ impl Choice {
             Some("") => Err("name a file, a folder, debian:V or host".to_owned()),
             Some("host") => Ok(Self::Host),
             Some(word) => match word.strip_prefix("debian:") {
-                Some(name) => name.parse().map(Self::Debian).map_err(|error: NoName| error.to_string()),
+                Some(name) => debian(name).map(Self::Debian),
                 None => Ok(Self::At(word.into())),
             },
             None => Ok(Self::At(text.into())),
@@ -59,6 +60,24 @@ impl Choice {
     }
 }
 
+/// One of Debian's kernels by its name.
+pub(crate) fn debian(name: &str) -> Result<Kernel, String> {
+    name.parse().map_err(|error: NoName| {
+        let all = all_known(Cache::open().ok().as_ref());
+        let all: Vec<String> = all.iter().map(Kernel::to_string).collect();
+        format!("{error}; there are {}", all.join(", "))
+    })
+}
+
+/// The kernels that can be fetched, as far as this machine knows, and those that were.
+pub(crate) fn all_known(cache: Option<&Cache>) -> BTreeSet<Kernel> {
+    let mut kernels = cache.map(Cache::kernels).unwrap_or_default();
+    kernels.extend(KERNELS);
+    // On a machine without apt there are those that were fetched elsewhere.
+    kernels.extend(Apt::of_the_machine().kernels().unwrap_or_default());
+    kernels
+}
+
 /// One of Debian's kernels, in the cache. When it was not there, it is fetched, which is said.
 pub(crate) fn fetched(kernel: &Kernel) -> Result<FetchedKernel> {
     let cache = Cache::open()?;
@@ -84,7 +103,7 @@ pub(crate) fn unfetched(kernel: &Kernel) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_kernels::{DEFAULT_KERNEL, KERNELS};
+    use guest_kernels::DEFAULT_KERNEL;
     use std::os::unix::ffi::OsStringExt;
 
     #[test]
@@ -121,7 +140,8 @@ mod tests {
     fn what_names_no_kernel_is_refused_with_how_they_are_named() {
         for word in ["debian:", "debian:bookworm", "debian:6.12 ", "debian:debian:6.12"] {
             let refused = Choice::parse(word.into()).unwrap_err();
-            assert_eq!(refused, NoName.to_string(), "{word}");
+            assert!(refused.starts_with(&format!("{NoName}; there are ")), "{word}: {refused}");
+            assert!(refused.contains(" 6.1, ") && refused.contains(", 6.12, "), "{word}: {refused}");
         }
         assert!(Choice::parse(OsString::new()).is_err());
     }

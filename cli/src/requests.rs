@@ -40,6 +40,12 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         found.probes.push(ProbeRequest::plain(Place::Watch(watch), Trigger::Access));
     }
+    if found.probes.is_empty() {
+        let options = [("--stack", run.probes.stack.is_some()), ("--once", run.probes.once)];
+        if let Some((option, _)) = options.iter().find(|(_, is_said)| *is_said) {
+            bail!("{option} is for probes, and there is none: say which with --probe");
+        }
+    }
     if u32::try_from(found.probes.len()).is_err() {
         bail!("too many probes");
     }
@@ -54,6 +60,9 @@ fn defined(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
     let mut definitions = Definitions::of(kernel, btf.as_ref(), debug, expand);
     let filter =
         Written { text: run.probes.filter.as_deref().unwrap_or_default(), name: "--filter", line: 1 };
+    if run.probes.filter.is_some() && run.probes.probes.is_empty() && run.probes.files.is_empty() {
+        bail!("--filter is for probes, and there is none: say which with --probe");
+    }
     if let Some(text) = &run.probes.filter {
         definitions.filter(text).map_err(|error| mistake::in_text(&filter, &error))?;
     }
@@ -100,7 +109,10 @@ pub(crate) fn traced(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<Prob
         _ => error.into(),
     })?;
     for (pattern, left_out, matches) in left_out {
-        note(format_args!("{pattern}: {left_out} of {matches} functions are left out, as ftrace does"));
+        note(format_args!(
+            "{pattern}: {left_out} of {matches} functions are left out: this command probes those that the kernel's own \
+             tracer (ftrace) can follow, and `vmm run --probe` takes others too"
+        ));
     }
     Ok(probes)
 }

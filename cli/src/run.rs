@@ -180,6 +180,8 @@ pub(crate) struct Ran {
     pub(crate) report: Report,
     /// How its command ended, if it had one that did.
     pub(crate) command: Option<Option<CommandExit>>,
+    /// What its command was waiting for, if it had one that was not begun.
+    pub(crate) waited_for: Option<&'static str>,
     /// Whether the server of its files ended before it did: what the guest did then says nothing.
     pub(crate) are_files_lost: bool,
 }
@@ -238,7 +240,7 @@ pub(crate) fn session(
     }
     // What nobody reads, nobody misses.
     finish(&console);
-    Ok(Ran { report, command: None, are_files_lost: false })
+    Ok(Ran { report, command: None, waited_for: None, are_files_lost: false })
 }
 
 /// The machine that `guest` asks for, without a console.
@@ -298,11 +300,14 @@ fn with_command(
     };
     let streams = Streams::of_this_process(outlet(&stdout), outlet(&stderr));
     let streams = Streams { escape: Escape::Obeyed, ..streams };
+    let is_up = AtomicBool::new(false);
     let (report, ended) = thread::scope(|scope| {
+        let is_up = &is_up;
         let running = scope.spawn(move || {
             // The guest's words are read here.
             confine::this_thread_if(true, Role::Control);
             let ready = command.wait(limit);
+            is_up.store(ready.is_ok(), Ordering::Relaxed);
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));
             let ended = ready.and_then(|()| command.run(words, streams));
@@ -334,13 +339,14 @@ fn with_command(
         }
         Err(_) => None,
     };
-    Ok(Ran { report, command: Some(command), are_files_lost })
+    let waited_for = (!is_up.into_inner()).then_some("its kernel to boot and to reach this machine's files");
+    Ok(Ran { report, command: Some(command), waited_for, are_files_lost })
 }
 
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    Ran { report, command, are_files_lost }: &Ran,
+    Ran { report, command, waited_for, are_files_lost }: &Ran,
     patterns: &[Option<String>],
     allow_pending: bool,
     names: &GuestNames,
@@ -368,7 +374,11 @@ pub(crate) fn exit_code(
             ExitCode::from(128u8.wrapping_add(*signal as u8))
         }
         Outcome::TimedOut(stands) => {
-            say(format_args!("the guest was ended after {:.0} s (--timeout)", report.ran.as_secs_f64()));
+            let seconds = report.ran.as_secs_f64();
+            say(format_args!(
+                "the guest was ended after {seconds:.0} s (--timeout){}",
+                at_the_end(command, *waited_for)
+            ));
             say_stands(stands, names);
             ExitCode::from(exit_codes::TIMEOUT)
         }
@@ -377,5 +387,27 @@ pub(crate) fn exit_code(
             say_death(death, names);
             ExitCode::from(exit_codes::DIED)
         }
+    }
+}
+
+/// What a guest was doing when its time was over.
+fn at_the_end(command: &Option<Option<CommandExit>>, waited_for: Option<&str>) -> String {
+    match (command, waited_for) {
+        (None, _) => String::new(),
+        (Some(_), Some(what)) => format!(": its command had not begun, and was waiting for {what}"),
+        (Some(_), None) => ": its command had not ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_out_says_whether_the_command_had_begun() {
+        assert_eq!(at_the_end(&None, None), "");
+        assert_eq!(at_the_end(&Some(None), None), ": its command had not ended");
+        let waited = at_the_end(&Some(None), Some("its kernel"));
+        assert_eq!(waited, ": its command had not begun, and was waiting for its kernel");
     }
 }

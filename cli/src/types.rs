@@ -89,7 +89,11 @@ fn show(btf: &Btf<'_>, (sort, name): &(Sort, &str)) -> Result<String> {
         return Ok(shown.join(between));
     }
     match btf.nearest(name, 3) {
-        nearest if nearest.is_empty() => bail!("the kernel has no type `{name}`"),
+        nearest if nearest.is_empty() => {
+            bail!(
+                "the kernel has no type `{name}`, and none of a like name; `vmm types '*PART*'` lists types by a pattern"
+            )
+        }
         nearest => bail!("the kernel has no type `{name}`; the nearest names are `{}`", nearest.join("`, `")),
     }
 }

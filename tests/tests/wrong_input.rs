@@ -94,7 +94,10 @@ const CASES: &[Case] = &[
         &["3 places can be watched at a time", "catches this host's breakpoints"],
     ),
     case(&["--kernel", "TRUNCATED"], &["cannot use the kernel", "truncated"]),
-    case(&["--kernel", "TEXT"], &["cannot use the kernel", "not a bzImage"]),
+    case(
+        &["--kernel", "TEXT"],
+        &["cannot use the kernel", "not a bzImage", "--kernel takes a bzImage or a vmlinux"],
+    ),
     case(&["--kernel", "NONE"], &["cannot read", "No such file"]),
     case(&["--initrd", "NONE"], &["cannot read", "No such file"]),
     case(&["--initrd", "BIG", "--memory", "128M"], &["the initrd", "does not fit", "--memory"]),
@@ -111,6 +114,45 @@ const CASES: &[Case] = &[
     case(&["--host", "kvm", "--kvm-device", "NONE"], &["does not exist", "--host emulated"]),
     case(&["--host", "kvm", "--kvm-device", "TEXT"], &["cannot be used as a KVM device"]),
     case(&["--nonsense"], &["unexpected argument '--nonsense'"]),
+    case(
+        &["--dry-run", "--probe", "p vfs_read if xyzzy > 3"],
+        &["vmm: --probe: there is no field `xyzzy`", "the fields here are `file`, `buf`, `count` and `pos`"],
+    ),
+    case(
+        &["--dry-run", "--probe", "vfs_read", "--filter", "xyzzy > 3"],
+        &[
+            "vmm: --probe vfs_read: at vfs_read: --filter: there is no field `xyzzy`",
+            "`pos`; every event has `comm`",
+        ],
+    ),
+    case(&["--dry-run", "--probe", "p vfs_read if count = 3"], &["a single `=`", "write `==` to compare"]),
+    case(&["--dry-run", "--probe", "p vfs_read count>3"], &["a condition comes behind `if`"]),
+    case(&["--dry-run", "--probe", "t sched_switch"], &["tracepoints cannot be probed yet", "syscall:NAME"]),
+    case(&["--dry-run", "--probe", "t:sched_switch"], &["tracepoints cannot be probed yet", "syscall:NAME"]),
+    case(&["--dry-run", "--probe", "p /bin/ls:main"], &["programs in the guest cannot be probed yet"]),
+    case(&["--dry-run", "--probe", "/bin/ls:main"], &["programs in the guest cannot be probed yet"]),
+    case(
+        &["--dry-run", "--probe", "kprobe:vfs_read { }"],
+        &["`kprobe:` is a word of other tools", "write `p FUNCTION`"],
+    ),
+    case(&["--filter", "count > 3", "--", "true"], &["--filter is for probes", "--probe"]),
+    case(&["--stack", "--", "true"], &["--stack is for probes", "--probe"]),
+    case(
+        &["--probe", "nosuchmod:foo"],
+        &["no module `nosuchmod` in the guest's initramfs", "--allow-pending"],
+    ),
+    case(&["--probe", "ext4:vfs_read"], &["the kernel itself has `vfs_read`: leave out `ext4:`"]),
+    case(
+        &["--probe", "nosuchmod:foo", "--", "true"],
+        &["no module `nosuchmod` among those of the kernel", "--allow-pending"],
+    ),
+    case(&["--probe", "overlai:ovl_open", "--", "true"], &["did you mean `overlay`"]),
+    case(&["--timeout", "30s"], &["write whole seconds"]),
+    case(&["--root", "NONE", "--", "true"], &["--root: cannot share", "No such file"]),
+    case(&["--rwdir", "NONE", "--", "true"], &["--rwdir: cannot share", "No such file"]),
+    case(&["--modules", "NONE", "--", "true"], &["--modules: cannot read", "No such file"]),
+    case(&["--kernel", "debian:9"], &["named by its series", "there are", "6.1, ", "6.12, "]),
+    case(&["vfs_read"], &["a function to probe goes behind -p"]),
 ];
 
 fn write_files(folder: &Path) {
@@ -145,11 +187,48 @@ fn every_mistake_is_one_sentence_and_exit_code_2() {
         for part in says.iter().filter(|part| !said.contains(**part)) {
             complain(&format!("does not say {part:?}"));
         }
+        let mut sentences = said.split("vmm: ").skip(1).map(str::trim);
+        if sentences.any(|sentence| sentence.len() > 30 && said.matches(sentence).count() > 1) {
+            complain("says it twice");
+        }
         if !output.stdout.is_empty() {
             complain("writes to standard output");
         }
         if fs::read_dir(temporary.path()).unwrap().count() != 0 {
             complain("leaves temporary files");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Mistakes in the words of other commands.
+const OTHERS: &[Case] = &[
+    case(&["types", "nosuch"], &["has no type `nosuch`", "vmm types '*PART*'"]),
+    case(&["types", "task_strct"], &["the nearest names are `task_struct`"]),
+    case(&["list", "nosuch"], &["no function matches `nosuch`", "vmm list '*PART*'"]),
+    case(&["list", "vfs_raed"], &["the nearest names are `vfs_read`"]),
+    case(&["list", "--kind", "syscalls", "opennat"], &["did you mean one of `openat`"]),
+    case(&["kernel", "fetch", "9"], &["named by its series", "there are", "6.1, ", "6.12, "]),
+    case(&["report", "NONE"], &["cannot read", "No such file"]),
+    case(&["report", "TEXT"], &["it is no recording of vmm"]),
+    case(&["count"], &["<PATTERN>"]),
+    case(&["count", "qqqqqqqqq", "--", "true"], &["the kernel has no function `qqqqqqqqq`"]),
+    case(&["coverage", "qqqqqqqqq*", "--", "true"], &["no function matches `qqqqqqqqq*`"]),
+    case(&["coverage", "--diff", "TEXT", "NONE"], &["it is no recording of vmm"]),
+];
+
+#[test]
+fn mistakes_of_other_commands_are_one_sentence_and_exit_code_2() {
+    let Some(binary) = binary() else { return };
+    let files = tempfile::tempdir().unwrap();
+    write_files(files.path());
+    let mut wrong = Vec::new();
+    for Case { words, says } in OTHERS {
+        let output = command(&binary, files.path(), words).current_dir(files.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_said = says.iter().all(|part| said.contains(part));
+        if output.status.code() != Some(2) || !is_said || !output.stdout.is_empty() {
+            wrong.push(format!("{words:?}: {:?}, {said}", output.status.code()));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

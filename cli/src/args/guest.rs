@@ -51,7 +51,7 @@ pub(crate) struct Guest {
     /// End the guest after so long, and say where it stood; 0 is never
     ///
     /// The default is 600, and 3600 where the processor is emulated. When standard input is a terminal, the guest is not ended.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) timeout: Option<u64>,
     /// Run this command in the guest on this machine's files; end with its exit code
     ///
@@ -218,9 +218,21 @@ fn parse_memory(text: &str) -> Result<Memory, String> {
     }
 }
 
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write whole seconds, as 30, or 0 for never".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_is_given_in_whole_seconds() {
+        assert_eq!(parse_seconds("30"), Ok(30));
+        for wrong in ["", "30s", "-1", "1.5", "never"] {
+            assert!(parse_seconds(wrong).unwrap_err().contains("whole seconds"), "{wrong}");
+        }
+    }
 
     #[test]
     fn memory_is_given_in_mib_or_gib() {

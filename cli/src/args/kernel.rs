@@ -1,7 +1,7 @@
 //! Which kernel, and what is known of it; and `vmm kernel`.
 
 use super::heading;
-use crate::kernel_choice::Choice;
+use crate::kernel_choice::{self, Choice};
 use clap::{Args, Subcommand};
 use guest_kernels::Kernel;
 use std::path::PathBuf;
@@ -74,6 +74,6 @@ pub(crate) struct FetchKernels {
     /// A series alone is the kernel for clouds; -rt behind it is the one with PREEMPT_RT, and -amd64 the one with the drivers of
     /// real machines. A series that the machine's own release does not have is looked for in sid. `vmm` is tested with 6.1,
     /// 6.12, 6.12-rt, 7 and 7-rt.
-    #[arg(value_name = "VERSION", required = true)]
+    #[arg(value_name = "VERSION", required = true, value_parser = kernel_choice::debian)]
     pub(crate) kernels: Vec<Kernel>,
 }

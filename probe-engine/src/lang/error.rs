@@ -130,15 +130,15 @@ pub(super) fn nearest<'a>(names: impl IntoIterator<Item = &'a str>, name: &str) 
 
 /// The names that there are instead.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Listed(Box<[String]>);
+pub struct KnownNames(Box<[String]>);
 
-impl<'a> FromIterator<&'a str> for Listed {
+impl<'a> FromIterator<&'a str> for KnownNames {
     fn from_iter<T: IntoIterator<Item = &'a str>>(names: T) -> Self {
         Self(names.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect())
     }
 }
 
-impl Listed {
+impl KnownNames {
     /// A sentence that begins with `are`, or with `is` for a single name.
     fn say(&self, is: &str, are: &str) -> Option<String> {
         /// Names in a sentence.
@@ -224,7 +224,7 @@ pub enum Mistake {
     #[error("there is no register `%{name}`")]
     UnknownRegister { name: String, nearest: Nearest },
     #[error("there is no variable `{name}`")]
-    UnknownVariable { name: String, nearest: Nearest, parameters: Listed },
+    UnknownVariable { name: String, nearest: Nearest, parameters: KnownNames },
     #[error("`$retval` is known only where a function returns")]
     NotAReturn,
     #[error("a function's parameters are known only at its entry and its returns")]
@@ -264,7 +264,7 @@ pub enum Mistake {
 
     // What the kernel's debugging information says of variables.
     #[error("no variable `{name}` is in scope here")]
-    NotInScope { name: String, nearest: Nearest, variables: Listed },
+    NotInScope { name: String, nearest: Nearest, variables: KnownNames },
     #[error("`{name}` {why}")]
     HiddenVariable { name: String, why: Hidden },
     #[error(
@@ -308,7 +308,7 @@ pub enum Mistake {
     #[error("there is no structure that could have a member `{0}`")]
     NoStructure(String),
     #[error("there is no member `{name}`")]
-    UnknownMember { name: String, nearest: Nearest, members: Listed },
+    UnknownMember { name: String, nearest: Nearest, members: KnownNames },
     #[error("what is before the `.` is a pointer")]
     DotOnPointer,
     #[error("what is before the `->` is a structure")]
@@ -362,7 +362,7 @@ pub enum Mistake {
     #[error("a filter has at most {0} comparisons")]
     TooManyComparisons(usize),
     #[error("there is no field `{name}`")]
-    UnknownField { name: String, nearest: Nearest, fields: Listed },
+    UnknownField { name: String, nearest: Nearest, fields: KnownNames },
 
     #[error("`{0}` cannot be compared with anything here")]
     NotFilterable(String),

@@ -2,7 +2,7 @@
 
 use super::ast::{Cast, FetchExpr, Spanned, Step, Variable};
 use super::cast::{self, Parts};
-use super::error::{Error, Listed, Mistake, Wanted, nearest};
+use super::error::{Error, KnownNames, Mistake, Wanted, nearest};
 use super::part::{PER_CPU, Part, is_of_name, is_per_cpu, signed, unsigned};
 use super::place::{PlaceKind, check_ordinal, is_of_symbol};
 
@@ -120,7 +120,7 @@ fn variable(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, 
             let name = written.text();
             let nearest = nearest(VARIABLES, name);
             // The names of parameters have no `$`.
-            let parameters = Listed::default();
+            let parameters = KnownNames::default();
             let name = name.to_owned();
             return Err(written.wrong(Mistake::UnknownVariable { name, nearest, parameters }));
         }

@@ -21,7 +21,7 @@ mod place;
 mod types;
 
 pub use argument::{argument_name, check_names};
-pub use error::{Error, Listed, Mistake, Named, Nearest, Wanted};
+pub use error::{Error, KnownNames, Mistake, Named, Nearest, Wanted};
 pub use fields::check_fields;
 pub use file::lines;
 pub use parse::{parse, parse_filter};
