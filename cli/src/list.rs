@@ -1,6 +1,6 @@
 //! `vmm list`: what can be probed.
 
-use crate::args::{Format, List, Listed};
+use crate::args::{Format, List, ListKind};
 use crate::file::read;
 use crate::listing::list;
 use crate::output::{by_kind, json};
@@ -40,7 +40,7 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
     let btf = args.verbose.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
-    if args.kind == Listed::Syscalls {
+    if args.kind == ListKind::Syscalls {
         system_calls::show(args, &kernel, pattern, &glob)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -51,7 +51,7 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
             let row = SymbolRow::of(&symbol, &kernel, btf.as_ref());
             refused.extend(row.refused.clone().map(|reason| (reason, row.name.clone())));
             let is_listed = match (args.kind, &row.refused) {
-                (Listed::Refused, refused) => refused.is_some(),
+                (ListKind::Refused, refused) => refused.is_some(),
                 (_, refused) => refused.is_none() || args.all,
             };
             match args.format {
@@ -66,11 +66,11 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
         note(format_args!("{} of {found} functions that match `{pattern}` cannot be probed:", refused.len()));
         let reasons = refused.iter().map(|(reason, name)| (reason.as_str(), name.as_str()));
         by_kind(reasons).iter().for_each(note);
-        if !args.all && args.kind == Listed::Functions {
+        if !args.all && args.kind == ListKind::Functions {
             note("--all lists these functions, too");
         }
     }
-    if found > 0 && refused.is_empty() && args.kind == Listed::Refused {
+    if found > 0 && refused.is_empty() && args.kind == ListKind::Refused {
         note(format_args!("all that matches `{pattern}` can be probed"));
     }
     if found == 0 {

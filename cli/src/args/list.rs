@@ -32,8 +32,8 @@ pub(crate) struct List {
     #[arg(value_name = "PATTERN")]
     pub(crate) pattern: Option<String>,
     /// What is listed
-    #[arg(long, value_enum, default_value_t = Listed::Functions)]
-    pub(crate) kind: Listed,
+    #[arg(long, value_enum, default_value_t = ListKind::Functions)]
+    pub(crate) kind: ListKind,
     /// List also functions that cannot be probed, with the reason
     #[arg(long)]
     pub(crate) all: bool,
@@ -71,7 +71,7 @@ pub(crate) struct List {
 
 /// What is listed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Listed {
+pub(crate) enum ListKind {
     /// Functions that can be probed
     Functions,
     /// System calls, by the names that programs know

@@ -18,7 +18,7 @@ pub(crate) use doctor::Doctor;
 pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Records, Scope};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
-pub(crate) use list::{List, Listed};
+pub(crate) use list::{List, ListKind};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;

@@ -10,7 +10,7 @@ use crate::record::{self, Address, Header, HitLine, ProbeEnd};
 use crate::say::{finish, is_quiet, standard_error};
 use crate::wall_clock;
 use probe_engine::capture::names::Names;
-use probe_engine::capture::shape::Shown;
+use probe_engine::capture::shown::Shown;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::record::{Line, Reader, example};
     use probe_engine::capture::names;
-    use probe_engine::capture::shape::{Flag, Shown};
+    use probe_engine::capture::{shape::Flag, shown::Shown};
 
     /// The places of the hits that are left of `recording`, and why the filter applies to no probe.
     fn left(recording: &str, filter: &str) -> (Vec<String>, Option<String>) {

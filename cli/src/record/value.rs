@@ -4,7 +4,8 @@
 use super::address;
 use super::hit::unhex;
 use probe_engine::capture::names::{errno, errno_of};
-use probe_engine::capture::shape::{DEEPEST, Shape};
+use probe_engine::capture::shape::Shape;
+use probe_engine::capture::shown::DEEPEST;
 use probe_engine::guest_text::Quoted;
 use serde_json::{Map, Value};
 use std::fmt;
@@ -124,8 +125,11 @@ fn pointer(f: &mut fmt::Formatter<'_>, to: &Shape, object: &Map<String, Value>, 
 mod tests {
     use super::*;
     use probe_engine::addr::Gva;
-    use probe_engine::capture::shape::{Flag, MemberShape, Shown};
     use probe_engine::capture::{Value as Captured, Values};
+    use probe_engine::capture::{
+        shape::{Flag, MemberShape},
+        shown::Shown,
+    };
     use proptest::prelude::*;
 
     fn shapes() -> Vec<Shape> {

@@ -2,7 +2,8 @@
 
 use super::filter::{Is, Operand};
 use super::names::Names;
-use super::shape::{Shape, Shown};
+use super::shape::Shape;
+use super::shown::Shown;
 use super::value::Value;
 use crate::addr::Gva;
 use crate::guest_text::Escaped;

@@ -14,6 +14,7 @@ pub mod hist;
 pub mod names;
 mod scene;
 pub mod shape;
+pub mod shown;
 pub mod tally;
 pub mod typed;
 mod value;

@@ -1,6 +1,7 @@
 use super::filter::{Filter, Operand, Order, Test};
 use super::shape::Shape;
-use super::shape::{Flag, MemberShape, Shown};
+use super::shape::{Flag, MemberShape};
+use super::shown::Shown;
 use super::*;
 use crate::addr::Gva;
 use crate::linux::glob::Glob;

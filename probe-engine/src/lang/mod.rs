@@ -4,6 +4,7 @@
 //! the kernel would refuse by looking at the text alone is refused here; what needs a kernel is not looked up yet, and
 //! [`check_names`] and [`check_fields`] are asked again once `$arg*` has been replaced by a function's parameters.
 
+mod advice;
 mod argument;
 pub mod ast;
 mod cast;

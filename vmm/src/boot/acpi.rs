@@ -15,13 +15,13 @@ const REVISION: u32 = 1;
 pub(crate) const SLEEP_TYPE_OFF: u8 = 5;
 
 /// The tables as they go to memory at [`layout::ACPI`], and where the RSDP is in them.
-pub(crate) struct Tables {
+pub(crate) struct AcpiTables {
     pub(crate) bytes: Vec<u8>,
     pub(crate) rsdp: Gpa,
 }
 
 /// Describes a machine with `cpus` processors, and a PCI bus where it has one.
-pub(crate) fn tables(cpus: u8, has_pci: bool) -> Tables {
+pub(crate) fn tables(cpus: u8, has_pci: bool) -> AcpiTables {
     let mut area = Area { bytes: Vec::new() };
     let dsdt = area.place(&Raw(dsdt(has_pci).as_slice().to_vec()));
     let fadt = area.place(&fadt(dsdt));
@@ -31,7 +31,7 @@ pub(crate) fn tables(cpus: u8, has_pci: bool) -> Tables {
     xsdt.add_entry(madt.0);
     let xsdt = area.place(&xsdt);
     let rsdp = area.place(&Rsdp::new(OEM, xsdt.0));
-    Tables { bytes: area.bytes, rsdp }
+    AcpiTables { bytes: area.bytes, rsdp }
 }
 
 /// Tables one after the other, each at a 16-byte boundary as the RSDP must be.
@@ -157,7 +157,7 @@ mod tests {
         check(&tables(16, true));
     }
 
-    fn check(tables: &Tables) {
+    fn check(tables: &AcpiTables) {
         let at = |gpa: u64| (gpa - layout::ACPI.0) as usize;
         let sum = |b: &[u8]| b.iter().fold(0u8, |s, b| s.wrapping_add(*b));
         let rsdp = &tables.bytes[at(tables.rsdp.0)..];

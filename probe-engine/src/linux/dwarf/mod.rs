@@ -18,6 +18,7 @@ mod rows;
 mod scopes;
 mod sections;
 mod source;
+mod type_dies;
 mod types;
 mod units;
 

@@ -10,6 +10,7 @@ use gimli::{UnitRef, constants as dw};
 use super::attributes::{Attributes, Constant};
 use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypePool};
 use super::files::{Files, UnitFiles};
+use super::type_dies::{DieState, TypeDie};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
 use crate::linux::btf::{TypeId, kind};
@@ -47,30 +48,6 @@ pub(super) fn btf_of(
     Ok((section, numbers.into_iter().map(number).collect()))
 }
 
-/// An entry of a unit that is a type, or a function.
-struct TypeDie<'a> {
-    offset: usize,
-    tag: gimli::DwTag,
-    attributes: Attributes<'a>,
-    /// Members, enumerators, dimensions, parameters.
-    parts: Vec<Attributes<'a>>,
-    /// Whether its parameters end in `...`.
-    is_variadic: bool,
-    state: DieState,
-}
-
-/// What has become of an entry.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum DieState {
-    Unknown,
-    /// It waits for what it is made of.
-    Open,
-    /// It is this type.
-    Known(u32),
-    /// It is this one, whose parts are to be filled in.
-    New(u32),
-}
-
 /// The types of one unit.
 struct UnitTypes<'u, 'a> {
     unit: UnitRef<'u, Slice<'a>>,
@@ -80,41 +57,7 @@ struct UnitTypes<'u, 'a> {
 
 impl<'u, 'a> UnitTypes<'u, 'a> {
     fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
-        let mut found: Vec<TypeDie<'a>> = Vec::new();
-        // The entries around: depth, and which of those that were found.
-        let mut around: Vec<(isize, usize)> = Vec::new();
-        let mut entries = unit.entries_raw(None)?;
-        while !entries.is_empty() {
-            let (offset, depth) = (entries.next_offset().0, entries.next_depth());
-            let Some(abbreviation) = entries.read_abbreviation()? else { continue };
-            while around.last().is_some_and(|(outer, _)| *outer >= depth) {
-                around.pop();
-            }
-            let tag = abbreviation.tag();
-            let outer = around.last().filter(|(outer, _)| outer + 1 == depth).map(|(_, index)| *index);
-            let outer = outer.and_then(|index| found.get_mut(index));
-            if is_part(tag) {
-                let attributes = Attributes::read(&mut entries, abbreviation)?;
-                if let Some(outer) = outer.filter(|outer| outer.parts.len() < MOST_PARTS) {
-                    outer.parts.push(attributes);
-                }
-                continue;
-            }
-            if tag == dw::DW_TAG_unspecified_parameters
-                && let Some(outer) = outer
-            {
-                outer.is_variadic = true;
-            }
-            if is_type(tag) || tag == dw::DW_TAG_subprogram {
-                let attributes = Attributes::read(&mut entries, abbreviation)?;
-                around.push((depth, found.len()));
-                let (parts, is_variadic, state) = (Vec::new(), false, DieState::Unknown);
-                found.push(TypeDie { offset, tag, attributes, parts, is_variadic, state });
-                continue;
-            }
-            entries.skip_attributes(abbreviation.attributes())?;
-        }
-        Ok(Self { unit, entries: found })
+        Ok(Self { unit, entries: TypeDie::all_of(unit)? })
     }
 
     /// Adds all to the pool.
@@ -380,32 +323,6 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
         pool.fill(number, is_signed, entry.parts.len() as u32, rest, is_wide);
         Ok(())
     }
-}
-
-fn is_part(tag: gimli::DwTag) -> bool {
-    matches!(
-        tag,
-        dw::DW_TAG_member | dw::DW_TAG_enumerator | dw::DW_TAG_subrange_type | dw::DW_TAG_formal_parameter
-    )
-}
-
-fn is_type(tag: gimli::DwTag) -> bool {
-    matches!(
-        tag,
-        dw::DW_TAG_base_type
-            | dw::DW_TAG_pointer_type
-            | dw::DW_TAG_const_type
-            | dw::DW_TAG_volatile_type
-            | dw::DW_TAG_restrict_type
-            | dw::DW_TAG_atomic_type
-            | dw::DW_TAG_typedef
-            | dw::DW_TAG_array_type
-            | dw::DW_TAG_structure_type
-            | dw::DW_TAG_class_type
-            | dw::DW_TAG_union_type
-            | dw::DW_TAG_enumeration_type
-            | dw::DW_TAG_subroutine_type
-    )
 }
 
 /// A number, whose width follows what it is.
