@@ -80,7 +80,7 @@ pub fn divert(
 ) -> [u8; JUMP] {
     let slots = reserved.allocate(Stub::most_bytes(works)).unwrap();
     let entry = reserved.address(slots);
-    let stub = Stub::assemble(guest, entry, site, site.add(JUMP as u64), None, works).unwrap();
+    let stub = Stub::assemble(guest, entry, site, None, works).unwrap();
     reserved.write(ram, slots, &stub.code).unwrap();
     jump(site, entry).unwrap()
 }

@@ -29,6 +29,8 @@ mod scope;
 
 pub use calls::{LEAVE, leave, trampolines};
 
+use condition::Branch;
+
 use super::condition::HitCondition;
 use super::instances::instance;
 use super::layout::{Rings, TRAMPOLINES, UNREAD};
@@ -38,6 +40,7 @@ use crate::addr::Gva;
 use crate::capture::Register;
 use crate::insn::copy::{JUMP, OutOfReach, jump};
 use crate::linux::branches::Branches;
+use crate::linux::ftrace_site::FTRACE_SITE;
 use crate::linux::nofault::Copies;
 use crate::linux::scope::Scope;
 use crate::linux::task::TaskLayout;
@@ -124,8 +127,8 @@ impl From<OutOfReach> for NoStub {
 }
 
 impl Stub {
-    /// The stub at `at` for a site at `site` that is a nop and leads on at `back`. There is `next`, one instruction, if it is
-    /// to be moved: see [`ending`].
+    /// The stub at `at` for one of ftrace's nops at `site`. There is `next`, one instruction behind the nop, if it is to be
+    /// moved: see [`ending`].
     ///
     /// # Errors
     /// [`NoStub`].
@@ -133,10 +136,10 @@ impl Stub {
         guest: &Guest,
         at: Gva,
         site: Gva,
-        back: Gva,
         next: Option<&RelocatedCode>,
         works: &[Work],
     ) -> Result<Self, NoStub> {
+        let back = site.add(FTRACE_SITE);
         // What does not reach would become a branch through memory.
         jump(at, back)?;
         jump(at.add(LONGEST as u64), back)?;
@@ -328,7 +331,7 @@ impl Assembler<'_> {
     fn count_and_record(&mut self, work: &Work) -> Done {
         let (mut next, mut open) = (self.asm.create_label(), self.asm.create_label());
         if let Some(condition) = &work.condition {
-            self.branch(condition, false, next, open)?;
+            self.branch(condition, Branch { wanted: false, to: next, open })?;
         }
         self.count_hit(work.probe)?;
         if let Some(groups) = &work.groups {

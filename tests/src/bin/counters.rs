@@ -121,7 +121,7 @@ fn count(has_slots: bool, threads: u32) -> Duration {
         branches: Branches::default(),
     };
     let work = Work::of(PROBE, &ProbePlan::default()).unwrap();
-    let stub = Stub::assemble(&guest, code, code, code.add(5), None, &[work]).unwrap();
+    let stub = Stub::assemble(&guest, code, code, None, &[work]).unwrap();
     let entry = mapping.put(&stub, code);
     let used = thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|number| scope.spawn(move || run(entry, number))).collect();

@@ -62,7 +62,7 @@ fn run(branches: Branches) -> Option<[u64; 2]> {
         let (next, works) = (RelocatedCode::single(&RET, back).unwrap(), work(1, Trigger::Pass));
         let slots = reserved.allocate(Stub::most_bytes(&works)).unwrap();
         let entry = reserved.address(slots);
-        let stub = Stub::assemble(&guest, entry, EMPTY, back, Some(&next), &works).unwrap();
+        let stub = Stub::assemble(&guest, entry, EMPTY, Some(&next), &works).unwrap();
         reserved.write(ram, slots, &stub.code).unwrap();
         to_count = copy::jump(EMPTY, entry).unwrap();
     });

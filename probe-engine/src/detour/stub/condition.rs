@@ -7,27 +7,34 @@ use crate::detour::reads;
 use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rcx, rdx, rsp};
 use std::ops::Range;
 
+/// Where a condition leads. What leads nowhere falls through.
+#[derive(Clone, Copy)]
+pub(super) struct Branch {
+    /// Whether the condition is to hold for the branch to be taken.
+    pub(super) wanted: bool,
+    /// To there, then.
+    pub(super) to: CodeLabel,
+    /// To there if it cannot be told whether the condition holds.
+    pub(super) open: CodeLabel,
+}
+
 impl Assembler<'_> {
-    /// Goes to `to` if the condition is `wanted`, to `open` if that cannot be told, and falls through otherwise. Uses rax,
-    /// rcx, rdx and r8.
-    pub(super) fn branch(
-        &mut self,
-        condition: &HitCondition,
-        wanted: bool,
-        to: CodeLabel,
-        open: CodeLabel,
-    ) -> Done {
+    /// Branches on `condition`. Uses rax, rcx, rdx and r8.
+    pub(super) fn branch(&mut self, condition: &HitCondition, branch: Branch) -> Done {
+        let Branch { wanted, to, .. } = branch;
         let mut unread = self.asm.create_label();
         self.unless_read(condition.entry(), if wanted { unread } else { to })?;
         match condition {
-            HitCondition::Not(condition) => self.branch(condition, !wanted, to, open)?,
-            HitCondition::All(all) => self.branch_each(all, false, wanted, to, open)?,
-            HitCondition::Any(any) => self.branch_each(any, true, wanted, to, open)?,
-            HitCondition::Text(of, equal, text) => self.branch_on_text(of, text, *equal == wanted, to)?,
-            HitCondition::Pattern(of, pattern) => self.branch_on_pattern(of, pattern, wanted, to, open)?,
+            HitCondition::Not(condition) => self.branch(condition, Branch { wanted: !wanted, ..branch })?,
+            HitCondition::All(all) => self.branch_each(all, false, branch)?,
+            HitCondition::Any(any) => self.branch_each(any, true, branch)?,
+            HitCondition::Text(of, equal, text) => {
+                self.branch_on_text(of, text, Branch { wanted: *equal == wanted, ..branch })?;
+            }
+            HitCondition::Pattern(of, pattern) => self.branch_on_pattern(of, pattern, branch)?,
             HitCondition::Number(number, test) => {
                 self.number(number)?;
-                self.branch_on_rax(test, number.is_signed, wanted, to)?;
+                self.branch_on_rax(test, number.is_signed, branch)?;
             }
         }
         self.asm.set_label(&mut unread)?;
@@ -44,20 +51,14 @@ impl Assembler<'_> {
     }
 
     /// One of `conditions` that is `decisive` decides.
-    fn branch_each(
-        &mut self,
-        conditions: &[HitCondition],
-        decisive: bool,
-        wanted: bool,
-        to: CodeLabel,
-        open: CodeLabel,
-    ) -> Done {
-        if wanted == decisive {
-            return conditions.iter().try_for_each(|condition| self.branch(condition, decisive, to, open));
+    fn branch_each(&mut self, conditions: &[HitCondition], decisive: bool, branch: Branch) -> Done {
+        if branch.wanted == decisive {
+            return conditions.iter().try_for_each(|condition| self.branch(condition, branch));
         }
         let mut decided = self.asm.create_label();
-        conditions.iter().try_for_each(|condition| self.branch(condition, decisive, decided, open))?;
-        self.asm.jmp(to)?;
+        let decide = Branch { wanted: decisive, to: decided, ..branch };
+        conditions.iter().try_for_each(|condition| self.branch(condition, decide))?;
+        self.asm.jmp(branch.to)?;
         self.asm.set_label(&mut decided)?;
         self.asm.zero_bytes()?;
         Ok(())
@@ -88,9 +89,10 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    fn branch_on_rax(&mut self, test: &Test, is_signed: bool, wanted: bool, to: CodeLabel) -> Done {
+    fn branch_on_rax(&mut self, test: &Test, is_signed: bool, branch: Branch) -> Done {
+        let Branch { wanted, to, .. } = branch;
         match test {
-            Test::Number(order, than) => self.branch_on_order(*order, *than, is_signed, wanted, to),
+            Test::Number(order, than) => self.branch_on_order(*order, *than, is_signed, branch),
             Test::Bits(bits) => {
                 self.asm.mov(rdx, *bits)?;
                 self.asm.test(rax, rdx)?;
@@ -126,14 +128,8 @@ impl Assembler<'_> {
         }
     }
 
-    fn branch_on_order(
-        &mut self,
-        order: Order,
-        than: i128,
-        is_signed: bool,
-        wanted: bool,
-        to: CodeLabel,
-    ) -> Done {
+    fn branch_on_order(&mut self, order: Order, than: i128, is_signed: bool, branch: Branch) -> Done {
+        let Branch { wanted, to, .. } = branch;
         let known =
             if is_signed { i64::try_from(than).ok() } else { u64::try_from(than).ok().map(u64::cast_signed) };
         let Some(than_bits) = known else {
@@ -176,8 +172,9 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    /// Goes to `to` if whether a string is `text` is `wanted`: its bytes with a NUL behind them, if there is room.
-    fn branch_on_text(&mut self, of: &ComparedString, text: &str, wanted: bool, to: CodeLabel) -> Done {
+    /// Branches on whether a string is `text`: its bytes with a NUL behind them, if there is room.
+    fn branch_on_text(&mut self, of: &ComparedString, text: &str, branch: Branch) -> Done {
+        let Branch { wanted, to, .. } = branch;
         let mut bytes = text.as_bytes().to_vec();
         let most = usize::from(of.most);
         if bytes.len() > most {

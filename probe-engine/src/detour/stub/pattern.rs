@@ -11,22 +11,17 @@
 //! rdx only goes up, so that what is done is bounded by the length of the string times that of the pattern. Of a string that
 //! goes on, a part that was not found may be farther on, and the end is unknown.
 
+use super::condition::Branch;
 use super::{Assembler, Done};
 use crate::detour::condition::ComparedString;
 use crate::linux::glob::{Glob, GlobStep};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, eax, ecx, r8, rax, rdx};
 
 impl Assembler<'_> {
-    /// Goes to `to` if whether a string matches is `wanted`, to `open` if what is kept of it does not tell. Uses rax, rcx,
-    /// rdx and r8.
-    pub(super) fn branch_on_pattern(
-        &mut self,
-        of: &ComparedString,
-        pattern: &Glob,
-        wanted: bool,
-        to: CodeLabel,
-        open: CodeLabel,
-    ) -> Done {
+    /// Branches on whether a string matches. It is open where what is kept of the string does not tell. Uses rax, rcx, rdx and
+    /// r8.
+    pub(super) fn branch_on_pattern(&mut self, of: &ComparedString, pattern: &Glob, branch: Branch) -> Done {
+        let Branch { wanted, to, open } = branch;
         let mut differs = self.asm.create_label();
         let other = if wanted { differs } else { to };
         let mut parts: Vec<&[GlobStep]> = pattern.parts().collect();

@@ -100,7 +100,7 @@ mod tests {
         let task = guest.cpu.unwrap().task;
         let segments = Segments { gs_base: CPU.0 - task.current.offset, fs_base: 0 };
         let work = Work::of(3, &ProbePlan { scope, ..ProbePlan::default() }).unwrap();
-        let stub = Stub::assemble(guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
+        let stub = Stub::assemble(guest, AT, SITE, None, &[work]).unwrap();
         let regs = Regs { rip: AT.0, rsp: STACK.0, rax: 1, rcx: 2, rdx: 3, r8: 8, ..Regs::default() };
         let counted = emulated(&stub, guest, ram, &segments, regs, |_| panic!("it leaves the stub"));
         let is_inside = task.is_inside(scope, &ram.memory(), segments.gs_base);
@@ -152,7 +152,7 @@ mod tests {
         let trigger = Trigger::Return { max_active: None };
         let work = Work::of(3, &ProbePlan { scope: Scope::Init, ..ProbePlan::new(trigger) }).unwrap();
         assert_eq!(work.calls, Some(Calls::default()));
-        let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
+        let stub = Stub::assemble(&guest, AT, SITE, None, &[work]).unwrap();
         let ram = Ram::new();
         ram.put(STATE, &2u32.to_le_bytes());
         let segments = Segments { gs_base: CPU.0 - guest.cpu.unwrap().task.current.offset, fs_base: 0 };

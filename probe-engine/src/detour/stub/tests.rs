@@ -90,7 +90,7 @@ fn records() -> Work {
 }
 
 fn assemble(works: &[Work]) -> Stub {
-    Stub::assemble(&guest(), AT, SITE, SITE.add(5), None, works).unwrap()
+    Stub::assemble(&guest(), AT, SITE, None, works).unwrap()
 }
 
 fn decode(code: &[u8]) -> Vec<Instruction> {
@@ -153,7 +153,7 @@ pub(super) fn emulated(
 
 /// The instructions of a hit of probe 3 that only counts, and the one that does.
 fn count(guest: &Guest) -> (String, Instruction) {
-    let path = straight(&Stub::assemble(guest, AT, SITE, SITE.add(5), None, &[counts(None)]).unwrap().code);
+    let path = straight(&Stub::assemble(guest, AT, SITE, None, &[counts(None)]).unwrap().code);
     let names: Vec<String> = path.iter().map(|i| format!("{:?}", i.mnemonic()).to_lowercase()).collect();
     (names.join(" "), *path.iter().find(|i| i.mnemonic() == Mnemonic::Inc).unwrap())
 }
@@ -196,14 +196,14 @@ fn a_count_that_is_written_out_is_what_is_assembled() {
     };
     for guest in [guest(), of_one_cpu(), Guest { cpu: None, ..guest() }] {
         let assembled = Stub::assemble_any(&guest, AT, SITE, &works, head).unwrap();
-        let written = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works).unwrap();
+        let written = Stub::assemble(&guest, AT, SITE, None, &works).unwrap();
         assert_eq!(written, assembled.end(&guest, AT, SITE.add(5), None).unwrap());
     }
 }
 
 #[test]
 fn a_record_takes_seventy_seven_instructions_with_the_jump() {
-    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, SITE.add(5), None, &[records()]).unwrap();
+    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, None, &[records()]).unwrap();
     let path = straight(&stub.code);
     assert_eq!(path.len() + 1, 77);
     let mut stores =
@@ -217,7 +217,7 @@ fn a_record_of_a_realtime_kernel_has_the_soft_interrupts_of_the_task() {
     const MEMBER: u64 = 3368;
     let work = [records()];
     let guest = realtime_guest(MEMBER);
-    let stub = |guest: &Guest| Stub::assemble(guest, AT, SITE, SITE.add(5), None, &work).unwrap();
+    let stub = |guest: &Guest| Stub::assemble(guest, AT, SITE, None, &work).unwrap();
     let (usual, realtime) = (straight(&assemble(&work).code), straight(&stub(&guest).code));
     let load = realtime.iter().position(|i| i.memory_displacement64() == MEMBER).unwrap();
     let names: Vec<Mnemonic> = realtime[load..load + 3].iter().map(Instruction::mnemonic).collect();
@@ -297,7 +297,7 @@ fn a_shut_gate_leads_past_all_that_is_done() {
 fn what_is_too_far_is_refused() {
     let far = Gva(0xffff_ffff_0000_0000);
     assert!(jump(far, SITE).is_err());
-    assert!(Stub::assemble(&guest(), far, SITE, SITE.add(5), None, &[counts(None)]).is_err());
+    assert!(Stub::assemble(&guest(), far, SITE, None, &[counts(None)]).is_err());
     assert_eq!(jump(SITE, SITE.add(0x105)).unwrap(), [0xe9, 0, 1, 0, 0]);
 }
 
@@ -315,7 +315,7 @@ fn no_stub_is_longer_than_is_said_before() {
     let guest = realtime_guest(3368);
     for work in [counts(None), Work { record: Some(all()), ..counts(None) }, returns(Some(all()), calls)] {
         for works in [vec![work.clone()], vec![work; 3]] {
-            let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works);
+            let stub = Stub::assemble(&guest, AT, SITE, None, &works);
             let length = stub.map_or(0, |stub| stub.code.len());
             println!("{length} bytes of {}", Stub::most_bytes(&works));
             assert!(length > 0 && length <= Stub::most_bytes(&works));
@@ -342,7 +342,7 @@ fn straight_out(code: &[u8]) -> Vec<Instruction> {
 #[test]
 fn a_return_that_is_recorded_takes_less_than_a_hundred_and_sixty() {
     let works = [returns(Some(Vec::new()), Calls::default())];
-    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, SITE.add(5), None, &works).unwrap();
+    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, None, &works).unwrap();
     // The jump at the entry, the call of the trampoline, and what both ways through the way out take.
     let of_leave = way_out(&guest()).len() + 1;
     let (entry, exit) = (straight(&stub.code).len() + 1, straight_out(&stub.code).len() + of_leave + 1);
@@ -423,7 +423,7 @@ fn no_stub_branches_to_what_is_in_a_register_or_in_memory() {
     // xor eax, eax; ret
     let (region, _) = stub_over(&[0x31, 0xc0, 0xc3, 0xcc, 0xcc], &[returns(None, limited)]);
     let next = RelocatedCode::single(&[0xc3], SITE.add(5)).unwrap();
-    let next = Stub::assemble(&guest(), AT, SITE, SITE.add(5), Some(&next), &[counts(None)]).unwrap();
+    let next = Stub::assemble(&guest(), AT, SITE, Some(&next), &[counts(None)]).unwrap();
     for (stub, returns) in [(entry, 1), (region, 2), (next, 2)] {
         let code = decode(&stub.code);
         let back = code.iter().filter(|instruction| instruction.near_branch_target() == guest().ret().0);
@@ -552,7 +552,7 @@ fn the_instruction_behind_the_nop_runs_before_anything_else_can_happen() {
     // mov rax, [rip+0x100]
     let next = RelocatedCode::single(&[0x48, 0x8b, 0x05, 0, 1, 0, 0], SITE.add(5)).unwrap();
     let works = [counts(None)];
-    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, SITE.add(5), Some(&next), &works).unwrap();
+    let stub = Stub::assemble(&of_one_cpu(), AT, SITE, Some(&next), &works).unwrap();
     assert!(stub.code.len() <= Stub::most_bytes(&works));
     let code = decode(&stub.code);
     let names: Vec<String> = code.iter().map(|i| format!("{:?}", i.mnemonic()).to_lowercase()).collect();
@@ -659,7 +659,7 @@ fn a_guest_without_such_functions_has_no_stub_that_reads() {
     reads.add(&Fetch::word(Base::Stack(1), 8), false).unwrap();
     let works = [Work { reads, ..counts(None) }];
     let guest = Guest { copies: None, ..guest() };
-    assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &works).is_err());
+    assert!(Stub::assemble(&guest, AT, SITE, None, &works).is_err());
 }
 
 #[test]
@@ -681,7 +681,7 @@ fn a_string_is_compared_by_words_with_its_nul() {
 #[test]
 fn without_type_information_only_a_plain_count_is_a_stub() {
     let guest = Guest { cpu: None, ..guest() };
-    let stub = |work: Work| Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]);
+    let stub = |work: Work| Stub::assemble(&guest, AT, SITE, None, &[work]);
     assert!(stub(counts(None)).is_ok());
     for work in [records(), returns(None, Calls { most: None, arguments: false })] {
         let error = stub(work).unwrap_err().to_string();
@@ -695,7 +695,7 @@ fn a_cpu_finds_its_own_words_on_either_side_of_its_gs_base() {
     for offset in [0x3_5000, 0xffff_ffff_83e0_5000] {
         let mut guest = guest();
         guest.cpu.as_mut().unwrap().task.current.offset = offset;
-        let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[records()]).unwrap();
+        let stub = Stub::assemble(&guest, AT, SITE, None, &[records()]).unwrap();
         let own = |i: &&Instruction| i.segment_prefix() == iced_x86::Register::GS;
         let places: Vec<u64> =
             straight(&stub.code).iter().filter(own).map(|i| i.memory_displacement64()).collect();
@@ -703,5 +703,5 @@ fn a_cpu_finds_its_own_words_on_either_side_of_its_gs_base() {
     }
     let mut guest = guest();
     guest.cpu.as_mut().unwrap().task.current.offset = 0xffff_8880_0000_0000;
-    assert!(Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[records()]).is_err());
+    assert!(Stub::assemble(&guest, AT, SITE, None, &[records()]).is_err());
 }

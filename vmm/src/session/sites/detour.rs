@@ -164,7 +164,7 @@ impl Sites {
         let entry = guest.reserved()?.address(slots);
         let stub = match &relocated {
             Some(relocated) => Stub::over(&assembled_for, entry, relocated, works),
-            None => Stub::assemble(&assembled_for, entry, at, at.add(FTRACE_SITE), next.as_ref(), works),
+            None => Stub::assemble(&assembled_for, entry, at, next.as_ref(), works),
         };
         let written = stub.map_err(OnTrap::from).and_then(|stub| {
             guest.reserved()?.write(guest.stop.ram, slots, &stub.code).map_err(NoSpace::from)?;

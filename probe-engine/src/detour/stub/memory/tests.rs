@@ -29,7 +29,7 @@ fn counts(fetch: &Fetch, than: u64) -> bool {
     let filter = Filter::Test(Operand::Field(0), Test::Number(Order::Equal, than.into()));
     let capture = Capture { fields: vec![field], filter: Some(filter), ..Capture::default() };
     let work = Work::of(3, &ProbePlan::new(Trigger::Pass).reading(capture.clone())).unwrap();
-    let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
+    let stub = Stub::assemble(&guest, AT, SITE, None, &[work]).unwrap();
     let ram = Ram::new();
     ram.put(CPU, &TASK.0.to_le_bytes());
     ram.put(CPU.add(0x20), &PER_CPU.to_le_bytes());
@@ -87,6 +87,6 @@ fn a_kernel_that_does_not_tell_where_they_are_has_no_such_stub() {
     let work = Work::of(3, &ProbePlan::new(Trigger::Pass).reading(capture.clone()).recorded()).unwrap();
     let mut guest = guest();
     guest.cpu.as_mut().unwrap().per_cpu = None;
-    let error = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap_err().to_string();
+    let error = Stub::assemble(&guest, AT, SITE, None, &[work]).unwrap_err().to_string();
     assert!(error.contains("does not say where a CPU has its own variables"), "{error}");
 }

@@ -56,7 +56,7 @@ fn capture(from: From, test: Test) -> Capture {
 fn run(capture: &Capture, text: Option<&[u8]>) -> Outcome {
     let guest = Guest { window: Gva(Ram::BASE.0 - layout::POOLS), ..guest() };
     let work = Work::of(PROBE, &ProbePlan::new(Trigger::Pass).reading(capture.clone())).unwrap();
-    let stub = Stub::assemble(&guest, AT, SITE, SITE.add(5), None, &[work]).unwrap();
+    let stub = Stub::assemble(&guest, AT, SITE, None, &[work]).unwrap();
     let ram = Ram::new();
     ram.put(CPU, &TASK.0.to_le_bytes());
     ram.put(TASK.add(COPIES.stack), &STACK.0.to_le_bytes());
