@@ -5,7 +5,7 @@ use super::argument_place::{ArgumentPlace, Places};
 use super::flags;
 use super::shape::{MemberShape, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
-use crate::linux::btf::{Btf, Kind, Modifier, Structure, TypeId};
+use crate::linux::btf::{Btf, Kind, Member, Modifier, Structure, TypeId};
 use crate::virt_memory::LONGEST_STRING;
 
 /// Largest structure that is shown with its members though nobody asked for that, in bytes.
@@ -250,26 +250,29 @@ impl Types<'_> {
         let mut open = if more { Vec::new() } else { vec![(structure, 0u64)] };
         // Innermost first, so that members come in their order.
         let mut steps = 0;
-        let mut queue: Vec<(TypeId, &str, u64, Option<u8>)> = Vec::new();
+        let mut queue: Vec<Member<'_>> = Vec::new();
         while let Some((next, base)) = open.pop() {
             let shown = if next.is_union { 1 } else { usize::MAX };
-            let inner: Vec<_> =
-                next.members().take(shown).map(|m| (m.ty, m.name, base + m.bit, m.bits)).collect();
+            let inner: Vec<_> = next
+                .members()
+                .take(shown)
+                .map(|member| Member { bit: base + member.bit, ..member })
+                .collect();
             more |= next.is_union && next.members().count() > 1;
             queue.extend(inner.into_iter().rev());
-            while let Some((ty, name, bit, bits)) = queue.pop() {
+            while let Some(member) = queue.pop() {
                 steps += 1;
                 if steps > 4 * MOST_MEMBERS || members.len() == MOST_MEMBERS {
                     more = true;
                     queue.clear();
                     break;
                 }
-                let anonymous = self.btf.plain(ty).and_then(|ty| ty.structure()).filter(|_| name.is_empty());
-                if let Some(anonymous) = anonymous {
-                    open.push((anonymous, bit));
+                let structure = self.btf.plain(member.ty).and_then(|ty| ty.structure());
+                if let Some(anonymous) = structure.filter(|_| member.name.is_empty()) {
+                    open.push((anonymous, member.bit));
                     break;
                 }
-                match self.member(name, ty, bit, bits, nested) {
+                match self.member(member, nested) {
                     Some(member) => members.push(member),
                     None => more = true,
                 }
@@ -279,14 +282,8 @@ impl Types<'_> {
     }
 
     /// A member; `None` for one that is not shown.
-    fn member(
-        &self,
-        name: &str,
-        ty: TypeId,
-        bit: u64,
-        bits: Option<u8>,
-        nested: bool,
-    ) -> Option<MemberShape> {
+    fn member(&self, member: Member<'_>, nested: bool) -> Option<MemberShape> {
+        let Member { name, ty, bit, bits } = member;
         let size = self.btf.size(ty)?;
         let plain = self.btf.plain(ty)?;
         let depth = self.depth.saturating_sub(1);

@@ -112,17 +112,9 @@ impl Work {
         self.calls.is_some_and(|calls| calls.arguments)
     }
 
-    /// What `capture` reads of a record of this work, made at `rip` (GVA) on `cpu` of a kernel with this slide. Returns
-    /// false when the record cannot have been made by it.
-    pub fn replay(
-        &self,
-        capture: &Capture,
-        record: &Record,
-        rip: Gva,
-        slide: u64,
-        cpu: usize,
-        captured: &mut Vec<u8>,
-    ) -> bool {
+    /// What `capture` reads of a record of this work. Returns false when the record cannot have been made by it.
+    pub fn replay(&self, capture: &Capture, record: &Record, at: RecordedAt, captured: &mut Vec<u8>) -> bool {
+        let RecordedAt { rip, slide, cpu } = at;
         captured.clear();
         let mut regs = Regs { rip: rip.0, ..Regs::default() };
         let (kept, others) = match self.keeps_arguments() {
@@ -146,6 +138,17 @@ impl Work {
         capture
             .take(&Scene { regs: &regs, entered_with, memory: &memory, slide, task, cpu, per_cpu }, captured)
     }
+}
+
+/// Where a record was made.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordedAt {
+    /// RIP (GVA).
+    pub rip: Gva,
+    /// How far the kernel's addresses are above those at which it was linked.
+    pub slide: u64,
+    /// The number of the CPU.
+    pub cpu: usize,
 }
 
 fn reads_argument(fetch: &Fetch) -> bool {

@@ -9,7 +9,7 @@ use probe_engine::capture::{Base, Capture, Fetch, Field, Values, names};
 use probe_engine::detour::groups::groups;
 use probe_engine::detour::layout::{self, GROUPS, Rings};
 use probe_engine::detour::ring::{Drained, Ring, counter};
-use probe_engine::detour::work::Work;
+use probe_engine::detour::work::{RecordedAt, Work};
 use probe_engine::insn::copy::JUMP;
 use probe_engine::probe::plan::{Action, ProbePlan};
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, repeat, stack};
@@ -70,7 +70,12 @@ fn count(plans: &[Histogram], numbers: &[u64]) -> Option<Vec<(Tally, Tally, u64)
     while has_more {
         let drained = ring.drain(&*ram, |record| {
             let (mut bytes, number) = (Vec::new(), record.probe as usize);
-            assert!(works[number].replay(&capture, &record, site, 0, 0, &mut bytes));
+            assert!(works[number].replay(
+                &capture,
+                &record,
+                RecordedAt { rip: site, slide: 0, cpu: 0 },
+                &mut bytes
+            ));
             let at = Circumstances { cpu: 0, task: Some(&record.task), ip: site.0 };
             let add = |tally: &mut Tally, plan| tally.add(plan, &capture.fields, Values::of(&bytes), &at);
             if let Some(of) = number.checked_sub(1) {

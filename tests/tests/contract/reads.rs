@@ -6,7 +6,7 @@ use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
-use probe_engine::detour::work::Work;
+use probe_engine::detour::work::{RecordedAt, Work};
 use probe_engine::insn::copy::{self, JUMP};
 use probe_engine::linux::nofault::STACK;
 use probe_engine::memory::PhysMemory;
@@ -120,7 +120,7 @@ fn call(hits: Trigger, task_stack: u64, irq_stack: u64, reads_already: bool) -> 
         let mut bytes = Vec::new();
         let rip = if hits == Trigger::Pass { FUNCTION } else { record.returned().back };
         assert!(rip == FUNCTION || (rip == back && record.returned().value == 0x1111_0000));
-        assert!(work.replay(&capture, &record, rip, 0, 0, &mut bytes));
+        assert!(work.replay(&capture, &record, RecordedAt { rip, slide: 0, cpu: 0 }, &mut bytes));
         captured = Some(bytes);
     })
     .unwrap();

@@ -13,7 +13,7 @@ use probe_engine::detour::groups::groups;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Drained, Record, Returned, Ring, counter, hits};
-use probe_engine::detour::work::Work;
+use probe_engine::detour::work::{RecordedAt, Work};
 use probe_engine::probe::table::ProbeId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +55,16 @@ pub(super) struct DetourRings {
     ends: RingEnds,
 }
 
+/// The clocks by which records are told, at one moment.
+pub(super) struct Times<'a> {
+    /// From ticks to nanoseconds.
+    pub(super) rate: Rate,
+    /// The guest's own.
+    pub(super) guest: &'a GuestTime,
+    /// Nanoseconds since the guest was started.
+    pub(super) now: u64,
+}
+
 impl DetourRings {
     pub(super) fn new(ram: Arc<GuestRam>, cpus: u8, ends: RingEnds) -> Self {
         let rings = Rings::of(cpus);
@@ -63,16 +73,15 @@ impl DetourRings {
         Self { ram, rings, instances, read: HashMap::new(), is_closed: false, ends }
     }
 
-    /// Appends what has come in until `now`, in nanoseconds since the guest was started. Records of no probe are not ours.
+    /// Appends what has come in until now. Records of no probe are not ours.
     /// Returns until when all has been read: where there is more in a ring than is read at a time, that is not now.
     pub(super) fn drain(
         &mut self,
-        rate: Rate,
-        time: &GuestTime,
-        now: u64,
+        times: &Times<'_>,
         known: &HashMap<u32, DetouredProbe>,
         batch: &mut Vec<Event>,
     ) -> u64 {
+        let Times { rate, guest, now } = *times;
         let mut until = now;
         if known.is_empty() {
             return until;
@@ -83,13 +92,13 @@ impl DetourRings {
             ends.begin(vcpu);
             // The memory is there as long as the guest is.
             let drained = ring.drain(&**ram, |record| {
-                last = rate.nanos(time.to_host(record.ticks));
+                last = rate.nanos(guest.to_host(record.ticks));
                 if last > now {
                     // It has come in since. Whatever the guest says, it was not later than this.
                     last = last.min(rate.nanos(ticks()));
                 }
                 let known = known.get(&record.probe);
-                let when = (last, time.nanos(record.ticks));
+                let when = (last, guest.nanos(record.ticks));
                 if let Some(event) = known.and_then(|known| known.event(vcpu, when, &record, rate)) {
                     *read.entry(record.probe).or_default() += 1;
                     batch.push(event);
@@ -181,7 +190,12 @@ impl DetouredProbe {
                 (back, What::Return { value, duration })
             }
         };
-        let is_its = self.work.replay(capture, record, rip, self.slide, vcpu, &mut captured);
+        let is_its = self.work.replay(
+            capture,
+            record,
+            RecordedAt { rip, slide: self.slide, cpu: vcpu },
+            &mut captured,
+        );
         is_its.then(|| Event {
             nanos,
             guest_nanos,

@@ -102,7 +102,12 @@ fn memory_is_what_the_record_has_kept_of_it() {
     };
     let read = |area: Vec<u64>| {
         let mut captured = Vec::new();
-        assert!(work.replay(&fields, &record(area), Gva(0x55), 0, 0, &mut captured));
+        assert!(work.replay(
+            &fields,
+            &record(area),
+            RecordedAt { rip: Gva(0x55), slide: 0, cpu: 0 },
+            &mut captured
+        ));
         captured
     };
     let captured = read(area.concat());
@@ -157,7 +162,12 @@ fn at_a_return_memory_is_what_the_value_and_the_arguments_lead_to() {
     let registers = [vec![3, 0x5000, 0, 0, 0, 0, 0x8000], area.concat()].concat();
     let record = Record { ticks: 9, probe: 0, task, args: [0x9000, 1, 0x55, 0, 0, 0], registers };
     let mut captured = Vec::new();
-    assert!(work.replay(&fields, &record, record.returned().back, 0, 0, &mut captured));
+    assert!(work.replay(
+        &fields,
+        &record,
+        RecordedAt { rip: record.returned().back, slide: 0, cpu: 0 },
+        &mut captured
+    ));
     let values: Vec<_> = fields.values(&captured).map(|(_, value)| value).collect();
     assert_eq!(values[0], Value::Text { bytes: b"/etc/passwd", cut: false });
     assert_eq!(values[1], Value::Bytes(b"four"));
@@ -274,7 +284,7 @@ fn a_record_has_the_task_and_where_the_cpu_has_its_own_variables() {
     assert_eq!(work.words(), registers.len());
     let record = Record { ticks: 1, probe: 0, task: task(Gva(0x7000)), args: [0, 1, 2, 3, 4, 5], registers };
     let mut captured = Vec::new();
-    assert!(work.replay(&fields, &record, Gva(0x55), 0x10, 0, &mut captured));
+    assert!(work.replay(&fields, &record, RecordedAt { rip: Gva(0x55), slide: 0x10, cpu: 0 }, &mut captured));
     let values: Vec<_> = fields.values(&captured).map(|(_, value)| value.number()).collect();
     assert_eq!(values, [Some(0x7000), Some(7), Some(0xabc + PER_CPU + 4), Some(9)]);
 }
@@ -298,14 +308,22 @@ fn a_record_is_read_as_the_hit_would_have_been() {
     let record =
         Record { ticks: 1, probe: 0, task, args: [-100i64 as u64, 1, 2, 3, 4, 5], registers: vec![0xabc] };
     let mut captured = Vec::new();
-    assert!(work.replay(&capture, &record, Gva(0x55), 0x10, 0, &mut captured));
+    assert!(work.replay(
+        &capture,
+        &record,
+        RecordedAt { rip: Gva(0x55), slide: 0x10, cpu: 0 },
+        &mut captured
+    ));
     let values: Vec<_> = capture.values(&captured).map(|(_, value)| value).collect();
     assert_eq!(values[0].signed(), Some(-100));
     assert_eq!(values[1].number(), Some(0xabc));
     assert_eq!(values[2].text(), Some(&b"cat"[..]));
     assert_eq!((values[3].number(), values[4].number()), (Some(0x55), Some(0x1010)));
     let other = Record { args: [1; 6], ..record };
-    assert!(!work.replay(&capture, &other, Gva(0x55), 0x10, 0, &mut captured), "its filter says no");
+    assert!(
+        !work.replay(&capture, &other, RecordedAt { rip: Gva(0x55), slide: 0x10, cpu: 0 }, &mut captured),
+        "its filter says no"
+    );
 }
 
 #[test]

@@ -44,6 +44,17 @@ pub(super) struct TypeIdentity {
     pub(super) members: u64,
 }
 
+/// The members of a structure or a union, or the enumerators of an enumeration.
+pub(super) struct TypeParts {
+    /// There are bit-fields among the members, or negative values among the enumerators.
+    pub(super) flag: bool,
+    pub(super) count: usize,
+    /// What follows the type's record.
+    pub(super) words: Vec<u32>,
+    /// Enumerators have 64 bits.
+    pub(super) is_wide: bool,
+}
+
 /// All types so far, numbered from 1 on.
 #[derive(Default)]
 pub(super) struct TypePool {
@@ -108,10 +119,10 @@ impl TypePool {
     }
 
     /// Gives a declared type its parts.
-    pub(super) fn fill(&mut self, number: u32, flag: bool, count: u32, rest: Vec<u32>, is_wide: bool) {
+    pub(super) fn fill(&mut self, number: u32, parts: TypeParts) {
         if let Some(record) = (number as usize).checked_sub(1).and_then(|index| self.records.get_mut(index)) {
-            (record.flag, record.count, record.rest) = (flag, count, rest);
-            if is_wide {
+            (record.flag, record.count, record.rest) = (parts.flag, parts.count as u32, parts.words);
+            if parts.is_wide {
                 record.kind = kind::ENUM64;
             }
         }

@@ -1,11 +1,11 @@
 //! Functions that the compiler has inlined: where their code lies, and who has called them from where.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use gimli::{AttributeValue, UnitOffset, UnitRef, constants as dw};
 
 use super::code::CodeAttributes;
-use super::files::{Files, UnitFiles};
 use super::units::Units;
 use super::{DwarfError, Slice};
 use crate::addr::Gva;
@@ -76,14 +76,13 @@ impl Inlined {
         Self { calls: vec![none], names: vec![String::new()], ..Self::default() }
     }
 
-    /// Adds those of a unit whose code lies behind `base`.
+    /// Adds those of a unit whose code lies behind `base`. `number_of` gives a file of the unit its number.
     pub(super) fn collect<'a>(
         &mut self,
         unit: UnitRef<'_, Slice<'a>>,
         base: Gva,
         units: &mut Units<'a>,
-        unit_files: &mut UnitFiles<'_, 'a>,
-        files: &mut Files,
+        mut number_of: impl FnMut(u64) -> u32,
     ) -> Result<(), DwarfError> {
         let mut entries = unit.entries_raw(None)?;
         // The inlined calls around the entry, each with its depth in the tree.
@@ -113,12 +112,12 @@ impl Inlined {
                     }
                     let caller = around.last().map_or(NO_CALL, |(_, call)| *call);
                     let function = self.function(unit, units, found.origin.as_ref(), &mut names)?;
-                    let file = unit_files.number(found.file, files);
+                    let file = number_of(found.file);
                     let call = self.call(InlinedCall { caller, function, file, line: found.line });
                     let depth_of_calls = around.len() as u32;
                     found
                         .code
-                        .pieces(unit, |low, high| self.add_stretch(base, low, high, call, depth_of_calls))?;
+                        .pieces(unit, |low, high| self.add_stretch(base, low..high, call, depth_of_calls))?;
                     around.push((depth, call));
                     continue;
                 }
@@ -136,16 +135,9 @@ impl Inlined {
         })
     }
 
-    fn add_stretch(
-        &mut self,
-        base: Gva,
-        low: u64,
-        high: u64,
-        call: u32,
-        depth: u32,
-    ) -> Result<(), DwarfError> {
+    fn add_stretch(&mut self, base: Gva, code: Range<u64>, call: u32, depth: u32) -> Result<(), DwarfError> {
         let offset = |at| Gva(at).offset_from(base).and_then(|offset| u32::try_from(offset).ok());
-        let (Some(start), Some(end)) = (offset(low), offset(high)) else { return Ok(()) };
+        let (Some(start), Some(end)) = (offset(code.start), offset(code.end)) else { return Ok(()) };
         if start >= end {
             return Ok(());
         }

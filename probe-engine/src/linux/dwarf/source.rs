@@ -38,7 +38,7 @@ impl SourceMap {
             let unit = unit.unit_ref(&dwarf);
             let mut unit_files = UnitFiles::new(unit);
             rows::collect(unit, base, &mut unit_files, &mut files, &mut rows)?;
-            inlined.collect(unit, base, &mut units, &mut unit_files, &mut files)?;
+            inlined.collect(unit, base, &mut units, |file| unit_files.number(file, &mut files))?;
         }
         rows::sort(&mut rows);
         let calls = innermost(std::mem::take(&mut inlined.stretches));

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use gimli::{UnitRef, constants as dw};
 
 use super::attributes::{Attributes, Constant};
-use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypePool};
+use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypeParts, TypePool};
 use super::files::{Files, UnitFiles};
 use super::type_dies::{DieState, TypeDie};
 use super::units::Units;
@@ -279,7 +279,8 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
                     if has_bits { (bits & 0xff) << 24 | (place as u32 & 0xff_ffff) } else { place as u32 };
                 rest.extend([self.name(part, pool)?, self.number(part.ty), place]);
             }
-            pool.fill(number, has_bits, entry.parts.len() as u32, rest, false);
+            let count = entry.parts.len();
+            pool.fill(number, TypeParts { flag: has_bits, count, words: rest, is_wide: false });
         }
         Ok(())
     }
@@ -320,7 +321,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
                 rest.push((value >> 32) as u32);
             }
         }
-        pool.fill(number, is_signed, entry.parts.len() as u32, rest, is_wide);
+        pool.fill(number, TypeParts { flag: is_signed, count: entry.parts.len(), words: rest, is_wide });
         Ok(())
     }
 }

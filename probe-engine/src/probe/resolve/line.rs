@@ -1,11 +1,10 @@
 //! From a source line to places: `do_sys_openat2:1420`, `fs/open.c:1420`.
 
-use std::ops::Range;
+use std::collections::BTreeSet;
 
 use super::super::place::{Place, in_kernel};
 use super::super::spec::{LineOf, Location, ProbeSpec};
 use super::{Refused, ResolveError, Resolved, name_of, resolve, resolve_symbol};
-use crate::addr::Gva;
 use crate::linux::dwarf::{LinePlace, SourceMap};
 use crate::linux::kernel::Kernel;
 
@@ -29,7 +28,7 @@ pub fn resolve_in_source(
     };
     let places = source.places(file, *line, within.as_ref(), kernel.symbols());
     if places.is_empty() {
-        return Err(no_code(spec, of, *line, file, within.as_ref(), source));
+        return Err(no_code(spec, of, *line, file, &source.lines_with_code(file, within.as_ref())));
     }
     let mut resolved = Resolved::default();
     for place in places {
@@ -67,16 +66,8 @@ fn one_file<'s>(name: &str, line: u32, source: &'s SourceMap) -> Result<&'s str,
     }
 }
 
-/// What is said of a line without code: which lines have some.
-fn no_code(
-    spec: &ProbeSpec,
-    of: &LineOf,
-    line: u32,
-    file: &str,
-    within: Option<&Range<Gva>>,
-    source: &SourceMap,
-) -> ResolveError {
-    let lines = source.lines_with_code(file, within);
+/// What is said of a line without code: which `lines` have some.
+fn no_code(spec: &ProbeSpec, of: &LineOf, line: u32, file: &str, lines: &BTreeSet<u32>) -> ResolveError {
     let nearest = lines.range(line..).next().or(lines.range(..line).next_back()).copied();
     match of {
         LineOf::File(_) => ResolveError::NoCode { file: file.to_owned(), line, nearest },
