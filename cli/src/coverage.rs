@@ -10,7 +10,7 @@ use crate::lcov::{self, Probed};
 use crate::output::{FunctionText, GuestNames, Out, PrefixTable, end, say_armed};
 use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
 use crate::requests::traced;
-use crate::run::{self, SessionKernel};
+use crate::run::{self, Machine, SessionKernel};
 use crate::say::{self, note, say, standard_error};
 use crate::symbol_file::KernelSource;
 use crate::target::{self, Serving, Target};
@@ -86,8 +86,9 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let Target { kernel, probes, lines, unwind, serving, .. } = target;
             let entries: Vec<Gva> = probes.iter().map(|asked| entry(&asked.place)).collect();
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
-            let known = SessionKernel { image, kernel, names: false, unwind, serving, late };
-            let ran = run::session(&args.guest, &files, known, &here, probes.collect(), &mut calls)?;
+            let kernel = SessionKernel { image, landmarks: kernel, names: false, unwind, serving, late };
+            let machine = Machine { guest: &args.guest, files: &files, kernel, host: &here };
+            let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
             calls.events.sort_by_key(|call| call.nanos);
             for (out, format) in places {

@@ -105,11 +105,12 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving, .. } = target;
     let image = std::mem::take(&mut files.image);
-    let known = SessionKernel { image, kernel, names, unwind, serving, late };
+    let kernel = SessionKernel { image, landmarks: kernel, names, unwind, serving, late };
     let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
-    let ran = session(&args.guest, &files, known, host, probes, &mut writer)?;
+    let machine = Machine { guest: &args.guest, files: &files, kernel, host };
+    let ran = session(machine, probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
     if let Some(error) = writer.failure().or(summary.as_ref().err()) {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -190,7 +191,7 @@ pub(crate) struct Ran {
 pub(crate) struct SessionKernel {
     /// What goes to the guest's memory.
     pub(crate) image: Vec<u8>,
-    pub(crate) kernel: Landmarks,
+    pub(crate) landmarks: Landmarks,
     /// Whether what it loads has names.
     pub(crate) names: bool,
     /// How its stacks are walked.
@@ -201,19 +202,20 @@ pub(crate) struct SessionKernel {
     pub(crate) late: bool,
 }
 
-/// Runs the guest with `probes` to its end, with this process's terminal. `names`: those of modules' functions are
-/// wanted.
-pub(crate) fn session(
-    guest: &Guest,
-    files: &Files,
-    known: SessionKernel,
-    host: &Host,
-    probes: Vec<Probe>,
-    sink: &mut dyn Sink,
-) -> Result<Ran> {
-    if let Some(work) = &files.work {
-        return with_command(guest, files, work, known, host, probes, sink);
+/// A machine that is to run, and where.
+pub(crate) struct Machine<'a> {
+    pub(crate) guest: &'a Guest,
+    pub(crate) files: &'a Files,
+    pub(crate) kernel: SessionKernel,
+    pub(crate) host: &'a Host,
+}
+
+/// Runs the guest with `probes` to its end, with this process's terminal.
+pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
+    if let Some(work) = &machine.files.work {
+        return with_command(machine, work, probes, sink);
     }
+    let Machine { guest, files, kernel, host } = machine;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
@@ -227,7 +229,7 @@ pub(crate) fn session(
         (false, true) if !interactive => Box::new(work::Console::new(true)),
         (false, _) => Box::new(console.clone()),
     };
-    let machine = machine(guest, files, known).terminal(Terminal { out, input, interactive });
+    let machine = built(guest, files, kernel).terminal(Terminal { out, input, interactive });
     let machine = machine.timeout(timeout(guest.timeout, if interactive { None } else { RUN }));
     confine::whole_process()?;
     let mut session = host.session(machine)?;
@@ -244,29 +246,22 @@ pub(crate) fn session(
 }
 
 /// The machine that `guest` asks for, without a console.
-fn machine<'a>(guest: &Guest, files: &'a Files, known: SessionKernel) -> vmm::guest::Guest<'a> {
-    vmm::guest::Guest::resolved(Some(known.image.into()), known.kernel)
+fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::guest::Guest<'a> {
+    vmm::guest::Guest::resolved(Some(kernel.image.into()), kernel.landmarks)
         .initrd(&files.initramfs)
         .whole_cmdline(&cmdline(guest))
         .cpus(guest.cpus)
         .memory(guest.memory.0)
-        .names(known.names)
-        .optimize(known.serving.optimize)
-        .fall_back(known.serving.fall_back)
-        .unwind(known.unwind.map(Arc::new))
+        .names(kernel.names)
+        .optimize(kernel.serving.optimize)
+        .fall_back(kernel.serving.fall_back)
+        .unwind(kernel.unwind.map(Arc::new))
         .confine(true)
 }
 
 /// Runs the guest until its command has ended, with this process's terminal.
-fn with_command(
-    guest: &Guest,
-    files: &Files,
-    work: &Work,
-    known: SessionKernel,
-    host: &Host,
-    probes: Vec<Probe>,
-    sink: &mut dyn Sink,
-) -> Result<Ran> {
+fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
+    let Machine { guest, files, kernel, host } = machine;
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let are_files_lost = Arc::new(AtomicBool::new(false));
     let lost = {
@@ -279,10 +274,10 @@ fn with_command(
     };
     let extras = Extras { ports: vec![port], folders: Some(work.folders(guest, lost)?), rng: true };
     let console = work::Console::new(guest.verbose);
-    let (late, limit) = (known.late, timeout(guest.timeout, BOOT));
+    let (late, limit) = (kernel.late, timeout(guest.timeout, BOOT));
     let is_terminal = io::stdin().is_terminal();
     let console_only = Terminal { out: Box::new(console.clone()), input: None, interactive: false };
-    let machine = machine(guest, files, known).signals(false).terminal(console_only).extras(extras);
+    let machine = built(guest, files, kernel).signals(false).terminal(console_only).extras(extras);
     let machine = machine.timeout(timeout(guest.timeout, if is_terminal { None } else { RUN }));
     confine::whole_process()?;
     let mut session = host.session(machine)?;

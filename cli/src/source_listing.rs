@@ -29,7 +29,8 @@ pub(crate) fn show(args: &List, name: &str, kernel: &Kernel, source: &KernelSour
     let function = kernel.symbols().find(name, |symbol| symbol.is_text());
     let entry = function.map_err(|which| anyhow::anyhow!("in the kernel, {which}"))?.at;
     let file = map.file_of(entry).with_context(|| format!("from which file `{name}` is, is not known"))?;
-    let rows = rows(map, file, entry, kernel, &debug, args.format)?;
+    // Variables are for programs alone.
+    let rows = rows(map, file, entry, kernel, (args.format == Format::Json).then_some(&debug))?;
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
         bail!("no line of {file} has code of `{name}`");
     };
@@ -88,22 +89,21 @@ struct JsonRow<'a> {
     row: &'a LineRow,
 }
 
-/// By line. Variables are looked up for programs alone.
+/// By line, with the variables that `debug` knows, where there is one.
 fn rows(
     map: &SourceMap,
     file: &str,
     entry: Gva,
     kernel: &Kernel,
-    debug: &DebugInfo<'_>,
-    format: Format,
+    debug: Option<&DebugInfo<'_>>,
 ) -> Result<Vec<LineRow>> {
     let within = kernel.function(entry);
     let numbers = map.lines_with_code(file, within.as_ref());
     let places = numbers.iter().flat_map(|line| map.places(file, *line, within.as_ref(), kernel.symbols()));
     let row = |LinePlace { at, line, inlined, .. }| {
-        let variables = match format {
-            Format::Json => debug.variables_at(at)?.unwrap_or_default().variables,
-            Format::Text => Vec::new(),
+        let variables = match debug {
+            Some(debug) => debug.variables_at(at)?.unwrap_or_default().variables,
+            None => Vec::new(),
         };
         let readable = variables.into_iter().filter(|variable| variable.place.is_ok());
         Ok(LineRow {

@@ -4,7 +4,7 @@ use crate::clock::{Rate, ticks};
 use crate::memory::GuestRam;
 use crate::stack::{MOST_PIECES, Piece, Stack};
 pub use captured::Captured;
-use detoured::DetourRings;
+use detoured::{DetourRings, Times};
 pub use detoured::{DetouredProbe, MissedByDetours};
 use guest_time::GuestTime;
 use probe_engine::addr::{Gpa, Gva};
@@ -39,14 +39,20 @@ const PIECES: usize = 128 << 10;
 /// How many probes a session can register, unregistered ones included.
 pub const MAX_PROBES: usize = 1 << 20;
 
-/// An event as a vCPU notes it down.
+/// A hit as a vCPU has seen it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SeenHit {
+    pub(crate) ticks: u64,
+    pub(crate) probe: ProbeId,
+    pub(crate) rip: Gva,
+    pub(crate) what: What<Ticks>,
+    pub(crate) task: Option<Task>,
+}
+
+/// What a vCPU notes down of a hit.
 #[derive(Debug, Clone, Copy)]
 struct RingRecord {
-    ticks: u64,
-    probe: ProbeId,
-    rip: Gva,
-    what: What<Ticks>,
-    task: Option<Task>,
+    hit: SeenHit,
     /// How many bytes of captured values are its own.
     captured: u32,
     /// How many pieces of stacks are.
@@ -229,23 +235,16 @@ impl Recorder {
         self.counters.count(probe);
     }
 
-    /// Notes a hit down, which has been counted, with what was [captured](Self::capture) and its
+    /// Notes `hit` down, which has been counted, with what was [captured](Self::capture) and its
     /// [stack](Self::stack). There must be [space](Self::has_space).
-    pub(crate) fn record(
-        &mut self,
-        ticks: u64,
-        probe: ProbeId,
-        rip: Gva,
-        what: What<Ticks>,
-        task: Option<Task>,
-    ) {
+    pub(crate) fn record(&mut self, hit: SeenHit) {
         // The bytes come first: whoever sees the record finds them.
         let captured = match self.bytes.push_entire_slice(&self.captured) {
             Ok(()) => self.captured.len() as u32,
             Err(_) => 0,
         };
         let stack = std::mem::take(&mut self.stack);
-        let _ = self.ring.push(RingRecord { ticks, probe, rip, what, task, captured, stack });
+        let _ = self.ring.push(RingRecord { hit, captured, stack });
     }
 }
 
@@ -320,16 +319,16 @@ impl Reader {
         let now = rate.nanos(ticks());
         let mut batch = std::mem::take(&mut self.early);
         let mut until = match &mut self.detours {
-            Some(detours) => detours.drain(rate, &self.guest_time, now, known, &mut batch),
+            Some(detours) => detours.drain(&Times { rate, guest: &self.guest_time, now }, known, &mut batch),
             None => now,
         };
         for (vcpu, (ring, bytes, stacks)) in self.rings.iter_mut().enumerate() {
             // Only what is there now: a busy vCPU must not keep the reader here.
             for _ in 0..ring.slots() {
-                let Ok(RingRecord { ticks, probe, rip, what, task, captured: len, stack }) = ring.pop()
-                else {
+                let Ok(RingRecord { hit, captured: len, stack }) = ring.pop() else {
                     break;
                 };
+                let SeenHit { ticks, probe, rip, what, task } = hit;
                 let stack = Stack::of((0..stack).map_while(|_| stacks.pop().ok()));
                 let mut captured = vec![0; len as usize];
                 // They were pushed before their record.

@@ -1,7 +1,10 @@
 use super::*;
 use crate::clock::Clock;
 
-const HIT: What<Ticks> = What::Hit { args: [0; 6] };
+fn seen(ticks: u64, rip: u64) -> SeenHit {
+    let what = What::Hit { args: [0; 6] };
+    SeenHit { ticks, probe: ProbeId(0), rip: Gva(rip), what, task: None }
+}
 
 #[test]
 fn hits_of_all_vcpus_come_out_in_order_of_time() {
@@ -9,7 +12,7 @@ fn hits_of_all_vcpus_come_out_in_order_of_time() {
     let (mut recorders, mut reader) = rings(2);
     for n in 0..10 {
         recorders[n % 2].count(ProbeId(0));
-        recorders[n % 2].record(ticks(), ProbeId(0), Gva(n as u64), HIT, None);
+        recorders[n % 2].record(seen(ticks(), n as u64));
     }
     let hits = reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap();
     let order: Vec<u64> = hits.iter().map(|hit| hit.rip.0).collect();
@@ -24,7 +27,7 @@ fn what_comes_too_early_is_kept_until_its_time() {
     let (mut recorders, mut reader) = rings(1);
     let (now, later) = (ticks(), u64::MAX);
     for ticks in [later, now] {
-        recorders[0].record(ticks, ProbeId(0), Gva(ticks), HIT, None);
+        recorders[0].record(seen(ticks, ticks));
     }
     let mut drain = || reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap();
     assert_eq!(drain().iter().map(|hit| hit.rip).collect::<Vec<_>>(), [Gva(now)]);
@@ -39,7 +42,7 @@ fn what_says_that_it_comes_later_is_not_kept_without_end() {
     let (mut kept, mut read) = (0, 0);
     for _ in 0..100 {
         while recorders[0].has_space(1) {
-            recorders[0].record(u64::MAX, ProbeId(0), Gva(0), HIT, None);
+            recorders[0].record(seen(u64::MAX, 0));
         }
         read += reader.drain(clock.rate(), &HashMap::new(), &[]).unwrap().len();
         kept = kept.max(reader.early.iter().map(Event::bytes).sum());
@@ -52,7 +55,7 @@ fn a_full_ring_says_so_before_a_hit_is_lost() {
     let (mut recorders, mut reader) = rings(1);
     let mut recorded = 0;
     while recorders[0].has_space(2) {
-        recorders[0].record(0, ProbeId(0), Gva(0), HIT, None);
+        recorders[0].record(seen(0, 0));
         recorded += 1;
     }
     assert_eq!(recorded, RING - 1);

@@ -4,7 +4,7 @@ use super::note::note;
 use super::tables::VcpuTables;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
-use crate::events::{Ticks, What};
+use crate::events::{SeenHit, Ticks, What};
 use crate::kvm::Shadow;
 use crate::memory::GuestRam;
 use crate::probe::{Active, Data, HandlerRequest, Hit, Kind, Miss, ReturnHandlers};
@@ -27,11 +27,11 @@ pub(super) fn enter(
     let slot = Gva(hit.regs.rsp);
     let Ok(back) = hit.memory.read_u64(slot).map(Gva) else { return probe.miss(Miss::NoStack) };
     let task = current_task(tables, &hit.memory, hit.area);
-    let Some(number) = reserve(pool, hit.vcpu, task, slot, back, tables) else {
+    let (at, args) = (hit.regs.rip, hit.regs.args());
+    let call = Call { task, function: hit.at, slot, back, ticks: hit.ticks, args };
+    let Some(number) = reserve(pool, hit.vcpu, &call, tables) else {
         return probe.miss(Miss::NoInstance);
     };
-    let at = hit.regs.rip;
-    let args = hit.regs.args();
     let data = match &handlers.entry {
         None => None,
         Some(entry) => match probe.call(hit, |hit| entry(hit)) {
@@ -45,22 +45,15 @@ pub(super) fn enter(
         pool.release(number);
         return probe.miss(Miss::NoStack);
     }
-    pool.follow(number, Call { task, function: hit.at, slot, back, ticks: hit.ticks, args }, data);
+    pool.follow(number, call, data);
 }
 
-/// A free instance. When there is none, calls of this task that cannot return any more make room: those below
+/// A free instance for `call`. When there is none, calls of its task that cannot return any more make room: those below
 /// on its stack, and one in this very slot unless the slot leads to a trampoline already (as in a tail call).
-fn reserve(
-    pool: &Pool<Data>,
-    vcpu: usize,
-    task: Gva,
-    slot: Gva,
-    back: Gva,
-    tables: &VcpuTables,
-) -> Option<u32> {
+fn reserve(pool: &Pool<Data>, vcpu: usize, call: &Call, tables: &VcpuTables) -> Option<u32> {
     pool.reserve(vcpu).or_else(|| {
-        let is_chained = tables.is_trampoline(back);
-        pool.forget_below(task, if is_chained { slot } else { slot.add(8) });
+        let is_chained = tables.is_trampoline(call.back);
+        pool.forget_below(call.task, if is_chained { call.slot } else { call.slot.add(8) });
         pool.reserve(vcpu)
     })
 }
@@ -108,7 +101,8 @@ impl Vcpu {
             let counts = self.recorder.capture(&owner.plan.capture, &scene);
             if counts {
                 let what = What::Return { value: regs.rax, duration: Ticks(duration) };
-                note(&mut self.recorder, owner, &context, &regs, Gva(regs.rip), what, task);
+                let seen = SeenHit { ticks, probe: owner.id, rip: Gva(regs.rip), what, task };
+                note(&mut self.recorder, owner, &context, &regs, seen);
             }
             if counts && let Some(handler) = &handlers.handler {
                 let mut hit = context.hit(owner.id, call.function, regs, &mut requests);

@@ -4,7 +4,7 @@ use super::note::note;
 use super::tables::{Cause, VcpuTables};
 use super::{End, Flow, Vcpu};
 use crate::clock;
-use crate::events::What;
+use crate::events::{SeenHit, What};
 use crate::kvm::{Exception, Shadow};
 use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind};
 use crate::trap::Breakpoint;
@@ -93,7 +93,8 @@ impl Vcpu {
                         requests.push(HandlerRequest::Spent);
                     }
                     let what = What::Hit { args: regs.args() };
-                    note(&mut self.recorder, probe, &context, &regs, at, what, task);
+                    let seen = SeenHit { ticks, probe: probe.id, rip: at, what, task };
+                    note(&mut self.recorder, probe, &context, &regs, seen);
                     if handlers.pre.is_some() {
                         let mut hit = context.hit(probe.id, at, regs, &mut requests);
                         hit.captured = Some((&probe.plan.capture, self.recorder.captured()));

@@ -4,7 +4,7 @@ use super::note::note;
 use super::tables::{Cause, VcpuTables};
 use super::{Flow, Vcpu};
 use crate::clock;
-use crate::events::What;
+use crate::events::{SeenHit, What};
 use crate::kvm::{DebugRegister, Exception, Shadow};
 use crate::memory::GuestRam;
 use crate::probe::{Access, Active, HandlerRequest, Kind, Watching};
@@ -96,7 +96,8 @@ impl Vcpu {
                 None => What::Hit { args: fired.regs.args() },
                 Some(Access { old, new }) => What::Access { old, new },
             };
-            note(&mut self.recorder, probe, &context, &fired.regs, Gva(fired.regs.rip), what, task);
+            let seen = SeenHit { ticks, probe: probe.id, rip: Gva(fired.regs.rip), what, task };
+            note(&mut self.recorder, probe, &context, &fired.regs, seen);
             if let Some(handler) = &watching.handler {
                 let mut hit = context.hit(probe.id, register.at, regs, &mut requests);
                 hit.access = access;

@@ -85,10 +85,9 @@ pub(super) fn run(
 
     let group = Pid::from_child(&child);
     let input = streams.input.or_else(|| child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe))));
-    thread::spawn({
-        let (outbox, closed, terminal) = (Arc::clone(outbox), Arc::clone(&pumps.closed), streams.terminal);
-        move || obey(frames, group, terminal, input, outbox, &closed)
-    });
+    let running = Running { group, terminal: streams.terminal, input, closed: Arc::clone(&pumps.closed) };
+    let taken = Arc::clone(outbox);
+    thread::spawn(move || obey(frames, running, taken));
     let status = child.wait().map_err(AgentError::file("wait for", &program))?;
     // Whatever it left behind would keep its streams open.
     let _ = kill_process_group(group, Signal::KILL);
@@ -260,15 +259,17 @@ fn resize(terminal: &OwnedFd, size: WindowSize) -> io::Result<()> {
     Ok(tcsetwinsize(terminal, size)?)
 }
 
-/// Does what comes in while the command runs. Ends with the machine.
-fn obey(
-    mut frames: Frames,
+/// A command that runs, as what comes in reaches it.
+struct Running {
     group: Pid,
     terminal: Option<OwnedFd>,
     input: Option<File>,
-    outbox: Arc<Outbox<AgentPort>>,
-    closed: &Closed,
-) {
+    closed: Arc<Closed>,
+}
+
+/// Does what comes in while the command runs. Ends with the machine.
+fn obey(mut frames: Frames, command: Running, outbox: Arc<Outbox<AgentPort>>) {
+    let Running { group, terminal, input, closed } = command;
     let (queue, typed) = sync_channel(STDIN_WINDOW);
     let mut queue: Option<SyncSender<Vec<u8>>> = Some(queue);
     thread::spawn(move || feed(input, &typed, &outbox));
