@@ -83,6 +83,9 @@ mod tests {
             "only in old.json: 3\n  pipe      3  __pipe_lock pipe_read pipe_write\n\
              only in new.json: 1\n  vfs      1  vfs_write\nin both: 2\n"
         );
+        // As wide as a column may be, and wider than any text is padded.
+        let long = run("long.json", &["b_c", &"a".repeat(70_000)]);
+        assert!(difference(&first, &long).contains(&format!("\n  b{}      1  b_c\n", " ".repeat(119))));
         assert_eq!(difference(&first, &first), "only in old.json: 0\nonly in old.json: 0\nin both: 5\n");
     }
 }

@@ -1,6 +1,6 @@
 //! One event as a line of text.
 
-use crate::record::{Function, Probe, Style};
+use crate::record::{Function, MOST_OF_A_HIT, Probe, Style, write_bounded};
 use std::fmt::{self, Display};
 use vmm::events::{Event, Nanos, What};
 
@@ -14,12 +14,15 @@ pub(super) struct EventText<'a, F> {
 impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> EventText<'a, F> {
     /// The values that were read, each as `name=value`.
     fn values(&self, f: &mut fmt::Formatter<'_>, between: &str) -> fmt::Result {
-        let mut comma = "";
-        for (name, shown) in self.fields.clone() {
-            write!(f, "{comma}{name}={shown}")?;
-            comma = between;
-        }
-        Ok(())
+        let values = fmt::from_fn(|f| {
+            let mut comma = "";
+            for (name, shown) in self.fields.clone() {
+                write!(f, "{comma}{name}={shown}")?;
+                comma = between;
+            }
+            Ok(())
+        });
+        write_bounded(f, MOST_OF_A_HIT, &values).map(drop)
     }
 }
 
@@ -43,7 +46,9 @@ impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> Display for Event
             }
             (Style::Call, What::Return { duration, .. }) => {
                 f.write_str(place)?;
-                self.fields.clone().try_for_each(|(_, shown)| write!(f, " = {shown}"))?;
+                let value =
+                    fmt::from_fn(|f| self.fields.clone().try_for_each(|(_, shown)| write!(f, " = {shown}")));
+                write_bounded(f, MOST_OF_A_HIT, &value)?;
                 took(f, *duration)
             }
             (Style::Event, What::Hit { .. }) => {

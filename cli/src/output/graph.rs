@@ -2,6 +2,7 @@
 
 use super::event::{Micros, Moment};
 use crate::record::Probe;
+use indexmap::IndexSet;
 use probe_engine::addr::Gva;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -17,6 +18,8 @@ const MOST: usize = 1 << 16;
 #[derive(Default)]
 pub(super) struct CallGraph {
     tasks: HashMap<Gva, TaskCalls>,
+    /// The functions that were called, by their numbers.
+    functions: IndexSet<String>,
     /// How many calls they have that have not returned.
     open: usize,
 }
@@ -28,13 +31,14 @@ struct TaskCalls {
     pid: u32,
     /// The outermost first.
     open: Vec<Open>,
-    /// Whether the line of the last one is still to be written: what calls nothing takes one line.
+    /// What the line of the last one begins with, if that is still to be written: what calls nothing takes one line.
     waits: Option<String>,
 }
 
 /// A call that has not returned.
 struct Open {
-    function: String,
+    /// The number of the function.
+    function: usize,
     /// When it began, in nanoseconds since the guest was started.
     began: u64,
 }
@@ -42,33 +46,39 @@ struct Open {
 impl CallGraph {
     /// Writes what an event of a function's entry or return adds to the graph.
     pub(super) fn add(&mut self, out: &mut impl Write, event: &Event, probe: &Probe) -> io::Result<()> {
-        let name = probe.place.clone();
+        if matches!(event.what, What::Access { .. }) {
+            return Ok(());
+        }
         if self.open >= MOST {
             self.finish(out)?;
             *self = Self::default();
         }
+        let name = &probe.place;
+        let function = match self.functions.get_index_of(name) {
+            Some(known) => known,
+            None => self.functions.insert_full(name.clone()).0,
+        };
         let (at, pid) = event.task.as_ref().map_or((Gva(0), 0), |task| (task.at, task.pid));
         let calls = self.tasks.entry(at).or_default();
         if calls.pid != pid {
-            calls.write_waiting(out)?;
+            calls.write_waiting(out, &self.functions)?;
             self.open -= calls.open.len();
             *calls = TaskCalls { pid, ..TaskCalls::default() };
         }
         match event.what {
             What::Hit { .. } => {
-                calls.write_waiting(out)?;
+                calls.write_waiting(out, &self.functions)?;
                 if calls.open.len() >= DEEPEST {
                     calls.open.remove(0);
                 } else {
                     self.open += 1;
                 }
-                calls.waits =
-                    Some(format!("{}{name}()", Head { event, took: None, depth: calls.open.len() }));
-                calls.open.push(Open { function: name, began: event.nanos });
+                calls.waits = Some(Head { event, took: None, depth: calls.open.len() }.to_string());
+                calls.open.push(Open { function, began: event.nanos });
             }
             What::Return { duration: took, .. } => {
                 let began = event.nanos.saturating_sub(took.0);
-                let is_its = |open: &Open| open.function == name;
+                let is_its = |open: &Open| open.function == function;
                 // In a recursion of which a return was missed, the time tells which call it is.
                 let its = calls.open.iter().rposition(|open| is_its(open) && open.began <= began);
                 let its = its.or_else(|| calls.open.iter().rposition(is_its));
@@ -78,7 +88,7 @@ impl CallGraph {
                 if its.is_some() && is_last && calls.waits.take().is_some() {
                     writeln!(out, "{head}{name}();")?;
                 } else {
-                    calls.write_waiting(out)?;
+                    calls.write_waiting(out, &self.functions)?;
                     writeln!(out, "{head}}} /* {name} */")?;
                 }
                 // Those that it called and that have not returned never will, or nobody has seen it.
@@ -95,17 +105,16 @@ impl CallGraph {
 
     /// Writes the calls that were begun last and have not returned.
     pub(super) fn finish(&mut self, out: &mut impl Write) -> io::Result<()> {
-        self.tasks.values_mut().try_for_each(|calls| calls.write_waiting(out))
+        self.tasks.values_mut().try_for_each(|calls| calls.write_waiting(out, &self.functions))
     }
 }
 
 impl TaskCalls {
     /// The last call has turned out to call others.
-    fn write_waiting(&mut self, out: &mut impl Write) -> io::Result<()> {
-        match self.waits.take() {
-            Some(line) => writeln!(out, "{line} {{"),
-            None => Ok(()),
-        }
+    fn write_waiting(&mut self, out: &mut impl Write, functions: &IndexSet<String>) -> io::Result<()> {
+        let Some(head) = self.waits.take() else { return Ok(()) };
+        let function = self.open.last().and_then(|open| functions.get_index(open.function));
+        writeln!(out, "{head}{}() {{", function.map_or("", String::as_str))
     }
 }
 
@@ -225,6 +234,20 @@ mod tests {
         graph.add(&mut out, &event(9, 8, What::Hit { args: [0; 6] }), &asked(OUTER, false)).unwrap();
         assert_eq!(graph.tasks[&Gva(8)].open.len(), 1);
     }
+
+    #[test]
+    fn a_call_keeps_no_name_and_an_access_keeps_nothing() {
+        let (mut graph, mut out) = (CallGraph::default(), Vec::new());
+        let probe = Probe { place: "f".repeat(4096), ..asked(OUTER, false) };
+        graph.add(&mut out, &event(1, 7, What::Access { old: 0, new: 1 }), &probe).unwrap();
+        assert!(graph.tasks.is_empty());
+        graph.add(&mut out, &event(1, 7, What::Hit { args: [0; 6] }), &probe).unwrap();
+        assert!(graph.tasks[&Gva(8)].waits.as_ref().unwrap().len() < 100);
+        assert_eq!(graph.functions.len(), 1);
+        graph.finish(&mut out).unwrap();
+        assert!(String::from_utf8(out).unwrap().ends_with("fff() {\n"));
+    }
+
     #[test]
     fn a_guest_that_makes_up_tasks_does_not_fill_memory_and_each_call_has_its_line() {
         let (mut graph, mut out) = (CallGraph::default(), Vec::new());

@@ -44,7 +44,7 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
 /// Widest column of a table. A recording may have names of any length.
 const WIDEST: usize = 120;
 
-/// The width of a column with these cells.
+/// The width of a column with these cells, in characters.
 pub(crate) fn width<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
-    cells.map(str::len).max().unwrap_or(0).min(WIDEST)
+    cells.map(|cell| cell.chars().count()).max().unwrap_or(0).min(WIDEST)
 }

@@ -130,7 +130,7 @@ pub(crate) fn counts(probes: &[&ProbeEnd]) -> String {
     for probe in called {
         text.push_str(&format!("{:>12}  {}\n", probe.hits, probe.probe));
     }
-    let outside: u64 = probes.iter().map(|probe| probe.outside).sum();
+    let outside = probes.iter().fold(0, |all: u64, probe| all.saturating_add(probe.outside));
     if outside > 0 {
         text.push_str(&format!("{outside:>12}  outside of the scope, of all functions together\n"));
     }

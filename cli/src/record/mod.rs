@@ -3,6 +3,7 @@
 //! The types here are the lines, for whoever writes them and for whoever reads them.
 
 mod address;
+mod bounded;
 mod filter;
 mod header;
 mod hit;
@@ -13,6 +14,7 @@ mod stack;
 mod value;
 
 pub(crate) use address::Address;
+pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};

@@ -1,5 +1,6 @@
 //! What a run came to: histograms, probes, and how it ended.
 
+use super::bounded::{name, some_name};
 use super::{Address, Kind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,6 +10,7 @@ use std::ops::AddAssign;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Entry {
     /// The histogram's name.
+    #[serde(deserialize_with = "name")]
     pub(crate) histogram: String,
     /// Each key by its name.
     pub(crate) keys: Value,
@@ -23,8 +25,10 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "histogram")]
 pub(crate) struct HistogramEnd {
+    #[serde(deserialize_with = "name")]
     pub(crate) histogram: String,
     /// In the language of definitions.
+    #[serde(deserialize_with = "name")]
     pub(crate) definition: String,
     pub(crate) hits: u64,
     pub(crate) entries: usize,
@@ -37,8 +41,10 @@ pub(crate) struct HistogramEnd {
 pub(crate) struct ProbeEnd {
     pub(crate) id: u32,
     /// As the user writes it.
+    #[serde(deserialize_with = "name")]
     pub(crate) probe: String,
     pub(crate) kind: Kind,
+    #[serde(default, deserialize_with = "some_name")]
     pub(crate) module: Option<String>,
     /// Where it stands or stood.
     pub(crate) address: Address,
@@ -47,12 +53,15 @@ pub(crate) struct ProbeEnd {
     pub(crate) outside: u64,
     pub(crate) missed: u64,
     /// Where misses come from; empty where there are none.
+    #[serde(deserialize_with = "name")]
     pub(crate) reasons: String,
     /// Calls that have not returned.
     pub(crate) outstanding: usize,
     /// [`ARMED`], or what is out of the ordinary.
+    #[serde(deserialize_with = "name")]
     pub(crate) state: String,
     /// Why it was not served by a detour, where it was to be.
+    #[serde(default, deserialize_with = "some_name")]
     pub(crate) trapped: Option<String>,
 }
 
@@ -63,6 +72,7 @@ pub(crate) struct Function {
     pub(crate) time_ns: u64,
     pub(crate) guest_ns: Option<u64>,
     pub(crate) vcpu: u32,
+    #[serde(deserialize_with = "name")]
     pub(crate) function: String,
     pub(crate) address: Address,
 }
@@ -71,6 +81,7 @@ pub(crate) struct Function {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "prefix")]
 pub(crate) struct Prefix {
+    #[serde(deserialize_with = "name")]
     pub(crate) prefix: String,
     #[serde(flatten)]
     pub(crate) count: FunctionCount,

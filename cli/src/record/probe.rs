@@ -1,6 +1,7 @@
 //! What is told of a probe before its first hit: how its hits are read and shown.
 
 use super::Address;
+use super::bounded::{name, some_name};
 use probe_engine::capture::shape::Shape;
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +12,21 @@ pub(crate) struct Probe {
     /// What its hits call it by.
     pub(crate) id: u32,
     /// As the user writes it: `vfs_read%return`.
+    #[serde(deserialize_with = "name")]
     pub(crate) probe: String,
     /// Where it stands: `vfs_read`, `vfs_read+0x10`, `dummy:dummy_xmit`, `jiffies:8:w`.
+    #[serde(deserialize_with = "name")]
     pub(crate) place: String,
     pub(crate) kind: Kind,
     /// The name that a definition gives its hits.
+    #[serde(default, deserialize_with = "some_name")]
     pub(crate) event: Option<String>,
     pub(crate) style: Style,
     /// The module that it is in.
+    #[serde(default, deserialize_with = "some_name")]
     pub(crate) module: Option<String>,
     /// The pattern that has found it.
+    #[serde(default, deserialize_with = "some_name")]
     pub(crate) pattern: Option<String>,
     /// As the kernel was linked; unknown in a module.
     pub(crate) address: Option<Address>,
@@ -70,16 +76,20 @@ pub(crate) enum Style {
 /// A histogram: several probes may share one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Histogram {
+    #[serde(deserialize_with = "name")]
     pub(crate) name: String,
     /// In the language of definitions.
+    #[serde(deserialize_with = "name")]
     pub(crate) definition: String,
 }
 
 /// A value that each hit has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Field {
+    #[serde(deserialize_with = "name")]
     pub(crate) name: String,
     /// Its type, as definitions have it.
+    #[serde(deserialize_with = "name")]
     pub(crate) r#type: String,
     /// By what its JSON is shown as text.
     pub(crate) shape: Shape,

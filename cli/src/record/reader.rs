@@ -3,7 +3,9 @@
 //! Whoever has written it may be hostile: nothing in it panics, and what is kept of it has bounds.
 
 use super::header::FORMAT;
-use super::{End, Entry, Filter, Function, Header, HistogramEnd, Hit, HitLine, Prefix, Probe, ProbeEnd};
+use super::{
+    End, Entry, Filter, Function, Header, Histogram, HistogramEnd, Hit, HitLine, Prefix, Probe, ProbeEnd,
+};
 use probe_engine::lang;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -13,8 +15,10 @@ use std::io::{self, BufRead, Read};
 
 /// The longest line that is read, in bytes. A hit holds 16 KiB of what was read in the guest, and 256 frames.
 const LONGEST: usize = 4 << 20;
-/// How many bytes of lines of probes are read: all functions of a kernel have a tenth of that.
-const MOST_OF_PROBES: usize = 512 << 20;
+/// How many bytes of lines of probes are read: all functions of a kernel have less than half of that.
+const MOST_OF_PROBES: usize = 128 << 20;
+/// How many fields a probe has at most: a definition has no room for more.
+const MOST_FIELDS: usize = 1024;
 
 /// Why a recording is not read, or not to its end.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +36,8 @@ pub(crate) enum ReadError {
     Incomplete(u64),
     #[error("its line {0} is longer than {LONGEST} bytes")]
     Long(u64),
+    #[error("its line {0} has a probe of more than {MOST_FIELDS} fields")]
+    Fields(u64),
     #[error("its probes take more than {MOST_OF_PROBES} bytes")]
     Probes,
 }
@@ -56,6 +62,8 @@ pub(crate) struct Reader<R> {
     header: Header,
     probes: BTreeMap<u32, Probe>,
     probe_bytes: usize,
+    /// What the histograms of these probes count, by their names.
+    histograms: BTreeMap<String, String>,
     /// The line that was read last, with its number.
     line: Vec<u8>,
     number: u64,
@@ -99,8 +107,17 @@ impl<R: BufRead> Reader<R> {
             return Err(ReadError::Format(header.format));
         }
         let header = serde_json::from_slice(&line).map_err(|error| ReadError::Damaged(1, error))?;
-        let probes = BTreeMap::new();
-        Ok(Self { input, header, probes, probe_bytes: 0, line, number: 1, end: None, filter: None })
+        Ok(Self {
+            input,
+            header,
+            probes: BTreeMap::new(),
+            probe_bytes: 0,
+            histograms: BTreeMap::new(),
+            line,
+            number: 1,
+            end: None,
+            filter: None,
+        })
     }
 
     /// The first line.
@@ -126,6 +143,11 @@ impl<R: BufRead> Reader<R> {
     /// All probes that have been registered so far, by their numbers.
     pub(crate) fn probes(&self) -> impl Iterator<Item = &Probe> {
         self.probes.values()
+    }
+
+    /// What the histogram with this name counts, in the language of definitions.
+    pub(crate) fn histogram(&self, name: &str) -> Option<&str> {
+        self.histograms.get(name).map(String::as_str)
     }
 
     /// The line that was read last as it was written, without its end.
@@ -176,11 +198,16 @@ impl<R: BufRead> Reader<R> {
                 Line::Hit(Box::new(hit))
             }
             "registered" => {
-                self.probe_bytes += line.len();
-                if self.probe_bytes > MOST_OF_PROBES {
-                    return Err(ReadError::Probes);
-                }
+                self.probe_bytes = count_probe(self.probe_bytes, line)?;
                 let probe: Probe = serde_json::from_slice(line).map_err(damaged)?;
+                if probe.fields.len() > MOST_FIELDS {
+                    return Err(ReadError::Fields(number));
+                }
+                if let Some(Histogram { name, definition }) = &probe.histogram
+                    && !self.histograms.contains_key(name)
+                {
+                    self.histograms.insert(name.clone(), definition.clone());
+                }
                 if let Some(filter) = &mut self.filter {
                     filter.register(&probe);
                 }
@@ -189,7 +216,10 @@ impl<R: BufRead> Reader<R> {
             }
             "entry" => Line::Entry(serde_json::from_slice(line).map_err(damaged)?),
             "histogram" => Line::Histogram(serde_json::from_slice(line).map_err(damaged)?),
-            "probe" => Line::Probe(serde_json::from_slice(line).map_err(damaged)?),
+            "probe" => {
+                self.probe_bytes = count_probe(self.probe_bytes, line)?;
+                Line::Probe(serde_json::from_slice(line).map_err(damaged)?)
+            }
             "function" => Line::Function(serde_json::from_slice(line).map_err(damaged)?),
             "prefix" => Line::Prefix(serde_json::from_slice(line).map_err(damaged)?),
             "end" => {
@@ -199,6 +229,11 @@ impl<R: BufRead> Reader<R> {
             _ => return Ok(None),
         }))
     }
+}
+
+/// How many bytes of lines of probes there are with this one.
+fn count_probe(bytes: usize, line: &[u8]) -> Result<usize, ReadError> {
+    Some(bytes + line.len()).filter(|bytes| *bytes <= MOST_OF_PROBES).ok_or(ReadError::Probes)
 }
 
 /// Why there is no line.
@@ -313,6 +348,24 @@ mod tests {
             assert!(is_cut);
             assert_eq!(error.is_some(), cut <= header, "cut at {cut}: {error:?}");
         }
+    }
+
+    #[test]
+    fn of_a_long_name_the_start_is_kept_and_no_probe_has_fields_without_end() {
+        let with = |from: &str, to: &str| example("json").replace(from, to);
+        let long = with("\"place\":\"vfs_open\"", &format!("\"place\":\"{}\"", "ü".repeat(LONGEST / 4)));
+        let mut reader = Reader::open(long.as_bytes()).unwrap();
+        while reader.next().unwrap().is_some() {}
+        assert_eq!(reader.probe(3).unwrap().place.len(), 4096);
+        assert_eq!(
+            reader.histogram("writes"),
+            Some("hist:keys=comm:values=hitcount:sort=hitcount:size=2048")
+        );
+        let field = "{\"name\":\"a\",\"type\":\"s64\",\"shape\":\"Text\"}";
+        let fields = |count| with("\"fields\":[]", &format!("\"fields\":[{}]", vec![field; count].join(",")));
+        assert_eq!(read(fields(MOST_FIELDS).as_bytes()).2, None);
+        let refused = read(fields(MOST_FIELDS + 1).as_bytes()).2.unwrap();
+        assert_eq!(refused, "its line 4 has a probe of more than 1024 fields");
     }
 
     #[test]

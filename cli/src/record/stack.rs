@@ -1,6 +1,7 @@
 //! The stack at a hit, with names: as it is written, and as text.
 
 use super::Address;
+use super::bounded::{name, some_name};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -33,10 +34,10 @@ pub(crate) struct UserStack {
 pub(crate) struct Frame {
     pub(crate) address: Address,
     /// The function, as the kernel's `%pS` writes it, and its module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
     /// The file of the source that it is from, if that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
     pub(crate) file: Option<String>,
     /// The line there, unless none is to blame.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +55,9 @@ pub(crate) struct Frame {
 /// An inlined function, and the line of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Inlined {
+    #[serde(deserialize_with = "name")]
     pub(crate) name: String,
+    #[serde(deserialize_with = "name")]
     pub(crate) file: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) line: Option<u32>,

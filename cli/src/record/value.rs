@@ -2,6 +2,7 @@
 //! it shows it.
 
 use super::address;
+use super::bounded::MOST_OF_A_HIT;
 use super::hit::unhex;
 use probe_engine::capture::names::{errno, errno_of};
 use probe_engine::capture::shape::Shape;
@@ -101,7 +102,9 @@ fn is_missing(object: &Map<String, Value>) -> bool {
 /// A string that was cut, or is no UTF-8.
 fn text_of(f: &mut fmt::Formatter<'_>, object: &Map<String, Value>) -> fmt::Result {
     let text = object.get("text").and_then(Value::as_str).unwrap_or_default();
-    let bytes = object.get("bytes").and_then(Value::as_str).and_then(unhex);
+    let bytes = object.get("bytes").and_then(Value::as_str);
+    // No hit has more, and each of its fields may ask for the same ones.
+    let bytes = bytes.filter(|digits| digits.len() <= MOST_OF_A_HIT).and_then(unhex);
     let cut = object.get("cut") == Some(&Value::Bool(true));
     write!(f, "{}", Quoted { text: bytes.as_deref().unwrap_or(text.as_bytes()), cut })
 }

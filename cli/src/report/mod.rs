@@ -169,6 +169,40 @@ mod tests {
     }
 
     #[test]
+    fn what_a_recording_repeats_has_an_end_in_every_form() {
+        // Each field shows the same value.
+        let field = "{\"name\":\"filename\",\"type\":\"string\",\"shape\":\"Text\"}";
+        let fields = vec![field; 1000].join(",");
+        let value = format!("\"filename\":\"{}\"", "x".repeat(1 << 20));
+        let recording =
+            example("json").replace(field, &fields).replace("\"filename\":\"/etc/passwd\"", &value);
+        for format in [ReportFormat::Text, ReportFormat::Perfetto, ReportFormat::Html] {
+            let (shown, is_whole) = report(&recording, format);
+            assert!(is_whole && shown.len() < 400_000, "{}", shown.len());
+        }
+        let (text, _) = report(&recording, ReportFormat::Text);
+        assert!(String::from_utf8(text).unwrap().contains("xxx...)\n"));
+    }
+
+    #[test]
+    fn columns_and_counts_have_ends() {
+        let name = format!(
+            "\"probe\":\"{}\",\"kind\":\"k\",\"module\":null,\"address\":\"0xffffffff9b442060\"",
+            "a".repeat(70_000)
+        );
+        let most = u64::MAX;
+        let recording = example("json")
+            .replace("\"probe\":\"do_sys_openat2\",\"kind\":\"k\",\"module\":null,\"address\":\"0xffffffff9b442060\"", &name)
+            .replace("\"hits\":5,\"outside\":30", &format!("\"hits\":{most},\"outside\":{most}"))
+            .replace("\"shown\":true", "\"shown\":false");
+        for format in ReportFormat::value_variants() {
+            assert!(report(&recording, *format).1);
+        }
+        let (text, _) = report(&recording, ReportFormat::Text);
+        assert!(text.split(|byte| *byte == b'\n').all(|line| line.len() < 5000));
+    }
+
+    #[test]
     fn a_recording_that_was_cut_anywhere_is_shown_to_its_last_whole_line() {
         let whole = example("json");
         for format in ReportFormat::value_variants() {

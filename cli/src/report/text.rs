@@ -32,7 +32,7 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
             Line::Entry(entry) => {
                 text.finish(&mut out)?;
                 if histogram.as_ref() != Some(&entry.histogram) {
-                    let definition = definition(recording, &entry.histogram).unwrap_or_default();
+                    let definition = recording.histogram(&entry.histogram).unwrap_or_default();
                     begin_histogram(&mut out, &entry.histogram, definition)?;
                     histogram = Some(entry.histogram);
                 }
@@ -67,12 +67,6 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     }
     out.flush()?;
     written
-}
-
-/// What a histogram counts, in the language of definitions.
-fn definition<'a>(recording: &'a Reader<impl BufRead>, name: &str) -> Option<&'a str> {
-    let mut histograms = recording.probes().filter_map(|probe| probe.histogram.as_ref());
-    Some(&histograms.find(|histogram| histogram.name == name)?.definition)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use super::tables::{Source, Tables};
 use super::write_data;
-use crate::record::{Function, Hit, Probe, Recorded, Style};
-use std::fmt::{self, Display, Write as _};
+use crate::record::{Function, Hit, MOST_OF_A_HIT, Probe, Recorded, Style, write_bounded};
+use std::fmt::{self, Display};
 use std::io::{self, Write};
 use vmm::events::{Nanos, What};
 
@@ -61,10 +61,10 @@ impl Block {
         self.push(&row, &function.function);
     }
 
-    fn push(&mut self, row: &Row, values: &impl Display) {
+    fn push(&mut self, row: &Row, values: &dyn Display) {
         let from = self.text.len();
         // Writing to a string cannot fail.
-        let _ = write!(self.text, "{values}");
+        let _ = write_bounded(&mut self.text, MOST_OF_A_HIT, values);
         let added = self.text.get(from..).unwrap_or_default().encode_utf16().count();
         self.units = self.units.saturating_add(u32::try_from(added).unwrap_or(u32::MAX));
         let [time_low, time_high] = halves(row.nanos);

@@ -64,6 +64,9 @@ impl<'a> Meta<'a> {
                 tables.without_stack
             ));
         }
+        if tables.histograms.left_out > 0 {
+            notes.push("There are more histograms than are shown.".to_owned());
+        }
         let release = header.kernel.release.clone().unwrap_or_else(|| "unknown".to_owned());
         Self {
             title: header

@@ -81,7 +81,7 @@ impl Shown {
                 self.hits += 1;
                 self.block.function(&function, &mut self.tables);
             }
-            Line::Entry(entry) => self.tables.histograms.entry(entry),
+            Line::Entry(entry) => self.tables.histograms.entry(entry, recording.text().len()),
             Line::Histogram(whole) => self.tables.histograms.whole(whole),
             // So there are no more of them than of probes.
             Line::Probe(end) if recording.probe(end.id).is_some() => self.tables.probe_end(end),

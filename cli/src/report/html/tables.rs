@@ -12,8 +12,14 @@ use serde_json::Value;
 const MOST_TASKS: usize = 1 << 16;
 /// Functions within functions that are kept; hits of other stacks have none.
 const MOST_NODES: usize = 1 << 20;
-/// Entries of histograms that are kept.
+/// Bytes of functions' names that are kept; hits of stacks with others have none.
+const MOST_NAMES: usize = 64 << 20;
+/// Entries of histograms that are kept,
 const MOST_ENTRIES: usize = 1 << 14;
+/// so many bytes of their lines,
+const MOST_OF_ENTRIES: usize = 16 << 20;
+/// and so many histograms.
+const MOST_HISTOGRAMS: usize = 1 << 12;
 /// For a hit without a stack, and what is called by nobody.
 const NO_NODE: u32 = u32::MAX;
 
@@ -25,6 +31,8 @@ pub(super) struct Tables {
     pub(super) frames: IndexSet<PageFrame>,
     /// A frame, and the one that has called it.
     nodes: IndexSet<(u32, u32)>,
+    /// How long the frames' names are, in bytes.
+    names: usize,
     pub(super) histograms: Histograms,
     /// Hits whose task or stack is left out.
     pub(super) without_task: u64,
@@ -117,7 +125,8 @@ impl Tables {
         let entry = self.probes.entry(source);
         let number = entry.index();
         let new = || PageProbe { name: source.name().to_owned(), ..PageProbe::default() };
-        entry.or_insert_with(new).hits += 1;
+        let hits = &mut entry.or_insert_with(new).hits;
+        *hits = hits.saturating_add(1);
         number as u32
     }
 
@@ -142,11 +151,14 @@ impl Tables {
         let outermost_first = process.map(PageFrame::of_process).chain(kernel.flat_map(PageFrame::all_of));
         let mut node = NO_NODE;
         for frame in outermost_first {
-            if self.nodes.len() >= MOST_NODES {
+            if self.nodes.len() >= MOST_NODES || self.names >= MOST_NAMES {
                 self.without_stack += 1;
                 return NO_NODE;
             }
-            let frame = self.frames.insert_full(frame).0 as u32;
+            let bytes = frame.0.len() + frame.1.len();
+            let (frame, is_new) = self.frames.insert_full(frame);
+            self.names += if is_new { bytes } else { 0 };
+            let frame = frame as u32;
             node = self.nodes.insert_full((frame, node)).0 as u32;
         }
         node
@@ -188,6 +200,10 @@ impl PageFrame {
 pub(super) struct Histograms {
     pub(super) all: IndexMap<String, PageHistogram>,
     entries: usize,
+    /// How long the lines of these are, in bytes.
+    bytes: usize,
+    /// Lines of histograms that are left out.
+    pub(super) left_out: u64,
 }
 
 #[derive(Default, Serialize)]
@@ -208,16 +224,23 @@ struct Row {
 }
 
 impl Histograms {
-    fn called(&mut self, name: String) -> &mut PageHistogram {
+    /// The histogram of this name, unless there are too many.
+    fn called(&mut self, name: String) -> Option<&mut PageHistogram> {
+        if self.all.len() >= MOST_HISTOGRAMS && !self.all.contains_key(&name) {
+            self.left_out += 1;
+            return None;
+        }
         let new = || PageHistogram { name: name.clone(), ..PageHistogram::default() };
-        self.all.entry(name.clone()).or_insert_with(new)
+        Some(self.all.entry(name.clone()).or_insert_with(new))
     }
 
-    pub(super) fn entry(&mut self, entry: Entry) {
+    /// Adds an entry, of which the line has so many bytes.
+    pub(super) fn entry(&mut self, entry: Entry, bytes: usize) {
         self.entries += 1;
-        let kept = self.entries;
-        let histogram = self.called(entry.histogram);
-        if kept > MOST_ENTRIES {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let is_kept = self.entries <= MOST_ENTRIES && self.bytes <= MOST_OF_ENTRIES;
+        let Some(histogram) = self.called(entry.histogram) else { return };
+        if !is_kept {
             histogram.left_out += 1;
             return;
         }
@@ -225,7 +248,7 @@ impl Histograms {
     }
 
     pub(super) fn whole(&mut self, whole: HistogramEnd) {
-        let histogram = self.called(whole.histogram);
+        let Some(histogram) = self.called(whole.histogram) else { return };
         histogram.definition = whole.definition;
         histogram.hits = whole.hits;
         histogram.dropped = whole.dropped;
@@ -266,6 +289,29 @@ mod tests {
         // The ones that are left out are one that is not known.
         assert_eq!((tables.tasks.len(), tables.without_task), (MOST_TASKS + 1, 10));
         assert_eq!((tables.task(Some(&task(7))), tables.task(Some(&task(most)))), (7, most));
+    }
+
+    #[test]
+    fn a_page_has_an_end_whatever_the_recording_names() {
+        let mut tables = Tables::default();
+        let entry = |histogram: String| Entry {
+            histogram,
+            keys: Value::Null,
+            hitcount: 1,
+            values: Value::Null,
+            text: String::new(),
+        };
+        for n in 0..MOST_HISTOGRAMS + 10 {
+            tables.histograms.entry(entry(n.to_string()), 1);
+        }
+        assert_eq!((tables.histograms.all.len(), tables.histograms.left_out), (MOST_HISTOGRAMS, 10));
+        tables.histograms.entry(entry("0".to_owned()), MOST_OF_ENTRIES);
+        let first = &tables.histograms.all["0"];
+        assert_eq!((first.rows.len(), first.left_out), (1, 1));
+        for n in 0..=MOST_NAMES / 4000 {
+            tables.stack(Some(&stack(&[&format!("{n}{}", "f".repeat(2000))])));
+        }
+        assert!(tables.names < MOST_NAMES + 10_000 && tables.without_stack > 0);
     }
 
     #[test]

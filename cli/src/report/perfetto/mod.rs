@@ -4,7 +4,7 @@
 mod schema;
 
 use super::ReportError;
-use crate::record::{Header, Hit, Line, Probe, Reader, Recorded};
+use crate::record::{Header, Hit, Line, MOST_OF_A_HIT, Probe, Reader, Recorded, write_bounded};
 use probe_engine::guest_text::is_special;
 use prost::Message;
 use schema::{
@@ -219,13 +219,19 @@ fn annotations(hit: &Hit, probe: &Probe) -> Vec<(String, Value)> {
     if let What::Access { old, new } = hit.event.what {
         all.extend([("old", old), ("new", new)].map(pointer));
     }
+    let mut left = MOST_OF_A_HIT;
     for field in &probe.fields {
         let value = hit.fields.get(&field.name);
         let shown = match value {
             Some(Json::Bool(value)) => Value::Bool(*value),
             Some(Json::Number(number)) if number.is_u64() => Value::Uint(number.as_u64().unwrap_or_default()),
             Some(Json::Number(number)) if number.is_i64() => Value::Int(number.as_i64().unwrap_or_default()),
-            _ => Value::String(harmless(&Recorded { shape: &field.shape, value }.to_string())),
+            _ => {
+                let mut text = String::new();
+                // Writing to a string cannot fail.
+                left = write_bounded(&mut text, left, &Recorded { shape: &field.shape, value }).unwrap_or(0);
+                Value::String(harmless(&text))
+            }
         };
         all.push((field.name.clone(), shown));
     }
