@@ -45,11 +45,12 @@ impl GuestTime {
         ticks.wrapping_sub(self.ahead)
     }
 
-    /// Nanoseconds of the guest's clock when its counter was at `ticks`, if that is known.
+    /// Nanoseconds of the guest's clock when its counter was at `ticks`, if that is known. The guest's memory may say anything: a
+    /// clock that is beyond 2^53, where not every reader tells one nanosecond from the next, is none.
     pub(super) fn nanos(&self, ticks: u64) -> Option<u64> {
         let is_past = |line: &ClockLine| ticks.wrapping_sub(line.from).cast_signed() >= 0;
         let line = self.now.filter(is_past).or(self.before.filter(is_past))?;
-        Some(line.clock.nanos(ticks))
+        Some(line.clock.nanos(ticks)).filter(|nanos| *nanos < 1 << 53)
     }
 }
 
@@ -67,5 +68,7 @@ mod tests {
         assert_eq!((time.nanos(99), time.nanos(100)), (None, Some(1100)));
         time.know_at(200, clock(2000));
         assert_eq!((time.nanos(199), time.nanos(200), time.nanos(99)), (Some(1199), Some(2200), None));
+        time.know_at(300, clock(1 << 62));
+        assert_eq!((time.nanos(299), time.nanos(300)), (Some(2299), None));
     }
 }

@@ -68,7 +68,9 @@ function readBlock(buffer, hits, from) {
     const time = c.timeHigh[i] * 2 ** 32 + c.timeLow[i];
     const known = c.shiftHigh[i] !== NO_SHIFT;
     hits.time[at] = time;
-    hits.guest[at] = known ? time + (c.shiftHigh[i] | 0) * 2 ** 32 + c.shiftLow[i] : NaN;
+    const guest = known ? time + (c.shiftHigh[i] | 0) * 2 ** 32 + c.shiftLow[i] : NaN;
+    // The guest may say anything.
+    hits.guest[at] = guest >= 0 && guest <= Number.MAX_SAFE_INTEGER ? guest : NaN;
     hits.took[at] = c.kind[i] === 1 ? c.tookHigh[i] * 2 ** 32 + c.tookLow[i] : NaN;
   }
   return n;

@@ -29,7 +29,7 @@ function Model({ meta, hits }) {
     meta,
     hits,
     first,
-    last: Math.max(last, first + 1),
+    last: Math.max(last, first + Math.max(1, first * 2 ** -50)),
     shift,
     taskName: (task) => labelled[task],
     probeName: (probe) => meta.probes[probe].name,

@@ -3,6 +3,7 @@
 const LANES_SHOWN = 64;
 const LANE = 42;
 const AXIS = 22;
+const MOST_TICKS = 200; // labels of the axis
 const MOST = 20000; // hits that are drawn one by one
 const CALL = 13; // the height of a call
 const STYLES = ["ink", "dim", "line", "soft", "paper", "accent", "wash", "sans", "mono"].concat(
@@ -116,7 +117,11 @@ function Timeline(model) {
     const step = niceStep(view[1] - view[0], across() / 110);
     const digits = Math.min(9, Math.max(0, 9 - Math.floor(Math.log10(step) + 1e-9)));
     g.font = `11px ${colours.sans}`;
-    for (let t = Math.ceil((view[0] + model.shift) / step) * step; t <= view[1] + model.shift; t += step) {
+    const first = Math.ceil((view[0] + model.shift) / step);
+    // By number: a large time stays as it is when a small step is added.
+    for (let tick = 0; tick < MOST_TICKS; tick++) {
+      const t = (first + tick) * step;
+      if (!(t <= view[1] + model.shift)) break;
       const x = Math.round(xOf(t - model.shift)) + 0.5;
       g.strokeStyle = colours.soft;
       g.beginPath();
@@ -267,7 +272,9 @@ function Timeline(model) {
   }
 
   function look(from, to) {
-    const span = Math.min(Math.max(to - from, 50), full[1] - full[0]);
+    // Where times are large, not all numbers of nanoseconds are told apart.
+    const least = Math.max(50, full[1] * 2 ** -44);
+    const span = Math.min(Math.max(to - from, least), full[1] - full[0]);
     const start = Math.min(Math.max(from, full[0]), full[1] - span);
     view = [start, start + span];
     redraw();
