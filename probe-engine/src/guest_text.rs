@@ -60,13 +60,18 @@ fn escape(f: &mut impl Write, text: &[u8], in_quotes: bool) -> fmt::Result {
     Ok(())
 }
 
-/// Whether `c` does something to a terminal, or cannot be seen: control characters, and those that end lines, have no
-/// width, or turn the direction of writing (Unicode Standard, 23.2).
+/// Whether `c` does something to a terminal, or cannot be seen: control characters, those that end lines, have no width
+/// (Default_Ignorable_Code_Point) or turn the direction of writing (Unicode Standard, 23.2), and those that are no characters,
+/// which XML forbids.
 #[must_use]
 pub fn is_special(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+        || matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}')
+        || matches!(c, '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fdd0}'..='\u{fdef}' | '\u{fe00}'..='\u{fe0f}')
+        || matches!(c, '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}')
+        || matches!(c, '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+        || u32::from(c) & 0xfffe == 0xfffe
 }
 
 #[cfg(test)]
@@ -85,6 +90,10 @@ mod tests {
             (b"\xc2\x9b2J", "\\x9b2J"),
             (b"\x9b2J\xff", "\\x9b2J\\xff"),
             ("\u{202e}toor\u{2028}".as_bytes(), "\\u{202e}toor\\u{2028}"),
+            (
+                "\u{ffff}\u{1fffe}\u{fdd0}\u{3164}\u{fffd}".as_bytes(),
+                "\\u{ffff}\\u{1fffe}\\u{fdd0}\\u{3164}\u{fffd}",
+            ),
         ] {
             assert_eq!(Escaped(text).to_string(), shown);
         }
