@@ -16,18 +16,23 @@ struct Plain;
 
 impl serde_json::ser::Formatter for Plain {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        let mut rest = fragment;
-        while let Some((at, special)) = rest.char_indices().find(|(_, c)| is_special(*c)) {
-            let (plain, behind) = rest.split_at(at);
-            out.write_all(plain.as_bytes())?;
-            let mut units = [0; 2];
-            for unit in special.encode_utf16(&mut units) {
-                write!(out, "\\u{unit:04x}")?;
-            }
-            rest = behind.get(special.len_utf8()..).unwrap_or_default();
-        }
-        out.write_all(rest.as_bytes())
+        escape(out, fragment)
     }
+}
+
+/// Writes `text` with such characters as escapes, of which JSON has them in strings alone.
+pub(crate) fn escape<W: ?Sized + Write>(out: &mut W, text: &str) -> io::Result<()> {
+    let mut rest = text;
+    while let Some((at, special)) = rest.char_indices().find(|(_, c)| is_special(*c)) {
+        let (plain, behind) = rest.split_at(at);
+        out.write_all(plain.as_bytes())?;
+        let mut units = [0; 2];
+        for unit in special.encode_utf16(&mut units) {
+            write!(out, "\\u{unit:04x}")?;
+        }
+        rest = behind.get(special.len_utf8()..).unwrap_or_default();
+    }
+    out.write_all(rest.as_bytes())
 }
 
 #[cfg(test)]

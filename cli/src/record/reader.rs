@@ -34,6 +34,8 @@ pub(crate) enum ReadError {
     Damaged(u64, #[source] serde_json::Error),
     #[error("its line {0} lacks what its type has")]
     Incomplete(u64),
+    #[error("its line {0} is no text in UTF-8")]
+    NoText(u64),
     #[error("its line {0} is longer than {LONGEST} bytes")]
     Long(u64),
     #[error("its line {0} has a probe of more than {MOST_FIELDS} fields")]
@@ -54,6 +56,8 @@ pub(crate) enum Line {
     Function(Function),
     Prefix(Prefix),
     End,
+    /// Of a type that is not known.
+    Unknown,
 }
 
 /// Reads a recording.
@@ -65,7 +69,7 @@ pub(crate) struct Reader<R> {
     /// What the histograms of these probes count, by their names.
     histograms: BTreeMap<String, String>,
     /// The line that was read last, with its number.
-    line: Vec<u8>,
+    line: String,
     number: u64,
     end: Option<End>,
     filter: Option<Filter>,
@@ -98,15 +102,16 @@ impl<R: BufRead> Reader<R> {
                 false => "it ends within its first line",
             }));
         }
-        let header: AnyHeader =
-            serde_json::from_slice(&line).map_err(|_| ReadError::Foreign("its first line is no header"))?;
+        const NO_HEADER: ReadError = ReadError::Foreign("its first line is no header");
+        let line = String::from_utf8(line).map_err(|_| NO_HEADER)?;
+        let header: AnyHeader = serde_json::from_str(&line).map_err(|_| NO_HEADER)?;
         if header.r#type != "header" {
-            return Err(ReadError::Foreign("its first line is no header"));
+            return Err(NO_HEADER);
         }
         if header.format != u64::from(FORMAT) {
             return Err(ReadError::Format(header.format));
         }
-        let header = serde_json::from_slice(&line).map_err(|error| ReadError::Damaged(1, error))?;
+        let header = serde_json::from_str(&line).map_err(|error| ReadError::Damaged(1, error))?;
         Ok(Self {
             input,
             header,
@@ -151,7 +156,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The line that was read last as it was written, without its end.
-    pub(crate) fn text(&self) -> &[u8] {
+    pub(crate) fn text(&self) -> &str {
         self.line.trim_ascii_end()
     }
 
@@ -165,7 +170,7 @@ impl<R: BufRead> Reader<R> {
         self.end.is_none()
     }
 
-    /// The next line; `None` behind the last whole one. Types of lines that are not known are passed over.
+    /// The next line; `None` behind the last whole one.
     ///
     /// # Errors
     /// [`ReadError`] for a line that is damaged: what was read before it is sound.
@@ -173,22 +178,25 @@ impl<R: BufRead> Reader<R> {
         loop {
             self.number += 1;
             let number = self.number;
-            if !read_line(&mut self.input, &mut self.line).map_err(|error| error.at(number))? {
+            let mut line = std::mem::take(&mut self.line).into_bytes();
+            if !read_line(&mut self.input, &mut line).map_err(|error| error.at(number))? {
                 return Ok(None);
             }
+            self.line = String::from_utf8(line).map_err(|_| ReadError::NoText(number))?;
             if let Some(line) = self.parse()? {
                 return Ok(Some(line));
             }
         }
     }
 
+    /// What the line is; `None` for a hit that is not wanted.
     fn parse(&mut self) -> Result<Option<Line>, ReadError> {
         let (number, line) = (self.number, &*self.line);
         let damaged = |error| ReadError::Damaged(number, error);
-        let Type { r#type } = serde_json::from_slice(line).map_err(damaged)?;
+        let Type { r#type } = serde_json::from_str(line).map_err(damaged)?;
         Ok(Some(match &*r#type {
             "hit" | "return" | "access" => {
-                let line: HitLine<'_, Map<String, Value>> = serde_json::from_slice(line).map_err(damaged)?;
+                let line: HitLine<'_, Map<String, Value>> = serde_json::from_str(line).map_err(damaged)?;
                 let hit = line.hit().ok_or(ReadError::Incomplete(number))?;
                 if let Some(filter) = &self.filter
                     && !self.probes.get(&hit.event.probe.0).is_some_and(|probe| filter.passes(&hit, probe))
@@ -199,7 +207,7 @@ impl<R: BufRead> Reader<R> {
             }
             "registered" => {
                 self.probe_bytes = count_probe(self.probe_bytes, line)?;
-                let probe: Probe = serde_json::from_slice(line).map_err(damaged)?;
+                let probe: Probe = serde_json::from_str(line).map_err(damaged)?;
                 if probe.fields.len() > MOST_FIELDS {
                     return Err(ReadError::Fields(number));
                 }
@@ -214,25 +222,25 @@ impl<R: BufRead> Reader<R> {
                 self.probes.insert(probe.id, probe);
                 Line::Registered
             }
-            "entry" => Line::Entry(serde_json::from_slice(line).map_err(damaged)?),
-            "histogram" => Line::Histogram(serde_json::from_slice(line).map_err(damaged)?),
+            "entry" => Line::Entry(serde_json::from_str(line).map_err(damaged)?),
+            "histogram" => Line::Histogram(serde_json::from_str(line).map_err(damaged)?),
             "probe" => {
                 self.probe_bytes = count_probe(self.probe_bytes, line)?;
-                Line::Probe(serde_json::from_slice(line).map_err(damaged)?)
+                Line::Probe(serde_json::from_str(line).map_err(damaged)?)
             }
-            "function" => Line::Function(serde_json::from_slice(line).map_err(damaged)?),
-            "prefix" => Line::Prefix(serde_json::from_slice(line).map_err(damaged)?),
+            "function" => Line::Function(serde_json::from_str(line).map_err(damaged)?),
+            "prefix" => Line::Prefix(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
-                self.end = Some(serde_json::from_slice(line).map_err(damaged)?);
+                self.end = Some(serde_json::from_str(line).map_err(damaged)?);
                 Line::End
             }
-            _ => return Ok(None),
+            _ => Line::Unknown,
         }))
     }
 }
 
 /// How many bytes of lines of probes there are with this one.
-fn count_probe(bytes: usize, line: &[u8]) -> Result<usize, ReadError> {
+fn count_probe(bytes: usize, line: &str) -> Result<usize, ReadError> {
     Some(bytes + line.len()).filter(|bytes| *bytes <= MOST_OF_PROBES).ok_or(ReadError::Probes)
 }
 
@@ -304,9 +312,10 @@ mod tests {
                 Line::Histogram(end) => written.push(serde_json::to_string(&end).unwrap()),
                 Line::Probe(end) => written.push(serde_json::to_string(&end).unwrap()),
                 // Only who has counted the hits writes it.
-                Line::Entry(_) => written.push(String::from_utf8(reader.text().to_vec()).unwrap()),
+                Line::Entry(_) => written.push(reader.text().to_owned()),
                 Line::Function(function) => written.push(serde_json::to_string(&function).unwrap()),
                 Line::Prefix(prefix) => written.push(serde_json::to_string(&prefix).unwrap()),
+                Line::Unknown => panic!("{}", reader.text()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),
             }
         }
@@ -340,6 +349,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_text_is_refused_also_where_nobody_reads_it() {
+        let mut recording = example("json").as_bytes().to_vec();
+        let hit = example("json").find("\"time_ns\":2469881356").unwrap();
+        recording.splice(hit..hit, *b"\"junk\":\"\x9b31m\xff\",");
+        assert_eq!(read(&recording).2.unwrap(), "its line 6 is no text in UTF-8");
+        let junk = recording[hit..hit + 15].to_vec();
+        recording.drain(hit..hit + 15);
+        recording.splice(1..1, junk);
+        assert_eq!(read(&recording).2.unwrap(), "it is no recording of vmm: its first line is no header");
+    }
+
+    #[test]
     fn a_recording_that_was_cut_anywhere_is_read_to_its_last_whole_line() {
         let header = example("json").find('\n').unwrap();
         for cut in 0..example("json").len() {
@@ -369,13 +390,13 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_is_not_known_is_passed_over() {
+    fn a_type_that_is_not_known_is_no_damage() {
         let more = example("json").replacen(
             "{\"type\":\"hit\"",
             "{\"type\":\"new\",\"x\":[]}\n{\"type\":\"hit\"",
             1,
         );
-        assert_eq!(read(more.as_bytes()), (example("json").lines().count(), false, None));
+        assert_eq!(read(more.as_bytes()), (example("json").lines().count() + 1, false, None));
     }
 
     proptest! {

@@ -52,7 +52,7 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                 }
             }
             Line::Prefix(prefix) => prefixes.push(prefix),
-            Line::Registered | Line::End => {}
+            Line::Registered | Line::End | Line::Unknown => {}
         }
     };
     text.finish(&mut out)?;

@@ -71,7 +71,7 @@ struct Shown {
 impl Shown {
     fn add(&mut self, line: Line, recording: &Reader<impl BufRead>, out: &mut impl Write) -> io::Result<()> {
         match line {
-            Line::Registered | Line::Prefix(_) | Line::End => {}
+            Line::Registered | Line::Prefix(_) | Line::End | Line::Unknown => {}
             Line::Hit(hit) => {
                 self.hits += 1;
                 let probe = recording.probe(hit.event.probe.0);
