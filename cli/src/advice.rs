@@ -1,5 +1,6 @@
 //! What a user of this program can do about an error of the library, which knows no options.
 
+use crate::say::{Picture, plain};
 use probe_engine::lang;
 use probe_engine::linux::kernel::KernelError;
 use probe_engine::probe::resolve::ResolveError;
@@ -12,13 +13,21 @@ use vmm::guest::HostError;
 use vmm::kvm::HypervisorError;
 use vmm::session::SessionError;
 
-/// An error with its causes, and what to do about it.
+/// An error with its causes, as a person may [see](plain) them, and what to do about it.
 pub(crate) struct Advised<'a>(pub(crate) &'a anyhow::Error);
 
 impl fmt::Display for Advised<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(error) = self;
-        write!(f, "{error:#}")?;
+        let mut between = "";
+        for cause in error.chain() {
+            f.write_str(between)?;
+            match cause.downcast_ref() {
+                Some(Picture(shown)) => f.write_str(shown)?,
+                None => f.write_str(&plain(&cause))?,
+            }
+            between = ": ";
+        }
         match of(error) {
             Some(advice) => write!(f, "; {advice}"),
             None => Ok(()),
@@ -109,6 +118,13 @@ mod tests {
         assert!(said(line()).ends_with("; name the kernel's vmlinux with --symbols"));
         assert!(said(PlaceError::from(line())).ends_with("; name the kernel's vmlinux with --symbols"));
         assert_eq!(said(anyhow::anyhow!("anything")), "outside: anything");
+    }
+
+    #[test]
+    fn what_was_read_acts_on_no_terminal_and_a_picture_stays_one() {
+        let error = anyhow::anyhow!("\u{1b}[2J\n vmm: all is well");
+        assert_eq!(said(error), "outside: ?[2J? vmm: all is well");
+        assert_eq!(said(Picture("a\n  ^ \u{1b}[m".to_owned())), "outside: a\n  ^ \u{1b}[m");
     }
 
     #[test]

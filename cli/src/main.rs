@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {
-        say(Advised(&error));
+        say::say_shown(Advised(&error));
         ExitCode::from(exit_codes::USAGE)
     });
     say::finish_all();

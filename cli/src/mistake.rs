@@ -1,6 +1,7 @@
 //! How a mistake in a probe definition is shown: the definition, a mark below the mistake, and what to write instead.
 
 use crate::advice;
+use crate::say::{Picture, harmless};
 use ariadne::{CharSet, Config, IndexType, Label, Report, ReportKind, Source};
 use probe_engine::lang::Error;
 use probe_engine::lang::ast::Span;
@@ -42,11 +43,14 @@ pub(crate) fn at(written: &Written<'_>, span: Span, message: String, hint: Optio
 }
 
 fn of(written: &Written<'_>, mistake: &Mistake) -> anyhow::Error {
-    anyhow::Error::msg(render(written, mistake, io::stderr().is_terminal()))
+    Picture(render(written, mistake, io::stderr().is_terminal())).into()
 }
 
 fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> String {
     let Written { text, name, line } = *written;
+    // It may be a file of somebody else's. The mark stays where it is: what is replaced is as long.
+    let (text, name) = (harmless(text), harmless(name));
+    let name = name.as_str();
     let char_set = if color { CharSet::Unicode } else { CharSet::Ascii };
     let config = Config::default().with_index_type(IndexType::Byte).with_color(color).with_char_set(char_set);
     // Empty lines above give the definition its number in the margin, too.
@@ -56,7 +60,7 @@ fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> String {
         .with_config(config)
         .with_label(Label::new(at).with_message("here"));
     if let Some(hint) = &mistake.hint {
-        report = report.with_help(hint);
+        report = report.with_help(harmless(hint));
     }
     let source = Source::from(format!("{}{text}", "\n".repeat(above)));
     let mut shown = Vec::new();
@@ -64,7 +68,7 @@ fn render(written: &Written<'_>, mistake: &Mistake, color: bool) -> String {
     let shown = String::from_utf8_lossy(&shown);
     // Its first line is a title without a sentence.
     let picture = shown.split_once('\n').map_or("", |(_, picture)| picture).trim_end();
-    format!("{name}: {}\n{picture}", mistake.message)
+    format!("{name}: {}\n{picture}", harmless(&mistake.message))
 }
 
 #[cfg(test)]
@@ -99,6 +103,8 @@ mod tests {
         assert_eq!(lines[4].find('^'), lines[3].chars().position(|c| c == '\u{e4}'), "{lines:?}");
         let end = shown(1, "p vfs_read +0(%di");
         assert!(end.contains("probes:1:18"), "{end}");
+        let hostile = shown(1, "p vfs_read \u{202e}pos=%rdj\u{1b}[2J");
+        assert!(!hostile.contains(['\u{202e}', '\u{1b}']), "{hostile}");
         assert!(shown(1, "").contains("nothing is defined"));
         assert!(shown(3, "p f\tx=").contains("something that can be fetched is missing"));
     }

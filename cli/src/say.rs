@@ -2,9 +2,12 @@
 //!
 //! Nothing in this process waits for whoever reads standard error, but the end of the process.
 
+use crate::record::write_bounded;
 use crate::shared_terminal::{Marked, is_shared};
+use probe_engine::guest_text::is_special;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::iter;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vmm::printer::{GRACE, Printer};
@@ -49,7 +52,35 @@ pub(crate) fn is_standard_output_reserved() -> bool {
 
 /// Says `line`. Nobody may be there to read it, which changes nothing.
 pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(standard_error(), "vmm: {line}");
+    say_shown(plain(&line));
+}
+
+/// Says what was made [plain] already, or is a [`Picture`].
+pub(crate) fn say_shown(text: impl Display) {
+    let _ = writeln!(standard_error(), "vmm: {text}");
+}
+
+/// Several lines of which each part was made [harmless]. They are said as they are.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Picture(pub(crate) String);
+
+/// `line` as a person may see it: it may repeat what is in a file, or what the guest has said. It is one line, which is not
+/// longer than anybody reads.
+pub(crate) fn plain(line: &dyn Display) -> String {
+    const MOST: usize = 8 << 10;
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_bounded(&mut text, MOST, line);
+    harmless(&text)
+}
+
+/// `text` on one line, in which what would act on a terminal or cannot be seen is a question mark, byte by byte.
+pub(crate) fn harmless(text: &str) -> String {
+    let shown = |c: char| {
+        if is_special(c) && c != '\t' { iter::repeat_n('?', c.len_utf8()) } else { iter::repeat_n(c, 1) }
+    };
+    text.chars().flat_map(shown).collect()
 }
 
 /// Says `line`, which is no error, unless the user wants errors alone.
@@ -83,5 +114,22 @@ pub(crate) fn finish(printer: &Printer) -> bool {
 pub(crate) fn finish_all() {
     if let Some(Some(printer)) = STANDARD_ERROR.get() {
         finish(printer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_one_line_that_acts_on_no_terminal() {
+        let error = serde_json::from_str::<crate::record::Kind>("\"\\u001b[2J\\n vmm: all is well\u{202e}\"")
+            .unwrap_err();
+        let error = anyhow::Error::from(error).context("cannot read \u{9b}2J");
+        assert!(error.chain().any(|cause| cause.to_string().contains('\n')), "{error:?}");
+        let said = plain(&format_args!("{error:#}"));
+        assert!(said.starts_with("cannot read ??2J: ") && said.contains("all is well"), "{said}");
+        assert!(!said.chars().any(is_special), "{said}");
+        assert_eq!(plain(&"x".repeat(1 << 20)).len(), (8 << 10) + "...".len());
     }
 }
