@@ -2,6 +2,7 @@
 
 use crate::args::{Coverage, CoverageFormat, Format, word};
 use crate::choice::{Choosing, Chosen};
+use crate::exit_codes;
 use crate::file;
 use crate::guest_files::Files;
 use crate::host::{self, Inside};
@@ -91,15 +92,18 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
             calls.events.sort_by_key(|call| call.nanos);
+            let mut loss = None;
+            let mut lost = |error| {
+                say(format_args!("the functions that ran could not be written: {error}"));
+                loss = Some(error);
+            };
             for (out, format) in places {
                 let mut out = BufWriter::new(out);
                 let written = calls.write(&mut out, format, &ran.report);
-                if let Err(error) = written.and_then(|()| out.flush()) {
-                    say(format_args!("the functions that ran could not be written: {error}"));
-                }
+                written.and_then(|()| out.flush()).unwrap_or_else(&mut lost);
             }
             if let Some((out, lines)) = tracefile.zip(lines) {
-                write_lcov(out, &ran.report.probes, &entries, &lines);
+                write_lcov(out, &ran.report.probes, &entries, &lines).unwrap_or_else(&mut lost);
             }
             if args.is_table_only() || !say::is_quiet() {
                 // Nobody may be there to read it.
@@ -108,7 +112,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 let _ = standard_error().write_all(table.to_string().as_bytes());
             }
             // None of them is in a module.
-            Ok(run::exit_code(&ran, &patterns, false, &GuestNames::default()))
+            let code = run::exit_code(&ran, &patterns, false, &GuestNames::default());
+            Ok(exit_codes::with_loss(code, loss.as_ref()))
         }
     }?;
     run::note_recording(&args.guest, args.output.as_deref());
@@ -125,18 +130,17 @@ fn lines(source: &KernelSource, kernel: &Kernel) -> Result<LineTable> {
 }
 
 /// Writes all functions that were probed as a tracefile of lcov.
-fn write_lcov(out: Out<'_>, probes: &[ProbeReport], entries: &[Gva], lines: &LineTable) {
+fn write_lcov(out: Out<'_>, probes: &[ProbeReport], entries: &[Gva], lines: &LineTable) -> io::Result<()> {
     let armed = probes.iter().zip(entries).filter(|(probe, _)| was_armed(probe));
     let functions =
         armed.map(|(probe, entry)| Probed { name: &probe.name, entry: *entry, has_run: probe.hits > 0 });
     let mut out = BufWriter::new(out);
-    match lcov::write(&mut out, functions, lines).and_then(|left_out| out.flush().map(|()| left_out)) {
-        Ok(0) => {}
-        Ok(left_out) => {
-            note(format_args!("the source of {left_out} functions is not known: lcov gets none of them"))
-        }
-        Err(error) => say(format_args!("the functions that ran could not be written: {error}")),
+    let left_out = lcov::write(&mut out, functions, lines)?;
+    out.flush()?;
+    if left_out > 0 {
+        note(format_args!("the source of {left_out} functions is not known: lcov gets none of them"));
     }
+    Ok(())
 }
 
 /// Where a probed function begins, as linked.

@@ -1,5 +1,8 @@
 //! What this program ends with.
 
+use std::io::{Error, ErrorKind};
+use std::process::ExitCode;
+
 /// A probe was overwritten or never armed.
 pub(crate) const UNARMED: u8 = 122;
 /// The guest died, or halted without switching the machine off.
@@ -10,3 +13,28 @@ pub(crate) const TIMEOUT: u8 = 124;
 pub(crate) const INFRASTRUCTURE: u8 = 125;
 /// The user asked for something that cannot be done; nothing was run.
 pub(crate) const USAGE: u8 = 2;
+
+/// What a run ends with that would end with `code`, of which something could not be written that was asked for: whoever took
+/// it for a success would take what is there for all. A reader that has gone away may have seen enough.
+pub(crate) fn with_loss(code: ExitCode, loss: Option<&Error>) -> ExitCode {
+    match loss {
+        Some(error) if code == ExitCode::SUCCESS && error.kind() != ErrorKind::BrokenPipe => {
+            ExitCode::from(INFRASTRUCTURE)
+        }
+        _ => code,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_lost_is_no_success() {
+        let (full, gone) = (Error::from(ErrorKind::StorageFull), Error::from(ErrorKind::BrokenPipe));
+        assert_eq!(with_loss(ExitCode::SUCCESS, None), ExitCode::SUCCESS);
+        assert_eq!(with_loss(ExitCode::SUCCESS, Some(&full)), ExitCode::from(125));
+        assert_eq!(with_loss(ExitCode::from(DIED), Some(&full)), ExitCode::from(DIED));
+        assert_eq!(with_loss(ExitCode::SUCCESS, Some(&gone)), ExitCode::SUCCESS);
+    }
+}

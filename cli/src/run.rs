@@ -112,10 +112,12 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let machine = Machine { guest: &args.guest, files: &files, kernel, host };
     let ran = session(machine, probes, &mut writer)?;
     let summary = writer.summary(&ran.report);
-    if let Some(error) = writer.failure().or(summary.as_ref().err()) {
+    let loss = writer.failure().or(summary.as_ref().err());
+    if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    Ok(exit_code(&ran, &patterns, serving.allow_pending, writer.names()))
+    let code = exit_code(&ran, &patterns, serving.allow_pending, writer.names());
+    Ok(exit_codes::with_loss(code, loss))
 }
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,

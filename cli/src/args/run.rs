@@ -38,7 +38,8 @@ Exit codes:
          stay unarmed as long as others are
   123    the guest died (panic, triple fault), or halted without switching itself off
   124    it took longer than --timeout
-  125    the emulated host died, which says nothing about the guest, or the guest did not come to run the command
+  125    the emulated host died, which says nothing about the guest, or the guest did not come to run the command,
+         or what was to be recorded could not be written
   128+n  ended by signal n")]
 pub(crate) struct Run {
     #[command(flatten)]
