@@ -5,6 +5,7 @@ use crate::exit_codes;
 use crate::file::create;
 use crate::guest_files::{Files, cmdline};
 use crate::host_image::{Begun, with_image};
+use crate::output::is_read_at_leisure;
 use crate::say::{self, say};
 use crate::shared_terminal::{self, is_shared};
 use crate::target::Target;
@@ -12,18 +13,19 @@ use crate::time_limits::longest;
 use crate::wall_clock;
 use crate::work::Work;
 use anyhow::{Context, Result};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 use vmm::boot::{self, Payload};
 use vmm::host::{
-    EmulatedHost, Ended, HostCommand, Lost, RunError, SnapshotError, StartError, Stream, Streams, memory_for,
-    prepare,
+    EmulatedHost, Ended, HostCommand, Lost, Outlet, RunError, SnapshotError, StartError, Stream, Streams,
+    memory_for, prepare,
 };
 use vmm::printer::Printer;
 
@@ -85,11 +87,14 @@ pub(crate) fn run_emulated(
         pci,
     };
     boot::check(guest.memory.0, payload)?;
-    let output = inside.output.map(create).transpose()?;
+    let output = inside.output.map(RecordFile::create).transpose()?;
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;
-    run_in_host(begun, memory, files.work.as_ref(), longest(guest), || {
+    if inside.format.as_deref().is_some_and(|format| format != "text") {
+        say::reserve_standard_output();
+    }
+    let ended = run_in_host(begun, memory, files.work.as_ref(), longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -125,11 +130,37 @@ pub(crate) fn run_emulated(
             command = command.arg(format!("--format={format}"));
         }
         command = command.arg(format!("--emulated-at={}", wall_clock::now()));
-        if let Some(file) = &output {
-            command = command.arg("--output").output(file);
+        if let Some(output) = &output {
+            command = command.arg("--output").output(output.outlet());
         }
         command
-    })
+    });
+    if let Some(RecordFile { printer: Some(printer), .. }) = &output {
+        say::finish(printer);
+    }
+    ended
+}
+
+/// The file for what the guest's probes have found.
+struct RecordFile {
+    file: Arc<File>,
+    /// Writes there, where a reader could make this process wait.
+    printer: Option<Printer>,
+}
+
+impl RecordFile {
+    fn create(path: &Path) -> Result<Self> {
+        let file = Arc::new(create(path)?);
+        let printer = is_read_at_leisure(&file)?.then(|| Printer::of_all(file.clone())).transpose()?;
+        Ok(Self { file, printer })
+    }
+
+    fn outlet(&self) -> Outlet {
+        match &self.printer {
+            Some(printer) => printer.clone().into(),
+            None => Outlet::plain(self.file.clone()),
+        }
+    }
 }
 
 /// Runs what `command` says inside an emulated host with `memory` MiB, which may have `begun`, with our terminal, streams and signals. A host that
@@ -198,11 +229,14 @@ pub(crate) fn run_in_host<'a>(
         say::hurry();
     }
     say::finish(&stdout);
+    let mut is_lost = false;
     if let Ok(Ended { lost: Some(lost), .. }) = &ended {
+        is_lost = is_record(lost);
         say_lost(lost);
     }
-    match ended.map(|ended| ended.exit) {
-        Ok(exit) => Ok(ExitCode::from(exit.code())),
+    match ended.map(|ended| ended.exit.code()) {
+        Ok(0) if is_lost => Ok(ExitCode::from(exit_codes::INFRASTRUCTURE)),
+        Ok(code) => Ok(ExitCode::from(code)),
         Err(RunError::File(error)) => Err(error.into()),
         // What was begun has died, with its host, and with the line that it was printing.
         Err(error) => {
@@ -210,6 +244,15 @@ pub(crate) fn run_in_host<'a>(
             say(format_args!("{:#}", anyhow::Error::from(error)));
             Ok(ExitCode::from(exit_codes::INFRASTRUCTURE))
         }
+    }
+}
+
+/// Whether it is what the user wanted of the run. Whoever reads standard output may have seen enough.
+fn is_record(Lost { what, why }: &Lost) -> bool {
+    match what {
+        Stream::Output(_) => true,
+        Stream::Stdout => say::is_standard_output_reserved() && why.kind() != io::ErrorKind::BrokenPipe,
+        Stream::Stderr => false,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::say::note;
 pub(crate) use event::FunctionText;
 pub(crate) use hist::{begin_text as begin_histogram, end_text as end_histogram};
 pub(crate) use names::GuestNames;
-pub(crate) use out::Out;
+pub(crate) use out::{Out, is_read_at_leisure};
 pub(crate) use prefixes::PrefixTable;
 pub(crate) use reasons::{FEW, by_kind};
 use std::time::Duration;

@@ -14,6 +14,11 @@ pub(crate) struct Out<'a> {
     pub(super) printer: Option<Printer>,
 }
 
+/// Whether `file` is a pipe or a terminal: someone reads there, at leisure.
+pub(crate) fn is_read_at_leisure(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.file_type().is_fifo() || file.is_terminal())
+}
+
 impl Write for Out<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.to.write(bytes)
@@ -29,9 +34,9 @@ impl Write for Out<'_> {
 }
 
 impl Out<'_> {
-    /// The file that the user named, which may be a pipe or a terminal: someone reads there, at leisure.
+    /// The file that the user named.
     pub(crate) fn file(file: File) -> io::Result<Self> {
-        if file.metadata()?.file_type().is_fifo() || file.is_terminal() {
+        if is_read_at_leisure(&file)? {
             let printer = Printer::of_all(file)?;
             return Ok(Self { to: Box::new(printer.clone()), printer: Some(printer) });
         }

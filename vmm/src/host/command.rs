@@ -16,7 +16,7 @@ pub struct HostCommand<'a> {
     pub(super) args: Vec<Arg>,
     pub(super) env: Vec<(OsString, Arg)>,
     pub(super) files: Vec<FileContent<'a>>,
-    pub(super) outputs: Vec<Box<dyn Write + 'a>>,
+    pub(super) outputs: Vec<Outlet>,
 }
 
 /// What a file inside holds.
@@ -69,11 +69,11 @@ impl<'a> HostCommand<'a> {
         self
     }
 
-    /// Adds an argument that is a file to write: what is written to it inside arrives in `sink` as it happens.
+    /// Adds an argument that is a file to write: what is written to it inside goes to `outlet` as it happens.
     #[must_use]
-    pub fn output(mut self, sink: impl Write + 'a) -> Self {
+    pub fn output(mut self, outlet: Outlet) -> Self {
         self.args.push(Arg::Output(self.outputs.len()));
-        self.outputs.push(Box::new(sink));
+        self.outputs.push(outlet);
         self
     }
 
@@ -100,7 +100,8 @@ impl<'a> HostCommand<'a> {
 
 /// Where an output of a command goes.
 pub struct Outlet {
-    printer: Printer,
+    /// It is waited for, as long as nobody has asked for the end.
+    printer: Option<Printer>,
     out: Box<dyn Write + Send>,
 }
 
@@ -108,12 +109,20 @@ impl Outlet {
     /// What comes is written to `out`, which hands it on to `printer`.
     #[must_use]
     pub fn through(printer: Printer, out: impl Write + Send + 'static) -> Self {
-        Self { printer, out: Box::new(out) }
+        Self { printer: Some(printer), out: Box::new(out) }
+    }
+
+    /// What comes is written to `out`, which makes nobody wait.
+    #[must_use]
+    pub fn plain(out: impl Write + Send + 'static) -> Self {
+        Self { printer: None, out: Box::new(out) }
     }
 
     /// Prints when there is room, or at once when the end `is_asked` for.
     pub(super) fn print(&mut self, bytes: &[u8], is_asked: impl Fn() -> bool) -> io::Result<()> {
-        self.printer.wait_until_ready(is_asked);
+        if let Some(printer) = &self.printer {
+            printer.wait_until_ready(is_asked);
+        }
         self.out.write_all(bytes)
     }
 }

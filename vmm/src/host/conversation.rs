@@ -1,6 +1,6 @@
 //! The outer end of a command's run: carries its streams and our signals until it has ended.
 
-use super::command::Streams;
+use super::command::{Outlet, Streams};
 use super::protocol::{
     CommandExit, FrameReader, FromAgent, Job, Outbox, ProtocolError, STDIN_WINDOW, ToAgent,
 };
@@ -81,7 +81,7 @@ impl Read for Until<'_> {
 pub(crate) fn converse(
     control: &UnixStream,
     job: Job,
-    outputs: Vec<Box<dyn Write + '_>>,
+    outputs: Vec<Outlet>,
     streams: Streams<'_>,
 ) -> Result<Conversation, BeginError> {
     let outbox = Outbox::new(control.try_clone()?);

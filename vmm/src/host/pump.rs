@@ -8,7 +8,7 @@ use crate::session::{Keys, Typed};
 use probe_engine::guest_text::Escaped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::io::{self, BufReader, PipeReader, Write};
+use std::io::{self, BufReader, PipeReader};
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -49,10 +49,10 @@ pub struct Lost {
 }
 
 /// Where what comes out goes.
-pub(super) struct Sinks<'a> {
+pub(super) struct Sinks {
     pub(super) stdout: Outlet,
     pub(super) stderr: Outlet,
-    pub(super) outputs: Vec<Box<dyn Write + 'a>>,
+    pub(super) outputs: Vec<Outlet>,
     /// What could not be written, from then on: the first of all.
     pub(super) lost: Option<Lost>,
     /// Tells the command what nobody reads any more.
@@ -63,7 +63,7 @@ pub(super) struct Sinks<'a> {
     pub(super) is_seen: bool,
 }
 
-impl Sinks<'_> {
+impl Sinks {
     /// Carries output until the command has ended. Once that `is_asked` for, no reader is waited for.
     pub(super) fn receive(
         &mut self,
@@ -79,9 +79,8 @@ impl Sinks<'_> {
                 FromAgent::Stdout(bytes) => (print(&mut self.stdout, bytes), Stream::Stdout),
                 FromAgent::Stderr(bytes) => (print(&mut self.stderr, bytes), Stream::Stderr),
                 FromAgent::Output(index, bytes) => {
-                    let sink = self.outputs.get_mut(index as usize);
-                    let written =
-                        sink.map_or(Ok(()), |sink| sink.write_all(bytes).and_then(|()| sink.flush()));
+                    let outlet = self.outputs.get_mut(index as usize);
+                    let written = outlet.map_or(Ok(()), |outlet| print(outlet, bytes));
                     (written, Stream::Output(index as usize))
                 }
                 FromAgent::Exit(exit) => return Ok(exit),
@@ -98,9 +97,9 @@ impl Sinks<'_> {
             if let Err(why) = written {
                 // Nothing is written behind a gap.
                 if let Stream::Output(index) = what
-                    && let Some(sink) = self.outputs.get_mut(index)
+                    && let Some(outlet) = self.outputs.get_mut(index)
                 {
-                    *sink = Box::new(io::sink());
+                    *outlet = Outlet::plain(io::sink());
                 }
                 if why.kind() == io::ErrorKind::BrokenPipe {
                     let closed = match what {
