@@ -1,5 +1,8 @@
 //! Signals: those that end a run, and the one that interrupts a vCPU's KVM_RUN.
 
+mod disposition;
+
+use disposition::Disposition;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
@@ -28,18 +31,21 @@ pub fn kick(thread: &JoinHandle<()>) {
     }
 }
 
-/// The signals by which a process is told to end.
-pub(crate) const TO_END: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+/// The signals by which a process is told to end, unless it [ignores](Caught::signals) them.
+const TO_END: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
-/// As long as there is one that was not released, those signals do not what they do by default. Without one they do, also
-/// where others have asked for them.
+/// As long as there is one that was not released, those signals do not what they do by default. Without one they do what
+/// they did before there was any, also where others have asked for them.
 pub(crate) struct Caught {
     is_held: AtomicBool,
+    signals: Arc<[i32]>,
 }
 
 /// What the handlers of this process do. A handler cannot be taken back, so each is installed once.
 struct SignalHandlers {
-    /// Whether they do what a signal does by default.
+    /// Those of the signals that this process had not ignored.
+    signals: Arc<[i32]>,
+    /// Whether those that nobody had handled do what they do by default.
     by_default: Arc<AtomicBool>,
     /// How many [`Caught`] hold that off.
     holders: usize,
@@ -56,18 +62,32 @@ impl Caught {
             Some(handlers) => handlers,
             None => {
                 let by_default = Arc::new(AtomicBool::new(true));
+                let mut signals = Vec::new();
                 for signal in TO_END {
-                    flag::register_conditional_default(signal, by_default.clone())?;
+                    match Disposition::of(signal)? {
+                        Disposition::Ignored => continue,
+                        // That handler is called besides, now and afterwards.
+                        Disposition::Handled => {}
+                        Disposition::Default => {
+                            flag::register_conditional_default(signal, by_default.clone())?;
+                        }
+                    }
+                    signals.push(signal);
                 }
-                installed.insert(SignalHandlers { by_default, holders: 0 })
+                installed.insert(SignalHandlers { signals: signals.into(), by_default, holders: 0 })
             }
         };
         handlers.holders += 1;
         handlers.by_default.store(false, Ordering::Relaxed);
-        Ok(Self { is_held: AtomicBool::new(true) })
+        Ok(Self { is_held: AtomicBool::new(true), signals: handlers.signals.clone() })
     }
 
-    /// From now on they do again what they do by default, unless another one is there.
+    /// Those of the signals that this process does not ignore.
+    pub(crate) fn signals(&self) -> &[i32] {
+        &self.signals
+    }
+
+    /// From now on they do again what they did before, unless another one is there.
     pub(crate) fn release(&self) {
         let mut installed = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(handlers) = &mut *installed else { return };
@@ -89,18 +109,18 @@ pub(crate) struct Signals {
     last: Arc<AtomicUsize>,
     wake: UnixStream,
     ids: Vec<SigId>,
-    _caught: Caught,
+    caught: Caught,
 }
 
 impl Signals {
-    /// Catches the signals [to end](TO_END) from now on.
+    /// Catches the signals to end from now on, but for those that this process ignores.
     ///
     /// # Errors
     /// When the host is out of descriptors.
     pub(crate) fn catch() -> io::Result<Self> {
         let (wake, ring) = UnixStream::pair()?;
-        let mut signals = Self { last: Arc::default(), wake, ids: Vec::new(), _caught: Caught::catch()? };
-        for signal in TO_END {
+        let mut signals = Self { last: Arc::default(), wake, ids: Vec::new(), caught: Caught::catch()? };
+        for signal in signals.caught.signals.iter().copied() {
             // First the number, then the wake-up: handlers run in the order of registration.
             signals.ids.push(flag::register_usize(signal, signals.last.clone(), signal as usize)?);
             signals.ids.push(pipe::register(signal, ring.try_clone()?)?);
@@ -139,6 +159,33 @@ pub(crate) static SENDING: Mutex<()> = Mutex::new(());
 mod tests {
     use super::*;
     use signal_hook::low_level::raise;
+    use std::process::Command;
+
+    /// Set in a process that ignores SIGHUP.
+    const IGNORES: &str = "VMM_TEST_IGNORES_SIGHUP";
+
+    #[test]
+    fn what_a_process_ignored_or_handled_it_ignores_or_handles_afterwards() {
+        if std::env::var_os(IGNORES).is_none() {
+            let me = std::env::current_exe().unwrap();
+            let name = "signals::tests::what_a_process_ignored_or_handled_it_ignores_or_handles_afterwards";
+            let mut shell = Command::new("sh");
+            let ignoring = shell.args(["-c", "trap '' HUP; exec \"$0\" --exact \"$1\""]).arg(me).arg(name);
+            let output = ignoring.env(IGNORES, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{:?} {said}", output.status);
+            return;
+        }
+        let asked = Arc::new(AtomicUsize::new(0));
+        flag::register_usize(SIGTERM, asked.clone(), 7).unwrap();
+        let caught = Caught::catch().unwrap();
+        assert_eq!(caught.signals(), [SIGINT, SIGTERM, SIGQUIT]);
+        drop(caught);
+        // Each would end this process.
+        raise(SIGHUP).unwrap();
+        raise(SIGTERM).unwrap();
+        assert_eq!(asked.load(Ordering::Relaxed), 7);
+    }
 
     #[test]
     fn a_signal_is_caught_as_long_as_somebody_catches_it() {

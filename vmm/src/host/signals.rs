@@ -1,7 +1,7 @@
 //! This process's signals while a command runs inside: passed on, and in the end obeyed.
 
 use super::protocol::ToAgent;
-use crate::signals::{Caught, TO_END};
+use crate::signals::Caught;
 use crate::terminal::{RawMode, WindowSize};
 use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::{Handle, Signals};
@@ -26,7 +26,7 @@ pub(super) struct Ending {
     pub(super) ended_by: AtomicI32,
 }
 
-/// This process's signals, from now until it is dropped; then they do again what they do by default.
+/// This process's signals, from now until it is dropped; then they do again what they did.
 pub(super) struct Catcher {
     signals: Signals,
     caught: Caught,
@@ -37,7 +37,8 @@ impl Catcher {
         // Handlers run in the order of registration. What a signal does by default has to be decided before the signal is
         // told of: who is told of it may give it back.
         let caught = Caught::catch()?;
-        Ok(Self { signals: Signals::new(TO_END.iter().chain(&[SIGWINCH]))?, caught })
+        let signals = Signals::new(caught.signals().iter().chain(&[SIGWINCH]))?;
+        Ok(Self { signals, caught })
     }
 
     /// What ends [`Catcher::forward`].
