@@ -7,6 +7,7 @@
 use super::kernel::Kernel;
 use super::nearest::{nearest, suggestion};
 use crate::addr::Gva;
+use crate::guest_text::is_plain;
 use crate::insn::decode::instructions;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -172,10 +173,14 @@ impl<'a> SystemCalls<'a> {
     }
 
     fn text(&self, at: Gva) -> Option<String> {
-        let bytes = self.kernel.image().bytes_from(at)?;
-        let end = bytes.iter().take(LONGEST_NAME).position(|byte| *byte == 0)?;
-        String::from_utf8(bytes.get(..end)?.to_vec()).ok()
+        shown(self.kernel.image().bytes_from(at)?)
     }
+}
+
+/// The name that `bytes` begin with, if it may be shown as it is: the kernel's file may be anybody's.
+fn shown(bytes: &[u8]) -> Option<String> {
+    let end = bytes.iter().take(LONGEST_NAME).position(|byte| *byte == 0)?;
+    String::from_utf8(bytes.get(..end)?.to_vec()).ok().filter(|name| is_plain(name))
 }
 
 /// As `SYSCALL_DEFINE` has it.
@@ -223,6 +228,19 @@ impl SystemCall {
             None => {
                 format!("at {handler}, for programs of all sizes; requests of io_uring do not enter there")
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_acts_on_a_terminal_is_none() {
+        assert_eq!(shown(b"const char *\0x").as_deref(), Some("const char *"));
+        for other in [&b"\x1b[2Jab\n\0"[..], b"a\xc2\x9bb\0", b"\xff\0", b"without an end"] {
+            assert_eq!(shown(other), None);
         }
     }
 }
