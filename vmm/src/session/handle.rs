@@ -59,7 +59,8 @@ pub(super) enum Message {
 
 /// Changes the probes of a session while its guest runs. Can be cloned and used from any thread but the one that
 /// runs the session, and not from handlers: each call waits for the control thread, and before the guest is started for
-/// that.
+/// that. The control thread stops the guest for what it changes: a caller must hold no lock that a handler or the sink waits
+/// for, or neither of them ever goes on.
 #[derive(Clone)]
 pub struct Handle {
     messages: Sender<Message>,

@@ -87,6 +87,7 @@ use standstill::Standstill;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -160,7 +161,13 @@ impl From<errno::Error> for SessionError {
     }
 }
 
-/// A guest with its probes, which has not started.
+/// A guest with its probes, which has not started. It stays on the thread that has opened it, of which its [`Handle`] knows
+/// that nobody else starts the guest.
+///
+/// ```compile_fail,E0277
+/// fn sent<T: Send>() {}
+/// sent::<vmm::session::Session<'static>>();
+/// ```
 pub struct Session<'a> {
     host: &'a Host,
     guest: Guest<'a>,
@@ -168,6 +175,8 @@ pub struct Session<'a> {
     handle: Handle,
     messages: Receiver<Message>,
     wake: Arc<EventFd>,
+    /// It is not sent to another thread.
+    stays: PhantomData<*const ()>,
 }
 
 impl Host {
@@ -183,7 +192,7 @@ impl Host {
         let resolver = Arc::new(Resolver::new(&guest));
         let (handle, messages) = Handle::open(wake.clone(), resolver.clone());
         let registry = Registry::new(resolver, guest.cpus, self.delivery, TRAMPOLINES);
-        Ok(Session { host: self, guest, registry, handle, messages, wake })
+        Ok(Session { host: self, guest, registry, handle, messages, wake, stays: PhantomData })
     }
 }
 
@@ -222,14 +231,16 @@ impl Session<'_> {
     /// Runs the guest to its end, on this thread, which tells `sink` of events.
     ///
     /// Meanwhile SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process: they end the guest, with
-    /// [`Outcome::Signal`]. Before and afterwards they do what they did, and where the guest [does not
-    /// end by them](Guest::signals) they do so all the time. SIGRTMIN, the first real-time signal, is the library's own:
+    /// [`Outcome::Signal`]. One that this process ignores is ignored, and a handler that this process has is called as well: it
+    /// is to be installed before the first session runs. Before and afterwards the signals do what they did, and where the guest
+    /// [does not end by them](Guest::signals) they do so all the time. SIGRTMIN, the first real-time signal, is the library's own:
     /// it interrupts vCPUs.
     ///
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { host: Host { hypervisor, delivery }, guest, registry, handle, messages, wake } = self;
+        let Self { host: Host { hypervisor, delivery }, guest, registry, handle, messages, wake, stays: _ } =
+            self;
         let ram = Arc::new(GuestRam::new(guest.memory)?);
         let pci = !guest.extras.is_none();
         let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
