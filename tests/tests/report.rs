@@ -242,6 +242,8 @@ fn jq_reads_every_stream_of_json() {
         &["doctor", "--json", "--host=kvm"],
         &["report", path, "--format=json"],
         &["run", "--format=json", "--probe=rest_init", "--append=workload=open:1"],
+        &["count", "--format=json", "vfs_*", "--append=workload=open:1"],
+        &["graph", "--format=json", "do_filp_*", "--append=workload=open:1"],
         &["coverage", "--format=json", "vfs_*", "--append=workload=open:1"],
     ] {
         let output = command(&binary, folder.path(), words).output().unwrap();
