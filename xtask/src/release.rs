@@ -23,9 +23,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     if dist.exists() {
         fs::remove_dir_all(&dist).context("the last release cannot be removed")?;
     }
-    let name = format!("vmm-{VERSION}-x86_64-linux");
-    // The package takes its files from where the archive does: `cli/Cargo.toml` names the folder.
-    let files = dist.join("files").join(&name);
+    // `cli/Cargo.toml` names the folder: the package takes its files from where the archive does.
+    let files = dist.join("vmm");
     fs::create_dir_all(&files)?;
     fs::copy(&vmm, files.join("vmm")).context("the program cannot be copied")?;
     setup::quietly(Command::new(&vmm).arg("manual").arg(&files))?;
@@ -34,14 +33,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     fs::write(files.join("THIRD-PARTY"), licences::all()?)?;
     let epoch = epoch()?;
-    let archive = archive(&dist, &name, &epoch)?;
-    let package = package(&dist, &files, &epoch)?;
+    let archive = archive(&dist, &epoch)?;
+    let package = package(&dist, &epoch)?;
     check(&package)?;
     let sums = [archive, package].map(|path| sum(&path));
     let sums = sums.into_iter().collect::<anyhow::Result<String>>()?;
     fs::write(dist.join("SHA256SUMS"), &sums)?;
     print!("{sums}");
-    println!("in {}", dist.display());
+    println!("in target/dist");
     Ok(())
 }
 
@@ -56,27 +55,32 @@ fn epoch() -> anyhow::Result<String> {
     Ok(epoch)
 }
 
-fn archive(dist: &Path, name: &str, epoch: &str) -> anyhow::Result<PathBuf> {
+fn archive(dist: &Path, epoch: &str) -> anyhow::Result<PathBuf> {
+    let name = format!("vmm-{VERSION}-x86_64-linux");
     let archive = dist.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"]);
     tar.arg(format!("--mtime=@{epoch}")).args(["--use-compress-program=gzip -n", "--create", "--file"]);
-    setup::quietly(tar.arg(&archive).arg("--directory").arg(dist.join("files")).arg(name))?;
+    tar.arg(&archive).arg(format!("--transform=s/^vmm/{name}/")).arg("--directory").arg(dist).arg("vmm");
+    setup::quietly(&mut tar)?;
     Ok(archive)
 }
 
-fn package(dist: &Path, files: &Path, epoch: &str) -> anyhow::Result<PathBuf> {
+fn package(dist: &Path, epoch: &str) -> anyhow::Result<PathBuf> {
     let tools = Path::new(ROOT).join("target/tools");
     if !tools.join("bin/cargo-deb").exists() {
         println!("building cargo-deb {CARGO_DEB}, once");
         let version = ["cargo-deb", "--version", CARGO_DEB, "--locked"];
-        setup::quietly(Command::new("cargo").arg("install").args(version).arg("--root").arg(&tools))?;
+        let mut install = Command::new("cargo");
+        // The workspace's flags are for the product.
+        install.arg("install").args(version).arg("--root").arg(&tools).current_dir("/");
+        setup::quietly(&mut install)?;
     }
     let package = dist.join(format!("vmm_{VERSION}_amd64.deb"));
     let mut deb = Command::new(tools.join("bin/cargo-deb"));
     deb.args(["deb", "--package", "cli", "--no-build", "--no-strip", "--deb-version", VERSION]);
     deb.arg("--output").arg(&package).env("SOURCE_DATE_EPOCH", epoch).current_dir(ROOT);
-    setup::quietly(&mut deb).with_context(|| format!("no package of {}", files.display()))?;
+    setup::quietly(&mut deb)?;
     Ok(package)
 }
 
@@ -91,7 +95,7 @@ fn check(package: &Path) -> anyhow::Result<()> {
         "zsh/vendor-completions/_vmm",
         "fish/vendor_completions.d/vmm.fish",
         "doc/vmm/copyright",
-        "doc/vmm/THIRD-PARTY.gz",
+        "doc/vmm/THIRD-PARTY",
     ];
     for file in share {
         ensure!(unpacked.path().join("usr/share").join(file).is_file(), "the package has no {file}");
