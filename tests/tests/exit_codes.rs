@@ -7,7 +7,7 @@ use std::io::Read;
 use std::process::{Output, Stdio};
 use tests::product::{binary, child, command, json_lines};
 
-/// A module that is there, and that nobody loads.
+/// In a module that nobody loads. A command that names the module might.
 const PENDING: &str = "--probe=dummy:dummy_xmit";
 
 /// What `vmm run` with these words comes to.
@@ -32,6 +32,7 @@ fn a_run_that_cannot_be_started_ends_with_2() {
     check(&[
         (2, "unexpected argument", &["--no-such-option"]),
         (2, "has no function `do_sys_opena2`", &["--probe=do_sys_opena2", "--", "true"]),
+        (2, "there is no module `no_such_module`", &["--probe=no_such_module:f", "--", "true"]),
     ]);
 }
 
@@ -48,7 +49,10 @@ fn a_command_that_cannot_be_run_ends_as_in_a_shell() {
 #[test]
 fn a_probe_that_never_stood_ends_a_good_run_with_122() {
     let says = "vmm: dummy:dummy_xmit: never armed";
-    check(&[(122, says, &[PENDING, "--", "true"]), (3, says, &[PENDING, "--", "sh", "-c", "exit 3"])]);
+    check(&[
+        (122, says, &[PENDING, "--", "true", "dummy"]),
+        (3, says, &[PENDING, "--", "sh", "-c", "exit 3", "dummy"]),
+    ]);
 }
 
 #[test]
