@@ -4,7 +4,7 @@
 
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Hop, Read, Register, What};
-use probe_engine::lang::ast::{Place, Statement};
+use probe_engine::lang::ast::{Statement, WrittenPlace};
 use probe_engine::lang::compile::{CompileContext, capture};
 use probe_engine::lang::{self, parse};
 use probe_engine::linux::kernel::Kernel;
@@ -21,7 +21,7 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
         check(&|text| {
             let Statement::Define(definition) = parse(text)? else { panic!("{text}") };
             let function = match &definition.place.value {
-                Place::Symbol { symbol, offset: 0, .. } => Some(symbol.as_str()),
+                WrittenPlace::Symbol { symbol, offset: 0, .. } => Some(symbol.as_str()),
                 _ => None,
             };
             let site = CompileContext {

@@ -47,7 +47,7 @@ pub struct Definition {
     /// `[GRP/][EVENT]`
     pub name: EventName,
     /// Where.
-    pub place: Spanned<Place>,
+    pub place: Spanned<WrittenPlace>,
     /// What is fetched.
     pub args: Vec<Argument>,
     /// `if FILTER`
@@ -69,7 +69,7 @@ pub enum DefinitionKind {
 
 /// Where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum WrittenPlace {
     /// `[MOD:]SYM[#N][+offs]`; the symbol may be a pattern where there is no module and no offset.
     Symbol {
         /// `MOD`

@@ -2,7 +2,7 @@
 
 use super::ast::{
     Argument, Cast, Definition, DefinitionKind, Element, EventName, FetchExpr, FetchType, FilterExpr, Hist,
-    KeyExpr, KeyModifier, Literal, Operator, Place, Spanned, Statement, Step, Variable,
+    KeyExpr, KeyModifier, Literal, Operator, Spanned, Statement, Step, Variable, WrittenPlace,
 };
 use std::fmt::{Display, Formatter, Result};
 
@@ -48,7 +48,7 @@ impl Display for Definition {
     }
 }
 
-impl Display for Place {
+impl Display for WrittenPlace {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Self::Address(address) => write!(f, "{address:#x}"),

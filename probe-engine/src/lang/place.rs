@@ -1,6 +1,6 @@
 //! `[MOD:]SYM[#N][+offs][%return]`, `ADDR`: where a probe is wanted.
 
-use super::ast::{DefinitionKind, Place, Spanned};
+use super::ast::{DefinitionKind, Spanned, WrittenPlace};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use crate::linux::glob::Glob;
@@ -17,14 +17,17 @@ pub(super) struct PlaceKind {
 }
 
 impl PlaceKind {
-    pub(super) fn of(kind: DefinitionKind, place: &Place) -> Self {
+    pub(super) fn of(kind: DefinitionKind, place: &WrittenPlace) -> Self {
         let returns = kind == DefinitionKind::Return;
-        Self { returns, knows_parameters: returns || matches!(place, Place::Symbol { offset: 0, .. }) }
+        Self { returns, knows_parameters: returns || matches!(place, WrittenPlace::Symbol { offset: 0, .. }) }
     }
 }
 
 /// A whole place. `kind` is what the command says, and comes back as what it is with a `%return`.
-pub(super) fn parse(part: Part<'_>, kind: DefinitionKind) -> Result<(DefinitionKind, Spanned<Place>), Error> {
+pub(super) fn parse(
+    part: Part<'_>,
+    kind: DefinitionKind,
+) -> Result<(DefinitionKind, Spanned<WrittenPlace>), Error> {
     let (place, kind) = match part.split_once('%') {
         None => (part, kind),
         Some((place, suffix)) if suffix.text() == "return" => (place, DefinitionKind::Return),
@@ -39,17 +42,17 @@ pub(super) fn parse(part: Part<'_>, kind: DefinitionKind) -> Result<(DefinitionK
         false => symbol(None, place)?,
     };
     match (kind, &found) {
-        (DefinitionKind::Instruction, _) | (_, Place::Symbol { offset: 0, .. }) => {
+        (DefinitionKind::Instruction, _) | (_, WrittenPlace::Symbol { offset: 0, .. }) => {
             Ok((kind, part.says(found)))
         }
-        (_, Place::Address(_) | Place::Line { .. }) => Err(place.wrong(Mistake::NeedsFunction)),
+        (_, WrittenPlace::Address(_) | WrittenPlace::Line { .. }) => Err(place.wrong(Mistake::NeedsFunction)),
         (DefinitionKind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
         (DefinitionKind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
     }
 }
 
 /// An address, or a module whose name begins with a digit, as that of VLANs does.
-fn digits(place: Part<'_>) -> Result<Place, Error> {
+fn digits(place: Part<'_>) -> Result<WrittenPlace, Error> {
     if place.text().contains(':') {
         return symbol(None, place);
     }
@@ -57,13 +60,13 @@ fn digits(place: Part<'_>) -> Result<Place, Error> {
         return Err(place.wrong(Mistake::AddressOffset));
     }
     match unsigned(place.text()) {
-        Some(address) => Ok(Place::Address(address)),
+        Some(address) => Ok(WrittenPlace::Address(address)),
         None => Err(place.is_not(Wanted::Address)),
     }
 }
 
 /// `[MOD:]SYM[+offs]`; what is before the `:` is taken off once.
-fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
+fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<WrittenPlace, Error> {
     if let (None, Some((of, number))) = (module, split_line(place.text())) {
         return line(place, of, number);
     }
@@ -97,7 +100,7 @@ fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
         Some('-') => return Err(rest.wrong(Mistake::NegativeOffset)),
         Some(character) => return Err(rest.wrong(Mistake::BadSymbol(character))),
     };
-    Ok(Place::Symbol {
+    Ok(WrittenPlace::Symbol {
         module: module.map(|module| module.text().to_owned()),
         symbol: name.text().to_owned(),
         offset,
@@ -105,7 +108,7 @@ fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
 }
 
 /// `SYM:LINE` or `FILE:LINE`
-fn line(place: Part<'_>, of: &str, number: &str) -> Result<Place, Error> {
+fn line(place: Part<'_>, of: &str, number: &str) -> Result<WrittenPlace, Error> {
     let (of_part, _) = place.split_at(of.len());
     let Some(line) = number.parse().ok().filter(|line| *line > 0) else {
         return Err(place.is_not(Wanted::Line));
@@ -115,12 +118,12 @@ fn line(place: Part<'_>, of: &str, number: &str) -> Result<Place, Error> {
         if let Some(character) = other {
             return Err(of_part.wrong(Mistake::BadSymbol(character)));
         }
-    } else if let Place::Symbol { offset: 1.., .. } = symbol(Some(of_part), of_part)? {
+    } else if let WrittenPlace::Symbol { offset: 1.., .. } = symbol(Some(of_part), of_part)? {
         return Err(of_part.is_not(Wanted::Symbol));
     } else if Glob::is_pattern(of) {
         return Err(of_part.is_not(Wanted::Symbol));
     }
-    Ok(Place::Line { of: of.to_owned(), line })
+    Ok(WrittenPlace::Line { of: of.to_owned(), line })
 }
 
 /// `+offs`
@@ -142,7 +145,7 @@ pub(super) fn check_ordinal(name: Part<'_>) -> Result<(), Error> {
     }
 }
 
-fn pattern(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
+fn pattern(module: Option<Part<'_>>, place: Part<'_>) -> Result<WrittenPlace, Error> {
     if module.is_some() {
         return Err(place.wrong(Mistake::PatternModule));
     }
@@ -153,7 +156,7 @@ fn pattern(module: Option<Part<'_>>, place: Part<'_>) -> Result<Place, Error> {
         return Err(place.wrong(Mistake::BadSymbol(character)));
     }
     match Glob::new(place.text()) {
-        Ok(_) => Ok(Place::Symbol { module: None, symbol: place.text().to_owned(), offset: 0 }),
+        Ok(_) => Ok(WrittenPlace::Symbol { module: None, symbol: place.text().to_owned(), offset: 0 }),
         Err(error) => Err(place.wrong(Mistake::Pattern(error))),
     }
 }

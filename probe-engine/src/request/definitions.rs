@@ -331,15 +331,15 @@ fn trigger(returns: bool, max_active: Option<u32>) -> Trigger {
 }
 
 /// The place as a plain one is written.
-fn spec(place: &ast::Place, returns: bool) -> String {
+fn spec(place: &ast::WrittenPlace, returns: bool) -> String {
     let place = match place {
-        ast::Place::Symbol { module, symbol, offset } => {
+        ast::WrittenPlace::Symbol { module, symbol, offset } => {
             let module = module.as_ref().map(|module| format!("{module}:")).unwrap_or_default();
             let offset = if *offset == 0 { String::new() } else { format!("+{offset:#x}") };
             format!("{module}{symbol}{offset}")
         }
-        ast::Place::Address(at) => format!("{at:#x}"),
-        ast::Place::Line { of, line } => format!("{of}:{line}"),
+        ast::WrittenPlace::Address(at) => format!("{at:#x}"),
+        ast::WrittenPlace::Line { of, line } => format!("{of}:{line}"),
     };
     format!("{place}{}", if returns { "%return" } else { "" })
 }
