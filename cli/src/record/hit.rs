@@ -142,13 +142,31 @@ impl HitLine<'_, Map<String, Value>> {
             captured: Captured::NONE,
             stack: None,
         };
-        let user = self.user_stack.zip(self.user_stack_end);
-        let user = user.map(|(frames, end)| UserStack { frames: frames.into_owned(), end: end.into_owned() });
-        let stack = self.stack.zip(self.stack_end);
-        let stack =
-            stack.map(|(frames, end)| Stack { frames: frames.into_owned(), end: end.into_owned(), user });
+        let user = self.user_stack.zip(self.user_stack_end).map(|(frames, end)| {
+            let (frames, end) = bounded(frames.into_owned(), end.into_owned());
+            UserStack { frames, end }
+        });
+        let stack = self.stack.zip(self.stack_end).map(|(frames, end)| {
+            let (mut frames, end) = bounded(frames.into_owned(), end.into_owned());
+            frames.iter_mut().for_each(|frame| frame.inlined.truncate(MOST_INLINED));
+            Stack { frames, end, user }
+        });
         Some(Hit { event, fields: self.fields.unwrap_or_default(), stack })
     }
+}
+
+/// So many frames are kept: a run records no more.
+const MOST_FRAMES: usize = 256;
+/// So many functions are kept that are inlined at one place.
+const MOST_INLINED: usize = 64;
+
+/// Of the frames of a stack, and how that ends, what is kept.
+fn bounded<T>(mut frames: Vec<T>, end: String) -> (Vec<T>, String) {
+    if frames.len() <= MOST_FRAMES {
+        return (frames, end);
+    }
+    frames.truncate(MOST_FRAMES);
+    (frames, "more frames than are kept".to_owned())
 }
 
 /// The type of the line of what happened.
@@ -228,6 +246,16 @@ mod tests {
             let line = serde_json::to_string(&TaskLine::of(&task)).unwrap();
             assert_eq!(serde_json::from_str::<TaskLine<'_>>(&line).unwrap().task(), task, "{line}");
         }
+    }
+
+    #[test]
+    fn a_stack_without_end_is_cut() {
+        assert_eq!(
+            bounded(vec![0; MOST_FRAMES], "bottom".to_owned()),
+            (vec![0; MOST_FRAMES], "bottom".to_owned())
+        );
+        let (frames, end) = bounded(vec![0; 150_000], "bottom".to_owned());
+        assert_eq!((frames.len(), end.as_str()), (MOST_FRAMES, "more frames than are kept"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::bounded::{name, some_name};
 use super::{Address, Kind};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::ops::AddAssign;
 
 /// Hits with one key of a histogram.
@@ -13,10 +13,10 @@ pub(crate) struct Entry {
     #[serde(deserialize_with = "name")]
     pub(crate) histogram: String,
     /// Each key by its name.
-    pub(crate) keys: Value,
+    pub(crate) keys: Map<String, Value>,
     pub(crate) hitcount: u64,
     /// What is summed up besides, by its name.
-    pub(crate) values: Value,
+    pub(crate) values: Map<String, Value>,
     /// As the kernel's `hist` file has it.
     pub(crate) text: String,
 }

@@ -390,6 +390,12 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_has_its_keys_by_their_names() {
+        let hostile = example("json").replace("{\"comm\":\"head\"}", "null");
+        assert_eq!(read(hostile.as_bytes()).2.unwrap(), "its line 8 is damaged");
+    }
+
+    #[test]
     fn a_type_that_is_not_known_is_no_damage() {
         let more = example("json").replacen(
             "{\"type\":\"hit\"",

@@ -6,7 +6,7 @@ use crate::record::{Address, Entry, Frame, HistogramEnd, Probe, ProbeEnd, Stack}
 use indexmap::{IndexMap, IndexSet};
 use probe_engine::linux::task::{Context, Task};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Tasks that are kept; hits of others have none.
 const MOST_TASKS: usize = 1 << 16;
@@ -218,9 +218,9 @@ pub(super) struct PageHistogram {
 
 #[derive(Serialize)]
 struct Row {
-    keys: Value,
+    keys: Map<String, Value>,
     hitcount: u64,
-    values: Value,
+    values: Map<String, Value>,
 }
 
 impl Histograms {
@@ -296,9 +296,9 @@ mod tests {
         let mut tables = Tables::default();
         let entry = |histogram: String| Entry {
             histogram,
-            keys: Value::Null,
+            keys: Map::new(),
             hitcount: 1,
-            values: Value::Null,
+            values: Map::new(),
             text: String::new(),
         };
         for n in 0..MOST_HISTOGRAMS + 10 {

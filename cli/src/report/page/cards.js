@@ -53,6 +53,7 @@ function whenQuiet(model, draw) {
 }
 
 const ENTRIES = 500;
+const KEYS = 32; // columns of a histogram
 
 /** The histograms that the run has made (`hist:keys=..`). */
 function Histograms({ meta }) {
@@ -61,8 +62,8 @@ function Histograms({ meta }) {
 }
 
 function histogramCard({ name, definition, hits, dropped, rows, left_out }) {
-  const keys = Object.keys(rows[0]?.keys ?? {});
-  const values = Object.keys(rows[0]?.values ?? {});
+  const keys = Object.keys(rows[0]?.keys ?? {}).slice(0, KEYS);
+  const values = Object.keys(rows[0]?.values ?? {}).slice(0, KEYS);
   const most = Math.max(1, ...rows.map((row) => row.hitcount));
   const heading = (words, isNumber) => make("th", { class: isNumber ? "num" : "", scope: "col" }, words);
   const table = make("table", {}, make("tr", {}, ...keys.map((key) => heading(key)), heading("hits", true), heading(""), ...values.map((value) => heading(value, true))));

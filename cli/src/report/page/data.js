@@ -28,14 +28,18 @@ const NO_NODE = 0xffffffff;
 /** Reads all of the recording; `progress` is told how many hits were read. */
 async function readRecording(progress) {
   const json = new TextDecoder().decode(await unpacked(document.getElementById("meta")));
-  const meta = JSON.parse(json, (_, value) => (typeof value === "string" ? visible(value) : value));
+  const meta = JSON.parse(json, (_, value) => {
+    if (typeof value === "string") return visible(value);
+    if (!value || typeof value !== "object" || Array.isArray(value)) return value;
+    return Object.fromEntries(Object.entries(value).map(([name, member]) => [visible(name), member]));
+  });
   const n = meta.count;
   const hits = {
     n,
     time: new Float64Array(n), // nanoseconds since the guest was started
     guest: new Float64Array(n), // by the guest's clock; NaN where that is not known
     took: new Float64Array(n), // of returns; NaN of others
-    vcpu: new Uint16Array(n),
+    vcpu: new Uint32Array(n),
     probe: new Uint32Array(n),
     task: new Uint32Array(n),
     kind: new Uint8Array(n),

@@ -73,7 +73,9 @@ function Flame(model) {
       }
     }
     graph.style.height = `${(deepest + 1) * FLAME_ROW}px`;
-    graph.replaceChildren(...boxes);
+    graph.replaceChildren();
+    // One by one: a call takes only so many.
+    for (const one of boxes) graph.append(one);
     boxes[above.length].tabIndex = 0;
     $("flame-reset").disabled = top === ROOT;
     sayFound();

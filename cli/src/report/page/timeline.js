@@ -273,7 +273,7 @@ function Timeline(model) {
 
   function look(from, to) {
     // Where times are large, not all numbers of nanoseconds are told apart.
-    const least = Math.max(50, full[1] * 2 ** -44);
+    const least = Math.max(50, full[1] * 2 ** -50);
     const span = Math.min(Math.max(to - from, least), full[1] - full[0]);
     const start = Math.min(Math.max(from, full[0]), full[1] - span);
     view = [start, start + span];
