@@ -90,10 +90,12 @@ fn fold(
 /// The task, the frames of its process, and those of the kernel; of a hit without a stack, its probe.
 fn folded_stack(hit: &Hit, probe: &str) -> String {
     let mut text = String::new();
+    let mut between = "";
     let mut push = |frame: &str| {
-        if !text.is_empty() {
-            text.push(';');
-        }
+        text.push_str(between);
+        between = ";";
+        // A task may call itself nothing.
+        let frame = if frame.is_empty() { "?" } else { frame };
         // What separates frames and counts is in no name.
         text.extend(frame.chars().map(|c| match c {
             ';' => ':',
@@ -116,4 +118,22 @@ fn folded_stack(hit: &Hit, probe: &str) -> String {
         frame.inlined.iter().rev().for_each(|inlined| push(&inlined.name));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::example;
+
+    #[test]
+    fn a_frame_without_a_name_is_a_frame() {
+        let nameless =
+            example("json").replace("\"comm\":\"head\"", "\"comm\":\"\"").replace("__x64_sys_openat+", "+");
+        let mut folded = Vec::new();
+        write_folded(&mut Reader::open(nameless.as_bytes()).unwrap(), &mut folded).unwrap();
+        assert_eq!(
+            String::from_utf8(folded).unwrap(),
+            "?;0x7f321cd08ca9;do_syscall_64;?;do_sys_openat2 1\n?;vfs_read%return 1\n"
+        );
+    }
 }
