@@ -15,7 +15,18 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Creates a file for output.
 pub(crate) fn create(path: &Path) -> Result<File> {
+    refuse_dash(path)?;
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Where others mean standard output by a dash, a file of that name would surprise.
+fn refuse_dash(path: &Path) -> Result<()> {
+    if path == Path::new("-") {
+        bail!(
+            "- is no file to write: standard output needs no --output, and a file that is called so is ./-"
+        );
+    }
+    Ok(())
 }
 
 /// Says where `what` was written, unless nothing is there to look at later, as in a pipe.
@@ -62,6 +73,7 @@ pub(crate) enum NewFile {
 impl NewFile {
     /// Begins a file that is to be `path`, and is not `input`.
     pub(crate) fn begin(path: &Path, input: &File) -> Result<Self> {
+        refuse_dash(path)?;
         let cannot_write = || format!("cannot write {}", path.display());
         let there = match OpenOptions::new().write(true).open(path) {
             Ok(file) => Some(file),
@@ -157,5 +169,6 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         assert!(NewFile::begin(Path::new("/dev/null"), &input).is_ok());
+        assert!(NewFile::begin(Path::new("-"), &input).is_err() && create(Path::new("-")).is_err());
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Coverage {
         long,
         num_args = 2,
         value_names = ["FILE", "FILE"],
-        conflicts_with_all = ["patterns", "target"],
+        conflicts_with_all = ["patterns", "target", "kernel", "symbols", "initrd", "append", "raw_append", "command", "output", "format"],
         help_heading = heading::OUTPUT,
     )]
     pub(crate) diff: Vec<PathBuf>,

@@ -114,6 +114,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_comparison_of_recordings_does_not_heed_is_refused() {
+        let parse =
+            |more: &[&str]| Cli::try_parse_from([&["vmm", "coverage", "--diff", "a", "b"], more].concat());
+        assert!(parse(&[]).is_ok());
+        for more in [&["--output", "x"][..], &["--format", "json"], &["--kernel", "x"], &["--", "ls"]] {
+            assert!(parse(more).is_err(), "{more:?}");
+        }
+    }
+
+    #[test]
     fn old_names_mean_the_same() {
         let run = |words: &[&str]| match Cli::try_parse_from(words).map(|cli| cli.command) {
             Ok(Command::Run(run)) => run,
