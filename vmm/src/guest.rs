@@ -197,7 +197,7 @@ impl<'a> Guest<'a> {
         self
     }
 
-    /// Its RAM in bytes; 512 MiB by default.
+    /// Its RAM in bytes, whole pages of it, 1 TiB at most; 512 MiB by default.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self

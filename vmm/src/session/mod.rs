@@ -138,6 +138,12 @@ pub enum SessionError {
     /// No guest has so many CPUs.
     #[error("a guest has 1 to {most} CPUs, and not {0}", most = Guest::MOST_CPUS)]
     Cpus(u8),
+    /// No guest has so much memory, or not whole pages of it.
+    #[error("a guest has whole pages of RAM, 1 TiB at most, and not {0} bytes")]
+    MemorySize(u64),
+    /// What is behind it would be lost without a word.
+    #[error("the kernel's command line has a NUL in it")]
+    Cmdline,
     /// No memory for it.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
@@ -188,12 +194,24 @@ impl Host {
         if !(1..=Guest::MOST_CPUS).contains(&guest.cpus) {
             return Err(SessionError::Cpus(guest.cpus));
         }
+        if !is_ram(guest.memory) {
+            return Err(SessionError::MemorySize(guest.memory));
+        }
+        if guest.cmdline.contains('\0') {
+            return Err(SessionError::Cmdline);
+        }
         let wake = Arc::new(eventfd()?);
         let resolver = Arc::new(Resolver::new(&guest));
         let (handle, messages) = Handle::open(wake.clone(), resolver.clone());
         let registry = Registry::new(resolver, guest.cpus, self.delivery, TRAMPOLINES);
         Ok(Session { host: self, guest, registry, handle, messages, wake, stays: PhantomData })
     }
+}
+
+/// Whether a guest may have so many bytes of RAM.
+fn is_ram(bytes: u64) -> bool {
+    const PAGE: u64 = 4096;
+    (PAGE..=1 << 40).contains(&bytes) && bytes.is_multiple_of(PAGE)
 }
 
 impl Session<'_> {
@@ -338,4 +356,18 @@ impl Session<'_> {
 
 fn eventfd() -> Result<EventFd, SessionError> {
     EventFd::new(libc::EFD_NONBLOCK).map_err(|e| SessionError::Host("an eventfd", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_is_whole_pages_that_there_are() {
+        for (bytes, expected) in
+            [(0, false), (5, false), (4096, true), (4097, false), (1 << 40, true), (u64::MAX, false)]
+        {
+            assert_eq!(is_ram(bytes), expected, "{bytes}");
+        }
+    }
 }
