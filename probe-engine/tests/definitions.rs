@@ -720,6 +720,7 @@ fn names_and_fields_are_checked_again_when_all_arguments_are_known() {
     for (names, expected) in [
         (&[][..], "no field is read here; every event"),
         (&["file"], "the field here is `file`; every event"),
+        (&["file", "buf", "file", "buf"], "the fields here are `file` and `buf`; every event"),
         (&many[..10], "`f8` and `f9`; every event"),
         (&many[..], "`f8`, `f9` and 3 more; every event"),
     ] {

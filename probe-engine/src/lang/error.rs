@@ -108,7 +108,14 @@ pub struct KnownNames(Box<[String]>);
 
 impl<'a> FromIterator<&'a str> for KnownNames {
     fn from_iter<T: IntoIterator<Item = &'a str>>(names: T) -> Self {
-        Self(names.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect())
+        // A parameter may be a field as well.
+        let mut known = Vec::<String>::new();
+        for name in names.into_iter().filter(|name| !name.is_empty()) {
+            if !known.iter().any(|other| other == name) {
+                known.push(name.to_owned());
+            }
+        }
+        Self(known.into())
     }
 }
 
