@@ -128,7 +128,8 @@ fn a_probe_is_armed_in_a_module_that_was_loaded_before() {
             .script(COMES_AND_GOES)
             .probe(Probe::at("do_mkdirat").pre(move |hit| {
                 hit.command_and_wait(match made.fetch_add(1, Ordering::Relaxed) {
-                    1 => Command::Unregister(vec![ProbeId(1), ProbeId(2)]),
+                    // One is named twice, and removed once.
+                    1 => Command::Unregister(vec![ProbeId(1), ProbeId(2), ProbeId(1)]),
                     _ => Command::Register(
                         ["dummy:dummy_cleanup_module", "dummy:dummy_setup"]
                             .map(|at| Probe::at(at).into())

@@ -18,6 +18,7 @@ use probe_engine::addr::Gva;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
 use probe_engine::virt_memory::VirtMemory;
+use std::collections::HashSet;
 use std::time::Instant;
 
 impl Control<'_> {
@@ -136,8 +137,10 @@ impl Control<'_> {
                 }
                 Ok(ids.into())
             }
-            Command::Unregister(ids) => {
+            Command::Unregister(mut ids) => {
                 known(&self.registry, &ids)?;
+                let mut seen = HashSet::new();
+                ids.retain(|id| seen.insert(*id));
                 let removed = self.registry.report_of(&ids, &self.reader, |id| self.lost(id));
                 for probe in &removed {
                     self.unregistered.probes += 1;

@@ -137,7 +137,8 @@ impl Handle {
         removed.into_iter().next().ok_or(CommandError::Unknown(probe))
     }
 
-    /// Unregisters all of `probes` or none, and gives what they have seen, in their order.
+    /// Unregisters all of `probes` or none, and gives what they have seen, in their order. A probe that is named twice is
+    /// removed and reported once.
     ///
     /// # Errors
     /// As [`command`](Self::command).

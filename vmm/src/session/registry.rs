@@ -92,7 +92,7 @@ impl Registry {
                 return Err(RegisterError::NotAnEntry(place.name()));
             }
             Handlers::Return(handlers) => {
-                let calls = plan.trigger.max_active().unwrap_or(10.max(2 * u32::from(self.cpus)));
+                let calls = plan.trigger.max_active().unwrap_or(10.max(2 * u32::from(self.cpus))).max(1);
                 let rows = self.rows.take(calls).ok_or(RegisterError::NoTrampolines)?;
                 let pool = Pool::new(rows.start, calls, self.cpus.into());
                 Kind::Return(handlers, pool)

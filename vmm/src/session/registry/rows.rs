@@ -12,9 +12,9 @@ impl Rows {
         Self(vec![false; (trampolines / TRAMPOLINE_ROW) as usize])
     }
 
-    /// The numbers of the first trampolines that are free in a row, at least `count`.
+    /// The numbers of the first trampolines that are free in a row, at least `count` and at least one row.
     pub(super) fn take(&mut self, count: u32) -> Option<Range<u32>> {
-        let wanted = count.div_ceil(TRAMPOLINE_ROW) as usize;
+        let wanted = count.div_ceil(TRAMPOLINE_ROW).max(1) as usize;
         let start = self.0.windows(wanted).position(|rows| rows.iter().all(|taken| !taken))?;
         self.0.iter_mut().skip(start).take(wanted).for_each(|taken| *taken = true);
         let number = |row: usize| row as u32 * TRAMPOLINE_ROW;
@@ -42,5 +42,7 @@ mod tests {
         assert_eq!(rows.take(16), Some(48..64));
         assert_eq!(rows.take(1), None);
         assert_eq!(rows.take(u32::MAX), None);
+        rows.give_back(48..64);
+        assert_eq!(rows.take(0), Some(48..64));
     }
 }
