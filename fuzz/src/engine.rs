@@ -13,7 +13,9 @@ use probe_engine::linux::dwarf::{self, DebugFile, SourceMap};
 use probe_engine::linux::kallsyms;
 use probe_engine::linux::modules::{ModuleLayout, modules as list};
 use probe_engine::linux::orc::{OrcLayout, OrcTable};
+use probe_engine::linux::printk::{PrintkCaller, PrintkLayout, PrintkReader, PrintkRecord};
 use probe_engine::linux::relocations;
+use probe_engine::linux::splat::{Splat, SplatParser};
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::vmlinux::Vmlinux;
 use probe_engine::memory::{NoMemory, PhysMemory};
@@ -147,6 +149,50 @@ pub fn modules(input: &[u8]) -> bool {
         }
     }
     is_read
+}
+
+/// A guest's memory with the log of its kernel: pieces of memory as those of [`modules`].
+pub fn printk(input: &[u8]) -> bool {
+    let Ok(layout) = serde_json::from_str::<PrintkLayout>(include_str!("printk_layout.json")) else {
+        return false;
+    };
+    let ram = Ram::of(input);
+    let memory = VirtMemory::new(&ram, AddressSpace::new(0, 0));
+    let (mut reader, mut parser) = (PrintkReader::default(), SplatParser::default());
+    let records = reader.read(&layout, &memory, true);
+    records.iter().flat_map(|record| parser.record(record)).for_each(look_at_splat);
+    parser.finish().into_iter().for_each(look_at_splat);
+    !records.is_empty()
+}
+
+/// Lines of the log, each behind a byte that says who writes it.
+pub fn splat(input: &[u8]) -> bool {
+    let mut parser = SplatParser::default();
+    let mut is_read = false;
+    for (n, line) in input.split(|byte| *byte == b'\n').enumerate() {
+        let (who, text) = line.split_first().unwrap_or((&b' ', &[]));
+        let caller = if who.is_ascii_digit() {
+            PrintkCaller::Cpu((*who).into())
+        } else {
+            PrintkCaller::Task((*who).into())
+        };
+        let record =
+            PrintkRecord { sequence: n as u64, nanos: n as u64, facility: 0, caller, text: text.to_vec() };
+        for whole in parser.record(&record) {
+            is_read = true;
+            look_at_splat(whole);
+        }
+    }
+    for whole in parser.pause().into_iter().chain(parser.finish()) {
+        is_read = true;
+        look_at_splat(whole);
+    }
+    is_read
+}
+
+fn look_at_splat(splat: Splat) {
+    let fingerprint = splat.fingerprint();
+    assert!(fingerprint.starts_with(splat.kind.name()) && splat.own_frames().count() <= splat.frames.len());
 }
 
 /// RAM with page tables of its own, which map [`Ram::LEN`] bytes where the kernel maps its modules.

@@ -14,7 +14,7 @@ mod harness;
 use harness::{Target, cut_every_seed, damage, damaged, read_every_seed, run, seeds};
 use proptest::prelude::*;
 
-const TARGETS: [Target; 6] = [
+const TARGETS: [Target; 8] = [
     // A type in C has up to 65,536 lines, however often they say the same.
     Target { name: "btf", entry: targets::btf, least: 64 << 20 },
     // A compressed section holds what it says, up to a thousand times its size.
@@ -22,6 +22,9 @@ const TARGETS: [Target; 6] = [
     Target { name: "kallsyms", entry: targets::kallsyms, least: 1 << 20 },
     Target { name: "orc", entry: targets::orc, least: 1 << 20 },
     Target { name: "modules", entry: targets::modules, least: 1 << 20 },
+    // A ring of records may say that all of them are the same long text.
+    Target { name: "printk", entry: targets::printk, least: 32 << 20 },
+    Target { name: "splat", entry: targets::splat, least: 1 << 20 },
     Target { name: "definition", entry: targets::definition, least: 1 << 20 },
 ];
 
