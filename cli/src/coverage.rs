@@ -13,6 +13,7 @@ use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
 use crate::requests::traced;
 use crate::run::{self, Machine, SessionKernel};
 use crate::say::{self, note, say, standard_error};
+use crate::splats::SplatPolicy;
 use crate::symbol_file::KernelSource;
 use crate::target::{self, Serving, Target};
 use crate::unarmed;
@@ -61,7 +62,16 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             }
             // A detour stays where it is after the first hit.
             let serving = Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false };
-            Target { probes, kernel, identity, symbols: None, lines, unwind: None, serving }
+            Target {
+                probes,
+                kernel,
+                identity,
+                symbols: None,
+                lines,
+                unwind: None,
+                serving,
+                splats: SplatPolicy::default(),
+            }
         }
     };
     let code = match choosing.chosen()? {
@@ -87,7 +97,15 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let Target { kernel, probes, lines, unwind, serving, .. } = target;
             let entries: Vec<Gva> = probes.iter().map(|asked| entry(&asked.place)).collect();
             let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan));
-            let kernel = SessionKernel { image, landmarks: kernel, names: false, unwind, serving, late };
+            let kernel = SessionKernel {
+                image,
+                landmarks: kernel,
+                names: false,
+                unwind,
+                serving,
+                late,
+                splats: false,
+            };
             let machine = Machine { guest: &args.guest, files: &files, kernel, host: &here };
             let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
@@ -112,7 +130,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 let _ = standard_error().write_all(table.to_string().as_bytes());
             }
             // None of them is in a module.
-            let code = run::exit_code(&ran, &patterns, false, &GuestNames::default());
+            let code = run::exit_code(&ran, &patterns, false, (&GuestNames::default(), false));
             Ok(exit_codes::with_loss(code, loss.as_ref()))
         }
     }?;

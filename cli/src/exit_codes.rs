@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 /// A probe was overwritten or never armed.
 pub(crate) const UNARMED: u8 = 122;
-/// The guest died, or halted without switching the machine off.
+/// The guest died, or halted without switching the machine off, or its kernel reported what is not allowed.
 pub(crate) const DIED: u8 = 123;
 /// The guest took longer than it may.
 pub(crate) const TIMEOUT: u8 = 124;

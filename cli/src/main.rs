@@ -32,6 +32,7 @@ mod run;
 mod say;
 mod shared_terminal;
 mod source_listing;
+mod splats;
 mod symbol_file;
 mod system_calls;
 mod target;

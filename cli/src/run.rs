@@ -12,6 +12,7 @@ use crate::post_mortem::{say_death, say_stands};
 use crate::record::{self, Clocks, Header, HostKind};
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
+use crate::splats::{SplatMode, SplatVerdicts};
 use crate::target::{self, Serving, Target};
 use crate::time_limits::{BOOT, RUN, timeout};
 use crate::unarmed;
@@ -103,10 +104,18 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let late = target.is_late();
     let names =
         target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
-    let Target { kernel, probes, symbols, lines, unwind, serving, .. } = target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, splats, .. } = target;
     let image = std::mem::take(&mut files.image);
-    let kernel = SessionKernel { image, landmarks: kernel, names, unwind, serving, late };
-    let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines));
+    let is_looking = splats.mode != SplatMode::Ignore;
+    if is_looking && kernel.printk.is_none() {
+        note(
+            "reports of the kernel are not seen: its log is not understood (it is from before 5.10, or lacks type information)",
+        );
+    }
+    let kernel = SessionKernel { image, landmarks: kernel, names, unwind, serving, late, splats: is_looking };
+    let verdicts = SplatVerdicts::new(splats);
+    let mut writer =
+        HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines)).judging(verdicts);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let machine = Machine { guest: &args.guest, files: &files, kernel, host };
@@ -116,7 +125,8 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    let code = exit_code(&ran, &patterns, serving.allow_pending, writer.names());
+    let have_splats_failed = writer.say_splats();
+    let code = exit_code(&ran, &patterns, serving.allow_pending, (writer.names(), have_splats_failed));
     Ok(exit_codes::with_loss(code, loss))
 }
 
@@ -202,6 +212,8 @@ pub(crate) struct SessionKernel {
     pub(crate) serving: Serving,
     /// Whether its probes are armed no sooner than its command begins.
     pub(crate) late: bool,
+    /// Whether its log is read for reports.
+    pub(crate) splats: bool,
 }
 
 /// A machine that is to run, and where.
@@ -257,6 +269,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
         .names(kernel.names)
         .optimize(kernel.serving.optimize)
         .fall_back(kernel.serving.fall_back)
+        .splats(kernel.splats)
         .unwind(kernel.unwind.map(Arc::new))
         .confine(true)
 }
@@ -346,10 +359,16 @@ pub(crate) fn exit_code(
     Ran { report, command, waited_for, are_files_lost }: &Ran,
     patterns: &[Option<String>],
     allow_pending: bool,
-    names: &GuestNames,
+    (names, have_splats_failed): (&GuestNames, bool),
 ) -> ExitCode {
     if report.waits > 0 {
         note(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
+    }
+    if report.log_lost > 0 {
+        say(format_args!(
+            "{} records of the kernel's log were gone before they were read: reports may be missing",
+            report.log_lost
+        ));
     }
     for Unread { module, reason } in &report.unread {
         note(format_args!("stacks through the module `{module}` are guessed: {reason}"));
@@ -359,6 +378,7 @@ pub(crate) fn exit_code(
             let complaints = unarmed::complaints(&report.probes, patterns, allow_pending);
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
+                _ if have_splats_failed => ExitCode::from(exit_codes::DIED),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),

@@ -10,6 +10,7 @@ use crate::record::KernelIdentity;
 use crate::requests::requests;
 use crate::requirements;
 use crate::say::note;
+use crate::splats::{SplatPolicy, policy};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::dwarf::SourceMap;
 use probe_engine::linux::kernel::Kernel;
@@ -41,6 +42,8 @@ pub(crate) struct Target {
     /// How its stacks are walked, where they can be.
     pub(crate) unwind: Option<KernelCode>,
     pub(crate) serving: Serving,
+    /// What follows from reports of the kernel.
+    pub(crate) splats: SplatPolicy,
 }
 
 /// How all probes of a run are served.
@@ -92,6 +95,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     if let Some(target) = resolved(&run.guest)? {
         return Ok(target);
     }
+    let splats = policy(&run.splats)?;
     let source = files.source(&run.guest.symbols);
     let kernel = source.kernel(&files.image)?;
     can_work(files, &kernel)?;
@@ -126,7 +130,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
     };
-    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving })
+    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats })
 }
 
 /// Which kernel it is, as recordings say it.
@@ -280,6 +284,7 @@ mod tests {
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,
             clock: None,
+            printk: None,
             cpu_number: None,
             this_cpu_off: None,
             thunks: Thunks::default(),
@@ -329,6 +334,7 @@ mod tests {
             lines: None,
             unwind: None,
             serving,
+            splats: SplatPolicy::default(),
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();

@@ -305,6 +305,17 @@ impl Reader {
         self.guest_time.know(clock);
     }
 
+    /// How long after the guest's start the guest's own clock was at `guest_nanos`, which is not long ago; where its clock is not
+    /// known, how long it is since the start.
+    pub(crate) fn since_start(&self, guest_nanos: u64, rate: Rate) -> u64 {
+        let now = ticks();
+        let ago = self
+            .guest_time
+            .nanos(self.guest_time.of_host(now))
+            .map(|guest| guest.saturating_sub(guest_nanos));
+        rate.nanos(now).saturating_sub(ago.unwrap_or(0))
+    }
+
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
     /// call to the next as well, wherever it runs. `known` are the probes that detours record for, and `plans` those of all
     /// probes by their numbers.

@@ -117,6 +117,7 @@ pub struct Guest<'a> {
     pub(crate) unwind: Option<Arc<KernelCode>>,
     pub(crate) optimize: Optimize,
     pub(crate) fall_back: bool,
+    pub(crate) splats: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) signals: bool,
     pub(crate) terminal: Terminal,
@@ -159,6 +160,7 @@ impl<'a> Guest<'a> {
             unwind: None,
             optimize: Optimize::Auto,
             fall_back: false,
+            splats: false,
             timeout: None,
             signals: true,
             terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
@@ -270,6 +272,13 @@ impl<'a> Guest<'a> {
     /// [`CALLS`]: probe_engine::detour::layout::CALLS
     pub fn fall_back(mut self, moves: bool) -> Self {
         self.fall_back = moves;
+        self
+    }
+
+    /// Whether the kernel's log is read, and [`Sink::splat`](crate::session::Sink::splat) told of the reports in it, which by
+    /// default is not done.
+    pub fn splats(mut self, are_told: bool) -> Self {
+        self.splats = are_told;
         self
     }
 

@@ -10,6 +10,7 @@ mod list;
 mod probes;
 mod report;
 mod run;
+mod splats;
 mod types;
 
 pub(crate) use counting::{Count, Graph};
@@ -22,6 +23,7 @@ pub(crate) use list::{List, ListKind};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
+pub(crate) use splats::{SplatArgs, SplatChoice};
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};

@@ -1,6 +1,6 @@
 //! `vmm run`.
 
-use super::{Arming, Guest, Probes, Records, heading};
+use super::{Arming, Guest, Probes, Records, SplatArgs, heading};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -36,7 +36,8 @@ Exit codes:
   2      the run could not be started, and why was said
   122    a probe was overwritten, or was never armed, and which and why was said; single functions of a pattern may
          stay unarmed as long as others are
-  123    the guest died (panic, triple fault), or halted without switching itself off
+  123    the guest died (panic, triple fault), or halted without switching itself off; with --splat fail also where its
+         kernel reported what is not allowed, whatever CMD's own exit code is
   124    it took longer than --timeout
   125    the emulated host died, which says nothing about the guest, or the guest did not come to run the command,
          or what was to be recorded could not be written
@@ -48,6 +49,8 @@ pub(crate) struct Run {
     pub(crate) guest: Guest,
     #[command(flatten)]
     pub(crate) records: Records,
+    #[command(flatten)]
+    pub(crate) splats: SplatArgs,
     #[command(flatten)]
     pub(crate) arming: Arming,
     /// A module whose functions are probed need not be loaded

@@ -6,12 +6,14 @@ use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
-use crate::record::{self, Address, Header, HitLine, ProbeEnd};
-use crate::say::{finish, is_quiet, standard_error};
+use crate::record::{self, Address, Header, HitLine, NamedFrame, ProbeEnd, SplatLine};
+use crate::say::{finish, is_quiet, note, say, standard_error};
+use crate::splats::SplatVerdicts;
 use crate::wall_clock;
 use probe_engine::capture::names::Names;
 use probe_engine::capture::shown::Shown;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;
 use serde::{Serialize, Serializer};
@@ -33,6 +35,7 @@ pub(crate) struct HitWriter<'a> {
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
+    verdicts: SplatVerdicts,
 }
 
 /// A probe whose hits are written.
@@ -83,7 +86,13 @@ impl<'a> HitWriter<'a> {
             names,
             failure: None,
             armed_in: Duration::ZERO,
+            verdicts: SplatVerdicts::default(),
         }
+    }
+
+    /// The same, where reports of the kernel are judged so.
+    pub(crate) fn judging(self, verdicts: SplatVerdicts) -> Self {
+        Self { verdicts, ..self }
     }
 
     /// Why hits could not be written, if they could not.
@@ -129,6 +138,34 @@ impl<'a> HitWriter<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Writes a report, which came so many nanoseconds after the start, to where the hits go.
+    fn write_splat(&mut self, splat: &Splat, nanos: u64) -> io::Result<()> {
+        self.begin()?;
+        let frames = splat.frames.iter().map(|frame| NamedFrame::of(frame, None)).collect();
+        let line = self.verdicts.judge(SplatLine::of(splat, nanos, frames));
+        for Destination { out, form, .. } in &mut self.destinations {
+            match form {
+                Form::Text(text) => text.finish(out)?,
+                Form::Json => json(out, &line)?,
+            }
+            out.flush()?;
+        }
+        match (line.repeats, &line.allowed) {
+            (0, None) => say(&line),
+            (0, Some(_)) => note(&line),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Says how often reports came that came more than once, and whether the run fails because of any.
+    pub(crate) fn say_splats(&self) -> bool {
+        for (fingerprint, count) in self.verdicts.repeated() {
+            note(format_args!("splats with the fingerprint {fingerprint} came {count} times"));
+        }
+        self.verdicts.have_failed()
     }
 
     /// Writes what was counted to where the hits went, and what all came to: as JSON to where the hits went, and as a table
@@ -199,6 +236,12 @@ impl Sink for HitWriter<'_> {
         self.names.change(slide, modules);
     }
 
+    fn splat(&mut self, splat: &Splat, nanos: u64) {
+        if let Err(error) = self.write_splat(splat, nanos) {
+            self.failure.get_or_insert(error);
+        }
+    }
+
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
         self.armed_in = stopped;
         say_armed(probes, stopped);
@@ -262,6 +305,7 @@ pub(super) mod testing {
             refused: Default::default(),
             unread: Vec::new(),
             waits: 0,
+            log_lost: 0,
             ran: Duration::ZERO,
             disarmed_in: Duration::ZERO,
         }

@@ -10,6 +10,7 @@ mod hit;
 mod outcome;
 mod probe;
 mod reader;
+mod splat;
 mod stack;
 mod value;
 
@@ -21,6 +22,7 @@ pub(crate) use hit::{Hit, HitLine};
 pub(crate) use outcome::{ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd};
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
+pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
 pub(crate) use value::Recorded;
 

@@ -5,6 +5,7 @@
 use super::header::FORMAT;
 use super::{
     End, Entry, Filter, Function, Header, Histogram, HistogramEnd, Hit, HitLine, Prefix, Probe, ProbeEnd,
+    SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -55,6 +56,7 @@ pub(crate) enum Line {
     Probe(ProbeEnd),
     Function(Function),
     Prefix(Prefix),
+    Splat(Box<SplatLine>),
     End,
     /// Of a type that is not known.
     Unknown,
@@ -230,6 +232,7 @@ impl<R: BufRead> Reader<R> {
             }
             "function" => Line::Function(serde_json::from_str(line).map_err(damaged)?),
             "prefix" => Line::Prefix(serde_json::from_str(line).map_err(damaged)?),
+            "splat" => Line::Splat(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
                 self.end = Some(serde_json::from_str(line).map_err(damaged)?);
                 Line::End
@@ -315,6 +318,7 @@ mod tests {
                 Line::Entry(_) => written.push(reader.text().to_owned()),
                 Line::Function(function) => written.push(serde_json::to_string(&function).unwrap()),
                 Line::Prefix(prefix) => written.push(serde_json::to_string(&prefix).unwrap()),
+                Line::Splat(splat) => written.push(serde_json::to_string(&splat).unwrap()),
                 Line::Unknown => panic!("{}", reader.text()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),
             }

@@ -52,6 +52,10 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                 }
             }
             Line::Prefix(prefix) => prefixes.push(prefix),
+            Line::Splat(splat) => {
+                text.finish(&mut out)?;
+                writeln!(out, "{splat}")?;
+            }
             Line::Registered | Line::End | Line::Unknown => {}
         }
     };

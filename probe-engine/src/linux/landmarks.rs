@@ -10,6 +10,7 @@ use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
 use super::per_cpu;
+use super::printk::PrintkLayout;
 use super::relocations::RelocatedPointer;
 use super::sched_clock::SchedClockLayout;
 use super::task::TaskLayout;
@@ -58,6 +59,8 @@ pub struct Landmarks {
     pub task: Option<TaskLayout>,
     /// The clock of its messages, where that can be computed.
     pub clock: Option<SchedClockLayout>,
+    /// How to read the log of its messages; `None` before 5.10, or without type information.
+    pub printk: Option<PrintkLayout>,
     /// Where a CPU keeps its own number, in bytes from the kernel's GS base.
     pub cpu_number: Option<u64>,
     /// Where a CPU keeps what lies between a per-CPU variable and its own one, in bytes from the kernel's GS base.
@@ -176,6 +179,7 @@ impl Landmarks {
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),
+            printk: btf.as_ref().and_then(|btf| PrintkLayout::find(kernel.symbols(), btf)),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),
             this_cpu_off: per_cpu::offset(kernel.symbols(), "this_cpu_off"),
             thunks: Thunks::of(kernel),

@@ -2,6 +2,7 @@
 
 use super::arming::Arming;
 use super::handle::Message;
+use super::kernel_log::KernelLog;
 use super::keys::{Keys, Typed};
 use super::modules::Ledger;
 use super::patience::Patience;
@@ -27,6 +28,7 @@ use crate::vcpu::{End, Vcpu, World};
 use crate::world::VcpuPosition;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -110,6 +112,7 @@ pub(super) struct Control<'a> {
     pub(super) world: Arc<World>,
     pub(super) threads: Threads,
     pub(super) devices: Arc<Devices>,
+    pub(super) log: KernelLog,
     pub(super) reader: Reader,
     /// Of each vCPU; `None` where its KVM has none.
     pub(super) statistics: Option<Vec<Statistics>>,
@@ -186,6 +189,10 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
+        if let Some(running) = self.arming.running() {
+            let splats = self.log.finish(running, &self.ram);
+            self.tell_splats(&splats);
+        }
         let groups = self.reader.close(self.arming.sites.detours.known());
         self.devices.console.flush();
         let begun = Instant::now();
@@ -206,6 +213,7 @@ impl Control<'_> {
             refused,
             unread: self.ledger.unread().to_vec(),
             waits: self.reader.waits(),
+            log_lost: self.log.lost(),
             ran,
             disarmed_in,
         }
@@ -237,6 +245,9 @@ impl Control<'_> {
         }
         let now = Instant::now();
         self.devices.console.look(now);
+        if self.log.is_due(now) && self.takes_events() {
+            self.look_at_log(now);
+        }
         if self.panic.as_ref().is_some_and(|panic| now >= panic.deadline) {
             self.end_by_panic();
         }
@@ -328,6 +339,19 @@ impl Control<'_> {
         let memory = VirtMemory::new(&*self.ram, running.space);
         if let Some(clock) = layout.slid(running.map.slide()).read(&memory) {
             self.reader.know_clock(clock);
+        }
+    }
+
+    /// Hands on what the kernel has reported, behind the events from before.
+    fn look_at_log(&mut self, now: Instant) {
+        let Some(running) = self.arming.running() else { return };
+        let splats = self.log.look(running, &self.ram, now);
+        self.tell_splats(&splats);
+    }
+
+    fn tell_splats(&mut self, splats: &[Splat]) {
+        for splat in splats {
+            self.sink.splat(splat, self.reader.since_start(splat.nanos, self.clock.rate()));
         }
     }
 

@@ -31,6 +31,7 @@ mod detours;
 mod handle;
 mod hooks;
 mod instance_exhaustion;
+mod kernel_log;
 mod keys;
 mod modules;
 mod occupancy;
@@ -77,8 +78,10 @@ use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
 use handle::Message;
+use kernel_log::KernelLog;
 use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
 use registry::Registry;
 use resolver::Resolver;
@@ -117,6 +120,12 @@ pub trait Sink {
     /// modules here.
     fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
         let _ = (slide, modules);
+    }
+
+    /// The guest's kernel has reported that something is wrong with it, where [that](Guest::splats) is wanted: so many
+    /// nanoseconds after the guest's start, as far as the guest's clock can be related to that.
+    fn splat(&mut self, splat: &Splat, nanos: u64) {
+        let _ = (splat, nanos);
     }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
@@ -319,13 +328,14 @@ impl Session<'_> {
             patience: patience::Patience::default(),
             sweep: spent::Sweep::new(spent, Instant::now()),
             registry,
-            kernel: guest.kernel,
             delivery: *delivery,
             stage,
             ram,
             world,
             threads,
             devices,
+            log: KernelLog::new(&guest.kernel, guest.splats, Instant::now()),
+            kernel: guest.kernel,
             reader,
             statistics,
             clock,

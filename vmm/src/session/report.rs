@@ -26,6 +26,8 @@ pub struct Report {
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.
     pub waits: u64,
+    /// Records of the kernel's log that were gone before anyone had read them, so that reports may be missing.
+    pub log_lost: u64,
     /// How often its CPUs have left the guest, for KVM or for us, where KVM counts that.
     pub exits: Option<u64>,
     /// How long the guest ran.

@@ -45,10 +45,13 @@ impl<'a> Meta<'a> {
         page: &'a Shown,
         error: Option<&ReadError>,
     ) -> Self {
-        let Shown { hits, tables, .. } = page;
+        let Shown { hits, tables, splats, splat_count, .. } = page;
         let header = recording.header();
         let (frame, parent) = tables.nodes();
-        let mut notes = Vec::new();
+        let mut notes = splats.clone();
+        if *splat_count > splats.len() {
+            notes.push(format!("There are {} more splats.", splat_count - splats.len()));
+        }
         if let Some(error) = error {
             notes.push(format!("The recording cannot be read to its end: {error}."));
         }

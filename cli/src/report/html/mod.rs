@@ -60,10 +60,16 @@ pub(super) fn write(
     Ok(read?)
 }
 
+/// So many reports of the kernel are shown.
+const MOST_SPLATS: usize = 100;
+
 /// What has been read, but for the hits that have been written.
 #[derive(Default)]
 struct Shown {
     hits: u64,
+    /// Reports of the kernel: how many, and the first of them.
+    splat_count: usize,
+    splats: Vec<String>,
     block: Block,
     tables: Tables,
 }
@@ -71,6 +77,12 @@ struct Shown {
 impl Shown {
     fn add(&mut self, line: Line, recording: &Reader<impl BufRead>, out: &mut impl Write) -> io::Result<()> {
         match line {
+            Line::Splat(splat) => {
+                self.splat_count += 1;
+                if self.splats.len() < MOST_SPLATS {
+                    self.splats.push(splat.to_string());
+                }
+            }
             Line::Registered | Line::Prefix(_) | Line::End | Line::Unknown => {}
             Line::Hit(hit) => {
                 self.hits += 1;

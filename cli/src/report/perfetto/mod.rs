@@ -4,7 +4,7 @@
 mod schema;
 
 use super::ReportError;
-use crate::record::{Header, Hit, Line, MOST_OF_A_HIT, Probe, Reader, Recorded, write_bounded};
+use crate::record::{Header, Hit, Line, MOST_OF_A_HIT, Probe, Reader, Recorded, SplatLine, write_bounded};
 use probe_engine::guest_text::is_special;
 use prost::Message;
 use schema::{
@@ -24,10 +24,14 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     let mut trace = Writer { out, tracks: HashMap::new(), events: HashSet::new(), names: HashMap::new() };
     trace.begin(recording.header())?;
     while let Some(line) = recording.next()? {
-        if let Line::Hit(hit) = line
-            && let Some(probe) = recording.probe(hit.event.probe.0)
-        {
-            trace.hit(&hit, probe)?;
+        match line {
+            Line::Hit(hit) => {
+                if let Some(probe) = recording.probe(hit.event.probe.0) {
+                    trace.hit(&hit, probe)?;
+                }
+            }
+            Line::Splat(splat) => trace.splat(&splat)?,
+            _ => {}
         }
     }
     Ok(())
@@ -191,6 +195,34 @@ impl Writer<'_> {
             true => Ok(()),
             false => self.packet(at(end, event(event_type::INSTANT, cpu, Vec::new()))),
         }
+    }
+
+    /// A report of the kernel is an instant of its CPU.
+    fn splat(&mut self, splat: &SplatLine) -> io::Result<()> {
+        let track = match splat.cpu {
+            Some(cpu) => self.cpu_track(cpu as usize)?,
+            None => track::CPUS,
+        };
+        // The numbers below are those of probes.
+        let name_iid = Some(splat.number.saturating_add(1 << 33));
+        let event_names = vec![InternedName { iid: name_iid, name: Some(harmless(&splat.title)) }];
+        let mut new = InternedData { event_names, ..InternedData::default() };
+        let debug_annotations = vec![DebugAnnotation {
+            name_iid: Some(self.annotation_name("splat", &mut new)),
+            value: Some(Value::String(harmless(&splat.to_string()))),
+        }];
+        let event = TrackEvent {
+            r#type: Some(event_type::INSTANT),
+            name_iid,
+            track_uuid: Some(track),
+            debug_annotations,
+        };
+        self.packet(TracePacket {
+            timestamp: Some(splat.time_ns),
+            data: Some(Data::TrackEvent(event)),
+            interned_data: Some(new),
+            ..TracePacket::default()
+        })
     }
 
     /// The number of an annotation's name, which is told with `new` where it was not told yet.

@@ -1,0 +1,42 @@
+//! What follows from reports of the guest's kernel.
+
+use super::heading;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Reports of the kernel
+#[derive(Args, Default)]
+#[command(next_help_heading = heading::OUTPUT)]
+pub(crate) struct SplatArgs {
+    /// What follows when the kernel reports a bug of its own: fail, report or ignore
+    ///
+    /// Panics, oopses, warnings, stalls, and what lockdep, KASAN and the like find are read from the kernel's own log, which has
+    /// them whatever its loglevel is, and which no process can write them to.
+    ///
+    /// - fail: it is said and recorded, and the run ends with 123
+    ///
+    /// - report: it is said and recorded. A guest that panics has died, which ends with 123 as ever
+    ///
+    /// - ignore: nobody looks
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true, value_name = "MODE")]
+    pub(crate) splat: SplatChoice,
+    /// Reports that are allowed: a file of TOML; may be repeated
+    ///
+    /// It has a list, allow = [{ match = "WARNING in foo", reason = "known, see #12", until = "2027-06" }]. `match` is a regular
+    /// expression, which is looked for in a report's title and in its fingerprint. `until` may be left out; behind that day or month
+    /// the report fails again.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) allow_splats: Vec<PathBuf>,
+}
+
+/// See [`SplatArgs::splat`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum SplatChoice {
+    /// The run fails
+    Fail,
+    /// It is said and recorded
+    #[default]
+    Report,
+    /// Nobody looks
+    Ignore,
+}

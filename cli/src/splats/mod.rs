@@ -1,0 +1,8 @@
+//! Reports of the guest's kernel: which are allowed, and what follows from the others.
+
+mod allow;
+mod policy;
+mod verdicts;
+
+pub(crate) use policy::{SplatMode, SplatPolicy, policy};
+pub(crate) use verdicts::SplatVerdicts;
