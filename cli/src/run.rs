@@ -109,13 +109,14 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let is_looking = splats.mode != SplatMode::Ignore;
     if is_looking && kernel.printk.is_none() {
         note(
-            "reports of the kernel are not seen: its log is not understood (it is from before 5.10, or lacks type information)",
+            "reports of the kernel are read from its console, which shows what its loglevel lets through, and where processes write as well: its log is not understood (it is from before 5.10, or lacks type information)",
         );
     }
     let kernel = SessionKernel { image, landmarks: kernel, names, unwind, serving, late, splats: is_looking };
-    let verdicts = SplatVerdicts::new(splats);
-    let mut writer =
-        HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines)).judging(verdicts);
+    let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
+    let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines))
+        .judging(verdicts)
+        .keeping(recent);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let machine = Machine { guest: &args.guest, files: &files, kernel, host };

@@ -275,7 +275,7 @@ impl<'a> Guest<'a> {
         self
     }
 
-    /// Whether the kernel's log is read, and [`Sink::splat`](crate::session::Sink::splat) told of the reports in it, which by
+    /// Whether the kernel's log is read, or its console where that cannot be, and [`Sink::splat`](crate::session::Sink::splat) told of the reports in it, which by
     /// default is not done.
     pub fn splats(mut self, are_told: bool) -> Self {
         self.splats = are_told;

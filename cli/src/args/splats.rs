@@ -27,6 +27,11 @@ pub(crate) struct SplatArgs {
     /// the report fails again.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) allow_splats: Vec<PathBuf>,
+    /// Keep the last N hits of each CPU, and show them at a splat, a time-out or a standstill; no others
+    ///
+    /// What is shown are the hits before the moment at which the report began. All hits are counted in the table at the end.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10000), hide_short_help = true)]
+    pub(crate) recent: Option<u16>,
 }
 
 /// See [`SplatArgs::splat`].

@@ -7,6 +7,7 @@ mod names;
 mod out;
 mod prefixes;
 mod reasons;
+mod recent;
 mod registered;
 mod stack;
 mod summary;

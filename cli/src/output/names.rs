@@ -5,6 +5,7 @@ use crate::record;
 use probe_engine::addr::Gva;
 use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::{ModuleNames, Names};
+use probe_engine::linux::splat::SplatFrame;
 use probe_engine::linux::symbols::SymbolTable;
 use std::sync::Arc;
 use vmm::stack::Stack;
@@ -47,6 +48,20 @@ impl GuestNames {
         self.lines.as_ref().map(|lines| lines.at(Gva(at.0.wrapping_sub(self.slide)))).unwrap_or_default()
     }
 
+    /// The line of the source of a frame that the kernel has written, where it is in a function of the kernel itself that is told
+    /// from others by its name and its length.
+    pub(crate) fn source(&self, frame: &SplatFrame) -> Option<(String, u32)> {
+        let (kernel, lines) = (self.kernel.as_ref()?, self.lines.as_ref()?);
+        let (offset, length) = frame.place.filter(|_| frame.module.is_none())?;
+        let has_length = |at: &Gva| kernel.end_of(*at).and_then(|end| end.offset_from(*at)) == Some(length);
+        let mut starts = kernel.lookup(&frame.function).map(|symbol| symbol.at).filter(has_length);
+        let start = starts.next().filter(|_| starts.next().is_none())?;
+        // Behind a call, the line is that of the call.
+        let at = start.add(offset.saturating_sub(frame.is_return.into()));
+        let own = lines.at(at).pop().filter(|line| line.line != 0)?;
+        Some((own.file.to_owned(), own.line))
+    }
+
     /// The function around a run-time address, or the variable that begins there, as `%pS` writes them.
     pub(crate) fn pointee(&self, at: Gva) -> Option<String> {
         let kernel = self.kernel.as_ref()?;
@@ -64,7 +79,33 @@ impl GuestNames {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use probe_engine::linux::lines::LineTableBuilder;
     use probe_engine::linux::symbols::SymbolTableBuilder;
+
+    #[test]
+    fn a_frame_that_the_kernel_has_written_has_its_line() {
+        const KERNEL: Gva = Gva(0xffff_ffff_8100_0000);
+        let mut symbols = SymbolTableBuilder::default();
+        for (at, name) in [(0, "twice"), (0x40, "twice"), (0x60, "once"), (0x80, "_etext")] {
+            symbols.push(KERNEL.add(at), b'T', name).unwrap();
+        }
+        let (files, functions) = (["".to_owned(), "a.c".to_owned()], ["".to_owned()]);
+        let mut lines = LineTableBuilder::new(KERNEL, &files, &functions);
+        lines.call(0, 0, 0, 0);
+        for (at, line) in [(0, 10), (0x40, 20), (0x60, 30), (0x65, 31)] {
+            lines.push(at, 1, line, 0);
+        }
+        let names = GuestNames::new(Some(symbols.finish()), Some(lines.finish()));
+        let line = |function: &str, place, is_return| {
+            let frame =
+                SplatFrame { function: function.to_owned(), place: Some(place), is_return, module: None };
+            Some(names.source(&frame)?.1)
+        };
+        assert_eq!(line("once", (5, 0x20), false), Some(31));
+        assert_eq!(line("once", (5, 0x20), true), Some(30));
+        assert_eq!((line("twice", (0, 0x40), false), line("twice", (0, 0x20), false)), (Some(10), Some(20)));
+        assert_eq!((line("twice", (0, 0x30), false), line("nobody", (0, 0x20), false)), (None, None));
+    }
 
     #[test]
     fn addresses_have_names_when_the_kernel_has_been_found() {

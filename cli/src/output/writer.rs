@@ -1,6 +1,7 @@
 //! Writes hits as they come, to all places where they are wanted.
 
 use super::hist::RunHistograms;
+use super::recent::FlightRecorder;
 use super::registered::registered;
 use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
@@ -20,10 +21,10 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::printer::Printer;
-use vmm::session::{ProbeReport, Report, Sink};
+use vmm::session::{Death, Outcome, ProbeReport, Report, Sink};
 
 /// Writes hits as they come.
 pub(crate) struct HitWriter<'a> {
@@ -36,6 +37,8 @@ pub(crate) struct HitWriter<'a> {
     failure: Option<io::Error>,
     armed_in: Duration,
     verdicts: SplatVerdicts,
+    /// Keeps hits that are not written as they come.
+    recorder: Option<FlightRecorder>,
 }
 
 /// A probe whose hits are written.
@@ -87,12 +90,19 @@ impl<'a> HitWriter<'a> {
             failure: None,
             armed_in: Duration::ZERO,
             verdicts: SplatVerdicts::default(),
+            recorder: None,
         }
     }
 
     /// The same, where reports of the kernel are judged so.
     pub(crate) fn judging(self, verdicts: SplatVerdicts) -> Self {
         Self { verdicts, ..self }
+    }
+
+    /// The same, where of each CPU so many hits are kept until a report, or an end that needs an explanation, and no others are
+    /// written.
+    pub(crate) fn keeping(self, recent: Option<u16>) -> Self {
+        Self { recorder: recent.map(FlightRecorder::new), ..self }
     }
 
     /// Why hits could not be written, if they could not.
@@ -120,11 +130,23 @@ impl<'a> HitWriter<'a> {
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        let Some(WrittenProbe { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
+        let Some(WrittenProbe { asked, .. }) = self.probes.get(&event.probe) else { return Ok(()) };
         if let Some(counted) = &asked.counted {
             self.histograms.add(event, asked, counted);
             return Ok(());
         }
+        match &mut self.recorder {
+            Some(recorder) => {
+                recorder.push(event);
+                Ok(())
+            }
+            None => self.write_hit(event, None),
+        }
+    }
+
+    /// Writes a hit; one that was kept until a report with the number of that.
+    fn write_hit(&mut self, event: &Event, splat: Option<u64>) -> io::Result<()> {
+        let Some(WrittenProbe { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
         let names = &|at| self.names.symbol(at);
         let fields = Fields { event, asked, names };
         let stack = event.stack.as_ref().and_then(|stack| self.names.stack(stack));
@@ -133,7 +155,7 @@ impl<'a> HitWriter<'a> {
                 Form::Text(text) => text.hit(out, (event, told), fields.shown(), stack.as_ref())?,
                 Form::Json => {
                     let fields = (!told.fields.is_empty()).then_some(fields);
-                    json(out, &HitLine::of(event, told, fields, stack.as_ref()))?;
+                    json(out, &HitLine::of(event, told, fields, stack.as_ref()).recent(splat))?;
                 }
             }
         }
@@ -143,8 +165,16 @@ impl<'a> HitWriter<'a> {
     /// Writes a report, which came so many nanoseconds after the start, to where the hits go.
     fn write_splat(&mut self, splat: &Splat, nanos: u64) -> io::Result<()> {
         self.begin()?;
-        let frames = splat.frames.iter().map(|frame| NamedFrame::of(frame, None)).collect();
-        let line = self.verdicts.judge(SplatLine::of(splat, nanos, frames));
+        let frames =
+            splat.frames.iter().map(|frame| NamedFrame::of(frame, self.names.source(frame))).collect();
+        let at = splat.own_frames().next().and_then(|frame| self.names.source(frame));
+        let at = at.map(|(file, line)| format!("{file}:{line}"));
+        let line = SplatLine::of(splat, nanos, frames).or_at(at);
+        let line = self.verdicts.judge(line);
+        // What leads to one leads to all with its fingerprint.
+        if line.repeats == 0 {
+            self.write_recent(line.number, splat.nanos, "the splat")?;
+        }
         for Destination { out, form, .. } in &mut self.destinations {
             match form {
                 Form::Text(text) => text.finish(out)?,
@@ -156,6 +186,27 @@ impl<'a> HitWriter<'a> {
             (0, None) => say(&line),
             (0, Some(_)) => note(&line),
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Writes the hits that were kept until now and came up to `until`, by the guest's clock: before `what`, the splat with this
+    /// number.
+    fn write_recent(&mut self, splat: u64, until: u64, what: &str) -> io::Result<()> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let hits = recorder.take(until);
+        if hits.is_empty() {
+            return Ok(());
+        }
+        if self.destinations.iter().any(|place| matches!(place.form, Form::Text(_))) {
+            say(format_args!("the last hits before {what}:"));
+        }
+        hits.iter().try_for_each(|event| self.write_hit(event, Some(splat)))?;
+        for Destination { out, form, .. } in &mut self.destinations {
+            if let Form::Text(text) = form {
+                text.finish(out)?;
+            }
+            out.flush()?;
         }
         Ok(())
     }
@@ -172,6 +223,9 @@ impl<'a> HitWriter<'a> {
     /// on standard error.
     pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
         self.begin()?;
+        if needs_explanation(&report.end) {
+            self.write_recent(0, u64::MAX, "the end")?;
+        }
         for (probe, group) in &report.groups {
             let counted = self.probes.get(probe).and_then(|probe| probe.asked.counted.as_ref());
             if let Some(counted) = counted {
@@ -242,9 +296,24 @@ impl Sink for HitWriter<'_> {
         }
     }
 
+    fn about_to_report(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.hold(Instant::now());
+        }
+    }
+
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
         self.armed_in = stopped;
         say_armed(probes, stopped);
+    }
+}
+
+/// Whether the last hits may explain how the guest ended. A panic is a report: what came after it explains nothing.
+fn needs_explanation(end: &Outcome) -> bool {
+    match end {
+        Outcome::Died(Death::Panic { .. }) => false,
+        Outcome::Died(_) | Outcome::TimedOut(_) => true,
+        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped | Outcome::Signal(_) => false,
     }
 }
 
@@ -277,7 +346,6 @@ impl Serialize for Fields<'_> {
 pub(super) mod testing {
     use super::*;
     use crate::record::{Clocks, HostKind, KernelIdentity};
-    use vmm::session::Outcome;
 
     pub(crate) fn header() -> Header {
         Header {

@@ -51,6 +51,9 @@ pub(crate) struct HitLine<'a, F> {
     user_stack: Option<Cow<'a, [Address]>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     user_stack_end: Option<Cow<'a, str>>,
+    /// The number of the splat before which it was one of the last; 0 is the end of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recent: Option<u64>,
 }
 
 /// The task that ran.
@@ -110,6 +113,7 @@ impl<'a, F> HitLine<'a, F> {
             stack_end: stack.map(|stack| Cow::Borrowed(&*stack.end)),
             user_stack: user.map(|user| Cow::Borrowed(&*user.frames)),
             user_stack_end: user.map(|user| Cow::Borrowed(&*user.end)),
+            recent: None,
         };
         match event.what {
             What::Hit { args } => line.args = Some(args.map(Address)),
@@ -119,6 +123,13 @@ impl<'a, F> HitLine<'a, F> {
             What::Access { old, new } => (line.old, line.new) = (Some(Address(old)), Some(Address(new))),
         }
         line
+    }
+}
+
+impl<F> HitLine<'_, F> {
+    /// The same of a hit that was kept until a report.
+    pub(crate) fn recent(self, splat: Option<u64>) -> Self {
+        Self { recent: splat, ..self }
     }
 }
 

@@ -99,6 +99,11 @@ impl SplatLine {
             text: splat.text.clone(),
         }
     }
+
+    /// The same, where its text names no line of the source, at this one.
+    pub(crate) fn or_at(self, at: Option<String>) -> Self {
+        Self { at: self.at.or(at), ..self }
+    }
 }
 
 /// As it is said, in one line.

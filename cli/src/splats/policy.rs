@@ -23,6 +23,8 @@ pub(crate) enum SplatMode {
 pub(crate) struct SplatPolicy {
     pub(crate) mode: SplatMode,
     pub(crate) allowed: Vec<AllowedSplat>,
+    /// How many hits of each CPU are kept until one, where hits are not written as they come.
+    pub(crate) recent: Option<u16>,
 }
 
 /// What `args` ask for.
@@ -36,5 +38,5 @@ pub(crate) fn policy(args: &SplatArgs) -> Result<SplatPolicy> {
         SplatChoice::Report => SplatMode::Report,
         SplatChoice::Ignore => SplatMode::Ignore,
     };
-    Ok(SplatPolicy { mode, allowed })
+    Ok(SplatPolicy { mode, allowed, recent: args.recent })
 }

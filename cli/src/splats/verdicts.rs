@@ -95,7 +95,7 @@ mod tests {
             until: Some("2026-06".to_owned()),
             is_expired: *is_expired,
         });
-        SplatVerdicts::new(SplatPolicy { mode, allowed: allowed.collect() })
+        SplatVerdicts::new(SplatPolicy { mode, allowed: allowed.collect(), recent: None })
     }
 
     #[test]

@@ -102,9 +102,26 @@ pub struct HookAddresses {
     /// `atomic_notifier_call_chain(list, 0, message)`, which a panic calls once its message is formatted, and the list that
     /// it calls it with (`panic_notifier_list`).
     pub panic_told: Option<(Gva, Gva)>,
+    /// Functions that nothing but reports calls. One report may call several of them.
+    pub reports: [Option<Gva>; REPORTS.len()],
     /// `__put_task_struct(task)`: a task of this address does not exist any more.
     pub task_free: Option<Gva>,
 }
+
+/// See [`HookAddresses::reports`].
+///
+/// A warning comes by `__warn`, a fault by `oops_enter`, a stall by `print_cpu_stall` and its like; what lockdep and others find, by
+/// `dump_stack_lvl`. `print_modules` is there for soft lock-ups.
+const REPORTS: [&str; 8] = [
+    "__warn",
+    "oops_enter",
+    "kasan_report",
+    "kfence_report_error",
+    "print_cpu_stall",
+    "print_other_cpu_stall",
+    "print_modules",
+    "dump_stack_lvl",
+];
 
 impl HookAddresses {
     /// Whether this kernel tells when its own code faults, so that RIP can be put right.
@@ -129,6 +146,7 @@ impl HookAddresses {
             panic_told: kernel
                 .symbol("atomic_notifier_call_chain")
                 .zip(kernel.symbols().address_of("panic_notifier_list")),
+            reports: REPORTS.map(|name| kernel.symbol(name)),
             task_free: kernel.symbol("__put_task_struct"),
         }
     }

@@ -4,6 +4,9 @@
 //! neither `loglevel` nor `quiet` leaves a record out. The ring is read while the guest writes to it, as the kernel's own readers
 //! do: a record counts if its descriptor says before and behind the copy that it is whole.
 
+pub mod console;
+mod record;
+
 use super::btf::Btf;
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::SymbolTable;
@@ -11,6 +14,8 @@ use crate::addr::Gva;
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 use serde::{Deserialize, Serialize};
+
+pub use record::{PrintkCaller, PrintkRecord};
 
 /// Longest text that is kept of a record, in bytes. The kernel's own limit is 1024 (`PRINTKRB_RECORD_MAX`).
 const LONGEST: usize = 2048;
@@ -78,30 +83,6 @@ impl PrintkLayout {
     pub fn slid(&self, slide: u64) -> Self {
         Self { pointer: self.pointer.add(slide), ..self.clone() }
     }
-}
-
-/// Who has written a record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PrintkCaller {
-    /// A task, by its pid.
-    Task(u32),
-    /// An interrupt on this CPU.
-    Cpu(u32),
-}
-
-/// A record of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrintkRecord {
-    /// Its number.
-    pub sequence: u64,
-    /// When it was, by the guest's clock.
-    pub nanos: u64,
-    /// 0 is the kernel: a process that writes to `/dev/kmsg` cannot claim to be it.
-    pub facility: u8,
-    /// Who has written it.
-    pub caller: PrintkCaller,
-    /// Lines, at most [`LONGEST`] bytes.
-    pub text: Vec<u8>,
 }
 
 /// Reads the log from its start, each record once.

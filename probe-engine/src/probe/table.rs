@@ -75,6 +75,8 @@ pub enum Internal {
     FreeInitText,
     /// The kernel begins to panic.
     Panic,
+    /// The kernel is about to report something about itself.
+    Report,
     /// It has formatted its last message, and calls notifiers: its panic's, or others'.
     PanicTold,
     /// A module's text is final, and nothing of it has run yet.

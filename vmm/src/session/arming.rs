@@ -34,10 +34,10 @@ pub(super) struct Arming {
 }
 
 impl Arming {
-    /// Nothing is armed yet. `all_modules`: also those are followed that have no probes.
-    pub(super) fn new(kernel: Landmarks, all_modules: bool, detours: Detours) -> Self {
+    /// Nothing is armed yet, and the kernel tells by `hooks` what it does.
+    pub(super) fn new(kernel: Landmarks, hooks: GuestHooks, detours: Detours) -> Self {
         Self {
-            hooks: GuestHooks::new(&kernel, all_modules),
+            hooks,
             sites: Sites::new(&kernel, detours),
             kernel,
             phase: BootPhase::Unknown,

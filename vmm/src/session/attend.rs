@@ -264,7 +264,9 @@ impl Control<'_> {
                 modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
                 Vec::new()
             }),
+            Internal::Report => self.about_to_report(),
             Internal::Panic if self.panic.is_none() => {
+                self.about_to_report();
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;

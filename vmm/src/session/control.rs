@@ -189,12 +189,11 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
-        if let Some(running) = self.arming.running() {
-            let splats = self.log.finish(running, &self.ram);
-            self.tell_splats(&splats);
-        }
-        let groups = self.reader.close(self.arming.sites.detours.known());
+        // What the console shows without an end is shown.
         self.devices.console.flush();
+        let splats = self.log.finish(self.arming.running(), &self.ram);
+        self.tell_splats(&splats);
+        let groups = self.reader.close(self.arming.sites.detours.known());
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
         self.arming.disarm(&mut self.registry, &Stop { parked: &parked, ram: &self.ram });
@@ -344,9 +343,18 @@ impl Control<'_> {
 
     /// Hands on what the kernel has reported, behind the events from before.
     fn look_at_log(&mut self, now: Instant) {
-        let Some(running) = self.arming.running() else { return };
-        let splats = self.log.look(running, &self.ram, now);
+        let splats = self.log.look(self.arming.running(), &self.ram, now);
         self.tell_splats(&splats);
+    }
+
+    /// The kernel is about to report something, while no vCPU runs. Where nobody takes events, it goes on without being noticed in
+    /// time: the log says it all the same.
+    pub(super) fn about_to_report(&mut self) {
+        if self.takes_events() {
+            self.drain();
+            self.look_at_log(Instant::now());
+            self.sink.about_to_report();
+        }
     }
 
     fn tell_splats(&mut self, splats: &[Splat]) {

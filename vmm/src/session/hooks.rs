@@ -15,12 +15,14 @@ pub(super) struct GuestHooks {
     panicked: bool,
     /// Whether modules are followed that have no probes, too.
     all_modules: bool,
+    /// Whether reports of the kernel are of interest.
+    splats: bool,
     /// Updates of ftrace's sites that have begun and not ended.
     updates: u32,
 }
 
 impl GuestHooks {
-    pub(super) fn new(kernel: &Landmarks, all_modules: bool) -> Self {
+    pub(super) fn new(kernel: &Landmarks, all_modules: bool, splats: bool) -> Self {
         Self {
             addresses: kernel.hooks,
             panic: kernel.panic,
@@ -28,6 +30,7 @@ impl GuestHooks {
             init_freed: false,
             panicked: false,
             all_modules,
+            splats,
             updates: 0,
         }
     }
@@ -52,7 +55,12 @@ impl GuestHooks {
             (Internal::PageFault, addresses.page_fault_oops, probes),
             (Internal::TaskGone, addresses.task_free, late && registry.returns().next().is_some()),
         ];
-        all.into_iter().filter(|(.., wanted)| *wanted).filter_map(|(i, link, _)| Some((i, link?))).collect()
+        let reports = addresses.reports.into_iter().map(|link| (Internal::Report, link, self.splats));
+        all.into_iter()
+            .chain(reports)
+            .filter(|(.., wanted)| *wanted)
+            .filter_map(|(i, link, _)| Some((i, link?)))
+            .collect()
     }
 
     pub(super) fn reached(&mut self, internal: Internal) {

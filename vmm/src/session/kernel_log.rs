@@ -1,9 +1,10 @@
 //! The log of the guest's kernel, and the reports in it.
 
+use super::kept_console::ConsoleBytes;
 use super::stage::RunningKernel;
 use crate::memory::GuestRam;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::linux::printk::{PrintkLayout, PrintkReader};
+use probe_engine::linux::printk::{PrintkLayout, PrintkReader, PrintkRecord, console};
 use probe_engine::linux::splat::{Splat, SplatParser};
 use probe_engine::virt_memory::VirtMemory;
 use std::time::{Duration, Instant};
@@ -13,27 +14,36 @@ const OFTEN: Duration = Duration::from_millis(100);
 
 /// The log, as far as it was read.
 pub(super) struct KernelLog {
-    /// Where it is, in a kernel that was not moved; `None` where nobody wants to know, or can.
-    layout: Option<PrintkLayout>,
+    source: LogSource,
     reader: PrintkReader,
     parser: SplatParser,
     looked: Instant,
 }
 
+/// Where the log is.
+enum LogSource {
+    /// Nobody wants to know.
+    None,
+    /// In the guest's memory, in a kernel that was not moved.
+    Ring(Box<PrintkLayout>),
+    /// On the console alone, as far as that can be told.
+    Console(ConsoleBytes),
+}
+
 impl KernelLog {
-    /// The log of `kernel`, if it `is_wanted`.
-    pub(super) fn new(kernel: &Landmarks, is_wanted: bool, now: Instant) -> Self {
-        Self {
-            layout: kernel.printk.clone().filter(|_| is_wanted),
-            reader: PrintkReader::default(),
-            parser: SplatParser::default(),
-            looked: now,
-        }
+    /// The log of `kernel`, if it `is_wanted`, which otherwise is on the `console`.
+    pub(super) fn new(kernel: &Landmarks, is_wanted: bool, console: ConsoleBytes, now: Instant) -> Self {
+        let source = match &kernel.printk {
+            _ if !is_wanted => LogSource::None,
+            Some(layout) => LogSource::Ring(Box::new(layout.clone())),
+            None => LogSource::Console(console),
+        };
+        Self { source, reader: PrintkReader::default(), parser: SplatParser::default(), looked: now }
     }
 
     /// Whether it is time to look at it.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.layout.is_some() && now.saturating_duration_since(self.looked) >= OFTEN
+        !matches!(self.source, LogSource::None) && now.saturating_duration_since(self.looked) >= OFTEN
     }
 
     /// How many of its records were gone before they were read.
@@ -42,7 +52,12 @@ impl KernelLog {
     }
 
     /// The reports that are whole `now`.
-    pub(super) fn look(&mut self, running: &RunningKernel, ram: &GuestRam, now: Instant) -> Vec<Splat> {
+    pub(super) fn look(
+        &mut self,
+        running: Option<&RunningKernel>,
+        ram: &GuestRam,
+        now: Instant,
+    ) -> Vec<Splat> {
         self.looked = now;
         let mut splats = Vec::new();
         if !self.read(running, ram, false, &mut splats) {
@@ -52,7 +67,7 @@ impl KernelLog {
     }
 
     /// The same when the guest has ended: whole or not.
-    pub(super) fn finish(&mut self, running: &RunningKernel, ram: &GuestRam) -> Vec<Splat> {
+    pub(super) fn finish(&mut self, running: Option<&RunningKernel>, ram: &GuestRam) -> Vec<Splat> {
         let mut splats = Vec::new();
         while self.read(running, ram, true, &mut splats) {}
         splats.extend(self.parser.finish());
@@ -62,14 +77,22 @@ impl KernelLog {
     /// Reads what has come in, and says whether anything has.
     fn read(
         &mut self,
-        running: &RunningKernel,
+        running: Option<&RunningKernel>,
         ram: &GuestRam,
         has_ended: bool,
         splats: &mut Vec<Splat>,
     ) -> bool {
-        let Some(layout) = &self.layout else { return false };
-        let memory = VirtMemory::new(ram, running.space);
-        let records = self.reader.read(&layout.slid(running.map.slide()), &memory, has_ended);
+        let records: Vec<PrintkRecord> = match (&self.source, running) {
+            (LogSource::Ring(layout), Some(running)) => {
+                let memory = VirtMemory::new(ram, running.space);
+                self.reader.read(&layout.slid(running.map.slide()), &memory, has_ended)
+            }
+            (LogSource::Console(bytes), _) => {
+                let bytes = bytes.take(has_ended);
+                bytes.split_inclusive(|byte| *byte == b'\n').map(console::record).collect()
+            }
+            (LogSource::Ring(_), None) | (LogSource::None, _) => Vec::new(),
+        };
         for record in &records {
             splats.extend(self.parser.record(record));
         }

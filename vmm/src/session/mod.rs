@@ -31,6 +31,7 @@ mod detours;
 mod handle;
 mod hooks;
 mod instance_exhaustion;
+mod kept_console;
 mod kernel_log;
 mod keys;
 mod modules;
@@ -78,6 +79,8 @@ use arming::Arming;
 use control::{Control, Threads};
 use detours::Detours;
 use handle::Message;
+use hooks::GuestHooks;
+use kept_console::{ConsoleBytes, KeptConsole};
 use kernel_log::KernelLog;
 use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
@@ -89,7 +92,7 @@ use stage::Stage;
 use standstill::Standstill;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -127,6 +130,10 @@ pub trait Sink {
     fn splat(&mut self, splat: &Splat, nanos: u64) {
         let _ = (splat, nanos);
     }
+
+    /// The guest's kernel is about to report something, or says more of what it reports. All events from before were handed on, and
+    /// no CPU of the guest runs at this moment.
+    fn about_to_report(&mut self) {}
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
@@ -280,7 +287,12 @@ impl Session<'_> {
 
         let serial_interrupt = eventfd()?;
         machine.connect_interrupt(&serial_interrupt, layout::COM1_IRQ)?;
-        let console = SerialConsole::new(serial_interrupt, guest.terminal.out, guest.terminal.interactive);
+        let kept = ConsoleBytes::default();
+        let out: Box<dyn Write + Send> = match guest.splats && guest.kernel.printk.is_none() {
+            true => Box::new(KeptConsole { out: guest.terminal.out, kept: kept.clone() }),
+            false => guest.terminal.out,
+        };
+        let console = SerialConsole::new(serial_interrupt, out, guest.terminal.interactive);
         let mut devices = Devices::new(console);
         let plugged = Plugged::plug(guest.extras, &machine, &mut devices.bus, guest.confine);
         let _plugged = plugged.map_err(|error| SessionError::Host("the guest's devices", error))?;
@@ -320,7 +332,7 @@ impl Session<'_> {
         let control = Control {
             arming: Arming::new(
                 guest.kernel.clone(),
-                guest.names || guest.unwind.is_some(),
+                GuestHooks::new(&guest.kernel, guest.names || guest.unwind.is_some(), guest.splats),
                 Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
             ledger: Ledger::new(guest.unwind.as_ref().map(|kernel| kernel.orc().layout()), guest.names),
@@ -334,7 +346,7 @@ impl Session<'_> {
             world,
             threads,
             devices,
-            log: KernelLog::new(&guest.kernel, guest.splats, Instant::now()),
+            log: KernelLog::new(&guest.kernel, guest.splats, kept, Instant::now()),
             kernel: guest.kernel,
             reader,
             statistics,

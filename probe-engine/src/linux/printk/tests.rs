@@ -38,13 +38,13 @@ fn layout() -> PrintkLayout {
 }
 
 /// A guest that writes its log.
-struct Log {
+struct WrittenLog {
     ram: Ram,
     head: u64,
     at: u64,
 }
 
-impl Log {
+impl WrittenLog {
     fn new() -> Self {
         let ram = Ram::new();
         let word = |at: u64, value: u64| ram.put(Ram::BASE.add(at), &value.to_le_bytes());
@@ -109,7 +109,7 @@ impl Log {
 
 #[test]
 fn each_record_is_read_once_with_what_it_says_of_itself() {
-    let (mut log, mut reader) = (Log::new(), PrintkReader::default());
+    let (mut log, mut reader) = (WrittenLog::new(), PrintkReader::default());
     assert!(log.read(&mut reader, true).is_empty());
     log.write("first", 0, 137);
     log.write("of a process", 1, 138);
@@ -125,7 +125,7 @@ fn each_record_is_read_once_with_what_it_says_of_itself() {
 
 #[test]
 fn the_text_goes_round_and_what_is_overwritten_is_counted() {
-    let (mut log, mut reader) = (Log::new(), PrintkReader::default());
+    let (mut log, mut reader) = (WrittenLog::new(), PrintkReader::default());
     for turn in 0..10 {
         let texts: Vec<String> = (0..3).map(|n| format!("{turn} {n} {}", "x".repeat(20 + n * 7))).collect();
         texts.iter().for_each(|text| log.write(text, 0, 1));
@@ -138,7 +138,7 @@ fn the_text_goes_round_and_what_is_overwritten_is_counted() {
 
 #[test]
 fn what_is_not_whole_is_read_later_or_at_the_end() {
-    let (mut log, mut reader) = (Log::new(), PrintkReader::default());
+    let (mut log, mut reader) = (WrittenLog::new(), PrintkReader::default());
     log.write("begun", 0, 1);
     for (state, is_read, at_end) in
         [(0, false, false), (COMMITTED, false, false), (0, true, false), (COMMITTED, true, true)]
@@ -149,19 +149,19 @@ fn what_is_not_whole_is_read_later_or_at_the_end() {
     log.set_state(0, REUSABLE);
     assert_eq!((log.read(&mut reader, false).len(), reader.lost()), (0, 1));
     log.write("", 0, 1);
-    log.word(Log::desc(1) + 8, NO_TEXT);
-    log.word(Log::desc(1) + 16, NO_TEXT);
+    log.word(WrittenLog::desc(1) + 8, NO_TEXT);
+    log.word(WrittenLog::desc(1) + 16, NO_TEXT);
     assert_eq!(log.read(&mut reader, false), [""]);
     log.write("lost", 0, 1);
-    log.word(Log::desc(2) + 8, 1);
-    log.word(Log::desc(2) + 16, 1);
+    log.word(WrittenLog::desc(2) + 8, 1);
+    log.word(WrittenLog::desc(2) + 16, 1);
     assert_eq!((log.read(&mut reader, false).len(), reader.lost()), (0, 2));
 }
 
 #[test]
 fn a_ring_that_lies_is_read_in_bounded_time_and_memory() {
-    let damaged = |damage: &dyn Fn(&mut Log)| {
-        let (mut log, mut reader) = (Log::new(), PrintkReader::default());
+    let damaged = |damage: &dyn Fn(&mut WrittenLog)| {
+        let (mut log, mut reader) = (WrittenLog::new(), PrintkReader::default());
         (0..3).for_each(|n| log.write(&format!("text {n}"), 0, 1));
         damage(&mut log);
         let records = reader.read(&layout(), &log.ram.memory(), true);
@@ -182,12 +182,12 @@ fn a_ring_that_lies_is_read_in_bounded_time_and_memory() {
 
 #[test]
 fn seeds_of_the_fuzz_targets() {
-    let mut log = Log::new();
+    let mut log = WrittenLog::new();
     for text in ["------------[ cut here ]------------", "WARNING: CPU: 0 PID: 1 at a/b.c:3 f+0x1/0x2"] {
         log.write(text, 0, 1);
     }
     testing::seed("seeds/printk/two", &log.ram.pieces());
-    let mut log = Log::new();
+    let mut log = WrittenLog::new();
     (0..12).for_each(|n| log.write(&format!("BUG: KASAN: {n} {}", "x".repeat(n)), 0, n as u32));
     testing::seed("seeds/printk/overwritten", &log.ram.pieces());
     testing::seed("src/printk_layout.json", serde_json::to_string_pretty(&layout()).unwrap().as_bytes());

@@ -7,6 +7,8 @@ pub struct SplatFrame {
     pub function: String,
     /// How far behind its start, and how long it is, in bytes.
     pub place: Option<(u64, u64)>,
+    /// Whether that is where a call returns to, and not what ran.
+    pub is_return: bool,
     /// The module that it is in.
     pub module: Option<String>,
 }

@@ -21,6 +21,7 @@ pub(super) fn frame(text: &str) -> Option<SplatFrame> {
     Some(SplatFrame {
         function: function.to_owned(),
         place: Some((hex(offset)?, hex(length)?)),
+        is_return: false,
         module: module.map(str::to_owned),
     })
 }
@@ -41,7 +42,7 @@ pub(super) fn trace(line: &str) -> Option<TraceLine> {
         return Some(TraceLine::Passed);
     }
     if let Some(frame) = frame(text) {
-        return Some(TraceLine::Frame(frame));
+        return Some(TraceLine::Frame(SplatFrame { is_return: true, ..frame }));
     }
     // A process's registers may lie between two parts of a stack.
     let is_register = ["RIP: ", "RSP: ", "RAX: ", "RDX: ", "RBP: ", "R10: ", "R13: ", "Code: "]

@@ -38,6 +38,8 @@ struct OpenReport {
     /// Where the kernel was, by its registers.
     rip: Option<SplatFrame>,
     stack: StackState,
+    /// Whether its title told of a fault, and how that is handled.
+    is_fault: bool,
     has_die_line: bool,
     pauses: u32,
 }
@@ -81,7 +83,7 @@ impl SplatParser {
                 (None, _) => !is_cut_here,
                 (Some(_), None) => true,
                 // How the fault is handled that was told of.
-                (Some(new), Some(splat)) => new.is_die && splat.kind == SplatKind::Oops && !open.has_die_line,
+                (Some(new), Some(_)) => new.is_die && open.is_fault && !open.has_die_line,
             };
             if goes_on {
                 let is_over = open.add(found, line);
@@ -142,6 +144,7 @@ impl OpenReport {
             nanos,
             rip: None,
             stack: StackState::Before,
+            is_fault: false,
             has_die_line: false,
             pauses: 0,
         }
@@ -192,6 +195,7 @@ impl OpenReport {
         let message = message.map(String::as_str).unwrap_or_default();
         let kind = refined(title.kind, message, title.at.as_deref());
         let is_warning = title.kind == SplatKind::Warning;
+        self.is_fault = title.kind == SplatKind::Oops;
         let text = match is_warning && !message.is_empty() {
             true => format!("{}: {}", title.text, message.trim()),
             false => title.text,
@@ -214,11 +218,12 @@ impl OpenReport {
     fn finish(self) -> Option<Splat> {
         let mut splat = self.splat?;
         if let Some(rip) = self.rip {
-            if splat.kind == SplatKind::Oops {
+            if self.is_fault {
                 splat.title = format!("{} in {}", splat.title, rip.source_name());
             }
             // The first frame without a guess may be the same.
-            if splat.frames.first() != Some(&rip) {
+            let is_same = |frame: &SplatFrame| frame.function == rip.function && frame.place == rip.place;
+            if !splat.frames.first().is_some_and(is_same) {
                 splat.frames.insert(0, rip);
             }
         }

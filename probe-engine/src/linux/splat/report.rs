@@ -67,7 +67,12 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_of_the_frames_that_mean_something() {
-        let frame = |function: &str| SplatFrame { function: function.to_owned(), place: None, module: None };
+        let frame = |function: &str| SplatFrame {
+            function: function.to_owned(),
+            place: None,
+            is_return: true,
+            module: None,
+        };
         let splat = |frames: &[&str]| Splat {
             kind: SplatKind::Warning,
             title: "WARNING on 12 of 345".to_owned(),

@@ -102,11 +102,45 @@ fn reports_have_bounds() {
     assert_eq!(parser.open.len(), MOST_OPEN);
 }
 
+/// They are from guests of Debian's kernels, without registers and most guesses.
 #[test]
 fn real_reports_are_read() {
-    assert_eq!(
-        facts(log!("sysrq-crash-6.12")),
-        ["Kernel panic - not syncing: sysrq triggered crash | \
-          panic:sysrq_handle_crash,__handle_sysrq,write_sysrq_trigger,proc_reg_write,vfs_write | sh-132 | cpu0 |  | "]
-    );
+    const INIT: &str = "dummy_init_module,do_one_initcall,do_init_module,init_module_from_file";
+    for (log, expected) in [
+        (
+            log!("sysrq-crash-6.12"),
+            "Kernel panic - not syncing: sysrq triggered crash | \
+             panic:sysrq_handle_crash,__handle_sysrq,write_sysrq_trigger,proc_reg_write,vfs_write | sh-132 | cpu0 |  | "
+                .to_owned(),
+        ),
+        (
+            log!("warning-6.12"),
+            format!(
+                "WARNING in register_netdevice: RTNL: assertion failed at net/core/dev.c (10606) | \
+                 warning:register_netdevice,{INIT} | insmod-132 | cpu0 | GE | net/core/dev.c:10606"
+            ),
+        ),
+        (
+            log!("null-6.12"),
+            format!(
+                "BUG: kernel NULL pointer dereference in dummy_init_module | oops:{INIT},idempotent_init_module | \
+                 insmod-133 | cpu0 | GWE | "
+            ),
+        ),
+        (
+            log!("list-6.12"),
+            "kernel BUG at lib/list_debug.c:52! in __list_del_entry_valid_or_report | \
+             memory:__rtnl_link_unregister,rtnl_link_unregister,__do_sys_delete_module,do_syscall_64,\
+             entry_SYSCALL_64_after_hwframe | rmmod-136 | cpu0 | GDWE | lib/list_debug.c:52"
+                .to_owned(),
+        ),
+        (
+            log!("soft-lockup-6.12"),
+            format!(
+                "BUG: soft lockup | soft-lockup:{INIT},idempotent_init_module | insmod-137 | cpu0 | GDWE | "
+            ),
+        ),
+    ] {
+        assert_eq!(facts(log), [expected]);
+    }
 }
