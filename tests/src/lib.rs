@@ -8,6 +8,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+pub mod broken_module;
 pub mod browser;
 pub mod code;
 pub mod cpu_time;

@@ -1,4 +1,4 @@
-//! The least that a kernel must do, in eight guests: CI runs them for each kernel that is not tested in full.
+//! The least that a kernel must do, in nine guests: CI runs them for each kernel that is not tested in full.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,6 +7,7 @@
 )]
 
 use serde_json::Value;
+use tests::broken_module::{Bug, broken};
 use tests::kernel::under_test;
 use tests::product::{Run, binary, command, initrd_with, json_lines, module, run};
 
@@ -106,6 +107,27 @@ insmod /dummy.ko
         (&run.probe(init)["state"], &run.probe(setup)["state"]),
         (&"[GONE]".into(), &"[OPTIMIZED]".into())
     );
+}
+
+/// A fault in a module and a panic, with the calls that lead to the first. The console shows neither.
+#[test]
+fn reports_of_the_kernel_are_read() {
+    let Some(binary) = binary() else { return };
+    let script = "insmod /null.ko\necho c > /proc/sysrq-trigger\n";
+    let broken = broken(Bug::NullPointer, b"nulls");
+    let initrd = initrd_with([("null.ko", 0o644, broken), ("script", 0o644, script.into())]);
+    let steps = "--cmdline=workload=sh:/script quiet loglevel=0";
+    let words =
+        ["--initrd", initrd.path().to_str().unwrap(), "--probe=load_module", "--probe=do_init_module"];
+    let run = run(&binary, &[&words[..], &["--recent=2", steps]].concat());
+    run.assert_code(123);
+    let of = |kind: &str| run.output.iter().filter(|line| line["type"] == kind).collect::<Vec<_>>();
+    let [oops, panic] = of("splat")[..] else { panic!("{}", run.said) };
+    let begins = |splat: &Value, with: &str| splat["fingerprint"].as_str().unwrap().starts_with(with);
+    assert!(begins(oops, "oops:dummy_init_module,do_one_initcall,do_init_module,"), "{oops}");
+    assert!(begins(panic, "panic:") && panic["title"] == "Kernel panic - not syncing: sysrq triggered crash");
+    let hits: Vec<_> = of("hit").iter().map(|hit| (hit["probe"].clone(), hit["recent"].clone())).collect();
+    assert_eq!(hits, [("load_module".into(), 1.into()), ("do_init_module".into(), 1.into())], "{}", run.said);
 }
 
 #[test]

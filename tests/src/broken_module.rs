@@ -1,0 +1,109 @@
+//! Modules with bugs: the kernel's own `dummy.ko` with other instructions in its init function.
+//!
+//! Nothing is built for them, so that they load wherever that module does. A relocation of what was overwritten is made none.
+
+use crate::product::module;
+use object::elf::R_X86_64_NONE;
+use object::read::elf::ElfFile64;
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, RelocationTarget};
+
+/// What is wrong with a module.
+#[derive(Debug, Clone, Copy)]
+pub enum Bug {
+    /// Its init reads from address 0.
+    NullPointer,
+    /// Its init never ends.
+    Endless,
+    /// Its init does nothing, and its exit takes from a list what is not there.
+    ListCorruption,
+    /// Its init does not take the lock that it needs.
+    NoLock,
+}
+
+impl Bug {
+    /// What is in the init function's place, if that does not do its own work.
+    fn code(self) -> &'static [u8] {
+        match self {
+            // mov eax, [0]
+            Self::NullPointer => &[0x8b, 0x04, 0x25, 0, 0, 0, 0],
+            // jmp to itself
+            Self::Endless => &[0xeb, 0xfe],
+            // xor eax, eax; ret
+            Self::ListCorruption => &[0x31, 0xc0, 0xc3],
+            Self::NoLock => &[],
+        }
+    }
+}
+
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+const CALL: u8 = 0xe8;
+const LONG_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+
+/// A relocation of the init function: where it is in the section, its symbol, and where its entry is in the file.
+struct Relocation {
+    at: usize,
+    symbol: String,
+    entry: usize,
+}
+
+/// A module of the kernel under test with this bug, under this name of five letters.
+pub fn broken(bug: Bug, name: &[u8; 5]) -> Vec<u8> {
+    let mut bytes = module("dummy");
+    let (text, init, relocations) = layout(&bytes);
+    let mut none = Vec::new();
+    let mut start = init;
+    if bytes[text + start..].starts_with(&ENDBR64) {
+        start += ENDBR64.len();
+    }
+    assert_eq!(bytes[text + start], CALL, "ftrace's site");
+    start += LONG_NOP.len();
+    let code = bug.code();
+    bytes[text + start..][..code.len()].copy_from_slice(code);
+    for relocation in &relocations {
+        let is_lock = ["rtnl_lock", "rtnl_unlock"].contains(&relocation.symbol.as_str());
+        if matches!(bug, Bug::NoLock) && is_lock {
+            bytes[text + relocation.at - 1..][..LONG_NOP.len()].copy_from_slice(&LONG_NOP);
+            none.push(relocation.entry);
+        }
+        if relocation.at < start + code.len() && relocation.at + 4 > start {
+            none.push(relocation.entry);
+        }
+    }
+    for entry in none {
+        bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
+    }
+    rename(&mut bytes, name);
+    // A signature that does not fit is refused, and one that is not there is not.
+    bytes.truncate(bytes.strip_suffix(SIGNED).map_or(bytes.len(), <[u8]>::len));
+    bytes
+}
+
+/// Where `.init.text` is in the file, where in it the init function begins, and its relocations.
+fn layout(bytes: &[u8]) -> (usize, usize, Vec<Relocation>) {
+    let file = ElfFile64::<LittleEndian>::parse(bytes).unwrap();
+    let text = file.section_by_name(".init.text").unwrap();
+    let init = file.symbols().find(|symbol| symbol.name() == Ok("init_module")).unwrap().address();
+    let (entries, _) = file.section_by_name(".rela.init.text").unwrap().file_range().unwrap();
+    let relocations = text.relocations().enumerate().map(|(n, (at, relocation))| {
+        let RelocationTarget::Symbol(symbol) = relocation.target() else { panic!("no symbol") };
+        let symbol = file.symbol_by_index(symbol).unwrap().name().unwrap().to_owned();
+        Relocation { at: at as usize, symbol, entry: entries as usize + n * 24 }
+    });
+    (text.file_range().unwrap().0 as usize, init as usize, relocations.collect())
+}
+
+/// A module that is not freed after its oops keeps its name.
+fn rename(bytes: &mut [u8], name: &[u8; 5]) {
+    let ranges: Vec<_> = {
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes).unwrap();
+        let sections = [".modinfo", ".gnu.linkonce.this_module"].map(|name| file.section_by_name(name));
+        sections.into_iter().flatten().filter_map(|section| section.file_range()).collect()
+    };
+    for (start, length) in ranges {
+        let section = &mut bytes[start as usize..][..length as usize];
+        let places: Vec<_> =
+            (0..section.len() - 5).filter(|at| section[*at..].starts_with(b"dummy\0")).collect();
+        places.into_iter().for_each(|at| section[at..][..5].copy_from_slice(name));
+    }
+}
