@@ -11,7 +11,7 @@ use crate::lcov::{self, Probed};
 use crate::output::{FunctionText, GuestNames, Out, PrefixTable, end, say_armed};
 use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
 use crate::requests::traced;
-use crate::run::{self, Machine, SessionKernel};
+use crate::run::{self, Machine, Ran, SessionKernel};
 use crate::say::{self, note, say, standard_error};
 use crate::splats::SplatPolicy;
 use crate::symbol_file::KernelSource;
@@ -34,7 +34,7 @@ use std::time::Duration;
 use vmm::events::Event;
 use vmm::guest::Optimize;
 use vmm::probe::Probe;
-use vmm::session::{ProbeReport, ProbeState, Report, Sink};
+use vmm::session::{ProbeReport, ProbeState, Sink};
 
 pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     run::share_terminal(&args.guest, args.shown().is_some());
@@ -117,7 +117,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             };
             for (out, format) in places {
                 let mut out = BufWriter::new(out);
-                let written = calls.write(&mut out, format, &ran.report);
+                let written = calls.write(&mut out, format, &ran);
                 written.and_then(|()| out.flush()).unwrap_or_else(&mut lost);
             }
             if let Some((out, lines)) = tracefile.zip(lines) {
@@ -206,7 +206,8 @@ impl Sink for FirstCalls {
 
 impl FirstCalls {
     /// Writes the functions that ran in order of their first calls, and as JSON the table too.
-    fn write(&self, out: &mut impl Write, format: Format, report: &Report) -> io::Result<()> {
+    fn write(&self, out: &mut impl Write, format: Format, ran: &Ran) -> io::Result<()> {
+        let report = &ran.report;
         if format == Format::Json {
             json(out, &self.header)?;
         }
@@ -230,7 +231,7 @@ impl FirstCalls {
                 json(out, &prefix)?;
                 count += prefix.count;
             }
-            json(out, &JsonEnd { end: end(report, Duration::ZERO), count })?;
+            json(out, &JsonEnd { end: end(report, ran.exit_code(), Duration::ZERO), count })?;
         }
         Ok(())
     }

@@ -88,6 +88,7 @@ pub(crate) fn run_emulated(
     };
     boot::check(guest.memory.0, payload)?;
     let output = inside.output.map(RecordFile::create).transpose()?;
+    let console = guest.console.as_deref().map(RecordFile::create).transpose()?;
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;
@@ -133,15 +134,20 @@ pub(crate) fn run_emulated(
         if let Some(output) = &output {
             command = command.arg("--output").output(output.outlet());
         }
+        if let Some(console) = &console {
+            command = command.arg("--console").output(console.outlet());
+        }
         command
     });
-    if let Some(RecordFile { printer: Some(printer), .. }) = &output {
-        say::finish(printer);
+    for file in [&output, &console].into_iter().flatten() {
+        if let Some(printer) = &file.printer {
+            say::finish(printer);
+        }
     }
     ended
 }
 
-/// The file for what the guest's probes have found.
+/// A file for what the guest's probes have found, or for its console.
 struct RecordFile {
     file: Arc<File>,
     /// Writes there, where a reader could make this process wait.

@@ -13,6 +13,7 @@ mod guest_files;
 mod host;
 mod host_image;
 mod json;
+mod kept_console;
 mod kernel;
 mod kernel_choice;
 mod lcov;

@@ -7,6 +7,7 @@ use crate::exit_codes;
 use crate::file;
 use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
+use crate::kept_console::KeptConsole;
 use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
 use crate::record::{self, Clocks, Header, HostKind};
@@ -52,7 +53,10 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let choosing = Choosing::begin(&args.guest);
     let mut files = Files::read(&args.guest)?;
     let probes = args.probes.files.iter().map(PathBuf::as_path);
-    file::refuse_an_input(args.records.output.as_deref(), files.read_from(&args.guest).chain(probes))?;
+    for output in [&args.records.output, &args.guest.console] {
+        let inputs = files.read_from(&args.guest).chain(probes.clone());
+        file::refuse_an_input(output.as_deref(), inputs)?;
+    }
     let target = target::target(args, &mut files)?;
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
@@ -121,7 +125,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let machine = Machine { guest: &args.guest, files: &files, kernel, host };
     let ran = session(machine, probes, &mut writer)?;
-    let summary = writer.summary(&ran.report);
+    let summary = writer.summary(&ran.report, ran.exit_code());
     let loss = writer.failure().or(summary.as_ref().err());
     if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -200,6 +204,13 @@ pub(crate) struct Ran {
     pub(crate) are_files_lost: bool,
 }
 
+impl Ran {
+    /// That of its command, where it is known.
+    pub(crate) fn exit_code(&self) -> Option<u8> {
+        Some(self.command.as_ref()?.as_ref()?.code())
+    }
+}
+
 /// What a session knows of its kernel.
 pub(crate) struct SessionKernel {
     /// What goes to the guest's memory.
@@ -231,6 +242,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
         return with_command(machine, work, probes, sink);
     }
     let Machine { guest, files, kernel, host } = machine;
+    let kept = KeptConsole::create(guest.console.as_deref())?;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
     let raw = if interactive { RawMode::enter(io::stdin().as_fd()).ok() } else { None };
@@ -244,6 +256,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
         (false, true) if !interactive => Box::new(work::Console::new(true)),
         (false, _) => Box::new(console.clone()),
     };
+    let out = kept.beside(out);
     let machine = built(guest, files, kernel).terminal(Terminal { out, input, interactive });
     let machine = machine.timeout(timeout(guest.timeout, if interactive { None } else { RUN }));
     confine::whole_process()?;
@@ -257,6 +270,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     }
     // What nobody reads, nobody misses.
     finish(&console);
+    kept.finish();
     Ok(Ran { report, command: None, waited_for: None, are_files_lost: false })
 }
 
@@ -290,9 +304,10 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     };
     let extras = Extras { ports: vec![port], folders: Some(work.folders(guest, lost)?), rng: true };
     let console = work::Console::new(guest.verbose);
+    let kept = KeptConsole::create(guest.console.as_deref())?;
     let (late, limit) = (kernel.late, timeout(guest.timeout, BOOT));
     let is_terminal = io::stdin().is_terminal();
-    let console_only = Terminal { out: Box::new(console.clone()), input: None, interactive: false };
+    let console_only = Terminal { out: kept.beside(console.clone()), input: None, interactive: false };
     let machine = built(guest, files, kernel).signals(false).terminal(console_only).extras(extras);
     let machine = machine.timeout(timeout(guest.timeout, if is_terminal { None } else { RUN }));
     confine::whole_process()?;
@@ -333,6 +348,7 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     });
     let report = report?;
     finish(&stdout);
+    kept.finish();
     let are_files_lost = are_files_lost.load(Ordering::Relaxed);
     let command = match ended {
         _ if are_files_lost => {

@@ -75,6 +75,9 @@ pub(crate) struct Guest {
     /// Show the guest's console on standard error, also with a command
     #[arg(long, short = 'v', help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
+    /// Write the guest's console to this file as well
+    #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
+    pub(crate) console: Option<PathBuf>,
     /// What runs before the kernel
     #[arg(long, value_enum, default_value_t = Boot::Direct, hide_short_help = true, help_heading = heading::ADVANCED)]
     pub(crate) boot: Boot,

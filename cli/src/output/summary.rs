@@ -31,10 +31,11 @@ pub(super) fn probes(report: &Report) -> Vec<ProbeEnd> {
     report.probes.iter().map(of).collect()
 }
 
-/// How the run ended.
-pub(crate) fn end(report: &Report, armed_in: Duration) -> End {
+/// How the run ended, and its command with it.
+pub(crate) fn end(report: &Report, exit_code: Option<u8>, armed_in: Duration) -> End {
     End {
         end: end_name(&report.end),
+        exit_code,
         waits: report.waits,
         exits: report.exits,
         ran_ns: nanos(report.ran),

@@ -220,8 +220,8 @@ impl<'a> HitWriter<'a> {
     }
 
     /// Writes what was counted to where the hits went, and what all came to: as JSON to where the hits went, and as a table
-    /// on standard error.
-    pub(crate) fn summary(&mut self, report: &Report) -> io::Result<()> {
+    /// on standard error. `exit_code` is that of the guest's command.
+    pub(crate) fn summary(&mut self, report: &Report, exit_code: Option<u8>) -> io::Result<()> {
         self.begin()?;
         if needs_explanation(&report.end) {
             self.write_recent(0, u64::MAX, "the end")?;
@@ -248,7 +248,7 @@ impl<'a> HitWriter<'a> {
                 Form::Json => {
                     self.histograms.write_json(out, names)?;
                     probes.iter().try_for_each(|probe| json(out, probe))?;
-                    json(out, &summary::end(report, self.armed_in))?;
+                    json(out, &summary::end(report, exit_code, self.armed_in))?;
                 }
             }
             out.flush()?;
@@ -385,7 +385,7 @@ pub(super) mod testing {
         let out = Out { to: Box::new(&mut bytes), printer: None };
         let mut writer = HitWriter::new(vec![(out, format)], header(), probes, GuestNames::default());
         writer.events(events).unwrap();
-        writer.summary(&report()).unwrap();
+        writer.summary(&report(), None).unwrap();
         drop(writer);
         String::from_utf8(bytes).unwrap()
     }

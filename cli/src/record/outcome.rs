@@ -114,6 +114,9 @@ pub(crate) const ARMED: &str = "armed";
 #[serde(tag = "type", rename = "end")]
 pub(crate) struct End {
     pub(crate) end: String,
+    /// That of the command, as a shell gives it, where there was one of which it is known.
+    #[serde(default)]
+    pub(crate) exit_code: Option<u8>,
     /// How often a CPU waited for a slow reader.
     pub(crate) waits: u64,
     /// How often the guest's CPUs were left, where KVM counts that.
