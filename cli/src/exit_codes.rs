@@ -3,6 +3,10 @@
 use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
 
+/// A case has failed.
+pub(crate) const FAILED: u8 = 1;
+/// All cases were skipped, as Automake and others have it.
+pub(crate) const SKIPPED: u8 = 77;
 /// A probe was overwritten or never armed.
 pub(crate) const UNARMED: u8 = 122;
 /// The guest died, or halted without switching the machine off, or its kernel reported what is not allowed.

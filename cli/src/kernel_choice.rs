@@ -25,7 +25,8 @@ impl Choice {
         OsStringValueParser::new().try_map(Self::parse)
     }
 
-    fn parse(text: OsString) -> Result<Self, String> {
+    /// What a word means.
+    pub(crate) fn parse(text: OsString) -> Result<Self, String> {
         match text.to_str() {
             Some("") => Err("name a file, a folder, debian:V or host".to_owned()),
             Some("host") => Ok(Self::Host),

@@ -2,6 +2,7 @@
 
 mod advice;
 mod args;
+mod cases;
 mod choice;
 mod coverage;
 mod coverage_diff;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
+        Command::Test(cases) => cases::main(&cases),
         Command::List(list) => list::main(&list),
         Command::Report(report) => report::main(&report),
         Command::Types(types) => types::main(&types),

@@ -72,6 +72,11 @@ impl Page {
         self.blocks("probes").join("\n")
     }
 
+    /// The file `cases.toml`, which is the first `toml` block of a page that speaks of it.
+    pub fn cases(&self) -> Option<&str> {
+        self.blocks("toml").first().copied()
+    }
+
     /// A column of the table below a heading: the first cell of each row, and the one below `column`, without the marks of
     /// code.
     pub fn table(&self, heading: &str, column: &str) -> Vec<(String, String)> {

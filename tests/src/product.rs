@@ -31,7 +31,7 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     // Behind the verb: what comes behind `--` is the guest's.
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
-    let has_guest = matches!(words, ["run" | "count" | "graph" | "coverage", ..]);
+    let has_guest = matches!(words, ["run" | "count" | "graph" | "coverage" | "test", ..]);
     let names_kernel = words.iter().any(|word| word.starts_with("--kernel") || *word == "-k");
     // The product finds the default one by itself, as it does for users.
     if has_guest && !names_kernel && *under_test() != DEFAULT_KERNEL {

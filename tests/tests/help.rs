@@ -12,7 +12,7 @@ use tests::pages::words;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
-const WITH_GUESTS: [&str; 2] = ["run", "graph"];
+const WITH_GUESTS: [&str; 3] = ["run", "graph", "test"];
 
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {
@@ -72,6 +72,8 @@ fn folder() -> TempDir {
         fs::copy(&module, at("linux").join(module.file_name().unwrap())).unwrap();
     }
     fs::create_dir(at("out")).unwrap();
+    let case = "[[test]]\nname = 'a'\nrun = 'true'\n[[test.probe]]\nid = 'open'\nat = 'do_sys_openat2'\nhits = '>= 1'\n";
+    fs::write(at("cases.toml"), case).unwrap();
     fs::write(at("my_test"), "#!/bin/sh\necho \"$1\" > out/result\n").unwrap();
     fs::set_permissions(at("my_test"), Permissions::from_mode(0o755)).unwrap();
     folder

@@ -18,6 +18,7 @@ pages! {
     readme: "README.md",
     commands: "docs/commands.md",
     language: "docs/language.md",
+    testing: "docs/testing.md",
     tutorial: "docs/tutorial.md",
 }
 
@@ -29,6 +30,9 @@ fn check(name: &str) {
     let Some(binary) = binary() else { return };
     let page = Page::open(name);
     let folder = tempfile::tempdir().unwrap();
+    if let Some(cases) = page.cases() {
+        fs::write(folder.path().join("cases.toml"), cases).unwrap();
+    }
     for example in page.examples().iter().filter(|example| is_run_here(example)) {
         let words: Vec<&str> = example.words.iter().map(String::as_str).collect();
         let mut command = command(&binary, folder.path(), &words);

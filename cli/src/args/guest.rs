@@ -205,7 +205,7 @@ impl std::fmt::Display for Memory {
     }
 }
 
-fn parse_memory(text: &str) -> Result<Memory, String> {
+pub(crate) fn parse_memory(text: &str) -> Result<Memory, String> {
     const LEAST: u64 = 128 << 20;
     const MOST: u64 = 64 << 30;
     let (digits, shift) = match text.strip_suffix(['M', 'm']) {

@@ -11,12 +11,13 @@ mod probes;
 mod report;
 mod run;
 mod splats;
+mod test;
 mod types;
 
 pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
-pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Records, Scope};
+pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Records, Scope, parse_memory};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
 pub(crate) use list::{List, ListKind};
@@ -24,6 +25,7 @@ pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use splats::{SplatArgs, SplatChoice};
+pub(crate) use test::Cases;
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
@@ -72,6 +74,7 @@ pub(crate) enum Command {
     Count(Box<Count>),
     Graph(Box<Graph>),
     Coverage(Box<Coverage>),
+    Test(Box<Cases>),
     Report(Report),
     #[command(alias = "symbols")]
     List(List),

@@ -31,12 +31,64 @@ struct AllowFile {
     allow: Vec<AllowEntry>,
 }
 
-#[derive(Deserialize)]
+/// A kind of report that is to be allowed, as it is written.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AllowEntry {
+pub(crate) struct AllowEntry {
     r#match: Spanned<String>,
     reason: Spanned<String>,
     until: Option<Spanned<String>>,
+}
+
+/// Makes an error of what is wrong at a place of a file, and of what to write instead.
+type Wrong<'a> = &'a dyn Fn(Range<usize>, String, Option<String>) -> anyhow::Error;
+
+impl AllowEntry {
+    /// What it allows `now`, in nanoseconds since 1970.
+    fn checked(&self, now: u64, wrong: Wrong<'_>) -> Result<AllowedSplat> {
+        let Self { r#match, reason, until } = self;
+        if r#match.get_ref().is_empty() || regex(r#match.get_ref()).is_err() {
+            let message = "this is no regular expression that could be used".to_owned();
+            let hint =
+                "it is looked for in a report's title and in its fingerprint; write \\( for a parenthesis";
+            return Err(wrong(r#match.span(), message, Some(hint.to_owned())));
+        }
+        if reason.get_ref().trim().is_empty() {
+            return Err(wrong(reason.span(), "say why it is allowed".to_owned(), None));
+        }
+        let is_expired = match until {
+            None => false,
+            Some(until) => {
+                let end = end_of(until.get_ref()).ok_or_else(|| {
+                    let hint = "write a day as 2027-06-30, or a month as 2027-06".to_owned();
+                    wrong(until.span(), "this is no date".to_owned(), Some(hint))
+                })?;
+                now / NANOS_OF_A_DAY >= end
+            }
+        };
+        Ok(AllowedSplat {
+            pattern: r#match.get_ref().clone(),
+            reason: reason.get_ref().clone(),
+            until: until.as_ref().map(|until| until.get_ref().clone()),
+            is_expired,
+        })
+    }
+
+    /// Refuses it where it could not be used.
+    pub(crate) fn check(&self, wrong: Wrong<'_>) -> Result<()> {
+        self.checked(0, wrong).map(drop)
+    }
+
+    /// Itself as a file has it. What JSON has between quotation marks, TOML has as well.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let text = |text: &Spanned<String>| serde_json::to_string(text.get_ref());
+        let mut lines =
+            format!("[[allow]]\nmatch = {}\nreason = {}\n", text(&self.r#match)?, text(&self.reason)?);
+        if let Some(until) = &self.until {
+            lines.push_str(&format!("until = {}\n", text(until)?));
+        }
+        Ok(lines)
+    }
 }
 
 const KEYS: [&str; 4] = ["allow", "match", "reason", "until"];
@@ -68,39 +120,7 @@ fn parse(text: &str, name: &str, now: u64) -> Result<Vec<AllowedSplat>> {
             likely.map(|key| format!("did you mean `{key}`?")),
         )
     })?;
-    let mut all = Vec::new();
-    for AllowEntry { r#match, reason, until } in file.allow {
-        if r#match.get_ref().is_empty() || regex(r#match.get_ref()).is_err() {
-            let message = "this is no regular expression that could be used".to_owned();
-            let hint =
-                "it is looked for in a report's title and in its fingerprint; write \\( for a parenthesis";
-            return Err(wrong(r#match.span(), message, Some(hint.to_owned())));
-        }
-        if reason.get_ref().trim().is_empty() {
-            return Err(wrong(reason.span(), "say why it is allowed".to_owned(), None));
-        }
-        let is_expired = match &until {
-            None => false,
-            Some(until) => {
-                let message = || "this is no date".to_owned();
-                let end = end_of(until.get_ref()).ok_or_else(|| {
-                    wrong(
-                        until.span(),
-                        message(),
-                        Some("write a day as 2027-06-30, or a month as 2027-06".to_owned()),
-                    )
-                })?;
-                now / NANOS_OF_A_DAY >= end
-            }
-        };
-        all.push(AllowedSplat {
-            pattern: r#match.into_inner(),
-            reason: reason.into_inner(),
-            until: until.map(Spanned::into_inner),
-            is_expired,
-        });
-    }
-    Ok(all)
+    file.allow.iter().map(|entry| entry.checked(now, &wrong)).collect()
 }
 
 const NANOS_OF_A_DAY: u64 = 86_400 * 1_000_000_000;
@@ -162,6 +182,14 @@ mod tests {
         assert_eq!(shown, [("a.b", false), ("d", true)]);
         let one = parse("[[allow]]\nmatch = 'x'\nreason = 'y'\n", "list", NOW).unwrap();
         assert_eq!((one[0].until.as_deref(), one[0].is_expired), (None, false));
+    }
+
+    #[test]
+    fn an_entry_is_written_as_it_is_read() {
+        let text = "[[allow]]\nmatch = 'a\\.\"b'\nreason = \"\u{e4}\\u001b\\n\"\nuntil = '2027-06'\n";
+        let file: AllowFile = toml::from_str(text).unwrap();
+        let written = file.allow[0].to_toml().unwrap();
+        assert_eq!(parse(&written, "list", NOW).unwrap(), parse(text, "list", NOW).unwrap());
     }
 
     #[test]

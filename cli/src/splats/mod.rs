@@ -4,5 +4,6 @@ mod allow;
 mod policy;
 mod verdicts;
 
+pub(crate) use allow::AllowEntry;
 pub(crate) use policy::{SplatMode, SplatPolicy, policy};
 pub(crate) use verdicts::SplatVerdicts;

@@ -1,0 +1,94 @@
+//! A case on a kernel: what is run, judged and told as one.
+
+use super::kernels::TestedKernel;
+use super::suite::{GuestProgram, TestCase, TestSuite};
+use std::ffi::OsString;
+
+/// A case on a kernel.
+pub(crate) struct CaseRun<'a> {
+    /// Its place among all of them.
+    pub(crate) number: usize,
+    pub(crate) suite: &'a TestSuite,
+    pub(crate) case: &'a TestCase,
+    pub(crate) kernel: &'a TestedKernel,
+    pub(crate) ready: Readiness,
+}
+
+/// Whether it can be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// Its definitions come to so many probes each.
+    Ready(Vec<u32>),
+    /// The kernel lacks what it requires.
+    Lacking(String),
+    /// There is no such kernel to be had.
+    NoKernel(String),
+}
+
+/// So long a guest may take that runs natively, in seconds, where its case does not say it.
+const TIMEOUT: u64 = 100;
+/// In the emulated host it may take so many times as long.
+const EMULATED: u64 = 6;
+
+impl CaseRun<'_> {
+    pub(crate) fn name(&self) -> &str {
+        self.case.name.get_ref()
+    }
+
+    /// How long its guest may take, in seconds.
+    pub(crate) fn limit(&self, is_emulated: bool) -> u64 {
+        let said = self.case.timeout.or(self.suite.timeout).unwrap_or(TIMEOUT);
+        said.saturating_mul(if is_emulated { EMULATED } else { 1 })
+    }
+
+    pub(crate) fn cpus(&self) -> u8 {
+        let cpus = self.case.cpus.as_ref().or(self.suite.cpus.as_ref());
+        cpus.map_or(1, |cpus| *cpus.get_ref())
+    }
+
+    /// As it is written.
+    pub(crate) fn memory(&self) -> &str {
+        let memory = self.case.memory.as_ref().or(self.suite.memory.as_ref());
+        memory.map_or("512M", |memory| memory.get_ref())
+    }
+
+    /// What is said to `vmm run` of its guest and its probes, but for the limit of its time. Its command comes last.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let Self { suite, case, .. } = self;
+        let mut words = Vec::new();
+        let mut option = |name: &str, value: &str| words.push(OsString::from(format!("--{name}={value}")));
+        option("cpus", &self.cpus().to_string());
+        option("memory", self.memory());
+        let appended = [&suite.append, &case.append].into_iter().flatten().cloned().collect::<Vec<_>>();
+        if !appended.is_empty() {
+            option("append", &appended.join(" "));
+        }
+        if let Some(initrd) = case.initrd.as_ref().or(suite.initrd.as_ref()).filter(|_| case.run.is_none()) {
+            option("initrd", initrd);
+        }
+        case.probes.iter().for_each(|probe| option("probe", probe.at.get_ref()));
+        words.push("--kernel".into());
+        words.push(self.kernel.choice.word());
+        let command = match &case.run {
+            None => Vec::new(),
+            Some(GuestProgram::Shell(text)) => vec!["sh".to_owned(), "-c".to_owned(), text.clone()],
+            Some(GuestProgram::Words { program, args }) => {
+                std::iter::once(program).chain(args).cloned().collect()
+            }
+        };
+        if !command.is_empty() {
+            words.push("--".into());
+            words.extend(command.into_iter().map(OsString::from));
+        }
+        words
+    }
+
+    /// Its folder among those of all, in letters that every system has.
+    pub(crate) fn folder(&self) -> String {
+        let plain = |text: &str| -> String {
+            let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+            text.chars().map(plain).take(60).collect()
+        };
+        format!("{:03}-{}-{}", self.number, plain(&self.kernel.word), plain(self.name()))
+    }
+}
