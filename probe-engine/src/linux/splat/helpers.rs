@@ -102,11 +102,43 @@ const OF_TIMER: &[&str] = &[
     "watchdog_timer_fn",
 ];
 
+/// In which a task sleeps, whatever it sleeps for: by whole names,
+const OF_SLEEP: &[&str] = &[
+    "__down",
+    "__down_common",
+    "__mutex_lock",
+    "__mutex_lock_slowpath",
+    "__schedule",
+    "__wait_for_common",
+    "__wait_on_bit",
+    "bit_wait",
+    "bit_wait_io",
+    "down",
+    "io_schedule",
+    "io_schedule_timeout",
+    "mutex_lock",
+    "mutex_lock_nested",
+    "out_of_line_wait_on_bit",
+    "schedule",
+    "schedule_preempt_disabled",
+    "schedule_timeout",
+    "schedule_timeout_uninterruptible",
+    "synchronize_rcu",
+    "synchronize_rcu_expedited",
+];
+
+/// and by how they begin.
+const BEGINNINGS_OF_SLEEP: &[&str] =
+    &["__down_", "down_read", "down_write", "rwsem_down_", "wait_for_completion"];
+
 /// Whether the function of this name is there to make the report.
 pub(super) fn reports(name: &str, kind: SplatKind) -> bool {
     WHOLE.binary_search(&name).is_ok()
         || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
         || kind.is_found_by_timer() && OF_TIMER.binary_search(&name).is_ok()
+        || kind == SplatKind::HungTask
+            && (OF_SLEEP.binary_search(&name).is_ok()
+                || BEGINNINGS_OF_SLEEP.iter().any(|beginning| name.starts_with(beginning)))
 }
 
 #[cfg(test)]
@@ -115,7 +147,7 @@ mod tests {
 
     #[test]
     fn functions_that_report_are_told_from_others() {
-        assert!(WHOLE.is_sorted() && OF_TIMER.is_sorted());
+        assert!(WHOLE.is_sorted() && OF_TIMER.is_sorted() && OF_SLEEP.is_sorted());
         let (warning, stall) = (SplatKind::Warning, SplatKind::RcuStall);
         for (name, kind, expected) in [
             ("__warn", warning, true),
@@ -124,6 +156,9 @@ mod tests {
             ("vfs_write", warning, false),
             ("tick_sched_timer", warning, false),
             ("tick_sched_timer", stall, true),
+            ("schedule", stall, false),
+            ("schedule", SplatKind::HungTask, true),
+            ("rwsem_down_write_slowpath", SplatKind::HungTask, true),
         ] {
             assert_eq!(reports(name, kind), expected, "{name}");
         }

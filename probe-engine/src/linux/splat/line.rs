@@ -71,16 +71,18 @@ pub(super) fn heading(line: &str) -> Option<Heading> {
     let (_, rest) = rest.split_once(" PID: ").or_else(|| rest.split_once("PID: "))?;
     let (pid, rest) = number(rest)?;
     let rest = rest.strip_prefix(" Comm: ")?;
-    // A task may call itself anything.
-    let clean = rest.rsplit_once(" Not tainted").map(|(comm, _)| (comm, String::new()));
-    let tainted = || {
-        let (comm, taint) = rest.rsplit_once(" Tainted: ")?;
-        let letters =
-            taint.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_uppercase()));
-        Some((comm, letters.collect()))
-    };
-    let (comm, taint) = clean.or_else(tainted)?;
+    let (comm, taint) = taint(rest)?;
     Some(Heading { cpu, task: SplatTask { comm: comm.to_owned(), pid }, taint })
+}
+
+/// What is before `Not tainted` or `Tainted: G        W   `, and the letters: a task before it may call itself anything.
+pub(super) fn taint(line: &str) -> Option<(&str, String)> {
+    if let Some((before, _)) = line.rsplit_once(" Not tainted ") {
+        return Some((before, String::new()));
+    }
+    let (before, taint) = line.rsplit_once(" Tainted: ")?;
+    let letters = taint.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_uppercase()));
+    Some((before, letters.collect()))
 }
 
 /// The number at the start of a text, and what follows.

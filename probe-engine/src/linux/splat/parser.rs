@@ -2,7 +2,7 @@
 
 use super::frame::SplatFrame;
 use super::kind::SplatKind;
-use super::line::{TraceLine, heading, rip, source_line, trace};
+use super::line::{TraceLine, heading, rip, source_line, taint, trace};
 use super::report::Splat;
 use super::title::{Title, refined, title};
 use crate::linux::printk::{PrintkCaller, PrintkRecord};
@@ -174,6 +174,10 @@ impl OpenReport {
             splat.cpu = splat.cpu.or(Some(heading.cpu).filter(|_| !speaks));
             splat.task.get_or_insert(heading.task);
             splat.taint.get_or_insert(heading.taint);
+        } else if splat.taint.is_none()
+            && let Some((_, letters)) = taint(line)
+        {
+            splat.taint = Some(letters);
         }
         if self.rip.is_none() {
             self.rip = rip(line);

@@ -140,6 +140,25 @@ fn real_reports_are_read() {
                 "BUG: soft lockup | soft-lockup:{INIT},idempotent_init_module | insmod-137 | cpu0 | GDWE | "
             ),
         ),
+        (
+            log!("hung-task-6.12"),
+            format!(
+                "INFO: task insmod blocked for more than 1 seconds. | hung-task:{INIT},idempotent_init_module | \
+                 insmod-133 |  | GE | "
+            ),
+        ),
+        (
+            log!("hung-task-6.1"),
+            "INFO: task insmod blocked for more than 1 seconds. | hung-task:dummy_init_module,do_one_initcall,\
+             do_init_module,__do_sys_finit_module,do_syscall_64 | insmod-80 |  | GE | "
+                .to_owned(),
+        ),
+        (
+            log!("warning-7.2"),
+            "WARNING in __kvmalloc_node_noprof | warning:__kvmalloc_node_noprof,alloc_netdev_mqs,dummy_init_module,\
+             do_one_initcall,do_init_module | insmod-96 | cpu0 | GE | mm/slub.c:6946"
+                .to_owned(),
+        ),
     ] {
         assert_eq!(facts(log), [expected]);
     }
