@@ -105,6 +105,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 serving,
                 late,
                 splats: false,
+                before_splats: false,
             };
             let machine = Machine { guest: &args.guest, files: &files, kernel, host: &here };
             let ran = run::session(machine, probes.collect(), &mut calls)?;

@@ -116,7 +116,16 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
             "reports of the kernel are read from its console, which shows what its loglevel lets through, and where processes write as well: its log is not understood (it is from before 5.10, or lacks type information)",
         );
     }
-    let kernel = SessionKernel { image, landmarks: kernel, names, unwind, serving, late, splats: is_looking };
+    let kernel = SessionKernel {
+        image,
+        landmarks: kernel,
+        names,
+        unwind,
+        serving,
+        late,
+        splats: is_looking,
+        before_splats: is_looking && splats.recent.is_some(),
+    };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
     let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines))
         .judging(verdicts)
@@ -226,6 +235,8 @@ pub(crate) struct SessionKernel {
     pub(crate) late: bool,
     /// Whether its log is read for reports.
     pub(crate) splats: bool,
+    /// Whether it is noticed when it begins to report.
+    pub(crate) before_splats: bool,
 }
 
 /// A machine that is to run, and where.
@@ -285,6 +296,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
         .optimize(kernel.serving.optimize)
         .fall_back(kernel.serving.fall_back)
         .splats(kernel.splats)
+        .before_splats(kernel.before_splats)
         .unwind(kernel.unwind.map(Arc::new))
         .confine(true)
 }

@@ -118,6 +118,7 @@ pub struct Guest<'a> {
     pub(crate) optimize: Optimize,
     pub(crate) fall_back: bool,
     pub(crate) splats: bool,
+    pub(crate) before_splats: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) signals: bool,
     pub(crate) terminal: Terminal,
@@ -161,6 +162,7 @@ impl<'a> Guest<'a> {
             optimize: Optimize::Auto,
             fall_back: false,
             splats: false,
+            before_splats: false,
             timeout: None,
             signals: true,
             terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
@@ -279,6 +281,13 @@ impl<'a> Guest<'a> {
     /// default is not done.
     pub fn splats(mut self, are_told: bool) -> Self {
         self.splats = are_told;
+        self
+    }
+
+    /// Whether [`Sink::about_to_report`](crate::session::Sink::about_to_report) is told when the kernel begins to report, which by default
+    /// it is not, but for a panic. Traps of the session's own stand for that on functions that only reports call.
+    pub fn before_splats(mut self, is_told: bool) -> Self {
+        self.before_splats = is_told;
         self
     }
 

@@ -15,14 +15,14 @@ pub(super) struct GuestHooks {
     panicked: bool,
     /// Whether modules are followed that have no probes, too.
     all_modules: bool,
-    /// Whether reports of the kernel are of interest.
-    splats: bool,
+    /// Whether it is of interest when the kernel begins to report.
+    before_splats: bool,
     /// Updates of ftrace's sites that have begun and not ended.
     updates: u32,
 }
 
 impl GuestHooks {
-    pub(super) fn new(kernel: &Landmarks, all_modules: bool, splats: bool) -> Self {
+    pub(super) fn new(kernel: &Landmarks, all_modules: bool, before_splats: bool) -> Self {
         Self {
             addresses: kernel.hooks,
             panic: kernel.panic,
@@ -30,7 +30,7 @@ impl GuestHooks {
             init_freed: false,
             panicked: false,
             all_modules,
-            splats,
+            before_splats,
             updates: 0,
         }
     }
@@ -55,7 +55,7 @@ impl GuestHooks {
             (Internal::PageFault, addresses.page_fault_oops, probes),
             (Internal::TaskGone, addresses.task_free, late && registry.returns().next().is_some()),
         ];
-        let reports = addresses.reports.into_iter().map(|link| (Internal::Report, link, self.splats));
+        let reports = addresses.reports.into_iter().map(|link| (Internal::Report, link, self.before_splats));
         all.into_iter()
             .chain(reports)
             .filter(|(.., wanted)| *wanted)

@@ -131,7 +131,8 @@ pub trait Sink {
         let _ = (splat, nanos);
     }
 
-    /// The guest's kernel is about to report something, or says more of what it reports. All events from before were handed on, and
+    /// The guest's kernel panics, or where [that](Guest::before_splats) is wanted, is about to report something, or says more of what it
+    /// reports. All events from before were handed on, and
     /// no CPU of the guest runs at this moment.
     fn about_to_report(&mut self) {}
 
@@ -332,7 +333,7 @@ impl Session<'_> {
         let control = Control {
             arming: Arming::new(
                 guest.kernel.clone(),
-                GuestHooks::new(&guest.kernel, guest.names || guest.unwind.is_some(), guest.splats),
+                GuestHooks::new(&guest.kernel, guest.names || guest.unwind.is_some(), guest.before_splats),
                 Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
             ledger: Ledger::new(guest.unwind.as_ref().map(|kernel| kernel.orc().layout()), guest.names),
