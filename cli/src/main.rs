@@ -32,6 +32,7 @@ mod requests;
 mod requirements;
 mod run;
 mod say;
+mod shard;
 mod shared_terminal;
 mod source_listing;
 mod splats;

@@ -25,7 +25,7 @@ pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use splats::{SplatArgs, SplatChoice};
-pub(crate) use test::Cases;
+pub(crate) use test::{Cases, ResultFormat};
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};

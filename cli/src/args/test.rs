@@ -2,7 +2,8 @@
 
 use super::{HostArgs, heading};
 use crate::kernel_choice::Choice;
-use clap::Args;
+use crate::shard::Shard;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// Run cases: boot a guest for each, and hold what it did to what its case expects
@@ -15,6 +16,9 @@ use std::path::PathBuf;
 Examples:
   vmm test cases.toml
   vmm test cases.toml --list
+  vmm test cases.toml --shard 1/2 -o first --junit first.xml
+  vmm test cases.toml --shard 2/2 -o second --retries 1
+  vmm test --merge first second --junit all.xml
 
 Exit codes:
   0    all cases have passed, but for those that were skipped
@@ -24,8 +28,8 @@ Exit codes:
   125  none has failed, and one was inconclusive, or could not be run for reasons of this machine")]
 pub(crate) struct Cases {
     /// The file of cases
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "merge")]
+    pub(crate) file: Option<PathBuf>,
     /// Only cases whose names have one of these texts in them
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
@@ -43,7 +47,70 @@ pub(crate) struct Cases {
     /// How many guests run side by side [default: as many as cores and free memory allow]
     #[arg(long, short = 'j', value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = heading::MACHINE)]
     pub(crate) jobs: Option<u16>,
-    /// List the cases that would run, and run none
+    /// Run what failed for reasons of this machine so many times more
+    ///
+    /// Failures and inconclusive cases are never run again. How often a case was run is told.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = heading::MACHINE)]
+    pub(crate) retries: u32,
+    /// List the cases that would run, as lines of JSON with --format json, and run none
     #[arg(long)]
     pub(crate) list: bool,
+    /// Run one part of all cases: I/N, hash:I/N or auto
+    ///
+    /// I/N: in turns, parts are as large as each other. hash:I/N: a case stays in its part when others are added. auto: what the
+    /// engine says in JOB_COMPLETION_INDEX (Kubernetes, with --shards), CI_NODE_INDEX and CI_NODE_TOTAL (GitLab), or
+    /// VMM_SHARD_INDEX and VMM_SHARD_TOTAL, both from 1, which a matrix of GitHub can set. Parts are those of the cases that NAME
+    /// and --kernel choose. With --output, --merge unites them.
+    #[arg(long, value_name = "PART")]
+    pub(crate) shard: Option<Shard>,
+    /// How many parts there are, for --shard auto
+    #[arg(long, value_name = "N", requires = "shard")]
+    pub(crate) shards: Option<u64>,
+    /// Begin with what took longest, by this file, and write to it how long each case took
+    #[arg(long, value_name = "FILE")]
+    pub(crate) times: Option<PathBuf>,
+    /// Unite the results of parts, from the folders of their --output, and run none
+    ///
+    /// All cases must be there, each once: one that is missing counts as not run, and of one that is there twice the worst
+    /// verdict counts.
+    #[arg(
+        long,
+        value_name = "DIR",
+        num_args = 1..,
+        conflicts_with_all = ["file", "kernels", "jobs", "retries", "list", "shard", "times", "output"],
+    )]
+    pub(crate) merge: Vec<PathBuf>,
+    /// Keep in this folder what each case has left: recording, console, standard output and error, and all results
+    #[arg(long, short = 'o', value_name = "DIR", help_heading = heading::OUTPUT)]
+    pub(crate) output: Option<PathBuf>,
+    /// Tell results as text, ktap, json or github
+    ///
+    /// json: a line for each case as it ends. github: annotations, which come with text as well where GITHUB_ACTIONS is set.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = ResultFormat::Text,
+        hide_possible_values = true,
+        help_heading = heading::OUTPUT,
+    )]
+    pub(crate) format: ResultFormat,
+    /// Write results as JUnit's XML to this file; with --output, they are in its junit.xml as well
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
+    pub(crate) junit: Option<PathBuf>,
+    /// Add a summary in Markdown to this file [default: what GITHUB_STEP_SUMMARY names]
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
+    pub(crate) summary: Option<PathBuf>,
+}
+
+/// How results are told.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ResultFormat {
+    /// Lines for people
+    Text,
+    /// That of the kernel's own tests
+    Ktap,
+    /// One JSON object a line
+    Json,
+    /// Annotations of GitHub
+    Github,
 }

@@ -1,6 +1,7 @@
 //! A case on a kernel: what is run, judged and told as one.
 
 use super::kernels::TestedKernel;
+use super::known::KnownCase;
 use super::suite::{GuestProgram, TestCase, TestSuite};
 use std::ffi::OsString;
 
@@ -8,6 +9,8 @@ use std::ffi::OsString;
 pub(crate) struct CaseRun<'a> {
     /// Its place among all of them.
     pub(crate) number: usize,
+    /// Where the case is in the file.
+    pub(crate) line: usize,
     pub(crate) suite: &'a TestSuite,
     pub(crate) case: &'a TestCase,
     pub(crate) kernel: &'a TestedKernel,
@@ -33,6 +36,12 @@ const EMULATED: u64 = 6;
 impl CaseRun<'_> {
     pub(crate) fn name(&self) -> &str {
         self.case.name.get_ref()
+    }
+
+    /// By what it is known from others.
+    pub(crate) fn known(&self) -> KnownCase {
+        let (number, line) = (self.number, self.line);
+        KnownCase { number, kernel: self.kernel.word.clone(), name: self.name().to_owned(), line }
     }
 
     /// How long its guest may take, in seconds.

@@ -50,6 +50,21 @@ impl Bench {
         }
     }
 
+    /// The same, and once more up to `retries` times where it could not be run. Says how often it was run.
+    pub(crate) fn judged_at_last(&self, run: &CaseRun<'_>, retries: u32) -> (Judged, u32) {
+        let mut attempts = 1;
+        loop {
+            let judged = self.judged(run);
+            let is_lost = matches!(judged.judgement, Judgement::Infrastructure(_));
+            let can_repeat =
+                matches!(run.ready, Readiness::Ready(_)) && !self.is_over.load(Ordering::Relaxed);
+            if !is_lost || !can_repeat || attempts > retries {
+                return (judged, attempts);
+            }
+            attempts += 1;
+        }
+    }
+
     fn observed(&self, run: &CaseRun<'_>, counts: &[u32]) -> Result<Observed> {
         if self.is_over.load(Ordering::Relaxed) {
             bail!("it was not begun: the run was to end");

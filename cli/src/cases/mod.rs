@@ -6,35 +6,44 @@ mod child;
 mod expect;
 mod judge;
 mod judgement;
+mod junit;
+mod kept;
 mod kernels;
+mod known;
 mod ktap;
 mod observed;
 mod ordered;
+mod outlet;
 mod pattern;
 mod queue;
 mod results;
 mod seen_probe;
 mod source;
 mod suite;
+mod times;
+mod told;
 
-use crate::args::{Cases, HostArgs, HostChoice};
+use crate::args::{Cases, HostArgs, HostChoice, ResultFormat};
+use crate::json::json;
 use crate::listing::list;
 use crate::say::{note, say};
 use anyhow::{Context, Result, bail};
 use case_run::{CaseRun, Readiness};
 use child::Bench;
-use judgement::JudgementCounts;
+use judgement::Judgement;
+use kept::AllCases;
 use kernels::{KnownKernel, TestedKernel};
 use results::CaseResult;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use source::SuiteSource;
-use std::io;
+use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use suite::TestSuite;
+use times::CaseTimes;
 use vmm::guest::Host;
 
 /// What runs where no kernel is named.
@@ -43,49 +52,87 @@ const DEFAULT_KERNEL: &str = "debian:6.12";
 const BESIDE: u64 = 512 << 20;
 
 pub(crate) fn main(args: &Cases) -> Result<ExitCode> {
-    let file = SuiteSource::read(&args.file)?;
+    let Some(path) = &args.file else {
+        let (all, results) = kept::merged(&args.merge)?;
+        // People want to know of the others; programs of all.
+        let is_told =
+            |result: &&CaseResult| args.format != ResultFormat::Text || result.judgement != Judgement::Passed;
+        for result in results.iter().filter(is_told) {
+            outlet::tell_one(args.format, result)?;
+        }
+        return outlet::tell_all(args, &all.file, &results);
+    };
+    let file = SuiteSource::read(path)?;
     let suite: TestSuite = file.parse()?;
     checks::check(&file, &suite)?;
-    let folder = std::path::absolute(&args.file)?;
+    let folder = std::path::absolute(path)?;
     let folder = folder.parent().unwrap_or(Path::new("/"));
     let kernels = kernels(args, &file, folder, &suite)?;
     let mut runs = runs(&file, &suite, &kernels)?;
-    let is_named = |run: &CaseRun<'_>| args.names.iter().any(|name| run.name().contains(name));
-    runs.retain(|run| args.names.is_empty() || is_named(run));
+    runs.retain(|run| args.names.is_empty() || args.names.iter().any(|name| run.name().contains(name)));
     if runs.is_empty() {
-        bail!("no case of {} has one of these names", args.file.display());
+        bail!("no case of {} has one of these names", path.display());
+    }
+    let all = AllCases { file: file.name().to_owned(), cases: runs.iter().map(CaseRun::known).collect() };
+    if let Some(shard) = args.shard {
+        let (rule, part) = shard.part(args.shards, |name| std::env::var(name).ok()).context("--shard")?;
+        let mut place = 0..;
+        runs.retain(|run| place.next().is_some_and(|at| part.has(rule, at, &run.kernel.word, run.name())));
     }
     if args.list {
-        list(|out| runs.iter().try_for_each(|run| writeln!(out, "{} [{}]", run.name(), run.kernel.word)))?;
+        list(|mut out| {
+            runs.iter().try_for_each(|run| match args.format {
+                ResultFormat::Json => json(&mut out, &run.known()),
+                _ => writeln!(out, "{} [{}]", run.name(), run.kernel.word),
+            })
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
+    let mut times = args.times.as_deref().map(CaseTimes::read).transpose()?.unwrap_or_default();
+    times.sort(&mut runs);
+    let results = run_all(args, folder, runs)?;
+    if let Some(path) = &args.times {
+        times.add(&results);
+        times.write(path)?;
+    }
+    if let Some(folder) = &args.output {
+        kept::write(folder, &all, &results)?;
+    }
+    outlet::tell_all(args, file.name(), &results)
+}
+
+/// Runs all of these, and tells what came of each as it comes. They are in the order of the file then.
+fn run_all(args: &Cases, here: &Path, runs: Vec<CaseRun<'_>>) -> Result<Vec<CaseResult>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone()).context("cannot take signals")?;
     }
-    let results = tempfile::tempdir().context("cannot create a folder for what cases leave")?;
+    // It is gone with what cases leave, where nobody wants that.
+    let passing = tempfile::tempdir().context("cannot create a folder for what cases leave")?;
+    let results = args.output.as_deref().unwrap_or(passing.path());
+    fs::create_dir_all(results).with_context(|| format!("cannot create {}", results.display()))?;
     let bench = Bench {
-        here: folder.to_owned(),
-        results: results.path().to_owned(),
-        is_emulated: is_emulated(&args.place)?,
+        here: here.to_owned(),
+        results: std::path::absolute(results)?,
+        // Who has nothing to run needs no host.
+        is_emulated: !runs.is_empty() && is_emulated(&args.place)?,
         kvm_device: std::path::absolute(&args.place.kvm_device)?,
-        is_over: interrupted.clone(),
+        is_over: interrupted,
     };
     let jobs = args.jobs.map_or_else(|| jobs(&runs), usize::from);
     let mut all = Vec::new();
     let work = |run: CaseRun<'_>| {
         let begun = Instant::now();
-        let judged = bench.judged(&run);
-        CaseResult::of(&run, judged, begun.elapsed())
+        let (judged, attempts) = bench.judged_at_last(&run, args.retries);
+        CaseResult::of(&run, judged, attempts, begun.elapsed())
     };
     queue::side_by_side(runs, jobs, work, |result: CaseResult| {
         // Whoever reads may go away when that is enough.
-        let _ = result.write_text(&mut io::stdout().lock());
+        let _ = outlet::tell_one(args.format, &result);
         all.push(result);
     });
-    let counts = JudgementCounts::of(all.iter().map(|result| &result.judgement));
-    list(|out| writeln!(out, "{counts}"))?;
-    Ok(ExitCode::from(counts.exit_code()))
+    all.sort_by_key(|result| result.number);
+    Ok(all)
 }
 
 fn kernels(args: &Cases, file: &SuiteSource, folder: &Path, suite: &TestSuite) -> Result<Vec<TestedKernel>> {
@@ -122,7 +169,8 @@ fn runs<'a>(
                     None => Readiness::Ready(known.probes(file, case)?),
                 },
             };
-            runs.push(CaseRun { number: runs.len(), suite, case, kernel, ready });
+            let line = file.line_of(&case.name);
+            runs.push(CaseRun { number: runs.len(), line, suite, case, kernel, ready });
         }
     }
     Ok(runs)

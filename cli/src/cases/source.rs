@@ -48,6 +48,11 @@ impl SuiteSource {
         mistake::at(&Written { text: line, name: &self.name, line: number }, from..to, message, hint)
     }
 
+    /// The line of a value, counted from 1.
+    pub(crate) fn line_of<T>(&self, value: &Spanned<T>) -> usize {
+        self.text.get(..value.span().start).unwrap_or_default().matches('\n').count() + 1
+    }
+
     /// What is wrong with a whole value.
     pub(crate) fn mistake_in<T>(&self, value: &Spanned<T>, message: impl ToString) -> Error {
         self.mistake(value.span(), message.to_string(), None)
