@@ -131,7 +131,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 let _ = standard_error().write_all(table.to_string().as_bytes());
             }
             // None of them is in a module.
-            let code = run::exit_code(&ran, &patterns, false, (&GuestNames::default(), false));
+            let asked = run::Asked { patterns: &patterns, gates: &[], ..run::Asked::default() };
+            let code = run::exit_code(&ran, &asked, &GuestNames::default());
             Ok(exit_codes::with_loss(code, loss.as_ref()))
         }
     }?;

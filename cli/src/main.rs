@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::main(&run),
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
+        Command::Shake(shake) => run::main(&Run::from(*shake)),
         Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Test(cases) => cases::main(&cases),
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Host(host) => host::main(&host),
         Command::Kernel(task) => kernel::main(&task.command),
         Command::Manual { folder } => manual::main(&folder),
+        Command::Repeat { times, ends, words } => work::repeat(times, &ends, &words),
         Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {

@@ -92,7 +92,7 @@ mod tests {
         let work = |args: &[&str]| {
             let args = args.iter().map(Into::into).collect();
             let words = Words { program: "insmod".into(), args, env: Vec::new(), folder: "/".into() };
-            Work { words, folders: Vec::new() }
+            Work { words, folders: Vec::new(), repeat: None }
         };
         assert!(known(false).may_have("kvm_amd", None) && !known(false).may_have("kvm", None));
         assert!(known(true).may_have("kvm", None));

@@ -1,7 +1,7 @@
 //! From the options about probes to probes with plans: the one place where options become plain data.
 
 use crate::advice;
-use crate::args::Run;
+use crate::args::{Orders, Run, Shaken};
 use crate::file::read;
 use crate::mistake::{self, Written};
 use crate::say::note;
@@ -10,6 +10,7 @@ use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::pace::{GateId, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::probe::spec::ProbeSpec;
@@ -40,6 +41,12 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         let watch = watch::resolve(spec, kernel).with_context(|| format!("--watch {spec}"))?;
         found.probes.push(ProbeRequest::plain(Place::Watch(watch), Trigger::Access));
     }
+    for gate in 0..run.orders.holds.len().max(run.orders.untils.len()) {
+        found.probes.extend(ordered(run, gate, kernel, debug)?);
+    }
+    if let Some(places) = &run.orders.shaken {
+        found.probes.extend(shaken(places, kernel, debug)?);
+    }
     if found.probes.is_empty() {
         let options = [("--stack", run.probes.stack.is_some()), ("--once", run.probes.once)];
         if let Some((option, _)) = options.iter().find(|(_, is_said)| *is_said) {
@@ -51,6 +58,58 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
     }
     found.probes.iter_mut().for_each(|probe| apply(run, &mut probe.plan));
     Ok(found)
+}
+
+/// The probes of gate number `gate`, which a --hold and its --until make.
+fn ordered(run: &Run, gate: usize, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Vec<ProbeRequest>> {
+    let Orders { holds, untils, within, .. } = &run.orders;
+    let id = GateId(u32::try_from(gate).context("too many orders")?);
+    let (Some(hold), Some(until)) = (holds.get(gate), untils.get(gate)) else {
+        bail!(
+            "each --hold has an --until, in the same order: there are {} and {}",
+            holds.len(),
+            untils.len()
+        );
+    };
+    let held = paced(("--hold", hold), Pace::Hold { gate: id, within: *within }, kernel, debug)?;
+    let open = paced(("--until", until), Pace::Open { gate: id }, kernel, debug)?;
+    Ok(held.into_iter().chain(open).collect())
+}
+
+/// The probes that `text` means, which the option `name` has, with hits that do `pace`.
+fn paced(
+    (name, text): (&str, &str),
+    pace: Pace,
+    kernel: &Kernel,
+    debug: &DebugInfo<'_>,
+) -> Result<Vec<ProbeRequest>> {
+    let btf = kernel.btf().ok();
+    let mut definitions = Definitions::of(kernel, btf.as_ref(), debug, Expand::Small);
+    let written = Written { text, name, line: 1 };
+    definitions.read(text).map_err(|error| said(error, &written, &written))?;
+    let Found { probes, .. } = definitions.finish();
+    if probes.is_empty() {
+        bail!("{name} {text}: none of these functions can be probed: `vmm list --kind refused` says why");
+    }
+    let paced = |probe: ProbeRequest| ProbeRequest { plan: probe.plan.paced(pace), ..probe };
+    Ok(probes.into_iter().map(paced).collect())
+}
+
+/// Places where CPUs are delayed.
+fn shaken(shaken: &Shaken, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Vec<ProbeRequest>> {
+    let mut probes = Vec::new();
+    for text in &shaken.places {
+        for mut probe in paced(("the pattern", text), Pace::Delay(shaken.delay), kernel, debug)? {
+            if probe.counted.is_none() {
+                probe.plan.action = Action::Count;
+            }
+            probes.push(probe);
+        }
+    }
+    if shaken.is_random {
+        note(format_args!("the seed is {0}: --seed {0} begins with the same one", shaken.delay.seed));
+    }
+    Ok(probes)
 }
 
 /// What --probe and --probes say.

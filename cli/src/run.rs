@@ -10,7 +10,7 @@ use crate::host::{self, Inside};
 use crate::kept_console::KeptConsole;
 use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
-use crate::record::{self, Clocks, Header, HostKind};
+use crate::record::{self, Clocks, GateEnd, Header, HostKind, RunsLine};
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::splats::{SplatMode, SplatVerdicts};
@@ -106,8 +106,10 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let places = places(args.records.output.as_deref(), args.records.shown())?;
     let header = header(&args.guest, &files, &target);
     let late = target.is_late();
-    let names =
-        target.has_stacks() || files.work.is_some() || target.probes.iter().any(ProbeRequest::has_symbols);
+    let names = target.has_stacks()
+        || target.has_orders()
+        || files.work.is_some()
+        || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving, splats, .. } = target;
     let image = std::mem::take(&mut files.image);
     let is_looking = splats.mode != SplatMode::Ignore;
@@ -134,13 +136,19 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let machine = Machine { guest: &args.guest, files: &files, kernel, host };
     let ran = session(machine, probes, &mut writer)?;
-    let summary = writer.summary(&ran.report, ran.exit_code());
+    let code = ran.exit_code();
+    let summary = writer.runs(&ran.runs).and_then(|()| writer.summary(&ran.report, code));
     let loss = writer.failure().or(summary.as_ref().err());
     if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
-    let have_splats_failed = writer.say_splats();
-    let code = exit_code(&ran, &patterns, serving.allow_pending, (writer.names(), have_splats_failed));
+    let asked = Asked {
+        patterns: &patterns,
+        allow_pending: serving.allow_pending,
+        gates: &writer.gates(&ran.report.gates),
+        have_splats_failed: writer.say_splats(),
+    };
+    let code = exit_code(&ran, &asked, writer.names());
     Ok(exit_codes::with_loss(code, loss))
 }
 
@@ -207,6 +215,8 @@ pub(crate) struct Ran {
     pub(crate) report: Report,
     /// How its command ended, if it had one that did.
     pub(crate) command: Option<Option<CommandExit>>,
+    /// The exit codes of its runs, where it was to be run several times.
+    pub(crate) runs: Vec<u8>,
     /// What its command was waiting for, if it had one that was not begun.
     pub(crate) waited_for: Option<&'static str>,
     /// Whether the server of its files ended before it did: what the guest did then says nothing.
@@ -282,7 +292,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     // What nobody reads, nobody misses.
     finish(&console);
     kept.finish();
-    Ok(Ran { report, command: None, waited_for: None, are_files_lost: false })
+    Ok(Ran { report, command: None, runs: Vec::new(), waited_for: None, are_files_lost: false })
 }
 
 /// The machine that `guest` asks for, without a console.
@@ -326,6 +336,7 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     let mut session = host.session(machine)?;
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;
+    let repeat = work.repeat;
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
     let stderr = say::printer().context("the host has no thread left")?.clone();
     let stdout = match is_shared() || is_standard_output_reserved() {
@@ -348,7 +359,10 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
             is_up.store(ready.is_ok(), Ordering::Relaxed);
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));
-            let ended = ready.and_then(|()| command.run(words, streams));
+            let ended = ready.and_then(|()| match repeat {
+                None => command.run(words, streams).map(|ended| (ended, Vec::new())),
+                Some(times) => command.run_repeatedly(words, times, streams),
+            });
             let is_silent = matches!(ended, Err(GuestCommandError::Silent(_)));
             let _ = handle.command(if is_silent { Command::GiveUp } else { Command::Stop });
             ended
@@ -362,12 +376,16 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     finish(&stdout);
     kept.finish();
     let are_files_lost = are_files_lost.load(Ordering::Relaxed);
+    let mut runs = Vec::new();
     let command = match ended {
         _ if are_files_lost => {
             say("the run was ended because the guest had lost its files");
             None
         }
-        Ok(Ok(ended)) => Some(ended.exit),
+        Ok(Ok((ended, codes))) => {
+            runs = codes;
+            Some(ended.exit)
+        }
         Ok(Err(error)) => {
             console.show();
             // What is ended for its time is spoken of by that.
@@ -379,16 +397,39 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
         Err(_) => None,
     };
     let waited_for = (!is_up.into_inner()).then_some("its kernel to boot and to reach this machine's files");
-    Ok(Ran { report, command: Some(command), waited_for, are_files_lost })
+    Ok(Ran { report, command: Some(command), runs, waited_for, are_files_lost })
+}
+
+/// What was asked for, that a run may not have come to.
+#[derive(Default)]
+pub(crate) struct Asked<'a> {
+    /// The pattern of each probe, where one has found it.
+    pub(crate) patterns: &'a [Option<String>],
+    pub(crate) allow_pending: bool,
+    /// The orders that were to be forced.
+    pub(crate) gates: &'a [GateEnd],
+    /// Whether the guest's kernel reported what is not allowed.
+    pub(crate) have_splats_failed: bool,
+}
+
+/// Says that an order was never reached.
+fn unreached(gate: &GateEnd) -> Option<String> {
+    let GateEnd { hold, until, reached, timed_out, unfinished, .. } = gate;
+    let held = timed_out + unfinished;
+    (*reached == 0).then(|| match held {
+        0 => format!("the order was never tried: no CPU came to {hold} in the scope"),
+        _ => format!(
+            "the order was never reached: while a CPU was held at {hold}, no other one came to {until}"
+        ),
+    })
 }
 
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    Ran { report, command, waited_for, are_files_lost }: &Ran,
-    patterns: &[Option<String>],
-    allow_pending: bool,
-    (names, have_splats_failed): (&GuestNames, bool),
+    Ran { report, command, runs, waited_for, are_files_lost }: &Ran,
+    asked: &Asked<'_>,
+    names: &GuestNames,
 ) -> ExitCode {
     if report.waits > 0 {
         note(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
@@ -402,12 +443,16 @@ pub(crate) fn exit_code(
     for Unread { module, reason } in &report.unread {
         note(format_args!("stacks through the module `{module}` are guessed: {reason}"));
     }
+    if let Some(failed) = (RunsLine { codes: runs.clone() }).failed() {
+        say(failed);
+    }
     match &report.end {
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
-            let complaints = unarmed::complaints(&report.probes, patterns, allow_pending);
+            let mut complaints = unarmed::complaints(&report.probes, asked.patterns, asked.allow_pending);
+            complaints.extend(asked.gates.iter().filter_map(unreached));
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
-                _ if have_splats_failed => ExitCode::from(exit_codes::DIED),
+                _ if asked.have_splats_failed => ExitCode::from(exit_codes::DIED),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),

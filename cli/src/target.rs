@@ -69,6 +69,11 @@ impl Target {
         self.probes.iter().any(|ProbeRequest { plan, .. }| plan.once && plan.scope == Scope::Command)
     }
 
+    /// Whether CPUs are held. Where they stood is shown.
+    pub(crate) fn has_orders(&self) -> bool {
+        self.probes.iter().any(|asked| asked.plan.pace.is_some())
+    }
+
     /// Whether any probe shows who called.
     pub(crate) fn has_stacks(&self) -> bool {
         self.probes.iter().any(|asked| asked.plan.stack().is_some())

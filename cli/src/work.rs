@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use vmm::command::{Mount, PLAN, Plan, Words};
@@ -34,6 +34,15 @@ pub(crate) struct Work {
     pub(crate) words: Words,
     /// The first one is the guest's root, the others may be changed.
     pub(crate) folders: Vec<Folder>,
+    /// How often it is run, where that was said.
+    pub(crate) repeat: Option<u32>,
+}
+
+/// In the guest: runs the command of `words` so many `times`, and notes its exit codes in `ends`.
+pub(crate) fn repeat(times: u32, ends: &Path, words: &[OsString]) -> Result<ExitCode> {
+    let (program, args) = words.split_first().context("there is no command")?;
+    let code = vmm::command::repeat(times, ends, program, args).context("cannot say how runs have ended")?;
+    Ok(ExitCode::from(code))
 }
 
 /// What of our environment a command gets: nothing that could be a secret.
@@ -104,7 +113,7 @@ impl Work {
         }
         let here = env::current_dir().context("cannot find the working directory")?;
         let words = Words { program: program.clone(), args: args.to_vec(), env, folder: here };
-        let work = Self { words, folders };
+        let work = Self { words, folders, repeat: guest.repeat };
         if work.inside(&work.words.folder).is_err() {
             bail!(
                 "the working directory, {}, is not below --root {}, which is the command's root: change to a folder below that first",
@@ -314,7 +323,7 @@ mod tests {
         let folder = |writable| Folder { path: "/".into(), writable };
         let (program, args, env, here) = ("true".into(), Vec::new(), Vec::new(), "/".into());
         let words = Words { program, args, env, folder: here };
-        let mut work = Work { words, folders: vec![folder(false)] };
+        let mut work = Work { words, folders: vec![folder(false)], repeat: None };
         assert!(!work.keeps_changes());
         work.folders.push(folder(true));
         assert!(work.keeps_changes());

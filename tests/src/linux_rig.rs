@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::guest::{Host, Optimize, Terminal};
 use vmm::probe::Probe;
-use vmm::session::{Command, Handle, Outcome, ProbeReport, Report, Sink};
+use vmm::session::{Command, Handle, Held, Outcome, ProbeReport, Report, Sink};
 
 /// How long a guest may take. Only one that hangs takes it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -274,8 +274,15 @@ impl Guest {
         let mut session = fit.session(guest).unwrap();
         session.register_all(probes).unwrap();
         let handle = session.handle();
-        let mut events =
-            Events { kept: Vec::new(), read: 0, keeps: keeps_events, asleep, stuck, until: None };
+        let mut events = Events {
+            kept: Vec::new(),
+            holds: Vec::new(),
+            read: 0,
+            keeps: keeps_events,
+            asleep,
+            stuck,
+            until: None,
+        };
         let report = thread::scope(|scope| {
             let watchdog = scope.spawn({
                 let (console, handle) = (&console, handle.clone());
@@ -295,7 +302,8 @@ impl Guest {
             assert!(acted.is_ok(), "see above; the console:\n{text}");
             report.unwrap()
         });
-        Ended { console: console.text(), report, events: events.kept, read: events.read }
+        let Events { kept, holds, read, .. } = events;
+        Ended { console: console.text(), report, events: kept, holds, read }
     }
 }
 
@@ -317,6 +325,7 @@ impl Drop for StopOnPanic {
 /// Keeps all events or counts them, and sleeps so long over the first.
 struct Events {
     kept: Vec<Event>,
+    holds: Vec<Held>,
     read: u64,
     keeps: bool,
     asleep: Duration,
@@ -339,6 +348,10 @@ impl Sink for Events {
         }
         Ok(())
     }
+
+    fn held(&mut self, held: &Held) {
+        self.holds.push(held.clone());
+    }
 }
 
 /// A guest that has ended.
@@ -350,6 +363,8 @@ pub struct Ended {
     pub report: Report,
     /// What was written down, where it is kept.
     pub events: Vec<Event>,
+    /// What became of CPUs that were held.
+    pub holds: Vec<Held>,
     /// How much was written down.
     pub read: u64,
 }

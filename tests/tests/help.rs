@@ -76,6 +76,11 @@ fn folder() -> TempDir {
     fs::write(at("cases.toml"), case).unwrap();
     fs::write(at("my_test"), "#!/bin/sh\necho \"$1\" > out/result\n").unwrap();
     fs::set_permissions(at("my_test"), Permissions::from_mode(0o755)).unwrap();
+    let come = "i=0; while [ $i -lt 300 ]; do cd /proc; i=$((i + 1)); done";
+    let race =
+        format!("#!/bin/sh\ntaskset 2 sh -c 'echo go; umask; umask' | taskset 1 sh -c 'read go; {come}'\n");
+    fs::write(at("my_race"), race).unwrap();
+    fs::set_permissions(at("my_race"), Permissions::from_mode(0o755)).unwrap();
     folder
 }
 

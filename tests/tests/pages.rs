@@ -18,6 +18,7 @@ pages! {
     readme: "README.md",
     commands: "docs/commands.md",
     language: "docs/language.md",
+    orders: "docs/orders.md",
     testing: "docs/testing.md",
     tutorial: "docs/tutorial.md",
 }

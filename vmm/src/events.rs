@@ -316,6 +316,11 @@ impl Reader {
         rate.nanos(now).saturating_sub(ago.unwrap_or(0))
     }
 
+    /// What the guest's own clock shows at `ticks` of the host's, if that is known.
+    pub(crate) fn guest_nanos(&self, ticks: u64) -> Option<u64> {
+        self.guest_time.nanos(self.guest_time.of_host(ticks))
+    }
+
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
     /// call to the next as well, wherever it runs. `known` are the probes that detours record for, and `plans` those of all
     /// probes by their numbers.

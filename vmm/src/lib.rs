@@ -12,6 +12,7 @@ pub mod confine;
 pub mod devices;
 pub mod events;
 pub mod files;
+mod gate;
 pub mod guest;
 pub mod host;
 pub mod kernel_view;

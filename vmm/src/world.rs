@@ -96,12 +96,17 @@ impl<T, C> World<T, C> {
     /// Counts vCPU `id`, which goes on at `rip`, as parked for at most `time`, because it waits for something other
     /// than a stop.
     pub fn pause(&self, id: usize, rip: Gva, time: Duration) -> AfterStop<T> {
-        self.after(self.stops.pause(id, rip, time, false))
+        self.linger(id, VcpuPosition { rip, ..VcpuPosition::default() }, time)
+    }
+
+    /// The same, of which it is known how the vCPU stands: between two instructions of the guest.
+    pub fn linger(&self, id: usize, position: VcpuPosition, time: Duration) -> AfterStop<T> {
+        self.after(self.stops.pause(id, position, time, false))
     }
 
     /// The same, because it [waits](Self::has_waiting) for whoever reads the events.
     pub fn wait(&self, id: usize, rip: Gva, time: Duration) -> AfterStop<T> {
-        self.after(self.stops.pause(id, rip, time, true))
+        self.after(self.stops.pause(id, VcpuPosition { rip, ..VcpuPosition::default() }, time, true))
     }
 
     /// Says that the thread of vCPU `id` is about to end.

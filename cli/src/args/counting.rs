@@ -1,6 +1,6 @@
 //! `vmm count` and `vmm graph`: `vmm run` with probes that patterns find.
 
-use super::{Arming, Guest, Probes, Records, Run, SplatArgs, heading};
+use super::{Arming, Guest, Orders, Probes, Records, Run, SplatArgs, heading};
 use clap::Args;
 use probe_engine::probe::spec::ProbeSpec;
 
@@ -55,6 +55,7 @@ impl From<Count> for Run {
         let probes = Probes { counts: patterns, ..Probes::default() };
         Self {
             probes,
+            orders: Orders::default(),
             guest,
             records,
             splats: SplatArgs::default(),
@@ -71,6 +72,7 @@ impl From<Graph> for Run {
         let probes = Probes { graphs: patterns, ..Probes::default() };
         Self {
             probes,
+            orders: Orders::default(),
             guest,
             records,
             splats: SplatArgs::default(),

@@ -60,6 +60,19 @@ pub(crate) struct Guest {
     /// gives it more.
     #[arg(last = true, value_name = "CMD", conflicts_with = "raw_append", help_heading = heading::COMMAND)]
     pub(crate) command: Vec<OsString>,
+    /// Run the command so many times, one after the other, in one guest
+    ///
+    /// All runs are made, whatever becomes of one. The exit code is that of the first run that has failed, and a line says how many
+    /// have. Standard input goes on from one run to the next.
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "command",
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+        hide_short_help = true,
+        help_heading = heading::COMMAND,
+    )]
+    pub(crate) repeat: Option<u32>,
     /// The folder that is the command's root [default: /]
     #[arg(long, value_name = "DIR", help_heading = heading::COMMAND)]
     pub(crate) root: Option<PathBuf>,

@@ -7,9 +7,11 @@ mod guest;
 mod host;
 mod kernel;
 mod list;
+mod orders;
 mod probes;
 mod report;
 mod run;
+mod shake;
 mod splats;
 mod test;
 mod types;
@@ -21,14 +23,17 @@ pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Record
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
 pub(crate) use list::{List, ListKind};
+pub(crate) use orders::{Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
+pub(crate) use shake::Shake;
 pub(crate) use splats::{SplatArgs, SplatChoice};
 pub(crate) use test::{Cases, ResultFormat};
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// A value as it is written on the command line.
@@ -73,6 +78,7 @@ pub(crate) enum Command {
     Run(Box<Run>),
     Count(Box<Count>),
     Graph(Box<Graph>),
+    Shake(Box<Shake>),
     Coverage(Box<Coverage>),
     Test(Box<Cases>),
     Report(Report),
@@ -88,6 +94,15 @@ pub(crate) enum Command {
     Manual {
         /// The folder that gets `man` and `completions`.
         folder: PathBuf,
+    },
+    /// Run a command several times, and note its exit codes
+    #[command(hide = true)]
+    Repeat {
+        times: u32,
+        /// Where they are noted.
+        ends: PathBuf,
+        #[arg(last = true, required = true)]
+        words: Vec<OsString>,
     },
     /// Answer a guest's requests for files, which come in over standard input
     #[command(hide = true)]

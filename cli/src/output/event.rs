@@ -1,6 +1,6 @@
 //! One event as a line of text.
 
-use crate::record::{Function, MOST_OF_A_HIT, Probe, Style, write_bounded};
+use crate::record::{Function, MOST_OF_A_HIT, Moment, Probe, Style, write_bounded};
 use std::fmt::{self, Display};
 use vmm::events::{Event, Nanos, What};
 
@@ -75,31 +75,6 @@ impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> Display for Event
 
 fn took(f: &mut fmt::Formatter<'_>, nanos: Nanos) -> fmt::Result {
     write!(f, " took={}us", Micros(nanos))
-}
-
-/// When an event was, in seconds, and on which CPU: by the guest's own clock, as its messages have it, or else since the
-/// guest was started, which is said.
-pub(super) struct Moment {
-    nanos: u64,
-    guest_nanos: Option<u64>,
-    vcpu: usize,
-}
-
-impl Moment {
-    pub(super) fn of(event: &Event) -> Self {
-        let Event { nanos, guest_nanos, vcpu, .. } = *event;
-        Self { nanos, guest_nanos, vcpu }
-    }
-}
-
-impl Display for Moment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { nanos, guest_nanos, vcpu } = *self;
-        let host = if guest_nanos.is_none() { " host" } else { "" };
-        let nanos = guest_nanos.unwrap_or(nanos);
-        let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        write!(f, "[{seconds:5}.{nanos:09}{host}] cpu{vcpu}")
-    }
 }
 
 /// A function that ran for the first time as a line of text.

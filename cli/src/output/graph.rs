@@ -1,6 +1,7 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
-use super::event::{Micros, Moment};
+use super::event::Micros;
+use crate::record::Moment;
 use crate::record::Probe;
 use indexmap::IndexSet;
 use probe_engine::addr::Gva;

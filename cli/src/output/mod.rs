@@ -3,6 +3,7 @@
 mod event;
 mod graph;
 mod hist;
+mod holds;
 mod names;
 mod out;
 mod prefixes;

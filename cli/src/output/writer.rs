@@ -1,13 +1,14 @@
 //! Writes hits as they come, to all places where they are wanted.
 
 use super::hist::RunHistograms;
+use super::holds::GateNames;
 use super::recent::FlightRecorder;
 use super::registered::registered;
 use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
-use crate::record::{self, Address, Header, HitLine, NamedFrame, ProbeEnd, SplatLine};
+use crate::record::{self, Address, GateEnd, Header, HitLine, NamedFrame, ProbeEnd, RunsLine, SplatLine};
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
 use crate::wall_clock;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::printer::Printer;
-use vmm::session::{Death, Outcome, ProbeReport, Report, Sink};
+use vmm::session::{Death, GateReport, Held, Outcome, ProbeReport, Report, Sink};
 
 /// Writes hits as they come.
 pub(crate) struct HitWriter<'a> {
@@ -33,6 +34,7 @@ pub(crate) struct HitWriter<'a> {
     has_begun: bool,
     probes: BTreeMap<ProbeId, WrittenProbe>,
     histograms: RunHistograms,
+    gates: GateNames,
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
@@ -79,6 +81,7 @@ impl<'a> HitWriter<'a> {
         };
         let mut histograms = RunHistograms::default();
         probes.iter().for_each(|asked| histograms.register(asked));
+        let gates = GateNames::of(&probes);
         let known = |(id, asked)| (ProbeId(id), WrittenProbe { told: registered(id, &asked), asked });
         Self {
             destinations: destinations.into_iter().map(place).collect(),
@@ -86,6 +89,7 @@ impl<'a> HitWriter<'a> {
             has_begun: false,
             probes: (0..).zip(probes).map(known).collect(),
             histograms,
+            gates,
             names,
             failure: None,
             armed_in: Duration::ZERO,
@@ -211,6 +215,26 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
+    /// What the gates came to.
+    pub(crate) fn gates(&self, gates: &[GateReport]) -> Vec<GateEnd> {
+        gates.iter().map(|gate| self.gates.end(gate)).collect()
+    }
+
+    /// Writes how the runs of the command have ended, where there were several.
+    pub(crate) fn runs(&mut self, codes: &[u8]) -> io::Result<()> {
+        if codes.is_empty() {
+            return Ok(());
+        }
+        self.begin()?;
+        let line = RunsLine { codes: codes.to_vec() };
+        for Destination { out, form, .. } in &mut self.destinations {
+            if let Form::Json = form {
+                json(out, &line)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Says how often reports came that came more than once, and whether the run fails because of any.
     pub(crate) fn say_splats(&self) -> bool {
         for (fingerprint, count) in self.verdicts.repeated() {
@@ -234,6 +258,7 @@ impl<'a> HitWriter<'a> {
         }
         let names = &|at| self.names.symbol(at);
         let probes = summary::probes(report);
+        let gates = self.gates(&report.gates);
         let is_count = |probe: &&ProbeEnd| {
             self.probes.get(&ProbeId(probe.id)).is_some_and(|probe| probe.told.is_only_counted())
         };
@@ -242,10 +267,12 @@ impl<'a> HitWriter<'a> {
             match form {
                 Form::Text(text) => {
                     text.finish(out)?;
+                    gates.iter().try_for_each(|gate| writeln!(out, "{gate}"))?;
                     self.histograms.write_text(out, names)?;
                     out.write_all(summary::counts(&counts).as_bytes())?;
                 }
                 Form::Json => {
+                    gates.iter().try_for_each(|gate| json(out, gate))?;
                     self.histograms.write_json(out, names)?;
                     probes.iter().try_for_each(|probe| json(out, probe))?;
                     json(out, &summary::end(report, exit_code, self.armed_in))?;
@@ -283,6 +310,22 @@ impl Sink for HitWriter<'_> {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
         written
+    }
+
+    fn held(&mut self, held: &Held) {
+        let line = self.gates.line(held, &self.names);
+        let written = self.begin().and_then(|()| {
+            self.destinations.iter_mut().try_for_each(|Destination { out, form, .. }| {
+                match form {
+                    Form::Text(_) => write!(out, "{line}")?,
+                    Form::Json => json(out, &line)?,
+                }
+                out.flush()
+            })
+        });
+        if let Err(error) = written {
+            self.failure = Some(error);
+        }
     }
 
     fn names(&mut self, slide: u64, modules: &[Arc<ModuleNames>]) {
@@ -372,6 +415,7 @@ pub(super) mod testing {
             unregistered: Default::default(),
             refused: Default::default(),
             unread: Vec::new(),
+            gates: Vec::new(),
             waits: 0,
             log_lost: 0,
             ran: Duration::ZERO,

@@ -1,6 +1,6 @@
 //! Which hits of a recording are wanted: the condition of a definition, on values that were recorded.
 
-use super::hit::unhex;
+use super::task::unhex;
 use super::{Hit, Kind, Probe, address};
 use probe_engine::capture::filter::Circumstances;
 use probe_engine::capture::shape::Shape;

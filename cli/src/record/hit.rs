@@ -1,9 +1,9 @@
 //! A hit, a return or an access: the line that an event is written as, and the event that is read from it.
 
 use super::stack::UserStack;
+use super::task::TaskLine;
 use super::{Address, Frame, Probe, Stack};
 use probe_engine::addr::Gva;
-use probe_engine::linux::task::{COMM, Context, Task};
 use probe_engine::probe::table::ProbeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -54,24 +54,6 @@ pub(crate) struct HitLine<'a, F> {
     /// The number of the splat before which it was one of the last; 0 is the end of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     recent: Option<u64>,
-}
-
-/// The task that ran.
-#[derive(Debug, Serialize, Deserialize)]
-struct TaskLine<'a> {
-    /// Its name.
-    #[serde(borrow)]
-    comm: Cow<'a, str>,
-    /// The same in hexadecimal, where it is no UTF-8.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    comm_bytes: Option<Cow<'a, str>>,
-    pid: u32,
-    tgid: u32,
-    ns_pid: Option<u32>,
-    uid: Option<u32>,
-    context: Option<Cow<'a, str>>,
-    /// Its `task_struct`, which tells it from others of the same number.
-    at: Address,
 }
 
 /// What was read from such a line.
@@ -172,7 +154,7 @@ const MOST_FRAMES: usize = 256;
 const MOST_INLINED: usize = 64;
 
 /// Of the frames of a stack, and how that ends, what is kept.
-fn bounded<T>(mut frames: Vec<T>, end: String) -> (Vec<T>, String) {
+pub(super) fn bounded<T>(mut frames: Vec<T>, end: String) -> (Vec<T>, String) {
     if frames.len() <= MOST_FRAMES {
         return (frames, end);
     }
@@ -189,75 +171,9 @@ fn type_of<T>(what: &What<T>) -> &'static str {
     }
 }
 
-impl<'a> TaskLine<'a> {
-    fn of(task: &'a Task) -> Self {
-        let comm = String::from_utf8_lossy(task.comm());
-        let Task { pid, tgid, ns_pid, uid, context, at, .. } = *task;
-        Self {
-            comm_bytes: matches!(comm, Cow::Owned(_)).then(|| hex(task.comm()).into()),
-            comm,
-            pid,
-            tgid,
-            ns_pid,
-            uid,
-            context: context.name().map(Cow::Borrowed),
-            at: Address(at.0),
-        }
-    }
-
-    fn task(self) -> Task {
-        let exact = self.comm_bytes.as_deref().and_then(unhex);
-        let name = exact.unwrap_or_else(|| self.comm.as_bytes().to_vec());
-        let mut comm = [0; COMM];
-        comm.iter_mut().zip(name).for_each(|(to, byte)| *to = byte);
-        let of = [Context::SoftIrq, Context::HardIrq, Context::Nmi];
-        let context = of.into_iter().find(|context| context.name() == self.context.as_deref());
-        Task {
-            at: Gva(self.at.0),
-            pid: self.pid,
-            tgid: self.tgid,
-            ns_pid: self.ns_pid,
-            uid: self.uid,
-            context: context.unwrap_or_default(),
-            comm,
-        }
-    }
-}
-
-/// Bytes in hexadecimal.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The bytes that are written so.
-pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u8> =
-        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
-    let (pairs, []) = digits.as_chunks() else { return None };
-    Some(pairs.iter().map(|[high, low]| high << 4 | low).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_that_is_no_text_comes_back_as_it_was() {
-        let mut task = Task {
-            at: Gva(8),
-            pid: 7,
-            tgid: 6,
-            ns_pid: Some(1),
-            uid: Some(1000),
-            context: Context::HardIrq,
-            comm: *b"a\xff\x1b\"b\0\0\0\0\0\0\0\0\0\0\0",
-        };
-        for comm in [task.comm, *b"fifteen bytes..\0", *b"sixteen bytes...", [0; COMM]] {
-            task.comm = comm;
-            let line = serde_json::to_string(&TaskLine::of(&task)).unwrap();
-            assert_eq!(serde_json::from_str::<TaskLine<'_>>(&line).unwrap().task(), task, "{line}");
-        }
-    }
 
     #[test]
     fn a_stack_without_end_is_cut() {
@@ -267,11 +183,5 @@ mod tests {
         );
         let (frames, end) = bounded(vec![0; 150_000], "bottom".to_owned());
         assert_eq!((frames.len(), end.as_str()), (MOST_FRAMES, "more frames than are kept"));
-    }
-
-    #[test]
-    fn hexadecimal_is_read_or_refused() {
-        assert_eq!(unhex(&hex(&[0, 0x7f, 0xff])), Some(vec![0, 0x7f, 0xff]));
-        assert_eq!((unhex("0"), unhex("0g"), unhex("é0")), (None, None, None));
     }
 }

@@ -7,11 +7,14 @@ mod bounded;
 mod filter;
 mod header;
 mod hit;
+mod hold;
+mod moment;
 mod outcome;
 mod probe;
 mod reader;
 mod splat;
 mod stack;
+mod task;
 mod value;
 
 pub(crate) use address::Address;
@@ -19,7 +22,11 @@ pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
-pub(crate) use outcome::{ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd};
+pub(crate) use hold::{GateEnd, HoldLine, StoodLine};
+pub(crate) use moment::Moment;
+pub(crate) use outcome::{
+    ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd, RunsLine,
+};
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use splat::{NamedFrame, SplatLine};

@@ -106,6 +106,26 @@ impl AddAssign for FunctionCount {
     }
 }
 
+/// How the runs of a command have ended that was run several times.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "runs")]
+pub(crate) struct RunsLine {
+    /// The exit codes, as a shell has them.
+    pub(crate) codes: Vec<u8>,
+}
+
+impl RunsLine {
+    /// Says how many have failed, if any has.
+    pub(crate) fn failed(&self) -> Option<String> {
+        let failed = self.codes.iter().filter(|code| **code != 0).count();
+        let (first, code) = (1..).zip(&self.codes).find(|(_, code)| **code != 0)?;
+        let all = self.codes.len();
+        Some(format!(
+            "{failed} of {all} runs of the command have failed: run {first} was the first, with {code}"
+        ))
+    }
+}
+
 /// The state of a probe that stands on a trap.
 pub(crate) const ARMED: &str = "armed";
 
@@ -127,4 +147,19 @@ pub(crate) struct End {
     pub(crate) armed_us: u64,
     /// And to be disarmed at its end.
     pub(crate) disarmed_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_runs_are_counted() {
+        let said = |codes: &[u8]| RunsLine { codes: codes.to_vec() }.failed();
+        assert_eq!((said(&[]), said(&[0, 0])), (None, None));
+        assert_eq!(
+            said(&[0, 3, 0, 139]).unwrap(),
+            "2 of 4 runs of the command have failed: run 2 was the first, with 3"
+        );
+    }
 }

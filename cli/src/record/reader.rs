@@ -4,8 +4,8 @@
 
 use super::header::FORMAT;
 use super::{
-    End, Entry, Filter, Function, Header, Histogram, HistogramEnd, Hit, HitLine, Prefix, Probe, ProbeEnd,
-    SplatLine,
+    End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine, Prefix,
+    Probe, ProbeEnd, RunsLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -57,6 +57,9 @@ pub(crate) enum Line {
     Function(Function),
     Prefix(Prefix),
     Splat(Box<SplatLine>),
+    Hold(Box<HoldLine>),
+    Gate(GateEnd),
+    Runs(RunsLine),
     End,
     /// Of a type that is not known.
     Unknown,
@@ -233,6 +236,12 @@ impl<R: BufRead> Reader<R> {
             "function" => Line::Function(serde_json::from_str(line).map_err(damaged)?),
             "prefix" => Line::Prefix(serde_json::from_str(line).map_err(damaged)?),
             "splat" => Line::Splat(serde_json::from_str(line).map_err(damaged)?),
+            "hold" => {
+                let hold: HoldLine = serde_json::from_str(line).map_err(damaged)?;
+                Line::Hold(Box::new(hold.bounded()))
+            }
+            "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
+            "runs" => Line::Runs(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
                 self.end = Some(serde_json::from_str(line).map_err(damaged)?);
                 Line::End
@@ -319,6 +328,9 @@ mod tests {
                 Line::Function(function) => written.push(serde_json::to_string(&function).unwrap()),
                 Line::Prefix(prefix) => written.push(serde_json::to_string(&prefix).unwrap()),
                 Line::Splat(splat) => written.push(serde_json::to_string(&splat).unwrap()),
+                Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
+                Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
+                Line::Runs(runs) => written.push(serde_json::to_string(&runs).unwrap()),
                 Line::Unknown => panic!("{}", reader.text()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),
             }
@@ -396,7 +408,8 @@ mod tests {
     #[test]
     fn an_entry_has_its_keys_by_their_names() {
         let hostile = example("json").replace("{\"comm\":\"head\"}", "null");
-        assert_eq!(read(hostile.as_bytes()).2.unwrap(), "its line 8 is damaged");
+        let line = 1 + hostile.lines().position(|line| line.contains("\"type\":\"entry\"")).unwrap();
+        assert_eq!(read(hostile.as_bytes()).2.unwrap(), format!("its line {line} is damaged"));
     }
 
     #[test]

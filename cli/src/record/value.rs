@@ -3,7 +3,7 @@
 
 use super::address;
 use super::bounded::MOST_OF_A_HIT;
-use super::hit::unhex;
+use super::task::unhex;
 use probe_engine::capture::names::{errno, errno_of};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::shown::DEEPEST;

@@ -28,6 +28,13 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                 });
                 text.hit(&mut out, (&hit.event, probe), fields, hit.stack.as_ref())?;
             }
+            Line::Hold(hold) => write!(out, "{hold}")?,
+            Line::Runs(runs) => {
+                if let Some(failed) = runs.failed() {
+                    writeln!(out, "{failed}")?;
+                }
+            }
+            Line::Gate(gate) => writeln!(out, "{gate}")?,
             Line::Function(function) => writeln!(out, "{}", FunctionText(&function))?,
             Line::Entry(entry) => {
                 text.finish(&mut out)?;

@@ -47,12 +47,15 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture, action, scope, once } = plan;
+        let ProbePlan { trigger, capture, action, scope, once, pace } = plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }
         if *once {
             return Err(Unsuited::Once);
+        }
+        if pace.is_some() {
+            return Err(Unsuited::Pace);
         }
         if probe >= COUNTERS {
             return Err(Unsuited::TooManyProbes);

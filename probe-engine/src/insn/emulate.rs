@@ -21,7 +21,7 @@ use crate::paging::Access;
 use crate::regs::rflags::{AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF};
 use crate::regs::{Register, Regs};
 use crate::virt_memory::VirtMemory;
-use iced_x86::{Instruction, Register as X86Register};
+use iced_x86::{Instruction, OpKind, Register as X86Register};
 
 /// Where `lahf` and `sahf` have the flags, and products of bytes their high half.
 const AH: RegisterPart = RegisterPart { register: Register::Rax, width: Width::Byte, high: true };
@@ -62,6 +62,8 @@ pub struct Emulation {
     action: EmulatedAction,
     /// Whether it has an operand of which the base of a segment is a part.
     has_base: bool,
+    /// Whether it has an operand in memory that is read or written.
+    has_memory: bool,
 }
 
 impl Emulation {
@@ -69,7 +71,16 @@ impl Emulation {
     /// emulate it.
     pub(super) fn new(instruction: &Instruction) -> Option<Self> {
         let has_base = matches!(instruction.segment_prefix(), X86Register::FS | X86Register::GS);
-        Some(Self { next: Gva(instruction.next_ip()), action: EmulatedAction::of(instruction)?, has_base })
+        let action = EmulatedAction::of(instruction)?;
+        let reaches = !matches!(action, EmulatedAction::Nothing | EmulatedAction::LoadAddress { .. });
+        let has_memory = reaches && instruction.op_kinds().any(|kind| kind == OpKind::Memory);
+        Some(Self { next: Gva(instruction.next_ip()), action, has_base, has_memory })
+    }
+
+    /// Whether the instruction reads or writes an operand in memory. What it pushes and pops is none.
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        self.has_memory
     }
 
     /// Whether the instruction has an operand of which the base of FS or GS is a part. The others ask for no base.

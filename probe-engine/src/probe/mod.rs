@@ -2,6 +2,7 @@
 
 pub mod jump_constraints;
 pub mod once;
+pub mod pace;
 pub mod place;
 pub mod plan;
 pub mod resolve;

@@ -5,6 +5,7 @@
 use crate::capture::Capture;
 use crate::capture::hist::Histogram;
 use crate::linux::scope::Scope;
+use crate::probe::pace::Pace;
 use serde::{Deserialize, Serialize};
 
 /// What a probe does.
@@ -20,6 +21,8 @@ pub struct ProbePlan {
     pub scope: Scope,
     /// Whether only the first hit counts. The text is restored then.
     pub once: bool,
+    /// What a hit that counts does to the order in which CPUs go on.
+    pub pace: Option<Pace>,
 }
 
 /// What a probe's hits are.
@@ -80,6 +83,12 @@ impl ProbePlan {
     #[must_use]
     pub fn recorded(self) -> Self {
         Self { action: Action::Record { stack: None }, ..self }
+    }
+
+    /// The same, of which each hit that counts does this to the order in which CPUs go on.
+    #[must_use]
+    pub fn paced(self, pace: Pace) -> Self {
+        Self { pace: Some(pace), ..self }
     }
 
     /// Whether returns are its hits.

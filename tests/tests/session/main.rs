@@ -15,6 +15,7 @@ mod faults;
 mod fire;
 mod groups;
 mod handlers;
+mod holds;
 mod reads;
 mod realtime;
 mod regions;

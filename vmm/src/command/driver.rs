@@ -1,10 +1,11 @@
 //! The outer end of a command in the guest.
 
+use super::repeat::Ends;
 use crate::devices::virtio::console::Port;
 use crate::host::conversation::{BeginError, Conversation, converse, greet};
 use crate::host::protocol::{Arg, Job, PORT_NAME, Program, ProtocolError};
 use crate::host::pump::Broken;
-use crate::host::{Ended, Streams};
+use crate::host::{Ended, Outlet, Streams};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
@@ -88,19 +89,51 @@ impl GuestCommand {
     /// [`GuestCommandError`].
     pub fn run(&self, words: Words, streams: Streams<'_>) -> Result<Ended, GuestCommandError> {
         let Words { program, args, env, folder } = words;
+        let args = args.into_iter().map(Arg::Text).collect();
+        self.converse((Program::Named(program), args), (env, folder), Vec::new(), streams)
+    }
+
+    /// Runs it so many `times`, one after the other, in the same guest. Gives the exit codes of the runs that have ended, as a
+    /// shell has them. What the command leaves running goes on until the last run has ended.
+    ///
+    /// # Errors
+    /// [`GuestCommandError`].
+    pub fn run_repeatedly(
+        &self,
+        words: Words,
+        times: u32,
+        streams: Streams<'_>,
+    ) -> Result<(Ended, Vec<u8>), GuestCommandError> {
+        let Words { program, args, env, folder } = words;
+        let ends = Ends::new(times);
+        let text = |word: &str| Arg::Text(word.into());
+        let own = [text("repeat"), text(&times.to_string()), Arg::Output(0), text("--"), Arg::Text(program)];
+        let args = own.into_iter().chain(args.into_iter().map(Arg::Text)).collect();
+        let outputs = vec![Outlet::plain(ends.clone())];
+        let ended = self.converse((Program::ThisBinary, args), (env, folder), outputs, streams)?;
+        Ok((ended, ends.codes()))
+    }
+
+    fn converse(
+        &self,
+        (program, args): (Program, Vec<Arg>),
+        (env, folder): (Vec<(OsString, OsString)>, PathBuf),
+        outputs: Vec<Outlet>,
+        streams: Streams<'_>,
+    ) -> Result<Ended, GuestCommandError> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let job = Job {
-            program: Program::Named(program),
-            args: args.into_iter().map(Arg::Text).collect(),
+            program,
+            args,
             env: env.into_iter().map(|(name, value)| (name, Arg::Text(value))).collect(),
             folder: Some(folder),
             files: Vec::new(),
-            outputs: 0,
+            outputs: outputs.len(),
             terminal: streams.terminal,
             time,
             seed: None,
         };
-        let Conversation { end, was_asked, lost, .. } = converse(&self.control, job, Vec::new(), streams)?;
+        let Conversation { end, was_asked, lost, .. } = converse(&self.control, job, outputs, streams)?;
         Ok(Ended { exit: end.map_err(why)?, was_asked, lost })
     }
 }

@@ -5,6 +5,8 @@
 //! the other end of that port ([`GuestCommand`]).
 
 mod driver;
+mod repeat;
 
 pub use crate::host::agent::{Mount, PLAN, Plan};
 pub use driver::{GuestCommand, GuestCommandError, Words};
+pub use repeat::repeat;

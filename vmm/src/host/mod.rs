@@ -32,7 +32,7 @@ mod qemu;
 mod qmp;
 mod signals;
 mod snapshot;
-mod spawn;
+pub(crate) mod spawn;
 
 pub use crate::terminal::{CommandTerminal, RawMode, WindowSize, is_one_terminal};
 pub use command::{Escape, HostCommand, Outlet, Streams};

@@ -47,26 +47,45 @@ pub(super) fn bound_to_us(
     command.spawn()
 }
 
+/// Starts `command` with names of the system of its own, where the kernel has such: what the kernel does for it and its children
+/// is known by that ([`Scope::Command`](probe_engine::linux::scope::Scope)).
+///
+/// # Errors
+/// That of the system call that failed.
+pub(crate) fn told_apart(mut command: Command) -> io::Result<Child> {
+    // SAFETY: the closure makes only a system call; it takes no lock and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            unshare_names();
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// Gives this process, which has one thread, names of the system of its own.
+fn unshare_names() {
+    // SAFETY: the child that was forked has one thread, and shares nothing that this changes.
+    let _ = unsafe { libc::unshare(libc::CLONE_NEWUTS) };
+}
+
 /// Starts `command` as the leader of a session of its own, with `terminal`, if there is one, as its controlling
-/// terminal. Its process group has its process id. One that is `told_apart` has names of the system of its own, where the
-/// kernel has such: what the kernel does for it and its children is known by that
-/// ([`Scope::Command`](probe_engine::linux::scope::Scope)).
+/// terminal. Its process group has its process id. One that is to be `apart` is [told apart](told_apart).
 ///
 /// # Errors
 /// That of the system call that failed.
 pub(super) fn in_own_session(
     mut command: Command,
     terminal: Option<OwnedFd>,
-    told_apart: bool,
+    apart: bool,
 ) -> io::Result<Child> {
     let prepare = move || {
         setsid()?;
         if let Some(terminal) = &terminal {
             ioctl_tiocsctty(terminal.as_fd())?;
         }
-        if told_apart {
-            // SAFETY: the child that was forked has one thread, and shares nothing that this changes.
-            let _ = unsafe { libc::unshare(libc::CLONE_NEWUTS) };
+        if apart {
+            unshare_names();
         }
         Ok(())
     };

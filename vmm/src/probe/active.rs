@@ -1,17 +1,22 @@
 //! A registered probe as vCPU threads see it.
 
+use super::command::Waiting;
 use super::{
     Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, WatchHandler,
 };
+use crate::gate::Gate;
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
+use probe_engine::linux::task::Task;
+use probe_engine::probe::pace::Delay;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What is attached to a site.
 pub struct Active {
@@ -28,6 +33,17 @@ pub struct Active {
     misses: [AtomicU64; 3],
     /// How many passes were not in its scope.
     outside: AtomicU64,
+    pacing: Option<Pacing>,
+}
+
+/// What its hits do to the order in which vCPUs go on.
+pub(crate) enum Pacing {
+    /// They are held at this gate, so long at most.
+    Hold(Arc<Gate>, Duration),
+    /// They open it.
+    Open(Arc<Gate>),
+    /// They wait, each for its time; so many have.
+    Delay(Delay, AtomicU64),
 }
 
 /// The user's handlers, and what belongs to each kind of probe.
@@ -105,6 +121,36 @@ impl Active {
             retired: AtomicBool::new(false),
             misses: [const { AtomicU64::new(0) }; 3],
             outside: AtomicU64::new(0),
+            pacing: None,
+        }
+    }
+
+    /// The same, whose hits do this to the order in which vCPUs go on.
+    pub(crate) fn paced(self, pacing: Option<Pacing>) -> Self {
+        Self { pacing, ..self }
+    }
+
+    /// Whether a hit may have to wait in front of its instruction.
+    pub(crate) fn stands(&self) -> bool {
+        let waits = matches!(self.pacing, Some(Pacing::Hold(..) | Pacing::Delay(..)));
+        waits && matches!(self.kind, Kind::Instruction(_))
+    }
+
+    /// `vcpu` has taken a hit that counts, in `task`: who is held for it goes on, or it is to wait itself.
+    pub(crate) fn pace(&self, vcpu: usize, task: Option<Task>, requests: &mut Vec<HandlerRequest>) {
+        match &self.pacing {
+            None => {}
+            Some(Pacing::Open(gate)) => gate.open(vcpu),
+            Some(Pacing::Hold(gate, within)) => {
+                let (gate, within, probe) = (gate.clone(), *within, self.id);
+                requests.push(HandlerRequest::Stand(Waiting::Gate { gate, within, probe, task }));
+            }
+            Some(Pacing::Delay(delay, hits)) => {
+                let time = delay.of(self.id, hits.fetch_add(1, Ordering::Relaxed));
+                if !time.is_zero() {
+                    requests.push(HandlerRequest::Stand(Waiting::Time(time)));
+                }
+            }
         }
     }
 

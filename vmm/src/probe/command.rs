@@ -1,7 +1,11 @@
 //! What can be done with a session's probes while its guest runs.
 
 use super::Probe;
+use crate::gate::{Gate, HeldVcpu};
+use probe_engine::linux::task::Task;
 use probe_engine::probe::table::ProbeId;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What can be done with a session's probes, each in one stop of the guest at most.
 pub enum Command {
@@ -29,8 +33,26 @@ pub(crate) enum HandlerRequest {
     Soon(Command),
     /// Before the vCPU goes on.
     Wait(Command),
+    /// The vCPU is to stand still before it goes on.
+    Stand(Waiting),
+    /// The vCPU was held, and another one has opened its gate.
+    Held(HeldVcpu),
     /// A trap that is for nothing from now on is to be taken out some time.
     Spent,
     /// A handler panicked, with these words: its probe is to be disabled.
     Broken(ProbeId, String),
+}
+
+/// For what a vCPU stands still.
+pub(crate) enum Waiting {
+    /// Until a gate is opened, or so long.
+    Gate {
+        gate: Arc<Gate>,
+        within: Duration,
+        /// The probe that holds it, and the task that ran.
+        probe: ProbeId,
+        task: Option<Task>,
+    },
+    /// So long.
+    Time(Duration),
 }

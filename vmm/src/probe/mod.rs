@@ -29,9 +29,9 @@ mod hit;
 mod member;
 
 pub use active::{Active, NoDetour};
-pub(crate) use active::{Kind, Miss, Watching};
+pub(crate) use active::{Kind, Miss, Pacing, Watching};
 pub use command::Command;
-pub(crate) use command::HandlerRequest;
+pub(crate) use command::{HandlerRequest, Waiting};
 pub(crate) use handlers::{Data, Handler};
 pub use handlers::{Entered, Handled, Handlers, InstructionHandlers, ReturnHandlers, WatchHandler};
 pub(crate) use hit::HitContext;
@@ -41,6 +41,7 @@ pub use member::{Member, MemberError};
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
 use probe_engine::linux::scope::Scope;
+use probe_engine::probe::pace::Pace;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::request::{DefinitionError, trigger_of};
@@ -189,6 +190,13 @@ impl<H> Probe<H> {
     /// Is registered, but armed only when it gets enabled. A watch needs its debug register all the same.
     pub fn disabled(mut self) -> Self {
         self.enabled = false;
+        self
+    }
+
+    /// Each hit that counts makes its CPU wait, or lets one go on that waits: see [`Pace`]. A watch and a one-shot probe do
+    /// neither.
+    pub fn paced(mut self, pace: Pace) -> Self {
+        self.plan.pace = Some(pace);
         self
     }
 

@@ -53,6 +53,10 @@ impl Control<'_> {
                         }
                     }
                 }
+                Cause::TimedOut(held) => {
+                    let stands = self.stands(&parked.positions(), &tables);
+                    self.note_held(held, stands);
+                }
             }
             parked.release(vcpu);
         }
@@ -66,7 +70,9 @@ impl Control<'_> {
                 HandlerRequest::Broken(probe, words) => {
                     self.registry.set_state(probe, ProbeState::Broken(words));
                 }
-                HandlerRequest::Spent => {}
+                HandlerRequest::Held(held) => self.note_held(held, Vec::new()),
+                // The vCPU itself has seen to these.
+                HandlerRequest::Spent | HandlerRequest::Stand(_) => {}
             }
         }
         let mut answers = Vec::new();

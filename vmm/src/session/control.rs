@@ -8,7 +8,7 @@ use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
-use super::report::{Death, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
+use super::report::{Death, Held, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
@@ -24,7 +24,7 @@ use crate::probe::HandlerRequest;
 use crate::signals::Signals;
 use crate::stack::{FRAMES, Stack};
 use crate::trap::Delivery;
-use crate::vcpu::{End, Vcpu, World};
+use crate::vcpu::{End, Vcpu, VcpuTables, World};
 use crate::world::VcpuPosition;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use probe_engine::linux::landmarks::Landmarks;
@@ -127,6 +127,8 @@ pub(super) struct Control<'a> {
     pub(super) lost: HashMap<ProbeId, u64>,
     pub(super) unregistered: Unregistered,
     pub(super) refused: Refused,
+    /// CPUs that were held, and what the sink has not been told.
+    pub(super) held: Vec<Held>,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -189,6 +191,7 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
+        self.hand_on_held();
         // What the console shows without an end is shown.
         self.devices.console.flush();
         let splats = self.log.finish(self.arming.running(), &self.ram);
@@ -211,6 +214,7 @@ impl Control<'_> {
             unregistered,
             refused,
             unread: self.ledger.unread().to_vec(),
+            gates: self.registry.gates(),
             waits: self.reader.waits(),
             log_lost: self.log.lost(),
             ran,
@@ -269,21 +273,26 @@ impl Control<'_> {
         if !is_over && !is_halted {
             return;
         }
-        // What is in its memory changes no more than a stack that is walked allows for.
+        let stands = self.stands(&stands, &tables);
+        if is_over {
+            self.outcome = Some(Outcome::TimedOut(stands));
+        } else {
+            self.outcome = Some(Outcome::Died(Death::Halted(stands)));
+        }
+    }
+
+    /// Where the vCPUs stood at `positions`. What is in the guest's memory changes no more than a stack that is walked allows
+    /// for.
+    pub(super) fn stands(&self, positions: &[VcpuPosition], tables: &VcpuTables) -> Vec<Stood> {
         let stack = |(regs, space)| {
-            Stack::at((&tables.kernel, &*tables), &VirtMemory::new(&*self.ram, space), &regs, FRAMES)
+            Stack::at((&tables.kernel, tables), &VirtMemory::new(&*self.ram, space), &regs, FRAMES)
         };
         let stood = |stand: &VcpuPosition| Stood {
             rip: stand.rip,
             is_halted: stand.is_halted,
             stack: stand.at.and_then(stack),
         };
-        let stands = stands.iter().map(stood).collect();
-        if is_over {
-            self.outcome = Some(Outcome::TimedOut(stands));
-        } else {
-            self.outcome = Some(Outcome::Died(Death::Halted(stands)));
-        }
+        positions.iter().map(stood).collect()
     }
 
     fn vcpu_ended(&mut self, end: End) {
@@ -327,6 +336,7 @@ impl Control<'_> {
         {
             self.hand_on(&events);
         }
+        self.hand_on_held();
         if self.patience.begin_anew() {
             self.world.thaw();
         }

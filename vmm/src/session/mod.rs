@@ -29,6 +29,7 @@ mod attend;
 mod control;
 mod detours;
 mod handle;
+mod held;
 mod hooks;
 mod instance_exhaustion;
 mod kept_console;
@@ -52,11 +53,13 @@ mod stop;
 mod text;
 mod watches;
 
+pub use crate::gate::{GateReport, LONGEST_WAIT};
 pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use report::{
-    Death, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood, Unread, Unregistered,
+    Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood,
+    Unread, Unregistered,
 };
 pub use resolver::RegisterError;
 pub use stage::StageError;
@@ -135,6 +138,10 @@ pub trait Sink {
     /// reports. All events from before were handed on, and
     /// no CPU of the guest runs at this moment.
     fn about_to_report(&mut self) {}
+    /// A CPU that was [held](probe_engine::probe::pace::Pace::Hold) goes on. The events of the hits before have been handed on.
+    fn held(&mut self, held: &Held) {
+        let _ = held;
+    }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
@@ -359,6 +366,7 @@ impl Session<'_> {
             lost: HashMap::new(),
             unregistered: Unregistered::default(),
             refused: Refused::default(),
+            held: Vec::new(),
             wake,
             messages,
             requests,

@@ -7,9 +7,11 @@ use super::reasons::OnTrap;
 use super::report::{ProbeReport, ProbeState};
 use super::resolver::{RegisterError, ResolvedProbe, Resolver};
 use crate::events::{MAX_PROBES, Reader};
-use crate::probe::{Active, Handlers, Kind, Probe, Watching};
+use crate::gate::{Gate, GateReport, LONGEST_WAIT};
+use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
+use probe_engine::probe::pace::{Delay, GateId, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
@@ -17,6 +19,7 @@ use probe_engine::probe::table::ProbeId;
 use rows::Rows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 pub(super) use entry::RegisteredProbe;
 
@@ -32,6 +35,8 @@ pub(super) struct Registry {
     /// The plan of each probe that there was, by its number.
     plans: Vec<Arc<ProbePlan>>,
     rows: Rows,
+    /// Where vCPUs are held.
+    gates: BTreeMap<GateId, Arc<Gate>>,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
 }
@@ -47,8 +52,14 @@ impl Registry {
             armed: true,
             plans: Vec::new(),
             rows: Rows::new(trampolines),
+            gates: BTreeMap::new(),
             leaving: Vec::new(),
         }
+    }
+
+    /// What the gates came to, by their numbers.
+    pub(super) fn gates(&self) -> Vec<GateReport> {
+        self.gates.values().map(|gate| gate.report()).collect()
     }
 
     /// Registers all of `probes` or none.
@@ -69,6 +80,9 @@ impl Registry {
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
         let ResolvedProbe { place, plan, handlers, enabled } = self.resolver.resolve(probe)?;
+        if plan.pace.is_some() && (plan.once || matches!(place, Place::Watch(_))) {
+            return Err(RegisterError::Unpaced(place.name()));
+        }
         let number = self.plans.len();
         let id = ProbeId(
             u32::try_from(number).ok().filter(|_| number < MAX_PROBES).ok_or(RegisterError::TooMany)?,
@@ -100,7 +114,8 @@ impl Registry {
         };
         let plan = Arc::new(plan);
         self.plans.push(plan.clone());
-        let active = Arc::new(Active::new(id, plan, kind));
+        let pacing = plan.pace.map(|pace| self.pacing(pace));
+        let active = Arc::new(Active::new(id, plan, kind).paced(pacing));
         let info = match &place {
             Place::Kernel { info, .. } => Some(info.clone()),
             Place::Module { .. } | Place::Watch(_) => None,
@@ -122,6 +137,19 @@ impl Registry {
             },
         );
         Ok(id)
+    }
+
+    /// The same as `pace`, with the gate that it names.
+    fn pacing(&mut self, pace: Pace) -> Pacing {
+        let mut gate = |id| self.gates.entry(id).or_insert_with(|| Arc::new(Gate::new(id))).clone();
+        match pace {
+            Pace::Hold { gate: id, within } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT)),
+            Pace::Open { gate: id } => Pacing::Open(gate(id)),
+            Pace::Delay(delay) => {
+                let most = delay.most.min(LONGEST_WAIT);
+                Pacing::Delay(Delay { most, ..delay }, AtomicU64::new(0))
+            }
+        }
     }
 
     /// The plans of all probes that there were, by their numbers.

@@ -1,8 +1,11 @@
 //! What a run came to.
 
+use crate::gate::GateReport;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
+use probe_engine::linux::task::Task;
+use probe_engine::probe::pace::GateId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use std::fmt;
@@ -22,6 +25,8 @@ pub struct Report {
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
+    /// What the gates came to at which CPUs were [held](probe_engine::probe::pace::Pace::Hold).
+    pub gates: Vec<GateReport>,
     /// Modules whose tables could not be read: stacks through them were guessed.
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.
@@ -217,6 +222,39 @@ pub struct Stood {
     pub is_halted: bool,
     /// Who had called, where the kernel's stacks can be walked.
     pub stack: Option<Stack>,
+}
+
+/// A CPU that was held went on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Where it was held.
+    pub gate: GateId,
+    /// The probe that held it.
+    pub probe: ProbeId,
+    /// The CPU.
+    pub vcpu: usize,
+    /// The task that ran, if it can be told.
+    pub task: Option<Task>,
+    /// Since when: nanoseconds since the guest was started.
+    pub nanos: u64,
+    /// The same by the guest's own clock, as [`Event::guest_nanos`](crate::events::Event::guest_nanos).
+    pub guest_nanos: Option<u64>,
+    /// For how long, in nanoseconds.
+    pub waited: u64,
+    /// Why it went on.
+    pub end: HoldEnd,
+}
+
+/// Why a CPU that was held went on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HoldEnd {
+    /// This CPU has opened the gate.
+    Opened {
+        /// Its number.
+        by: usize,
+    },
+    /// Its time was over. Where each CPU stood then.
+    TimedOut(Vec<Stood>),
 }
 
 /// How a guest dies.

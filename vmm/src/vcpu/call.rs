@@ -96,7 +96,8 @@ impl Vcpu {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
             let context = tables.context(&memory, self.id, (ticks, clock), area);
-            let task = if owner.plan.reads() { context.task() } else { None };
+            let has_task = owner.plan.reads() || owner.plan.pace.is_some();
+            let task = if has_task { context.task() } else { None };
             let scene = context.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(&owner.plan.capture, &scene);
             if counts {
@@ -110,6 +111,9 @@ impl Vcpu {
                 hit.captured = Some((&owner.plan.capture, self.recorder.captured()));
                 owner.call(&mut hit, |hit| handler(hit, data.map(|data| *data)));
                 regs = hit.regs;
+            }
+            if counts {
+                owner.pace(self.id, task, &mut requests);
             }
         }
         if regs.rip == caller.0 {

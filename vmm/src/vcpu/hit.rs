@@ -12,6 +12,7 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
@@ -72,8 +73,9 @@ impl Vcpu {
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
         let context = tables.context(&memory, self.id, (ticks, clock), area);
-        let is_recorded = site.probes.iter().any(|attached| attached.probe.plan.reads());
-        let task = if is_recorded { context.task() } else { None };
+        let has_task = |plan: &ProbePlan| plan.reads() || plan.pace.is_some();
+        let is_told = site.probes.iter().any(|attached| has_task(&attached.probe.plan));
+        let task = if is_told { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new =
             |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
@@ -101,6 +103,7 @@ impl Vcpu {
                         probe.pre(&mut hit);
                         regs = hit.regs;
                     }
+                    probe.pace(self.id, task, &mut requests);
                 }
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool) if regs.rip == at.0 => {
@@ -234,19 +237,24 @@ impl Vcpu {
         if requests.is_empty() {
             return flow;
         }
-        let mut held = Vec::new();
+        let (mut commands, mut waiting) = (Vec::new(), Vec::new());
         for request in requests {
             match request {
-                HandlerRequest::Wait(command) => held.push(command),
+                HandlerRequest::Wait(command) => commands.push(command),
+                HandlerRequest::Stand(wait) => waiting.push(wait),
                 other => self.mailbox.deliver(other),
             }
         }
-        match flow {
-            Flow::Run if !held.is_empty() => {
+        let flow = match flow {
+            Flow::Run if !commands.is_empty() => {
                 let regs = self.kvm.regs();
-                self.hold(Cause::Commands(held), regs, tables)
+                self.hold(Cause::Commands(commands), regs, tables)
             }
             flow => flow,
+        };
+        match flow {
+            Flow::Run => self.wait_for(waiting, tables),
+            Flow::End => Flow::End,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod breakpoint;
 mod call;
 mod fault;
+mod held;
 mod hit;
 mod mailbox;
 mod note;

@@ -1,6 +1,7 @@
 //! What vCPUs go by between two stops, and for what they stop by themselves.
 
 use crate::clock::Clock;
+use crate::gate::HeldVcpu;
 use crate::kernel_view::KernelView;
 use crate::kvm::{Breakpoints, Shared};
 use crate::memory::GuestRam;
@@ -59,6 +60,8 @@ pub enum Cause {
     Device,
     /// What a handler wants to have done before the vCPU goes on.
     Commands(Vec<Command>),
+    /// It was held, and nobody has opened its gate in time.
+    TimedOut(HeldVcpu),
 }
 
 /// Calls that detours follow.

@@ -97,9 +97,9 @@ impl StopState {
     }
 
     /// See [`World::pause`](super::World::pause), and for one that `waits` [`World::wait`](super::World::wait).
-    pub(super) fn pause(&self, id: usize, rip: Gva, time: Duration, waits: bool) -> Resumed {
+    pub(super) fn pause(&self, id: usize, position: VcpuPosition, time: Duration, waits: bool) -> Resumed {
         let mut state = self.lock();
-        state.is_at(id, VcpuPosition { rip, ..VcpuPosition::default() });
+        state.is_at(id, position);
         state.becomes(id, if waits { VcpuState::Waits } else { VcpuState::Parked });
         self.changed.notify_all();
         // What began before the pause is not announced again. Others who begin theirs do not end it.

@@ -83,7 +83,13 @@ impl Shown {
                     self.splats.push(splat.to_string());
                 }
             }
-            Line::Registered | Line::Prefix(_) | Line::End | Line::Unknown => {}
+            Line::Registered
+            | Line::Prefix(_)
+            | Line::Hold(_)
+            | Line::Gate(_)
+            | Line::Runs(_)
+            | Line::End
+            | Line::Unknown => {}
             Line::Hit(hit) => {
                 self.hits += 1;
                 let probe = recording.probe(hit.event.probe.0);

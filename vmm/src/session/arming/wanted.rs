@@ -126,7 +126,12 @@ impl Arming {
                 && entry.active.pool().is_none()
                 && !self.sites.accesses_device(at);
             match can.then(|| text.plan(&function, at, false)) {
-                Some(Ok(StepPlan::Emulate(_))) => Placement::At { at, function, anchor, is_early: true },
+                // There is no room for copies yet.
+                Some(Ok(StepPlan::Emulate(emulation)))
+                    if !(entry.active.stands() && emulation.has_memory()) =>
+                {
+                    Placement::At { at, function, anchor, is_early: true }
+                }
                 _ => Placement::Not(ProbeState::Waiting),
             }
         };

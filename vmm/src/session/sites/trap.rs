@@ -54,12 +54,14 @@ impl Sites {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         let only_copy = self.accesses_device(at);
+        // A vCPU that stands at the site has not touched memory yet.
+        let stands = probes.iter().any(|p| p.probe.stands());
         if probes.iter().filter(|p| p.probe.plan.records()).count() > RING {
             return Err(NoTrap::TooMany);
         }
         if let Some(trap) = self.trap(at) {
             let stays = match &trap.step {
-                StepMethod::Emulate(_) => !only_copy,
+                StepMethod::Emulate(emulation) => !(only_copy || stands && emulation.has_memory()),
                 StepMethod::Copy(_) => trap.traps_again == has_post,
                 StepMethod::PutBack(once) => is_once && !once.is_done(),
             };
@@ -73,7 +75,11 @@ impl Sites {
         let plan = if is_once && probes.iter().all(|p| p.anchor == Anchor::Nop) {
             None
         } else {
-            Some(guest.text().plan(&wanted.function, at, only_copy)?)
+            let plan = |only_copy| guest.text().plan(&wanted.function, at, only_copy);
+            Some(match plan(only_copy)? {
+                StepPlan::Emulate(emulation) if stands && emulation.has_memory() => plan(true)?,
+                plan => plan,
+            })
         };
         let (step, slot) = match plan.filter(|_| !is_once) {
             None => (None, None),

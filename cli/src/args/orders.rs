@@ -1,0 +1,105 @@
+//! Orders that are forced on the guest's CPUs.
+
+use super::heading;
+use clap::Args;
+use probe_engine::probe::pace::Delay;
+use std::time::Duration;
+use vmm::session::LONGEST_WAIT;
+
+/// An order that is forced on the guest's CPUs
+#[derive(Args, Default)]
+#[command(next_help_heading = heading::PROBES)]
+pub(crate) struct Orders {
+    /// Hold a CPU that comes here until another one comes to --until
+    ///
+    /// May be repeated. A place, a pattern or a definition, as for --probe; a filter says which hits are held: 'do_exit if comm == "a"'. The CPU
+    /// stands still in front of the instruction, or behind a return (%return), with interrupts and all. It goes on when another CPU comes
+    /// to the place of the --until that stands at the same position on the command line, or when its time is over (--within). One
+    /// CPU is held at a time; others pass.
+    ///
+    /// Each time, a line says which of the two it was, and when nobody came, where each CPU stood: the other one may need what
+    /// the one that is held has, a lock or its answer to an interrupt. What all came to follows at the end. A run in which the
+    /// order was never reached ends with exit code 122.
+    #[arg(
+        long = "hold",
+        value_name = "DEF",
+        requires = "untils",
+        conflicts_with_all = ["target", "once"],
+        hide_short_help = true
+    )]
+    pub(crate) holds: Vec<String>,
+    /// Where another CPU has to come before the one at --hold goes on
+    #[arg(
+        long = "until",
+        value_name = "DEF",
+        requires = "holds",
+        conflicts_with = "target",
+        hide_short_help = true
+    )]
+    pub(crate) untils: Vec<String>,
+    /// How long a CPU is held at most: 500us, 20ms, 2s; 5s is the longest
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = within, hide_short_help = true)]
+    pub(crate) within: Duration,
+    /// What `vmm shake` asks for.
+    #[arg(skip)]
+    pub(crate) shaken: Option<Shaken>,
+}
+
+/// Places where CPUs are delayed.
+pub(crate) struct Shaken {
+    pub(crate) places: Vec<String>,
+    pub(crate) delay: Delay,
+    /// Whether the seed was not asked for.
+    pub(crate) is_random: bool,
+}
+
+/// A time of at most [`LONGEST_WAIT`].
+pub(super) fn within(text: &str) -> Result<Duration, TimeError> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| TimeError::Form)?;
+    let nanos = match unit {
+        "us" => number.checked_mul(1_000),
+        "ms" => number.checked_mul(1_000_000),
+        "s" => number.checked_mul(1_000_000_000),
+        _ => return Err(TimeError::Form),
+    };
+    let time = Duration::from_nanos(nanos.ok_or(TimeError::Long)?);
+    if time.is_zero() {
+        return Err(TimeError::Zero);
+    }
+    if time > LONGEST_WAIT { Err(TimeError::Long) } else { Ok(time) }
+}
+
+/// Why a time is none.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TimeError {
+    #[error("write a number and us, ms or s, as in 20ms")]
+    Form,
+    #[error("no CPU is held for no time")]
+    Zero,
+    #[error(
+        "a CPU is held for {} s at most: a kernel takes one for dead that does nothing for long",
+        LONGEST_WAIT.as_secs()
+    )]
+    Long,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_number_and_a_unit() {
+        assert_eq!(within("500us"), Ok(Duration::from_micros(500)));
+        assert_eq!(within("20ms"), Ok(Duration::from_millis(20)));
+        assert_eq!(within("5s"), Ok(Duration::from_secs(5)));
+        for text in ["", "5", "s", "-1s", "1 s", "1.5s", "5m", "٣s"] {
+            assert_eq!(within(text), Err(TimeError::Form), "{text}");
+        }
+        assert_eq!(within("0ms"), Err(TimeError::Zero));
+        for text in ["6s", "5001ms", "18446744073709551615s"] {
+            assert_eq!(within(text), Err(TimeError::Long), "{text}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Orders that are forced, as the user calls them.
+
+use super::names::GuestNames;
+use crate::record::{Address, GateEnd, HoldLine, StoodLine};
+use probe_engine::probe::pace::{GateId, Pace};
+use probe_engine::request::ProbeRequest;
+use std::collections::BTreeMap;
+use vmm::session::{GateReport, Held, HoldEnd, Stood};
+
+/// What the user calls the two ends of each gate.
+pub(super) struct GateNames(BTreeMap<GateId, Ends>);
+
+/// Where a CPU is held, and where another one has to come.
+#[derive(Clone, Default)]
+struct Ends {
+    hold: String,
+    until: String,
+}
+
+impl GateNames {
+    /// Those of the gates that `probes` name.
+    pub(super) fn of(probes: &[ProbeRequest]) -> Self {
+        let mut gates = BTreeMap::<GateId, Ends>::new();
+        for asked in probes {
+            let name = || asked.pattern.clone().unwrap_or_else(|| asked.name());
+            match asked.plan.pace {
+                Some(Pace::Hold { gate, .. }) => gates.entry(gate).or_default().hold = name(),
+                Some(Pace::Open { gate }) => gates.entry(gate).or_default().until = name(),
+                Some(Pace::Delay(_)) | None => {}
+            }
+        }
+        Self(gates)
+    }
+
+    fn ends(&self, gate: GateId) -> Ends {
+        self.0.get(&gate).cloned().unwrap_or_default()
+    }
+
+    /// The line of a CPU that was held.
+    pub(super) fn line(&self, held: &Held, names: &GuestNames) -> HoldLine {
+        let Ends { hold, until } = self.ends(held.gate);
+        let stood = |Stood { rip, is_halted, stack }: &Stood| {
+            let stack = stack.as_ref().and_then(|stack| names.stack(stack));
+            StoodLine::new(Address(rip.0), names.symbol(*rip), *is_halted, stack)
+        };
+        let (by, cpus) = match &held.end {
+            HoldEnd::Opened { by } => (u32::try_from(*by).ok(), Vec::new()),
+            HoldEnd::TimedOut(stands) => (None, stands.iter().map(stood).collect()),
+        };
+        HoldLine {
+            time_ns: held.nanos,
+            guest_ns: held.guest_nanos,
+            vcpu: held.vcpu as u32,
+            task: held.task,
+            hold,
+            until,
+            waited_ns: held.waited,
+            by,
+            cpus,
+        }
+    }
+
+    /// What a gate came to.
+    pub(super) fn end(&self, gate: &GateReport) -> GateEnd {
+        let Ends { hold, until } = self.ends(gate.gate);
+        let GateReport { reached, timed_out, unfinished, passed, .. } = *gate;
+        GateEnd { hold, until, reached, timed_out, unfinished, passed }
+    }
+}
