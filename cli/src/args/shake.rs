@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[command(after_long_help = "\
 Examples:
   vmm shake 'pipe_*' --seed 7 --cpus 2 -- sh -c 'cat /etc/passwd | head -n 1'
-  vmm shake 'do_exit' 'wait_task_zombie' --most 5ms --cpus 2 -- sh -c 'true & true & wait'")]
+  vmm shake do_exit do_wait --most 5ms --cpus 2 -- sh -c 'true & true & wait'")]
 pub(crate) struct Shake {
     /// A place, pattern or definition, as for `vmm run --probe`
     #[arg(value_name = "PATTERN", required = true, help_heading = heading::PROBES)]
