@@ -8,6 +8,7 @@ use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
+use probe_engine::linux::btf::Btf;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::pace::{GateId, Pace};
@@ -19,9 +20,25 @@ use probe_engine::request::{
     DefinitionError, Definitions, Found, ProbeRequest, Style, Traced, TracedError, traced_functions,
 };
 
+/// What definitions are looked up in. The types are read once for all of them.
+#[derive(Clone, Copy)]
+struct Known<'a, 'd> {
+    kernel: &'a Kernel,
+    btf: Option<&'a Btf<'a>>,
+    debug: &'a DebugInfo<'d>,
+}
+
+impl<'a, 'd> Known<'a, 'd> {
+    fn definitions(self, expand: Expand) -> Definitions<'a, 'd> {
+        Definitions::of(self.kernel, self.btf, self.debug, expand)
+    }
+}
+
 /// Finds all that was asked for in `kernel`, lines and variables by `debug`.
 pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
-    let mut found = defined(run, kernel, debug)?;
+    let btf = kernel.btf().ok();
+    let known = Known { kernel, btf: btf.as_ref(), debug };
+    let mut found = defined(run, known)?;
     if found.changed > 0 {
         note(format_args!(
             "the compiler has changed the parameters of {} of these functions (.isra, .constprop or .part in \
@@ -42,10 +59,10 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         found.probes.push(ProbeRequest::plain(Place::Watch(watch), Trigger::Access));
     }
     for gate in 0..run.orders.holds.len().max(run.orders.untils.len()) {
-        found.probes.extend(ordered(run, gate, kernel, debug)?);
+        found.probes.extend(ordered(run, gate, known)?);
     }
     if let Some(places) = &run.orders.shaken {
-        found.probes.extend(shaken(places, kernel, debug)?);
+        found.probes.extend(shaken(places, known)?);
     }
     if found.probes.is_empty() {
         let options = [("--stack", run.probes.stack.is_some()), ("--once", run.probes.once)];
@@ -61,7 +78,7 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
 }
 
 /// The probes of gate number `gate`, which a --hold and its --until make.
-fn ordered(run: &Run, gate: usize, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Vec<ProbeRequest>> {
+fn ordered(run: &Run, gate: usize, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
     let Orders { holds, untils, within, .. } = &run.orders;
     let id = GateId(u32::try_from(gate).context("too many orders")?);
     let (Some(hold), Some(until)) = (holds.get(gate), untils.get(gate)) else {
@@ -71,20 +88,14 @@ fn ordered(run: &Run, gate: usize, kernel: &Kernel, debug: &DebugInfo<'_>) -> Re
             untils.len()
         );
     };
-    let held = paced(("--hold", hold), Pace::Hold { gate: id, within: *within }, kernel, debug)?;
-    let open = paced(("--until", until), Pace::Open { gate: id }, kernel, debug)?;
+    let held = paced(("--hold", hold), Pace::Hold { gate: id, within: *within }, known)?;
+    let open = paced(("--until", until), Pace::Open { gate: id }, known)?;
     Ok(held.into_iter().chain(open).collect())
 }
 
 /// The probes that `text` means, which the option `name` has, with hits that do `pace`.
-fn paced(
-    (name, text): (&str, &str),
-    pace: Pace,
-    kernel: &Kernel,
-    debug: &DebugInfo<'_>,
-) -> Result<Vec<ProbeRequest>> {
-    let btf = kernel.btf().ok();
-    let mut definitions = Definitions::of(kernel, btf.as_ref(), debug, Expand::Small);
+fn paced((name, text): (&str, &str), pace: Pace, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let mut definitions = known.definitions(Expand::Small);
     let written = Written { text, name, line: 1 };
     definitions.read(text).map_err(|error| said(error, &written, &written))?;
     let Found { probes, .. } = definitions.finish();
@@ -96,10 +107,10 @@ fn paced(
 }
 
 /// Places where CPUs are delayed.
-fn shaken(shaken: &Shaken, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Vec<ProbeRequest>> {
+fn shaken(shaken: &Shaken, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
     let mut probes = Vec::new();
     for text in &shaken.places {
-        for mut probe in paced(("the pattern", text), Pace::Delay(shaken.delay), kernel, debug)? {
+        for mut probe in paced(("the pattern", text), Pace::Delay(shaken.delay), known)? {
             if probe.counted.is_none() {
                 probe.plan.action = Action::Count;
             }
@@ -113,10 +124,8 @@ fn shaken(shaken: &Shaken, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Vec
 }
 
 /// What --probe and --probes say.
-fn defined(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
-    let btf = kernel.btf().ok();
-    let expand = if run.deep { Expand::All } else { Expand::Small };
-    let mut definitions = Definitions::of(kernel, btf.as_ref(), debug, expand);
+fn defined(run: &Run, known: Known<'_, '_>) -> Result<Found> {
+    let mut definitions = known.definitions(if run.deep { Expand::All } else { Expand::Small });
     let filter =
         Written { text: run.probes.filter.as_deref().unwrap_or_default(), name: "--filter", line: 1 };
     if run.probes.filter.is_some() && run.probes.probes.is_empty() && run.probes.files.is_empty() {

@@ -1,6 +1,6 @@
 //! `vmm count` and `vmm graph`: `vmm run` with probes that patterns find.
 
-use super::{Arming, Guest, Orders, Probes, Records, Run, SplatArgs, heading};
+use super::{Arming, Guest, Probes, Records, Run, heading};
 use clap::Args;
 use probe_engine::probe::spec::ProbeSpec;
 
@@ -53,33 +53,13 @@ pub(crate) struct Graph {
 impl From<Count> for Run {
     fn from(Count { patterns, guest, records, arming }: Count) -> Self {
         let probes = Probes { counts: patterns, ..Probes::default() };
-        Self {
-            probes,
-            orders: Orders::default(),
-            guest,
-            records,
-            splats: SplatArgs::default(),
-            arming,
-            allow_pending: false,
-            deep: false,
-            write_target: None,
-        }
+        Self { probes, ..Self::of(guest, records, arming) }
     }
 }
 
 impl From<Graph> for Run {
     fn from(Graph { patterns, guest, records, arming }: Graph) -> Self {
         let probes = Probes { graphs: patterns, ..Probes::default() };
-        Self {
-            probes,
-            orders: Orders::default(),
-            guest,
-            records,
-            splats: SplatArgs::default(),
-            arming,
-            allow_pending: false,
-            deep: false,
-            write_target: None,
-        }
+        Self { probes, ..Self::of(guest, records, arming) }
     }
 }

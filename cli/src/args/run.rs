@@ -70,3 +70,20 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["target", "dry_run"])]
     pub(crate) write_target: Option<PathBuf>,
 }
+
+impl Run {
+    /// A run of this guest in which nothing is asked for.
+    pub(super) fn of(guest: Guest, records: Records, arming: Arming) -> Self {
+        Self {
+            probes: Probes::default(),
+            orders: Orders::default(),
+            guest,
+            records,
+            splats: SplatArgs::default(),
+            arming,
+            allow_pending: false,
+            deep: false,
+            write_target: None,
+        }
+    }
+}

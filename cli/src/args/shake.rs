@@ -1,7 +1,7 @@
 //! `vmm shake`: `vmm run` with delays at probes.
 
 use super::orders::{Shaken, within};
-use super::{Arming, Guest, Orders, Probes, Records, Run, SplatArgs, heading};
+use super::{Arming, Guest, Orders, Records, Run, SplatArgs, heading};
 use clap::Args;
 use probe_engine::probe::pace::Delay;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -49,16 +49,6 @@ impl From<Shake> for Run {
         let delay = Delay { seed: seed.unwrap_or_else(now), most };
         let shaken = Some(Shaken { places: patterns, delay, is_random: seed.is_none() });
         let orders = Orders { shaken, ..Orders::default() };
-        Self {
-            probes: Probes::default(),
-            orders,
-            guest,
-            records,
-            splats,
-            arming,
-            allow_pending: false,
-            deep: false,
-            write_target: None,
-        }
+        Self { orders, splats, ..Self::of(guest, records, arming) }
     }
 }

@@ -109,6 +109,12 @@ impl ProbePlan {
         self.records() || !self.capture.is_empty()
     }
 
+    /// Whether a hit is told with the task that ran.
+    #[must_use]
+    pub fn tells_task(&self) -> bool {
+        self.reads() || self.pace.is_some()
+    }
+
     /// The histogram by whose keys hits are counted, if they are.
     #[must_use]
     pub fn histogram(&self) -> Option<&Histogram> {

@@ -6,7 +6,6 @@ use crate::host::{CommandExit, spawn};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,16 +21,14 @@ pub fn repeat(times: u32, ends: &Path, program: &OsString, args: &[OsString]) ->
     for _ in 0..times {
         let mut command = Command::new(program);
         command.args(args);
-        let code = match spawn::told_apart(command).and_then(|mut child| child.wait()) {
-            Ok(status) => {
-                let signal = || CommandExit::Signal(status.signal().unwrap_or(0));
-                status.code().map_or_else(signal, CommandExit::Code).code()
-            }
+        let end = match spawn::told_apart(command).and_then(|mut child| child.wait()) {
+            Ok(status) => CommandExit::from(status),
             Err(error) => {
                 eprintln!("vmm: {} cannot be run: {error}", program.display());
-                if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+                CommandExit::not_run(&error)
             }
         };
+        let code = end.code();
         writeln!(ends, "{code}")?;
         if first == 0 {
             first = code;

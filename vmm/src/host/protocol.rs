@@ -22,7 +22,9 @@ use crate::terminal::WindowSize;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
@@ -128,7 +130,20 @@ pub enum CommandExit {
     Signal(i32),
 }
 
+impl From<ExitStatus> for CommandExit {
+    fn from(status: ExitStatus) -> Self {
+        status.code().map_or_else(|| Self::Signal(status.signal().unwrap_or(0)), Self::Code)
+    }
+}
+
 impl CommandExit {
+    /// What a shell says of a program that it cannot run: that there is none, or that it is none.
+    pub(crate) fn not_run(error: &io::Error) -> Self {
+        const NOT_FOUND: i32 = 127;
+        const NOT_EXECUTABLE: i32 = 126;
+        Self::Code(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
+    }
+
     /// The exit code of a process that ends as it did, as shells have it. A guest may claim anything: what says that a signal
     /// ended it is never that of a success.
     #[must_use]

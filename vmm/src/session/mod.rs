@@ -134,10 +134,10 @@ pub trait Sink {
         let _ = (splat, nanos);
     }
 
-    /// The guest's kernel panics, or where [that](Guest::before_splats) is wanted, is about to report something, or says more of what it
-    /// reports. All events from before were handed on, and
-    /// no CPU of the guest runs at this moment.
+    /// The guest's kernel panics, or where [that](Guest::before_splats) is wanted, is about to report something, or says
+    /// more of what it reports. All events from before were handed on, and no CPU of the guest runs at this moment.
     fn about_to_report(&mut self) {}
+
     /// A CPU that was [held](probe_engine::probe::pace::Pace::Hold) goes on. The events of the hits before have been handed on.
     fn held(&mut self, held: &Held) {
         let _ = held;

@@ -96,8 +96,7 @@ impl Vcpu {
             let duration = ticks.saturating_sub(call.ticks);
             let clock = &*self.clock;
             let context = tables.context(&memory, self.id, (ticks, clock), area);
-            let has_task = owner.plan.reads() || owner.plan.pace.is_some();
-            let task = if has_task { context.task() } else { None };
+            let task = if owner.plan.tells_task() { context.task() } else { None };
             let scene = context.scene(&regs, Some(call.args), task.as_ref());
             let counts = self.recorder.capture(&owner.plan.capture, &scene);
             if counts {

@@ -12,7 +12,6 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
-use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
@@ -73,8 +72,7 @@ impl Vcpu {
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
         let clock = &*self.clock;
         let context = tables.context(&memory, self.id, (ticks, clock), area);
-        let has_task = |plan: &ProbePlan| plan.reads() || plan.pace.is_some();
-        let is_told = site.probes.iter().any(|attached| has_task(&attached.probe.plan));
+        let is_told = site.probes.iter().any(|attached| attached.probe.plan.tells_task());
         let task = if is_told { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new =

@@ -18,9 +18,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -77,7 +76,7 @@ pub(super) fn run(
         (Err(error), Program::Named(name)) => {
             let words = format!("vmm: {} cannot be run: {error}\n", name.display());
             outbox.send(&FromAgent::Stderr(words.as_bytes()).encode()?)?;
-            return Ok(CommandExit::Code(not_run(&error)));
+            return Ok(CommandExit::not_run(&error));
         }
         (Err(error), _) => return Err(AgentError::file("start", program)(error)),
     };
@@ -92,7 +91,7 @@ pub(super) fn run(
     // Whatever it left behind would keep its streams open.
     let _ = kill_process_group(group, Signal::KILL);
     pumps.finish();
-    Ok(exit_of(status))
+    Ok(status.into())
 }
 
 /// Copies an input file from the disk into a folder of its own, so that it keeps its name.
@@ -124,17 +123,6 @@ fn copy_from_disk(file: &DiskFile, mut copy: File) -> io::Result<()> {
         at += left as u64;
     }
     Ok(())
-}
-
-/// What a shell says of a program that it cannot run: that there is none, or that it is none.
-fn not_run(error: &io::Error) -> i32 {
-    const NOT_FOUND: i32 = 127;
-    const NOT_EXECUTABLE: i32 = 126;
-    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
-}
-
-fn exit_of(status: ExitStatus) -> CommandExit {
-    status.code().map_or_else(|| CommandExit::Signal(status.signal().unwrap_or(0)), CommandExit::Code)
 }
 
 /// The threads that carry output, one a stream.
