@@ -419,7 +419,7 @@ fn unreached(gate: &GateEnd) -> Option<String> {
     (*reached == 0).then(|| match held {
         0 => format!("the order was never tried: no CPU came to {hold} in the scope"),
         _ => format!(
-            "the order was never reached: while a CPU was held at {hold}, no other one came to {until}"
+            "the order was never reached: while a task was held at {hold}, no other one came to {until}"
         ),
     })
 }

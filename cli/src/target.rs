@@ -69,7 +69,7 @@ impl Target {
         self.probes.iter().any(|ProbeRequest { plan, .. }| plan.once && plan.scope == Scope::Command)
     }
 
-    /// Whether CPUs are held. Where they stood is shown.
+    /// Whether tasks are held. Where they stood is shown.
     pub(crate) fn has_orders(&self) -> bool {
         self.probes.iter().any(|asked| asked.plan.pace.is_some())
     }

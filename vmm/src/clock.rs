@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "rdtsc is an intrinsic")]
 
 use std::num::NonZeroU32;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Reads the host's time-stamp counter, in ticks of an unknown constant rate.
 #[must_use]
@@ -68,6 +68,13 @@ impl Rate {
         let nanos = u128::from(ticks) * u128::from(self.nanos) / u128::from(self.ticks);
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
+
+    /// How many ticks there are in `time`.
+    #[must_use]
+    pub fn ticks(&self, time: Duration) -> u64 {
+        let ticks = time.as_nanos() * u128::from(self.ticks) / u128::from(self.nanos.max(1));
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
 }
 
 #[cfg(test)]
@@ -81,5 +88,6 @@ mod tests {
         assert_eq!(clock.rate().nanos(tick), 2_500_000);
         assert_eq!(clock.rate().nanos(tick), 2_500_000);
         assert_eq!(clock.rate().nanos(clock.first.wrapping_sub(1)), 0);
+        assert_eq!(clock.rate().ticks(Duration::from_micros(2500)), 5_000_000);
     }
 }

@@ -1,44 +1,82 @@
-//! Where one CPU of the guest is held until another one opens.
+//! Where one task of the guest is held until another one opens.
 
+use crate::memory::GuestRam;
+use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::task::Task;
+use probe_engine::probe::gate::OPENED;
 use probe_engine::probe::pace::GateId;
 use probe_engine::probe::table::ProbeId;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// No vCPU is held longer: Linux takes a CPU for dead that does nothing for 20 s (`watchdog_thresh`) or 21 s
+/// Nobody is held longer: Linux takes a CPU for dead that does nothing for 20 s (`watchdog_thresh`) or 21 s
 /// (`rcu_cpu_stall_timeout`).
 pub const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Nobody is held.
-const FREE: u64 = 0;
-/// The CPU of the other bits may go on.
-const OPENED: u64 = 1 << 63;
+/// What [`Gate::state`] is: the number of a vCPU in its low bits, and one of these.
+mod state {
+    /// Nobody is held.
+    pub(super) const FREE: u64 = 0;
+    /// Someone is about to be held.
+    pub(super) const TAKEN: u64 = 1 << 32;
+    /// Who came on that vCPU is held.
+    pub(super) const HELD: u64 = 2 << 32;
+    /// That vCPU has opened.
+    pub(super) const OPENED: u64 = 3 << 32;
+    /// The time was over.
+    pub(super) const OVERDUE: u64 = 4 << 32;
+    pub(super) const ALL: u64 = !0 << 32;
+}
 
-/// Holds one CPU at a time. Nobody waits for a lock here.
+/// Holds one task at a time. Who opens it waits for nobody.
 #[derive(Debug)]
 pub(crate) struct Gate {
     id: GateId,
-    /// [`FREE`], the number of the vCPU that is held, plus one, or [`OPENED`] and that of the vCPU that has opened.
     state: AtomicU64,
+    /// The `task_struct` of the one that is held, or 0.
+    task: AtomicU64,
+    /// When it goes on all the same, in ticks.
+    deadline: AtomicU64,
+    /// The code at which it waits, once there is room for that.
+    code: OnceLock<GateCode>,
+    /// What is told of the one that is held. Only who is held locks it, and who puts it there.
+    holding: Mutex<Option<HeldTask>>,
     reached: AtomicU64,
     timed_out: AtomicU64,
     entered: AtomicU64,
     passed: AtomicU64,
 }
 
-/// A vCPU was held.
+/// The gates of a guest, by their numbers.
+#[derive(Debug, Clone, Default)]
+pub struct Gates(pub(crate) Arc<BTreeMap<GateId, Arc<Gate>>>);
+
+/// Where the [code](probe_engine::probe::gate) of a gate is.
 #[derive(Debug, Clone, Copy)]
-pub struct HeldVcpu {
+pub(crate) struct GateCode {
+    pub(crate) entry: Gva,
+    pub(crate) memory: Gpa,
+}
+
+/// A task was held, or is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeldTask {
     pub(crate) gate: GateId,
     /// The probe that holds.
     pub(crate) probe: ProbeId,
+    /// The vCPU on which it came.
     pub(crate) vcpu: usize,
     pub(crate) task: Option<Task>,
-    /// Since when and until when, in ticks.
-    pub(crate) ticks: (u64, u64),
+    /// Since when, in ticks.
+    pub(crate) begun: u64,
+    /// Until when.
+    pub(crate) ended: u64,
     /// Which vCPU has opened the gate.
     pub(crate) by: Option<usize>,
+    /// The nop at which it was counted just before (GVA), if it was at one.
+    pub(crate) counted_at: Option<Gva>,
 }
 
 /// What a gate came to.
@@ -46,13 +84,13 @@ pub struct HeldVcpu {
 pub struct GateReport {
     /// Its number.
     pub gate: GateId,
-    /// How often the CPU that was held went on because another one had opened the gate.
+    /// How often the task that was held went on because another one had opened the gate.
     pub reached: u64,
     /// How often its time was over first.
     pub timed_out: u64,
     /// How often the guest ended first.
     pub unfinished: u64,
-    /// How many CPUs passed because another one was held.
+    /// How many tasks passed because another one was held.
     pub passed: u64,
 }
 
@@ -61,7 +99,11 @@ impl Gate {
         let zero = || AtomicU64::new(0);
         Self {
             id,
-            state: AtomicU64::new(FREE),
+            state: AtomicU64::new(state::FREE),
+            task: zero(),
+            deadline: zero(),
+            code: OnceLock::new(),
+            holding: Mutex::new(None),
             reached: zero(),
             timed_out: zero(),
             entered: zero(),
@@ -73,35 +115,93 @@ impl Gate {
         self.id
     }
 
-    /// Has `vcpu` held from now on. Returns false when another one is.
-    pub(crate) fn enter(&self, vcpu: usize) -> bool {
-        let held = vcpu as u64 + 1;
-        let is_held = self.state.compare_exchange(FREE, held, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if is_held { &self.entered } else { &self.passed }.fetch_add(1, Ordering::Relaxed);
-        is_held
+    /// The code at which the guest waits, once there is such.
+    pub(crate) fn code(&self) -> Option<GateCode> {
+        self.code.get().copied()
     }
 
-    /// Lets the one go on that is held, if `vcpu` is another one.
-    pub(crate) fn open(&self, vcpu: usize) {
+    /// That is `code` from now on.
+    pub(crate) fn set_code(&self, code: GateCode) {
+        let _ = self.code.set(code);
+    }
+
+    /// Has `held` held from now on until `deadline`, in ticks. Returns false when another one is.
+    pub(crate) fn enter(&self, held: HeldTask, deadline: u64) -> bool {
+        let number = held.vcpu as u64;
+        let taken =
+            self.state.compare_exchange(state::FREE, state::TAKEN, Ordering::AcqRel, Ordering::Relaxed);
+        if taken.is_err() {
+            self.passed.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        self.entered.fetch_add(1, Ordering::Relaxed);
+        self.task.store(held.task.map_or(0, |task| task.at.0), Ordering::Relaxed);
+        self.deadline.store(deadline, Ordering::Relaxed);
+        *self.holding.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+        self.state.store(state::HELD | number, Ordering::Release);
+        true
+    }
+
+    /// Lets the one go on that is held, if `task`, which runs on `vcpu`, is another one.
+    pub(crate) fn open(&self, vcpu: usize, task: Option<&Task>, ram: &GuestRam) {
         let held = self.state.load(Ordering::Acquire);
-        if held != FREE && held & OPENED == 0 && held != vcpu as u64 + 1 {
-            let opened = OPENED | (vcpu as u64 + 1);
-            // Otherwise its time was over just now, or another one has opened.
-            let _ = self.state.compare_exchange(held, opened, Ordering::AcqRel, Ordering::Relaxed);
+        if held & state::ALL != state::HELD {
+            return;
+        }
+        let is_same = match (self.task.load(Ordering::Relaxed), task) {
+            (0, _) | (_, None) => held & !state::ALL == vcpu as u64,
+            (at, Some(task)) => task.at.0 == at,
+        };
+        if !is_same {
+            self.end(held, state::OPENED | vcpu as u64, ram);
+        }
+    }
+
+    /// Whether the time of the one that is held is over at `now`, in ticks.
+    pub(crate) fn is_overdue(&self, now: u64) -> bool {
+        let is_held = self.state.load(Ordering::Acquire) & state::ALL == state::HELD;
+        is_held && now >= self.deadline.load(Ordering::Relaxed)
+    }
+
+    /// Lets it go on for that.
+    pub(crate) fn give_up(&self, ram: &GuestRam) {
+        let held = self.state.load(Ordering::Acquire);
+        if held & state::ALL == state::HELD {
+            self.end(held, state::OVERDUE, ram);
+        }
+    }
+
+    /// Ends the hold that `held` says, unless another one has.
+    fn end(&self, held: u64, ended: u64, ram: &GuestRam) {
+        let is_ended = self.state.compare_exchange(held, ended, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if is_ended {
+            self.say(1, ram);
+        }
+    }
+
+    /// Writes the byte that the guest waits for.
+    fn say(&self, byte: u8, ram: &GuestRam) {
+        if let Some(code) = self.code() {
+            // The memory of code was there when the code was written.
+            let _ = ram.write_code(code.memory.add(OPENED), &[byte]);
         }
     }
 
     /// Whether the one that is held may go on.
     pub(crate) fn is_open(&self) -> bool {
-        self.state.load(Ordering::Acquire) & OPENED != 0
+        matches!(self.state.load(Ordering::Acquire) & state::ALL, state::OPENED | state::OVERDUE)
     }
 
-    /// The one that was held goes on: which vCPU has opened, or `None` when nobody has.
-    pub(crate) fn leave(&self) -> Option<usize> {
-        let state = self.state.swap(FREE, Ordering::AcqRel);
-        let by = (state & OPENED != 0).then(|| (state & !OPENED) as usize - 1);
+    /// The one that was held goes on at `now`, in ticks: tells of it. `None` where nobody was.
+    pub(crate) fn leave(&self, now: u64, ram: &GuestRam) -> Option<HeldTask> {
+        let held = self.holding.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let ended = self.state.load(Ordering::Acquire);
+        let by = (ended & state::ALL == state::OPENED).then_some((ended & !state::ALL) as usize);
         if by.is_some() { &self.reached } else { &self.timed_out }.fetch_add(1, Ordering::Relaxed);
-        by
+        // The next one may be there at once.
+        self.say(0, ram);
+        self.state.store(state::FREE, Ordering::Release);
+        Some(HeldTask { ended: now, by, ..held })
     }
 
     pub(crate) fn report(&self) -> GateReport {
@@ -116,61 +216,103 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use probe_engine::memory::PhysMemory;
 
-    fn report(reached: u64, timed_out: u64, unfinished: u64, passed: u64) -> GateReport {
-        GateReport { gate: GateId(3), reached, timed_out, unfinished, passed }
+    fn ram() -> GuestRam {
+        GuestRam::new(1 << 20).unwrap()
+    }
+
+    fn held(vcpu: usize) -> HeldTask {
+        let (gate, probe) = (GateId(3), ProbeId(0));
+        HeldTask { gate, probe, vcpu, task: None, begun: 10, ended: 0, by: None, counted_at: None }
+    }
+
+    fn counts(gate: &Gate) -> (u64, u64, u64, u64) {
+        let GateReport { reached, timed_out, unfinished, passed, .. } = gate.report();
+        (reached, timed_out, unfinished, passed)
     }
 
     #[test]
-    fn another_cpu_opens_for_the_one_that_is_held() {
-        let gate = Gate::new(GateId(3));
-        gate.open(1);
-        assert!(!gate.is_open(), "nobody was held");
-        assert!(gate.enter(0));
-        gate.open(0);
+    fn another_task_opens_for_the_one_that_is_held() {
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
+        gate.set_code(GateCode { entry: Gva(0x100), memory: Gpa(0x100) });
+        let byte = || {
+            let mut byte = [7];
+            ram.read(Gpa(0x100).add(OPENED), &mut byte).unwrap();
+            byte[0]
+        };
+        gate.open(1, None, &ram);
+        assert!(!gate.is_open() && byte() == 0, "nobody was held");
+        assert!(gate.enter(held(0), 100));
+        gate.open(0, None, &ram);
         assert!(!gate.is_open(), "nobody opens for itself");
-        assert!(!gate.enter(2), "one is held at a time");
-        gate.open(1);
-        gate.open(2);
+        assert!(!gate.enter(held(2), 100), "one is held at a time");
+        gate.open(1, None, &ram);
+        gate.open(2, None, &ram);
+        assert!(gate.is_open() && byte() == 1 && !gate.is_overdue(1000));
+        let left = gate.leave(50, &ram).unwrap();
+        assert_eq!((left.vcpu, left.begun, left.ended, left.by, byte()), (0, 10, 50, Some(1), 0));
+        assert!(gate.leave(50, &ram).is_none());
+        assert_eq!(counts(&gate), (1, 0, 0, 1));
+    }
+
+    #[test]
+    fn a_task_is_another_one_also_on_the_same_cpu() {
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
+        let task = |at| Task {
+            at: Gva(at),
+            pid: 1,
+            tgid: 1,
+            ns_pid: None,
+            uid: None,
+            context: Default::default(),
+            comm: [0; 16],
+        };
+        assert!(gate.enter(HeldTask { task: Some(task(8)), ..held(0) }, 100));
+        gate.open(1, Some(&task(8)), &ram);
+        assert!(!gate.is_open(), "it has gone to another CPU");
+        gate.open(0, Some(&task(16)), &ram);
         assert!(gate.is_open());
-        assert_eq!(gate.leave(), Some(1));
-        assert_eq!(gate.report(), report(1, 0, 0, 1));
     }
 
     #[test]
     fn time_may_be_over_first_and_so_may_the_guest() {
-        let gate = Gate::new(GateId(3));
-        assert!(gate.enter(5));
-        assert_eq!(gate.leave(), None);
-        assert!(gate.enter(5));
-        assert_eq!(gate.report(), report(0, 1, 1, 0));
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
+        assert!(gate.enter(held(5), 100));
+        assert!(!gate.is_overdue(99) && gate.is_overdue(100));
+        gate.give_up(&ram);
+        gate.open(1, None, &ram);
+        assert_eq!(gate.leave(101, &ram).unwrap().by, None);
+        assert!(gate.enter(held(5), 100));
+        assert_eq!(counts(&gate), (0, 1, 1, 0));
     }
 
     #[test]
     fn each_opening_lets_one_go_on() {
         const ROUNDS: u64 = 2_000;
-        let gate = Gate::new(GateId(3));
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
         std::thread::scope(|scope| {
             for vcpu in 0..2 {
-                let gate = &gate;
+                let (gate, ram) = (&gate, &ram);
                 scope.spawn(move || {
                     for _ in 0..ROUNDS {
-                        if gate.enter(vcpu) {
+                        if gate.enter(held(vcpu), 0) {
                             for _ in 0..50 {
                                 if gate.is_open() {
                                     break;
                                 }
                                 std::hint::spin_loop();
                             }
-                            assert_ne!(gate.leave(), Some(vcpu));
+                            gate.give_up(ram);
+                            assert_ne!(gate.leave(0, ram).unwrap().by, Some(vcpu));
                         } else {
-                            gate.open(vcpu);
+                            gate.open(vcpu, None, ram);
                         }
                     }
                 });
             }
         });
-        let GateReport { reached, timed_out, unfinished, passed, .. } = gate.report();
+        let (reached, timed_out, unfinished, passed) = counts(&gate);
         assert_eq!((reached + timed_out + passed, unfinished), (2 * ROUNDS, 0));
     }
 }

@@ -177,6 +177,12 @@ impl Reserved {
         self.slots().start.add(offset(slots.first))
     }
 
+    /// Where what is in `slots` lies in guest-physical memory.
+    #[must_use]
+    pub fn memory(&self, slots: Slots) -> Gpa {
+        memory_of(slots.first)
+    }
+
     /// The slot that `at` lies in, whether or not it is in use.
     #[must_use]
     pub fn slot_of(&self, at: Gva) -> Option<Slots> {

@@ -1,4 +1,4 @@
-//! Orders that are forced on the guest's CPUs.
+//! Orders that are forced on the guest's tasks.
 
 use super::heading;
 use clap::Args;
@@ -6,20 +6,20 @@ use probe_engine::probe::pace::Delay;
 use std::time::Duration;
 use vmm::session::LONGEST_WAIT;
 
-/// An order that is forced on the guest's CPUs
+/// An order that is forced on the guest's tasks
 #[derive(Args, Default)]
 #[command(next_help_heading = heading::PROBES)]
 pub(crate) struct Orders {
-    /// Hold a CPU that comes here until another one comes to --until
+    /// Hold a task that comes here until another one comes to --until
     ///
-    /// May be repeated. A place, a pattern or a definition, as for --probe; a filter says which hits are held: 'do_exit if comm == "a"'. The CPU
-    /// stands still in front of the instruction, or behind a return (%return), with interrupts and all. It goes on when another CPU comes
-    /// to the place of the --until that stands at the same position on the command line, or when its time is over (--within). One
-    /// CPU is held at a time; others pass.
+    /// May be repeated. A place, a pattern or a definition, as for --probe; a filter says which hits are held: 'do_exit if comm == "a"'. The task
+    /// waits in front of the instruction, or behind a return (%return), and its CPU takes interrupts as it did there. It goes on when another
+    /// task comes to the place of the --until that stands at the same position on the command line, or when its time is over (--within).
+    /// One task is held at a time; others pass.
     ///
     /// Each time, a line says which of the two it was, and when nobody came, where each CPU stood: the other one may need what
-    /// the one that is held has, a lock or its answer to an interrupt. What all came to follows at the end. A run in which the
-    /// order was never reached ends with exit code 122.
+    /// the one that is held has, a lock for instance. What all came to follows at the end. A run in which the order was never reached
+    /// ends with exit code 122.
     #[arg(
         long = "hold",
         value_name = "DEF",
@@ -28,7 +28,7 @@ pub(crate) struct Orders {
         hide_short_help = true
     )]
     pub(crate) holds: Vec<String>,
-    /// Where another CPU has to come before the one at --hold goes on
+    /// Where another task has to come before the one at --hold goes on
     #[arg(
         long = "until",
         value_name = "DEF",
@@ -37,7 +37,7 @@ pub(crate) struct Orders {
         hide_short_help = true
     )]
     pub(crate) untils: Vec<String>,
-    /// How long a CPU is held at most: 500us, 20ms, 2s; 5s is the longest
+    /// How long a task is held at most: 500us, 20ms, 2s; 5s is the longest
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = within, hide_short_help = true)]
     pub(crate) within: Duration,
     /// What `vmm shake` asks for.
@@ -76,10 +76,10 @@ pub(super) fn within(text: &str) -> Result<Duration, TimeError> {
 pub(super) enum TimeError {
     #[error("write a number and us, ms or s, as in 20ms")]
     Form,
-    #[error("no CPU is held for no time")]
+    #[error("no task is held for no time")]
     Zero,
     #[error(
-        "a CPU is held for {} s at most: a kernel takes one for dead that does nothing for long",
+        "a task is held for {} s at most: a kernel takes one for dead that does nothing for long",
         LONGEST_WAIT.as_secs()
     )]
     Long,

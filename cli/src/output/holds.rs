@@ -10,7 +10,7 @@ use vmm::session::{GateReport, Held, HoldEnd, Stood};
 /// What the user calls the two ends of each gate.
 pub(super) struct GateNames(BTreeMap<GateId, Ends>);
 
-/// Where a CPU is held, and where another one has to come.
+/// Where a task is held, and where another one has to come.
 #[derive(Clone, Default)]
 struct Ends {
     hold: String,
@@ -36,7 +36,7 @@ impl GateNames {
         self.0.get(&gate).cloned().unwrap_or_default()
     }
 
-    /// The line of a CPU that was held.
+    /// The line of a task that was held.
     pub(super) fn line(&self, held: &Held, names: &GuestNames) -> HoldLine {
         let Ends { hold, until } = self.ends(held.gate);
         let stood = |Stood { rip, is_halted, stack }: &Stood| {

@@ -1,4 +1,4 @@
-//! A CPU that was held went on, and what its gate came to.
+//! A task that was held went on, and what its gate came to.
 
 use super::bounded::{name, some_name};
 use super::hit::bounded;
@@ -10,7 +10,7 @@ use std::fmt;
 /// So many CPUs are kept: a guest has no more.
 const MOST_CPUS: usize = 256;
 
-/// A CPU that was held went on.
+/// A task that was held went on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "hold")]
 pub(crate) struct HoldLine {
@@ -23,11 +23,11 @@ pub(crate) struct HoldLine {
     /// Where it was held, as the user writes it.
     #[serde(deserialize_with = "name")]
     pub(crate) hold: String,
-    /// Where another CPU was to come, as the user writes it.
+    /// Where another task was to come, as the user writes it.
     #[serde(deserialize_with = "name")]
     pub(crate) until: String,
     pub(crate) waited_ns: u64,
-    /// Which CPU came there; none where the time was over first.
+    /// On which CPU another task came there; none where the time was over first.
     pub(crate) by: Option<u32>,
     /// Where each CPU stood when the time was over.
     pub(crate) cpus: Vec<StoodLine>,
@@ -56,13 +56,13 @@ pub(crate) struct GateEnd {
     pub(crate) hold: String,
     #[serde(deserialize_with = "name")]
     pub(crate) until: String,
-    /// How often another CPU came while one was held.
+    /// How often another task came while one was held.
     pub(crate) reached: u64,
     /// How often the time was over first.
     pub(crate) timed_out: u64,
     /// How often the guest ended first.
     pub(crate) unfinished: u64,
-    /// How many CPUs passed because another one was held.
+    /// How many tasks passed because another one was held.
     pub(crate) passed: u64,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for HoldLine {
             fmt::from_fn(|f| write!(f, "{}.{:03} ms", waited_ns / 1_000_000, waited_ns / 1000 % 1000));
         match by {
             Some(by) => writeln!(f, "held at {hold} for {waited}, until cpu{by} came to {until}")?,
-            None => writeln!(f, "held at {hold} for {waited}: no other CPU came to {until}")?,
+            None => writeln!(f, "held at {hold} for {waited}: no other task came to {until}")?,
         }
         for (cpu, StoodLine { rip, name, halted, stack, stack_end }) in cpus.iter().enumerate() {
             let name = name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
@@ -132,7 +132,7 @@ impl fmt::Display for GateEnd {
             write!(f, ", {unfinished} held when the guest ended")?;
         }
         if *passed > 0 {
-            write!(f, "; {passed} CPUs passed while another one was held")?;
+            write!(f, "; {passed} tasks passed while another one was held")?;
         }
         Ok(())
     }

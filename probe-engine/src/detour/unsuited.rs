@@ -6,8 +6,8 @@ pub enum Unsuited {
     /// Stacks are walked by the host.
     #[error("its hits are shown with their stacks")]
     Stack,
-    /// A detour holds no CPU, and none waits for one.
-    #[error("a hit makes a CPU wait, or lets one go on")]
+    /// A detour holds no task, and lets none go on.
+    #[error("a hit makes a task wait, or lets one go on")]
     Pace,
     /// A detour stays where it is.
     #[error("only its first hit counts")]

@@ -1,6 +1,5 @@
 //! What a hit does to the order in which the guest's CPUs go on.
 
-use super::table::ProbeId;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -11,15 +10,15 @@ pub struct GateId(pub u32);
 /// What a hit does to the order in which the guest's CPUs go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pace {
-    /// The CPU waits in front of the probed instruction, or behind a return, until another CPU opens the gate. The gate
-    /// holds one CPU at a time; a CPU that comes meanwhile passes.
+    /// The task waits in front of the probed instruction, or behind a return, until another one opens the gate. Its CPU takes
+    /// interrupts as it did there. The gate holds one task at a time; a task that comes meanwhile passes.
     Hold {
         /// Where it waits.
         gate: GateId,
         /// When it goes on all the same.
         within: Duration,
     },
-    /// The CPU that waits at the gate goes on, unless this CPU is the one.
+    /// The task that waits at the gate goes on, unless this task is the one.
     Open {
         /// Which one is opened.
         gate: GateId,
@@ -38,11 +37,11 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// How long hit number `hit` of `probe` waits: not at all for every second hit, and up to [`most`](Self::most) for the
+    /// How long hit number `hit` of the probe of this number waits: not at all for every second hit, and up to [`most`](Self::most) for the
     /// others.
     #[must_use]
-    pub fn of(&self, probe: ProbeId, hit: u64) -> Duration {
-        let chosen = mixed(self.seed ^ mixed(u64::from(probe.0) << 40 ^ hit));
+    pub fn of(&self, probe: u32, hit: u64) -> Duration {
+        let chosen = mixed(self.seed ^ mixed(u64::from(probe) << 40 ^ hit));
         if chosen & 1 == 0 {
             return Duration::ZERO;
         }
@@ -67,7 +66,7 @@ mod tests {
     const MOST: Duration = Duration::from_millis(2);
 
     fn times(seed: u64, probe: u32) -> Vec<Duration> {
-        (0..1000).map(|hit| Delay { seed, most: MOST }.of(ProbeId(probe), hit)).collect()
+        (0..1000).map(|hit| Delay { seed, most: MOST }.of(probe, hit)).collect()
     }
 
     #[test]

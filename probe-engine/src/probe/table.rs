@@ -3,6 +3,7 @@
 //! `P` is what is attached to a site for a user: the engine only keeps it in order.
 
 use super::once::OneShot;
+use super::pace::GateId;
 use crate::addr::Gva;
 use crate::insn::INT3;
 use crate::insn::copy::SLOT;
@@ -120,6 +121,8 @@ enum OwnCode {
     Moved(Gva),
     /// A detour traps when it finds no room in its ring.
     RingFull,
+    /// The trap behind the code at which a task was held.
+    Gate(GateId),
 }
 
 /// All armed sites of the kernel's address space. A new set replaces the old one only while every vCPU is parked.
@@ -213,8 +216,13 @@ impl<P> ProbeSet<P> {
     pub fn copies(&self) -> impl Iterator<Item = (Gva, Gva)> {
         self.own_code.iter().filter_map(|(at, code)| match code {
             OwnCode::Copy(original) => Some((*at, *original)),
-            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull => None,
+            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
         })
+    }
+
+    /// A task that was held at `gate`, and may go on, traps at `at`.
+    pub fn add_gate(&mut self, at: Gva, gate: GateId) {
+        self.own_code.insert(at, OwnCode::Gate(gate));
     }
 
     /// Instructions that detours have moved: where each is, and its original.
@@ -250,7 +258,7 @@ impl<P> ProbeSet<P> {
     pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
         match self.own_code.get(&copy)? {
             OwnCode::Copy(original) | OwnCode::Moved(original) => Some(*original),
-            OwnCode::CopyEnd(_) | OwnCode::RingFull => None,
+            OwnCode::CopyEnd(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
         }
     }
 
@@ -260,7 +268,7 @@ impl<P> ProbeSet<P> {
         let inside = at.0 % SLOT as u64;
         match self.own_code.get(&Gva(at.0 - inside))? {
             OwnCode::Copy(original) => Some(original.add(inside)),
-            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull => None,
+            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
         }
     }
 
@@ -320,6 +328,7 @@ impl<P> ProbeSet<P> {
         match self.own_code.get(&at) {
             Some(OwnCode::CopyEnd(end)) => Verdict::CopyEnd(*end),
             Some(OwnCode::RingFull) => Verdict::RingFull,
+            Some(OwnCode::Gate(gate)) => Verdict::Gate(*gate),
             _ if self.removed.contains(&at) && byte_now() != Some(INT3) => Verdict::Stale,
             Some(OwnCode::Copy(_) | OwnCode::Moved(_)) | None => Verdict::Foreign,
         }
@@ -337,6 +346,8 @@ pub enum Verdict<'a, P> {
     Return(u32, &'a P),
     /// A detour has found its ring full, and waits for room.
     RingFull,
+    /// A task was held at this gate, and may go on.
+    Gate(GateId),
     /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
     Stale,
     /// The guest's own: it gets its exception, once.

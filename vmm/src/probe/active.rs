@@ -5,6 +5,7 @@ use super::{
     Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, WatchHandler,
 };
 use crate::gate::Gate;
+use crate::memory::GuestRam;
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
@@ -130,6 +131,14 @@ impl Active {
         Self { pacing, ..self }
     }
 
+    /// The gate at which its hits are held.
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        match &self.pacing {
+            Some(Pacing::Hold(gate, _)) => Some(gate),
+            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => None,
+        }
+    }
+
     /// Whether a hit may have to wait in front of its instruction.
     pub(crate) fn stands(&self) -> bool {
         let waits = matches!(self.pacing, Some(Pacing::Hold(..) | Pacing::Delay(..)));
@@ -137,16 +146,22 @@ impl Active {
     }
 
     /// `vcpu` has taken a hit that counts, in `task`: who is held for it goes on, or it is to wait itself.
-    pub(crate) fn pace(&self, vcpu: usize, task: Option<Task>, requests: &mut Vec<HandlerRequest>) {
+    pub(crate) fn pace(
+        &self,
+        vcpu: usize,
+        task: Option<Task>,
+        ram: &GuestRam,
+        requests: &mut Vec<HandlerRequest>,
+    ) {
         match &self.pacing {
             None => {}
-            Some(Pacing::Open(gate)) => gate.open(vcpu),
+            Some(Pacing::Open(gate)) => gate.open(vcpu, task.as_ref(), ram),
             Some(Pacing::Hold(gate, within)) => {
                 let (gate, within, probe) = (gate.clone(), *within, self.id);
                 requests.push(HandlerRequest::Stand(Waiting::Gate { gate, within, probe, task }));
             }
             Some(Pacing::Delay(delay, hits)) => {
-                let time = delay.of(self.id, hits.fetch_add(1, Ordering::Relaxed));
+                let time = delay.of(self.id.0, hits.fetch_add(1, Ordering::Relaxed));
                 if !time.is_zero() {
                     requests.push(HandlerRequest::Stand(Waiting::Time(time)));
                 }

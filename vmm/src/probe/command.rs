@@ -1,7 +1,7 @@
 //! What can be done with a session's probes while its guest runs.
 
 use super::Probe;
-use crate::gate::{Gate, HeldVcpu};
+use crate::gate::{Gate, HeldTask};
 use probe_engine::linux::task::Task;
 use probe_engine::probe::table::ProbeId;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub(crate) enum HandlerRequest {
     Wait(Command),
     /// The vCPU is to stand still before it goes on.
     Stand(Waiting),
-    /// The vCPU was held, and another one has opened its gate.
-    Held(HeldVcpu),
+    /// A task was held on this vCPU, and goes on.
+    Held(HeldTask),
     /// A trap that is for nothing from now on is to be taken out some time.
     Spent,
     /// A handler panicked, with these words: its probe is to be disabled.

@@ -53,10 +53,6 @@ impl Control<'_> {
                         }
                     }
                 }
-                Cause::TimedOut(held) => {
-                    let stands = self.stands(&parked.positions(), &tables);
-                    self.note_held(held, stands);
-                }
             }
             parked.release(vcpu);
         }
@@ -70,7 +66,7 @@ impl Control<'_> {
                 HandlerRequest::Broken(probe, words) => {
                     self.registry.set_state(probe, ProbeState::Broken(words));
                 }
-                HandlerRequest::Held(held) => self.note_held(held, Vec::new()),
+                HandlerRequest::Held(held) => self.note_held(held),
                 // The vCPU itself has seen to these.
                 HandlerRequest::Spent | HandlerRequest::Stand(_) => {}
             }
@@ -108,6 +104,7 @@ impl Control<'_> {
 
     fn reconcile(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
         self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, tables);
+        tables.gates = self.registry.known_gates();
     }
 
     /// A handler that gave a command is not there any more to be told.

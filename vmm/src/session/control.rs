@@ -2,13 +2,14 @@
 
 use super::arming::Arming;
 use super::handle::Message;
+use super::holds::Holds;
 use super::kernel_log::KernelLog;
 use super::keys::{Keys, Typed};
 use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
-use super::report::{Death, Held, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
+use super::report::{Death, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
@@ -27,6 +28,7 @@ use crate::trap::Delivery;
 use crate::vcpu::{End, Vcpu, VcpuTables, World};
 use crate::world::VcpuPosition;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
@@ -127,8 +129,7 @@ pub(super) struct Control<'a> {
     pub(super) lost: HashMap<ProbeId, u64>,
     pub(super) unregistered: Unregistered,
     pub(super) refused: Refused,
-    /// CPUs that were held, and what the sink has not been told.
-    pub(super) held: Vec<Held>,
+    pub(super) holds: Holds,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -239,6 +240,7 @@ impl Control<'_> {
             self.attend();
         }
         self.keep_up();
+        self.end_holds();
         self.arming.sites.detours.look(&self.ram);
         if self.arming.sites.is_due() || self.sweep.is_due(Instant::now()) {
             self.attend();
@@ -284,13 +286,17 @@ impl Control<'_> {
     /// Where the vCPUs stood at `positions`. What is in the guest's memory changes no more than a stack that is walked allows
     /// for.
     pub(super) fn stands(&self, positions: &[VcpuPosition], tables: &VcpuTables) -> Vec<Stood> {
+        let behind = |(regs, space)| {
+            let memory = VirtMemory::new(&*self.ram, space);
+            (tables.behind_gates(regs, &memory), space)
+        };
         let stack = |(regs, space)| {
             Stack::at((&tables.kernel, tables), &VirtMemory::new(&*self.ram, space), &regs, FRAMES)
         };
         let stood = |stand: &VcpuPosition| Stood {
-            rip: stand.rip,
+            rip: stand.at.map(behind).map_or(stand.rip, |(regs, _)| tables.shown(Gva(regs.rip))),
             is_halted: stand.is_halted,
-            stack: stand.at.and_then(stack),
+            stack: stand.at.map(behind).and_then(stack),
         };
         positions.iter().map(stood).collect()
     }

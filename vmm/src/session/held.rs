@@ -1,13 +1,31 @@
-//! What became of CPUs that were held, on the way to the sink.
+//! Tasks that are held: those whose time is over go on, and the sink is told what became of each.
 
 use super::control::Control;
-use super::report::{Held, HoldEnd, Stood};
-use crate::gate::HeldVcpu;
+use super::report::{Held, HoldEnd};
+use crate::clock;
+use crate::gate::HeldTask;
 
 impl Control<'_> {
+    /// Has those go on whose time is over.
+    pub(super) fn end_holds(&mut self) {
+        let now = clock::ticks();
+        let overdue: Vec<_> =
+            self.registry.known_gates().0.values().filter(|gate| gate.is_overdue(now)).cloned().collect();
+        if overdue.is_empty() {
+            return;
+        }
+        let parked = self.world.park(|id| self.threads.kick(id));
+        let stands = self.stands(&parked.positions(), &self.world.tables());
+        for gate in overdue {
+            self.holds.stands.insert(gate.id(), stands.clone());
+            gate.give_up(&self.ram);
+        }
+    }
+
     /// Keeps what became of `held` until all is handed on that comes before.
-    pub(super) fn note_held(&mut self, held: HeldVcpu, stands: Vec<Stood>) {
-        let HeldVcpu { gate, probe, vcpu, task, ticks: (begun, ended), by } = held;
+    pub(super) fn note_held(&mut self, held: HeldTask) {
+        let HeldTask { gate, probe, vcpu, task, begun, ended, by, .. } = held;
+        let stands = self.holds.stands.remove(&gate).unwrap_or_default();
         let rate = self.clock.rate();
         let held = Held {
             gate,
@@ -19,12 +37,12 @@ impl Control<'_> {
             waited: rate.duration(ended.saturating_sub(begun)),
             end: by.map_or(HoldEnd::TimedOut(stands), |by| HoldEnd::Opened { by }),
         };
-        self.held.push(held);
+        self.holds.ended.push(held);
     }
 
-    /// Hands on what became of CPUs that were held.
+    /// Hands on what became of tasks that were held.
     pub(super) fn hand_on_held(&mut self) {
         let sink = &mut self.sink;
-        self.held.drain(..).for_each(|held| sink.held(&held));
+        self.holds.ended.drain(..).for_each(|held| sink.held(&held));
     }
 }

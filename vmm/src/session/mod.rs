@@ -30,6 +30,7 @@ mod control;
 mod detours;
 mod handle;
 mod held;
+mod holds;
 mod hooks;
 mod instance_exhaustion;
 mod kept_console;
@@ -53,7 +54,7 @@ mod stop;
 mod text;
 mod watches;
 
-pub use crate::gate::{GateReport, LONGEST_WAIT};
+pub use crate::gate::{GateReport, Gates, LONGEST_WAIT};
 pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
@@ -366,7 +367,7 @@ impl Session<'_> {
             lost: HashMap::new(),
             unregistered: Unregistered::default(),
             refused: Refused::default(),
-            held: Vec::new(),
+            holds: Default::default(),
             wake,
             messages,
             requests,

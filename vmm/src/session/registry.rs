@@ -7,11 +7,11 @@ use super::reasons::OnTrap;
 use super::report::{ProbeReport, ProbeState};
 use super::resolver::{RegisterError, ResolvedProbe, Resolver};
 use crate::events::{MAX_PROBES, Reader};
-use crate::gate::{Gate, GateReport, LONGEST_WAIT};
+use crate::gate::{Gate, GateReport, Gates, LONGEST_WAIT};
 use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
-use probe_engine::probe::pace::{Delay, GateId, Pace};
+use probe_engine::probe::pace::{Delay, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
@@ -35,8 +35,8 @@ pub(super) struct Registry {
     /// The plan of each probe that there was, by its number.
     plans: Vec<Arc<ProbePlan>>,
     rows: Rows,
-    /// Where vCPUs are held.
-    gates: BTreeMap<GateId, Arc<Gate>>,
+    /// Where tasks are held.
+    gates: Gates,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
 }
@@ -52,14 +52,19 @@ impl Registry {
             armed: true,
             plans: Vec::new(),
             rows: Rows::new(trampolines),
-            gates: BTreeMap::new(),
+            gates: Gates::default(),
             leaving: Vec::new(),
         }
     }
 
+    /// The gates, by their numbers.
+    pub(super) fn known_gates(&self) -> Gates {
+        self.gates.clone()
+    }
+
     /// What the gates came to, by their numbers.
     pub(super) fn gates(&self) -> Vec<GateReport> {
-        self.gates.values().map(|gate| gate.report()).collect()
+        self.gates.0.values().map(|gate| gate.report()).collect()
     }
 
     /// Registers all of `probes` or none.
@@ -141,7 +146,8 @@ impl Registry {
 
     /// The same as `pace`, with the gate that it names.
     fn pacing(&mut self, pace: Pace) -> Pacing {
-        let mut gate = |id| self.gates.entry(id).or_insert_with(|| Arc::new(Gate::new(id))).clone();
+        let gates = Arc::make_mut(&mut self.gates.0);
+        let mut gate = |id| gates.entry(id).or_insert_with(|| Arc::new(Gate::new(id))).clone();
         match pace {
             Pace::Hold { gate: id, within } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT)),
             Pace::Open { gate: id } => Pacing::Open(gate(id)),

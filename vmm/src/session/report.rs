@@ -25,7 +25,7 @@ pub struct Report {
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
-    /// What the gates came to at which CPUs were [held](probe_engine::probe::pace::Pace::Hold).
+    /// What the gates came to at which tasks were [held](probe_engine::probe::pace::Pace::Hold).
     pub gates: Vec<GateReport>,
     /// Modules whose tables could not be read: stacks through them were guessed.
     pub unread: Vec<Unread>,
@@ -224,7 +224,7 @@ pub struct Stood {
     pub stack: Option<Stack>,
 }
 
-/// A CPU that was held went on.
+/// A task that was held went on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// Where it was held.
@@ -245,7 +245,7 @@ pub struct Held {
     pub end: HoldEnd,
 }
 
-/// Why a CPU that was held went on.
+/// Why a task that was held went on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HoldEnd {
     /// This CPU has opened the gate.

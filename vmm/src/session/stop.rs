@@ -4,6 +4,7 @@ use super::patches::Patches;
 use super::reasons::{NoSpace, TextError};
 use super::stage::RunningKernel;
 use super::text::GuestText;
+use crate::gate::{Gate, GateCode};
 use crate::memory::GuestRam;
 use crate::probe::Active;
 use crate::reserved::{Reserved, Slots};
@@ -12,6 +13,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::detour::instances::Instances;
 use probe_engine::insn::INT3;
 use probe_engine::memory::PhysMemory;
+use probe_engine::probe::gate::{CODE, TRAP};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeSet;
 use std::sync::Arc;
@@ -66,6 +68,20 @@ impl StoppedGuest<'_> {
             table.retain_copies(|at| reserved.is_in_use(at));
         }
         reserved.allocate(length).ok_or(NoSpace::Full)
+    }
+
+    /// Gives `gate` the code at which the guest waits, where there is room for that. Without it, a vCPU that is held stands still.
+    pub(super) fn place(&mut self, gate: &Gate, calls: &Instances) {
+        if gate.code().is_some() || self.reserved.is_err() {
+            return;
+        }
+        let Ok(slots) = self.allocate(CODE.len(), calls) else { return };
+        let Ok(reserved) = &self.reserved else { return };
+        let (entry, memory) = (reserved.address(slots), reserved.memory(slots));
+        if reserved.write(self.stop.ram, slots, &CODE).is_ok() {
+            gate.set_code(GateCode { entry, memory });
+            self.table.add_gate(entry.add(TRAP), gate.id());
+        }
     }
 
     /// Gives back what code of `length` bytes at the start of `slots` does not need.

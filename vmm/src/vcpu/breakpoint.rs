@@ -50,6 +50,7 @@ impl Vcpu {
                     self.passed = passed;
                     return self.ring_full(breakpoint, tables);
                 }
+                Verdict::Gate(gate) => return self.gate_opened(breakpoint, gate, tables),
                 Verdict::CopyEnd(end) => {
                     let (flow, requests) = self.copy_ended(breakpoint, end, tables);
                     return self.grant(flow, requests, tables);

@@ -112,7 +112,7 @@ impl Vcpu {
                 regs = hit.regs;
             }
             if counts {
-                owner.pace(self.id, task, &mut requests);
+                owner.pace(self.id, task, &self.ram, &mut requests);
             }
         }
         if regs.rip == caller.0 {

@@ -1,14 +1,19 @@
-//! A vCPU that a hit makes wait: until another one opens a gate, or for a time.
+//! A task that a hit makes wait: until another one opens a gate, or for a time.
 
-use super::tables::{Cause, VcpuTables};
-use super::{Flow, Vcpu};
+use super::hit::Passed;
+use super::tables::VcpuTables;
+use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
-use crate::gate::{Gate, HeldVcpu};
+use crate::gate::{Gate, HeldTask};
+use crate::kvm::Shadow;
 use crate::probe::{HandlerRequest, Waiting};
+use crate::trap::Breakpoint;
 use crate::world::VcpuPosition;
 use probe_engine::addr::Gva;
-use probe_engine::linux::task::Task;
-use probe_engine::probe::table::ProbeId;
+use probe_engine::probe::gate;
+use probe_engine::probe::pace::GateId;
+use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +27,20 @@ impl Vcpu {
             let flow = match wait {
                 Waiting::Time(time) => self.stand(time, || false, tables),
                 Waiting::Gate { gate, within, probe, task } => {
-                    self.wait_at(&gate, within, (probe, task), tables)
+                    let begun = clock::ticks();
+                    let counted_at = self.passed.map(|passed| passed.nop());
+                    let (gate_id, vcpu) = (gate.id(), self.id);
+                    let held = HeldTask {
+                        gate: gate_id,
+                        probe,
+                        vcpu,
+                        task,
+                        begun,
+                        ended: begun,
+                        by: None,
+                        counted_at,
+                    };
+                    self.wait_at(&gate, held, within, tables)
                 }
             };
             if let Flow::End = flow {
@@ -35,27 +53,68 @@ impl Vcpu {
     fn wait_at(
         &mut self,
         gate: &Gate,
+        held: HeldTask,
         within: Duration,
-        (probe, task): (ProbeId, Option<Task>),
         tables: &mut Arc<VcpuTables>,
     ) -> Flow {
-        if !gate.enter(self.id) {
+        let deadline = held.begun.saturating_add(self.clock.rate().ticks(within));
+        if !gate.enter(held, deadline) || self.enter_code(gate, tables) {
             return Flow::Run;
         }
-        let begun = clock::ticks();
+        // The guest has no code to wait at yet: the vCPU stands still.
         if let Flow::End = self.stand(within, || gate.is_open(), tables) {
             return Flow::End;
         }
-        let by = gate.leave();
-        let ticks = (begun, clock::ticks());
-        let held = HeldVcpu { gate: gate.id(), probe, vcpu: self.id, task, ticks, by };
-        if by.is_some() {
-            self.mailbox.deliver(HandlerRequest::Held(held));
-            return Flow::Run;
-        }
-        // Why nobody came can be seen as long as this one does not go on.
+        gate.give_up(&self.ram);
+        self.left(gate);
+        Flow::Run
+    }
+
+    /// Has the guest go on at the code of `gate`, if there is such, and behind that where it would have gone on now.
+    fn enter_code(&mut self, gate: &Gate, tables: &VcpuTables) -> bool {
+        let Some(code) = gate.code() else { return false };
         let regs = self.kvm.regs();
-        self.hold(Cause::TimedOut(held), regs, tables)
+        let top = regs.rsp.wrapping_sub(8);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
+        if memory.write(Gva(top), &regs.rip.to_le_bytes()).is_err() {
+            return false;
+        }
+        // The gate knows of it.
+        self.passed = None;
+        self.kvm.set_regs(&Regs { rip: code.entry.0, rsp: top, ..regs });
+        true
+    }
+
+    /// The task that was held at the gate of this number has left its code.
+    pub(super) fn gate_opened(
+        &mut self,
+        breakpoint: &Breakpoint,
+        id: GateId,
+        tables: &mut Arc<VcpuTables>,
+    ) -> Flow {
+        let Some(gate) = tables.gates.0.get(&id).cloned() else {
+            return self.give_back(guest_exception(breakpoint.delivery), tables);
+        };
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
+        let entry = Gva(breakpoint.regs.rip.wrapping_sub(gate::TRAP));
+        let Ok(Some(regs)) = gate::past(&breakpoint.regs, entry, &memory) else {
+            return self.give_back(guest_exception(breakpoint.delivery), tables);
+        };
+        let counted_at = self.left(&gate).and_then(|held| held.counted_at);
+        self.passed = counted_at.map(|nop| Passed::at_gate(nop, &regs));
+        let shadow = if self.passed.is_some() { Shadow::Begins } else { Shadow::Over };
+        self.go_on(breakpoint, &regs, shadow)
+    }
+
+    /// Tells what became of the task that was held.
+    fn left(&self, gate: &Gate) -> Option<HeldTask> {
+        let held = gate.leave(clock::ticks(), &self.ram)?;
+        self.mailbox.deliver(HandlerRequest::Held(held));
+        Some(held)
     }
 
     /// Stands still like a parked vCPU for this time, or until `may_go_on`.

@@ -30,6 +30,16 @@ pub struct Passed {
 }
 
 impl Passed {
+    /// By a vCPU that had been held behind the nop, at `regs`.
+    pub(super) fn at_gate(nop: Gva, regs: &Regs) -> Self {
+        Self { nop, to: Gva(regs.rip), rsp: Some(regs.rsp) }
+    }
+
+    /// Where.
+    pub(super) fn nop(&self) -> Gva {
+        self.nop
+    }
+
     /// By a vCPU in the detour that stood at `nop`.
     pub(super) fn in_detour(nop: Gva) -> Self {
         Self { nop, to: nop.add(FTRACE_SITE), rsp: None }
@@ -101,7 +111,7 @@ impl Vcpu {
                         probe.pre(&mut hit);
                         regs = hit.regs;
                     }
-                    probe.pace(self.id, task, &mut requests);
+                    probe.pace(self.id, task, &self.ram, &mut requests);
                 }
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool) if regs.rip == at.0 => {

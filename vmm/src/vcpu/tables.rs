@@ -1,7 +1,7 @@
 //! What vCPUs go by between two stops, and for what they stop by themselves.
 
 use crate::clock::Clock;
-use crate::gate::HeldVcpu;
+use crate::gate::Gates;
 use crate::kernel_view::KernelView;
 use crate::kvm::{Breakpoints, Shared};
 use crate::memory::GuestRam;
@@ -13,7 +13,9 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::paging::{AddressSpace, Spaces};
+use probe_engine::probe::gate;
 use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
+use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,6 +50,8 @@ pub struct VcpuTables {
     pub kernel_space: Option<AddressSpace>,
     /// What vCPUs see at an exit without a system call.
     pub shared: Shared,
+    /// Where tasks are held.
+    pub gates: Gates,
 }
 
 /// What a vCPU stopped at.
@@ -60,8 +64,6 @@ pub enum Cause {
     Device,
     /// What a handler wants to have done before the vCPU goes on.
     Commands(Vec<Command>),
-    /// It was held, and nobody has opened its gate in time.
-    TimedOut(HeldVcpu),
 }
 
 /// Calls that detours follow.
@@ -109,6 +111,18 @@ impl VcpuTables {
             Some(kernel) => Spaces::Halves { kernel, user },
             None => Spaces::One(user()),
         }
+    }
+
+    /// What `at` stands for, if it is in a copy.
+    pub(crate) fn shown(&self, at: Gva) -> Gva {
+        self.sites.original(at).unwrap_or(at)
+    }
+
+    /// The registers with which a task goes on that is at `regs`: where it is held at a gate, those behind that.
+    pub(crate) fn behind_gates(&self, regs: Regs, memory: &VirtMemory<'_, GuestRam>) -> Regs {
+        let codes = self.gates.0.values().filter_map(|gate| gate.code());
+        let past = |entry| gate::past(&regs, entry, memory).ok().flatten();
+        codes.into_iter().find_map(|code| past(code.entry)).unwrap_or(regs)
     }
 
     /// Whether a call returns there that is followed, by a trap or by a detour.

@@ -9,6 +9,7 @@ fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
         Verdict::CopyEnd(_) => "copy",
         Verdict::Return(..) => "return",
         Verdict::RingFull => "ring full",
+        Verdict::Gate(_) => "gate",
         Verdict::Stale => "stale",
         Verdict::Foreign => "foreign",
     }

@@ -58,7 +58,7 @@ pub enum RegisterError {
     )]
     OnlyPre(String),
     /// A watch, or a one-shot probe, that is to hold vCPUs or to let them go on.
-    #[error("`{0}`: a watch and a one-shot probe hold no CPU, and let none go on")]
+    #[error("`{0}`: a watch and a one-shot probe hold no task, and let none go on")]
     Unpaced(String),
     /// No debug register is free.
     #[error(

@@ -54,6 +54,9 @@ impl Sites {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         let only_copy = self.accesses_device(at);
+        for gate in probes.iter().filter_map(|p| p.probe.gate()) {
+            guest.place(gate, self.detours.instances());
+        }
         // A vCPU that stands at the site has not touched memory yet.
         let stands = probes.iter().any(|p| p.probe.stands());
         if probes.iter().filter(|p| p.probe.plan.records()).count() > RING {
