@@ -417,7 +417,7 @@ fn unreached(gate: &GateEnd) -> Option<String> {
     let GateEnd { hold, until, reached, timed_out, unfinished, .. } = gate;
     let held = timed_out + unfinished;
     (*reached == 0).then(|| match held {
-        0 => format!("the order was never tried: no CPU came to {hold} in the scope"),
+        0 => format!("the order was never tried: no task came to {hold} in the scope"),
         _ => format!(
             "the order was never reached: while a task was held at {hold}, no other one came to {until}"
         ),

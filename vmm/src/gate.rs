@@ -163,20 +163,19 @@ impl Gate {
         is_held && now >= self.deadline.load(Ordering::Relaxed)
     }
 
-    /// Lets it go on for that.
-    pub(crate) fn give_up(&self, ram: &GuestRam) {
+    /// Lets the one go on that is held if its time is over at `now`, in ticks, and says whether that is so.
+    pub(crate) fn give_up(&self, now: u64, ram: &GuestRam) -> bool {
         let held = self.state.load(Ordering::Acquire);
-        if held & state::ALL == state::HELD {
-            self.end(held, state::OVERDUE, ram);
-        }
+        self.is_overdue(now) && self.end(held, state::OVERDUE, ram)
     }
 
-    /// Ends the hold that `held` says, unless another one has.
-    fn end(&self, held: u64, ended: u64, ram: &GuestRam) {
+    /// Ends the hold that `held` says, unless it has ended before, and says whether that is so.
+    fn end(&self, held: u64, ended: u64, ram: &GuestRam) -> bool {
         let is_ended = self.state.compare_exchange(held, ended, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_ended {
             self.say(1, ram);
         }
+        is_ended
     }
 
     /// Writes the byte that the guest waits for.
@@ -280,11 +279,23 @@ mod tests {
         let (gate, ram) = (Gate::new(GateId(3)), ram());
         assert!(gate.enter(held(5), 100));
         assert!(!gate.is_overdue(99) && gate.is_overdue(100));
-        gate.give_up(&ram);
+        assert!(!gate.give_up(99, &ram) && !gate.is_open());
+        assert!(gate.give_up(100, &ram) && !gate.give_up(100, &ram));
         gate.open(1, None, &ram);
         assert_eq!(gate.leave(101, &ram).unwrap().by, None);
         assert!(gate.enter(held(5), 100));
         assert_eq!(counts(&gate), (0, 1, 1, 0));
+    }
+
+    /// The time of the first one is over, and another one has come before that is seen to.
+    #[test]
+    fn who_has_just_come_is_not_given_up_for_the_one_before() {
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
+        assert!(gate.enter(held(5), 100) && gate.is_overdue(100));
+        gate.open(1, None, &ram);
+        assert_eq!(gate.leave(100, &ram).unwrap().by, Some(1));
+        assert!(gate.enter(held(5), 200));
+        assert!(!gate.give_up(100, &ram) && !gate.is_open());
     }
 
     #[test]
@@ -303,7 +314,7 @@ mod tests {
                                 }
                                 std::hint::spin_loop();
                             }
-                            gate.give_up(ram);
+                            gate.give_up(0, ram);
                             assert_ne!(gate.leave(0, ram).unwrap().by, Some(vcpu));
                         } else {
                             gate.open(vcpu, None, ram);

@@ -9,16 +9,17 @@ impl Control<'_> {
     /// Has those go on whose time is over.
     pub(super) fn end_holds(&mut self) {
         let now = clock::ticks();
-        let overdue: Vec<_> =
-            self.registry.known_gates().0.values().filter(|gate| gate.is_overdue(now)).cloned().collect();
-        if overdue.is_empty() {
+        let gates = self.registry.known_gates();
+        if !gates.0.values().any(|gate| gate.is_overdue(now)) {
             return;
         }
         let parked = self.world.park(|id| self.threads.kick(id));
         let stands = self.stands(&parked.positions(), &self.world.tables());
-        for gate in overdue {
-            self.holds.stands.insert(gate.id(), stands.clone());
-            gate.give_up(&self.ram);
+        // Until the guest stood still, one may have gone on, and another one may have come.
+        for gate in gates.0.values() {
+            if gate.give_up(now, &self.ram) {
+                self.holds.stands.insert(gate.id(), stands.clone());
+            }
         }
     }
 

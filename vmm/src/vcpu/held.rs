@@ -29,11 +29,10 @@ impl Vcpu {
                 Waiting::Gate { gate, within, probe, task } => {
                     let begun = clock::ticks();
                     let counted_at = self.passed.map(|passed| passed.nop());
-                    let (gate_id, vcpu) = (gate.id(), self.id);
                     let held = HeldTask {
-                        gate: gate_id,
+                        gate: gate.id(),
                         probe,
-                        vcpu,
+                        vcpu: self.id,
                         task,
                         begun,
                         ended: begun,
@@ -65,7 +64,7 @@ impl Vcpu {
         if let Flow::End = self.stand(within, || gate.is_open(), tables) {
             return Flow::End;
         }
-        gate.give_up(&self.ram);
+        gate.give_up(deadline, &self.ram);
         self.left(gate);
         Flow::Run
     }

@@ -120,9 +120,9 @@ impl VcpuTables {
 
     /// The registers with which a task goes on that is at `regs`: where it is held at a gate, those behind that.
     pub(crate) fn behind_gates(&self, regs: Regs, memory: &VirtMemory<'_, GuestRam>) -> Regs {
-        let codes = self.gates.0.values().filter_map(|gate| gate.code());
+        let mut codes = self.gates.0.values().filter_map(|gate| gate.code());
         let past = |entry| gate::past(&regs, entry, memory).ok().flatten();
-        codes.into_iter().find_map(|code| past(code.entry)).unwrap_or(regs)
+        codes.find_map(|code| past(code.entry)).unwrap_or(regs)
     }
 
     /// Whether a call returns there that is followed, by a trap or by a detour.

@@ -57,7 +57,7 @@ pub enum RegisterError {
         "`{0}`: a one-shot probe has no post and no fault handler, as its instruction runs where it stands"
     )]
     OnlyPre(String),
-    /// A watch, or a one-shot probe, that is to hold vCPUs or to let them go on.
+    /// A watch, or a one-shot probe, that is to hold tasks or to let them go on.
     #[error("`{0}`: a watch and a one-shot probe hold no task, and let none go on")]
     Unpaced(String),
     /// No debug register is free.
