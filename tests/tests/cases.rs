@@ -67,7 +67,7 @@ fn every_verdict_comes_of_its_case_and_parts_unite_to_the_whole() {
         // Each part has a case that fails.
         assert_eq!(part.wait_with_output().unwrap().status.code(), Some(1));
     }
-    let xml = folder.path().join("junit.xml");
+    let (xml, page) = (folder.path().join("junit.xml"), folder.path().join("page.html"));
     let words = [
         "test",
         "--merge",
@@ -76,6 +76,8 @@ fn every_verdict_comes_of_its_case_and_parts_unite_to_the_whole() {
         "--format=json",
         "--junit",
         xml.to_str().unwrap(),
+        "--html",
+        page.to_str().unwrap(),
     ];
     // No guest runs: no host and no kernel are named.
     let merged = std::process::Command::new(&binary).args(words).output().unwrap();
@@ -91,9 +93,22 @@ fn every_verdict_comes_of_its_case_and_parts_unite_to_the_whole() {
     let xml = fs::read_to_string(&xml).unwrap();
     let counts = "tests=\"11\" skipped=\"1\" failures=\"6\" errors=\"2\"";
     assert!(xml.contains(counts) && xml.contains("&lt;bad&gt;"), "{xml}");
+    page_of_parts(&binary, &page, [&second, &first]);
     let missing = std::process::Command::new(&binary).args(["test", "--merge"]).arg(&first).output().unwrap();
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(said.contains("was run by no part"), "{said}");
+}
+
+/// `page` shows what the parts have kept, and is the same of these parts in another order.
+fn page_of_parts(binary: &Path, page: &Path, parts: [&Path; 2]) {
+    let other = page.with_file_name("other.html");
+    let mut merge = std::process::Command::new(binary);
+    merge.args(["test", "--merge"]).args(parts).arg("--html").arg(&other).output().unwrap();
+    let text = fs::read_to_string(page).unwrap();
+    assert!(text == fs::read_to_string(&other).unwrap());
+    for shown in ["Report of the kernel", "Kernel panic", "&lt;bad&gt;: failed", "workload=panic"] {
+        assert!(text.contains(shown), "{shown}: {text}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ Examples:
   vmm test cases.toml --list
   vmm test cases.toml --shard 1/2 -o first --junit first.xml
   vmm test cases.toml --shard 2/2 -o second --retries 1
-  vmm test --merge first second --junit all.xml
+  vmm test --merge first second --junit all.xml --html all.html
 
 Exit codes:
   0    all cases have passed, but for those that were skipped
@@ -80,6 +80,12 @@ pub(crate) struct Cases {
         conflicts_with_all = ["file", "kernels", "jobs", "retries", "list", "shard", "times", "output"],
     )]
     pub(crate) merge: Vec<PathBuf>,
+    /// Write the united results as one page for a browser to this file
+    ///
+    /// It has a table of cases and kernels, and of each case its command, why it has not passed, reports of the kernel, and the
+    /// end of the console. It needs no other file and no script.
+    #[arg(long, value_name = "FILE", requires = "merge", help_heading = heading::OUTPUT)]
+    pub(crate) html: Option<PathBuf>,
     /// Keep in this folder what each case has left: recording, console, standard output and error, and all results
     #[arg(long, short = 'o', value_name = "DIR", help_heading = heading::OUTPUT)]
     pub(crate) output: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! A case on a kernel: what is run, judged and told as one.
 
 use super::kernels::TestedKernel;
-use super::known::KnownCase;
+use super::known::{self, KnownCase};
 use super::suite::{GuestProgram, TestCase, TestSuite};
 use std::ffi::OsString;
 
@@ -92,12 +92,8 @@ impl CaseRun<'_> {
         words
     }
 
-    /// Its folder among those of all, in letters that every system has.
+    /// Its folder among those of all.
     pub(crate) fn folder(&self) -> String {
-        let plain = |text: &str| -> String {
-            let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-            text.chars().map(plain).take(60).collect()
-        };
-        format!("{:03}-{}-{}", self.number, plain(&self.kernel.word), plain(self.name()))
+        known::folder(self.number, &self.kernel.word, self.name())
     }
 }

@@ -7,7 +7,7 @@ use crate::json::json;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -36,32 +36,45 @@ pub(crate) fn write(folder: &Path, all: &AllCases, results: &[CaseResult]) -> Re
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// A result of one of several parts.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MergedResult {
+    pub(crate) result: CaseResult,
+    /// The folders of the parts that have run the case. The result is that of the first one.
+    pub(crate) parts: Vec<PathBuf>,
+}
+
 /// The results of all parts, in the order of the file. One that no part has run could not be run; of one that several have run,
-/// the worst verdict counts.
-pub(crate) fn merged(folders: &[PathBuf]) -> Result<(AllCases, Vec<CaseResult>)> {
-    let mut parts = folders.iter().map(|folder| read(folder));
-    let (all, results) = parts.next().context("there is nothing to be put together")??;
-    let mut found = BTreeMap::<usize, CaseResult>::new();
-    let mut add = |results: Vec<CaseResult>| {
+/// the worst verdict counts. The order of `folders` changes nothing.
+pub(crate) fn merged(folders: &[PathBuf]) -> Result<(AllCases, Vec<MergedResult>)> {
+    let folders = BTreeSet::from_iter(folders);
+    let mut parts = folders.iter().map(|folder| read(folder).map(|part| (*folder, part)));
+    let (first, (all, results)) = parts.next().context("there is nothing to be put together")??;
+    let mut found = BTreeMap::<usize, MergedResult>::new();
+    let mut add = |folder: &Path, results: Vec<CaseResult>| {
         for result in results {
+            let folder = folder.to_owned();
             match found.get_mut(&result.number) {
-                None => drop(found.insert(result.number, result)),
+                None => drop(found.insert(result.number, MergedResult { result, parts: vec![folder] })),
                 Some(other) => {
                     say(format_args!("{} [{}] was run by two parts", result.name, result.kernel));
-                    if worse(&result.judgement) > worse(&other.judgement) {
-                        *other = result;
+                    if worse(&result.judgement) > worse(&other.result.judgement) {
+                        other.result = result;
+                        other.parts.insert(0, folder);
+                    } else {
+                        other.parts.push(folder);
                     }
                 }
             }
         }
     };
-    add(results);
-    for (part, folder) in parts.zip(folders.iter().skip(1)) {
-        let (other, results) = part?;
+    add(first, results);
+    for part in parts {
+        let (folder, (other, results)) = part?;
         if other.cases != all.cases {
-            bail!("{} has parts of other cases than the first folder", folder.display());
+            bail!("{} has parts of other cases than {}", folder.display(), first.display());
         }
-        add(results);
+        add(folder, results);
     }
     let missing = all.cases.iter().filter(|case| !found.contains_key(&case.number)).map(|case| {
         say(format_args!("{} [{}] was run by no part", case.name, case.kernel));
@@ -74,10 +87,12 @@ pub(crate) fn merged(folders: &[PathBuf]) -> Result<(AllCases, Vec<CaseResult>)>
             subtests: Vec::new(),
             attempts: 0,
             seconds: 0.0,
+            command: Vec::new(),
         }
     });
     let missing: Vec<CaseResult> = missing.collect();
-    found.extend(missing.into_iter().map(|result| (result.number, result)));
+    let missing = missing.into_iter().map(|result| MergedResult { result, parts: Vec::new() });
+    found.extend(missing.map(|missing| (missing.result.number, missing)));
     Ok((all, found.into_values().collect()))
 }
 
@@ -137,16 +152,21 @@ mod tests {
         (folder, paths)
     }
 
+    fn found(paths: &[PathBuf]) -> (AllCases, Vec<CaseResult>) {
+        let (all, found) = merged(paths).unwrap();
+        (all, found.into_iter().map(|found| found.result).collect())
+    }
+
     #[test]
     fn parts_unite_to_the_whole() {
         let (_folder, paths) = folders(&[&[4, 0], &[2, 1, 3]]);
-        assert_eq!(merged(&paths).unwrap(), (all(), results()));
+        assert_eq!(found(&paths), (all(), results()));
     }
 
     #[test]
     fn a_case_that_no_part_has_run_was_not_run() {
         let (_folder, paths) = folders(&[&[4, 0], &[2, 3]]);
-        let (_, found) = merged(&paths).unwrap();
+        let (_, found) = found(&paths);
         assert_eq!(found.len(), 5);
         assert_eq!(found[1].judgement, Judgement::Infrastructure("no part has run it".to_owned()));
     }
@@ -157,7 +177,21 @@ mod tests {
         let mut better = results()[1].clone();
         better.judgement = Judgement::Passed;
         write(&paths[1], &all(), &[better]).unwrap();
-        assert_eq!(merged(&paths).unwrap().1, results());
+        assert_eq!(found(&paths).1, results());
+    }
+
+    #[test]
+    fn the_order_of_the_folders_changes_nothing() {
+        let (_folder, paths) = folders(&[&[0, 1, 2], &[1, 3], &[2, 4]]);
+        let mut slower = results()[1].clone();
+        slower.seconds = 9.0;
+        write(&paths[1], &all(), &[slower]).unwrap();
+        let (one, other) =
+            (merged(&paths), merged(&[&paths[2], &paths[0], &paths[1], &paths[0]].map(Clone::clone)));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert_eq!(one, other);
+        assert_eq!(one.1[1].parts, paths[..2]);
+        assert_eq!(one.1[1].result, results()[1]);
     }
 
     #[test]

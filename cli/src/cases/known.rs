@@ -10,3 +10,12 @@ pub(crate) struct KnownCase {
     pub(crate) name: String,
     pub(crate) line: usize,
 }
+
+/// The folder of case `number` among those of all, in letters that every system has.
+pub(crate) fn folder(number: usize, kernel: &str, name: &str) -> String {
+    let plain = |text: &str| -> String {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+        text.chars().map(plain).take(60).collect()
+    };
+    format!("{number:03}-{}-{}", plain(kernel), plain(name))
+}

@@ -3,6 +3,7 @@
 mod case_run;
 mod checks;
 mod child;
+mod evidence;
 mod expect;
 mod judge;
 mod judgement;
@@ -14,6 +15,7 @@ mod ktap;
 mod observed;
 mod ordered;
 mod outlet;
+mod page;
 mod pattern;
 mod queue;
 mod results;
@@ -24,6 +26,7 @@ mod times;
 mod told;
 
 use crate::args::{Cases, HostArgs, HostChoice, ResultFormat};
+use crate::file;
 use crate::json::json;
 use crate::listing::list;
 use crate::say::{note, say};
@@ -31,12 +34,13 @@ use anyhow::{Context, Result, bail};
 use case_run::{CaseRun, Readiness};
 use child::Bench;
 use judgement::Judgement;
-use kept::AllCases;
+use kept::{AllCases, MergedResult};
 use kernels::{KnownKernel, TestedKernel};
 use results::CaseResult;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use source::SuiteSource;
 use std::fs;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -53,7 +57,11 @@ const BESIDE: u64 = 512 << 20;
 
 pub(crate) fn main(args: &Cases) -> Result<ExitCode> {
     let Some(path) = &args.file else {
-        let (all, results) = kept::merged(&args.merge)?;
+        let (all, merged) = kept::merged(&args.merge)?;
+        if let Some(path) = &args.html {
+            write_page(path, &all.file, &merged)?;
+        }
+        let results: Vec<CaseResult> = merged.into_iter().map(|merged| merged.result).collect();
         // People want to know of the others; programs of all.
         let is_told =
             |result: &&CaseResult| args.format != ResultFormat::Text || result.judgement != Judgement::Passed;
@@ -99,6 +107,15 @@ pub(crate) fn main(args: &Cases) -> Result<ExitCode> {
         kept::write(folder, &all, &results)?;
     }
     outlet::tell_all(args, file.name(), &results)
+}
+
+fn write_page(path: &Path, file: &str, merged: &[MergedResult]) -> Result<()> {
+    let mut out = BufWriter::new(file::create(path)?);
+    page::write(&mut out, file, merged)
+        .and_then(|()| out.flush())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    file::note_written("the page", path);
+    Ok(())
 }
 
 /// Runs all of these, and tells what came of each as it comes. They are in the order of the file then.

@@ -1,6 +1,6 @@
 //! What came of a case, as it is kept and told.
 
-use super::case_run::CaseRun;
+use super::case_run::{CaseRun, Readiness};
 use super::judge::Judged;
 use super::judgement::Judgement;
 use super::ktap::Subtest;
@@ -27,6 +27,9 @@ pub(crate) struct CaseResult {
     pub(crate) attempts: u32,
     /// How long it took, which is told and never judged.
     pub(crate) seconds: f64,
+    /// The words of `vmm run` that run it by hand; none where it was not run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) command: Vec<String>,
 }
 
 impl CaseResult {
@@ -34,7 +37,13 @@ impl CaseResult {
         let Judged { judgement, subtests } = judged;
         let (number, line, seconds) = (run.number, run.line, took.as_secs_f64());
         let (kernel, name) = (run.kernel.word.clone(), run.name().to_owned());
-        Self { number, kernel, name, line, judgement, subtests, attempts, seconds }
+        let command = match run.ready {
+            Readiness::Ready(_) => {
+                run.words().iter().map(|word| word.to_string_lossy().into_owned()).collect()
+            }
+            _ => Vec::new(),
+        };
+        Self { number, kernel, name, line, judgement, subtests, attempts, seconds, command }
     }
 
     /// Writes it for people, on one line and one more for each reason.
@@ -77,6 +86,7 @@ pub(super) mod testing {
             subtests,
             attempts: 1,
             seconds: 1.5,
+            command: vec!["--probe=f if comm == \"a\"".to_owned()],
         };
         judgements.into_iter().enumerate().map(result).collect()
     }

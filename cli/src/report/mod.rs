@@ -7,6 +7,8 @@ mod perfetto;
 mod stacks;
 mod text;
 
+pub(crate) use html::{STYLE, hash};
+
 use crate::args::{Report, ReportFormat};
 use crate::file::{self, NewFile};
 use crate::listing::list;

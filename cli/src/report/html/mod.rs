@@ -22,7 +22,8 @@ use std::io::{self, BufRead, Write};
 use tables::Tables;
 
 const PAGE: &str = include_str!("../page/page.html");
-const STYLE: &str = include_str!("../page/page.css");
+/// How pages of this program look.
+pub(crate) const STYLE: &str = include_str!("../page/page.css");
 const SCRIPT: &str = concat!(
     "\"use strict\";\n",
     include_str!("../page/format.js"),
@@ -123,6 +124,6 @@ fn write_data<W: Write>(
 }
 
 /// By which a page allows a script or a style that is written in it.
-fn hash(text: &str) -> String {
+pub(crate) fn hash(text: &str) -> String {
     format!("sha256-{}", STANDARD.encode(Sha256::digest(text)))
 }
