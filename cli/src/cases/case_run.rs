@@ -2,7 +2,7 @@
 
 use super::kernels::TestedKernel;
 use super::known::{self, KnownCase};
-use super::suite::{GuestProgram, TestCase, TestSuite};
+use super::suite::{TestCase, TestSuite};
 use std::ffi::OsString;
 
 /// A case on a kernel.
@@ -72,22 +72,15 @@ impl CaseRun<'_> {
         if !appended.is_empty() {
             option("append", &appended.join(" "));
         }
-        if let Some(initrd) = case.initrd.as_ref().or(suite.initrd.as_ref()).filter(|_| case.run.is_none()) {
-            option("initrd", initrd);
+        if let Some(initrd) = case.initrd(suite) {
+            option("initrd", initrd.get_ref());
         }
         case.probes.iter().for_each(|probe| option("probe", probe.at.get_ref()));
         words.push("--kernel".into());
         words.push(self.kernel.choice.word());
-        let command = match &case.run {
-            None => Vec::new(),
-            Some(GuestProgram::Shell(text)) => vec!["sh".to_owned(), "-c".to_owned(), text.clone()],
-            Some(GuestProgram::Words { program, args }) => {
-                std::iter::once(program).chain(args).cloned().collect()
-            }
-        };
-        if !command.is_empty() {
+        if let Some(program) = &case.run {
             words.push("--".into());
-            words.extend(command.into_iter().map(OsString::from));
+            words.extend(program.words());
         }
         words
     }

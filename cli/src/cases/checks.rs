@@ -6,6 +6,7 @@ use crate::args::{Memory, parse_memory};
 use anyhow::{Result, anyhow, bail};
 use probe_engine::linux::nearest::nearest;
 use std::collections::BTreeSet;
+use std::path::Path;
 use toml::Spanned;
 
 /// The longest name of a case, in bytes: it is a line of many lists.
@@ -13,9 +14,16 @@ const LONGEST_NAME: usize = 200;
 /// The most CPUs that a guest has.
 const MOST_CPUS: u8 = 16;
 
-/// Refuses the first mistake.
-pub(crate) fn check(file: &SuiteSource, suite: &TestSuite) -> Result<()> {
+/// Refuses the first mistake. Paths are those from `folder` on.
+pub(crate) fn check(file: &SuiteSource, folder: &Path, suite: &TestSuite) -> Result<()> {
     machine(file, suite.cpus.as_ref(), suite.memory.as_ref())?;
+    let initrds = suite.cases.iter().map(|case| &case.initrd).chain([&suite.initrd]).flatten();
+    for initrd in initrds {
+        if !folder.join(initrd.get_ref()).exists() {
+            let message = format!("there is no {} from this file's folder on", initrd.get_ref());
+            return Err(file.mistake_in(initrd, message));
+        }
+    }
     let wrong = |span, message, hint| file.mistake(span, message, hint);
     suite.splats.allow.iter().try_for_each(|entry| entry.check(&wrong))?;
     if suite.cases.is_empty() {

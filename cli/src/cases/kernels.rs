@@ -1,19 +1,22 @@
 //! The kernels that cases run on, and what in them cases ask for. All of that is checked before anything boots.
 
 use super::source::SuiteSource;
-use super::suite::{ProbeExpectation, TestCase};
+use super::suite::{ProbeExpectation, TestCase, TestSuite};
 use crate::advice;
 use crate::args::SymbolSource;
 use crate::file;
 use crate::kernel_choice::Choice;
+use crate::module_files::{self, ModuleOrigin};
 use crate::symbol_file::KernelSource;
 use anyhow::{Error, Result};
+use guest_kernels::{Cache, Modules};
 use probe_engine::capture::typed::Expand;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::nearest::nearest;
 use probe_engine::linux::syscalls::SystemCalls;
+use probe_engine::probe::place::Place;
 use probe_engine::request::{DefinitionError, Definitions, ProbeRequest};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -25,10 +28,18 @@ pub(crate) struct TestedKernel {
     pub(crate) choice: Choice,
 }
 
+/// A kernel that was read.
+pub(crate) struct ReadKernel {
+    source: KernelSource,
+    kernel: Kernel,
+    modules: Modules,
+}
+
 /// What is known of a kernel, with which cases are checked.
 pub(crate) struct KnownKernel<'a> {
     name: &'a str,
     kernel: &'a Kernel,
+    modules: &'a Modules,
     btf: Option<Btf<'a>>,
     debug: DebugInfo<'a>,
 }
@@ -87,17 +98,18 @@ impl TestedKernel {
     }
 
     /// Reads it, and fetches it where it is one of Debian's and not there.
-    pub(crate) fn read(&self) -> Result<(KernelSource, Kernel)> {
+    pub(crate) fn read(&self) -> Result<ReadKernel> {
         let files = self.choice.files()?;
         let source = KernelSource::of(&files, &SymbolSource { symbols: None::<PathBuf> });
         let kernel = source.kernel(&file::read(&files.image)?)?;
-        Ok((source, kernel))
+        Ok(ReadKernel { source, kernel, modules: files.modules })
     }
 }
 
 impl<'a> KnownKernel<'a> {
-    pub(crate) fn new(name: &'a str, source: &'a KernelSource, kernel: &'a Kernel) -> Self {
-        Self { name, kernel, btf: kernel.btf().ok(), debug: source.debug_info(kernel) }
+    pub(crate) fn new(name: &'a str, read: &'a ReadKernel) -> Self {
+        let ReadKernel { source, kernel, modules } = read;
+        Self { name, kernel, modules, btf: kernel.btf().ok(), debug: source.debug_info(kernel) }
     }
 
     /// What `case` requires and this kernel lacks, if that is so.
@@ -127,11 +139,11 @@ impl<'a> KnownKernel<'a> {
         }
     }
 
-    /// To how many probes each definition of `case` comes.
+    /// The probes to which each definition of `case` comes.
     ///
     /// # Errors
     /// What is wrong with a definition, or with what is expected of its hits, at its place in the file.
-    pub(crate) fn probes(&self, file: &SuiteSource, case: &TestCase) -> Result<Vec<u32>> {
+    pub(crate) fn probes(&self, file: &SuiteSource, case: &TestCase) -> Result<Vec<Vec<ProbeRequest>>> {
         let mut all = Vec::new();
         for probe in &case.probes {
             let mut definitions = Definitions::of(self.kernel, self.btf.as_ref(), &self.debug, Expand::Small);
@@ -153,7 +165,46 @@ impl<'a> KnownKernel<'a> {
                 return Err(file.mistake(ratio.span(), message, Some("write FUNCTION%return".to_owned())));
             }
         }
-        Ok(all.iter().map(|(_, found)| u32::try_from(found.len()).unwrap_or(u32::MAX)).collect())
+        Ok(all.into_iter().map(|(_, found)| found).collect())
+    }
+
+    /// Refuses the first probe whose module can come from nowhere, as `vmm run` does. `found` are those of each definition, and
+    /// `folder` is where the guest's command begins.
+    pub(crate) fn check_modules(
+        &self,
+        file: &SuiteSource,
+        folder: &Path,
+        (suite, case): (&TestSuite, &TestCase),
+        found: &[Vec<ProbeRequest>],
+    ) -> Result<()> {
+        let is_in_module = |probe: &ProbeRequest| matches!(probe.place, Place::Module { .. });
+        if !found.iter().flatten().any(is_in_module) {
+            return Ok(());
+        }
+        let (words, initramfs);
+        let origin = match (&case.run, case.initrd(suite)) {
+            (Some(program), _) => {
+                words = program.words();
+                ModuleOrigin::Command { modules: self.modules, root: Path::new("/"), folder, words: &words }
+            }
+            (None, initrd) => {
+                let path = match initrd {
+                    Some(initrd) => folder.join(initrd.get_ref()),
+                    None => Cache::open()?.initramfs()?,
+                };
+                initramfs = file::read(&path)?;
+                ModuleOrigin::Initramfs(&initramfs)
+            }
+        };
+        for (probe, found) in case.probes.iter().zip(found) {
+            if let Some(missing) = module_files::missing(&origin, self.kernel, found) {
+                let hint = (!missing.is_in_kernel && case.run.is_some()).then(|| {
+                    "where `run` brings the module from elsewhere, name the module in `run`".to_owned()
+                });
+                return Err(file.mistake(probe.at.span(), self.here(missing.said), hint));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that hits have what is expected of them.

@@ -72,11 +72,11 @@ pub(crate) fn main(args: &Cases) -> Result<ExitCode> {
     };
     let file = SuiteSource::read(path)?;
     let suite: TestSuite = file.parse()?;
-    checks::check(&file, &suite)?;
     let folder = std::path::absolute(path)?;
     let folder = folder.parent().unwrap_or(Path::new("/"));
+    checks::check(&file, folder, &suite)?;
     let kernels = kernels(args, &file, folder, &suite)?;
-    let mut runs = runs(&file, &suite, &kernels)?;
+    let mut runs = runs(&file, folder, &suite, &kernels)?;
     runs.retain(|run| args.names.is_empty() || args.names.iter().any(|name| run.name().contains(name)));
     if runs.is_empty() {
         bail!("no case of {} has one of these names", path.display());
@@ -168,13 +168,14 @@ fn kernels(args: &Cases, file: &SuiteSource, folder: &Path, suite: &TestSuite) -
 /// All cases on all kernels, checked. What is said of a kernel that cannot be had is what comes of its cases.
 fn runs<'a>(
     file: &SuiteSource,
+    folder: &Path,
     suite: &'a TestSuite,
     kernels: &'a [TestedKernel],
 ) -> Result<Vec<CaseRun<'a>>> {
     let mut runs = Vec::new();
     for kernel in kernels {
         let read = kernel.read();
-        let known = read.as_ref().map(|(source, read)| KnownKernel::new(&kernel.word, source, read));
+        let known = read.as_ref().map(|read| KnownKernel::new(&kernel.word, read));
         if let Err(error) = &known {
             say(format_args!("the kernel {} cannot be used: {error:#}", kernel.word));
         }
@@ -183,7 +184,12 @@ fn runs<'a>(
                 Err(error) => Readiness::NoKernel(format!("{error:#}")),
                 Ok(known) => match known.lacks(file, case)? {
                     Some(reason) => Readiness::Lacking(reason),
-                    None => Readiness::Ready(known.probes(file, case)?),
+                    None => {
+                        let found = known.probes(file, case)?;
+                        known.check_modules(file, folder, (suite, case), &found)?;
+                        let count = |found: &Vec<_>| u32::try_from(found.len()).unwrap_or(u32::MAX);
+                        Readiness::Ready(found.iter().map(count).collect())
+                    }
                 },
             };
             let line = file.line_of(&case.name);

@@ -6,6 +6,7 @@ use crate::splats::AllowEntry;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de::value::MapAccessDeserializer};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use toml::Spanned;
 
@@ -20,7 +21,7 @@ pub(crate) struct TestSuite {
     pub(crate) cpus: Option<Spanned<u8>>,
     pub(crate) memory: Option<Spanned<String>>,
     pub(crate) append: Option<String>,
-    pub(crate) initrd: Option<String>,
+    pub(crate) initrd: Option<Spanned<String>>,
     pub(crate) timeout: Option<u64>,
     #[serde(default)]
     pub(crate) splats: SplatRules,
@@ -43,7 +44,7 @@ pub(crate) struct TestCase {
     /// Words for the kernel's command line.
     pub(crate) append: Option<String>,
     /// An initramfs, for a guest without a command.
-    pub(crate) initrd: Option<String>,
+    pub(crate) initrd: Option<Spanned<String>>,
     /// In seconds, where guests run natively.
     pub(crate) timeout: Option<u64>,
     /// What a kernel must have, or the case is skipped.
@@ -133,7 +134,24 @@ pub(crate) struct ProbeExpectation {
     pub(crate) mean: Option<Spanned<DurationRatio>>,
 }
 
+impl GuestProgram {
+    /// The program and its arguments.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        match self {
+            Self::Shell(text) => ["sh", "-c", text].map(OsString::from).to_vec(),
+            Self::Words { program, args } => {
+                std::iter::once(program).chain(args).map(OsString::from).collect()
+            }
+        }
+    }
+}
+
 impl TestCase {
+    /// The initramfs of its guest, where it or `suite` says one.
+    pub(crate) fn initrd<'a>(&'a self, suite: &'a TestSuite) -> Option<&'a Spanned<String>> {
+        self.initrd.as_ref().or(suite.initrd.as_ref()).filter(|_| self.run.is_none())
+    }
+
     /// Whether something is judged by this probe that another one or the order of hits expects.
     pub(crate) fn compares(&self, id: &str) -> bool {
         let pairs = self.order.never_before.iter().flat_map(|(later, first)| [later, first]);
