@@ -3,7 +3,7 @@
 use crate::say::note;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -111,6 +111,18 @@ impl NewFile {
     }
 }
 
+/// Writes a whole file, which is on the disk before it takes the place of what was there.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    refuse_dash(path)?;
+    let write = || {
+        let (mut file, path) = beside(path, fs::metadata(path).ok().as_ref())?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map(drop).map_err(io::Error::from)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// A file beside `path`, as accessible as the `old` one there, and where it is to be in the end.
 fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<(NamedTempFile, PathBuf)> {
     // A link stays a link.
@@ -128,7 +140,6 @@ fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<(NamedTempFile, Pat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -147,6 +158,20 @@ mod tests {
         assert!(!refused(&at("other")) && !refused(&at("new")) && !refused(Path::new("/dev/null")));
         // A device may be both.
         assert!(refuse_an_input(Some(Path::new("/dev/null")), [Path::new("/dev/null")]).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        for text in ["a longer text", "short"] {
+            replace(&path, text.as_bytes()).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), text.as_bytes());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(
+            replace(Path::new("-"), b"").is_err() && replace(&folder.path().join("no/state"), b"").is_err()
+        );
     }
 
     #[test]

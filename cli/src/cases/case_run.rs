@@ -1,9 +1,12 @@
 //! A case on a kernel: what is run, judged and told as one.
 
-use super::kernels::TestedKernel;
+use super::kernels::{KnownKernel, TestedKernel};
 use super::known::{self, KnownCase};
+use super::source::SuiteSource;
 use super::suite::{TestCase, TestSuite};
+use anyhow::Result;
 use std::ffi::OsString;
+use std::path::Path;
 
 /// A case on a kernel.
 pub(crate) struct CaseRun<'a> {
@@ -32,6 +35,27 @@ pub(crate) enum Readiness {
 const TIMEOUT: u64 = 100;
 /// In the emulated host it may take so many times as long.
 const EMULATED: u64 = 6;
+
+impl Readiness {
+    /// Whether `case` of a file in `folder` can be run on a kernel that is there.
+    ///
+    /// # Errors
+    /// What is wrong with its definitions on this kernel.
+    pub(crate) fn of(
+        known: &KnownKernel<'_>,
+        file: &SuiteSource,
+        folder: &Path,
+        (suite, case): (&TestSuite, &TestCase),
+    ) -> Result<Self> {
+        if let Some(reason) = known.lacks(file, case)? {
+            return Ok(Self::Lacking(reason));
+        }
+        let found = known.probes(file, case)?;
+        known.check_modules(file, folder, (suite, case), &found)?;
+        let count = |found: &Vec<_>| u32::try_from(found.len()).unwrap_or(u32::MAX);
+        Ok(Self::Ready(found.iter().map(count).collect()))
+    }
+}
 
 impl CaseRun<'_> {
     pub(crate) fn name(&self) -> &str {

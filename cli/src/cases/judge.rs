@@ -1,6 +1,7 @@
 //! Judges a case by what was seen of it: the same for the same, whatever time it took and wherever it ran.
 
 use super::expect::{CountRange, DurationRatio, ExpectedValue, HitMatch};
+use super::fingerprint;
 use super::judgement::{Findings, Judgement};
 use super::ktap::{self, Subtest};
 use super::observed::{Observed, ProcessEnd, RecordedRun, SeenHit};
@@ -18,11 +19,13 @@ const SKIPPED_BY_KSELFTEST: u8 = 4;
 pub(crate) struct Judged {
     pub(crate) judgement: Judgement,
     pub(crate) subtests: Vec<Subtest>,
+    /// By what its failure is known from others: those of all that went wrong.
+    pub(crate) fingerprints: Vec<String>,
 }
 
 impl From<Judgement> for Judged {
     fn from(judgement: Judgement) -> Self {
-        Self { judgement, subtests: Vec::new() }
+        Self { judgement, subtests: Vec::new(), fingerprints: Vec::new() }
     }
 }
 
@@ -53,11 +56,12 @@ pub(crate) fn judge(case: &TestCase, counts: &[u32], observed: &Observed) -> Jud
     if observed.ended == ProcessEnd::Code(UNARMED) && found.doubts.is_empty() && case.exit != UNARMED {
         found.doubts.push(last_words(&observed.said, "a probe was overwritten or never armed"));
     }
+    let fingerprints = fingerprint::of(&observed.recording, &found.failures);
     let judgement = match Judgement::of(found) {
         Judgement::Passed if are_skipped => Judgement::Skipped("all of its subtests were skipped".to_owned()),
         judgement => judgement,
     };
-    Judged { judgement, subtests }
+    Judged { judgement, subtests, fingerprints }
 }
 
 /// The subtests that its output names. One that has failed fails the case.
@@ -128,8 +132,9 @@ fn ending(case: &TestCase, observed: &Observed, are_skipped: bool, found: &mut F
 
 /// Reports of the kernel: each one fails a case that no list allows.
 fn splats(run: &RecordedRun, found: &mut Findings) {
-    let failed = run.splats.iter().filter(|splat| splat.allowed.is_none() && splat.repeats == 0);
-    found.failures.extend(failed.map(|splat| Escaped(splat.to_string().as_bytes()).to_string()));
+    found
+        .failures
+        .extend(run.failing_splats().map(|splat| Escaped(splat.to_string().as_bytes()).to_string()));
 }
 
 fn text(name: &str, rules: &TextRules, text: &str, found: &mut Findings) {

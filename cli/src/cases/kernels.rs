@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 /// A kernel that cases run on.
+#[derive(Clone)]
 pub(crate) struct TestedKernel {
     /// The word that means it, as the file or the command line has it.
     pub(crate) word: String,

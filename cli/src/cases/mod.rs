@@ -5,6 +5,7 @@ mod checks;
 mod child;
 mod evidence;
 mod expect;
+mod fingerprint;
 mod judge;
 mod judgement;
 mod junit;
@@ -20,10 +21,17 @@ mod pattern;
 mod queue;
 mod results;
 mod seen_probe;
+mod single;
 mod source;
 mod suite;
 mod times;
 mod told;
+
+pub(crate) use case_run::Readiness;
+pub(crate) use judge::Judged;
+pub(crate) use judgement::Judgement;
+pub(crate) use kernels::TestedKernel;
+pub(crate) use single::{SingleCase, SingleCaseSource};
 
 use crate::args::{Cases, HostArgs, HostChoice, ResultFormat};
 use crate::file;
@@ -31,11 +39,10 @@ use crate::json::json;
 use crate::listing::list;
 use crate::say::{note, say};
 use anyhow::{Context, Result, bail};
-use case_run::{CaseRun, Readiness};
+use case_run::CaseRun;
 use child::Bench;
-use judgement::Judgement;
 use kept::{AllCases, MergedResult};
-use kernels::{KnownKernel, TestedKernel};
+use kernels::KnownKernel;
 use results::CaseResult;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use source::SuiteSource;
@@ -182,15 +189,7 @@ fn runs<'a>(
         for case in &suite.cases {
             let ready = match &known {
                 Err(error) => Readiness::NoKernel(format!("{error:#}")),
-                Ok(known) => match known.lacks(file, case)? {
-                    Some(reason) => Readiness::Lacking(reason),
-                    None => {
-                        let found = known.probes(file, case)?;
-                        known.check_modules(file, folder, (suite, case), &found)?;
-                        let count = |found: &Vec<_>| u32::try_from(found.len()).unwrap_or(u32::MAX);
-                        Readiness::Ready(found.iter().map(count).collect())
-                    }
-                },
+                Ok(known) => Readiness::of(known, file, folder, (suite, case))?,
             };
             let line = file.line_of(&case.name);
             runs.push(CaseRun { number: runs.len(), line, suite, case, kernel, ready });

@@ -108,6 +108,11 @@ impl RecordedRun {
         run.end = reader.end().cloned();
         Ok(run)
     }
+
+    /// Reports of the kernel that fail a case, each once.
+    pub(crate) fn failing_splats(&self) -> impl Iterator<Item = &SplatLine> {
+        self.splats.iter().filter(|splat| splat.allowed.is_none() && splat.repeats == 0)
+    }
 }
 
 /// What a hit of `probe` has read.

@@ -34,7 +34,7 @@ pub(crate) struct CaseResult {
 
 impl CaseResult {
     pub(crate) fn of(run: &CaseRun<'_>, judged: Judged, attempts: u32, took: Duration) -> Self {
-        let Judged { judgement, subtests } = judged;
+        let Judged { judgement, subtests, .. } = judged;
         let (number, line, seconds) = (run.number, run.line, took.as_secs_f64());
         let (kernel, name) = (run.kernel.word.clone(), run.name().to_owned());
         let command = match run.ready {

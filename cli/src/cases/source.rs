@@ -22,8 +22,17 @@ impl SuiteSource {
         Ok(Self { name, text })
     }
 
+    /// One that is not in a file.
+    pub(crate) fn of(name: &str, text: String) -> Self {
+        Self { name: name.to_owned(), text }
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
     /// What the file says.
