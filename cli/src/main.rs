@@ -2,6 +2,7 @@
 
 mod advice;
 mod args;
+mod bisect;
 mod cases;
 mod choice;
 mod coverage;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Test(cases) => cases::main(&cases),
+        Command::Bisect(question) => bisect::main(&question),
         Command::List(list) => list::main(&list),
         Command::Report(report) => report::main(&report),
         Command::Types(types) => types::main(&types),

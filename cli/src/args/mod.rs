@@ -1,5 +1,6 @@
 //! What can be said on the command line.
 
+mod bisect;
 mod counting;
 mod coverage;
 mod doctor;
@@ -16,6 +17,7 @@ mod splats;
 mod test;
 mod types;
 
+pub(crate) use bisect::Bisect;
 pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
@@ -81,6 +83,7 @@ pub(crate) enum Command {
     Shake(Box<Shake>),
     Coverage(Box<Coverage>),
     Test(Box<Cases>),
+    Bisect(Box<Bisect>),
     Report(Report),
     #[command(alias = "symbols")]
     List(List),
