@@ -31,10 +31,11 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     // Behind the verb: what comes behind `--` is the guest's.
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
-    let has_guest = matches!(words, ["run" | "count" | "graph" | "coverage" | "test", ..]);
+    let has_kernel = matches!(words, ["run" | "count" | "graph" | "coverage" | "test", ..]);
+    let has_guest = has_kernel || words.first() == Some(&"bisect");
     let names_kernel = words.iter().any(|word| word.starts_with("--kernel") || *word == "-k");
     // The product finds the default one by itself, as it does for users.
-    if has_guest && !names_kernel && *under_test() != DEFAULT_KERNEL {
+    if has_kernel && !names_kernel && *under_test() != DEFAULT_KERNEL {
         command.arg("--kernel").arg(kernel());
     }
     let names_host = words.iter().any(|word| word.starts_with("--host"));

@@ -12,7 +12,7 @@ use tests::pages::words;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
-const WITH_GUESTS: [&str; 3] = ["run", "graph", "test"];
+const WITH_GUESTS: [&str; 4] = ["run", "graph", "test", "bisect"];
 
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {
@@ -74,6 +74,10 @@ fn folder() -> TempDir {
     fs::create_dir(at("out")).unwrap();
     let case = "[[test]]\nname = 'a'\nrun = 'true'\n[[test.probe]]\nid = 'open'\nat = 'do_sys_openat2'\nhits = '>= 1'\n";
     fs::write(at("cases.toml"), case).unwrap();
+    let setting =
+        "[[test]]\nname = 'a setting is there'\nrun = 'test -e /proc/sys/kernel/sched_child_runs_first'\n";
+    fs::write(at("setting.toml"), setting).unwrap();
+    fs::write(at("kernels"), "# from good to bad\ndebian:6.1\ndebian:6.12\n").unwrap();
     fs::write(at("my_test"), "#!/bin/sh\necho \"$1\" > out/result\n").unwrap();
     fs::set_permissions(at("my_test"), Permissions::from_mode(0o755)).unwrap();
     let come = "i=0; while [ $i -lt 300 ]; do cd /proc; i=$((i + 1)); done";

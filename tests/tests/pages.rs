@@ -16,6 +16,7 @@ macro_rules! pages {
 
 pages! {
     readme: "README.md",
+    bisect: "docs/bisect.md",
     commands: "docs/commands.md",
     language: "docs/language.md",
     orders: "docs/orders.md",

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
-  vmm bisect --kernels debian:6.1,debian:6.12,debian:7 -- test -e /proc/sys/kernel/sched_child_runs_first
+  vmm bisect --kernels debian:6.1,debian:6.12 -- ls /proc/sys/kernel/sched_child_runs_first
   vmm bisect setting.toml --kernels @kernels --state bisection.json
 
 Exit codes:

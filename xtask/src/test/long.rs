@@ -32,6 +32,8 @@ pub(super) enum Piece {
     Optimized,
     /// Kernels as people build them.
     Built,
+    /// What people do with kernels in CI, many times.
+    Ci,
 }
 
 /// Every piece and its name.
@@ -50,6 +52,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
         ("kernels", Piece::Built),
+        ("ci", Piece::Ci),
     ];
     pieces.extend(rest.map(|(name, piece)| (name.to_owned(), piece)));
     pieces
@@ -96,6 +99,7 @@ impl Piece {
             Self::Probeable => each_series(start, vmm, kvm, "probeable")?,
             Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
             Self::Built => built::run(start, vmm, kvm)?,
+            Self::Ci => of(&DEFAULT_KERNEL).long_product("bisect")?,
         }
         Ok(())
     }
