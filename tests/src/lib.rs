@@ -10,6 +10,7 @@
 
 pub mod broken_module;
 pub mod browser;
+pub mod cases;
 pub mod code;
 pub mod cpu_time;
 pub mod detour;

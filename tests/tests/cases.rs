@@ -1,34 +1,18 @@
 //! `vmm test`: files of cases come to exactly these verdicts, and parts of them unite to the whole.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
-use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Output, Stdio};
+use tests::cases::{file, verdicts};
 use tests::kernel::is_default;
 use tests::product::{binary, command};
-
-/// A file of cases of this repository.
-fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("cases").join(name)
-}
 
 /// What `vmm test` says of a file of cases.
 fn test(name: &str, words: &[&str], folder: &Path) -> Option<Output> {
     let (binary, file) = (binary()?, file(name));
     let words = [&["test", file.to_str().unwrap()], words].concat();
     Some(command(&binary, folder, &words).output().unwrap())
-}
-
-/// The lines of JSON of an output: verdicts by name.
-fn verdicts(output: &Output) -> Vec<(String, String)> {
-    let text = String::from_utf8(output.stdout.clone()).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let word = |line: &Value, key: &str| line[key].as_str().unwrap().to_owned();
-    let cases = lines.filter(|line| line["type"] == "case");
-    let mut verdicts: Vec<_> = cases.map(|line| (word(&line, "name"), word(&line, "verdict"))).collect();
-    verdicts.sort();
-    verdicts
 }
 
 /// The case that is kept from being recorded.
@@ -88,9 +72,9 @@ fn every_verdict_comes_of_its_case_and_parts_unite_to_the_whole() {
     // No guest runs: no host and no kernel are named.
     let merged = std::process::Command::new(&binary).args(words).output().unwrap();
     assert_eq!(merged.status.code(), Some(1), "{}", String::from_utf8_lossy(&merged.stderr));
-    let known: Vec<(String, String)> =
-        EXPECTED.map(|(name, verdict)| (name.to_owned(), verdict.to_owned())).to_vec();
-    assert_eq!(verdicts(&merged), known);
+    let verdicts = verdicts(&merged);
+    let found: Vec<_> = verdicts.iter().map(|case| (case.name.as_str(), case.verdict.as_str())).collect();
+    assert_eq!(found, EXPECTED);
     let text = String::from_utf8(merged.stdout).unwrap();
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
     // What could not be run was run once more, and nothing else.

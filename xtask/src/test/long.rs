@@ -32,8 +32,10 @@ pub(super) enum Piece {
     Optimized,
     /// Kernels as people build them.
     Built,
-    /// What people do with kernels in CI, many times.
+    /// Five hundred runs of one case, of which none may fail.
     Ci,
+    /// Cases on three series of kernels, again and again, and a bisection of failures that come seldom.
+    Series,
 }
 
 /// Every piece and its name.
@@ -53,6 +55,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("optimized", Piece::Optimized),
         ("kernels", Piece::Built),
         ("ci", Piece::Ci),
+        ("ci-series", Piece::Series),
     ];
     pieces.extend(rest.map(|(name, piece)| (name.to_owned(), piece)));
     pieces
@@ -99,7 +102,11 @@ impl Piece {
             Self::Probeable => each_series(start, vmm, kvm, "probeable")?,
             Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
             Self::Built => built::run(start, vmm, kvm)?,
-            Self::Ci => of(&DEFAULT_KERNEL).long_product("bisect")?,
+            Self::Ci => of(&DEFAULT_KERNEL).long_product("false_failures")?,
+            Self::Series => {
+                of(&DEFAULT_KERNEL).long_product("series")?;
+                of(&DEFAULT_KERNEL).long_product("bisect")?;
+            }
         }
         Ok(())
     }
