@@ -1,12 +1,26 @@
 //! Files of cases of this repository, and what `vmm test` says of them.
 
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 /// A file of cases of this repository.
 pub fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cases").join(name)
+}
+
+/// The name of a case that [`keep_from_recording`] keeps from being recorded.
+pub const UNRECORDED: &str = "what cannot be recorded says nothing of the kernel";
+
+/// Puts a folder where the case [`UNRECORDED`] would write its recording: who cannot write a recording cannot run its case.
+/// `output` is where the cases leave what they leave, and `number` the place of the case on `kernel` among all of them.
+///
+/// # Panics
+/// When there cannot be a folder.
+pub fn keep_from_recording(output: &Path, number: usize, kernel: &str) {
+    let case = format!("{number:03}-{kernel}-{UNRECORDED}").replace([' ', ':'], "-");
+    fs::create_dir_all(output.join(case).join("recording.json")).unwrap();
 }
 
 /// What came of a case.

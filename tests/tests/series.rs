@@ -2,10 +2,9 @@
 //! set.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use tests::cases::{CaseVerdict, file, verdicts};
+use tests::cases::{CaseVerdict, UNRECORDED, file, keep_from_recording, verdicts};
 use tests::kernel::is_default;
 use tests::product::{binary, command};
 
@@ -24,8 +23,6 @@ const CASES: [(&str, &str); 8] = [
 ];
 /// The case that 6.1 lacks a function for.
 const NEWER: &str = "quick: what only newer kernels have is skipped on others";
-/// The case that is kept from being recorded.
-const UNRECORDED: &str = "what cannot be recorded says nothing of the kernel";
 
 /// The product, where such tests are wanted.
 fn long() -> Option<PathBuf> {
@@ -56,9 +53,7 @@ fn two_machines_come_to_the_verdicts_of_the_whole() {
     let parts = ["1", "2"].map(|index| {
         let output = folder.path().join(index);
         for (kernel, number) in KERNELS.iter().zip([7, 15, 23]) {
-            // Who cannot write a recording cannot run its case.
-            let case = format!("{number:03}-{kernel}-{UNRECORDED}").replace([' ', ':'], "-");
-            fs::create_dir_all(output.join(case).join("recording.json")).unwrap();
+            keep_from_recording(&output, number, kernel);
         }
         let (file, output) = (file("series.toml"), output.display().to_string());
         let words = [
