@@ -149,11 +149,12 @@ fn a_shell_knows_its_terminal_and_obeys_its_keys() {
     terminal.wait_for("/dev/pts/0");
     terminal.wait_for("24 80");
     terminal.resize(33, 101);
-    terminal.type_in("sleep 1; stty size\r");
+    // The size goes through two machines, which takes as long as they are busy.
+    terminal.type_in("until stty size | grep 33.101; do sleep 1; done\r");
     terminal.wait_for("33 101");
-    terminal.type_in("sleep 1000; echo $((6 * 7))\r");
-    terminal.wait_for("sleep 1000");
-    thread::sleep(Duration::from_secs(1));
+    // What is typed has no such word in it: the command is the terminal's by the time at which there is one.
+    terminal.type_in("sh -c 'echo be''gun; exec sleep 1000'; echo $((6 * 7))\r");
+    terminal.wait_for("begun");
     // Ctrl-C ends the one, and the shell goes on.
     terminal.type_in("\x03");
     terminal.wait_for("# ");

@@ -2,7 +2,7 @@
 
 use super::protocol::{Arg, Program};
 use crate::printer::Printer;
-use crate::terminal::CommandTerminal;
+use crate::terminal::{CommandTerminal, WindowSize};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -172,5 +172,13 @@ impl Streams<'static> {
             signals: true,
             escape: Escape::Observed,
         }
+    }
+}
+
+impl Streams<'_> {
+    /// The command's terminal with the size that ours has now: the user may have changed the size since.
+    pub(super) fn terminal_now(&self) -> Option<CommandTerminal> {
+        let size = self.stdin.and_then(|stdin| WindowSize::of(stdin).ok());
+        self.terminal.map(|terminal| CommandTerminal { size: size.unwrap_or(terminal.size), ..terminal })
     }
 }

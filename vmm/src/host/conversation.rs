@@ -85,10 +85,11 @@ pub(crate) fn converse(
     streams: Streams<'_>,
 ) -> Result<Conversation, BeginError> {
     let outbox = Outbox::new(control.try_clone()?);
+    // Signals are caught before the terminal is raw and until it no longer is. What a signal tells is asked for after that.
+    let mut catcher = streams.signals.then(Catcher::new).transpose()?;
+    let job = Job { terminal: streams.terminal_now(), ..job };
     ToAgent::Run(Box::new(job)).encode().and_then(|run| outbox.send(&run)).map_err(BeginError::Send)?;
 
-    // Signals are caught before the terminal is raw and until it no longer is.
-    let mut catcher = streams.signals.then(Catcher::new).transpose()?;
     let handle = catcher.as_ref().map(Catcher::handle);
     let raw = streams.stdin.filter(|_| streams.terminal.is_some()).map(RawMode::enter).transpose()?;
     let ending =

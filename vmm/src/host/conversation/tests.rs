@@ -9,6 +9,7 @@ use crate::terminal::tests::terminal;
 use crate::terminal::{CommandTerminal, WindowSize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
+use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -94,6 +95,24 @@ fn a_user_can_end_what_takes_no_keys() {
         }
     });
     assert!(conversation.was_asked && conversation.end.is_err());
+}
+
+/// Nobody catches the signal that tells of another size before the command is handed over, which takes seconds.
+#[test]
+fn a_command_gets_the_size_that_the_terminal_has_when_it_is_handed_over() {
+    let (stdin, _keys) = terminal();
+    let at_first = WindowSize { rows: 24, columns: 80 };
+    tcsetwinsize(&stdin, Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let known = CommandTerminal { size: at_first, stdout: true, stderr: false };
+    let conversation = talk(&stdin, Some(known), false, |mut theirs| {
+        let ToAgent::Run(job) = ToAgent::decode(FrameReader::new(&theirs).next().unwrap()).unwrap() else {
+            panic!()
+        };
+        let size = WindowSize { rows: 33, columns: 101 };
+        assert_eq!(job.terminal, Some(CommandTerminal { size, ..known }));
+        theirs.write_all(&FromAgent::Exit(CommandExit::Code(0)).encode().unwrap()).unwrap();
+    });
+    assert_eq!(conversation.end.ok(), Some(CommandExit::Code(0)));
 }
 
 #[test]
