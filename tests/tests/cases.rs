@@ -105,7 +105,7 @@ fn promises_of_the_product_hold_as_cases() {
     let Some(output) = test("product.toml", &["--format=json"], folder.path()) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{:?} {said}", verdicts(&output));
-    assert_eq!(verdicts(&output).len(), 3);
+    assert_eq!(verdicts(&output).len(), 8);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Options of `vmm` that change what is shown, each with what is shown without it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
-use serde_json::Value;
 use tests::product::{binary, command, run};
 
 const OPENS: &str = "--cmdline=workload=open:3";
@@ -20,28 +19,6 @@ fn a_filter_leaves_out_hits_of_a_running_guest() {
     };
     assert_eq!(files("other"), ["/etc/passwd"], "{:?}", run.output);
     assert_eq!(files("own").len(), 3, "{:?}", run.output);
-}
-
-/// What is asked about need not be shown.
-#[test]
-fn a_filter_sees_all_parameters_and_what_is_returned() {
-    let Some(binary) = binary() else { return };
-    let words = [
-        "--probe=p:here do_sys_openat2 flags=how->flags if dfd == -100 && filename ~ \"*passwd\"",
-        "--probe=p:nowhere do_sys_openat2 filename:string if dfd == 100",
-        "--probe=r:back do_sys_openat2 fd=$retval if $retval >= 0 && filename ~ \"*group\"",
-        "--optimize=require",
-        OPENS,
-    ];
-    let run = run(&binary, &words);
-    run.assert_success();
-    let of = |event: &str| -> Vec<_> {
-        let is_hit = |line: &&Value| line["type"] == "hit" || line["type"] == "return";
-        run.output.iter().filter(is_hit).filter(|line| line["event"] == event).collect()
-    };
-    let fields = |event: &str| of(event).iter().map(|hit| hit["fields"].clone()).collect::<Vec<_>>();
-    assert_eq!((of("here").len(), of("nowhere").len(), of("back").len()), (1, 0, 1), "{:?}", run.output);
-    assert!(fields("here").iter().all(|own| own.get("dfd").is_none()), "{:?}", run.output);
 }
 
 /// `struct file` is large, and is shown by its address alone without the option.
