@@ -9,6 +9,7 @@
 
 mod confine;
 mod hidden;
+mod noted;
 mod planted;
 mod read_only;
 mod root;
@@ -16,6 +17,7 @@ mod server;
 
 pub use confine::{Confined, LandlockError, confined_here};
 pub use hidden::kernels_own_in;
+pub use noted::SeenFiles;
 pub use server::{Files, ServeError};
 
 use serde::{Deserialize, Serialize};

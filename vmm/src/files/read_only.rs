@@ -1,6 +1,7 @@
 //! A folder that the guest sees and cannot change: of all that can be asked of files, only what reads is here.
 
 use super::hidden::Mounts;
+use super::noted::Noted;
 use fuse_backend_rs::abi::fuse_abi::stat64;
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ZeroCopyWriter,
@@ -19,6 +20,8 @@ type Handle = <Files as FileSystem>::Handle;
 pub(super) struct ReadOnly {
     pub(super) files: Files,
     pub(super) mounts: Arc<Mounts>,
+    /// Notes what is looked at, where that is wanted.
+    pub(super) noted: Option<Noted>,
 }
 
 /// An overlay opens all files below it with O_NOATIME, which Linux allows to a file's owner alone.
@@ -57,6 +60,9 @@ impl FileSystem for ReadOnly {
             self.files.forget(ctx, entry.inode, 1);
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
+        if let Some(noted) = &self.noted {
+            noted.found(parent, name.to_bytes(), entry.inode);
+        }
         Ok(entry)
     }
 
@@ -79,10 +85,14 @@ impl FileSystem for ReadOnly {
         flags: u32,
         fuse_flags: u32,
     ) -> io::Result<(Option<Handle>, OpenOptions, Option<u32>)> {
-        match only_reads(flags) {
-            true => self.files.open(ctx, inode, flags & !OWNERS_ALONE, fuse_flags),
-            false => Err(refused()),
+        if !only_reads(flags) {
+            return Err(refused());
         }
+        let opened = self.files.open(ctx, inode, flags & !OWNERS_ALONE, fuse_flags)?;
+        if let Some(noted) = &self.noted {
+            noted.opened(inode);
+        }
+        Ok(opened)
     }
 
     fn read(
@@ -156,6 +166,8 @@ impl FileSystem for ReadOnly {
                 hidden.push(entry.inode);
                 // A name and nothing else.
                 entry = Entry::default();
+            } else if let Some(noted) = &self.noted {
+                noted.found(inode, name.name, entry.inode);
             }
             add_entry(name, entry)
         };

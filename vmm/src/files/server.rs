@@ -3,6 +3,7 @@
 use super::Folder;
 use super::confine::{Confined, LandlockError, confine};
 use super::hidden::Mounts;
+use super::noted::Noted;
 use super::planted::{plants, word};
 use super::read_only::ReadOnly;
 use super::root::Root;
@@ -12,6 +13,7 @@ use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -93,6 +95,8 @@ pub struct Files {
     served: Vec<Box<dyn Serve>>,
     roots: Vec<Root>,
     mounts: Arc<Mounts>,
+    /// Where is noted what the guest looks at.
+    notes: Option<File>,
 }
 
 impl Files {
@@ -101,8 +105,16 @@ impl Files {
     /// # Errors
     /// [`ServeError`].
     pub fn open(folders: &[Folder]) -> Result<Self, ServeError> {
+        Self::open_noting(folders, None)
+    }
+
+    /// The same, and [notes](super::SeenFiles) what the guest looks at in those that it may not change.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub fn open_noting(folders: &[Folder], notes: Option<File>) -> Result<Self, ServeError> {
         let mounts = Arc::new(Mounts::now().map_err(ServeError::Mounts)?);
-        let mut files = Self { served: Vec::new(), roots: Vec::new(), mounts };
+        let mut files = Self { served: Vec::new(), roots: Vec::new(), mounts, notes };
         for folder in folders {
             files.add(folder).map_err(|error| ServeError::Folder(folder.path.clone(), error))?;
         }
@@ -114,7 +126,11 @@ impl Files {
         let files = passthrough(&root.open)?;
         self.served.push(match folder.writable {
             true => Box::new(Server::new(files)),
-            false => Box::new(Server::new(ReadOnly { files, mounts: self.mounts.clone() })),
+            false => {
+                let notes = self.notes.as_ref().map(File::try_clone).transpose()?;
+                let noted = notes.map(Noted::begin).transpose()?;
+                Box::new(Server::new(ReadOnly { files, mounts: self.mounts.clone(), noted }))
+            }
         });
         self.roots.push(root);
         Ok(())
