@@ -18,6 +18,11 @@ pub(crate) const INFRASTRUCTURE: u8 = 125;
 /// The user asked for something that cannot be done; nothing was run.
 pub(crate) const USAGE: u8 = 2;
 
+/// The number that an exit code is.
+pub(crate) fn number(code: ExitCode) -> u8 {
+    (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).unwrap_or(INFRASTRUCTURE)
+}
+
 /// What a run ends with that would end with `code`, of which something could not be written that was asked for: whoever took
 /// it for a success would take what is there for all. A reader that has gone away may have seen enough.
 pub(crate) fn with_loss(code: ExitCode, loss: Option<&Error>) -> ExitCode {
@@ -32,6 +37,13 @@ pub(crate) fn with_loss(code: ExitCode, loss: Option<&Error>) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exit_code_is_its_number() {
+        for code in [0, 1, DIED, 255] {
+            assert_eq!(number(ExitCode::from(code)), code);
+        }
+    }
 
     #[test]
     fn what_was_lost_is_no_success() {

@@ -16,7 +16,7 @@ pub(crate) struct Files {
     /// The kernel's.
     pub(crate) kernel: PathBuf,
     /// The ELF file of its build.
-    vmlinux: Option<PathBuf>,
+    pub(crate) vmlinux: Option<PathBuf>,
     /// What of it goes to the guest's memory: what it holds, or the unpacked kernel.
     pub(crate) image: Vec<u8>,
     pub(crate) initramfs: Vec<u8>,
@@ -26,27 +26,36 @@ pub(crate) struct Files {
     pub(crate) drivers: Vec<String>,
     /// Where a command finds the kernel's modules, as far as that is known.
     pub(crate) modules: Modules,
+    /// Whether they are those of an earlier run, which has found that what is probed can come into the guest.
+    pub(crate) were_checked: bool,
 }
 
 impl Files {
     pub(crate) fn read(guest: &Guest) -> Result<Self> {
         let work = Work::of(guest)?;
-        let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
+        if work.is_none() {
             // A guest that has nothing to run is not worth a kernel that must be fetched.
-            let initrd = initrd_path(guest.initrd.as_deref())?;
-            let KernelFiles { image: kernel, vmlinux, .. } = guest.kernel.which.files()?;
-            let (image, initramfs) = (file::read(&kernel)?, file::read(&initrd)?);
-            let (drivers, modules) = (Vec::new(), Modules::Unknown);
-            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers, modules });
-        };
-        let KernelFiles { image: kernel, modules, vmlinux } = guest.kernel.which.files()?;
+            initrd_path(guest.initrd.as_deref())?;
+        }
+        Self::of(guest, work, guest.kernel.which.files()?)
+    }
+
+    /// Those of a guest that has `work` to do, with the files of its kernel.
+    pub(crate) fn of(guest: &Guest, work: Option<Work>, kernel: KernelFiles) -> Result<Self> {
+        let KernelFiles { image: kernel, modules, vmlinux } = kernel;
         let image = file::read(&kernel)?;
+        let were_checked = false;
+        let Some(said) = work.as_ref().filter(|_| guest.initrd.is_none()) else {
+            let initramfs = file::read(&initrd_path(guest.initrd.as_deref())?)?;
+            let (drivers, modules) = (Vec::new(), Modules::Unknown);
+            return Ok(Self { kernel, vmlinux, image, initramfs, work, drivers, modules, were_checked });
+        };
         let modules = guest.modules.clone().map_or(modules, Modules::Below);
         let drivers = modules.for_command();
         let drivers = if guest.modules.is_some() { drivers.context("--modules")? } else { drivers? };
         let names = drivers.iter().map(|(name, _)| name.clone()).collect();
         let initramfs = said.initramfs(drivers)?;
-        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names, modules })
+        Ok(Self { kernel, vmlinux, image, initramfs, work, drivers: names, modules, were_checked })
     }
 
     /// The files that it was read from, and that more is read from for it.

@@ -3,6 +3,7 @@
 mod advice;
 mod args;
 mod bisect;
+mod bundle;
 mod cases;
 mod choice;
 mod coverage;
@@ -64,10 +65,11 @@ fn main() -> ExitCode {
         say::be_quiet();
     }
     let done = match command {
-        Command::Run(run) => run::main(&run),
+        Command::Run(run) => bundle::run(*run),
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
-        Command::Shake(shake) => run::main(&Run::from(*shake)),
+        Command::Shake(shake) => bundle::run(Run::from(*shake)),
+        Command::Replay(replay) => bundle::replay(&replay),
         Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Test(cases) => cases::main(&cases),
@@ -80,7 +82,9 @@ fn main() -> ExitCode {
         Command::Kernel(task) => kernel::main(&task.command),
         Command::Manual { folder } => manual::main(&folder),
         Command::Repeat { times, ends, words } => work::repeat(times, &ends, &words),
-        Command::ServeFiles { folders } => work::serve_files(&folders).map(|()| ExitCode::SUCCESS),
+        Command::ServeFiles { folders, noting } => {
+            work::serve_files(&folders, noting).map(|()| ExitCode::SUCCESS)
+        }
     };
     let code = done.unwrap_or_else(|error| {
         say::say_shown(Advised(&error));

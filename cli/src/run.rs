@@ -51,7 +51,13 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
         return write_target(args, folder);
     }
     let choosing = Choosing::begin(&args.guest);
-    let mut files = Files::read(&args.guest)?;
+    let code = with_files(args, Files::read(&args.guest)?, choosing)?;
+    note_recording(&args.guest, args.records.output.as_deref());
+    Ok(code)
+}
+
+/// Runs the guest that has these files.
+pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Result<ExitCode> {
     let probes = args.probes.files.iter().map(PathBuf::as_path);
     for output in [&args.records.output, &args.guest.console] {
         let inputs = files.read_from(&args.guest).chain(probes.clone());
@@ -63,7 +69,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.records.shown().is_some());
     }
-    let code = match choosing.chosen()? {
+    match choosing.chosen()? {
         Chosen::Kvm(here) => run_here(args, files, target, &here),
         Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
@@ -78,9 +84,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
             };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
-    }?;
-    note_recording(&args.guest, args.records.output.as_deref());
-    Ok(code)
+    }
 }
 
 /// Says where the recording of a run that is over is.

@@ -108,7 +108,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let debug = source.debug_info(&kernel);
     let Found { mut probes, refused, .. } = requests(run, &kernel, &debug)?;
     check_modules(&kernel, &probes)?;
-    if !run.allow_pending {
+    if !run.allow_pending && !files.were_checked {
         module_files::check(files, &kernel, &probes)?;
     }
     if run.arming.optimize != args::Optimize::Off {

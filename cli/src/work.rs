@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ pub(crate) struct Work {
     pub(crate) folders: Vec<Folder>,
     /// How often it is run, where that was said.
     pub(crate) repeat: Option<u32>,
+    /// Where is noted what the guest looks at in its root.
+    #[serde(skip)]
+    pub(crate) notes: Option<Arc<File>>,
 }
 
 /// In the guest: runs the command of `words` so many `times`, and notes its exit codes in `ends`.
@@ -113,7 +116,7 @@ impl Work {
         }
         let here = env::current_dir().context("cannot find the working directory")?;
         let words = Words { program: program.clone(), args: args.to_vec(), env, folder: here };
-        let work = Self { words, folders, repeat: guest.repeat };
+        let work = Self { words, folders, repeat: guest.repeat, notes: None };
         if work.inside(&work.words.folder).is_err() {
             bail!(
                 "the working directory, {}, is not below --root {}, which is the command's root: change to a folder below that first",
@@ -192,6 +195,9 @@ impl Work {
         server.arg0("vmm");
         let theirs = stream.try_clone().context("cannot share a socket")?;
         server.arg("serve-files").arg(folders).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        if let Some(notes) = &self.notes {
+            server.arg("--noting").stdout(notes.try_clone().context("cannot share a file")?);
+        }
         server.env_clear();
         // A group of its own: Ctrl-C is not for it.
         server.process_group(0);
@@ -226,12 +232,14 @@ fn overlap(one: &Path, other: &Path) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
-/// `vmm serve-files`: the server's process.
-pub(crate) fn serve_files(folders: &str) -> Result<()> {
+/// `vmm serve-files`: the server's process. `noting`: what the guest looks at is noted on standard output.
+pub(crate) fn serve_files(folders: &str, noting: bool) -> Result<()> {
     let folders: Vec<Folder> = serde_json::from_str(folders)?;
-    let files = vmm::files::Files::open(&folders)?;
+    let stdout = io::stdout();
+    let notes = noting.then(|| stdout.as_fd().try_clone_to_owned()).transpose()?.map(File::from);
+    let files = vmm::files::Files::open_noting(&folders, notes)?;
     let stdin = io::stdin();
-    let stream = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned()?;
+    let stream = stdin.as_fd().try_clone_to_owned()?;
     files.confine()?;
     confine::this_thread(Role::Files { writable: folders.iter().any(|folder| folder.writable) })?;
     Ok(files.serve(&UnixStream::from(stream))?)
@@ -323,7 +331,7 @@ mod tests {
         let folder = |writable| Folder { path: "/".into(), writable };
         let (program, args, env, here) = ("true".into(), Vec::new(), Vec::new(), "/".into());
         let words = Words { program, args, env, folder: here };
-        let mut work = Work { words, folders: vec![folder(false)], repeat: None };
+        let mut work = Work { words, folders: vec![folder(false)], repeat: None, notes: None };
         assert!(!work.keeps_changes());
         work.folders.push(folder(true));
         assert!(work.keeps_changes());

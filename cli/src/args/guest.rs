@@ -154,7 +154,7 @@ impl Records {
 }
 
 /// Where the guest runs
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = heading::MACHINE)]
 pub(crate) struct HostArgs {
     /// Where guests run

@@ -1,6 +1,7 @@
 //! What can be said on the command line.
 
 mod bisect;
+mod bundle;
 mod counting;
 mod coverage;
 mod doctor;
@@ -10,6 +11,7 @@ mod kernel;
 mod list;
 mod orders;
 mod probes;
+mod replay;
 mod report;
 mod run;
 mod shake;
@@ -18,6 +20,7 @@ mod test;
 mod types;
 
 pub(crate) use bisect::Bisect;
+pub(crate) use bundle::Bundled;
 pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
@@ -27,6 +30,7 @@ pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, Symb
 pub(crate) use list::{List, ListKind};
 pub(crate) use orders::{Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
+pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use shake::Shake;
@@ -84,6 +88,7 @@ pub(crate) enum Command {
     Coverage(Box<Coverage>),
     Test(Box<Cases>),
     Bisect(Box<Bisect>),
+    Replay(Box<Replay>),
     Report(Report),
     #[command(alias = "symbols")]
     List(List),
@@ -112,6 +117,9 @@ pub(crate) enum Command {
     ServeFiles {
         /// The folders.
         folders: String,
+        /// Note on standard output what the guest looks at.
+        #[arg(long)]
+        noting: bool,
     },
 }
 

@@ -1,6 +1,6 @@
 //! `vmm run`.
 
-use super::{Arming, Guest, Orders, Probes, Records, SplatArgs, heading};
+use super::{Arming, Bundled, Guest, Orders, Probes, Records, SplatArgs, heading};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -56,6 +56,8 @@ pub(crate) struct Run {
     pub(crate) splats: SplatArgs,
     #[command(flatten)]
     pub(crate) arming: Arming,
+    #[command(flatten)]
+    pub(crate) bundled: Bundled,
     /// A module whose functions are probed need not be loaded
     ///
     /// Without this, a probe in a module that is neither in the guest's initramfs nor, with a command, among the kernel's
@@ -67,7 +69,7 @@ pub(crate) struct Run {
     #[arg(long, hide_short_help = true, help_heading = heading::ADVANCED)]
     pub(crate) deep: bool,
     /// Write what was resolved to this folder: `target` for --target, and `kernel` for --kernel. Run nothing
-    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["target", "dry_run"])]
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["target", "dry_run", "bundle"])]
     pub(crate) write_target: Option<PathBuf>,
 }
 
@@ -81,6 +83,7 @@ impl Run {
             records,
             splats: SplatArgs::default(),
             arming,
+            bundled: Bundled::default(),
             allow_pending: false,
             deep: false,
             write_target: None,

@@ -1,7 +1,7 @@
 //! `vmm shake`: `vmm run` with delays at probes.
 
 use super::orders::{Shaken, within};
-use super::{Arming, Guest, Orders, Records, Run, SplatArgs, heading};
+use super::{Arming, Bundled, Guest, Orders, Records, Run, SplatArgs, heading};
 use clap::Args;
 use probe_engine::probe::pace::Delay;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -40,15 +40,17 @@ pub(crate) struct Shake {
     splats: SplatArgs,
     #[command(flatten)]
     arming: Arming,
+    #[command(flatten)]
+    bundled: Bundled,
 }
 
 impl From<Shake> for Run {
-    fn from(Shake { patterns, seed, most, guest, records, splats, arming }: Shake) -> Self {
+    fn from(Shake { patterns, seed, most, guest, records, splats, arming, bundled }: Shake) -> Self {
         let now =
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos().into());
         let delay = Delay { seed: seed.unwrap_or_else(now), most };
         let shaken = Some(Shaken { places: patterns, delay, is_random: seed.is_none() });
         let orders = Orders { shaken, ..Orders::default() };
-        Self { orders, splats, ..Self::of(guest, records, arming) }
+        Self { orders, splats, bundled, ..Self::of(guest, records, arming) }
     }
 }
