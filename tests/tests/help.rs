@@ -12,7 +12,7 @@ use tests::pages::words;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
-const WITH_GUESTS: [&str; 4] = ["run", "graph", "test", "bisect"];
+const WITH_GUESTS: [&str; 5] = ["run", "graph", "test", "bisect", "replay"];
 
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {
@@ -98,7 +98,14 @@ fn run_examples(is_meant: impl Fn(&str) -> bool) {
     let folder = folder();
     let commands: Vec<_> = commands(&binary).into_iter().filter(|command| is_meant(&command.name)).collect();
     assert!(!commands.is_empty());
-    let recorded = ["run", "--probe=vfs_open", "--stack", "--append=workload=open:3", "--output=hits.json"];
+    let recorded = [
+        "run",
+        "--probe=vfs_open",
+        "--stack",
+        "--append=workload=open:3",
+        "--output=hits.json",
+        "--bundle=race.bundle",
+    ];
     let recorded = vmm(&binary, folder.path(), &recorded);
     assert!(recorded.status.success(), "{}", String::from_utf8_lossy(&recorded.stderr));
     let mut wrong = Vec::new();

@@ -17,6 +17,7 @@ macro_rules! pages {
 pages! {
     readme: "README.md",
     bisect: "docs/bisect.md",
+    bundles: "docs/bundles.md",
     commands: "docs/commands.md",
     language: "docs/language.md",
     orders: "docs/orders.md",
