@@ -6,14 +6,17 @@
 //! built/NAME-VERSION-HASH/    arch/x86/boot/bzImage, vmlinux, System.map, .config, lib/modules
 //! built/source/               the sources, by package and version
 //! built/building/NAME/        where `make` works; removed when it is done
+//! built/building/NAME.source/ the source without a fix; removed when it is done
 //! built/building/NAME.log     what it said
 //! ```
 
 mod build;
+mod fix;
 mod source;
 
 use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use fix::{EXEC_WARNS, Fix};
 use guest_kernels::Cache;
 use sha2::{Digest, Sha256};
 use source::Source;
@@ -32,6 +35,8 @@ pub(crate) struct Recipe {
     base: &'static [&'static str],
     /// The options that differ, each as it must be in the end: `xtask/kernels/NAME.config`.
     fragment: &'static str,
+    /// The fix that is taken back, if it is a kernel with an old bug.
+    taken_back: Option<Fix>,
 }
 
 /// All of them, the quickest one first.
@@ -42,6 +47,7 @@ pub(crate) const RECIPES: &[Recipe] = &[
         variables: &[],
         base: &["tinyconfig"],
         fragment: include_str!("../kernels/tiny.config"),
+        taken_back: None,
     },
     Recipe {
         name: "clang",
@@ -49,6 +55,7 @@ pub(crate) const RECIPES: &[Recipe] = &[
         variables: &["LLVM=-19"],
         base: &["tinyconfig"],
         fragment: include_str!("../kernels/clang.config"),
+        taken_back: None,
     },
     Recipe {
         name: "defconfig",
@@ -56,6 +63,15 @@ pub(crate) const RECIPES: &[Recipe] = &[
         variables: &[],
         base: &["defconfig", "kvm_guest.config"],
         fragment: include_str!("../kernels/defconfig.config"),
+        taken_back: None,
+    },
+    Recipe {
+        name: "racy",
+        source: Source::Package("linux-source-6.12"),
+        variables: &[],
+        base: &["tinyconfig"],
+        fragment: include_str!("../kernels/racy.config"),
+        taken_back: Some(EXEC_WARNS),
     },
 ];
 
@@ -121,13 +137,14 @@ impl Recipe {
     /// Of all that its configuration is made of.
     fn hash(&self) -> String {
         let words = [self.base, self.variables].concat().join(" ");
-        let mut hash = format!("{:x}", Sha256::digest(format!("{words}\n{}", self.fragment)));
+        let before = self.taken_back.as_ref().map_or("", |fix| fix.before);
+        let mut hash = format!("{:x}", Sha256::digest(format!("{words}\n{}{before}", self.fragment)));
         hash.truncate(12);
         hash
     }
 
     /// Builds it, unless it is there.
-    fn bring(&self, start: Instant) -> anyhow::Result<()> {
+    pub(crate) fn bring(&self, start: Instant) -> anyhow::Result<()> {
         crate::setup::install(&NEEDED)?;
         if !self.variables.is_empty() {
             crate::setup::install(&LLVM)?;
@@ -142,7 +159,15 @@ impl Recipe {
         let tree = package.unpacked(&folder()?.join("source"), &notice)?;
         notice(&format!("building {}", package.version));
         let begun = Instant::now();
-        self.build(&tree, &kept)?;
+        match &self.taken_back {
+            None => self.build(&tree, &kept)?,
+            Some(fix) => {
+                let without = folder()?.join("building").join(format!("{}.source", self.name));
+                fix.take_back(&tree, &without)?;
+                self.build(&without, &kept)?;
+                fs::remove_dir_all(&without)?;
+            }
+        }
         let minutes = begun.elapsed().as_secs_f32() / 60.0;
         notice(&format!("built in {minutes:.0} minutes, in {}", kept.display()));
         Ok(())

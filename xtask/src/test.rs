@@ -11,6 +11,7 @@ mod kernels;
 mod kvm;
 mod long;
 mod programs;
+mod races;
 mod selftests;
 mod vmx;
 

@@ -3,6 +3,7 @@
 use super::kvm::{Kvm, Variables};
 use super::{cargo, programs, step, test_program};
 use guest_kernels::{Cache, Kernel};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -44,8 +45,13 @@ impl Guests<'_> {
 
     /// One program of the product's tests, as long as it may take.
     pub(super) fn long_product(self, name: &str) -> anyhow::Result<()> {
+        self.long_product_with(name, &[])
+    }
+
+    /// The same, with these variables.
+    pub(super) fn long_product_with(self, name: &str, variables: &[(&str, &OsStr)]) -> anyhow::Result<()> {
         let mut tests = self.as_user(&[name]);
-        tests.env("VMM_LONG", "1");
+        tests.env("VMM_LONG", "1").envs(variables.iter().copied());
         self.step(name, ", for long", tests)
     }
 

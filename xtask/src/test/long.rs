@@ -3,7 +3,7 @@
 use super::guests::Guests;
 use super::kvm::Kvm;
 use super::selftests::Which;
-use super::{built, hosts, kernels, selftests};
+use super::{built, hosts, kernels, races, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 use std::path::Path;
@@ -34,6 +34,8 @@ pub(super) enum Piece {
     Built,
     /// Five hundred runs of one case, of which none may fail.
     Ci,
+    /// Known races, forced: a window in a module, and a bug that the kernel had.
+    Races,
     /// Cases on three series of kernels, again and again, and a bisection of failures that come seldom.
     Series,
 }
@@ -55,6 +57,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("optimized", Piece::Optimized),
         ("kernels", Piece::Built),
         ("ci", Piece::Ci),
+        ("ci-races", Piece::Races),
         ("ci-series", Piece::Series),
     ];
     pieces.extend(rest.map(|(name, piece)| (name.to_owned(), piece)));
@@ -103,6 +106,7 @@ impl Piece {
             Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
             Self::Built => built::run(start, vmm, kvm)?,
             Self::Ci => of(&DEFAULT_KERNEL).long_product("false_failures")?,
+            Self::Races => races::run(of(&DEFAULT_KERNEL))?,
             Self::Series => {
                 of(&DEFAULT_KERNEL).long_product("series")?;
                 of(&DEFAULT_KERNEL).long_product("bisect")?;
