@@ -75,7 +75,7 @@ fn a_window_is_met_more_often_with_help() {
     let (unaided, _) = rate("run", &[]);
     let delays = ["--seed=7", "--most=2ms", "window:window_take", "window:window_use", "window:window_empty"];
     let (shaken, _) = rate("shake", &delays);
-    let order = ["--hold=window:window_use", "--until=window:window_empty%return"];
+    let order = ["--hold=window:window_use", "--until=window:window_empty%return", "--within=2s"];
     let (held, said) = rate("run", &order);
     println!("of {ATTEMPTS} attempts: {unaided} unaided, {shaken} shaken, {held} held");
     let reached = said.stderr.lines().find(|line| line.contains(": reached ")).unwrap();
