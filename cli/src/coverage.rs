@@ -70,6 +70,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 lines,
                 unwind: None,
                 serving,
+                order: None,
                 splats: SplatPolicy::default(),
             }
         }
@@ -105,6 +106,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 serving,
                 late,
                 splats: false,
+                order: None,
                 before_splats: false,
             };
             let machine = Machine { guest: &args.guest, files: &files, kernel, host: &here };

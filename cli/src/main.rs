@@ -15,6 +15,7 @@ mod file;
 mod guest_files;
 mod host;
 mod host_image;
+mod imposed;
 mod json;
 mod kept_console;
 mod kernel;

@@ -62,7 +62,7 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         found.probes.extend(ordered(run, gate, known)?);
     }
     if let Some(places) = &run.orders.shaken {
-        found.probes.extend(shaken(places, known)?);
+        found.probes.extend(shaken(places, run.bundled.bundle.is_some(), known)?);
     }
     if found.probes.is_empty() {
         let options = [("--stack", run.probes.stack.is_some()), ("--once", run.probes.once)];
@@ -106,12 +106,12 @@ fn paced((name, text): (&str, &str), pace: Pace, known: Known<'_, '_>) -> Result
     Ok(probes.into_iter().map(paced).collect())
 }
 
-/// Places where CPUs are delayed.
-fn shaken(shaken: &Shaken, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+/// Places where CPUs are delayed. Their hits are recorded where the order is kept.
+fn shaken(shaken: &Shaken, is_kept: bool, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
     let mut probes = Vec::new();
     for text in &shaken.places {
         for mut probe in paced(("the pattern", text), Pace::Delay(shaken.delay), known)? {
-            if probe.counted.is_none() {
+            if probe.counted.is_none() && !is_kept {
                 probe.plan.action = Action::Count;
             }
             probes.push(probe);

@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
+use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::ProbeRequest;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
@@ -114,7 +115,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         || target.has_orders()
         || files.work.is_some()
         || target.probes.iter().any(ProbeRequest::has_symbols);
-    let Target { kernel, probes, symbols, lines, unwind, serving, splats, .. } = target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, .. } = target;
     let image = std::mem::take(&mut files.image);
     let is_looking = splats.mode != SplatMode::Ignore;
     if is_looking && kernel.printk.is_none() {
@@ -131,6 +132,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         late,
         splats: is_looking,
         before_splats: is_looking && splats.recent.is_some(),
+        order,
     };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
     let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines))
@@ -251,6 +253,8 @@ pub(crate) struct SessionKernel {
     pub(crate) splats: bool,
     /// Whether it is noticed when it begins to report.
     pub(crate) before_splats: bool,
+    /// The order that is imposed on its tasks.
+    pub(crate) order: Option<ObservedTurns>,
 }
 
 /// A machine that is to run, and where.
@@ -266,7 +270,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     if let Some(work) = &machine.files.work {
         return with_command(machine, work, probes, sink);
     }
-    let Machine { guest, files, kernel, host } = machine;
+    let Machine { guest, files, mut kernel, host } = machine;
     let kept = KeptConsole::create(guest.console.as_deref())?;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
@@ -282,10 +286,12 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
         (false, _) => Box::new(console.clone()),
     };
     let out = kept.beside(out);
+    let order = kernel.order.take();
     let machine = built(guest, files, kernel).terminal(Terminal { out, input, interactive });
     let machine = machine.timeout(timeout(guest.timeout, if interactive { None } else { RUN }));
     confine::whole_process()?;
     let mut session = host.session(machine)?;
+    order.into_iter().for_each(|order| session.impose(order));
     session.register_all(probes)?;
     let report = session.run(sink);
     drop(raw);
@@ -317,7 +323,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
 
 /// Runs the guest until its command has ended, with this process's terminal.
 fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
-    let Machine { guest, files, kernel, host } = machine;
+    let Machine { guest, files, mut kernel, host } = machine;
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let are_files_lost = Arc::new(AtomicBool::new(false));
     let lost = {
@@ -332,12 +338,14 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     let console = work::Console::new(guest.verbose);
     let kept = KeptConsole::create(guest.console.as_deref())?;
     let (late, limit) = (kernel.late, timeout(guest.timeout, BOOT));
+    let order = kernel.order.take();
     let is_terminal = io::stdin().is_terminal();
     let console_only = Terminal { out: kept.beside(console.clone()), input: None, interactive: false };
     let machine = built(guest, files, kernel).signals(false).terminal(console_only).extras(extras);
     let machine = machine.timeout(timeout(guest.timeout, if is_terminal { None } else { RUN }));
     confine::whole_process()?;
     let mut session = host.session(machine)?;
+    order.into_iter().for_each(|order| session.impose(order));
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;
     let repeat = work.repeat;

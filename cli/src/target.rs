@@ -4,6 +4,7 @@ use crate::args::{self, Guest, Run};
 use crate::dry_run::kinds;
 use crate::file::read;
 use crate::guest_files::Files;
+use crate::imposed;
 use crate::limits::say_limits;
 use crate::module_files;
 use crate::record::KernelIdentity;
@@ -21,6 +22,7 @@ use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::resolve::Refused;
+use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
 use vmm::guest::Optimize;
@@ -44,6 +46,8 @@ pub(crate) struct Target {
     pub(crate) serving: Serving,
     /// What follows from reports of the kernel.
     pub(crate) splats: SplatPolicy,
+    /// The order that is imposed on its tasks, if one is.
+    pub(crate) order: Option<ObservedTurns>,
 }
 
 /// How all probes of a run are served.
@@ -130,12 +134,13 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.probes.once)?;
     probes.iter_mut().for_each(|asked| asked.plan.scope = scope);
+    let order = imposed::order(run.orders.imposed.as_ref(), &mut probes);
     let serving = Serving {
         optimize: run.arming.optimize.to_session(),
         fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
     };
-    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats })
+    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats, order })
 }
 
 /// Which kernel it is, as recordings say it.
@@ -340,6 +345,7 @@ mod tests {
             unwind: None,
             serving,
             splats: SplatPolicy::default(),
+            order: None,
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();

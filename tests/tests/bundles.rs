@@ -86,3 +86,38 @@ fn a_guest_of_its_own_and_a_seed_are_kept() {
     assert!(words.contains("the verdict is the same: exit code 0, no splat"), "{words}");
     assert!(!folder.path().join("hits.json").exists());
 }
+
+/// Has the hits of `probe` come before all others of a recording, or after them.
+fn reorder(recording: &Path, probe: &str, is_first: bool) {
+    let text = fs::read_to_string(recording).unwrap();
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut hits: Vec<&mut Value> = lines.iter_mut().filter(|line| line["type"] == "hit").collect();
+    let mut times: Vec<u64> = hits.iter().map(|hit| hit["time_ns"].as_u64().unwrap()).collect();
+    times.sort_unstable();
+    hits.sort_by_key(|hit| (hit["probe"] == probe) != is_first);
+    hits.iter_mut().zip(times).for_each(|(hit, time)| hit["time_ns"] = time.into());
+    let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+    fs::write(recording, lines.join("\n") + "\n").unwrap();
+}
+
+/// Two tasks come to two places, and either comes first when that is the order.
+#[test]
+fn either_order_is_imposed_whichever_comes_by_itself() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let race = "(umask >/dev/null) & (cd /proc) & wait";
+    let words = ["run", "--cpus", "2", "--bundle", "made", "-p", "syscall:umask", "-p", "syscall:chdir"];
+    vmm(&binary, folder.path(), &[&words[..], &["--", "sh", "-c", race]].concat(), 0);
+    let replays = if std::env::var_os("VMM_LONG").is_some() { 10 } else { 1 };
+    for is_first in [true, false] {
+        reorder(&folder.path().join("made/recording.json"), "syscall:chdir", is_first);
+        for _ in 0..replays {
+            let words = said(&vmm(&binary, folder.path(), &["replay", "made"], 0));
+            assert!(words.contains("the order is the same, of 3 hits"), "{words}");
+            assert!(words.contains("the order was imposed: 3 of 3 hits came in it"), "{words}");
+        }
+    }
+    let free =
+        command(&binary, folder.path(), &["replay", "made", "--free"]).current_dir(folder.path()).output();
+    assert!(!said(&free.unwrap()).contains("imposed"));
+}

@@ -15,6 +15,7 @@ pub mod files;
 mod gate;
 pub mod guest;
 pub mod host;
+mod imposed;
 pub mod kernel_view;
 pub mod kvm;
 pub mod layout;

@@ -28,7 +28,7 @@ pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Record
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
 pub(crate) use list::{List, ListKind};
-pub(crate) use orders::{Orders, Shaken};
+pub(crate) use orders::{Imposed, Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};

@@ -3,6 +3,8 @@
 use super::heading;
 use clap::Args;
 use probe_engine::probe::pace::Delay;
+use probe_engine::probe::turns::ObservedTurns;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use vmm::session::LONGEST_WAIT;
 
@@ -43,6 +45,18 @@ pub(crate) struct Orders {
     /// What `vmm shake` asks for.
     #[arg(skip)]
     pub(crate) shaken: Option<Shaken>,
+    /// What `vmm replay` asks for.
+    #[arg(skip)]
+    pub(crate) imposed: Option<Imposed>,
+}
+
+/// An order that was observed, and is imposed.
+pub(crate) struct Imposed {
+    pub(crate) order: ObservedTurns,
+    /// What its probes were called, by their numbers.
+    pub(crate) probes: BTreeMap<u32, String>,
+    /// How long a task waits for its turn at most.
+    pub(crate) within: Duration,
 }
 
 /// Places where CPUs are delayed.

@@ -14,7 +14,7 @@ use crate::choice::Choosing;
 use crate::exit_codes;
 use crate::guest_files::Files;
 use crate::run;
-use crate::say::note;
+use crate::say::{note, say};
 use anyhow::Result;
 use kept::NewBundle;
 use manifest::{CONSOLE, Manifest, RECORDING, Verdict};
@@ -32,7 +32,8 @@ pub(crate) fn run(mut run: Run) -> Result<ExitCode> {
     // What the user has named is copied in the end.
     let shown = run.records.shown();
     let recording = named.clone().unwrap_or_else(|| {
-        run.records.format = shown;
+        // Hits that are recorded for their order alone are not shown.
+        run.records.format = shown.filter(|_| run.orders.shaken.is_none());
         bundle.at(RECORDING)
     });
     let console = run.guest.console.clone().unwrap_or_else(|| bundle.at(CONSOLE));
@@ -43,6 +44,10 @@ pub(crate) fn run(mut run: Run) -> Result<ExitCode> {
     let root = files.work.as_ref().map(|work| work.root().to_owned());
     let command = files.work.as_ref().map(options::command).transpose()?;
     let code = run::with_files(&run, files, choosing)?;
+    if observed::is_empty(&recording) {
+        say("there is no bundle: the guest was not started");
+        return Ok(code);
+    }
     bundle.add_output(RECORDING, &recording)?;
     bundle.add_output(CONSOLE, &console)?;
     if let Some(root) = root {

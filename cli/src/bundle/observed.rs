@@ -1,12 +1,20 @@
 //! What a recording tells by which two runs are compared: the order of hits, and the kernel's reports.
 
-use crate::record::{HostKind, KernelIdentity, Line, Reader};
-use anyhow::{Context, Result};
+use crate::record::{HostKind, KernelIdentity, Line, OrderLine, Reader};
+use anyhow::{Context as _, Result};
+use probe_engine::linux::task::{Context, Task};
+use probe_engine::probe::turns::{KnownTasks, ObservedTurns};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::Path;
+use vmm::events::{Event, What};
+
+/// So many hits have turns; what comes behind them is free.
+const MOST_TURNS: usize = 1 << 16;
+/// So many hits are compared.
+const MOST_HITS: usize = 1 << 20;
 
 /// What was observed.
 #[derive(Debug)]
@@ -14,6 +22,10 @@ pub(super) struct Observed {
     pub(super) kernel: KernelIdentity,
     pub(super) host: HostKind,
     pub(super) order: ObservedOrder,
+    /// The same of hits that can have [turns](probe_engine::probe::turns), as far as they are kept.
+    pub(super) turns: ObservedTurns,
+    /// What became of the order that was imposed, if one was.
+    pub(super) imposed: Option<OrderLine>,
     /// The fingerprints of the kernel's reports.
     pub(super) splats: BTreeSet<String>,
 }
@@ -47,42 +59,61 @@ pub(super) struct Difference<'a> {
     pub(super) is: Option<ObservedHit<'a>>,
 }
 
+/// Whether a recording was not even begun.
+pub(super) fn is_empty(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|recording| recording.is_file() && recording.len() == 0)
+}
+
 /// Reads a recording.
 pub(super) fn read(path: &Path) -> Result<Observed> {
     let unreadable = || format!("cannot read the recording {}", path.display());
     let mut reader =
         Reader::open(BufReader::new(File::open(path).with_context(unreadable)?)).with_context(unreadable)?;
-    let (mut order, mut splats) = (ObservedOrder::default(), BTreeSet::new());
-    let (mut known, mut named) = (BTreeMap::new(), BTreeMap::<String, usize>::new());
+    let (mut hits, mut splats, mut imposed) = (Vec::new(), BTreeSet::new(), None);
+    let mut order = ObservedOrder::default();
     while let Some(line) = reader.next().with_context(unreadable)? {
         match line {
-            Line::Hit(hit) => {
-                let id = hit.event.probe.0;
-                let task = hit.event.task;
-                let number = *known.entry(task.map(|task| (task.at, task.pid))).or_insert_with(|| {
-                    let name = task.map_or_else(
-                        || "?".to_owned(),
-                        |task| String::from_utf8_lossy(task.comm()).into_owned(),
-                    );
-                    let number = named.entry(name.clone()).or_default();
-                    *number += 1;
-                    order.tasks.push((name, *number));
-                    order.tasks.len() - 1
-                });
-                if let Some(probe) = reader.probe(id) {
-                    order.probes.entry(id).or_insert_with(|| probe.probe.clone());
-                    order.hits.push((id, number));
+            Line::Hit(hit) if hits.len() < MOST_HITS => {
+                let Event { nanos, probe, task, what, .. } = hit.event;
+                if let Some(known) = reader.probe(probe.0) {
+                    order.probes.entry(probe.0).or_insert_with(|| known.probe.clone());
+                    hits.push((nanos, probe.0, task, matches!(what, What::Hit { .. })));
                 }
             }
             Line::Splat(splat) => drop(splats.insert(splat.fingerprint)),
+            Line::Order(line) => imposed = Some(line),
             _ => {}
         }
     }
+    // Of two CPUs, the later hit may be written first.
+    hits.sort_by_key(|(nanos, ..)| *nanos);
+    let (mut turns, mut tasks) = (ObservedTurns::default(), KnownTasks::default());
+    let (mut known, mut named) = (BTreeMap::new(), BTreeMap::<String, usize>::new());
+    for (_, probe, task, is_pass) in hits {
+        let number = *known.entry(task.map(|task| (task.at, task.pid))).or_insert_with(|| {
+            let name = |task: Task| String::from_utf8_lossy(task.comm()).into_owned();
+            let name = task.map_or_else(|| "?".to_owned(), name);
+            let number = named.entry(name.clone()).or_default();
+            *number += 1;
+            order.tasks.push((name, *number));
+            order.tasks.len() - 1
+        });
+        order.hits.push((probe, number));
+        let task = task.filter(|task| is_pass && task.context == Context::Task);
+        if let Some(task) = task.filter(|_| turns.turns.len() < MOST_TURNS) {
+            turns.push(&mut tasks, probe, &task);
+        }
+    }
     let header = reader.header();
-    Ok(Observed { kernel: header.kernel.clone(), host: header.host, order, splats })
+    Ok(Observed { kernel: header.kernel.clone(), host: header.host, order, turns, imposed, splats })
 }
 
 impl ObservedOrder {
+    /// What its probes were called, by their numbers.
+    pub(super) fn probes(&self) -> &BTreeMap<u32, String> {
+        &self.probes
+    }
+
     /// How many hits there are.
     pub(super) fn count(&self) -> usize {
         self.hits.len()

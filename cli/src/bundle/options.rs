@@ -43,7 +43,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
     let Run {
         probes:
             Probes { files: probes, probes: _, filter: _, watches: _, stack: _, once: _, counts: _, graphs: _ },
-        orders: Orders { holds: _, untils: _, within: _, shaken: _ },
+        orders: Orders { holds: _, untils: _, within: _, shaken: _, imposed: _ },
         guest,
         splats: SplatArgs { allow_splats, splat: _, recent: _ },
         // Where something is written.

@@ -3,7 +3,7 @@
 use super::manifest::{INITRD, KERNEL, MODULES, Manifest, RECORDING, ROOT, VMLINUX, Verdict};
 use super::observed::{self, Observed};
 use super::options;
-use crate::args::{Format, Replay, Run};
+use crate::args::{Format, Imposed, Replay, Run};
 use crate::choice::Choosing;
 use crate::exit_codes::{self, FAILED, INFRASTRUCTURE};
 use crate::file;
@@ -34,13 +34,23 @@ pub(crate) fn main(args: &Replay) -> Result<ExitCode> {
     }
     run.guest.place = args.place.clone();
     run.guest.console = None;
-    run.records.format.get_or_insert(Format::Text);
+    if run.orders.shaken.is_none() {
+        run.records.format.get_or_insert(Format::Text);
+    }
     run.records.output = Some(recording.clone());
     file::refuse_an_input(args.output.as_deref(), [&*folder.join(RECORDING)])?;
+    if !args.free && run.splats.recent.is_none() {
+        let (order, probes) = (then.turns.clone(), then.order.probes().clone());
+        run.orders.imposed = Some(Imposed { order, probes, within: args.within });
+    }
     let choosing = Choosing::begin(&run.guest);
     let files = files(args, &mut run, &manifest)?;
     let code = exit_codes::number(run::with_files(&run, files, choosing)?);
     if code == INFRASTRUCTURE && manifest.verdict.exit_code != INFRASTRUCTURE {
+        return Ok(ExitCode::from(INFRASTRUCTURE));
+    }
+    if observed::is_empty(&recording) {
+        say("nothing is compared: the guest was not started");
         return Ok(ExitCode::from(INFRASTRUCTURE));
     }
     let now = observed::read(&recording)?;
@@ -98,6 +108,9 @@ fn compare((was, then): (&Verdict, &Observed), (exit_code, now): (u8, &Observed)
             count => say(format_args!("replayed: the order is the same, of {count} hits")),
         },
         Some(difference) => say(format_args!("replayed: the order differs: {difference}")),
+    }
+    if let Some(imposed) = &now.imposed {
+        say(imposed);
     }
     *was == is && difference.is_none()
 }

@@ -26,7 +26,7 @@ impl GateNames {
             match asked.plan.pace {
                 Some(Pace::Hold { gate, .. }) => gates.entry(gate).or_default().hold = name(),
                 Some(Pace::Open { gate }) => gates.entry(gate).or_default().until = name(),
-                Some(Pace::Delay(_)) | None => {}
+                Some(Pace::Delay(_) | Pace::Turn { .. }) | None => {}
             }
         }
         Self(gates)

@@ -8,7 +8,9 @@ use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
-use crate::record::{self, Address, GateEnd, Header, HitLine, NamedFrame, ProbeEnd, RunsLine, SplatLine};
+use crate::record::{
+    self, Address, GateEnd, Header, HitLine, NamedFrame, OrderLine, ProbeEnd, RunsLine, SplatLine,
+};
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
 use crate::wall_clock;
@@ -259,6 +261,7 @@ impl<'a> HitWriter<'a> {
         let names = &|at| self.names.symbol(at);
         let probes = summary::probes(report);
         let gates = self.gates(&report.gates);
+        let order = report.turns.map(OrderLine::from);
         let is_count = |probe: &&ProbeEnd| {
             self.probes.get(&ProbeId(probe.id)).is_some_and(|probe| probe.told.is_only_counted())
         };
@@ -273,6 +276,7 @@ impl<'a> HitWriter<'a> {
                 }
                 Form::Json => {
                     gates.iter().try_for_each(|gate| json(out, gate))?;
+                    order.iter().try_for_each(|order| json(out, order))?;
                     self.histograms.write_json(out, names)?;
                     probes.iter().try_for_each(|probe| json(out, probe))?;
                     json(out, &summary::end(report, exit_code, self.armed_in))?;
@@ -416,6 +420,7 @@ pub(super) mod testing {
             refused: Default::default(),
             unread: Vec::new(),
             gates: Vec::new(),
+            turns: None,
             waits: 0,
             log_lost: 0,
             ran: Duration::ZERO,

@@ -15,6 +15,7 @@ mod reader;
 mod splat;
 mod stack;
 mod task;
+mod turns;
 mod value;
 
 pub(crate) use address::Address;
@@ -31,6 +32,7 @@ pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
+pub(crate) use turns::OrderLine;
 pub(crate) use value::Recorded;
 
 /// What `docs/recording.md` has as its example in a block of this kind.

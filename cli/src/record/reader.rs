@@ -4,8 +4,8 @@
 
 use super::header::FORMAT;
 use super::{
-    End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine, Prefix,
-    Probe, ProbeEnd, RunsLine, SplatLine,
+    End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine,
+    OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -60,6 +60,7 @@ pub(crate) enum Line {
     Hold(Box<HoldLine>),
     Gate(GateEnd),
     Runs(RunsLine),
+    Order(OrderLine),
     End,
     /// Of a type that is not known.
     Unknown,
@@ -241,6 +242,7 @@ impl<R: BufRead> Reader<R> {
                 Line::Hold(Box::new(hold.bounded()))
             }
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
+            "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
             "runs" => Line::Runs(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
                 self.end = Some(serde_json::from_str(line).map_err(damaged)?);
@@ -330,6 +332,7 @@ mod tests {
                 Line::Splat(splat) => written.push(serde_json::to_string(&splat).unwrap()),
                 Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
+                Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
                 Line::Runs(runs) => written.push(serde_json::to_string(&runs).unwrap()),
                 Line::Unknown => panic!("{}", reader.text()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),

@@ -10,4 +10,5 @@ pub mod resolve;
 pub mod returns;
 pub mod spec;
 pub mod table;
+pub mod turns;
 pub mod watch;

@@ -7,6 +7,23 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GateId(pub u32);
 
+impl GateId {
+    /// From here on gates are those of turns.
+    const TURNS: u32 = 1 << 31;
+
+    /// The gate of this number among those at which tasks wait for their [turns](super::turns).
+    #[must_use]
+    pub fn of_turns(number: u32) -> Self {
+        Self(Self::TURNS | number)
+    }
+
+    /// Whether it is one of those.
+    #[must_use]
+    pub fn is_of_turns(self) -> bool {
+        self.0 & Self::TURNS != 0
+    }
+}
+
 /// What a hit does to the order in which the guest's CPUs go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pace {
@@ -25,6 +42,12 @@ pub enum Pace {
     },
     /// The CPU waits for a time that chance chooses.
     Delay(Delay),
+    /// The task waits in front of the probed instruction until its [turn](super::turns) has come, in the order that is imposed on the
+    /// guest. The hit is one when it goes on.
+    Turn {
+        /// When it goes on all the same, and the order is lost.
+        within: Duration,
+    },
 }
 
 /// Times that chance chooses, the same ones for the same seed.

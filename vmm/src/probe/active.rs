@@ -5,6 +5,7 @@ use super::{
     Data, Handler, HandlerRequest, Handlers, Hit, InstructionHandlers, Probe, ReturnHandlers, WatchHandler,
 };
 use crate::gate::Gate;
+use crate::imposed::ImposedOrder;
 use crate::memory::GuestRam;
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
@@ -45,6 +46,8 @@ pub(crate) enum Pacing {
     Open(Arc<Gate>),
     /// They wait, each for its time; so many have.
     Delay(Delay, AtomicU64),
+    /// They wait for their turns, so long at most.
+    Turn(Arc<ImposedOrder>, Duration),
 }
 
 /// The user's handlers, and what belongs to each kind of probe.
@@ -131,11 +134,20 @@ impl Active {
         Self { pacing, ..self }
     }
 
-    /// The gate at which its hits are held.
-    pub(crate) fn gate(&self) -> Option<&Gate> {
+    /// The gates at which its hits are held.
+    pub(crate) fn gates(&self) -> &[Arc<Gate>] {
         match &self.pacing {
-            Some(Pacing::Hold(gate, _)) => Some(gate),
-            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => None,
+            Some(Pacing::Hold(gate, _)) => std::slice::from_ref(gate),
+            Some(Pacing::Turn(order, _)) => order.gates(),
+            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => &[],
+        }
+    }
+
+    /// The order in which its hits have their turns, and how long they wait for these.
+    pub(crate) fn turns(&self) -> Option<(&ImposedOrder, Duration)> {
+        match &self.pacing {
+            Some(Pacing::Turn(order, within)) => Some((order, *within)),
+            Some(Pacing::Hold(..) | Pacing::Open(_) | Pacing::Delay(..)) | None => None,
         }
     }
 
@@ -154,7 +166,8 @@ impl Active {
         requests: &mut Vec<HandlerRequest>,
     ) {
         match &self.pacing {
-            None => {}
+            // A hit of a turn has waited before it was one.
+            None | Some(Pacing::Turn(..)) => {}
             Some(Pacing::Open(gate)) => gate.open(vcpu, task.as_ref(), ram),
             Some(Pacing::Hold(gate, within)) => {
                 let (gate, within, probe) = (gate.clone(), *within, self.id);

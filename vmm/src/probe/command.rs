@@ -53,6 +53,8 @@ pub(crate) enum Waiting {
         probe: ProbeId,
         task: Option<Task>,
     },
+    /// Until its turn has come: it is held at this gate already, and then comes to the probe once more.
+    Turn(Arc<Gate>),
     /// So long.
     Time(Duration),
 }

@@ -216,6 +216,7 @@ impl Control<'_> {
             refused,
             unread: self.ledger.unread().to_vec(),
             gates: self.registry.gates(),
+            turns: self.registry.turns(),
             waits: self.reader.waits(),
             log_lost: self.log.lost(),
             ran,

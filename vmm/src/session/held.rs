@@ -27,6 +27,10 @@ impl Control<'_> {
     pub(super) fn note_held(&mut self, held: HeldTask) {
         let HeldTask { gate, probe, vcpu, task, begun, ended, by, .. } = held;
         let stands = self.holds.stands.remove(&gate).unwrap_or_default();
+        // What became of an order is told in the end.
+        if gate.is_of_turns() {
+            return;
+        }
         let rate = self.clock.rate();
         let held = Held {
             gate,

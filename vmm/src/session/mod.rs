@@ -90,6 +90,7 @@ use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::probe::turns::ObservedTurns;
 use registry::Registry;
 use resolver::Resolver;
 use stage::Stage;
@@ -255,6 +256,11 @@ impl Session<'_> {
     /// [`RegisterError`] of the first that cannot be registered.
     pub fn register_all(&mut self, probes: Vec<Probe>) -> Result<Vec<ProbeId>, RegisterError> {
         self.registry.register(probes)
+    }
+
+    /// Has probes that are registered from now on have their [turns](probe_engine::probe::pace::Pace::Turn) in this order.
+    pub fn impose(&mut self, order: ObservedTurns) {
+        self.registry.impose(order);
     }
 
     /// Where a member lies in a structure of the guest's kernel, for [`Hit::member`](crate::probe::Hit::member).

@@ -8,6 +8,7 @@ use super::report::{ProbeReport, ProbeState};
 use super::resolver::{RegisterError, ResolvedProbe, Resolver};
 use crate::events::{MAX_PROBES, Reader};
 use crate::gate::{Gate, GateReport, Gates, LONGEST_WAIT};
+use crate::imposed::ImposedOrder;
 use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
@@ -16,6 +17,7 @@ use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::probe::turns::{ObservedTurns, TurnsReport};
 use rows::Rows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,6 +39,8 @@ pub(super) struct Registry {
     rows: Rows,
     /// Where tasks are held.
     gates: Gates,
+    /// The order that is imposed, if one is.
+    order: Option<Arc<ImposedOrder>>,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
 }
@@ -53,6 +57,7 @@ impl Registry {
             plans: Vec::new(),
             rows: Rows::new(trampolines),
             gates: Gates::default(),
+            order: None,
             leaving: Vec::new(),
         }
     }
@@ -62,9 +67,22 @@ impl Registry {
         self.gates.clone()
     }
 
-    /// What the gates came to, by their numbers.
+    /// What the gates came to, by their numbers, but for those of turns.
     pub(super) fn gates(&self) -> Vec<GateReport> {
-        self.gates.0.values().map(|gate| gate.report()).collect()
+        let gates = self.gates.0.values().filter(|gate| !gate.id().is_of_turns());
+        gates.map(|gate| gate.report()).collect()
+    }
+
+    /// From now on probes have their [turns](Pace::Turn) in this order.
+    pub(super) fn impose(&mut self, order: ObservedTurns) {
+        let order = ImposedOrder::new(order);
+        Arc::make_mut(&mut self.gates.0).extend(order.gates().iter().map(|gate| (gate.id(), gate.clone())));
+        self.order = Some(Arc::new(order));
+    }
+
+    /// What the order came to that was imposed.
+    pub(super) fn turns(&self) -> Option<TurnsReport> {
+        Some(self.order.as_ref()?.report())
     }
 
     /// Registers all of `probes` or none.
@@ -119,7 +137,7 @@ impl Registry {
         };
         let plan = Arc::new(plan);
         self.plans.push(plan.clone());
-        let pacing = plan.pace.map(|pace| self.pacing(pace));
+        let pacing = plan.pace.and_then(|pace| self.pacing(pace));
         let active = Arc::new(Active::new(id, plan, kind).paced(pacing));
         let info = match &place {
             Place::Kernel { info, .. } => Some(info.clone()),
@@ -144,18 +162,19 @@ impl Registry {
         Ok(id)
     }
 
-    /// The same as `pace`, with the gate that it names.
-    fn pacing(&mut self, pace: Pace) -> Pacing {
+    /// The same as `pace`, with the gate that it names. Without an order nobody has a turn.
+    fn pacing(&mut self, pace: Pace) -> Option<Pacing> {
         let gates = Arc::make_mut(&mut self.gates.0);
         let mut gate = |id| gates.entry(id).or_insert_with(|| Arc::new(Gate::new(id))).clone();
-        match pace {
+        Some(match pace {
+            Pace::Turn { within } => Pacing::Turn(self.order.clone()?, within.min(LONGEST_WAIT)),
             Pace::Hold { gate: id, within } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT)),
             Pace::Open { gate: id } => Pacing::Open(gate(id)),
             Pace::Delay(delay) => {
                 let most = delay.most.min(LONGEST_WAIT);
                 Pacing::Delay(Delay { most, ..delay }, AtomicU64::new(0))
             }
-        }
+        })
     }
 
     /// The plans of all probes that there were, by their numbers.

@@ -7,6 +7,7 @@ use probe_engine::capture::tally::Group;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::pace::GateId;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::probe::turns::TurnsReport;
 use probe_engine::regs::Regs;
 use std::fmt;
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub struct Report {
     pub refused: Refused,
     /// What the gates came to at which tasks were [held](probe_engine::probe::pace::Pace::Hold).
     pub gates: Vec<GateReport>,
+    /// What the order came to that was [imposed](super::Session::impose).
+    pub turns: Option<TurnsReport>,
     /// Modules whose tables could not be read: stacks through them were guessed.
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.

@@ -4,7 +4,7 @@ use super::hit::Passed;
 use super::tables::VcpuTables;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
-use crate::gate::{Gate, HeldTask};
+use crate::gate::{Gate, HeldTask, LONGEST_WAIT};
 use crate::kvm::Shadow;
 use crate::probe::{HandlerRequest, Waiting};
 use crate::trap::Breakpoint;
@@ -39,8 +39,13 @@ impl Vcpu {
                         by: None,
                         counted_at,
                     };
-                    self.wait_at(&gate, held, within, tables)
+                    let deadline = held.begun.saturating_add(self.clock.rate().ticks(within));
+                    match gate.enter(held, deadline) {
+                        true => self.wait_at(&gate, tables),
+                        false => Flow::Run,
+                    }
                 }
+                Waiting::Turn(gate) => self.wait_at(&gate, tables),
             };
             if let Flow::End = flow {
                 return Flow::End;
@@ -49,22 +54,17 @@ impl Vcpu {
         Flow::Run
     }
 
-    fn wait_at(
-        &mut self,
-        gate: &Gate,
-        held: HeldTask,
-        within: Duration,
-        tables: &mut Arc<VcpuTables>,
-    ) -> Flow {
-        let deadline = held.begun.saturating_add(self.clock.rate().ticks(within));
-        if !gate.enter(held, deadline) || self.enter_code(gate, tables) {
+    /// The task is held at the gate.
+    fn wait_at(&mut self, gate: &Gate, tables: &mut Arc<VcpuTables>) -> Flow {
+        if self.enter_code(gate, tables) {
             return Flow::Run;
         }
         // The guest has no code to wait at yet: the vCPU stands still.
-        if let Flow::End = self.stand(within, || gate.is_open(), tables) {
+        let is_over = || gate.is_open() || gate.is_overdue(clock::ticks());
+        if let Flow::End = self.stand(LONGEST_WAIT, is_over, tables) {
             return Flow::End;
         }
-        gate.give_up(deadline, &self.ram);
+        gate.give_up(clock::ticks(), &self.ram);
         self.left(gate);
         Flow::Run
     }

@@ -5,8 +5,9 @@ use super::tables::{Cause, VcpuTables};
 use super::{End, Flow, Vcpu};
 use crate::clock;
 use crate::events::{SeenHit, What};
+use crate::imposed::{Came, Coming};
 use crate::kvm::{Exception, Shadow};
-use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind};
+use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind, Waiting};
 use crate::trap::Breakpoint;
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
@@ -72,7 +73,7 @@ impl Vcpu {
         passed: Option<Passed>,
         tables: &VcpuTables,
     ) -> (Taken, Vec<HandlerRequest>) {
-        let ticks = clock::ticks();
+        let mut ticks = clock::ticks();
         let at = Gva(breakpoint.regs.rip);
         let mut regs = breakpoint.regs;
         let mut requests = Vec::new();
@@ -87,6 +88,27 @@ impl Vcpu {
         let passed = passed.filter(|passed| passed.is_next(&regs));
         let is_new =
             |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
+        for attached in site.probes.iter().filter(is_new) {
+            let probe = &*attached.probe;
+            let Some((order, within)) = probe.turns().filter(|_| context.is_inside(probe.plan.scope)) else {
+                continue;
+            };
+            let scene = context.scene(&regs, None, task.as_ref());
+            if probe.is_broken() || !self.recorder.capture(&probe.plan.capture, &scene) {
+                continue;
+            }
+            let (within, counted_at) = (clock.rate().ticks(within), passed.map(|passed| passed.nop()));
+            let coming = Coming { probe: probe.id, vcpu: self.id, task, within, counted_at };
+            match order.come(&coming, clock::ticks, &self.ram) {
+                Came::Goes(now) => ticks = now,
+                Came::Waits(gate) => {
+                    // It is no hit yet: the guest comes here once more.
+                    self.passed = passed;
+                    let requests = vec![HandlerRequest::Stand(Waiting::Turn(gate))];
+                    return (Taken::Over(self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept)), requests);
+                }
+            }
+        }
         for attached in site.probes.iter().filter(is_new) {
             let probe = &*attached.probe;
             if !context.is_inside(probe.plan.scope) {

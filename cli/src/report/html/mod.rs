@@ -88,6 +88,7 @@ impl Shown {
             | Line::Prefix(_)
             | Line::Hold(_)
             | Line::Gate(_)
+            | Line::Order(_)
             | Line::Runs(_)
             | Line::End
             | Line::Unknown => {}

@@ -54,7 +54,7 @@ impl Sites {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         let only_copy = self.accesses_device(at);
-        for gate in probes.iter().filter_map(|p| p.probe.gate()) {
+        for gate in probes.iter().flat_map(|p| p.probe.gates()) {
             guest.place(gate, self.detours.instances());
         }
         // A vCPU that stands at the site has not touched memory yet.
