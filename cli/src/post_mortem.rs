@@ -1,10 +1,10 @@
 //! What is said of a guest that did not come to an end by itself: where its CPUs stood, and who had called.
 
-use crate::output::GuestNames;
+use crate::output::{GuestNames, named_lock, sleeper};
 use crate::say::say;
 use probe_engine::addr::Gva;
 use probe_engine::regs::Regs;
-use vmm::session::{Death, Stood};
+use vmm::session::{Death, Stands, Stood};
 use vmm::stack::Stack;
 
 /// Says how a guest died, with what is known of the moment.
@@ -17,19 +17,25 @@ pub(crate) fn say_death(death: &Death, names: &GuestNames) {
         say(format_args!("called by"));
         say_stack(stack, names);
     }
-    say_stands(death.stands(), names);
+    if let Some(stands) = death.stands() {
+        say_stands(stands, names);
+    }
 }
 
-/// Says where each CPU of the guest stood.
-pub(crate) fn say_stands(stands: &[Stood], names: &GuestNames) {
-    for (cpu, Stood { rip, is_halted, stack }) in stands.iter().enumerate() {
+/// Says where each CPU of the guest stood, and which tasks slept until what they wait for would have come.
+pub(crate) fn say_stands(Stands { cpus, sleepers }: &Stands, names: &GuestNames) {
+    for (cpu, Stood { rip, is_halted, stack, lock, .. }) in cpus.iter().enumerate() {
         let name = names.symbol(*rip).map(|name| format!(" {name}")).unwrap_or_default();
         let line = names.lines(*rip).last().map(|line| format!(" {line}")).unwrap_or_default();
         let halted = if *is_halted { ", halted" } else { "" };
-        say(format_args!("cpu{cpu} at {rip}{name}{line}{halted}"));
+        let lock = lock.map(|lock| named_lock(lock, names).to_string()).unwrap_or_default();
+        say(format_args!("cpu{cpu} at {rip}{name}{line}{halted}{lock}"));
         if let Some(stack) = stack {
             say_stack(stack, names);
         }
+    }
+    for asleep in sleepers {
+        sleeper(asleep, names).to_string().lines().for_each(say);
     }
 }
 

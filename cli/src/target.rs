@@ -293,6 +293,7 @@ mod tests {
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
             task: None,
+            tasks: None,
             clock: None,
             printk: None,
             cpu_number: None,

@@ -2,8 +2,8 @@
 
 use crate::memory::GuestRam;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::gate::OPENED;
 use probe_engine::linux::task::Task;
-use probe_engine::probe::gate::OPENED;
 use probe_engine::probe::pace::GateId;
 use probe_engine::probe::table::ProbeId;
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone, Default)]
 pub struct Gates(pub(crate) Arc<BTreeMap<GateId, Arc<Gate>>>);
 
-/// Where the [code](probe_engine::probe::gate) of a gate is.
+/// Where the [code](probe_engine::gate) of a gate is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GateCode {
     pub(crate) entry: Gva,

@@ -1,11 +1,12 @@
 //! Orders that are forced, as the user calls them.
 
 use super::names::GuestNames;
-use crate::record::{Address, GateEnd, HoldLine, StoodLine};
+use super::stands;
+use crate::record::{GateEnd, HoldLine};
 use probe_engine::probe::pace::{GateId, Pace};
 use probe_engine::request::ProbeRequest;
 use std::collections::BTreeMap;
-use vmm::session::{GateReport, Held, HoldEnd, Stood};
+use vmm::session::{GateReport, Held, HoldEnd, Stands};
 
 /// What the user calls the two ends of each gate.
 pub(super) struct GateNames(BTreeMap<GateId, Ends>);
@@ -39,13 +40,13 @@ impl GateNames {
     /// The line of a task that was held.
     pub(super) fn line(&self, held: &Held, names: &GuestNames) -> HoldLine {
         let Ends { hold, until } = self.ends(held.gate);
-        let stood = |Stood { rip, is_halted, stack }: &Stood| {
-            let stack = stack.as_ref().and_then(|stack| names.stack(stack));
-            StoodLine::new(Address(rip.0), names.symbol(*rip), *is_halted, stack)
-        };
-        let (by, cpus) = match &held.end {
-            HoldEnd::Opened { by } => (u32::try_from(*by).ok(), Vec::new()),
-            HoldEnd::TimedOut(stands) => (None, stands.iter().map(stood).collect()),
+        let (by, cpus, sleepers) = match &held.end {
+            HoldEnd::Opened { by } => (u32::try_from(*by).ok(), Vec::new(), Vec::new()),
+            HoldEnd::TimedOut(Stands { cpus, sleepers }) => (
+                None,
+                cpus.iter().map(|stood| stands::cpu(stood, names)).collect(),
+                sleepers.iter().map(|sleeper| stands::sleeper(sleeper, names)).collect(),
+            ),
         };
         HoldLine {
             time_ns: held.nanos,
@@ -57,6 +58,7 @@ impl GateNames {
             waited_ns: held.waited,
             by,
             cpus,
+            sleepers,
         }
     }
 

@@ -70,6 +70,12 @@ impl GuestNames {
         self.symbol(at).filter(|name| is_text || name.contains("+0x0/"))
     }
 
+    /// The variable that begins at a run-time address.
+    pub(crate) fn variable(&self, at: Gva) -> Option<String> {
+        let name = self.all()?.symbol(at).filter(|name| name.offset == 0)?;
+        Some(name.function?.symbol.name.to_owned())
+    }
+
     /// The symbol at a run-time address, as the kernel's `%pS` writes it.
     pub(crate) fn symbol(&self, at: Gva) -> Option<String> {
         Some(self.all()?.symbol(at)?.to_string())

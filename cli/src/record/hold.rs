@@ -1,14 +1,16 @@
 //! A task that was held went on, and what its gate came to.
 
-use super::bounded::{name, some_name};
-use super::hit::bounded;
-use super::{Address, Frame, Moment, Stack, task};
+use super::bounded::name;
+use super::stand::{LockLine, SleeperLine, StoodLine};
+use super::{Moment, task};
 use probe_engine::linux::task::Task;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// So many CPUs are kept: a guest has no more.
 const MOST_CPUS: usize = 256;
+/// And so many tasks.
+const MOST_SLEEPERS: usize = 256;
 
 /// A task that was held went on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,21 +33,9 @@ pub(crate) struct HoldLine {
     pub(crate) by: Option<u32>,
     /// Where each CPU stood when the time was over.
     pub(crate) cpus: Vec<StoodLine>,
-}
-
-/// Where a CPU stood.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoodLine {
-    pub(crate) rip: Address,
-    #[serde(default, deserialize_with = "some_name")]
-    pub(crate) name: Option<String>,
-    pub(crate) halted: bool,
-    /// Its stack, the innermost frame first, if it is known.
+    /// Tasks that slept then until what they wait for would have come.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) stack: Vec<Frame>,
-    /// How that ends.
-    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
-    pub(crate) stack_end: Option<String>,
+    pub(crate) sleepers: Vec<SleeperLine>,
 }
 
 /// What a gate came to.
@@ -70,28 +60,29 @@ impl HoldLine {
     /// The same with bounds for what was read.
     pub(super) fn bounded(mut self) -> Self {
         self.cpus.truncate(MOST_CPUS);
+        self.sleepers.truncate(MOST_SLEEPERS);
         for cpu in &mut self.cpus {
-            let (stack, end) =
-                bounded(std::mem::take(&mut cpu.stack), cpu.stack_end.take().unwrap_or_default());
-            (cpu.stack, cpu.stack_end) = (stack, Some(end).filter(|end| !end.is_empty()));
+            cpu.stack = std::mem::take(&mut cpu.stack).bounded();
+        }
+        for sleeper in &mut self.sleepers {
+            sleeper.stack = std::mem::take(&mut sleeper.stack).bounded();
         }
         self
     }
-}
 
-impl StoodLine {
-    /// Where a CPU stood, with its stack if that is known.
-    pub(crate) fn new(rip: Address, name: Option<String>, halted: bool, stack: Option<Stack>) -> Self {
-        let (stack, stack_end) =
-            stack.map(|Stack { frames, end, .. }| (frames, Some(end))).unwrap_or_default();
-        Self { rip, name, halted, stack, stack_end }
+    /// A task that waits for a lock which the one has that is held, and that lock: it does not come before the other one goes on.
+    pub(crate) fn blocked(&self) -> Option<(&Task, &LockLine)> {
+        let held = self.task?.at;
+        let waits = self.cpus.iter().filter_map(StoodLine::waits);
+        let mut waits = waits.chain(self.sleepers.iter().filter_map(SleeperLine::waits));
+        waits.find(|(_, lock)| lock.owner.is_some_and(|owner| owner.at == held))
     }
 }
 
 /// As lines of text, each with its end.
 impl fmt::Display for HoldLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, by, cpus } = self;
+        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, by, cpus, sleepers } = self;
         write!(f, "{} ", Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu: *vcpu as usize })?;
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
@@ -102,38 +93,109 @@ impl fmt::Display for HoldLine {
             Some(by) => writeln!(f, "held at {hold} for {waited}, until cpu{by} came to {until}")?,
             None => writeln!(f, "held at {hold} for {waited}: no other task came to {until}")?,
         }
-        for (cpu, StoodLine { rip, name, halted, stack, stack_end }) in cpus.iter().enumerate() {
-            let name = name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-            let halted = if *halted { ", halted" } else { "" };
-            writeln!(f, "  cpu{cpu} at {rip}{name}{halted}")?;
-            if let Some(end) = stack_end {
-                write!(f, "{}", Stack { frames: stack.clone(), end: end.clone(), user: None })?;
-            }
+        for (cpu, stood) in cpus.iter().enumerate() {
+            write!(f, "  cpu{cpu} {stood}")?;
+        }
+        for sleeper in sleepers {
+            write!(f, "  {sleeper}")?;
+        }
+        if let Some((waiter, lock)) = self.blocked() {
+            writeln!(
+                f,
+                "  the order is impossible here: the one that is held has the {} for which {}-{} waits",
+                lock.kind,
+                waiter.shown(),
+                waiter.pid
+            )?;
         }
         Ok(())
+    }
+}
+
+impl GateEnd {
+    /// How often the order was reached, and how often not.
+    pub(crate) fn counts(&self) -> impl fmt::Display {
+        let Self { reached, timed_out, unfinished, passed, .. } = *self;
+        let times = |count: u64| match count {
+            1 => "once".to_owned(),
+            count => format!("{count} times"),
+        };
+        fmt::from_fn(move |f| {
+            write!(f, "reached {}, not reached in time {}", times(reached), times(timed_out))?;
+            if unfinished > 0 {
+                write!(f, ", {unfinished} held when the guest ended")?;
+            }
+            if passed > 0 {
+                write!(f, "; {passed} tasks passed while another one was held")?;
+            }
+            Ok(())
+        })
     }
 }
 
 /// As a sentence.
 impl fmt::Display for GateEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hold, until, reached, timed_out, unfinished, passed } = self;
-        let times = |count: u64| match count {
-            1 => "once".to_owned(),
-            count => format!("{count} times"),
+        let Self { hold, until, .. } = self;
+        write!(f, "{hold} until {until}: {}", self.counts())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Address, StoodStack};
+    use probe_engine::addr::Gva;
+    use probe_engine::linux::task::Context;
+
+    fn task(pid: u32) -> Task {
+        let (at, comm, context) = (Gva(u64::from(pid)), *b"mkdir\0\0\0\0\0\0\0\0\0\0\0", Context::Task);
+        Task { at, pid, tgid: pid, ns_pid: None, uid: None, context, comm }
+    }
+
+    fn lock(owner: u32) -> Option<LockLine> {
+        let (kind, address) = ("mutex".to_owned(), Address(0x10));
+        Some(LockLine { kind, address, name: None, owner: Some(task(owner)) })
+    }
+
+    #[test]
+    fn a_task_that_waits_for_the_one_that_is_held_makes_the_order_impossible() {
+        let stood = |pid, lock| StoodLine {
+            rip: Address(0x20),
+            name: Some("f+0x0/0x8".to_owned()),
+            halted: false,
+            task: Some(task(pid)),
+            lock,
+            stack: StoodStack::default(),
         };
-        write!(
-            f,
-            "{hold} until {until}: reached {}, not reached in time {}",
-            times(*reached),
-            times(*timed_out)
-        )?;
-        if *unfinished > 0 {
-            write!(f, ", {unfinished} held when the guest ended")?;
-        }
-        if *passed > 0 {
-            write!(f, "; {passed} tasks passed while another one was held")?;
-        }
-        Ok(())
+        let sleeper = |pid, lock| SleeperLine { task: Some(task(pid)), lock, stack: StoodStack::default() };
+        let held = |cpus, sleepers| HoldLine {
+            time_ns: 0,
+            guest_ns: None,
+            vcpu: 0,
+            task: Some(task(1)),
+            hold: "a".to_owned(),
+            until: "b".to_owned(),
+            waited_ns: 1000,
+            by: None,
+            cpus,
+            sleepers,
+        };
+        let told = held(vec![stood(1, None), stood(3, lock(2))], vec![sleeper(4, lock(1)), sleeper(5, None)]);
+        assert_eq!(told.blocked().unwrap().0.pid, 4);
+        let text = told.to_string();
+        let (_, text) = text.split_once('\n').unwrap();
+        assert_eq!(
+            text,
+            "  cpu0 at 0x20 f+0x0/0x8, in mkdir-1\n  \
+             cpu1 at 0x20 f+0x0/0x8, in mkdir-3, waits for the mutex at 0x10, which mkdir-2 has\n  \
+             mkdir-4 sleeps, waits for the mutex at 0x10, which mkdir-1 has\n  \
+             mkdir-5 sleeps\n  \
+             the order is impossible here: the one that is held has the mutex for which mkdir-4 waits\n"
+        );
+        let line = serde_json::to_string(&told).unwrap();
+        assert_eq!(serde_json::from_str::<HoldLine>(&line).unwrap(), told);
+        assert!(held(vec![stood(3, lock(1))], vec![]).blocked().is_some());
+        assert!(held(vec![stood(3, lock(2))], vec![sleeper(4, None)]).blocked().is_none());
     }
 }

@@ -14,6 +14,7 @@ mod probe;
 mod reader;
 mod splat;
 mod stack;
+mod stand;
 mod task;
 mod turns;
 mod value;
@@ -23,7 +24,7 @@ pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
-pub(crate) use hold::{GateEnd, HoldLine, StoodLine};
+pub(crate) use hold::{GateEnd, HoldLine};
 pub(crate) use moment::Moment;
 pub(crate) use outcome::{
     ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd, RunsLine,
@@ -32,6 +33,7 @@ pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
+pub(crate) use stand::{LockLine, SleeperLine, StoodLine, StoodStack};
 pub(crate) use turns::OrderLine;
 pub(crate) use value::Recorded;
 

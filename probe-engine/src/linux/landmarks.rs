@@ -13,6 +13,7 @@ use super::per_cpu;
 use super::printk::PrintkLayout;
 use super::relocations::RelocatedPointer;
 use super::sched_clock::SchedClockLayout;
+use super::sleepers::TaskListLayout;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
 use crate::addr::{Gpa, Gva};
@@ -57,6 +58,8 @@ pub struct Landmarks {
     pub current: Option<CurrentTask>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
+    /// How to find all tasks, and what they wait for; `None` without type information.
+    pub tasks: Option<TaskListLayout>,
     /// The clock of its messages, where that can be computed.
     pub clock: Option<SchedClockLayout>,
     /// How to read the log of its messages; `None` before 5.10, or without type information.
@@ -196,6 +199,7 @@ impl Landmarks {
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
+            tasks: btf.as_ref().and_then(|btf| TaskListLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),
             printk: btf.as_ref().and_then(|btf| PrintkLayout::find(kernel.symbols(), btf)),
             cpu_number: current::cpu_number(kernel.symbols(), btf.as_ref()),

@@ -153,11 +153,24 @@ impl TaskLayout {
         gs_base: u64,
     ) -> Result<Task, PageFault> {
         let at = self.current.read(memory, gs_base)?;
-        let mut comm = [0; COMM];
-        memory.read(at.add(self.comm), &mut comm)?;
         let count = |at: Option<Gva>| at.and_then(|at| memory.read_u32(at).ok()).unwrap_or(0);
         let preempted = count(self.preempt_count.map(|offset| Gva(gs_base).add(offset)));
         let softirqs = count(self.softirq_count.map(|offset| at.add(offset)));
+        let context = Context::of(preempted | softirqs & SOFTIRQS);
+        Ok(Task { context, ..self.read_task(memory, at)? })
+    }
+
+    /// Reads about the task whose `task_struct` is at `at`, whatever CPU runs it.
+    ///
+    /// # Errors
+    /// The [`PageFault`] of reading what every task has.
+    pub fn read_task<M: PhysMemory + ?Sized>(
+        &self,
+        memory: &VirtMemory<'_, M>,
+        at: Gva,
+    ) -> Result<Task, PageFault> {
+        let mut comm = [0; COMM];
+        memory.read(at.add(self.comm), &mut comm)?;
         Ok(Task {
             at,
             pid: memory.read_u32(at.add(self.pid))?,
@@ -167,7 +180,7 @@ impl TaskLayout {
                 let cred = memory.read_u64(at.add(user.cred)).ok()?;
                 memory.read_u32(Gva(cred).add(user.uid)).ok()
             }),
-            context: Context::of(preempted | softirqs & SOFTIRQS),
+            context: Context::Task,
             comm,
         })
     }

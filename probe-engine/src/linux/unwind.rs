@@ -12,6 +12,7 @@
 use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
 use super::read::u64_at;
 use crate::addr::Gva;
+use crate::gate;
 use crate::memory::PhysMemory;
 use crate::paging::PageFault;
 use crate::regs::Regs;
@@ -235,6 +236,15 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
                 (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
             }
         };
+        // A task that is held waits in code that the kernel does not know, and goes on behind it.
+        if row.holds != Holds::Return
+            && !is_user
+            && let Some(entry) = gate::around(next.ip, self.memory)
+            && let Ok(Some(past)) =
+                gate::past(&Regs { rip: next.ip.0, rsp: next.sp, ..Regs::default() }, entry, self.memory)
+        {
+            (next.ip, next.sp) = (Gva(past.rip), past.rsp);
+        }
         next.bp = match row.bp {
             BpBase::Unchanged => next.saved.map_or(now.bp, |saved| saved.bp),
             BpBase::PrevSp => self.word(sp.wrapping_add_signed(row.bp_offset.into()))?,

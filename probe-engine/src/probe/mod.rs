@@ -1,6 +1,5 @@
 //! Probes: what a user asks for, the table of armed sites, and what a hit means.
 
-pub mod gate;
 pub mod jump_constraints;
 pub mod once;
 pub mod pace;

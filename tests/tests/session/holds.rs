@@ -2,13 +2,15 @@
 
 use super::Notes;
 use probe_engine::addr::Gva;
+use probe_engine::linux::locks::LockKind;
+use probe_engine::linux::unwind::End;
 use probe_engine::probe::pace::{Delay, GateId, Pace};
 use probe_engine::probe::table::ProbeId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::Probe;
-use vmm::session::{Command, HoldEnd};
+use vmm::session::{Command, HoldEnd, Stands};
 
 const GATE: GateId = GateId(7);
 const ROUNDS: u64 = 40;
@@ -118,7 +120,7 @@ fn a_task_goes_on_when_its_time_is_over() {
     let [held] = &ended.holds[..] else { panic!("{:?}", ended.holds) };
     assert!(held.waited >= 50_000_000, "{held:?}");
     let HoldEnd::TimedOut(stands) = &held.end else { panic!("{held:?}") };
-    let [stood] = &stands[..] else { panic!("{stands:?}") };
+    let [stood] = &stands.cpus[..] else { panic!("{stands:?}") };
     assert!(
         !stood.is_halted && stood.stack.as_ref().is_some_and(|stack| stack.frames.len() > 2),
         "{stood:?}"
@@ -127,20 +129,33 @@ fn a_task_goes_on_when_its_time_is_over() {
     assert_eq!((gate.reached, gate.timed_out, gate.unfinished, gate.passed), (0, 1, 0, 0));
 }
 
-/// The one that is held has the lock of the folder in which the other one works.
+/// The one that is held has the lock of the folder in which the other one works: it is told who waits for whom, and both go on.
 #[test]
-fn a_lock_that_both_want_is_no_standstill() {
+fn a_lock_that_both_want_is_told_and_no_standstill() {
     let Some(guest) = Guest::new() else { return };
     let ended = guest
         .cpus(2)
+        .unwind()
         .script("mkdir /a & mkdir /b & wait; [ -d /a ] && [ -d /b ]\n")
-        .probe(by_mkdir("p vfs_mkdir").paced(hold(Duration::from_millis(300))))
+        .probe(by_mkdir("p vfs_mkdir").paced(hold(Duration::from_secs(2))))
         .probe(by_mkdir("r vfs_mkdir").paced(Pace::Open { gate: GATE }))
         .run("sh:/script");
     ended.assert_in_order();
     assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
     let [gate] = ended.report.gates[..] else { panic!("{:?}", ended.report.gates) };
     assert_eq!((gate.reached, gate.timed_out, gate.unfinished), (0, 2, 0));
+    let HoldEnd::TimedOut(Stands { cpus, sleepers }) = &ended.holds[0].end else {
+        panic!("{:?}", ended.holds)
+    };
+    let held = ended.holds[0].task.unwrap();
+    // Who waits sleeps, or looks on another CPU whether the owner is about to go on.
+    let waits = cpus.iter().filter_map(|stood| Some((stood.task?, stood.lock?, stood.stack.as_ref()?)));
+    let sleeps =
+        sleepers.iter().filter_map(|sleeper| Some((sleeper.task, sleeper.lock?, sleeper.stack.as_ref()?)));
+    let (waiter, lock, stack) = waits.chain(sleeps).next().unwrap();
+    assert_eq!((waiter.comm(), lock.kind), (&b"mkdir"[..], LockKind::RwSemaphore));
+    assert!(waiter.at != held.at && lock.owner.unwrap().at == held.at, "{lock:?}");
+    assert!(stack.frames.len() > 5 && matches!(stack.end, End::User(_)), "{stack:?}");
 }
 
 /// A return is held behind it, and an instruction that touches memory in front of it.

@@ -9,7 +9,7 @@ use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
-use super::report::{Death, Outcome, ProbeReport, Refused, Report, Stood, Unregistered};
+use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
@@ -23,12 +23,10 @@ use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::probe::HandlerRequest;
 use crate::signals::Signals;
-use crate::stack::{FRAMES, Stack};
+use crate::stack::Stack;
 use crate::trap::Delivery;
-use crate::vcpu::{End, Vcpu, VcpuTables, World};
-use crate::world::VcpuPosition;
+use crate::vcpu::{End, Vcpu, World};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
@@ -282,24 +280,6 @@ impl Control<'_> {
         } else {
             self.outcome = Some(Outcome::Died(Death::Halted(stands)));
         }
-    }
-
-    /// Where the vCPUs stood at `positions`. What is in the guest's memory changes no more than a stack that is walked allows
-    /// for.
-    pub(super) fn stands(&self, positions: &[VcpuPosition], tables: &VcpuTables) -> Vec<Stood> {
-        let behind = |(regs, space)| {
-            let memory = VirtMemory::new(&*self.ram, space);
-            (tables.behind_gates(regs, &memory), space)
-        };
-        let stack = |(regs, space)| {
-            Stack::at((&tables.kernel, tables), &VirtMemory::new(&*self.ram, space), &regs, FRAMES)
-        };
-        let stood = |stand: &VcpuPosition| Stood {
-            rip: stand.at.map(behind).map_or(stand.rip, |(regs, _)| tables.shown(Gva(regs.rip))),
-            is_halted: stand.is_halted,
-            stack: stand.at.map(behind).and_then(stack),
-        };
-        positions.iter().map(stood).collect()
     }
 
     fn vcpu_ended(&mut self, end: End) {

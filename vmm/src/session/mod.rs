@@ -49,6 +49,7 @@ mod resolver;
 mod sites;
 mod spent;
 mod stage;
+mod stands;
 mod standstill;
 mod stop;
 mod text;
@@ -59,8 +60,8 @@ pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use report::{
-    Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report, Stood,
-    Unread, Unregistered,
+    AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report,
+    Sleeper, Stands, Stood, Unread, Unregistered,
 };
 pub use resolver::RegisterError;
 pub use stage::StageError;

@@ -4,6 +4,7 @@ use crate::gate::GateReport;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
+use probe_engine::linux::locks::LockKind;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::pace::GateId;
 use probe_engine::probe::table::ProbeId;
@@ -195,8 +196,8 @@ pub enum Outcome {
     Stopped,
     /// We got this signal.
     Signal(i32),
-    /// It took [longer](crate::guest::Guest::timeout) than it may. Where each vCPU stood then.
-    TimedOut(Vec<Stood>),
+    /// It took [longer](crate::guest::Guest::timeout) than it may. Where all stood then.
+    TimedOut(Stands),
     /// The guest died.
     Died(Death),
 }
@@ -216,6 +217,37 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// Where the guest stood.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stands {
+    /// Each vCPU.
+    pub cpus: Vec<Stood>,
+    /// Tasks that slept until what they wait for would have come: a few of them.
+    pub sleepers: Vec<Sleeper>,
+}
+
+/// A task that slept until what it waits for would have come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sleeper {
+    /// The task.
+    pub task: Task,
+    /// Who had called, where the kernel's stacks can be walked.
+    pub stack: Option<Stack>,
+    /// The lock that it waited for, if it was one that can be told.
+    pub lock: Option<AwaitedLock>,
+}
+
+/// A lock that a task waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AwaitedLock {
+    /// Where it is (GVA).
+    pub at: Gva,
+    /// What it is.
+    pub kind: LockKind,
+    /// Who has it, if that is known: whoever only reads is not.
+    pub owner: Option<Task>,
+}
+
 /// Where a vCPU stood in the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stood {
@@ -225,6 +257,17 @@ pub struct Stood {
     pub is_halted: bool,
     /// Who had called, where the kernel's stacks can be walked.
     pub stack: Option<Stack>,
+    /// The task on whose stack it was, if that can be told.
+    pub task: Option<Task>,
+    /// The lock that this task waited for without sleeping, if it was one that can be told.
+    pub lock: Option<AwaitedLock>,
+}
+
+impl Stood {
+    /// One of which nothing else is known than where it would go on.
+    pub(super) fn at(rip: Gva) -> Self {
+        Self { rip, is_halted: false, stack: None, task: None, lock: None }
+    }
 }
 
 /// A task that was held went on.
@@ -256,8 +299,8 @@ pub enum HoldEnd {
         /// Its number.
         by: usize,
     },
-    /// Its time was over. Where each CPU stood then.
-    TimedOut(Vec<Stood>),
+    /// Its time was over. Where all stood then.
+    TimedOut(Stands),
 }
 
 /// How a guest dies.
@@ -275,7 +318,7 @@ pub enum Death {
     },
     /// All of its CPUs are halted with interrupts off, or were never started: nothing will ever happen.
     #[error("the guest has halted for good without switching the machine off")]
-    Halted(Vec<Stood>),
+    Halted(Stands),
     /// It reset itself before its boot was over, which kernels do when they panic early.
     #[error("the guest reset itself before its kernel had started; its console may say why")]
     EarlyReset,
@@ -314,12 +357,12 @@ impl Death {
         }
     }
 
-    /// Where each vCPU stood, where the guest has halted.
+    /// Where all stood, where the guest has halted.
     #[must_use]
-    pub fn stands(&self) -> &[Stood] {
+    pub fn stands(&self) -> Option<&Stands> {
         match self {
-            Self::Halted(stands) => stands,
-            _ => &[],
+            Self::Halted(stands) => Some(stands),
+            _ => None,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::probe::{HandlerRequest, Waiting};
 use crate::trap::Breakpoint;
 use crate::world::VcpuPosition;
 use probe_engine::addr::Gva;
-use probe_engine::probe::gate;
+use probe_engine::gate;
 use probe_engine::probe::pace::GateId;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;

@@ -37,9 +37,20 @@ pub fn past<M: PhysMemory + ?Sized>(
     Ok(Some(Regs { rip, rsp: at.wrapping_add(8), ..*regs }))
 }
 
+/// Where the code begins that `at` is in, if there is such, known by its bytes.
+pub fn around<M: PhysMemory + ?Sized>(at: Gva, memory: &VirtMemory<'_, M>) -> Option<Gva> {
+    const LEN: usize = OPENED as usize;
+    let mut bytes = [0; 2 * LEN - 1];
+    let start = Gva(at.0.wrapping_sub(TRAP));
+    memory.read(start, &mut bytes).ok()?;
+    let found = bytes.windows(LEN).position(|window| CODE.starts_with(window))?;
+    Some(start.add(found as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linux::testing::Ram;
     use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 
     #[test]
@@ -56,5 +67,15 @@ mod tests {
         assert_eq!(code[3].near_branch_target(), code[1].ip());
         assert_eq!(code[5].ip(), AT + TRAP);
         assert_eq!(CODE[OPENED as usize], 0);
+    }
+
+    #[test]
+    fn the_code_is_known_by_its_bytes() {
+        let ram = Ram::new();
+        let entry = Ram::BASE.add(0x100);
+        ram.put(entry, &CODE);
+        let around = |offset| around(entry.offset(offset), &ram.memory());
+        assert!((0..=TRAP as i64).all(|offset| around(offset) == Some(entry)));
+        assert_eq!([-1, OPENED as i64, -0x200].map(around), [None; 3]);
     }
 }
