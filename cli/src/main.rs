@@ -10,6 +10,7 @@ mod coverage;
 mod coverage_diff;
 mod doctor;
 mod dry_run;
+mod ending_signals;
 mod exit_codes;
 mod file;
 mod guest_files;
@@ -29,6 +30,7 @@ mod mistake;
 mod module_files;
 mod output;
 mod post_mortem;
+mod race;
 mod record;
 mod report;
 mod requests;
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),
         Command::Replay(replay) => bundle::replay(&replay),
+        Command::Race(race) => race::main(*race),
         Command::Coverage(coverage) if !coverage.diff.is_empty() => coverage_diff::main(&coverage.diff),
         Command::Coverage(coverage) => coverage::main(&coverage),
         Command::Test(cases) => cases::main(&cases),

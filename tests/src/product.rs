@@ -31,7 +31,8 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     // Behind the verb: what comes behind `--` is the guest's.
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
-    let has_kernel = matches!(words, ["run" | "count" | "graph" | "coverage" | "shake" | "test", ..]);
+    let has_kernel =
+        matches!(words, ["run" | "count" | "graph" | "coverage" | "shake" | "race" | "test", ..]);
     let has_guest = has_kernel || matches!(words, ["bisect" | "replay", ..]);
     let names_kernel = words.iter().any(|word| word.starts_with("--kernel") || *word == "-k");
     // The product finds the default one by itself, as it does for users.

@@ -12,7 +12,7 @@ use tests::pages::words;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
-const WITH_GUESTS: [&str; 5] = ["run", "graph", "test", "bisect", "replay"];
+const WITH_GUESTS: [&str; 6] = ["run", "graph", "race", "test", "bisect", "replay"];
 
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {
@@ -85,6 +85,10 @@ fn folder() -> TempDir {
         format!("#!/bin/sh\ntaskset 2 sh -c 'echo go; umask; umask' | taskset 1 sh -c 'read go; {come}'\n");
     fs::write(at("my_race"), race).unwrap();
     fs::set_permissions(at("my_race"), Permissions::from_mode(0o755)).unwrap();
+    let pair = "#!/bin/sh\nmkfifo f\nexec 3<>f\n\
+        (echo go; cd .; read x <&3; cd .) | (read x; kill -0 $$; echo back >&3; kill -0 $$)\n";
+    fs::write(at("my_pair"), pair).unwrap();
+    fs::set_permissions(at("my_pair"), Permissions::from_mode(0o755)).unwrap();
     folder
 }
 

@@ -11,6 +11,7 @@ mod kernel;
 mod list;
 mod orders;
 mod probes;
+mod race;
 mod replay;
 mod report;
 mod run;
@@ -30,6 +31,7 @@ pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, Symb
 pub(crate) use list::{List, ListKind};
 pub(crate) use orders::{Imposed, Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
+pub(crate) use race::{Between, Race, RaceOrder};
 pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
@@ -84,6 +86,7 @@ pub(crate) enum Command {
     Run(Box<Run>),
     Count(Box<Count>),
     Graph(Box<Graph>),
+    Race(Box<Race>),
     Shake(Box<Shake>),
     Coverage(Box<Coverage>),
     Test(Box<Cases>),

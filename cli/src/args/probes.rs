@@ -100,7 +100,7 @@ pub(crate) struct Probes {
 }
 
 /// How probes are armed, or that nothing is
-#[derive(Args)]
+#[derive(Args, Default)]
 #[command(next_help_heading = heading::ADVANCED)]
 pub(crate) struct Arming {
     /// Say what would be armed, and how, and boot nothing
@@ -149,10 +149,11 @@ pub(crate) struct Arming {
     pub(crate) maxactive: Option<u32>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Optimize {
     /// No probe: all stand on traps
     Off,
+    #[default]
     /// Every probe that can be
     Auto,
     /// All probes: those that cannot be are refused

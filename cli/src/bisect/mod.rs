@@ -13,6 +13,7 @@ mod trials;
 
 use crate::args::Bisect;
 use crate::cases::{SingleCase, SingleCaseSource, TestedKernel};
+use crate::ending_signals::ending_signals;
 use crate::exit_codes::{FAILED, INFRASTRUCTURE};
 use crate::listing::list;
 use crate::say::say;
@@ -21,11 +22,9 @@ use candidates::{BuiltCommits, Candidates};
 use search::{BisectAnswer, SearchRules, first_bad};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use state::{AskedCandidates, BisectQuestion, KnownRuns};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use tree::SourceTree;
 use trials::Trials;
 
@@ -42,7 +41,7 @@ pub(crate) fn main(args: &Bisect) -> Result<ExitCode> {
         Candidates::Commits(commits) => (commits.tree.branch()?, Some(commits.tree.commit("HEAD")?)),
         Candidates::Kernels(_) => (None, None),
     };
-    let (is_over, signal) = signals()?;
+    let (is_over, signal) = ending_signals()?;
     let case =
         SingleCase::of(source, args.test.as_deref(), &args.place, args.output.as_deref(), is_over.clone())?;
     let known = KnownRuns::open(args.state.clone(), question, branch.clone().or(commit))?;
@@ -126,16 +125,4 @@ fn asked(candidates: &Candidates, (good, bad): &(String, String)) -> AskedCandid
             built: built.clone(),
         },
     }
-}
-
-/// Whether the run is to end, and by which signal.
-fn signals() -> Result<(Arc<AtomicBool>, Arc<AtomicUsize>)> {
-    let (is_over, which) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
-        let number = usize::try_from(signal).unwrap_or_default();
-        signal_hook::flag::register_usize(signal, which.clone(), number)
-            .and_then(|_| signal_hook::flag::register(signal, is_over.clone()))
-            .context("cannot take signals")?;
-    }
-    Ok((is_over, which))
 }
