@@ -16,6 +16,7 @@ mod gate;
 pub mod guest;
 pub mod host;
 mod imposed;
+mod injector;
 pub mod kernel_view;
 pub mod kvm;
 pub mod layout;

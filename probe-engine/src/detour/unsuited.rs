@@ -9,6 +9,9 @@ pub enum Unsuited {
     /// A detour holds no task, and lets none go on.
     #[error("a hit makes a task wait, or lets one go on")]
     Pace,
+    /// A detour executes the function.
+    #[error("calls of the function may be failed there")]
+    Inject,
     /// A detour stays where it is.
     #[error("only its first hit counts")]
     Once,

@@ -47,7 +47,7 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture, action, scope, once, pace } = plan;
+        let ProbePlan { trigger, capture, action, scope, once, pace, inject } = plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }
@@ -56,6 +56,9 @@ impl Work {
         }
         if pace.is_some() {
             return Err(Unsuited::Pace);
+        }
+        if inject.is_some() {
+            return Err(Unsuited::Inject);
         }
         if probe >= COUNTERS {
             return Err(Unsuited::TooManyProbes);

@@ -1,5 +1,6 @@
 //! Probes: what a user asks for, the table of armed sites, and what a hit means.
 
+pub mod inject;
 pub mod jump_constraints;
 pub mod once;
 pub mod pace;

@@ -5,6 +5,7 @@
 use crate::capture::Capture;
 use crate::capture::hist::Histogram;
 use crate::linux::scope::Scope;
+use crate::probe::inject::Inject;
 use crate::probe::pace::Pace;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,8 @@ pub struct ProbePlan {
     pub once: bool,
     /// What a hit that counts does to the order in which CPUs go on.
     pub pace: Option<Pace>,
+    /// What it does for calls that are to fail.
+    pub inject: Option<Inject>,
 }
 
 /// What a probe's hits are.
@@ -91,6 +94,12 @@ impl ProbePlan {
         Self { pace: Some(pace), ..self }
     }
 
+    /// The same, which does this for calls that are to fail.
+    #[must_use]
+    pub fn injecting(self, inject: Inject) -> Self {
+        Self { inject: Some(inject), ..self }
+    }
+
     /// Whether returns are its hits.
     #[must_use]
     pub fn is_return(&self) -> bool {
@@ -112,7 +121,7 @@ impl ProbePlan {
     /// Whether a hit is told with the task that ran.
     #[must_use]
     pub fn tells_task(&self) -> bool {
-        self.reads() || self.pace.is_some()
+        self.reads() || self.pace.is_some() || self.inject.is_some()
     }
 
     /// The histogram by whose keys hits are counted, if they are.

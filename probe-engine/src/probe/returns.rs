@@ -131,6 +131,12 @@ impl<D> Pool<D> {
         instance.task.store(stored(call.task), Ordering::Release);
     }
 
+    /// Whether a call is followed that `task` makes.
+    #[must_use]
+    pub fn follows(&self, task: Gva) -> bool {
+        self.instances.iter().any(|instance| instance.task.load(Ordering::Acquire) == stored(task))
+    }
+
     /// Where the call of instance `number` returns to, if it is live.
     #[must_use]
     pub fn back(&self, number: u32) -> Option<Gva> {

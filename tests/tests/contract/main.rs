@@ -14,6 +14,7 @@ mod foreign;
 mod garbage;
 mod groups;
 mod hits;
+mod injections;
 mod interrupts;
 mod once;
 mod one_call;

@@ -16,6 +16,7 @@ mod fire;
 mod groups;
 mod handlers;
 mod holds;
+mod injections;
 mod reads;
 mod realtime;
 mod regions;

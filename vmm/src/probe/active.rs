@@ -6,11 +6,13 @@ use super::{
 };
 use crate::gate::Gate;
 use crate::imposed::ImposedOrder;
+use crate::injector::Injector;
 use crate::memory::GuestRam;
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
+use probe_engine::probe::inject::Inject;
 use probe_engine::probe::pace::Delay;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
@@ -36,6 +38,7 @@ pub struct Active {
     /// How many passes were not in its scope.
     outside: AtomicU64,
     pacing: Option<Pacing>,
+    injector: Option<Arc<Injector>>,
 }
 
 /// What its hits do to the order in which vCPUs go on.
@@ -112,7 +115,8 @@ impl Active {
             Handlers::Watch(handler) => Kind::Watch(Watching::new(handler)),
             Handlers::Return(handlers) => Kind::Return(handlers, Pool::new(0, 0, 1)),
         };
-        Self::new(id, Arc::new(plan), kind)
+        let injector = plan.inject.map(Injector::of);
+        Self::new(id, Arc::new(plan), kind).injecting(injector)
     }
 
     pub(crate) fn new(id: ProbeId, plan: Arc<ProbePlan>, kind: Kind) -> Self {
@@ -126,12 +130,33 @@ impl Active {
             misses: [const { AtomicU64::new(0) }; 3],
             outside: AtomicU64::new(0),
             pacing: None,
+            injector: None,
         }
     }
 
     /// The same, whose hits do this to the order in which vCPUs go on.
     pub(crate) fn paced(self, pacing: Option<Pacing>) -> Self {
         Self { pacing, ..self }
+    }
+
+    /// The same, of whose calls this says which fail.
+    pub(crate) fn injecting(self, injector: Option<Arc<Injector>>) -> Self {
+        Self { injector, ..self }
+    }
+
+    /// What the caller gets of the call that `task` makes now, where that is to fail.
+    pub(crate) fn injected(&self, task: Option<&Task>) -> Option<u64> {
+        match (self.plan.inject, &self.injector) {
+            (Some(Inject::Fail { value, under, .. }), Some(injector)) => {
+                injector.takes(task, under).then_some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether its hits are calls that fail.
+    pub(crate) fn injects(&self) -> bool {
+        matches!(self.plan.inject, Some(Inject::Fail { .. }))
     }
 
     /// The gates at which its hits are held.

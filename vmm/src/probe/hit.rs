@@ -12,6 +12,7 @@ use probe_engine::linux::names::Names;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
 use probe_engine::paging::PageFault;
+use probe_engine::probe::inject::skip_function;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -129,11 +130,7 @@ impl Hit<'_> {
     /// # Errors
     /// The [`PageFault`] of a stack that cannot be read; nothing has changed then.
     pub fn skip_function(&mut self, value: u64) -> Result<(), PageFault> {
-        let back = self.memory.read_u64(Gva(self.regs.rsp))?;
-        self.regs.rsp = self.regs.rsp.wrapping_add(8);
-        self.regs.rip = back;
-        self.regs.rax = value;
-        Ok(())
+        skip_function(&mut self.regs, &self.memory, value)
     }
 
     /// At a function's entry: has the call fail with `error`, as the kernel's own functions do, and without its being made. For

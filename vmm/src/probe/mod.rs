@@ -41,6 +41,7 @@ pub use member::{Member, MemberError};
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;
 use probe_engine::linux::scope::Scope;
+use probe_engine::probe::inject::Inject;
 use probe_engine::probe::pace::Pace;
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
@@ -197,6 +198,13 @@ impl<H> Probe<H> {
     /// neither.
     pub fn paced(mut self, pace: Pace) -> Self {
         self.plan.pace = Some(pace);
+        self
+    }
+
+    /// Calls of the function fail, or those below it: see [`Inject`]. A hit is a call that fails, and no other one. The return
+    /// probes of the function see its return.
+    pub fn injecting(mut self, inject: Inject) -> Self {
+        self.plan.inject = Some(inject);
         self
     }
 

@@ -215,6 +215,7 @@ impl Control<'_> {
             unread: self.ledger.unread().to_vec(),
             gates: self.registry.gates(),
             turns: self.registry.turns(),
+            injections: self.registry.injections(),
             waits: self.reader.waits(),
             log_lost: self.log.lost(),
             ran,

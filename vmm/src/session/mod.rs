@@ -56,6 +56,7 @@ mod text;
 mod watches;
 
 pub use crate::gate::{GateReport, Gates, LONGEST_WAIT};
+pub use crate::injector::{InjectionReport, Injector};
 pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, Handle};
 pub(crate) use keys::{Keys, Typed};
@@ -90,6 +91,7 @@ use kernel_log::KernelLog;
 use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::splat::Splat;
+use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
 use registry::Registry;
@@ -262,6 +264,11 @@ impl Session<'_> {
     /// Has probes that are registered from now on have their [turns](probe_engine::probe::pace::Pace::Turn) in this order.
     pub fn impose(&mut self, order: ObservedTurns) {
         self.registry.impose(order);
+    }
+
+    /// Says which calls of an injection fail, while the guest runs.
+    pub fn injector(&mut self, id: InjectionId) -> Arc<Injector> {
+        self.registry.injector(id)
     }
 
     /// Where a member lies in a structure of the guest's kernel, for [`Hit::member`](crate::probe::Hit::member).

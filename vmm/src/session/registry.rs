@@ -9,12 +9,14 @@ use super::resolver::{RegisterError, ResolvedProbe, Resolver};
 use crate::events::{MAX_PROBES, Reader};
 use crate::gate::{Gate, GateReport, Gates, LONGEST_WAIT};
 use crate::imposed::ImposedOrder;
+use crate::injector::{InjectionReport, Injector, Injectors};
 use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
 use probe_engine::addr::Gva;
+use probe_engine::probe::inject::{Inject, InjectionId};
 use probe_engine::probe::pace::{Delay, Pace};
 use probe_engine::probe::place::Place;
-use probe_engine::probe::plan::ProbePlan;
+use probe_engine::probe::plan::{ProbePlan, Trigger};
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::{ObservedTurns, TurnsReport};
@@ -41,6 +43,8 @@ pub(super) struct Registry {
     gates: Gates,
     /// The order that is imposed, if one is.
     order: Option<Arc<ImposedOrder>>,
+    /// By which calls fail.
+    injectors: Injectors,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
 }
@@ -58,6 +62,7 @@ impl Registry {
             rows: Rows::new(trampolines),
             gates: Gates::default(),
             order: None,
+            injectors: Injectors::default(),
             leaving: Vec::new(),
         }
     }
@@ -85,6 +90,16 @@ impl Registry {
         Some(self.order.as_ref()?.report())
     }
 
+    /// What the injections came to, by their numbers.
+    pub(super) fn injections(&self) -> Vec<InjectionReport> {
+        self.injectors.iter().map(|(id, injector)| injector.report(*id)).collect()
+    }
+
+    /// That of this number.
+    pub(super) fn injector(&mut self, id: InjectionId) -> Arc<Injector> {
+        self.injectors.entry(id).or_default().clone()
+    }
+
     /// Registers all of `probes` or none.
     pub(super) fn register(&mut self, probes: Vec<Probe>) -> Result<Vec<ProbeId>, RegisterError> {
         self.release_trampolines();
@@ -105,6 +120,14 @@ impl Registry {
         let ResolvedProbe { place, plan, handlers, enabled } = self.resolver.resolve(probe)?;
         if plan.pace.is_some() && (plan.once || matches!(place, Place::Watch(_))) {
             return Err(RegisterError::Unpaced(place.name()));
+        }
+        let has_place = match plan.inject {
+            None => true,
+            Some(Inject::Fail { .. }) => plan.trigger == Trigger::Pass && !plan.once && place.is_entry(),
+            Some(Inject::Under { .. }) => plan.is_return(),
+        };
+        if !has_place {
+            return Err(RegisterError::Uninjected(place.name()));
         }
         let number = self.plans.len();
         let id = ProbeId(
@@ -138,7 +161,17 @@ impl Registry {
         let plan = Arc::new(plan);
         self.plans.push(plan.clone());
         let pacing = plan.pace.and_then(|pace| self.pacing(pace));
-        let active = Arc::new(Active::new(id, plan, kind).paced(pacing));
+        let inject = plan.inject;
+        let injector = inject.map(|inject| self.injector(inject.injection()));
+        let active = Arc::new(Active::new(id, plan, kind).paced(pacing).injecting(injector.clone()));
+        match (inject, injector) {
+            (Some(Inject::Fail { turns, .. }), Some(injector)) => injector.set_turns(turns),
+            (Some(Inject::Under { .. }), Some(injector)) => {
+                let active = active.clone();
+                injector.set_under(move |task| active.pool().is_some_and(|pool| pool.follows(task)));
+            }
+            _ => {}
+        }
         let info = match &place {
             Place::Kernel { info, .. } => Some(info.clone()),
             Place::Module { .. } | Place::Watch(_) => None,

@@ -1,6 +1,7 @@
 //! What a run came to.
 
 use crate::gate::GateReport;
+use crate::injector::InjectionReport;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
@@ -31,6 +32,8 @@ pub struct Report {
     pub gates: Vec<GateReport>,
     /// What the order came to that was [imposed](super::Session::impose).
     pub turns: Option<TurnsReport>,
+    /// What the injections came to, by which calls [fail](probe_engine::probe::inject::Inject::Fail).
+    pub injections: Vec<InjectionReport>,
     /// Modules whose tables could not be read: stacks through them were guessed.
     pub unread: Vec<Unread>,
     /// How often a vCPU waited because hits were not read fast enough.

@@ -13,6 +13,7 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
+use probe_engine::probe::inject::skip_function;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
@@ -109,6 +110,8 @@ impl Vcpu {
                 }
             }
         }
+        // What the caller gets of a call that fails.
+        let mut injected = None;
         for attached in site.probes.iter().filter(is_new) {
             let probe = &*attached.probe;
             if !context.is_inside(probe.plan.scope) {
@@ -120,6 +123,14 @@ impl Vcpu {
                     let scene = context.scene(&regs, None, task.as_ref());
                     if !self.recorder.capture(&probe.plan.capture, &scene) || !probe.takes_hit() {
                         continue;
+                    }
+                    if probe.injects() {
+                        let may_fail =
+                            injected.is_none() && regs.rip == at.0 && memory.read_u64(Gva(regs.rsp)).is_ok();
+                        let Some(value) = may_fail.then(|| probe.injected(task.as_ref())).flatten() else {
+                            continue;
+                        };
+                        injected = Some(value);
                     }
                     if probe.plan.once && !probe.is_put_back() {
                         requests.push(HandlerRequest::Spent);
@@ -143,6 +154,11 @@ impl Vcpu {
                 }
                 Kind::Return(..) | Kind::Watch(_) => {}
             }
+        }
+        // Return probes have put their own addresses on the stack by now, so that they see the return.
+        if let Some(value) = injected.filter(|_| regs.rip == at.0) {
+            // It was readable before.
+            let _ = skip_function(&mut regs, &memory, value);
         }
         if regs.rip != at.0 {
             return (Taken::Over(self.go_on(breakpoint, &regs, Shadow::Over)), requests);

@@ -60,6 +60,9 @@ pub enum RegisterError {
     /// A watch, or a one-shot probe, that is to hold tasks or to let them go on.
     #[error("`{0}`: a watch and a one-shot probe hold no task, and let none go on")]
     Unpaced(String),
+    /// No probe by which a call fails, or of returns below which calls are made that do.
+    #[error("`{0}`: calls fail where a function is entered, and below a call that a return probe follows")]
+    Uninjected(String),
     /// No debug register is free.
     #[error(
         "{0} places can be watched at a time: {reason}",
