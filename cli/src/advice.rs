@@ -81,6 +81,9 @@ fn about_memory(error: &(dyn Error + 'static)) -> Option<&'static str> {
 }
 
 fn about_place(error: &(dyn Error + 'static)) -> Option<String> {
+    if let Some(PlaceError::Injection(refused)) = error.downcast_ref() {
+        return refused.can_be_forced().then(|| "--force has its calls fail all the same".to_owned());
+    }
     let names = match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
         (Some(WatchError::NotOne(names)), ..) => names,
         (_, Some(PlaceError::Resolve(place)), _) | (_, _, Some(place)) => match place {

@@ -11,6 +11,7 @@ use probe_engine::lang;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::pace::{GateId, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
@@ -61,6 +62,9 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
     for gate in 0..run.orders.holds.len().max(run.orders.untils.len()) {
         found.probes.extend(ordered(run, gate, known)?);
     }
+    for (number, text) in (0..).zip(&run.injections.injects) {
+        found.probes.extend(injected(text, InjectionId(number), run.injections.force, known)?);
+    }
     if let Some(places) = &run.orders.shaken {
         found.probes.extend(shaken(places, run.bundled.bundle.is_some(), known)?);
     }
@@ -104,6 +108,24 @@ fn paced((name, text): (&str, &str), pace: Pace, known: Known<'_, '_>) -> Result
     }
     let paced = |probe: ProbeRequest| ProbeRequest { plan: probe.plan.paced(pace), ..probe };
     Ok(probes.into_iter().map(paced).collect())
+}
+
+/// The probes of calls that are to fail.
+fn injected(
+    text: &str,
+    injection: InjectionId,
+    force: bool,
+    known: Known<'_, '_>,
+) -> Result<Vec<ProbeRequest>> {
+    let mut definitions = known.definitions(Expand::Small);
+    let written = Written { text, name: "--inject", line: 1 };
+    definitions.inject(text, injection, force).map_err(|error| said(error, &written, &written))?;
+    let Found { probes, spared, .. } = definitions.finish();
+    for (pattern, reasons) in spared {
+        let first = reasons.first().map(ToString::to_string).unwrap_or_default();
+        note(format_args!("{pattern}: {} functions that match do not fail: {first}", reasons.len()));
+    }
+    Ok(probes)
 }
 
 /// Places where CPUs are delayed. Their hits are recorded where the order is kept.

@@ -10,7 +10,7 @@ use crate::host::{self, Inside};
 use crate::kept_console::KeptConsole;
 use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
-use crate::record::{self, Clocks, GateEnd, Header, HostKind, RunsLine};
+use crate::record::{self, Clocks, GateEnd, Header, HostKind, InjectionEnd, RunsLine};
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::splats::{SplatMode, SplatVerdicts};
@@ -152,6 +152,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         patterns: &patterns,
         allow_pending: serving.allow_pending,
         gates: &writer.gates(&ran.report.gates),
+        injections: &writer.injections(&ran.report.injections),
         have_splats_failed: writer.say_splats(),
     };
     let code = exit_code(&ran, &asked, writer.names());
@@ -420,6 +421,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) allow_pending: bool,
     /// The orders that were to be forced.
     pub(crate) gates: &'a [GateEnd],
+    /// What was to be injected.
+    pub(crate) injections: &'a [InjectionEnd],
     /// Whether the guest's kernel reported what is not allowed.
     pub(crate) have_splats_failed: bool,
 }
@@ -462,6 +465,7 @@ pub(crate) fn exit_code(
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
             let mut complaints = unarmed::complaints(&report.probes, asked.patterns, asked.allow_pending);
             complaints.extend(asked.gates.iter().filter_map(unreached));
+            complaints.extend(asked.injections.iter().filter_map(InjectionEnd::untried));
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
                 _ if asked.have_splats_failed => ExitCode::from(exit_codes::DIED),

@@ -21,6 +21,7 @@ use probe_engine::linux::scope::Scope;
 use probe_engine::linux::symbols::SymbolTable;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
@@ -67,10 +68,11 @@ impl Target {
         self.probes.iter().filter(|asked| matches!(asked.place, Place::Watch(_))).count()
     }
 
-    /// Whether probes are armed no sooner than the command begins. Those whose first hit alone counts would cost the boot
-    /// an exit for each other one.
+    /// Whether probes are armed no sooner than the command begins. Those whose first hit alone counts, and those of calls that fail,
+    /// would cost the boot an exit for each other one.
     pub(crate) fn is_late(&self) -> bool {
-        self.probes.iter().any(|ProbeRequest { plan, .. }| plan.once && plan.scope == Scope::Command)
+        let costs = |plan: &ProbePlan| plan.once || plan.inject.is_some();
+        self.probes.iter().any(|ProbeRequest { plan, .. }| costs(plan) && plan.scope == Scope::Command)
     }
 
     /// Whether tasks are held. Where they stood is shown.

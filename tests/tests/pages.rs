@@ -19,6 +19,7 @@ pages! {
     bisect: "docs/bisect.md",
     bundles: "docs/bundles.md",
     commands: "docs/commands.md",
+    injection: "docs/injection.md",
     language: "docs/language.md",
     orders: "docs/orders.md",
     testing: "docs/testing.md",

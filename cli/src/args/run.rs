@@ -1,6 +1,6 @@
 //! `vmm run`.
 
-use super::{Arming, Bundled, Guest, Orders, Probes, Records, SplatArgs, heading};
+use super::{Arming, Bundled, Guest, Injections, Orders, Probes, Records, SplatArgs, heading};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -21,6 +21,7 @@ Examples:
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw --append workload=open:1
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"' -- head -n 1 /etc/passwd
   vmm run --cpus 2 --hold syscall:umask --until syscall:chdir -- ./my_race
+  vmm run --inject syscall:chdir=-EIO -- sh -c 'cd /proc || echo failed'
   vmm run --probe do_sys_openat2+0x5 --format json --append workload=open:3
 
 Definitions:
@@ -36,7 +37,8 @@ Exit codes:
   CMD's  with a command: its own, as a shell gives it; 127 where there is no such program, 126 where it cannot be run
   2      the run could not be started, and why was said
   122    a probe was overwritten, or was never armed, and which and why was said; single functions of a pattern may
-         stay unarmed as long as others are; or an order (--hold) was never reached
+         stay unarmed as long as others are; or an order (--hold) was never reached, or no
+         call failed that was to (--inject)
   123    the guest died (panic, triple fault), or halted without switching itself off; with --splat fail also where its
          kernel reported what is not allowed, whatever CMD's own exit code is
   124    it took longer than --timeout
@@ -48,6 +50,8 @@ pub(crate) struct Run {
     pub(crate) probes: Probes,
     #[command(flatten)]
     pub(crate) orders: Orders,
+    #[command(flatten)]
+    pub(crate) injections: Injections,
     #[command(flatten)]
     pub(crate) guest: Guest,
     #[command(flatten)]
@@ -79,6 +83,7 @@ impl Run {
         Self {
             probes: Probes::default(),
             orders: Orders::default(),
+            injections: Injections::default(),
             guest,
             records,
             splats: SplatArgs::default(),

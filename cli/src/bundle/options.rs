@@ -1,7 +1,7 @@
 //! The options of a run, kept as the words that say them, and read again.
 
 use super::manifest::KeptCommand;
-use crate::args::{Cli, Command, Guest, Orders, Probes, Run, SplatArgs};
+use crate::args::{Cli, Command, Guest, Injections, Orders, Probes, Run, SplatArgs};
 use crate::say::note;
 use crate::work::Work;
 use anyhow::{Context, Result, bail};
@@ -44,6 +44,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         probes:
             Probes { files: probes, probes: _, filter: _, watches: _, stack: _, once: _, counts: _, graphs: _ },
         orders: Orders { holds: _, untils: _, within: _, shaken: _, imposed: _ },
+        injections: Injections { injects: _, force: _ },
         guest,
         splats: SplatArgs { allow_splats, splat: _, recent: _ },
         // Where something is written.

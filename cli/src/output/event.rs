@@ -69,6 +69,10 @@ impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> Display for Event
                 took(f, *duration)
             }
             (_, What::Access { old, new }) => write!(f, "{probe} rip={rip} old={old:#x} new={new:#x}"),
+        }?;
+        match (&self.probe.injected, what) {
+            (Some(value), What::Hit { .. }) => write!(f, " injected {value}"),
+            _ => Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@ mod event;
 mod graph;
 mod hist;
 mod holds;
+mod injections;
 mod names;
 mod out;
 mod prefixes;

@@ -42,6 +42,7 @@ pub(super) fn registered(id: u32, asked: &ProbeRequest) -> Probe {
         address,
         shown: matches!(asked.plan.action, Action::Record { .. }),
         histogram,
+        injected: asked.injected.as_ref().map(|injected| injected.value.clone()),
         fields: fields.collect(),
     }
 }

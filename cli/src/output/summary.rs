@@ -3,13 +3,14 @@
 use super::reasons::{FEW, by_kind};
 use super::width;
 use crate::record::{ARMED, Address, End, Kind, ProbeEnd};
+use probe_engine::probe::table::ProbeId;
 use std::cmp::Reverse;
 use std::fmt::Display;
 use std::time::Duration;
 use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Report};
 
-/// What each probe came to.
-pub(super) fn probes(report: &Report) -> Vec<ProbeEnd> {
+/// What each probe came to. `injected` is what callers get, of a probe whose hits are calls that fail.
+pub(super) fn probes(report: &Report, injected: impl Fn(ProbeId) -> Option<String>) -> Vec<ProbeEnd> {
     let of = |probe: &ProbeReport| ProbeEnd {
         id: probe.id.0,
         probe: shown_name(probe),
@@ -26,6 +27,7 @@ pub(super) fn probes(report: &Report) -> Vec<ProbeEnd> {
         reasons: reasons(&probe.missed),
         outstanding: probe.outstanding,
         state: state_name(&probe.state),
+        injected: injected(probe.id),
         trapped: probe.trapped.clone(),
     };
     report.probes.iter().map(of).collect()
@@ -76,9 +78,12 @@ pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
             }
             state => notes.push(state.to_owned()),
         }
-        notes.extend(probe.trapped.as_ref().map(|reason| match on_traps.len() > FEW {
-            true => "on a trap".to_owned(),
-            false => format!("on a trap: {reason}"),
+        notes.extend(probe.injected.as_ref().map(|value| format!("injected {value} {} times", probe.hits)));
+        notes.extend(probe.trapped.as_ref().filter(|_| probe.injected.is_none()).map(|reason| {
+            match on_traps.len() > FEW {
+                true => "on a trap".to_owned(),
+                false => format!("on a trap: {reason}"),
+            }
         }));
         if !probe.reasons.is_empty() {
             notes.push(format!("missed: {}", probe.reasons));
@@ -212,6 +217,7 @@ mod tests {
             reasons: String::new(),
             outstanding: 0,
             state: state.to_owned(),
+            injected: None,
             trapped: None,
         }
     }

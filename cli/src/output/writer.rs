@@ -2,6 +2,7 @@
 
 use super::hist::RunHistograms;
 use super::holds::GateNames;
+use super::injections::InjectionNames;
 use super::recent::FlightRecorder;
 use super::registered::registered;
 use super::summary;
@@ -9,7 +10,8 @@ use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
 use crate::record::{
-    self, Address, GateEnd, Header, HitLine, NamedFrame, OrderLine, ProbeEnd, RunsLine, SplatLine,
+    self, Address, GateEnd, Header, HitLine, InjectionEnd, NamedFrame, OrderLine, ProbeEnd, RunsLine,
+    SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
@@ -27,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::printer::Printer;
-use vmm::session::{Death, GateReport, Held, Outcome, ProbeReport, Report, Sink};
+use vmm::session::{Death, GateReport, Held, InjectionReport, Outcome, ProbeReport, Report, Sink};
 
 /// Writes hits as they come.
 pub(crate) struct HitWriter<'a> {
@@ -37,6 +39,7 @@ pub(crate) struct HitWriter<'a> {
     probes: BTreeMap<ProbeId, WrittenProbe>,
     histograms: RunHistograms,
     gates: GateNames,
+    injections: InjectionNames,
     names: GuestNames,
     failure: Option<io::Error>,
     armed_in: Duration,
@@ -84,6 +87,7 @@ impl<'a> HitWriter<'a> {
         let mut histograms = RunHistograms::default();
         probes.iter().for_each(|asked| histograms.register(asked));
         let gates = GateNames::of(&probes);
+        let injections = InjectionNames::of(&probes);
         let known = |(id, asked)| (ProbeId(id), WrittenProbe { told: registered(id, &asked), asked });
         Self {
             destinations: destinations.into_iter().map(place).collect(),
@@ -92,6 +96,7 @@ impl<'a> HitWriter<'a> {
             probes: (0..).zip(probes).map(known).collect(),
             histograms,
             gates,
+            injections,
             names,
             failure: None,
             armed_in: Duration::ZERO,
@@ -222,6 +227,11 @@ impl<'a> HitWriter<'a> {
         gates.iter().map(|gate| self.gates.end(gate)).collect()
     }
 
+    /// What the injections came to.
+    pub(crate) fn injections(&self, injections: &[InjectionReport]) -> Vec<InjectionEnd> {
+        injections.iter().map(|injection| self.injections.end(injection)).collect()
+    }
+
     /// Writes how the runs of the command have ended, where there were several.
     pub(crate) fn runs(&mut self, codes: &[u8]) -> io::Result<()> {
         if codes.is_empty() {
@@ -259,11 +269,13 @@ impl<'a> HitWriter<'a> {
             }
         }
         let names = &|at| self.names.symbol(at);
-        let probes = summary::probes(report);
-        let gates = self.gates(&report.gates);
+        let injected = |id| self.probes.get(&id).and_then(|probe| probe.told.injected.clone());
+        let probes = summary::probes(report, injected);
+        let (gates, injections) = (self.gates(&report.gates), self.injections(&report.injections));
         let order = report.turns.map(OrderLine::from);
         let is_count = |probe: &&ProbeEnd| {
-            self.probes.get(&ProbeId(probe.id)).is_some_and(|probe| probe.told.is_only_counted())
+            let known = self.probes.get(&ProbeId(probe.id));
+            known.is_some_and(|probe| probe.told.is_only_counted() && probe.asked.plan.inject.is_none())
         };
         let (counts, shown): (Vec<_>, Vec<_>) = probes.iter().partition(is_count);
         for Destination { out, printer, form } in &mut self.destinations {
@@ -271,12 +283,14 @@ impl<'a> HitWriter<'a> {
                 Form::Text(text) => {
                     text.finish(out)?;
                     gates.iter().try_for_each(|gate| writeln!(out, "{gate}"))?;
+                    injections.iter().try_for_each(|injection| writeln!(out, "{injection}"))?;
                     self.histograms.write_text(out, names)?;
                     out.write_all(summary::counts(&counts).as_bytes())?;
                 }
                 Form::Json => {
                     gates.iter().try_for_each(|gate| json(out, gate))?;
                     order.iter().try_for_each(|order| json(out, order))?;
+                    injections.iter().try_for_each(|injection| json(out, injection))?;
                     self.histograms.write_json(out, names)?;
                     probes.iter().try_for_each(|probe| json(out, probe))?;
                     json(out, &summary::end(report, exit_code, self.armed_in))?;
@@ -421,6 +435,7 @@ pub(super) mod testing {
             unread: Vec::new(),
             gates: Vec::new(),
             turns: None,
+            injections: Vec::new(),
             waits: 0,
             log_lost: 0,
             ran: Duration::ZERO,

@@ -29,6 +29,9 @@ pub(crate) struct HitLine<'a, F> {
     /// Of a hit: rdi, rsi, rdx, rcx, r8, r9.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     args: Option<[Address; 6]>,
+    /// Of a call that fails: what its caller gets.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    injected: Option<Cow<'a, str>>,
     /// Of a return: RAX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value: Option<Address>,
@@ -86,6 +89,7 @@ impl<'a, F> HitLine<'a, F> {
             rip: Address(event.rip.0),
             task: event.task.as_ref().map(TaskLine::of),
             args: None,
+            injected: probe.injected.as_deref().map(Cow::Borrowed),
             value: None,
             duration_ns: None,
             old: None,

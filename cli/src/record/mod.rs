@@ -8,6 +8,7 @@ mod filter;
 mod header;
 mod hit;
 mod hold;
+mod injection;
 mod moment;
 mod outcome;
 mod probe;
@@ -25,6 +26,7 @@ pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
 pub(crate) use hold::{GateEnd, HoldLine};
+pub(crate) use injection::InjectionEnd;
 pub(crate) use moment::Moment;
 pub(crate) use outcome::{
     ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd, RunsLine,

@@ -60,6 +60,9 @@ pub(crate) struct ProbeEnd {
     /// [`ARMED`], or what is out of the ordinary.
     #[serde(deserialize_with = "name")]
     pub(crate) state: String,
+    /// What callers got, where its hits are calls that failed.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) injected: Option<String>,
     /// Why it was not served by a detour, where it was to be.
     #[serde(default, deserialize_with = "some_name")]
     pub(crate) trapped: Option<String>,

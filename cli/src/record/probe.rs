@@ -34,6 +34,9 @@ pub(crate) struct Probe {
     pub(crate) shown: bool,
     /// The histogram that counts its hits.
     pub(crate) histogram: Option<Histogram>,
+    /// What callers get, where its hits are calls that fail.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) injected: Option<String>,
     /// What each hit reads, in the order in which it is shown.
     pub(crate) fields: Vec<Field>,
 }

@@ -5,7 +5,7 @@
 use super::header::FORMAT;
 use super::{
     End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine,
-    OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
+    InjectionEnd, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -59,6 +59,7 @@ pub(crate) enum Line {
     Splat(Box<SplatLine>),
     Hold(Box<HoldLine>),
     Gate(GateEnd),
+    Injection(InjectionEnd),
     Runs(RunsLine),
     Order(OrderLine),
     End,
@@ -243,6 +244,7 @@ impl<R: BufRead> Reader<R> {
             }
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
             "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
+            "injection" => Line::Injection(serde_json::from_str(line).map_err(damaged)?),
             "runs" => Line::Runs(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
                 self.end = Some(serde_json::from_str(line).map_err(damaged)?);
@@ -333,6 +335,7 @@ mod tests {
                 Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
                 Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
+                Line::Injection(end) => written.push(serde_json::to_string(&end).unwrap()),
                 Line::Runs(runs) => written.push(serde_json::to_string(&runs).unwrap()),
                 Line::Unknown => panic!("{}", reader.text()),
                 Line::End => written.push(serde_json::to_string(reader.end.as_ref().unwrap()).unwrap()),

@@ -22,6 +22,12 @@ pub fn errno(number: i64) -> Option<&'static str> {
     public.or_else(|| INTERNAL.iter().find(|(n, _)| *n == number).map(|(_, name)| *name))
 }
 
+/// The number of the kernel's error of this name.
+#[must_use]
+pub fn errno_named(name: &str) -> Option<i64> {
+    (-MOST..0).find(|number| errno(*number) == Some(name))
+}
+
 /// The error that a pointer is (`IS_ERR`, there).
 #[must_use]
 pub fn errno_of(pointer: u64) -> Option<&'static str> {

@@ -167,7 +167,7 @@ impl Wanted {
             Self::Buckets => "write `.buckets=` and a number above 0",
             Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
             Self::Value => "write a number, or text in quotation marks",
-            Self::Symbol | Self::Type | Self::Member | Self::Field => return None,
+            Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Returned => return None,
         })
     }
 }

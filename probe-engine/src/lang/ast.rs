@@ -5,6 +5,7 @@
 //! and per-CPU variables are as Linux 7.3 has them. Lines of the source, and names and casts at places that are no function's
 //! entry, are not known there.
 
+use crate::probe::inject::Turns;
 use std::ops::Range;
 
 /// Where in the definition something was written, in bytes.
@@ -26,6 +27,21 @@ pub enum Statement {
     Define(Box<Definition>),
     /// `-:[GRP/]EVENT`
     Remove(EventName),
+}
+
+/// Calls that are to fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Injection {
+    /// `SYM`, of which calls fail.
+    pub function: Spanned<WrittenPlace>,
+    /// `VALUE`, which the caller gets.
+    pub value: Spanned<i128>,
+    /// `if FILTER`: which calls count.
+    pub filter: Option<Spanned<FilterExpr>>,
+    /// `under PLACE`: only those count that are made below a call of this function.
+    pub under: Option<Spanned<WrittenPlace>>,
+    /// `every N after M times K seed S`: which of them fail.
+    pub turns: Turns,
 }
 
 /// The name of an event.

@@ -67,6 +67,7 @@ pub enum Wanted {
     Cpus,
     HistPart,
     Buckets,
+    Returned,
 }
 
 impl std::fmt::Display for Wanted {
@@ -90,6 +91,7 @@ impl std::fmt::Display for Wanted {
             Self::Cpus => "a list of CPUs",
             Self::HistPart => "a part of the histogram",
             Self::Buckets => "the width of a bucket",
+            Self::Returned => "a value that a function returns (-ENOMEM, NULL, true, false or a number)",
         })
     }
 }
@@ -353,6 +355,12 @@ pub enum Mistake {
     NumberForText(String),
     #[error("`{0}` is no address that a string could lie at")]
     NotAnAddress(String),
+
+    // Calls that are to fail.
+    #[error("it lacks what its caller gets: SYM=VALUE, as in vfs_read=-EIO")]
+    NoReturned,
+    #[error("`{0}` is none of `if`, `under`, `every`, `after`, `times` and `seed`")]
+    NoClause(String),
 
     // The histogram.
     #[error("there is a histogram already")]

@@ -8,7 +8,7 @@ use super::{argument, filter, hist};
 use crate::probe::spec::{kind_here, not_yet};
 
 /// The kernel reads definitions into a buffer of this size. Everything that is made of a definition is bounded by it.
-const LONGEST: usize = 4096;
+pub(super) const LONGEST: usize = 4096;
 /// The kernel's MAX_EVENT_NAME_LEN, less the byte behind the end.
 const LONGEST_NAME: usize = 63;
 /// Words of a condition that lacks its `if`.

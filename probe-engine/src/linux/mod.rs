@@ -24,6 +24,7 @@ pub mod ftrace;
 pub mod ftrace_site;
 pub mod glob;
 pub(crate) mod in_scope;
+pub mod injectable;
 pub mod kallsyms;
 pub mod kernel;
 pub mod landmarks;

@@ -1,5 +1,7 @@
 //! From the text of definitions to requests.
 
+mod injection;
+
 use super::error::chain;
 use super::system_call;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
@@ -11,6 +13,7 @@ use crate::lang::compile::{self, CompileContext};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
 use crate::linux::dwarf::VariablesInScope;
+use crate::linux::injectable::NotInjectable;
 use crate::linux::kernel::Kernel;
 use crate::linux::syscalls::{SystemCall, SystemCalls};
 use crate::probe::place::Place;
@@ -28,6 +31,8 @@ pub struct Found {
     pub refused: Vec<(String, Vec<Refused>)>,
     /// How many functions the compiler has changed, so that their parameters are not known and registers are shown.
     pub changed: usize,
+    /// Patterns of functions whose calls are to fail, and why those of some matches do not.
+    pub spared: Vec<(String, Vec<NotInjectable>)>,
 }
 
 /// Reads definitions, one after the other, for one kernel.

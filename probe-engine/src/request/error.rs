@@ -3,6 +3,7 @@
 use crate::lang;
 use crate::lang::ast::Span;
 use crate::linux::debug_info::DebugInfoError;
+use crate::linux::injectable::NotInjectable;
 use crate::probe::resolve::ResolveError;
 use crate::probe::spec::SpecError;
 use std::error::Error;
@@ -22,6 +23,12 @@ pub enum PlaceError {
     /// Returns are wanted of what is no function's entry.
     #[error("`{0}` is no function's entry: only functions return")]
     NotAnEntry(String),
+    /// Its calls are to fail, and cannot, or not so.
+    #[error(transparent)]
+    Injection(#[from] NotInjectable),
+    /// Calls are to fail below those of other than one function.
+    #[error("calls fail below those of one function, and these are {0}")]
+    SeveralAbove(usize),
 }
 
 /// A definition that cannot be used.

@@ -32,6 +32,8 @@ pub struct ProbeRequest {
     pub counted: Option<Counted>,
     /// The pattern that has found it, as it was written; `None` for a probe that was asked for by its own name.
     pub pattern: Option<String>,
+    /// How its calls fail, if they do.
+    pub injected: Option<Injected>,
     /// Its filter and its histogram as they were written, for whoever asks what will be done.
     #[serde(skip)]
     pub written: Vec<String>,
@@ -47,6 +49,15 @@ pub struct Counted {
     pub number: usize,
     /// What it is called.
     pub name: String,
+}
+
+/// Calls that fail, as the user writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Injected {
+    /// The whole injection.
+    pub text: String,
+    /// What a caller gets.
+    pub value: String,
 }
 
 /// How a hit is shown.
@@ -73,6 +84,7 @@ impl ProbeRequest {
             style: Style::Registers,
             counted: None,
             pattern: None,
+            injected: None,
             written: Vec::new(),
             remark: None,
         }

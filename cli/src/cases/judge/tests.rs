@@ -43,6 +43,7 @@ impl Observed {
             reasons: if missed > 0 { "ring full".to_owned() } else { String::new() },
             outstanding: 0,
             state: ARMED.to_owned(),
+            injected: None,
             trapped: None,
         };
         self.recording.probes.insert(id, end);

@@ -89,6 +89,7 @@ impl Shown {
             | Line::Hold(_)
             | Line::Gate(_)
             | Line::Order(_)
+            | Line::Injection(_)
             | Line::Runs(_)
             | Line::End
             | Line::Unknown => {}
