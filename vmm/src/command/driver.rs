@@ -1,6 +1,6 @@
 //! The outer end of a command in the guest.
 
-use super::repeat::Ends;
+use super::repeat::{Ends, Steps};
 use crate::devices::virtio::console::Port;
 use crate::host::conversation::{BeginError, Conversation, converse, greet};
 use crate::host::protocol::{Arg, Job, PORT_NAME, Program, ProtocolError};
@@ -9,6 +9,7 @@ use crate::host::{Ended, Outlet, Streams};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -112,6 +113,27 @@ impl GuestCommand {
         let outputs = vec![Outlet::plain(ends.clone())];
         let ended = self.converse((Program::ThisBinary, args), (env, folder), outputs, streams)?;
         Ok((ended, ends.codes()))
+    }
+
+    /// Runs it as often as `next` wants, one after the other, in the same guest. `next` gets the exit code of the run before, as a
+    /// shell has it, and none at first; the guest begins no run before it has said so. The runs have an empty standard input.
+    ///
+    /// # Errors
+    /// [`GuestCommandError`].
+    pub fn run_in_steps(
+        &self,
+        words: Words,
+        streams: Streams<'_>,
+        next: impl FnMut(Option<u8>) -> bool + Send + 'static,
+    ) -> Result<Ended, GuestCommandError> {
+        let Words { program, args, env, folder } = words;
+        let text = |word: &str| Arg::Text(word.into());
+        let own = [text("repeat"), text("0"), Arg::Output(0), text("--"), Arg::Text(program)];
+        let args = own.into_iter().chain(args.into_iter().map(Arg::Text)).collect();
+        let (begun, begin) = io::pipe().map_err(BeginError::from)?;
+        let streams = Streams { stdin: Some(begun.as_fd()), terminal: None, ..streams };
+        let outputs = vec![Outlet::plain(Steps::new(next, begin))];
+        self.converse((Program::ThisBinary, args), (env, folder), outputs, streams)
     }
 
     fn converse(

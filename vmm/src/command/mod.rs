@@ -9,4 +9,4 @@ mod repeat;
 
 pub use crate::host::agent::{Mount, PLAN, Plan};
 pub use driver::{GuestCommand, GuestCommandError, Words};
-pub use repeat::repeat;
+pub use repeat::{repeat, repeat_in_steps};
