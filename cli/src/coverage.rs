@@ -109,7 +109,13 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 order: None,
                 before_splats: false,
             };
-            let machine = Machine { guest: &args.guest, files: &files, kernel, host: &here };
+            let machine = Machine {
+                guest: &args.guest,
+                files: &files,
+                kernel,
+                host: &here,
+                has_splatted: std::sync::Arc::default(),
+            };
             let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
             calls.events.sort_by_key(|call| call.nanos);

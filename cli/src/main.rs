@@ -12,6 +12,7 @@ mod doctor;
 mod dry_run;
 mod ending_signals;
 mod exit_codes;
+mod fail_nth;
 mod file;
 mod guest_files;
 mod host;
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
         say::be_quiet();
     }
     let done = match command {
-        Command::Run(run) => bundle::run(*run),
+        Command::Run(run) => bundle::run(run.recording_as_said()),
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),

@@ -11,7 +11,8 @@ use probe_engine::lang;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::probe::inject::InjectionId;
+use probe_engine::linux::unwind::KernelCode;
+use probe_engine::probe::inject::{Inject, InjectionId, Turns};
 use probe_engine::probe::pace::{GateId, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
@@ -20,6 +21,9 @@ use probe_engine::probe::watch;
 use probe_engine::request::{
     DefinitionError, Definitions, Found, ProbeRequest, Style, Traced, TracedError, traced_functions,
 };
+
+/// The calls of which one fails in each run.
+pub(crate) const FAIL_NTH: InjectionId = InjectionId(0);
 
 /// What definitions are looked up in. The types are read once for all of them.
 #[derive(Clone, Copy)]
@@ -63,7 +67,11 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         found.probes.extend(ordered(run, gate, known)?);
     }
     for (number, text) in (0..).zip(&run.injections.injects) {
-        found.probes.extend(injected(text, InjectionId(number), run.injections.force, known)?);
+        let injection = InjectionId(number);
+        found.probes.extend(injected(("--inject", text), injection, run.injections.force, known)?);
+    }
+    if let Some(text) = &run.injections.fail_nth {
+        found.probes.extend(nth_failing(text, run.injections.force, known)?);
     }
     if let Some(places) = &run.orders.shaken {
         found.probes.extend(shaken(places, run.bundled.bundle.is_some(), known)?);
@@ -112,18 +120,36 @@ fn paced((name, text): (&str, &str), pace: Pace, known: Known<'_, '_>) -> Result
 
 /// The probes of calls that are to fail.
 fn injected(
-    text: &str,
+    (name, text): (&str, &str),
     injection: InjectionId,
     force: bool,
     known: Known<'_, '_>,
 ) -> Result<Vec<ProbeRequest>> {
     let mut definitions = known.definitions(Expand::Small);
-    let written = Written { text, name: "--inject", line: 1 };
+    let written = Written { text, name, line: 1 };
     definitions.inject(text, injection, force).map_err(|error| said(error, &written, &written))?;
     let Found { probes, spared, .. } = definitions.finish();
     for (pattern, reasons) in spared {
         let first = reasons.first().map(ToString::to_string).unwrap_or_default();
         note(format_args!("{pattern}: {} functions that match do not fail: {first}", reasons.len()));
+    }
+    Ok(probes)
+}
+
+/// The probes of calls of which one fails in each run, with their stacks where they can be told.
+fn nth_failing(text: &str, force: bool, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let mut probes = injected(("--fail-nth", text), FAIL_NTH, force, known)?;
+    let stack = KernelCode::of(known.kernel).ok().map(|_| vmm::stack::FRAMES);
+    for plan in probes.iter_mut().map(|probe| &mut probe.plan) {
+        match plan.inject {
+            Some(Inject::Fail { turns, .. }) if turns != Turns::default() => {
+                bail!(
+                    "--fail-nth {text}: `every`, `after`, `times` and `seed` are for --inject: each call fails here, one in each run"
+                );
+            }
+            Some(Inject::Fail { .. }) => plan.action = Action::Record { stack },
+            _ => {}
+        }
     }
     Ok(probes)
 }
@@ -215,6 +241,6 @@ fn apply(run: &Run, plan: &mut ProbePlan) {
         Trigger::Access => {}
     }
     if let Action::Record { stack } = &mut plan.action {
-        *stack = run.probes.stack.map(usize::from);
+        *stack = run.probes.stack.map(usize::from).or(*stack);
     }
 }

@@ -4,13 +4,15 @@ use crate::args::{Format, Guest, Run, word};
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::exit_codes;
+use crate::fail_nth::{self, NthSteps};
 use crate::file;
 use crate::guest_files::{Files, cmdline};
 use crate::host::{self, Inside};
 use crate::kept_console::KeptConsole;
 use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
-use crate::record::{self, Clocks, GateEnd, Header, HostKind, InjectionEnd, RunsLine};
+use crate::record::{self, Clocks, GateEnd, Header, HostKind, InjectionEnd, NthLine, RunsLine};
+use crate::requests::FAIL_NTH;
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::splats::{SplatMode, SplatVerdicts};
@@ -48,6 +50,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     if args.arming.dry_run {
         return dry_run::main(args);
     }
+    if let (Some(definition), None) = (&args.injections.fail_nth, args.injections.fail_from) {
+        return fail_nth::main(args, definition);
+    }
     if let Some(folder) = &args.write_target {
         return write_target(args, folder);
     }
@@ -59,6 +64,9 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
 
 /// Runs the guest that has these files.
 pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Result<ExitCode> {
+    if let (Some(work), Some(from)) = (&mut files.work, args.injections.fail_from) {
+        work.fail_from = Some(from);
+    }
     let probes = args.probes.files.iter().map(PathBuf::as_path);
     for output in [&args.records.output, &args.guest.console] {
         let inputs = files.read_from(&args.guest).chain(probes.clone());
@@ -140,10 +148,14 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         .keeping(recent);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
-    let machine = Machine { guest: &args.guest, files: &files, kernel, host };
+    let has_splatted = writer.has_splatted();
+    let machine = Machine { guest: &args.guest, files: &files, kernel, host, has_splatted };
     let ran = session(machine, probes, &mut writer)?;
     let code = ran.exit_code();
-    let summary = writer.runs(&ran.runs).and_then(|()| writer.summary(&ran.report, code));
+    let summary = writer
+        .runs(&ran.runs)
+        .and_then(|()| writer.nth(&ran.nth))
+        .and_then(|()| writer.summary(&ran.report, code));
     let loss = writer.failure().or(summary.as_ref().err());
     if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
@@ -224,6 +236,8 @@ pub(crate) struct Ran {
     pub(crate) command: Option<Option<CommandExit>>,
     /// The exit codes of its runs, where it was to be run several times.
     pub(crate) runs: Vec<u8>,
+    /// Those in which a call was to fail.
+    pub(crate) nth: Vec<NthLine>,
     /// What its command was waiting for, if it had one that was not begun.
     pub(crate) waited_for: Option<&'static str>,
     /// Whether the server of its files ended before it did: what the guest did then says nothing.
@@ -264,6 +278,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) files: &'a Files,
     pub(crate) kernel: SessionKernel,
     pub(crate) host: &'a Host,
+    /// Becomes true with the first report of the kernel that is not allowed.
+    pub(crate) has_splatted: Arc<AtomicBool>,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal.
@@ -271,7 +287,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     if let Some(work) = &machine.files.work {
         return with_command(machine, work, probes, sink);
     }
-    let Machine { guest, files, mut kernel, host } = machine;
+    let Machine { guest, files, mut kernel, host, .. } = machine;
     let kept = KeptConsole::create(guest.console.as_deref())?;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
@@ -303,7 +319,14 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     // What nobody reads, nobody misses.
     finish(&console);
     kept.finish();
-    Ok(Ran { report, command: None, runs: Vec::new(), waited_for: None, are_files_lost: false })
+    Ok(Ran {
+        report,
+        command: None,
+        runs: Vec::new(),
+        nth: Vec::new(),
+        waited_for: None,
+        are_files_lost: false,
+    })
 }
 
 /// The machine that `guest` asks for, without a console.
@@ -324,7 +347,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
 
 /// Runs the guest until its command has ended, with this process's terminal.
 fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
-    let Machine { guest, files, mut kernel, host } = machine;
+    let Machine { guest, files, mut kernel, host, has_splatted } = machine;
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let are_files_lost = Arc::new(AtomicBool::new(false));
     let lost = {
@@ -350,6 +373,8 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;
     let repeat = work.repeat;
+    let steps = work.fail_from.map(|from| NthSteps::new(session.injector(FAIL_NTH), from, has_splatted));
+    let stepper = steps.clone();
     let (handle, words, end) = (session.handle(), work.words()?, command.end()?);
     let stderr = say::printer().context("the host has no thread left")?.clone();
     let stdout = match is_shared() || is_standard_output_reserved() {
@@ -372,9 +397,13 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
             is_up.store(ready.is_ok(), Ordering::Relaxed);
             // The guest may have ended by itself, now and below.
             let _ = late.then(|| handle.command(Command::Enable(ids)));
-            let ended = ready.and_then(|()| match repeat {
-                None => command.run(words, streams).map(|ended| (ended, Vec::new())),
-                Some(times) => command.run_repeatedly(words, times, streams),
+            let ended = ready.and_then(|()| match (repeat, stepper) {
+                (_, Some(steps)) => {
+                    let next = move |code| steps.next(code);
+                    command.run_in_steps(words, streams, next).map(|ended| (ended, Vec::new()))
+                }
+                (None, None) => command.run(words, streams).map(|ended| (ended, Vec::new())),
+                (Some(times), None) => command.run_repeatedly(words, times, streams),
             });
             let is_silent = matches!(ended, Err(GuestCommandError::Silent(_)));
             let _ = handle.command(if is_silent { Command::GiveUp } else { Command::Stop });
@@ -410,7 +439,8 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
         Err(_) => None,
     };
     let waited_for = (!is_up.into_inner()).then_some("its kernel to boot and to reach this machine's files");
-    Ok(Ran { report, command: Some(command), runs, waited_for, are_files_lost })
+    let nth = steps.map(|steps| steps.finish()).unwrap_or_default();
+    Ok(Ran { report, command: Some(command), runs, nth, waited_for, are_files_lost })
 }
 
 /// What was asked for, that a run may not have come to.
@@ -442,7 +472,7 @@ fn unreached(gate: &GateEnd) -> Option<String> {
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    Ran { report, command, runs, waited_for, are_files_lost }: &Ran,
+    Ran { report, command, runs, nth, waited_for, are_files_lost }: &Ran,
     asked: &Asked<'_>,
     names: &GuestNames,
 ) -> ExitCode {
@@ -465,7 +495,9 @@ pub(crate) fn exit_code(
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
             let mut complaints = unarmed::complaints(&report.probes, asked.patterns, asked.allow_pending);
             complaints.extend(asked.gates.iter().filter_map(unreached));
-            complaints.extend(asked.injections.iter().filter_map(InjectionEnd::untried));
+            // Who began with a later call knows what the others came to.
+            let injections = asked.injections.iter().filter(|_| nth.is_empty());
+            complaints.extend(injections.filter_map(InjectionEnd::untried));
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
                 _ if asked.have_splats_failed => ExitCode::from(exit_codes::DIED),

@@ -36,14 +36,20 @@ pub(crate) struct Work {
     pub(crate) folders: Vec<Folder>,
     /// How often it is run, where that was said.
     pub(crate) repeat: Option<u32>,
+    /// Which of its calls fails first, where one fails in each of its runs.
+    pub(crate) fail_from: Option<u64>,
     /// Where is noted what the guest looks at in its root.
     #[serde(skip)]
     pub(crate) notes: Option<Arc<File>>,
 }
 
-/// In the guest: runs the command of `words` so many `times`, and notes its exit codes in `ends`.
+/// In the guest: runs the command of `words` so many `times`, or once for each byte of standard input where that is 0, and notes its exit codes in `ends`.
 pub(crate) fn repeat(times: u32, ends: &Path, words: &[OsString]) -> Result<ExitCode> {
     let (program, args) = words.split_first().context("there is no command")?;
+    if times == 0 {
+        vmm::command::repeat_in_steps(ends, program, args).context("cannot say how runs have ended")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let code = vmm::command::repeat(times, ends, program, args).context("cannot say how runs have ended")?;
     Ok(ExitCode::from(code))
 }
@@ -116,7 +122,7 @@ impl Work {
         }
         let here = env::current_dir().context("cannot find the working directory")?;
         let words = Words { program: program.clone(), args: args.to_vec(), env, folder: here };
-        let work = Self { words, folders, repeat: guest.repeat, notes: None };
+        let work = Self { words, folders, repeat: guest.repeat, fail_from: None, notes: None };
         if work.inside(&work.words.folder).is_err() {
             bail!(
                 "the working directory, {}, is not below --root {}, which is the command's root: change to a folder below that first",
@@ -331,7 +337,8 @@ mod tests {
         let folder = |writable| Folder { path: "/".into(), writable };
         let (program, args, env, here) = ("true".into(), Vec::new(), Vec::new(), "/".into());
         let words = Words { program, args, env, folder: here };
-        let mut work = Work { words, folders: vec![folder(false)], repeat: None, notes: None };
+        let mut work =
+            Work { words, folders: vec![folder(false)], repeat: None, fail_from: None, notes: None };
         assert!(!work.keeps_changes());
         work.folders.push(folder(true));
         assert!(work.keeps_changes());

@@ -2,6 +2,7 @@
 
 use super::heading;
 use clap::Args;
+use std::path::PathBuf;
 
 /// Calls of the guest's functions that are to fail
 #[derive(Args, Default)]
@@ -25,9 +26,32 @@ pub(crate) struct Injections {
         hide_short_help = true
     )]
     pub(crate) injects: Vec<String>,
+    /// Have each call of a function fail that the command makes, one in each run: 'kmem_cache_alloc*=NULL under syscall:openat'
+    ///
+    /// The command is run in one guest again and again, with an empty standard input. In the first run no call fails, in the second one the
+    /// first call does, then the second one, and so on, until it makes no more. What fails is said as for --inject, but for `every`,
+    /// `after`, `times` and `seed`. A line for each run says which call failed, where it was made, and the command's exit code. Where the
+    /// guest dies, or its kernel reports a bug, the line says after which call that was, and another guest goes on with the next one.
+    ///
+    /// The exit code is 123 then, and 122 if the command makes no such call. With --output, the recording is that of the first guest with
+    /// a finding, or else of the last one.
+    #[arg(
+        long,
+        value_name = "DEF",
+        requires = "command",
+        conflicts_with_all = ["target", "once", "injects", "repeat", "format", "bundle"],
+        hide_short_help = true
+    )]
+    pub(crate) fail_nth: Option<String>,
+    /// Which call fails first
+    #[arg(long, value_name = "N", requires = "fail_nth", hide = true)]
+    pub(crate) fail_from: Option<u64>,
+    /// Where that is recorded
+    #[arg(long, value_name = "FILE", requires = "fail_from", hide = true)]
+    pub(crate) fail_record: Option<PathBuf>,
     /// Also have calls fail whose callers may not be prepared for that
     ///
     /// What the function cannot return is refused all the same, as far as the kernel's types tell.
-    #[arg(long, requires = "injects", conflicts_with = "target", hide_short_help = true)]
+    #[arg(long, conflicts_with = "target", hide_short_help = true)]
     pub(crate) force: bool,
 }

@@ -22,6 +22,7 @@ Examples:
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"' -- head -n 1 /etc/passwd
   vmm run --cpus 2 --hold syscall:umask --until syscall:chdir -- ./my_race
   vmm run --inject syscall:chdir=-EIO -- sh -c 'cd /proc || echo failed'
+  vmm run --fail-nth 'kmem_cache_alloc*=NULL under syscall:chdir' -- sh -c 'cd /proc'
   vmm run --probe do_sys_openat2+0x5 --format json --append workload=open:3
 
 Definitions:
@@ -78,6 +79,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// The same, which records where a run with a call that fails is to.
+    pub(crate) fn recording_as_said(mut self) -> Self {
+        self.records.output = self.injections.fail_record.take().or(self.records.output);
+        self
+    }
+
     /// A run of this guest in which nothing is asked for.
     pub(super) fn of(guest: Guest, records: Records, arming: Arming) -> Self {
         Self {

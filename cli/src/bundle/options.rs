@@ -44,7 +44,8 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         probes:
             Probes { files: probes, probes: _, filter: _, watches: _, stack: _, once: _, counts: _, graphs: _ },
         orders: Orders { holds: _, untils: _, within: _, shaken: _, imposed: _ },
-        injections: Injections { injects: _, force: _ },
+        // With the others no bundle is made.
+        injections: Injections { injects: _, force: _, fail_nth: _, fail_from: _, fail_record: _ },
         guest,
         splats: SplatArgs { allow_splats, splat: _, recent: _ },
         // Where something is written.

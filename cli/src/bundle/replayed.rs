@@ -87,7 +87,7 @@ fn files(args: &Replay, run: &mut Run, manifest: &Manifest) -> Result<Files> {
             folder: root.join(command.folder.trim_start_matches('/')),
         };
         let folders = vec![Folder { path: root, writable: false }];
-        anyhow::Ok(Work { words, folders, repeat: run.guest.repeat, notes: None })
+        anyhow::Ok(Work { words, folders, repeat: run.guest.repeat, fail_from: None, notes: None })
     });
     let work = work.transpose()?;
     run.guest.initrd = work.is_none().then(|| folder.join(INITRD));

@@ -10,8 +10,8 @@ use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
 use crate::record::{
-    self, Address, GateEnd, Header, HitLine, InjectionEnd, NamedFrame, OrderLine, ProbeEnd, RunsLine,
-    SplatLine,
+    self, Address, GateEnd, Header, HitLine, InjectionEnd, NamedFrame, NthLine, OrderLine, ProbeEnd,
+    RunsLine, SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
@@ -26,6 +26,7 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::printer::Printer;
@@ -44,6 +45,8 @@ pub(crate) struct HitWriter<'a> {
     failure: Option<io::Error>,
     armed_in: Duration,
     verdicts: SplatVerdicts,
+    /// Becomes true with the first report that is not allowed.
+    has_splatted: Arc<AtomicBool>,
     /// Keeps hits that are not written as they come.
     recorder: Option<FlightRecorder>,
 }
@@ -101,6 +104,7 @@ impl<'a> HitWriter<'a> {
             failure: None,
             armed_in: Duration::ZERO,
             verdicts: SplatVerdicts::default(),
+            has_splatted: Arc::default(),
             recorder: None,
         }
     }
@@ -114,6 +118,11 @@ impl<'a> HitWriter<'a> {
     /// written.
     pub(crate) fn keeping(self, recent: Option<u16>) -> Self {
         Self { recorder: recent.map(FlightRecorder::new), ..self }
+    }
+
+    /// Becomes true with the first report of the kernel that is not allowed.
+    pub(crate) fn has_splatted(&self) -> Arc<AtomicBool> {
+        self.has_splatted.clone()
     }
 
     /// Why hits could not be written, if they could not.
@@ -182,6 +191,9 @@ impl<'a> HitWriter<'a> {
         let at = at.map(|(file, line)| format!("{file}:{line}"));
         let line = SplatLine::of(splat, nanos, frames).or_at(at);
         let line = self.verdicts.judge(line);
+        if line.allowed.is_none() {
+            self.has_splatted.store(true, Ordering::Relaxed);
+        }
         // What leads to one leads to all with its fingerprint.
         if line.repeats == 0 {
             self.write_recent(line.number, splat.nanos, "the splat")?;
@@ -242,6 +254,17 @@ impl<'a> HitWriter<'a> {
         for Destination { out, form, .. } in &mut self.destinations {
             if let Form::Json = form {
                 json(out, &line)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the runs in which calls were to fail, where there were such.
+    pub(crate) fn nth(&mut self, runs: &[NthLine]) -> io::Result<()> {
+        self.begin()?;
+        for Destination { out, form, .. } in &mut self.destinations {
+            if let Form::Json = form {
+                runs.iter().try_for_each(|run| json(out, run))?;
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ mod hit;
 mod hold;
 mod injection;
 mod moment;
+mod nth;
 mod outcome;
 mod probe;
 mod reader;
@@ -28,6 +29,7 @@ pub(crate) use hit::{Hit, HitLine};
 pub(crate) use hold::{GateEnd, HoldLine};
 pub(crate) use injection::InjectionEnd;
 pub(crate) use moment::Moment;
+pub(crate) use nth::NthLine;
 pub(crate) use outcome::{
     ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd, RunsLine,
 };

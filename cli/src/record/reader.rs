@@ -5,7 +5,7 @@
 use super::header::FORMAT;
 use super::{
     End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine,
-    InjectionEnd, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
+    InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -60,6 +60,7 @@ pub(crate) enum Line {
     Hold(Box<HoldLine>),
     Gate(GateEnd),
     Injection(InjectionEnd),
+    Nth(NthLine),
     Runs(RunsLine),
     Order(OrderLine),
     End,
@@ -244,6 +245,7 @@ impl<R: BufRead> Reader<R> {
             }
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
             "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
+            "fail_nth" => Line::Nth(serde_json::from_str(line).map_err(damaged)?),
             "injection" => Line::Injection(serde_json::from_str(line).map_err(damaged)?),
             "runs" => Line::Runs(serde_json::from_str(line).map_err(damaged)?),
             "end" => {
@@ -335,6 +337,7 @@ mod tests {
                 Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
                 Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
+                Line::Nth(run) => written.push(serde_json::to_string(&run).unwrap()),
                 Line::Injection(end) => written.push(serde_json::to_string(&end).unwrap()),
                 Line::Runs(runs) => written.push(serde_json::to_string(&runs).unwrap()),
                 Line::Unknown => panic!("{}", reader.text()),

@@ -36,6 +36,7 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
             }
             Line::Gate(gate) => writeln!(out, "{gate}")?,
             Line::Order(order) => writeln!(out, "{order}")?,
+            Line::Nth(run) => writeln!(out, "{run}")?,
             Line::Injection(end) => writeln!(out, "{end}")?,
             Line::Function(function) => writeln!(out, "{}", FunctionText(&function))?,
             Line::Entry(entry) => {

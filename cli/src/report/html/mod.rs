@@ -90,6 +90,7 @@ impl Shown {
             | Line::Gate(_)
             | Line::Order(_)
             | Line::Injection(_)
+            | Line::Nth(_)
             | Line::Runs(_)
             | Line::End
             | Line::Unknown => {}
