@@ -79,3 +79,28 @@ fn a_command_without_such_calls_is_not_green() {
     let Some(ran) = run(&["--fail-nth", "syscall:chdir=-EIO every 2", "--", "true"]) else { return };
     assert!(ran.code == 2 && ran.stderr.contains("are for --inject"), "{}", ran.stderr);
 }
+
+#[test]
+fn a_case_fails_where_a_call_that_fails_is_too_much_for_the_kernel() {
+    const CASES: &str = r#"
+[[test]]
+name = "names"
+run = "cd /proc"
+fail_nth = "syscall:chdir=-EIO"
+[[test]]
+name = "is never called"
+run = "true"
+fail_nth = "syscall:chdir=-EIO"
+"#;
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cases = folder.path().join("cases.toml");
+    fs::write(&cases, CASES).unwrap();
+    let words = ["test", cases.to_str().unwrap()];
+    let output = command(&binary, folder.path(), &words).env("LC_ALL", "C").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(said.contains("passed          names"), "{said}");
+    assert!(said.contains("inconclusive    is never called"), "{said}");
+}

@@ -100,6 +100,9 @@ impl CaseRun<'_> {
             option("initrd", initrd.get_ref());
         }
         case.probes.iter().for_each(|probe| option("probe", probe.at.get_ref()));
+        if let Some(definition) = &case.fail_nth {
+            option("fail-nth", definition.get_ref());
+        }
         words.push("--kernel".into());
         words.push(self.kernel.choice.word());
         if let Some(program) = &case.run {

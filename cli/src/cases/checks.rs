@@ -50,6 +50,11 @@ fn case(file: &SuiteSource, case: &TestCase) -> Result<()> {
         let message = "a case with `run` has an initramfs of its own: leave `initrd` out";
         return Err(file.mistake_in(&case.name, message));
     }
+    if let (Some(definition), None) = (&case.fail_nth, &case.run) {
+        return Err(
+            file.mistake_in(definition, "`fail_nth` is for calls that a command makes: say which with `run`")
+        );
+    }
     let mut ids = BTreeSet::new();
     for probe in &case.probes {
         if probe.id.get_ref().is_empty() || probe.id.get_ref().contains(char::is_whitespace) {

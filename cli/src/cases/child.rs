@@ -4,6 +4,7 @@ use super::case_run::{CaseRun, Readiness};
 use super::judge::{Judged, judge};
 use super::judgement::Judgement;
 use super::observed::{Observed, ProcessEnd, RecordedRun};
+use crate::fail_nth::GuestRuns;
 use crate::file;
 use crate::splats::AllowEntry;
 use crate::work::THIS_PROGRAM;
@@ -143,7 +144,11 @@ fn recorded(run: &CaseRun<'_>, counts: &[u32], path: &Path) -> Result<RecordedRu
             is_its && probe.has_values()
         })
     };
-    RecordedRun::read(BufReader::new(file), has_values).context("its recording cannot be read")
+    let damaged = "its recording cannot be read";
+    let recorded = RecordedRun::read(BufReader::new(file), has_values).context(damaged)?;
+    let runs = || -> Result<_> { Ok(GuestRuns::read(BufReader::new(File::open(path)?))?) };
+    let nth = run.case.fail_nth.as_ref().map(|_| runs()).transpose().context(damaged)?;
+    Ok(RecordedRun { nth, ..recorded })
 }
 
 /// What a process has written, as far as it is judged.

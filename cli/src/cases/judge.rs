@@ -9,7 +9,9 @@ use super::ordered;
 use super::seen_probe::{SeenProbe, Statistic};
 use super::suite::{ProbeExpectation, SubtestFormat, TestCase, TextRules};
 use crate::exit_codes::{INFRASTRUCTURE, UNARMED};
+use crate::fail_nth::GuestRuns;
 use probe_engine::guest_text::Escaped;
+use std::fmt;
 
 /// With what the kernel's own tests end that were all skipped.
 const SKIPPED_BY_KSELFTEST: u8 = 4;
@@ -38,8 +40,13 @@ pub(crate) fn judge(case: &TestCase, counts: &[u32], observed: &Observed) -> Jud
     let subtests = subtests(case, observed, &mut found);
     let are_skipped = case.format.is_some()
         && subtests.iter().all(|subtest| matches!(subtest.judgement, Judgement::Skipped(_)));
-    ending(case, observed, are_skipped, &mut found);
-    splats(&observed.recording, &mut found);
+    match &observed.recording.nth {
+        Some(runs) => nth(case, runs, &mut found),
+        None => {
+            ending(case, observed, are_skipped, &mut found);
+            splats(&observed.recording, &mut found);
+        }
+    }
     text("console", &case.console, &observed.console, &mut found);
     text("stdout", &case.stdout, &observed.stdout, &mut found);
     let probes = SeenProbe::all(counts, &observed.recording);
@@ -128,6 +135,19 @@ fn ending(case: &TestCase, observed: &Observed, are_skipped: bool, found: &mut F
         (false, "timed out") => "the guest had not ended when its time was over".to_owned(),
         (false, _) => format!("the guest died: {how}"),
     });
+}
+
+/// What came of calls that failed, one in each run.
+fn nth(case: &TestCase, runs: &GuestRuns, found: &mut Findings) {
+    let shown = |finding: &dyn fmt::Display| Escaped(finding.to_string().as_bytes()).to_string();
+    found.failures.extend(runs.findings.iter().map(|finding| shown(finding)));
+    match runs.plain.and_then(|plain| plain.exit_code) {
+        Some(code) if code != case.exit => {
+            found.failures.push(format!("its exit code is {code} without a failure, and not {}", case.exit));
+        }
+        Some(_) => {}
+        None => found.doubts.push("its run without a failure has not ended".to_owned()),
+    }
 }
 
 /// Reports of the kernel: each one fails a case that no list allows.

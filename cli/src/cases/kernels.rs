@@ -7,6 +7,7 @@ use crate::args::SymbolSource;
 use crate::file;
 use crate::kernel_choice::Choice;
 use crate::module_files::{self, ModuleOrigin};
+use crate::requests::FAIL_NTH;
 use crate::symbol_file::KernelSource;
 use anyhow::{Error, Result};
 use guest_kernels::{Cache, Modules};
@@ -152,6 +153,11 @@ impl<'a> KnownKernel<'a> {
             let found = definitions.finish().probes;
             self.fields(file, probe, &found)?;
             all.push((probe, found));
+        }
+        if let Some(definition) = &case.fail_nth {
+            let mut definitions = Definitions::of(self.kernel, self.btf.as_ref(), &self.debug, Expand::Small);
+            let read = definitions.inject(definition.get_ref(), FAIL_NTH, false);
+            read.map_err(|error| self.wrong(file, definition, error))?;
         }
         let returns = |id: &str| {
             let found = all.iter().find(|(probe, _)| probe.id.get_ref() == id);

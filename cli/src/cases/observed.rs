@@ -1,5 +1,6 @@
 //! What was seen of a case: its recording, how its process ended, and what it wrote. A guest has made most of it.
 
+use crate::fail_nth::GuestRuns;
 use crate::record::{End, Line, Probe, ProbeEnd, ReadError, Reader, Recorded, SplatLine};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -46,6 +47,8 @@ pub(crate) struct RecordedRun {
     /// Whether there were more of them, or more with fields, than are kept.
     pub(crate) is_cut: bool,
     pub(crate) splats: Vec<SplatLine>,
+    /// The runs in which calls were to fail, if there were such.
+    pub(crate) nth: Option<GuestRuns>,
 }
 
 /// A hit.

@@ -36,7 +36,9 @@ pub(crate) struct TestCase {
     pub(crate) name: Spanned<String>,
     /// What runs in the guest; without it the initramfs does what it does.
     pub(crate) run: Option<GuestProgram>,
-    /// The exit code that is expected.
+    /// Calls of which one fails in each run, as behind `--fail-nth`.
+    pub(crate) fail_nth: Option<Spanned<String>>,
+    /// The exit code that is expected, of a run without failures.
     #[serde(default)]
     pub(crate) exit: u8,
     pub(crate) cpus: Option<Spanned<u8>>,

@@ -6,6 +6,7 @@
 mod guest_runs;
 mod steps;
 
+pub(crate) use guest_runs::GuestRuns;
 pub(crate) use steps::NthSteps;
 
 use crate::args::Run;
@@ -13,7 +14,7 @@ use crate::exit_codes;
 use crate::say::{is_quiet, note, say};
 use crate::work::THIS_PROGRAM;
 use anyhow::{Context, Result};
-use guest_runs::{FailedCall, Finding, GuestRuns};
+use guest_runs::{FailedCall, Finding};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
