@@ -113,9 +113,10 @@ impl TaskListLayout {
         self.add(list, first, memory)?;
         let head = Gva(memory.read_u64(first.add(self.signal))?).add(self.thread_head);
         let mut node = Gva(memory.read_u64(head)?);
-        while node != head && list.0.len() < MOST_TASKS {
+        // A node that leads back to itself adds nobody.
+        for _ in 0..MOST_TASKS {
             let task = Gva(node.0.wrapping_sub(self.thread_node));
-            if task != first && list.has(task) {
+            if node == head || list.0.len() >= MOST_TASKS || task != first && list.has(task) {
                 break;
             }
             self.add(list, task, memory)?;

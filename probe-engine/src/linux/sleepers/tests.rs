@@ -188,6 +188,8 @@ fn lists_that_never_end_are_left() {
     put(&ram, THREAD.add(THREAD_NODE), THREAD.add(THREAD_NODE).0);
     let tasks = layout.read(&ram.memory());
     assert!(tasks.has(WAITER) && tasks.has(THREAD));
+    put(&ram, OWNER.add(THREAD_NODE), OWNER.add(THREAD_NODE).0);
+    assert!(!layout.read(&ram.memory()).has(THREAD), "the first thread leads to itself");
     put(&ram, INIT.add(SIGNAL), 8);
     assert!(!layout.read(&ram.memory()).has(OWNER));
     let own = WAITER.add(0x8000 + 0x300);
