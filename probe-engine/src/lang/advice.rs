@@ -116,6 +116,9 @@ impl Mistake {
             Self::ArrowOnStructure => "write `.`",
             Self::TextForNumber(_) => "fetch it as a `string`, or write `.ustring` behind it",
             Self::NumberForText(_) => "put it in quotation marks",
+            Self::NeverNegative(_) => {
+                "fetch it with a type that has a sign, as in `n=count:s64`, or compare it with what it can be"
+            }
             Self::NeedsString => "leave out the type",
             Self::StringOfValue | Self::ArrayOfValue => {
                 "write `+0(...)` around the value to read what it points to"

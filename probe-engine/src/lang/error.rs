@@ -353,6 +353,8 @@ pub enum Mistake {
     TextForNumber(String),
     #[error("`{0}` is text, and is not compared with a number")]
     NumberForText(String),
+    #[error("`{0}` has no sign, and is never negative")]
+    NeverNegative(String),
     #[error("`{0}` is no address that a string could lie at")]
     NotAnAddress(String),
 

@@ -5,7 +5,7 @@ use super::super::error::{Error, Mistake};
 use super::operand::{Class, class, operand};
 use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
-use crate::capture::{Capture, Fetch, Field, Hop, Read, What};
+use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::glob::Glob;
 use crate::virt_memory::LONGEST_STRING;
 
@@ -36,19 +36,46 @@ impl FilterCompiler<'_> {
             FilterExpr::Or(left, right) => Filter::Any(vec![self.condition(left)?, self.condition(right)?]),
             FilterExpr::Not(inner) => Filter::Not(Box::new(self.condition(inner)?)),
             FilterExpr::Compare { field, user_string, op, value } => {
-                let (operand, is_text) = match user_string {
-                    true => (self.user_string(field)?, true),
+                let (operand, class) = match user_string {
+                    true => (self.user_string(field)?, Class::Text),
                     false => self.operand(field)?,
                 };
-                let (negated, test) = test(*op, value, is_text, field)?;
+                let (negated, test) = match (&class, &value.value, order(*op)) {
+                    (Class::Number(shape), Literal::Number(number @ ..0), Some(order)) => {
+                        let than = self.negative(*number, shape, field).ok_or_else(|| Error {
+                            span: value.span.clone(),
+                            mistake: Mistake::NeverNegative(field.value.clone()),
+                        })?;
+                        (false, Test::Number(order, than))
+                    }
+                    _ => test(*op, value, matches!(class, Class::Text), field)?,
+                };
                 let test = Filter::Test(operand, test);
                 if negated { Filter::Not(Box::new(test)) } else { test }
             }
         })
     }
 
-    /// What a name means, and whether that is text.
-    fn operand(&mut self, field: &Spanned<String>) -> Result<(Operand, bool), Error> {
+    /// What a negative number is where it is compared with a field of this shape: itself, or of an address the one that stands
+    /// for an error, as the kernel's ERR_PTR makes it. `None` where the field can be neither.
+    fn negative(&self, number: i128, shape: &Shape, field: &Spanned<String>) -> Option<i128> {
+        let error = || Some(i64::try_from(number).ok()?.cast_unsigned().into());
+        match shape {
+            Shape::Signed | Shape::Result | Shape::Enum(_) => Some(number),
+            Shape::Pointer(_) | Shape::Symbol => error(),
+            // A word that is returned may be an address of any type.
+            Shape::Unsigned | Shape::Hex if self.field(field).is_some_and(is_returned_word) => error(),
+            _ => None,
+        }
+    }
+
+    /// What a name stands for that is fetched.
+    fn field(&self, name: &Spanned<String>) -> Option<&Field> {
+        self.fields.iter().chain(self.parameters).find(|own| own.name == name.value)
+    }
+
+    /// What a name means.
+    fn operand(&mut self, field: &Spanned<String>) -> Result<(Operand, Class), Error> {
         let is_shown = self.fields.iter().any(|own| own.name == field.value);
         let parameter = self.parameters.iter().find(|own| own.name == field.value && !is_shown);
         let meant = match (operand(&field.value, self.fields), parameter) {
@@ -57,13 +84,10 @@ impl FilterCompiler<'_> {
             }
             (found, _) => found,
         };
-        match meant {
-            Some((operand, class)) => Ok((operand, matches!(class, Class::Text))),
-            None => {
-                let mistake = Mistake::NotFilterable(field.value.clone());
-                Err(Error { span: field.span.clone(), mistake })
-            }
-        }
+        meant.ok_or_else(|| {
+            let mistake = Mistake::NotFilterable(field.value.clone());
+            Error { span: field.span.clone(), mistake }
+        })
     }
 
     /// Reads something besides, once.
@@ -78,14 +102,18 @@ impl FilterCompiler<'_> {
 
     /// The string of a process that lies at the address that a field is.
     fn user_string(&mut self, field: &Spanned<String>) -> Result<Operand, Error> {
-        let mut all = self.fields.iter().chain(self.parameters);
-        let fetch = all.find(|own| own.name == field.value).and_then(|own| at(&own.fetch));
+        let fetch = self.field(field).and_then(|own| at(&own.fetch));
         let fetch = fetch.ok_or_else(|| Error {
             span: field.span.clone(),
             mistake: Mistake::NotAnAddress(field.value.clone()),
         })?;
         Ok(self.hide(Field { name: field.value.clone(), fetch, shape: Shape::Text }))
     }
+}
+
+/// Whether it is the whole of what a function returns.
+fn is_returned_word(field: &Field) -> bool {
+    matches!(field.fetch.read, Read::Word(8)) && field.fetch.base == Base::Register(Register::Rax)
 }
 
 /// The string of a process at the address that is fetched.
@@ -142,7 +170,7 @@ fn order(op: Operator) -> Option<Order> {
 mod tests {
     use super::*;
     use crate::addr::Gva;
-    use crate::capture::{Base, Scene, Values};
+    use crate::capture::{Scene, Values};
     use crate::lang::parse_filter;
     use crate::linux::testing::Ram;
     use crate::regs::Regs;
@@ -243,6 +271,50 @@ mod tests {
                 "{filter}: what is hidden is not kept"
             );
         }
+    }
+
+    #[test]
+    fn a_negative_number_is_one_of_a_field_with_a_sign_or_an_error_in_an_address() {
+        let fields = |base: &Base, bytes, shape: &Shape| {
+            let fetch = Fetch { base: base.clone(), hops: vec![], read: Read::Word(bytes) };
+            vec![Field { name: "x".to_owned(), fetch, shape: shape.clone() }]
+        };
+        let (argument, returned) = (Base::Argument(0), Base::Register(Register::Rax));
+        let minus_two = u64::MAX - 1;
+        let table = [
+            (&argument, 4, Shape::Signed, Some(-2)),
+            (&argument, 8, Shape::Result, Some(-2)),
+            (&argument, 4, Shape::Enum(vec![]), Some(-2)),
+            (&argument, 8, Shape::Pointer(None), Some(minus_two.into())),
+            (&argument, 8, Shape::Symbol, Some(minus_two.into())),
+            (&returned, 8, Shape::Unsigned, Some(minus_two.into())),
+            (&returned, 8, Shape::Hex, Some(minus_two.into())),
+            (&argument, 8, Shape::Unsigned, None),
+            (&argument, 8, Shape::Hex, None),
+            (&returned, 4, Shape::Unsigned, None),
+            (&argument, 1, Shape::Bool, None),
+            (&argument, 2, Shape::Octal, None),
+            (&argument, 1, Shape::Char, None),
+        ];
+        for (base, bytes, shape, than) in &table {
+            let mut capture = Capture { fields: fields(base, *bytes, shape), ..Capture::default() };
+            let compiled = compile(&parse_filter("x >= -2").unwrap().value, &[], &mut capture);
+            match than {
+                Some(than) => {
+                    let test = Test::Number(Order::GreaterOrEqual, *than);
+                    assert_eq!(capture.filter, Some(Filter::Test(Operand::Field(0), test)), "{shape:?}");
+                }
+                None => {
+                    let error = compiled.unwrap_err();
+                    assert_eq!(error.to_string(), "`x` has no sign, and is never negative", "{shape:?}");
+                    assert_eq!(error.span, 5..7);
+                }
+            }
+            // Bits have no sign.
+            assert!(compile(&parse_filter("x & -2").unwrap().value, &[], &mut capture).is_ok(), "{shape:?}");
+        }
+        let mut capture = Capture::default();
+        assert!(compile(&parse_filter("common_pid == -1").unwrap().value, &[], &mut capture).is_err());
     }
 
     #[test]
