@@ -42,7 +42,7 @@ pub(crate) struct RecordedRun {
     pub(crate) end: Option<End>,
     /// What each probe came to, by its number.
     pub(crate) probes: BTreeMap<u32, ProbeEnd>,
-    /// Hits in their order.
+    /// Hits in the order of their times.
     pub(crate) hits: Vec<SeenHit>,
     /// Whether there were more of them, or more with fields, than are kept.
     pub(crate) is_cut: bool,
@@ -54,6 +54,8 @@ pub(crate) struct RecordedRun {
 /// A hit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SeenHit {
+    /// When it was, by the clock of the recording.
+    pub(crate) nanos: u64,
     /// The number of its probe.
     pub(crate) probe: u32,
     /// How long the call took that has returned.
@@ -89,7 +91,8 @@ impl RecordedRun {
                         What::Return { duration: Nanos(duration), .. } => Some(duration),
                         _ => None,
                     };
-                    let mut seen = SeenHit { probe: id, duration_ns, fields: Vec::new() };
+                    let mut seen =
+                        SeenHit { nanos: hit.event.nanos, probe: id, duration_ns, fields: Vec::new() };
                     if has_fields(id)
                         && let Some(probe) = reader.probe(id)
                     {
@@ -108,6 +111,8 @@ impl RecordedRun {
                 _ => {}
             }
         }
+        // Of two CPUs, the later hit may be written first.
+        run.hits.sort_by_key(|hit| hit.nanos);
         run.end = reader.end().cloned();
         Ok(run)
     }
@@ -182,6 +187,21 @@ mod tests {
         assert_eq!(run.probes[&3].hits, 5);
         assert_eq!(run.end.unwrap().end, "stopped");
         assert_eq!(run.splats.len(), 1);
+    }
+
+    #[test]
+    fn the_order_of_hits_is_that_of_their_times() {
+        let text = example("json");
+        let mut lines: Vec<&str> = text.lines().collect();
+        let is_hit =
+            |line: &&str| line.starts_with(r#"{"type":"hit""#) || line.starts_with(r#"{"type":"return""#);
+        let hits: Vec<usize> = (0..lines.len()).filter(|n| is_hit(&lines[*n])).collect();
+        lines.swap(hits[0], hits[1]);
+        let probes = |text: &str| -> Vec<u32> {
+            let run = RecordedRun::read(text.as_bytes(), |_| false).unwrap();
+            run.hits.iter().map(|hit| hit.probe).collect()
+        };
+        assert_eq!(probes(&lines.join("\n")), probes(text));
     }
 
     #[test]

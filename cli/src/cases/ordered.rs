@@ -1,4 +1,4 @@
-//! Judges the order of hits, which is that of their lines in the recording.
+//! Judges the order of hits, which is that of their times.
 
 use super::judgement::Findings;
 use super::observed::RecordedRun;
