@@ -63,12 +63,13 @@ fn each_allocation_of_openat_fails_once() {
 /// A pointer to nothing is taken for a name: the kernel faults, and the next guest goes on behind that call.
 #[test]
 fn a_call_whose_failure_the_kernel_does_not_survive_is_named() {
-    let inject = r#"getname_flags=0x1000 under syscall:openat if filename.ustring == "/etc/hostname""#;
-    let words = ["--force", "--fail-nth", inject, "--", "cat", "/etc/hostname"];
+    let inject = "getname_flags*=0x1000 under syscall:chdir";
+    let words = ["--force", "--fail-nth", inject, "--", "sh", "-c", "cd /proc"];
     let Some(ran) = run(&words) else { return };
     assert_eq!(ran.code, 123, "{}", ran.stderr);
     assert!(ran.stderr.contains("after call 1 had failed (getname_flags"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("1 calls failed") && ran.stderr.contains("2 guests"), "{}", ran.stderr);
+    // The compiler may have made two functions of one: each takes a guest, and so does the run without a failure.
+    assert!(ran.stderr.contains("; 2 guests") || ran.stderr.contains("; 3 guests"), "{}", ran.stderr);
     assert!(!ran.of_type("splat").is_empty());
 }
 
