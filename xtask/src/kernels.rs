@@ -129,6 +129,11 @@ impl Recipe {
         Ok(newest.map(|entry| entry.path()))
     }
 
+    /// Whether it has a bug that was fixed: it is for the test of that bug alone.
+    pub(crate) fn has_known_bug(&self) -> bool {
+        self.taken_back.is_some()
+    }
+
     /// The environment variable that names it to tests.
     pub(crate) fn variable(&self) -> String {
         format!("VMM_BUILT_{}", self.name.to_uppercase())

