@@ -270,7 +270,8 @@ fn word(value: i128, bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linux::testing::BtfBuilder;
+    use crate::linux::symbol_file::SymbolFile;
+    use crate::linux::testing::{BtfBuilder, Part, elf};
 
     const AT: Gva = Gva(0xffff_ffff_8100_0000);
 
@@ -296,6 +297,22 @@ mod tests {
     fn function(symbol: &str, returns: TypeId) -> Function<'_> {
         let symbol = Some(symbol);
         Function { name: "f", symbol, at: Some(AT), is_system_call: false, returns: Some(returns) }
+    }
+
+    /// Its list has two functions, of which the one at [`AT`] is the second. What comes behind the list looks like one more.
+    fn kernel_with_list() -> Kernel {
+        const DATA: Gva = Gva(0xffff_ffff_8200_0000);
+        let entries = [AT.add(32), AT, AT.add(16)].map(|at| [at.0, 3]);
+        let list = entries.as_flattened().iter().flat_map(|word| word.to_le_bytes()).collect();
+        let text = Part::text(".text", AT.0, vec![0x90; 64]);
+        let image = elf(&[text, Part::data(".init.data", DATA.0, list)]);
+        let at = |address: Gva| format!("{:x}", address.0);
+        let (text, etext, start, end) = (at(AT), at(AT.add(64)), at(DATA), at(DATA.add(2 * ENTRY as u64)));
+        let map = format!(
+            "{text} T _text\n{text} T function\n{etext} T _etext\n{start} D {}\n{end} D {}\n",
+            LIST.0, LIST.1
+        );
+        Kernel::read(&image, Some(&SymbolFile::parse(map.into_bytes()).unwrap())).unwrap()
     }
 
     #[test]
@@ -359,7 +376,7 @@ mod tests {
     fn the_kernels_own_list_counts() {
         let types = types();
         let btf = Btf::parse(&types.section).unwrap();
-        let own = InjectableFunctions { listed: HashSet::from([AT]) };
+        let own = InjectableFunctions::of(&kernel_with_list());
         let other = Function { at: Some(AT.add(16)), ..function("other", types.int) };
         assert_eq!(own.value(&function("other", types.int), 1, Some(&btf), false), Ok(1));
         assert!(own.value(&other, 1, Some(&btf), false).is_err());
