@@ -27,7 +27,8 @@ pub fn binary() -> Option<PathBuf> {
 /// the host that `VMM_TEST_HOST` names, unless the words name others.
 pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
-    command.stdin(Stdio::null()).env("TMPDIR", temporary);
+    // Which files a program opens, and what it says, depends on the locale.
+    command.stdin(Stdio::null()).env("TMPDIR", temporary).env("LC_ALL", "C");
     // Behind the verb: what comes behind `--` is the guest's.
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
@@ -153,6 +154,11 @@ impl Run {
     #[track_caller]
     pub fn assert_code(&self, code: i32) {
         assert_eq!(self.code, code, "console:\n{}\nsaid:\n{}", self.console, self.said);
+    }
+
+    /// The lines of the recording that are of this type.
+    pub fn of_type(&self, name: &str) -> Vec<&Value> {
+        self.output.iter().filter(|line| line["type"] == name).collect()
     }
 
     /// The number behind `key=` in the workload's line that begins with `line`.

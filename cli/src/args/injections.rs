@@ -28,8 +28,9 @@ pub(crate) struct Injections {
     pub(crate) injects: Vec<String>,
     /// Have each call of a function fail that the command makes, one in each run: 'kmem_cache_alloc*=NULL under syscall:openat'
     ///
-    /// The command is run in one guest again and again, with an empty standard input. In the first run no call fails, in the second one the
-    /// first call does, then the second one, and so on, until it makes no more. What fails is said as for --inject, but for `every`,
+    /// The command is run in one guest again and again, with an empty standard input. In the first two runs no call fails: the
+    /// first one makes what the kernel keeps for later ones, and in the second one calls are counted. Then the first call fails, in the next run
+    /// the second one, and so on, until the command makes no more. What fails is said as for --inject, but for `every`,
     /// `after`, `times` and `seed`. A line for each run says which call failed, where it was made, and the command's exit code. Where the
     /// guest dies, or its kernel reports a bug, the line says after which call that was, and another guest goes on with the next one.
     ///

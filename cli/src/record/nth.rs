@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "fail_nth")]
 pub(crate) struct NthLine {
-    /// Which call was to fail, from 1 on; none was in the first run of a guest.
+    /// Which call was to fail, from 1 on; none was in the run in which calls were counted.
     pub(crate) nth: Option<u64>,
     /// How many calls the command has made.
     pub(crate) calls: u64,
