@@ -104,6 +104,10 @@ pub(crate) fn note_recording(guest: &Guest, output: Option<&Path>) {
     }
 }
 
+/// QEMU delivers an interrupt a second time now and then.
+const INTERRUPTED_TWICE: &str = "the emulated host has interrupted the guest where no processor does that, by a fault of QEMU: \
+     the run says nothing about the guest, and should be repeated";
+
 /// Writes what was resolved to `folder`.
 fn write_target(args: &Run, folder: &Path) -> Result<ExitCode> {
     let mut files = Files::read(&args.guest)?;
@@ -168,6 +172,13 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         have_splats_failed: writer.say_splats(),
     };
     let code = exit_code(&ran, &asked, writer.names());
+    if args.guest.emulated_at.is_some()
+        && code == ExitCode::from(exit_codes::DIED)
+        && writer.has_machine_failed()
+    {
+        say(INTERRUPTED_TWICE);
+        return Ok(ExitCode::from(exit_codes::INFRASTRUCTURE));
+    }
     Ok(exit_codes::with_loss(code, loss))
 }
 

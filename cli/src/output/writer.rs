@@ -270,6 +270,11 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
+    /// Whether the guest has run into a fault of what emulates its processor.
+    pub(crate) fn has_machine_failed(&self) -> bool {
+        self.verdicts.are_of_the_machine()
+    }
+
     /// Says how often reports came that came more than once, and whether the run fails because of any.
     pub(crate) fn say_splats(&self) -> bool {
         for (fingerprint, count) in self.verdicts.repeated() {

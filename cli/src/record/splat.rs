@@ -42,6 +42,9 @@ pub(crate) struct SplatLine {
     pub(crate) until: Option<String>,
     /// How many there were before it with this fingerprint.
     pub(crate) repeats: u64,
+    /// The entry of an interrupt in it that no processor takes: the emulated one is at fault.
+    #[serde(default, deserialize_with = "some_name")]
+    pub(crate) impossible: Option<String>,
     /// Its lines, of the first one with this fingerprint.
     #[serde(deserialize_with = "few")]
     pub(crate) text: Vec<String>,
@@ -96,6 +99,7 @@ impl SplatLine {
             expired: false,
             until: None,
             repeats: 0,
+            impossible: splat.impossible.clone(),
             text: splat.text.clone(),
         }
     }
@@ -122,6 +126,9 @@ impl fmt::Display for SplatLine {
             write!(f, "; at {at}")?;
         }
         write!(f, "; fingerprint {}", self.fingerprint)?;
+        if let Some(entry) = &self.impossible {
+            write!(f, "; it has {entry} taken while interrupts were off, which no processor does")?;
+        }
         let until = self.until.as_deref().unwrap_or_default();
         match &self.allowed {
             Some(reason) => write!(f, "; allowed: {reason}"),

@@ -18,6 +18,7 @@ pub(crate) struct SplatVerdicts {
     known: BTreeMap<String, u64>,
     number: u64,
     has_forbidden: bool,
+    has_impossible: bool,
 }
 
 impl SplatVerdicts {
@@ -50,6 +51,7 @@ impl SplatVerdicts {
         let first = fitting.clone().next();
         let allowed = fitting.find(|allowed| !allowed.is_expired);
         self.has_forbidden |= allowed.is_none();
+        self.has_impossible |= line.impossible.is_some();
         let text = if repeats == 0 { line.text } else { Vec::new() };
         SplatLine {
             number: self.number,
@@ -68,6 +70,11 @@ impl SplatVerdicts {
             .iter()
             .filter(|(_, count)| **count > 1)
             .map(|(fingerprint, count)| (fingerprint.as_str(), *count))
+    }
+
+    /// Whether the kernel was interrupted where no processor does that, so that the run says nothing about it.
+    pub(crate) fn are_of_the_machine(&self) -> bool {
+        self.has_impossible
     }
 
     /// Whether the run fails because of them.
@@ -122,6 +129,18 @@ mod tests {
             (reason("because of x"), false, false)
         );
         assert_eq!(judged(SplatMode::Fail, &[("y", false)]), (None, false, true));
+    }
+
+    #[test]
+    fn an_interrupt_that_cannot_be_is_the_machines() {
+        let mut all = verdicts(SplatMode::Report, &[]);
+        all.judge(line("BUG: x", "oops:f"));
+        assert!(!all.are_of_the_machine());
+        all.judge(SplatLine {
+            impossible: Some("asm_common_interrupt".to_owned()),
+            ..line("BUG: y", "oops:g")
+        });
+        assert!(all.are_of_the_machine());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod frame;
 mod helpers;
+mod interrupts;
 mod kind;
 mod line;
 mod parser;
@@ -12,6 +13,7 @@ mod report;
 mod title;
 
 pub use frame::{SplatFrame, SplatTask};
+pub use interrupts::impossible_interrupt;
 pub use kind::SplatKind;
 pub use parser::SplatParser;
 pub use report::Splat;

@@ -1,6 +1,7 @@
 //! From the lines of the log to reports: what each caller writes is followed for itself, as several CPUs may report at a time.
 
 use super::frame::SplatFrame;
+use super::interrupts::ImpossibleInterrupts;
 use super::kind::SplatKind;
 use super::line::{TraceLine, heading, rip, source_line, taint, trace};
 use super::report::Splat;
@@ -38,6 +39,7 @@ struct OpenReport {
     /// Where the kernel was, by its registers.
     rip: Option<SplatFrame>,
     stack: StackState,
+    interrupts: ImpossibleInterrupts,
     /// Whether its title told of a fault, and how that is handled.
     is_fault: bool,
     has_die_line: bool,
@@ -144,6 +146,7 @@ impl OpenReport {
             nanos,
             rip: None,
             stack: StackState::Before,
+            interrupts: ImpossibleInterrupts::default(),
             is_fault: false,
             has_die_line: false,
             pauses: 0,
@@ -168,6 +171,7 @@ impl OpenReport {
         if splat.text.len() < MOST_LINES {
             splat.text.push(line.to_owned());
         }
+        self.interrupts.line(line);
         if let Some(heading) = heading(line) {
             // A task that is spoken of is another one than that which speaks.
             let speaks = splat.kind == SplatKind::HungTask;
@@ -214,6 +218,7 @@ impl OpenReport {
             taint: None,
             at: title.at.or_else(|| source_line(message)),
             frames: Vec::new(),
+            impossible: None,
             text: std::mem::take(&mut self.before),
         });
     }
@@ -221,6 +226,7 @@ impl OpenReport {
     /// The report, if it is one.
     fn finish(self) -> Option<Splat> {
         let mut splat = self.splat?;
+        splat.impossible = self.interrupts.found();
         if let Some(rip) = self.rip {
             if self.is_fault {
                 splat.title = format!("{} in {}", splat.title, rip.source_name());

@@ -23,6 +23,8 @@ pub struct Splat {
     pub at: Option<String>,
     /// Where it happened, and who had called: the first stack, without guesses.
     pub frames: Vec<SplatFrame>,
+    /// The entry of an interrupt in it that no processor takes: the machine that emulates the processor is at fault.
+    pub impossible: Option<String>,
     /// Its lines, as far as they are kept.
     pub text: Vec<String>,
 }
@@ -82,6 +84,7 @@ mod tests {
             taint: None,
             at: None,
             frames: frames.iter().map(|function| frame(function)).collect(),
+            impossible: None,
             text: Vec::new(),
         };
         let stack = ["dump_stack_lvl", "a.isra.0", "__warn", "b.cold", "c", "d.constprop.0", "e", "f"];
