@@ -16,3 +16,7 @@ pub fn complaint(console: &str) -> Option<&str> {
     let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
     console.lines().filter(|line| !line.contains(OF_THE_CPU)).find(complains)
 }
+
+/// In what the product and the tests say where the emulator has interrupted a guest as no processor does, so that a test that
+/// has failed says nothing.
+pub const EMULATOR_AT_FAULT: &str = "by a fault of QEMU";

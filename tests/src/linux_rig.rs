@@ -7,7 +7,7 @@ pub use console::Console;
 use crate::host::fit;
 use crate::kernel::under_test;
 use guest_kernels::Cache;
-use guest_kernels::console::{complaint, number};
+use guest_kernels::console::{EMULATOR_AT_FAULT, complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use probe_engine::addr::Gva;
 use probe_engine::insn::decode::{instructions, text};
@@ -15,6 +15,7 @@ use probe_engine::insn::plan::{StepPlan, plan, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
+use probe_engine::linux::splat::impossible_interrupt;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::place::{SiteInfo, in_kernel};
 use probe_engine::probe::table::ProbeId;
@@ -298,6 +299,11 @@ impl Guest {
             let acted = acting.join();
             let hung = watchdog.join().unwrap();
             let text = console.text();
+            if let Some(entry) = impossible_interrupt(&text) {
+                println!(
+                    "{entry} has interrupted the guest where no processor does that, {EMULATOR_AT_FAULT}"
+                );
+            }
             assert!(!hung, "the guest hung:\n{text}");
             assert!(acted.is_ok(), "see above; the console:\n{text}");
             report.unwrap()

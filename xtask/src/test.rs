@@ -2,7 +2,6 @@
 //!
 //! One kernel is tested in full, the others by a few guests each. `--long NAME` runs what takes longer.
 
-mod beside;
 mod built;
 mod examples;
 mod guests;
@@ -10,25 +9,30 @@ mod hosts;
 mod kernels;
 mod kvm;
 mod long;
+mod pool;
 mod programs;
 mod races;
+mod repeat;
 mod selftests;
 mod vmx;
 
 use crate::setup;
 use anyhow::{Context as _, ensure};
-use beside::Beside;
 use guest_kernels::{DEFAULT_KERNEL, KERNELS};
 use guests::Guests;
 use kvm::{Kvm, Variables};
 use long::Piece;
+use pool::{Job, side_by_side};
 use std::env;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use kernels::draw;
-use programs::test_program;
+use programs::Programs;
+
+/// How many instructions of kernels are tried every way.
+const INSTRUCTIONS: u32 = 100_000;
 
 /// Which tests.
 #[derive(clap::Args)]
@@ -39,16 +43,16 @@ pub(crate) struct Options {
     /// Only this piece of what takes long: all guest tests on another kernel, or storms, soaks and comparisons
     #[arg(long, value_name = "NAME", value_parser = long::names(), conflicts_with = "vmx")]
     long: Option<Piece>,
-    /// Only what is run beside others: see [`Beside`]
+    /// As --vmx, of the default kernel alone
     #[arg(long, hide = true, conflicts_with_all = ["vmx", "long"])]
-    beside: bool,
+    bochs: bool,
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
     let vmm = setup::run()?.vmm;
-    if options.beside {
-        beside::run(start, &vmm)?;
+    if options.bochs {
+        vmx::run(&vmm, &[&DEFAULT_KERNEL])?;
     } else if options.vmx {
         say(start, "the KVM contract and a kernel in Bochs, on VMX");
         let mut there = Vec::new();
@@ -76,58 +80,68 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     step(start, "unit tests of the tests' own library", cargo(["test", "--package", "tests", "--lib"]))?;
     step(start, "the fuzz targets", fuzz_targets())?;
     step(start, "building the tests that boot guests", cargo(["test", "--package", "tests", "--no-run"]))?;
-    // All that follows is built. Most of it keeps one processor busy.
-    let beside = Beside::start(start)?;
-    step(start, "the text of real kernels", kernels::text()?)?;
+    say(start, "drawing instructions from the kernels");
+    let drawn = draw(INSTRUCTIONS)?;
+    side_by_side(start, jobs(start, vmm, drawn.path())?)
+}
+
+/// Everything that boots guests, and what reads kernels; what takes long comes first, so that no processor waits for it at last.
+fn jobs(start: Instant, vmm: &Path, drawn: &Path) -> anyhow::Result<Vec<Job>> {
     let kvms = Kvm::all(vmm)?;
-    contract(start, vmm, kvms)?;
-    differential(start, vmm, kvms)?;
+    let programs = Programs::built()?;
+    let mut jobs = vec![bochs()?];
     for kvm in kvms {
-        // What is run beside the others is run in the emulated host only.
-        let which = if *kvm == Kvm::Emulated { beside::others() } else { vec![] };
-        Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL }.session(&which)?;
-        examples::run(start, vmm, *kvm)?;
+        let guests = Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL };
+        jobs.extend(guests.session_in_parts(&programs)?);
+        jobs.extend(guests.product(&programs)?);
     }
-    beside.end(start)?;
+    jobs.push(Job::new("the text of real kernels", kernels::text()?));
+    jobs.extend(contract(vmm, kvms, &programs)?);
+    jobs.extend(differential(vmm, kvms, &programs, drawn)?);
     for kvm in kvms {
-        Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL }.product()?;
+        jobs.extend(examples::jobs(vmm, *kvm)?);
         for kernel in KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL) {
             if kernels::is_there(start, kernel)? {
-                Guests { start, vmm, kvm: *kvm, kernel }.smoke()?;
+                jobs.push(Guests { start, vmm, kvm: *kvm, kernel }.smoke(&programs)?);
             }
         }
     }
-    Ok(())
+    Ok(jobs)
+}
+
+/// What runs inside Bochs.
+fn bochs() -> anyhow::Result<Job> {
+    let mut tests = Command::new(env::current_exe().context("no name of this program")?);
+    tests.args(["test", "--bochs"]);
+    Ok(Job::new("what runs inside Bochs", tests))
 }
 
 /// The KVM contract. A KVM that is not fit is tested as well, and says what it lacks.
-fn contract(start: Instant, vmm: &Path, kvms: &[Kvm]) -> anyhow::Result<()> {
-    let program = test_program("contract")?;
+fn contract(vmm: &Path, kvms: &[Kvm], programs: &Programs) -> anyhow::Result<Vec<Job>> {
+    let program = programs.get("contract")?;
+    let mut jobs = Vec::new();
     if !kvms.contains(&Kvm::Own) {
-        let mut here = Command::new(&program);
+        let mut here = Command::new(program);
         here.arg("--show-output");
-        step(start, "the KVM contract on this machine, whose KVM is not fit", here)?;
+        jobs.push(Job::new("the KVM contract on this machine, whose KVM is not fit", here));
     }
-    for kvm in kvms {
-        let tests = kvm.command(vmm, &program, Variables::default());
-        step(start, &format!("the KVM contract {}", kvm.words()), tests)?;
-    }
-    Ok(())
+    jobs.extend(kvms.iter().map(|kvm| {
+        let tests = kvm.command(vmm, program, Variables::default());
+        Job::new(format!("the KVM contract {}", kvm.words()), tests)
+    }));
+    Ok(jobs)
 }
 
-/// Every way past an instruction.
-fn differential(start: Instant, vmm: &Path, kvms: &[Kvm]) -> anyhow::Result<()> {
-    const INSTRUCTIONS: u32 = 100_000;
-    let program = test_program("differential")?;
-    say(start, "drawing instructions from the kernels");
-    let drawn = draw(INSTRUCTIONS)?;
-    for kvm in kvms {
-        let variables = Variables::default().with_file("VMM_DIFF_CORPUS", drawn.path());
-        let mut tests = kvm.command(vmm, &program, variables);
+/// Every way past an instruction, for those in this file.
+fn differential(vmm: &Path, kvms: &[Kvm], programs: &Programs, drawn: &Path) -> anyhow::Result<Vec<Job>> {
+    let program = programs.get("differential")?;
+    let job = |kvm: &Kvm| {
+        let variables = Variables::default().with_file("VMM_DIFF_CORPUS", drawn);
+        let mut tests = kvm.command(vmm, program, variables);
         tests.arg("--show-output");
-        step(start, &format!("these instructions {}", kvm.words()), tests)?;
-    }
-    Ok(())
+        Job::new(format!("instructions of kernels {}", kvm.words()), tests)
+    };
+    Ok(kvms.iter().map(job).collect())
 }
 
 /// Whether they are still Rust: they are no part of the workspace. What runs them, which is C++, is not built for that.
@@ -145,6 +159,7 @@ fn cargo<const N: usize>(words: [&str; N]) -> Command {
     cargo
 }
 
+/// Runs it alone, and shows what it prints as it comes.
 fn step(start: Instant, what: &str, mut command: Command) -> anyhow::Result<()> {
     say(start, what);
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;

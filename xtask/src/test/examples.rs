@@ -1,11 +1,10 @@
 //! The library's examples, each with a guest: what they are said to print is what they print.
 
 use super::kvm::{Kvm, Variables};
-use super::{programs, say};
-use anyhow::{Context as _, ensure};
+use super::pool::Job;
+use super::programs;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use std::path::Path;
-use std::time::Instant;
 
 /// A program, what it is given, and lines that it prints.
 struct Example {
@@ -51,26 +50,18 @@ const EXAMPLES: [Example; 3] = [
     },
 ];
 
-/// Runs all on one KVM.
-pub(super) fn run(start: Instant, vmm: &Path, kvm: Kvm) -> anyhow::Result<()> {
+/// All of them, on one KVM.
+pub(super) fn jobs(vmm: &Path, kvm: Kvm) -> anyhow::Result<Vec<Job>> {
     let cache = Cache::open()?;
     let (kernel, initrd) = (cache.kernel(&DEFAULT_KERNEL)?.image, cache.initramfs()?);
-    for Example { name, workload, deny, prints } in EXAMPLES {
-        say(start, &format!("the example {name}, {}", kvm.words()));
+    let job = |Example { name, workload, deny, prints }| {
         let variables = Variables::default()
             .with("CMDLINE", format!("workload={workload}"))
             .with("DENY", deny)
             .with_file("KERNEL", &kernel)
             .with_file("INITRD", &initrd);
-        let mut command = kvm.command(vmm, &programs::example(name)?, variables);
-        let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let printed = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "{name} failed:\n{printed}{said}");
-        for line in prints {
-            let is_it = |printed: &str| printed.starts_with(line) || printed.ends_with(line);
-            ensure!(printed.lines().any(is_it), "{name} did not print `{line}`:\n{printed}{said}");
-        }
-    }
-    Ok(())
+        let command = kvm.command(vmm, &programs::example(name)?, variables);
+        Ok(Job::new(format!("the example {name}, {}", kvm.words()), command).printing(prints))
+    };
+    EXAMPLES.into_iter().map(job).collect()
 }

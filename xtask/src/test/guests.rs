@@ -1,12 +1,20 @@
 //! Tests that boot guests, of one kernel: each gets its name in `VMM_TEST_KERNEL`.
 
 use super::kvm::{Kvm, Variables};
-use super::{cargo, programs, step, test_program};
+use super::pool::Job;
+use super::programs::{Programs, test_program};
+use super::step;
 use guest_kernels::{Cache, Kernel};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
+
+/// The modules of the library's tests on real kernels, in parts that take about as long as each other; the last part is all others.
+const PARTS: [&[&str]; 2] = [
+    &["detours::", "detoured_returns::", "regions::", "groups::", "returned_reads::"],
+    &["fire::", "storm::", "modules::", "holds::"],
+];
 
 /// Guests of one kernel on one KVM.
 #[derive(Clone, Copy)]
@@ -19,28 +27,38 @@ pub(super) struct Guests<'a> {
 }
 
 impl Guests<'_> {
-    /// The library: each test boots a guest in its own process. `which`: words for the test program that choose some of
-    /// them.
-    pub(super) fn session(self, which: &[&str]) -> anyhow::Result<()> {
-        self.step("the library", "", self.in_session(Variables::default(), which)?)
+    /// The library: each test boots a guest in its own process.
+    pub(super) fn session(self) -> anyhow::Result<()> {
+        let program = test_program("session")?;
+        step(self.start, &self.called("the library"), self.in_session(&program, Variables::default(), &[])?)
     }
 
-    /// The same, as long as it may take.
+    /// The same, in programs that may run side by side.
+    pub(super) fn session_in_parts(self, programs: &Programs) -> anyhow::Result<Vec<Job>> {
+        let program = programs.get("session")?;
+        let job = |which: &[&str]| {
+            let what = format!("{}: {}", self.called("the library"), which.join(" "));
+            Ok(Job::new(what, self.in_session(program, Variables::default(), which)?))
+        };
+        let others: Vec<&str> = PARTS.concat().into_iter().flat_map(|module| ["--skip", module]).collect();
+        [&PARTS[..], &[&others]].concat().into_iter().map(job).collect()
+    }
+
+    /// The library, as long as it may take. `which`: words for the test program that choose some of them.
     pub(super) fn long_session(self, which: &[&str]) -> anyhow::Result<()> {
         let variables = Variables::default().with("VMM_LONG", "1");
-        self.step("the library", ", for long", self.in_session(variables, which)?)
+        let tests = self.in_session(&test_program("session")?, variables, which)?;
+        step(self.start, &self.called("the library, for long,"), tests)
     }
 
-    /// The tests that run `vmm` as a user does.
-    pub(super) fn product(self) -> anyhow::Result<()> {
-        let names = programs::of_the_product()?;
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.step("the product", "", self.as_user(&names))
+    /// The tests that run `vmm` as a user does, a job a program.
+    pub(super) fn product(self, programs: &Programs) -> anyhow::Result<Vec<Job>> {
+        programs.of_the_product().into_iter().map(|name| self.job(name, programs)).collect()
     }
 
     /// The least that a kernel must do.
-    pub(super) fn smoke(self) -> anyhow::Result<()> {
-        self.step("smoke guests", "", self.as_user(&["smoke"]))
+    pub(super) fn smoke(self, programs: &Programs) -> anyhow::Result<Job> {
+        self.job("smoke", programs)
     }
 
     /// One program of the product's tests, as long as it may take.
@@ -50,17 +68,21 @@ impl Guests<'_> {
 
     /// The same, with these variables.
     pub(super) fn long_product_with(self, name: &str, variables: &[(&str, &OsStr)]) -> anyhow::Result<()> {
-        let mut tests = self.as_user(&[name]);
+        // Each guest keeps a processor busy.
+        let mut tests = self.as_user(&test_program(name)?, 2);
         tests.env("VMM_LONG", "1").envs(variables.iter().copied());
-        self.step(name, ", for long", tests)
+        step(self.start, &self.called(&format!("{name}, for long,")), tests)
     }
 
-    fn step(self, what: &str, how: &str, tests: Command) -> anyhow::Result<()> {
-        let what = format!("{what} on {}{how}, {}", self.kernel, self.kvm.words());
-        step(self.start, &what, tests)
+    fn job(self, name: &str, programs: &Programs) -> anyhow::Result<Job> {
+        Ok(Job::new(self.called(name), self.as_user(programs.get(name)?, 1)))
     }
 
-    fn in_session(self, variables: Variables, which: &[&str]) -> anyhow::Result<Command> {
+    fn called(self, what: &str) -> String {
+        format!("{what} on {}, {}", self.kernel, self.kvm.words())
+    }
+
+    fn in_session(self, program: &Path, variables: Variables, which: &[&str]) -> anyhow::Result<Command> {
         let cache = Cache::open()?;
         let kernel = cache.kernel(self.kernel)?;
         let variables = variables
@@ -71,17 +93,16 @@ impl Guests<'_> {
             Some(module) => variables.with_file("VMM_GUEST_MODULE_DUMMY", module),
             None => variables,
         };
-        let mut tests = self.kvm.command(self.vmm, &test_program("session")?, variables);
+        let mut tests = self.kvm.command(self.vmm, program, variables);
         tests.args(["--test-threads=1", "--show-output"]).args(which);
         Ok(tests)
     }
 
-    /// What the tests print is shown: the figures of a comparison, and what is skipped. Each guest keeps up to two
-    /// processors busy.
-    fn as_user(self, names: &[&str]) -> Command {
-        let mut tests = cargo(["test", "--package", "tests", "--no-fail-fast"]);
-        tests.args(names.iter().map(|name| format!("--test={name}")));
-        tests.args(["--", "--test-threads", "2", "--show-output"]);
+    /// What the tests print is shown: the figures of a comparison, and what is skipped.
+    fn as_user(self, program: &Path, side_by_side: u8) -> Command {
+        let mut tests = Command::new(program);
+        tests.args(["--test-threads", &side_by_side.to_string(), "--show-output"]);
+        tests.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests"));
         tests.env("VMM_BIN", self.vmm).env("VMM_TEST_KERNEL", self.kernel.to_string());
         tests.env("VMM_TEST_HOST", self.kvm.host());
         tests

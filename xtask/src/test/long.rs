@@ -2,6 +2,8 @@
 
 use super::guests::Guests;
 use super::kvm::Kvm;
+use super::pool::side_by_side;
+use super::programs::Programs;
 use super::selftests::Which;
 use super::{built, hosts, kernels, races, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -84,8 +86,8 @@ impl Piece {
             Self::Kernel(kernel) => {
                 if kernels::is_there(start, kernel)? {
                     // Whoever has waited for the one wants to know of the other, too.
-                    let library = of(kernel).session(&[]);
-                    of(kernel).product()?;
+                    let library = of(kernel).session();
+                    side_by_side(start, of(kernel).product(&Programs::built()?)?)?;
                     library?;
                 }
             }
