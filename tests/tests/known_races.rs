@@ -103,7 +103,7 @@ fn a_bug_that_was_fixed_is_forced_in_one_run() {
     let many = ATTEMPTS.to_string();
 
     let unaided = attempt(&binary, &folder, "run", &[&kernel, splat], &["noexec.sh", &many]);
-    println!("unaided, {ATTEMPTS} attempts: exit code {:?}", unaided.code);
+    println!("unaided, {ATTEMPTS} attempts: exit code {:?}\n{}", unaided.code, unaided.stderr);
     let forced =
         attempt(&binary, &folder, "run", &[&[&*kernel, splat], &order[..]].concat(), &["noexec.sh", "1"]);
     println!("forced, one attempt: exit code {:?}\n{}", forced.code, forced.stderr);
