@@ -61,7 +61,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 (plan.once, plan.scope) = (true, scope);
             }
             // A detour stays where it is after the first hit.
-            let serving = Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false };
+            let serving =
+                Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false, sampling: None };
             Target {
                 probes,
                 kernel,

@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         Command::Run(run) => bundle::run(run.recording_as_said()),
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
+        Command::Profile(profile) => run::main(&Run::from(*profile)),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),
         Command::Replay(replay) => bundle::replay(&replay),
         Command::Race(race) => race::main(*race),
@@ -108,9 +109,9 @@ fn refuse(error: &clap::Error) -> ! {
         _ => "-",
     };
     // Where there is a guest, the word may be a probe or a command.
-    let has_guest = std::env::args_os()
-        .nth(1)
-        .is_some_and(|verb| ["run", "count", "graph", "coverage"].iter().any(|booting| verb == *booting));
+    let has_guest = std::env::args_os().nth(1).is_some_and(|verb| {
+        ["run", "count", "graph", "profile", "coverage"].iter().any(|booting| verb == *booting)
+    });
     if has_guest && error.kind() == ErrorKind::UnknownArgument && !wrong.starts_with('-') {
         say(format_args!(
             "a function to probe goes behind -p, and a command for the guest behind --, as in: vmm run -p FUNCTION -- CMD"

@@ -125,6 +125,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let late = target.is_late();
     let names = target.has_stacks()
         || target.has_orders()
+        || target.serving.sampling.is_some()
         || files.work.is_some()
         || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, .. } = target;
@@ -215,7 +216,9 @@ pub(crate) fn header(guest: &Guest, files: &Files, target: &Target) -> Header {
     if let Some(outside) = guest.emulated_at {
         wall_clock::set(outside);
     }
-    let scope = target.probes.first().map_or(Scope::Boot, |asked| asked.plan.scope);
+    let of_probes = target.probes.first().map(|asked| asked.plan.scope);
+    let sampling = target.serving.sampling;
+    let scope = of_probes.or(sampling.map(|sampling| sampling.scope)).unwrap_or(Scope::Boot);
     let words = |work: &Work| {
         let words = std::iter::once(&work.words.program).chain(&work.words.args);
         words.map(|word| word.to_string_lossy().into_owned()).collect()
@@ -236,6 +239,7 @@ pub(crate) fn header(guest: &Guest, files: &Files, target: &Target) -> Header {
         }
         .to_owned(),
         command: files.work.as_ref().map(words),
+        period_ns: sampling.map(|sampling| u64::try_from(sampling.period().as_nanos()).unwrap_or(u64::MAX)),
         clocks: Clocks::default(),
     }
 }
@@ -350,6 +354,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
         .names(kernel.names)
         .optimize(kernel.serving.optimize)
         .fall_back(kernel.serving.fall_back)
+        .sampling(kernel.serving.sampling)
         .splats(kernel.splats)
         .before_splats(kernel.before_splats)
         .unwind(kernel.unwind.map(Arc::new))

@@ -27,6 +27,7 @@ use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
 use vmm::guest::Optimize;
+use vmm::samples::Sampling;
 
 /// What a resolved target begins with: each version of this program has a format of its own.
 const FORMAT: &[u8] = concat!("vmm target ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
@@ -60,6 +61,8 @@ pub(crate) struct Serving {
     pub(crate) fall_back: bool,
     /// Whether the modules may be missing that are probed.
     pub(crate) allow_pending: bool,
+    /// How often, and when, its CPUs are sampled, if they are.
+    pub(crate) sampling: Option<Sampling>,
 }
 
 impl Target {
@@ -123,7 +126,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
-    let lines = match run.probes.stack.is_some() || source.is_named() {
+    let lines = match run.probes.stack.is_some() || run.sampled.profile.is_some() || source.is_named() {
         true => debug.lines()?.map(SourceMap::line_table),
         false => None,
     };
@@ -141,6 +144,7 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         optimize: run.arming.optimize.to_session(),
         fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
+        sampling: run.sampled.profile.map(|frequency| Sampling { frequency, scope }),
     };
     Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats, order })
 }
@@ -337,7 +341,8 @@ mod tests {
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
-        let serving = Serving { optimize: Optimize::Auto, fall_back: true, allow_pending: false };
+        let serving =
+            Serving { optimize: Optimize::Auto, fall_back: true, allow_pending: false, sampling: None };
         let release = Some("6.12.48+deb13-amd64".to_owned());
         let written = Target {
             kernel,

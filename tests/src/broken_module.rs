@@ -1,4 +1,4 @@
-//! Modules with bugs: the kernel's own `dummy.ko` with other instructions in its init function.
+//! Modules with bugs, and one that spins: the kernel's own `dummy.ko` with other instructions in its init and exit functions.
 //!
 //! Nothing is built for them, so that they load wherever that module does. A relocation of what was overwritten is made none.
 
@@ -6,6 +6,7 @@ use crate::product::module;
 use object::elf::R_X86_64_NONE;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, RelocationTarget};
+use std::ops::Range;
 
 /// What is wrong with a module.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +41,16 @@ const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const CALL: u8 = 0xe8;
 const LONG_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 
-/// A relocation of the init function: where it is in the section, its symbol, and where its entry is in the file.
+/// A function of a module that is called by its loader.
+const INIT: Called = Called { section: ".init.text", symbol: "init_module" };
+const EXIT: Called = Called { section: ".exit.text", symbol: "cleanup_module" };
+
+struct Called {
+    section: &'static str,
+    symbol: &'static str,
+}
+
+/// A relocation of such a function: where it is in the section, its symbol, and where its entry is in the file.
 struct Relocation {
     at: usize,
     symbol: String,
@@ -50,47 +60,72 @@ struct Relocation {
 /// A module of the kernel under test with this bug, under this name of five letters.
 pub fn broken(bug: Bug, name: &[u8; 5]) -> Vec<u8> {
     let mut bytes = module("dummy");
-    let (text, init, relocations) = layout(&bytes);
-    let mut none = Vec::new();
-    let mut start = init;
-    if bytes[text + start..].starts_with(&ENDBR64) {
-        start += ENDBR64.len();
-    }
-    assert_eq!(bytes[text + start], CALL, "ftrace's site");
-    start += LONG_NOP.len();
-    let code = bug.code();
-    bytes[text + start..][..code.len()].copy_from_slice(code);
+    let (text, _, relocations) = layout(&bytes, &INIT);
+    replace(&mut bytes, &INIT, bug.code());
     for relocation in &relocations {
         let is_lock = ["rtnl_lock", "rtnl_unlock"].contains(&relocation.symbol.as_str());
         if matches!(bug, Bug::NoLock) && is_lock {
             bytes[text + relocation.at - 1..][..LONG_NOP.len()].copy_from_slice(&LONG_NOP);
-            none.push(relocation.entry);
+            bytes[relocation.entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
         }
-        if relocation.at < start + code.len() && relocation.at + 4 > start {
-            none.push(relocation.entry);
-        }
-    }
-    for entry in none {
-        bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
     }
     rename(&mut bytes, name);
-    // A signature that does not fit is refused, and one that is not there is not.
+    unsigned(bytes)
+}
+
+/// The module `dummy`, whose init goes through a loop so often with interrupts off, and whose exit does the same with interrupts
+/// on.
+pub fn spinning(rounds: u32) -> Vec<u8> {
+    const RET: [u8; 1] = [0xc3];
+    // mov ecx, rounds; dec ecx; jnz back to that
+    let spin = [&[0xb9], &rounds.to_le_bytes()[..], &[0xff, 0xc9, 0x75, 0xfc]].concat();
+    // cli .. sti; xor eax, eax
+    let init = [&[0xfa], &spin[..], &[0xfb, 0x31, 0xc0], &RET].concat();
+    let mut bytes = module("dummy");
+    replace(&mut bytes, &INIT, &init);
+    replace(&mut bytes, &EXIT, &[&spin[..], &RET].concat());
+    unsigned(bytes)
+}
+
+/// Puts `code` in the place of the function's own, behind what it begins with for an indirect call and for ftrace.
+fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) {
+    let (text, Range { mut start, end }, relocations) = layout(bytes, function);
+    if bytes[text + start..].starts_with(&ENDBR64) {
+        start += ENDBR64.len();
+    }
+    // Exits are not traced.
+    if bytes[text + start] == CALL {
+        start += LONG_NOP.len();
+    }
+    assert!(start + code.len() <= end, "the function is too short");
+    bytes[text + start..][..code.len()].copy_from_slice(code);
+    for Relocation { at, entry, .. } in relocations {
+        if at < start + code.len() && at + 4 > start {
+            bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
+        }
+    }
+}
+
+/// A signature that does not fit is refused, and one that is not there is not.
+fn unsigned(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.strip_suffix(SIGNED).map_or(bytes.len(), <[u8]>::len));
     bytes
 }
 
-/// Where `.init.text` is in the file, where in it the init function begins, and its relocations.
-fn layout(bytes: &[u8]) -> (usize, usize, Vec<Relocation>) {
+/// Where the function's section is in the file, where in it the function is, and the section's relocations.
+fn layout(bytes: &[u8], function: &Called) -> (usize, Range<usize>, Vec<Relocation>) {
     let file = ElfFile64::<LittleEndian>::parse(bytes).unwrap();
-    let text = file.section_by_name(".init.text").unwrap();
-    let init = file.symbols().find(|symbol| symbol.name() == Ok("init_module")).unwrap().address();
-    let (entries, _) = file.section_by_name(".rela.init.text").unwrap().file_range().unwrap();
+    let text = file.section_by_name(function.section).unwrap();
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok(function.symbol)).unwrap();
+    let (at, size) = (symbol.address() as usize, symbol.size() as usize);
+    let entries = file.section_by_name(&format!(".rela{}", function.section)).unwrap();
+    let (entries, _) = entries.file_range().unwrap();
     let relocations = text.relocations().enumerate().map(|(n, (at, relocation))| {
         let RelocationTarget::Symbol(symbol) = relocation.target() else { panic!("no symbol") };
         let symbol = file.symbol_by_index(symbol).unwrap().name().unwrap().to_owned();
         Relocation { at: at as usize, symbol, entry: entries as usize + n * 24 }
     });
-    (text.file_range().unwrap().0 as usize, init as usize, relocations.collect())
+    (text.file_range().unwrap().0 as usize, at..at + size, relocations.collect())
 }
 
 /// A module that is not freed after its oops keeps its name.

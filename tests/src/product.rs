@@ -33,7 +33,7 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     let (verb, rest) = words.split_at(words.len().min(1));
     command.args(verb);
     let has_kernel =
-        matches!(words, ["run" | "count" | "graph" | "coverage" | "shake" | "race" | "test", ..]);
+        matches!(words, ["run" | "count" | "graph" | "profile" | "coverage" | "shake" | "race" | "test", ..]);
     let has_guest = has_kernel || matches!(words, ["bisect" | "replay", ..]);
     let names_kernel = words.iter().any(|word| word.starts_with("--kernel") || *word == "-k");
     // The product finds the default one by itself, as it does for users.
@@ -92,6 +92,11 @@ pub fn run_in_vain(binary: &Path, words: &[&str]) -> Run {
 /// Records which functions of a guest with these words run.
 pub fn coverage(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "coverage", words)
+}
+
+/// Samples a guest with these words.
+pub fn profile(binary: &Path, words: &[&str]) -> Run {
+    with_output(binary, "profile", words)
 }
 
 fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {

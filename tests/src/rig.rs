@@ -5,11 +5,13 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
 use probe_engine::insn::plan::{StepPlan, plan};
+use probe_engine::linux::scope::Scope;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeId, ProbeSet, Site, StepMethod};
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -21,10 +23,12 @@ use vmm::devices::virtio::{Extras, Plugged};
 use vmm::devices::{Devices, PowerEvent, console::SerialConsole};
 use vmm::events::{self, Event, Reader};
 use vmm::guest::Host;
+use vmm::kernel_view::KernelView;
 use vmm::kvm::{Breakpoints, DebugRegister};
 use vmm::memory::GuestRam;
 use vmm::probe::{Active, Probe};
 use vmm::reserved::Reserved;
+use vmm::samples::{self, Sample, SampleReader, SampledTime, Sampling};
 use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, ExceptionStack, MicroGuest, Privilege};
 use vmm::signals;
@@ -44,6 +48,7 @@ pub struct Rig {
     watches: Vec<(DebugRegister, Arc<Active>)>,
     console: Box<dyn Write + Send>,
     extras: Extras,
+    sampling: Option<Sampling>,
 }
 
 /// Where a vCPU starts.
@@ -151,6 +156,7 @@ impl Rig {
             watches: Vec::new(),
             console: Box::new(io::sink()),
             extras: Extras::default(),
+            sampling: None,
         };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
@@ -164,6 +170,12 @@ impl Rig {
     /// Sends what the guest prints to `console`.
     pub fn console(&mut self, console: impl Write + Send + 'static) {
         self.console = Box::new(console);
+    }
+
+    /// Samples the guest so many times a second.
+    pub fn sample(&mut self, frequency: u32) {
+        let frequency = NonZeroU32::new(frequency).unwrap();
+        self.sampling = Some(Sampling { frequency, scope: Scope::Boot });
     }
 
     /// Plugs devices in.
@@ -255,13 +267,19 @@ impl Rig {
             (breakpoints.0[n], watches[n]) = (Some(*register), Some(active.clone()));
         }
         let sites = self.sites.set.clone();
-        let mut tables = VcpuTables { sites, breakpoints, watches, int3_handlers, ..VcpuTables::default() };
+        // It is all the kernel that there is.
+        let kernel = KernelView { is_found: true, ..KernelView::default() };
+        let mut tables =
+            VcpuTables { kernel, sites, breakpoints, watches, int3_handlers, ..VcpuTables::default() };
         // Where a guest has its code as a kernel has. Elsewhere a hit may be of user mode, and asks for the privilege level.
         if starts.iter().flatten().any(|start| start.rip.is_kernels()) {
             tables.settle(self.guest.address_space());
         }
         let world = Arc::new(World::new(starts.len(), tables, Arc::new(eventfd())));
         let (recorders, reader) = events::rings(starts.len());
+        let sampling = self.sampling.map(|sampling| samples::rings(starts.len(), sampling));
+        let (samplers, samples) = sampling.unwrap_or_default();
+        let mut samplers = samplers.into_iter();
         let (ends, ended) = mpsc::channel();
         signals::make_kick_harmless().unwrap();
         let kvms: Vec<_> = (0..)
@@ -288,6 +306,7 @@ impl Rig {
                 ram: self.guest.ram().clone(),
                 world: world.clone(),
                 recorder,
+                sampler: samplers.next(),
                 ends: ends.clone(),
             });
         }
@@ -299,7 +318,19 @@ impl Rig {
         };
         let threads = vcpus.into_iter().map(run).collect();
         let Self { guest, sites, .. } = self;
-        Running { guest, sites, world, threads, reader, clock, ended, hits: Vec::new(), _plugged: plugged }
+        Running {
+            guest,
+            sites,
+            world,
+            threads,
+            reader,
+            samples,
+            clock,
+            ended,
+            hits: Vec::new(),
+            sampled: Vec::new(),
+            _plugged: plugged,
+        }
     }
 }
 
@@ -343,9 +374,11 @@ pub struct Running {
     world: Arc<World>,
     threads: Vec<JoinHandle<()>>,
     reader: Reader,
+    samples: SampleReader,
     clock: Arc<Clock>,
     ended: Receiver<End>,
     hits: Vec<Event>,
+    sampled: Vec<Sample>,
     _plugged: Plugged,
 }
 
@@ -393,6 +426,7 @@ impl Running {
         while let Some(hits) = self.reader.drain(self.clock.rate(), &HashMap::new(), &[]) {
             self.hits.extend(hits);
         }
+        self.sampled.extend(self.samples.drain(self.clock.rate(), |_| None));
     }
 
     /// How often a vCPU has waited for the reader.
@@ -445,7 +479,8 @@ impl Running {
         }
         self.drain();
         let counts = (0..PROBES as u32).map(|id| self.count(id)).collect();
-        Left { ram: self.guest.ram().clone(), hits: self.hits, counts }
+        let (samples, time) = (self.sampled, self.samples.time(self.clock.rate()));
+        Left { ram: self.guest.ram().clone(), hits: self.hits, counts, samples, time }
     }
 
     /// Runs until the one vCPU has switched the machine off.
@@ -463,6 +498,10 @@ pub struct Left {
     pub hits: Vec<Event>,
     /// Counted hits by probe.
     pub counts: Vec<u64>,
+    /// All samples in order of time.
+    pub samples: Vec<Sample>,
+    /// What the time was spent on.
+    pub time: SampledTime,
 }
 
 impl Left {

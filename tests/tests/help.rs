@@ -12,7 +12,7 @@ use tests::pages::words;
 use tests::product::{binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
-const WITH_GUESTS: [&str; 6] = ["run", "graph", "race", "test", "bisect", "replay"];
+const WITH_GUESTS: [&str; 7] = ["run", "graph", "profile", "race", "test", "bisect", "replay"];
 
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {

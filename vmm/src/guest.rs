@@ -2,6 +2,7 @@
 
 use crate::devices::virtio::Extras;
 use crate::kvm::{Hypervisor, HypervisorError};
+use crate::samples::Sampling;
 use crate::selftest::{self, SelftestError, Unfit};
 use crate::trap::Delivery;
 use probe_engine::linux::kernel::{Kernel, KernelError};
@@ -124,6 +125,7 @@ pub struct Guest<'a> {
     pub(crate) terminal: Terminal,
     pub(crate) extras: Extras,
     pub(crate) confine: bool,
+    pub(crate) sampling: Option<Sampling>,
 }
 
 impl<'a> Guest<'a> {
@@ -168,6 +170,7 @@ impl<'a> Guest<'a> {
             terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
             extras: Extras::default(),
             confine: false,
+            sampling: None,
         }
     }
 
@@ -288,6 +291,13 @@ impl<'a> Guest<'a> {
     /// it is not, but for a panic. Traps of the session's own stand for that on functions that only reports call.
     pub fn before_splats(mut self, is_told: bool) -> Self {
         self.before_splats = is_told;
+        self
+    }
+
+    /// Whether it is looked where its CPUs are, so many times a second, and [`Sink::samples`](crate::session::Sink::samples) told;
+    /// by default it is not.
+    pub fn sampling(mut self, sampling: impl Into<Option<Sampling>>) -> Self {
+        self.sampling = sampling.into();
         self
     }
 

@@ -19,6 +19,8 @@ pub struct KernelView {
     pub symbols: Option<Arc<Kernel>>,
     /// Its modules', where the session has them.
     pub names: Arc<[Arc<ModuleNames>]>,
+    /// Whether it runs at its own addresses, so that it is known where it is.
+    pub is_found: bool,
     /// What KASLR added to its link-time addresses.
     pub slide: u64,
     /// How the task of a vCPU is found.

@@ -26,6 +26,7 @@ pub mod prelude;
 pub mod printer;
 pub mod probe;
 pub mod reserved;
+pub mod samples;
 pub mod selftest;
 pub mod session;
 pub mod signals;

@@ -1,6 +1,7 @@
 //! Signals: those that end a run, and the one that interrupts a vCPU's KVM_RUN.
 
 mod disposition;
+pub(crate) mod timer;
 
 use disposition::Disposition;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -15,13 +16,12 @@ use std::thread::JoinHandle;
 use vmm_sys_util::errno;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// Makes the signal that [`kick`] sends do nothing but interrupt a system call.
+/// Makes the signal that [`kick`] sends do nothing but interrupt a system call; where a timer has sent it, that is counted.
 ///
 /// # Errors
 /// What sigaction(2) said.
 pub fn make_kick_harmless() -> Result<(), errno::Error> {
-    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-    register_signal_handler(SIGRTMIN(), nothing)
+    register_signal_handler(SIGRTMIN(), timer::interrupted)
 }
 
 /// Interrupts `thread`'s system call. A thread that has ended already is left alone.

@@ -12,10 +12,12 @@ mod kernel;
 mod list;
 mod orders;
 mod probes;
+mod profile;
 mod race;
 mod replay;
 mod report;
 mod run;
+mod sampled;
 mod shake;
 mod splats;
 mod test;
@@ -33,10 +35,12 @@ pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, Symb
 pub(crate) use list::{List, ListKind};
 pub(crate) use orders::{Imposed, Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
+pub(crate) use profile::Profile;
 pub(crate) use race::{Between, Race, RaceOrder};
 pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
+pub(crate) use sampled::Sampled;
 pub(crate) use shake::Shake;
 pub(crate) use splats::{SplatArgs, SplatChoice};
 pub(crate) use test::{Cases, ResultFormat};
@@ -88,6 +92,7 @@ pub(crate) enum Command {
     Run(Box<Run>),
     Count(Box<Count>),
     Graph(Box<Graph>),
+    Profile(Box<Profile>),
     Race(Box<Race>),
     Shake(Box<Shake>),
     Coverage(Box<Coverage>),

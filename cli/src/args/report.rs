@@ -26,7 +26,7 @@ pub(crate) struct Report {
     /// Only hits that meet this condition, as in a definition: 'comm == "cat" && count > 4096'
     ///
     /// It compares fields that were recorded, and common_pid, comm, cpu and __probe_ip. Symbols are compared as text.
-    /// Histograms, counts and the table stay those of the whole run.
+    /// Histograms, counts, samples and the table stay those of the whole run.
     #[arg(long, value_name = "FILTER", help_heading = heading::OUTPUT)]
     pub(crate) filter: Option<String>,
     /// Write it to this file instead of standard output
@@ -44,6 +44,8 @@ pub(crate) enum ReportFormat {
     Folded,
     /// A flame graph for web browsers
     Svg,
+    /// A profile for pprof: stacks with their tasks and CPUs
+    Pprof,
     /// A trace for https://ui.perfetto.dev: tasks and CPUs as tracks, calls whose returns were probed as slices
     Perfetto,
     /// One page for web browsers: timeline, hits, durations, histograms and a flame graph, to be filtered and searched

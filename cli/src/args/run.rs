@@ -1,6 +1,6 @@
 //! `vmm run`.
 
-use super::{Arming, Bundled, Guest, Injections, Orders, Probes, Records, SplatArgs, heading};
+use super::{Arming, Bundled, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs, heading};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -50,6 +50,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) probes: Probes,
     #[command(flatten)]
+    pub(crate) sampled: Sampled,
+    #[command(flatten)]
     pub(crate) orders: Orders,
     #[command(flatten)]
     pub(crate) injections: Injections,
@@ -89,6 +91,7 @@ impl Run {
     pub(super) fn of(guest: Guest, records: Records, arming: Arming) -> Self {
         Self {
             probes: Probes::default(),
+            sampled: Sampled::default(),
             orders: Orders::default(),
             injections: Injections::default(),
             guest,

@@ -53,6 +53,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         bundled: _,
         write_target: _,
         arming: _,
+        sampled: _,
         allow_pending: _,
         deep: _,
     } = run;

@@ -11,10 +11,12 @@ mod prefixes;
 mod reasons;
 mod recent;
 mod registered;
+mod samples;
 mod stack;
 mod stands;
 mod summary;
 mod text;
+mod top;
 mod writer;
 
 pub(crate) use crate::json::json;
@@ -29,6 +31,7 @@ pub(crate) use stands::{named_lock, sleeper};
 use std::time::Duration;
 pub(crate) use summary::{counts, end, shown_name, table};
 pub(crate) use text::Text;
+pub(crate) use top::Top;
 use vmm::session::{ProbeReport, ProbeState};
 pub(crate) use writer::HitWriter;
 #[cfg(test)]

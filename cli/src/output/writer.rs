@@ -5,13 +5,14 @@ use super::holds::GateNames;
 use super::injections::InjectionNames;
 use super::recent::FlightRecorder;
 use super::registered::registered;
+use super::samples::RunSamples;
 use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
 use crate::record::{
     self, Address, GateEnd, Header, HitLine, InjectionEnd, NamedFrame, NthLine, OrderLine, ProbeEnd,
-    RunsLine, SplatLine,
+    RunsLine, SampledLine, SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
@@ -30,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::printer::Printer;
+use vmm::samples::Sample;
 use vmm::session::{Death, GateReport, Held, InjectionReport, Outcome, ProbeReport, Report, Sink};
 
 /// Writes hits as they come.
@@ -47,6 +49,7 @@ pub(crate) struct HitWriter<'a> {
     verdicts: SplatVerdicts,
     /// Becomes true with the first report that is not allowed.
     has_splatted: Arc<AtomicBool>,
+    samples: RunSamples,
     /// Keeps hits that are not written as they come.
     recorder: Option<FlightRecorder>,
 }
@@ -105,6 +108,7 @@ impl<'a> HitWriter<'a> {
             armed_in: Duration::ZERO,
             verdicts: SplatVerdicts::default(),
             has_splatted: Arc::default(),
+            samples: RunSamples::default(),
             recorder: None,
         }
     }
@@ -162,6 +166,18 @@ impl<'a> HitWriter<'a> {
             }
             None => self.write_hit(event, None),
         }
+    }
+
+    fn write_samples(&mut self, samples: &[Sample]) -> io::Result<()> {
+        self.begin()?;
+        let lines = self.samples.lines(samples, &self.names);
+        for Destination { out, form, .. } in &mut self.destinations {
+            if let Form::Json = form {
+                lines.iter().try_for_each(|line| json(out, line))?;
+                out.flush()?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes a hit; one that was kept until a report with the number of that.
@@ -314,12 +330,18 @@ impl<'a> HitWriter<'a> {
                     injections.iter().try_for_each(|injection| writeln!(out, "{injection}"))?;
                     self.histograms.write_text(out, names)?;
                     out.write_all(summary::counts(&counts).as_bytes())?;
+                    if let Some(time) = report.sampled {
+                        self.samples.write_text(out, time)?;
+                    }
                 }
                 Form::Json => {
                     gates.iter().try_for_each(|gate| json(out, gate))?;
                     order.iter().try_for_each(|order| json(out, order))?;
                     injections.iter().try_for_each(|injection| json(out, injection))?;
                     self.histograms.write_json(out, names)?;
+                    if let Some(time) = report.sampled {
+                        json(out, &SampledLine::from(time))?;
+                    }
                     probes.iter().try_for_each(|probe| json(out, probe))?;
                     json(out, &summary::end(report, exit_code, self.armed_in))?;
                 }
@@ -352,6 +374,14 @@ impl Sink for HitWriter<'_> {
             .begin()
             .and_then(|()| events.iter().try_for_each(|event| self.event(event)))
             .and_then(|()| self.destinations.iter_mut().try_for_each(|place| place.out.flush()));
+        if let Err(error) = &written {
+            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
+        }
+        written
+    }
+
+    fn samples(&mut self, samples: &[Sample]) -> io::Result<()> {
+        let written = self.write_samples(samples);
         if let Err(error) = &written {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
@@ -448,6 +478,7 @@ pub(super) mod testing {
             cpus: 1,
             scope: "boot".to_owned(),
             command: None,
+            period_ns: None,
             clocks: Clocks::default(),
         }
     }
@@ -458,6 +489,7 @@ pub(super) mod testing {
             end: Outcome::PoweredOff,
             probes: Vec::new(),
             groups: Vec::new(),
+            sampled: None,
             unregistered: Default::default(),
             refused: Default::default(),
             unread: Vec::new(),

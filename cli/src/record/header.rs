@@ -28,6 +28,9 @@ pub(crate) struct Header {
     pub(crate) scope: String,
     /// The user's command in the guest, its words.
     pub(crate) command: Option<Vec<String>>,
+    /// How long it is from one sample to the next, in nanoseconds, where CPUs are sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) period_ns: Option<u64>,
     pub(crate) clocks: Clocks,
 }
 

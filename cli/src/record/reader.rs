@@ -5,7 +5,7 @@
 use super::header::FORMAT;
 use super::{
     End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine,
-    InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SplatLine,
+    InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SampleLine, SampledLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -51,6 +51,8 @@ pub(crate) enum Line {
     /// A probe was registered: from now on the [reader](Reader::probe) knows it.
     Registered,
     Hit(Box<Hit>),
+    Sample(Box<SampleLine>),
+    Sampled(SampledLine),
     Entry(Entry),
     Histogram(HistogramEnd),
     Probe(ProbeEnd),
@@ -213,6 +215,11 @@ impl<R: BufRead> Reader<R> {
                 }
                 Line::Hit(Box::new(hit))
             }
+            "sample" => {
+                let sample: SampleLine = serde_json::from_str(line).map_err(damaged)?;
+                Line::Sample(Box::new(sample.bounded()))
+            }
+            "sampled" => Line::Sampled(serde_json::from_str(line).map_err(damaged)?),
             "registered" => {
                 self.probe_bytes = count_probe(self.probe_bytes, line)?;
                 let probe: Probe = serde_json::from_str(line).map_err(damaged)?;
@@ -324,6 +331,8 @@ mod tests {
                     written.push(serde_json::to_string(&line).unwrap());
                     hits.push(hit);
                 }
+                Line::Sample(sample) => written.push(serde_json::to_string(&sample).unwrap()),
+                Line::Sampled(sampled) => written.push(serde_json::to_string(&sampled).unwrap()),
                 Line::Registered => {
                     written.push(serde_json::to_string(reader.probes().last().unwrap()).unwrap());
                 }

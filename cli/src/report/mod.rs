@@ -4,6 +4,8 @@ mod harmless;
 mod html;
 mod json;
 mod perfetto;
+mod pprof;
+mod stacked;
 mod stacks;
 mod text;
 
@@ -47,8 +49,9 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     if let Some(written) = &written {
         recording.filter(Filter::parse(written.text).map_err(|error| mistake::in_text(written, &error))?);
     }
-    if args.format == ReportFormat::Perfetto && args.output.is_none() && io::stdout().is_terminal() {
-        bail!("a trace for Perfetto is no text for a terminal: name a file with --output");
+    let is_binary = matches!(args.format, ReportFormat::Perfetto | ReportFormat::Pprof);
+    if is_binary && args.output.is_none() && io::stdout().is_terminal() {
+        bail!("this format is no text for a terminal: name a file with --output");
     }
     let mut failed = None;
     let mut write = |out: &mut dyn Write| match write(args.format, &mut recording, out) {
@@ -127,6 +130,7 @@ fn write(
         ReportFormat::Json => json::write(recording, out),
         ReportFormat::Folded => stacks::write_folded(recording, out),
         ReportFormat::Svg => stacks::write_svg(recording, out),
+        ReportFormat::Pprof => pprof::write(recording, out),
         ReportFormat::Perfetto => perfetto::write(recording, out),
         ReportFormat::Html => html::write(recording, out),
     }

@@ -1,7 +1,9 @@
-//! Stacks as profilers take them: one frame behind the other, from the outermost on, with how many hits had them.
+//! Stacks as profilers take them: one frame behind the other, from the outermost on, with how many hits had them. Where CPUs were
+//! sampled, they are those of samples alone, with the periods that they stand for.
 
 use super::ReportError;
-use crate::record::{Hit, Line, Reader, Stack};
+use super::stacked::{Stacked, each_stack};
+use crate::record::Reader;
 use probe_engine::guest_text::is_special;
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -42,13 +44,16 @@ pub(super) fn write_svg(
         all.push(format!("(more stacks than are shown) {has_more}"));
     }
     let mut options = inferno::flamegraph::Options::default();
-    options.title = "Stacks of hits".to_owned();
-    options.count_name = "hits".to_owned();
+    let (title, unit, nothing) = match recording.header().period_ns {
+        Some(_) => ("Samples", "periods", "samples"),
+        None => ("Stacks of hits", "hits", "hits with stacks"),
+    };
+    (options.title, options.count_name) = (title.to_owned(), unit.to_owned());
     // A function has one colour in all pictures.
     options.deterministic = true;
     match all.is_empty() {
         // There would be a picture that says that something went wrong.
-        true => Err(ReportError::Nothing("hits with stacks")),
+        true => Err(ReportError::Nothing(nothing)),
         false => Ok(inferno::flamegraph::from_lines(&mut options, all.iter().map(String::as_str), out)?),
     }
 }
@@ -59,28 +64,21 @@ fn fold(
     take: &mut dyn FnMut(&Folded) -> Result<(), ReportError>,
 ) -> Result<(), ReportError> {
     let (mut folded, mut bytes) = (Folded::new(), 0);
-    let read = loop {
-        match recording.next() {
-            Ok(Some(Line::Hit(hit))) => {
-                let Some(probe) = recording.probe(hit.event.probe.0) else { continue };
-                let stack = folded_stack(&hit, &probe.probe);
-                match folded.get_mut(&stack) {
-                    Some(hits) => *hits += 1,
-                    None => {
-                        bytes += stack.len() + 64;
-                        folded.insert(stack, 1);
-                    }
-                }
-                if bytes > MOST {
-                    take(&folded)?;
-                    (folded, bytes) = (Folded::new(), 0);
-                }
+    let read = each_stack(recording, &mut |stacked| {
+        let stack = folded_stack(stacked);
+        match folded.get_mut(&stack) {
+            Some(hits) => *hits = stacked.count.saturating_add(*hits),
+            None => {
+                bytes += stack.len() + 64;
+                folded.insert(stack, stacked.count);
             }
-            Ok(Some(_)) => {}
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(error.into()),
         }
-    };
+        if bytes > MOST {
+            bytes = 0;
+            take(&std::mem::take(&mut folded))?;
+        }
+        Ok(())
+    });
     if !folded.is_empty() {
         take(&folded)?;
     }
@@ -88,36 +86,36 @@ fn fold(
 }
 
 /// The task, the frames of its process, and those of the kernel; of a hit without a stack, its probe.
-fn folded_stack(hit: &Hit, probe: &str) -> String {
+fn folded_stack(Stacked { task, user, frames, probe, .. }: &Stacked<'_>) -> String {
     let mut text = String::new();
-    let mut between = "";
-    let mut push = |frame: &str| {
-        text.push_str(between);
-        between = ";";
-        // A task may call itself nothing.
-        let frame = if frame.is_empty() { "?" } else { frame };
-        // What separates frames and counts is in no name.
-        text.extend(frame.chars().map(|c| match c {
-            ';' => ':',
-            c if c.is_whitespace() || is_special(c) => '_',
-            c => c,
-        }));
-    };
-    match &hit.event.task {
-        Some(task) => push(&String::from_utf8_lossy(task.comm())),
-        None => push("?"),
+    match task {
+        Some(task) => push(&mut text, &String::from_utf8_lossy(task.comm())),
+        None => push(&mut text, "?"),
     }
-    let Some(Stack { frames, user, .. }) = &hit.stack else {
-        push(probe);
-        return text;
-    };
-    let user = user.iter().flat_map(|user| user.frames.iter().rev());
-    user.for_each(|at| push(&at.to_string()));
+    user.iter().rev().for_each(|at| push(&mut text, &at.to_string()));
     for frame in frames.iter().rev() {
-        push(&frame.function());
-        frame.inlined.iter().rev().for_each(|inlined| push(&inlined.name));
+        push(&mut text, &frame.function());
+        frame.inlined.iter().rev().for_each(|inlined| push(&mut text, &inlined.name));
+    }
+    if let Some(probe) = probe {
+        push(&mut text, probe);
     }
     text
+}
+
+/// Adds a frame, behind the others.
+fn push(text: &mut String, frame: &str) {
+    if !text.is_empty() {
+        text.push(';');
+    }
+    // A task may call itself nothing.
+    let frame = if frame.is_empty() { "?" } else { frame };
+    // What separates frames and counts is in no name.
+    text.extend(frame.chars().map(|c| match c {
+        ';' => ':',
+        c if c.is_whitespace() || is_special(c) => '_',
+        c => c,
+    }));
 }
 
 #[cfg(test)]
@@ -134,6 +132,16 @@ mod tests {
         assert_eq!(
             String::from_utf8(folded).unwrap(),
             "?;0x7f321cd08ca9;do_syscall_64;?;do_sys_openat2 1\n?;vfs_read%return 1\n"
+        );
+    }
+
+    #[test]
+    fn samples_are_folded_by_their_periods() {
+        let mut folded = Vec::new();
+        write_folded(&mut Reader::open(example("jsonl").as_bytes()).unwrap(), &mut folded).unwrap();
+        assert_eq!(
+            String::from_utf8(folded).unwrap(),
+            "ls;0x7f321cd08ca9 2\nls;0x7f321cd08ca9;do_syscall_64;do_sys_openat2 1\n"
         );
     }
 }

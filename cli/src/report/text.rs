@@ -2,7 +2,7 @@
 
 use super::ReportError;
 use super::harmless::Harmless;
-use crate::output::{FunctionText, PrefixTable, Text, begin_histogram, counts, end_histogram, table};
+use crate::output::{FunctionText, PrefixTable, Text, Top, begin_histogram, counts, end_histogram, table};
 use crate::record::{Line, ProbeEnd, Reader, Recorded};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -11,6 +11,7 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     let mut out = Harmless::new(out);
     let (mut text, mut ends) = (Text::default(), BTreeMap::<u32, ProbeEnd>::new());
     let mut prefixes = PrefixTable::default();
+    let (mut top, mut sampled) = (Top::default(), None);
     // The histogram whose entries are being written.
     let mut histogram: Option<String> = None;
     let written = loop {
@@ -28,6 +29,8 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                 });
                 text.hit(&mut out, (&hit.event, probe), fields, hit.stack.as_ref())?;
             }
+            Line::Sample(sample) => top.add(&sample),
+            Line::Sampled(all) => sampled = Some(all),
             Line::Hold(hold) => write!(out, "{hold}")?,
             Line::Runs(runs) => {
                 if let Some(failed) = runs.failed() {
@@ -73,6 +76,12 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     let is_count = |end: &&ProbeEnd| recording.probe(end.id).is_some_and(|probe| probe.is_only_counted());
     let (counted, others): (Vec<_>, Vec<_>) = ends.values().partition(is_count);
     out.write_all(counts(&counted).as_bytes())?;
+    if !top.is_empty() {
+        write!(out, "{top}")?;
+    }
+    if let Some(sampled) = sampled {
+        write!(out, "{sampled}")?;
+    }
     if !others.is_empty() {
         out.write_all(table(&others).as_bytes())?;
     }

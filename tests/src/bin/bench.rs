@@ -67,12 +67,14 @@ enum Body {
     Probed { post: bool },
     /// A nop of ftrace's, in whose place a detour stands that counts, and records if it is told to.
     Detoured { record: bool },
+    /// A loop that is sampled.
+    Sampled,
 }
 
 const NOTHING: Shared = Shared { general: false, system: false, events: false };
 const GENERAL: Shared = Shared { general: true, ..NOTHING };
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     Row {
         name: "bare exit",
         inside: "an empty port exit in a loop of KVM_RUN",
@@ -124,6 +126,11 @@ const ROWS: [Row; 11] = [
         inside: "the same with a record: time stamp, six arguments, task with pids, uid and name",
         body: Body::Detoured { record: true },
     },
+    Row {
+        name: "sample, no stack",
+        inside: "the timer's interrupt and signal, KVM's exit, whether the vCPU waits, a record without a stack, KVM_RUN",
+        body: Body::Sampled,
+    },
 ];
 
 fn main() {
@@ -141,8 +148,10 @@ fn main() {
         };
         // The first guest warms everything up.
         cost(fit, &row, n);
-        let in_order: [u64; SAMPLES] =
-            array::from_fn(|_| cost(fit, &row, 2 * n).saturating_sub(cost(fit, &row, n)) / n);
+        let in_order: [u64; SAMPLES] = array::from_fn(|_| match row.body {
+            Body::Sampled => sampled(fit),
+            _ => cost(fit, &row, 2 * n).saturating_sub(cost(fit, &row, n)) / n,
+        });
         let mut samples = in_order;
         samples.sort_unstable();
         let (least, median, most) = (samples[0], samples[SAMPLES / 2], samples[SAMPLES - 1]);
@@ -182,7 +191,7 @@ fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
     let at = CODE.add(set_up.len() as u64);
     let body = match row.body {
         Body::Code(code) => code,
-        Body::Bare(..) | Body::Probed { .. } => &[0x90],
+        Body::Bare(..) | Body::Probed { .. } | Body::Sampled => &[0x90],
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
@@ -206,6 +215,30 @@ fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
     }
     running.end();
     after - before
+}
+
+/// The ticks that each sample adds to a loop.
+fn sampled(fit: &'static Host) -> u64 {
+    /// So many instructions of the loop are executed, two at a time.
+    const ROUNDS: u64 = 50_000_000;
+    const FREQUENCY: u32 = 999;
+    let ran = |is_sampled| {
+        let mut rig = Rig::new(fit);
+        // `dec rcx; jnz` back to it
+        rig.write(CODE, &ending(&[&mov(RCX, ROUNDS / 2), &[0x48, 0xff, 0xc9, 0x75, 0xfb]]));
+        if is_sampled {
+            rig.sample(FREQUENCY);
+        }
+        let before = ticks();
+        let mut running = rig.run(&[Start::at(CODE, stack(0))]);
+        running.until_off(1, |_| {});
+        let took = ticks() - before;
+        let time = running.end().time;
+        (took, time.sum() - time.late)
+    };
+    let ((plain, _), (with, samples)) = (ran(false), ran(true));
+    assert!(samples > 10, "{samples} samples");
+    with.saturating_sub(plain) / samples
 }
 
 /// The ticks of `n` empty port exits in a loop of KVM_RUN.

@@ -21,6 +21,7 @@ mod one_call;
 mod ptrace;
 mod reads;
 mod reserved;
+mod samples;
 mod selftest;
 mod stops;
 mod watch;

@@ -58,6 +58,8 @@ pub(crate) fn trace(command: &mut Command) -> Traced {
     let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_EXITKILL;
     request(libc::PTRACE_SETOPTIONS, main, options as usize);
     request(libc::PTRACE_CONT, main, 0);
+    // Between its marks a thread is stopped at each system call, whatever signals come.
+    let mut watched = None;
     let (mut calls, mut ended) = (Vec::new(), false);
     let code = loop {
         let (thread, status) = wait();
@@ -68,7 +70,10 @@ pub(crate) fn trace(command: &mut Command) -> Traced {
             continue;
         }
         let (how, signal) = match libc::WSTOPSIG(status) {
-            BEGIN => (libc::PTRACE_SYSCALL, 0),
+            BEGIN => {
+                watched = Some(thread);
+                (libc::PTRACE_SYSCALL, 0)
+            }
             SYSTEM_CALL => {
                 let call = entered(thread);
                 ended = call.as_ref().is_some_and(|call| call.number == END);
@@ -77,6 +82,7 @@ pub(crate) fn trace(command: &mut Command) -> Traced {
             }
             // A new thread's first stop, and its parent's stop at its birth.
             libc::SIGSTOP | libc::SIGTRAP => (libc::PTRACE_CONT, 0),
+            signal if watched == Some(thread) && !ended => (libc::PTRACE_SYSCALL, signal),
             signal => (libc::PTRACE_CONT, signal),
         };
         request(how, thread, signal as usize);

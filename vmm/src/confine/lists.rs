@@ -75,6 +75,9 @@ const COMMON: [i64; 49] = [
     SYS_exit_group,
 ];
 
+/// What a vCPU's thread needs beside [`COMMON`]: it is interrupted by a timer of its own where the guest is sampled.
+const VCPU: [i64; 3] = [SYS_timer_create, SYS_timer_settime, SYS_timer_delete];
+
 /// What a thread needs beside that which attends to a guest, and ends the process after it.
 const CONTROL: [i64; 20] = [
     SYS_epoll_create1,
@@ -178,7 +181,8 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
     // The other filter answers them.
     always(&absent(role).into_keys().collect::<Vec<_>>());
     match role {
-        Role::Vcpu | Role::Device => {}
+        Role::Vcpu => always(&VCPU),
+        Role::Device => {}
         Role::Control => always(&CONTROL),
         Role::Files { writable } => {
             always(&READS);

@@ -3,8 +3,8 @@
 use super::entry::{self, Shadow};
 use super::exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 use kvm_bindings::{
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs, kvm_mp_state,
-    kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
@@ -307,6 +307,13 @@ impl KvmVcpu {
             KVM_MP_STATE_HALTED => regs.rflags & rflags::IF == 0,
             _ => true,
         }
+    }
+
+    /// Whether it waits for an interrupt, or for the guest to start it. One that accesses a device does not, and is not asked: it is
+    /// in the middle of an instruction.
+    pub fn is_waiting(&mut self) -> bool {
+        !matches!(self.fd.get_kvm_run().exit_reason, KVM_EXIT_IO | KVM_EXIT_MMIO)
+            && self.fd.get_mp_state().is_ok_and(|state| state.mp_state != KVM_MP_STATE_RUNNABLE)
     }
 
     /// The rate of the host's time-stamp counter, in kHz, when its kernel relies on it (KVM_GET_TSC_KHZ).

@@ -99,7 +99,7 @@ impl Arming {
         let slide = running.map.slide();
         tables.kernel.current = self.kernel.current.map(|current| current.slid(slide));
         tables.kernel.task = self.kernel.task.map(|task| task.slid(slide));
-        tables.kernel.slide = slide;
+        (tables.kernel.is_found, tables.kernel.slide) = (true, slide);
         let text = GuestText { ram: stop.ram, running: &running, patches: &self.patches };
         let wanted = self.wanted(registry, &text);
         if let Some((sites, mut guest)) = self.stopped(stop, &mut tables.sites) {

@@ -22,6 +22,7 @@ use crate::events::{Event, Reader};
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::probe::HandlerRequest;
+use crate::samples::SampleReader;
 use crate::signals::Signals;
 use crate::stack::Stack;
 use crate::trap::Delivery;
@@ -114,6 +115,8 @@ pub(super) struct Control<'a> {
     pub(super) devices: Arc<Devices>,
     pub(super) log: KernelLog,
     pub(super) reader: Reader,
+    /// Of the samples, if there are any.
+    pub(super) samples: Option<SampleReader>,
     /// Of each vCPU; `None` where its KVM has none.
     pub(super) statistics: Option<Vec<Statistics>>,
     pub(super) clock: Arc<Clock>,
@@ -190,6 +193,7 @@ impl Control<'_> {
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
         self.drain();
+        self.hand_on_samples();
         self.hand_on_held();
         // What the console shows without an end is shown.
         self.devices.console.flush();
@@ -210,6 +214,7 @@ impl Control<'_> {
             exits,
             probes,
             groups,
+            sampled: self.samples.as_ref().map(|samples| samples.time(self.clock.rate())),
             unregistered,
             refused,
             unread: self.ledger.unread().to_vec(),
@@ -324,6 +329,7 @@ impl Control<'_> {
         {
             self.hand_on(&events);
         }
+        self.hand_on_samples();
         self.hand_on_held();
         if self.patience.begin_anew() {
             self.world.thaw();
@@ -384,6 +390,19 @@ impl Control<'_> {
             for event in events {
                 *self.lost.entry(event.probe).or_default() += 1;
             }
+        }
+    }
+
+    /// Hands the samples on that have come in.
+    fn hand_on_samples(&mut self) {
+        let Some(reader) = &mut self.samples else { return };
+        let samples = reader.drain(self.clock.rate(), |ticks| self.reader.guest_nanos(ticks));
+        if samples.is_empty() {
+            return;
+        }
+        if self.sink_failed || self.sink.samples(&samples).is_err() {
+            self.sink_failed = true;
+            reader.lose(&samples);
         }
     }
 

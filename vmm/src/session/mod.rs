@@ -80,6 +80,7 @@ use crate::memory::{GuestRam, OutOfMemory};
 use crate::own_thread::OwnThread;
 use crate::probe::{Member, MemberError, Probe};
 use crate::reserved::TRAMPOLINES;
+use crate::samples::{self, Sample};
 use crate::vcpu::{Mailbox, Spent, Vcpu, VcpuTables, World};
 use arming::Arming;
 use control::{Control, Threads};
@@ -124,6 +125,15 @@ pub trait Sink {
     /// # Errors
     /// When they cannot be kept; they are then counted as missed, and the sink is not called again.
     fn events(&mut self, events: &[Event]) -> io::Result<()>;
+
+    /// Samples, where the guest is [sampled](Guest::sampling), in order of time. Hits from before may come later.
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    fn samples(&mut self, samples: &[Sample]) -> io::Result<()> {
+        let _ = samples;
+        Ok(())
+    }
 
     /// From now on, and in the events that follow, addresses mean this: the kernel runs `slide` bytes behind where it
     /// was linked, and has these modules. That is said when the kernel has started; where the session is to know
@@ -337,6 +347,11 @@ impl Session<'_> {
         let statistics = kvms.iter().map(KvmVcpu::statistics).collect();
         let clock = Arc::new(Clock::start(kvms.first().and_then(|kvm| kvm.tsc_khz())));
         sink.started();
+        let sampling = guest.sampling.map(|sampling| samples::rings(kvms.len(), sampling));
+        let (mut samplers, samples) = sampling
+            .map_or((Vec::new().into_iter(), None), |(samplers, reader)| {
+                (samplers.into_iter(), Some(reader))
+            });
         let vcpu = |((id, kvm), recorder)| Vcpu {
             id,
             kvm,
@@ -344,6 +359,7 @@ impl Session<'_> {
             ram: ram.clone(),
             world: world.clone(),
             recorder,
+            sampler: samplers.next(),
             clock: clock.clone(),
             mailbox: mailbox.clone(),
             passed: None,
@@ -372,6 +388,7 @@ impl Session<'_> {
             log: KernelLog::new(&guest.kernel, guest.splats, kept, Instant::now()),
             kernel: guest.kernel,
             reader,
+            samples,
             statistics,
             clock,
             sink,

@@ -2,6 +2,7 @@
 
 use crate::gate::GateReport;
 use crate::injector::InjectionReport;
+use crate::samples::SampledTime;
 use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
@@ -28,6 +29,8 @@ pub struct Report {
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
+    /// What the time of the guest's CPUs was spent on, where it was [sampled](crate::guest::Guest::sampling).
+    pub sampled: Option<SampledTime>,
     /// What the gates came to at which tasks were [held](probe_engine::probe::pace::Pace::Hold).
     pub gates: Vec<GateReport>,
     /// What the order came to that was [imposed](super::Session::impose).

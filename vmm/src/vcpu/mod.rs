@@ -8,6 +8,7 @@ mod hit;
 mod mailbox;
 mod note;
 mod ring_full;
+mod sample;
 mod tables;
 mod watch;
 
@@ -17,6 +18,8 @@ use crate::events::Recorder;
 use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
 use crate::own_thread::OwnThread;
+use crate::samples::Sampler;
+use crate::signals::timer::Timer;
 use crate::trap::{self, Delivery, GuestException, Trap};
 use crate::world::VcpuPosition;
 use hit::Passed;
@@ -60,6 +63,8 @@ pub struct Vcpu {
     pub world: Arc<World>,
     /// Where its hits go.
     pub recorder: Recorder,
+    /// Where its samples go, if it is sampled.
+    pub sampler: Option<Sampler>,
     /// What time it is.
     pub clock: Arc<Clock>,
     /// Where what handlers want goes.
@@ -104,7 +109,12 @@ impl Vcpu {
         let _own = OwnThread::enter();
         let mut tables = self.world.tables();
         let mut flow = self.apply(&tables);
+        let timer = self.sampler.as_ref().map(|sampler| Timer::start(sampler.sampling.period()));
+        if let Some(Err(error)) = &timer {
+            flow = self.over(End::Failed(format!("the host refused a timer: {error}"), Regs::default()));
+        }
         while let Flow::Run = flow {
+            self.sample(&tables);
             flow = if self.world.wants_attention() { self.rest(&mut tables) } else { self.run(&mut tables) };
         }
     }
@@ -164,6 +174,7 @@ impl Vcpu {
 
     /// Goes on after a stop, in which the guest was at `regs`.
     fn obey(&mut self, next: AfterStop, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
+        self.pass_over();
         match next {
             AfterStop::End => Flow::End,
             AfterStop::Run(new) if Arc::ptr_eq(&new, tables) => {
@@ -186,7 +197,9 @@ impl Vcpu {
     fn apply(&mut self, tables: &VcpuTables) -> Flow {
         // A shadow that a hit has left before this is ended by the next one.
         let events = tables.shared.events || self.kvm.is_in_shadow();
-        self.kvm.share(Shared { events, ..tables.shared });
+        // A sample looks at all memory.
+        let system = tables.shared.system || self.sampler.is_some();
+        self.kvm.share(Shared { events, system, ..tables.shared });
         match self.kvm.debug(&tables.breakpoints) {
             Ok(()) => Flow::Run,
             Err(error) => {

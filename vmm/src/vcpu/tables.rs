@@ -13,7 +13,7 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::gate;
-use probe_engine::paging::{AddressSpace, Spaces};
+use probe_engine::paging::{AddressSpace, Spaces, window};
 use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -34,7 +34,7 @@ pub struct VcpuTables {
     pub sites: ProbeSet<Arc<Active>>,
     /// The return probes that follow calls.
     pub returns: Vec<Arc<Active>>,
-    /// The first return trampoline.
+    /// The first return trampoline, with which all code begins that the guest does not know.
     pub trampolines: Gva,
     /// The calls that detours follow, once they may.
     pub detoured: Option<Detoured>,
@@ -111,6 +111,11 @@ impl VcpuTables {
             Some(kernel) => Spaces::Halves { kernel, user },
             None => Spaces::One(user()),
         }
+    }
+
+    /// Whether code is there that the guest does not know: trampolines, copies, detours, and where tasks are held.
+    pub(super) fn is_own(&self, at: Gva) -> bool {
+        self.trampolines != Gva(0) && at.is_in(&(self.trampolines..self.trampolines.add(window::CODE)))
     }
 
     /// What `at` stands for, if it is in a copy.

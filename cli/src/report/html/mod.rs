@@ -86,6 +86,7 @@ impl Shown {
             }
             Line::Registered
             | Line::Prefix(_)
+            | Line::Sampled(_)
             | Line::Hold(_)
             | Line::Gate(_)
             | Line::Order(_)
@@ -98,6 +99,10 @@ impl Shown {
                 self.hits += 1;
                 let probe = recording.probe(hit.event.probe.0);
                 self.block.hit(&hit, probe, &mut self.tables);
+            }
+            Line::Sample(sample) => {
+                self.hits += 1;
+                self.block.sample(&sample, &mut self.tables);
             }
             Line::Function(function) => {
                 self.hits += 1;

@@ -48,6 +48,8 @@ pub(super) enum Source {
     Unknown,
     /// Functions that are probed once each, by `vmm coverage`.
     FirstCalls,
+    /// Where CPUs were when their timers expired.
+    Samples,
 }
 
 /// A probe, and what it came to.
@@ -83,6 +85,7 @@ impl Source {
             Self::Probe(_) => "",
             Self::Unknown => "probes that were not registered",
             Self::FirstCalls => "first calls of functions",
+            Self::Samples => "samples",
         }
     }
 }
@@ -146,8 +149,13 @@ impl Tables {
     /// The number of the innermost function of a stack.
     pub(super) fn stack(&mut self, stack: Option<&Stack>) -> u32 {
         let Some(stack) = stack else { return NO_NODE };
-        let process = stack.user.iter().flat_map(|user| user.frames.iter().rev());
-        let kernel = stack.frames.iter().rev();
+        let user = stack.user.as_ref().map_or(&[][..], |user| &user.frames);
+        self.innermost(&stack.frames, user)
+    }
+
+    /// The same of these frames of the kernel, and of a process.
+    pub(super) fn innermost(&mut self, kernel: &[Frame], user: &[Address]) -> u32 {
+        let (process, kernel) = (user.iter().rev(), kernel.iter().rev());
         let outermost_first = process.map(PageFrame::of_process).chain(kernel.flat_map(PageFrame::all_of));
         let mut node = NO_NODE;
         for frame in outermost_first {

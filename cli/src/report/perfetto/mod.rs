@@ -4,8 +4,11 @@
 mod schema;
 
 use super::ReportError;
-use crate::record::{Header, Hit, Line, MOST_OF_A_HIT, Probe, Reader, Recorded, SplatLine, write_bounded};
+use crate::record::{
+    Frame, Header, Hit, Line, MOST_OF_A_HIT, Probe, Reader, Recorded, SampleLine, SplatLine, write_bounded,
+};
 use probe_engine::guest_text::is_special;
+use probe_engine::linux::task::Task;
 use prost::Message;
 use schema::{
     Clock, ClockSnapshot, Data, DebugAnnotation, InternedData, InternedName, ProcessDescriptor,
@@ -21,7 +24,14 @@ use vmm::events::{Nanos, What};
 const MOST_TRACKS: usize = 1 << 16;
 
 pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -> Result<(), ReportError> {
-    let mut trace = Writer { out, tracks: HashMap::new(), events: HashSet::new(), names: HashMap::new() };
+    let mut trace = Writer {
+        out,
+        tracks: HashMap::new(),
+        events: HashSet::new(),
+        names: HashMap::new(),
+        sampled: HashMap::new(),
+        sampled_names: 0,
+    };
     trace.begin(recording.header())?;
     while let Some(line) = recording.next()? {
         match line {
@@ -30,12 +40,16 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
                     trace.hit(&hit, probe)?;
                 }
             }
+            Line::Sample(sample) => trace.sample(&sample)?,
             Line::Splat(splat) => trace.splat(&splat)?,
             _ => {}
         }
     }
     Ok(())
 }
+
+/// So many functions that were sampled are remembered as told.
+const MOST_NAMES: usize = 1 << 16;
 
 /// Writes a trace, one packet behind the other.
 struct Writer<'a> {
@@ -46,6 +60,9 @@ struct Writer<'a> {
     events: HashSet<u32>,
     /// Names of annotations that were told, with their numbers.
     names: HashMap<String, u64>,
+    /// Names of functions that were sampled, with their numbers, and how many were told.
+    sampled: HashMap<String, u64>,
+    sampled_names: u64,
 }
 
 /// Numbers of tracks: one kind of them never meets another.
@@ -124,9 +141,8 @@ impl Writer<'_> {
     }
 
     /// The track of the task that ran; that of its CPU where that is not known.
-    fn task_track(&mut self, hit: &Hit) -> io::Result<u64> {
-        let vcpu = hit.event.vcpu;
-        let Some(task) = &hit.event.task else { return self.cpu_track(vcpu) };
+    fn task_track(&mut self, task: Option<&Task>, vcpu: usize) -> io::Result<u64> {
+        let Some(task) = task else { return self.cpu_track(vcpu) };
         let name = harmless(&String::from_utf8_lossy(task.comm()));
         let (pid, tgid) = (task.pid.cast_signed(), task.tgid.cast_signed());
         // All idle tasks have one number.
@@ -152,7 +168,8 @@ impl Writer<'_> {
     }
 
     fn hit(&mut self, hit: &Hit, probe: &Probe) -> io::Result<()> {
-        let (task, cpu) = (self.task_track(hit)?, self.cpu_track(hit.event.vcpu)?);
+        let vcpu = hit.event.vcpu;
+        let (task, cpu) = (self.task_track(hit.event.task.as_ref(), vcpu)?, self.cpu_track(vcpu)?);
         let mut new = InternedData::default();
         let name_iid = Some(u64::from(probe.id) + 1);
         if self.events.insert(probe.id) {
@@ -195,6 +212,58 @@ impl Writer<'_> {
             true => Ok(()),
             false => self.packet(at(end, event(event_type::INSTANT, cpu, Vec::new()))),
         }
+    }
+
+    /// A sample is an instant of its task and of its CPU, by the name of what ran, with its stack.
+    fn sample(&mut self, sample: &SampleLine) -> io::Result<()> {
+        let vcpu = sample.vcpu as usize;
+        let task = self.task_track(sample.task.as_ref(), vcpu)?;
+        let cpu = self.cpu_track(vcpu)?;
+        let name = sample.stack.first().map_or_else(|| "[user]".to_owned(), Frame::function);
+        let stack: Vec<String> = sample.stack.iter().map(Frame::function).collect();
+        let mut new = InternedData::default();
+        let name_iid = Some(self.sampled_name(&name, &mut new));
+        let mut annotation = |name: &str, value| DebugAnnotation {
+            name_iid: Some(self.annotation_name(name, &mut new)),
+            value: Some(value),
+        };
+        let debug_annotations = vec![
+            annotation("periods", Value::Uint(sample.periods.into())),
+            annotation("stack", Value::String(harmless(&stack.join(" < ")))),
+        ];
+        let event = |track, debug_annotations| TrackEvent {
+            r#type: Some(event_type::INSTANT),
+            name_iid,
+            track_uuid: Some(track),
+            debug_annotations,
+        };
+        let at = |event| TracePacket {
+            timestamp: Some(sample.time_ns),
+            data: Some(Data::TrackEvent(event)),
+            ..TracePacket::default()
+        };
+        self.packet(TracePacket { interned_data: Some(new), ..at(event(task, debug_annotations)) })?;
+        match cpu == task {
+            true => Ok(()),
+            false => self.packet(at(event(cpu, Vec::new()))),
+        }
+    }
+
+    /// The number of the name of a function that was sampled, which is told with `new` where it was not told yet.
+    fn sampled_name(&mut self, name: &str, new: &mut InternedData) -> u64 {
+        /// The numbers below are those of probes and reports.
+        const FIRST: u64 = 1 << 34;
+        if self.sampled.len() >= MOST_NAMES {
+            self.sampled.clear();
+        }
+        let iid = match self.sampled.get(name) {
+            Some(iid) => return *iid,
+            None => FIRST + self.sampled_names,
+        };
+        self.sampled_names += 1;
+        self.sampled.insert(name.to_owned(), iid);
+        new.event_names.push(InternedName { iid: Some(iid), name: Some(harmless(name)) });
+        iid
     }
 
     /// A report of the kernel is an instant of its CPU.
