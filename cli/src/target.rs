@@ -264,6 +264,7 @@ mod tests {
     use probe_engine::linux::boot::Boot;
     use probe_engine::linux::branches::BranchSites;
     use probe_engine::linux::current::CurrentTask;
+    use probe_engine::linux::errands::NoErrands;
     use probe_engine::linux::glob::Glob;
     use probe_engine::linux::landmarks::HookAddresses;
     use probe_engine::linux::symbols::SymbolTableBuilder;
@@ -307,6 +308,7 @@ mod tests {
             thunks: Thunks::default(),
             branches: BranchSites::default(),
             nofault: None,
+            errands: Err(NoErrands::NoTypes),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let info = SiteInfo::entry_of(function);

@@ -8,6 +8,7 @@
 pub mod addr;
 pub mod capture;
 pub mod detour;
+pub mod errand;
 pub mod gate;
 pub mod guest_text;
 pub mod insn;

@@ -2,6 +2,7 @@
 
 use crate::code::{ENTRY, HANDLER, REPORT, UNEXPECTED, VECTORS, counting_handler, unexpected};
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::errand::Code;
 use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
 use probe_engine::insn::plan::{StepPlan, plan};
@@ -21,6 +22,7 @@ use vmm::clock::Clock;
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::{Extras, Plugged};
 use vmm::devices::{Devices, PowerEvent, console::SerialConsole};
+use vmm::errands::Errands;
 use vmm::events::{self, Event, Reader};
 use vmm::guest::Host;
 use vmm::kernel_view::KernelView;
@@ -49,6 +51,7 @@ pub struct Rig {
     console: Box<dyn Write + Send>,
     extras: Extras,
     sampling: Option<Sampling>,
+    errands: Arc<Errands>,
 }
 
 /// Where a vCPU starts.
@@ -157,6 +160,7 @@ impl Rig {
             console: Box::new(io::sink()),
             extras: Extras::default(),
             sampling: None,
+            errands: Arc::default(),
         };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
@@ -181,6 +185,12 @@ impl Rig {
     /// Plugs devices in.
     pub fn plug(&mut self, extras: Extras) {
         self.extras = extras;
+    }
+
+    /// Has the guest do `errands` that comes to the gate at `code`, which is written there already.
+    pub fn send(&mut self, code: Code, errands: Errands) {
+        self.sites.set.add_call_gate(code.trap());
+        self.errands = Arc::new(errands);
     }
 
     /// Puts `bytes` into the guest's memory.
@@ -269,8 +279,8 @@ impl Rig {
         let sites = self.sites.set.clone();
         // It is all the kernel that there is.
         let kernel = KernelView { is_found: true, ..KernelView::default() };
-        let mut tables =
-            VcpuTables { kernel, sites, breakpoints, watches, int3_handlers, ..VcpuTables::default() };
+        let tables = VcpuTables { kernel, sites, breakpoints, watches, ..VcpuTables::default() };
+        let mut tables = VcpuTables { int3_handlers, errands: self.errands, ..tables };
         // Where a guest has its code as a kernel has. Elsewhere a hit may be of user mode, and asks for the privilege level.
         if starts.iter().flatten().any(|start| start.rip.is_kernels()) {
             tables.settle(self.guest.address_space());

@@ -5,11 +5,17 @@
 #[doc = include_str!("../../docs/library.md")]
 mod page {}
 
+/// The code on the page about errands.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/errands.md")]
+mod errands_page {}
+
 pub mod boot;
 pub mod clock;
 pub mod command;
 pub mod confine;
 pub mod devices;
+pub mod errands;
 pub mod events;
 pub mod files;
 mod gate;

@@ -154,15 +154,15 @@ fn undo_frame(regs: &Regs, memory: &VirtMemory<'_, GuestRam>) -> Result<Option<R
     }))
 }
 
-/// The guest's entry for vector 3, from its interrupt descriptor table at `idt` (Intel SDM volume 3, 6.14.1: the
+/// The guest's entry for `vector`, from its interrupt descriptor table at `idt` (Intel SDM volume 3, 6.14.1: the
 /// offset is spread over bytes 0-1, 6-7 and 8-11 of a 16-byte gate).
 ///
 /// # Errors
 /// The [`PageFault`] of a table that is not mapped.
-pub fn int3_handler(idt: Gva, memory: &VirtMemory<'_, GuestRam>) -> Result<Gva, PageFault> {
+pub fn handler(idt: Gva, vector: u8, memory: &VirtMemory<'_, GuestRam>) -> Result<Gva, PageFault> {
     const GATE: u64 = 16;
     let mut gate = [0; GATE as usize];
-    memory.read(idt.add(3 * GATE), &mut gate)?;
+    memory.read(idt.add(u64::from(vector) * GATE), &mut gate)?;
     let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
     Ok(Gva(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
 }

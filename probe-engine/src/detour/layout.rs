@@ -10,6 +10,7 @@
 //! | 5 MiB | [`UNREAD`]: a u64 a probe, how many hits were missed because memory could not be read then, or not enough of it for the condition |
 //! | 6 MiB | [`OUTSIDE`]: a u64 a probe, how many passes were not in its [scope](crate::linux::scope) |
 //! | 7 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
+//! | 7.5 MiB | [`ERRANDS`]: [`slot::SIZE`](crate::errand::slot::SIZE) bytes for each worker that makes calls for us |
 //! | 8 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
 //! | 12 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
 //! | 16 MiB | [`SLOTS`]: for each CPU, a u64 a probe, how often it was hit on that CPU |
@@ -78,6 +79,8 @@ pub const POOLS: u64 = LIVE + CALLS as u64 * 8;
 /// See the [module](self).
 pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
 /// See the [module](self).
+pub const ERRANDS: u64 = LIVE + TABLE / 2;
+/// See the [module](self).
 pub const INSTANCES: u64 = 8 * TABLE;
 /// See the [module](self).
 pub const TABLE_OF_GROUPS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
@@ -107,7 +110,7 @@ pub const TRAMPOLINE: u64 = 8;
 /// Bytes of all of them.
 pub const TRAMPOLINES: u64 = CALLS as u64 * TRAMPOLINE;
 
-const _: () = assert!(RAN_OUT + COUNTERS as u64 <= INSTANCES && RINGS < SIZE);
+const _: () = assert!(RAN_OUT + COUNTERS as u64 <= ERRANDS && RINGS < SIZE);
 
 /// See the [module](self).
 pub const HEAD: u64 = 0;

@@ -6,6 +6,7 @@
 use super::boot::Boot;
 use super::branches::BranchSites;
 use super::current::{self, CurrentTask};
+use super::errands::{ErrandLayout, NoErrands};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
@@ -74,6 +75,8 @@ pub struct Landmarks {
     pub branches: BranchSites,
     /// What copies memory that may not be there; `None` without it, or without type information.
     pub nofault: Option<Nofault>,
+    /// How it calls its own functions for somebody outside, or why it does not.
+    pub errands: Result<ErrandLayout, NoErrands>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -207,6 +210,7 @@ impl Landmarks {
             thunks: Thunks::of(kernel),
             branches: BranchSites::of(kernel),
             nofault: Nofault::of(kernel),
+            errands: ErrandLayout::of(kernel),
         }
     }
 

@@ -20,6 +20,7 @@ pub mod cgroup;
 pub mod current;
 pub mod debug_info;
 pub mod dwarf;
+pub mod errands;
 pub mod ftrace;
 pub mod ftrace_site;
 pub mod glob;

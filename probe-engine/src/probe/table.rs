@@ -123,6 +123,8 @@ enum OwnCode {
     RingFull,
     /// The trap behind the code at which a task was held.
     Gate(GateId),
+    /// The trap of the gate at which the guest makes calls for us.
+    CallGate,
 }
 
 /// All armed sites of the kernel's address space. A new set replaces the old one only while every vCPU is parked.
@@ -216,13 +218,22 @@ impl<P> ProbeSet<P> {
     pub fn copies(&self) -> impl Iterator<Item = (Gva, Gva)> {
         self.own_code.iter().filter_map(|(at, code)| match code {
             OwnCode::Copy(original) => Some((*at, *original)),
-            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
+            OwnCode::CopyEnd(_)
+            | OwnCode::Moved(_)
+            | OwnCode::RingFull
+            | OwnCode::Gate(_)
+            | OwnCode::CallGate => None,
         })
     }
 
     /// A task that was held at `gate`, and may go on, traps at `at`.
     pub fn add_gate(&mut self, at: Gva, gate: GateId) {
         self.own_code.insert(at, OwnCode::Gate(gate));
+    }
+
+    /// The guest asks at `at` which call to make.
+    pub fn add_call_gate(&mut self, at: Gva) {
+        self.own_code.insert(at, OwnCode::CallGate);
     }
 
     /// Instructions that detours have moved: where each is, and its original.
@@ -258,7 +269,7 @@ impl<P> ProbeSet<P> {
     pub fn copied_from(&self, copy: Gva) -> Option<Gva> {
         match self.own_code.get(&copy)? {
             OwnCode::Copy(original) | OwnCode::Moved(original) => Some(*original),
-            OwnCode::CopyEnd(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
+            OwnCode::CopyEnd(_) | OwnCode::RingFull | OwnCode::Gate(_) | OwnCode::CallGate => None,
         }
     }
 
@@ -268,7 +279,11 @@ impl<P> ProbeSet<P> {
         let inside = at.0 % SLOT as u64;
         match self.own_code.get(&Gva(at.0 - inside))? {
             OwnCode::Copy(original) => Some(original.add(inside)),
-            OwnCode::CopyEnd(_) | OwnCode::Moved(_) | OwnCode::RingFull | OwnCode::Gate(_) => None,
+            OwnCode::CopyEnd(_)
+            | OwnCode::Moved(_)
+            | OwnCode::RingFull
+            | OwnCode::Gate(_)
+            | OwnCode::CallGate => None,
         }
     }
 
@@ -329,6 +344,7 @@ impl<P> ProbeSet<P> {
             Some(OwnCode::CopyEnd(end)) => Verdict::CopyEnd(*end),
             Some(OwnCode::RingFull) => Verdict::RingFull,
             Some(OwnCode::Gate(gate)) => Verdict::Gate(*gate),
+            Some(OwnCode::CallGate) => Verdict::CallGate,
             _ if self.removed.contains(&at) && byte_now() != Some(INT3) => Verdict::Stale,
             Some(OwnCode::Copy(_) | OwnCode::Moved(_)) | None => Verdict::Foreign,
         }
@@ -348,6 +364,8 @@ pub enum Verdict<'a, P> {
     RingFull,
     /// A task was held at this gate, and may go on.
     Gate(GateId),
+    /// The guest asks which call to make for us.
+    CallGate,
     /// Ours once: it was taken out while the hit was on its way. The instruction runs again from memory.
     Stale,
     /// The guest's own: it gets its exception, once.

@@ -9,6 +9,7 @@
 
 mod branches;
 mod entry;
+mod errands;
 mod faults;
 mod foreign;
 mod garbage;

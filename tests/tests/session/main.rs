@@ -11,6 +11,7 @@ mod changes;
 mod commands;
 mod detoured_returns;
 mod detours;
+mod errands;
 mod faults;
 mod fire;
 mod groups;

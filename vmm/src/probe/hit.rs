@@ -3,6 +3,7 @@
 use super::command::{Command, HandlerRequest};
 use super::member::Member;
 use crate::clock::Clock;
+use crate::errands::Errands;
 use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
 use crate::stack::{Callers, Stack};
@@ -40,6 +41,7 @@ pub struct Hit<'a> {
     pub(crate) access: Option<Access>,
     pub(crate) kernel: &'a KernelView,
     pub(crate) callers: &'a dyn Callers,
+    pub(crate) errands: &'a Errands,
     /// Where the kernel keeps what it has of this vCPU (GVA).
     pub(crate) area: Option<Gva>,
     pub(crate) requests: &'a mut Vec<HandlerRequest>,
@@ -118,6 +120,12 @@ impl Hit<'_> {
     #[must_use]
     pub fn task(&self) -> Option<Task> {
         task(self.kernel, &self.memory, self.area)
+    }
+
+    /// Whether the guest is here for an [errand](crate::session::Handle::errand) of ours.
+    #[must_use]
+    pub fn is_errand(&self) -> bool {
+        self.errands.has_workers() && self.task().is_some_and(|task| self.errands.is_worker(task.at))
     }
 
     /// Lets the guest go on at `rip` (GVA) instead of executing the probed instruction.
@@ -199,6 +207,7 @@ pub(crate) struct HitContext<'a> {
     pub(crate) clock: &'a Clock,
     pub(crate) kernel: &'a KernelView,
     pub(crate) callers: &'a dyn Callers,
+    pub(crate) errands: &'a Errands,
     /// See [`Hit::task`].
     pub(crate) area: Option<Gva>,
 }
@@ -268,6 +277,7 @@ impl<'a> HitContext<'a> {
             access: None,
             kernel: self.kernel,
             callers: self.callers,
+            errands: self.errands,
             area: self.area,
             requests,
             captured: None,

@@ -16,7 +16,9 @@ use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
 use crate::vcpu::VcpuTables;
 use probe_engine::addr::Gva;
+use probe_engine::errand::{CODE, Code};
 use probe_engine::linux::branches::{Branches, UnknownReturn};
+use probe_engine::linux::errands::ErrandLayout;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::probe::table::ProbeSet;
 use std::collections::BTreeSet;
@@ -122,6 +124,26 @@ impl Arming {
         let Self { running, patches, reserved, sites, .. } = self;
         let running = (*running)?;
         Some((sites, StoppedGuest { stop: *stop, running, patches, reserved, table }))
+    }
+
+    /// Puts the code there by which the guest makes calls for us. Returns where it is, where the data window is, and by how much
+    /// the kernel was moved; or why not.
+    pub(super) fn place_call_gate(
+        &mut self,
+        layout: &ErrandLayout,
+        stop: &Stop<'_>,
+        tables: &mut VcpuTables,
+    ) -> Result<(Code, Gva, u64), NoSpace> {
+        let (sites, mut guest) = self.stopped(stop, &mut tables.sites).ok_or(NoSpace::NotStarted)?;
+        let slide = guest.running.map.slide();
+        let slots = guest.allocate(CODE, sites.detours.instances())?;
+        let reserved = guest.reserved()?;
+        let (code, data) = (Code(reserved.address(slots)), reserved.data().start);
+        // The window is near the text.
+        let bytes = code.bytes(layout, slide).ok_or(NoSpace::Full)?;
+        reserved.write(stop.ram, slots, &bytes)?;
+        guest.table.add_call_gate(code.trap());
+        Ok((code, data, slide))
     }
 
     /// Forgets what stood at `lost`: the text that it was in is no more.

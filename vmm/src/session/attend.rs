@@ -8,6 +8,7 @@ use super::report::{Death, Outcome, ProbeState};
 use super::resolver::RegisterError;
 use super::stage::{self, BootPhase, KernelMap, Reached, RunningKernel};
 use super::stop::Stop;
+use crate::errands::Closed;
 use crate::memory::GuestRam;
 use crate::probe::{Command, HandlerRequest};
 use crate::stack::{FRAMES, Stack};
@@ -30,7 +31,8 @@ impl Control<'_> {
         let asked: Vec<HandlerRequest> = self.requests.try_iter().collect();
         let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
-        let is_due = self.arming.sites.is_due() || self.sweep.is_due(Instant::now());
+        let now = Instant::now();
+        let is_due = self.arming.sites.is_due() || self.sweep.is_due(now) || self.sending.is_due(now);
         let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;
@@ -83,6 +85,7 @@ impl Control<'_> {
             }
         }
         self.reconcile(&parked, &mut tables);
+        self.send_for_worker(&parked, &mut tables);
         world.set_tables(&parked, tables);
         if self.outcome.is_some() {
             parked.end();
@@ -207,6 +210,9 @@ impl Control<'_> {
                     Reached::Early(map) => (BootPhase::Early, Some(map)),
                     Reached::Late(map) => (BootPhase::Late, Some(map)),
                 };
+                if phase == BootPhase::Late {
+                    self.sending.idt = Some(request.idt);
+                }
                 if let Some(map) = map {
                     match self.watched_handlers(request, phase, &map) {
                         Ok(handlers) => tables.int3_handlers = handlers,
@@ -241,7 +247,7 @@ impl Control<'_> {
             Delivery::Intercepted => Ok([None; 2]),
             Delivery::Reflected => {
                 let memory = VirtMemory::new(&*self.ram, request.space);
-                let now = crate::trap::int3_handler(request.idt, &memory)?;
+                let now = crate::trap::handler(request.idt, 3, &memory)?;
                 let next = self.kernel.int3_entry.filter(|_| phase == BootPhase::Start);
                 Ok([Some(now), next.map(|link| map.gva(link))])
             }
@@ -274,6 +280,7 @@ impl Control<'_> {
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
                 let stack = Stack::at((&tables.kernel, tables), &memory, &request.regs, FRAMES);
+                self.sending.errands.close(Closed::Panicked);
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }
             Internal::PanicTold if self.arming.hooks.is_panic(argument, tables.kernel.slide) => {

@@ -10,6 +10,7 @@ use super::patience::Patience;
 use super::postponed::Postponed;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
+use super::sending::Sending;
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
@@ -18,6 +19,7 @@ use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
+use crate::errands::Closed;
 use crate::events::{Event, Reader};
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
@@ -131,6 +133,8 @@ pub(super) struct Control<'a> {
     pub(super) unregistered: Unregistered,
     pub(super) refused: Refused,
     pub(super) holds: Holds,
+    /// What the guest is to call for us.
+    pub(super) sending: Sending,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -192,6 +196,7 @@ impl Control<'_> {
     /// Ends the threads, drains what is left, restores the text.
     fn finish(mut self, ran: Duration) -> Report {
         self.threads.end();
+        self.sending.errands.close(Closed::Ended);
         self.drain();
         self.hand_on_samples();
         self.hand_on_held();
@@ -247,7 +252,8 @@ impl Control<'_> {
         self.keep_up();
         self.end_holds();
         self.arming.sites.detours.look(&self.ram);
-        if self.arming.sites.is_due() || self.sweep.is_due(Instant::now()) {
+        let now = Instant::now();
+        if self.arming.sites.is_due() || self.sweep.is_due(now) || self.sending.is_due(now) {
             self.attend();
         }
         if let Ok(end) = self.ended.try_recv() {

@@ -2,13 +2,18 @@
 
 use super::report::ProbeReport;
 use super::resolver::{RegisterError, Resolver};
+use crate::errands::{Closed, Errands, Next, Nothing, Worker};
 use crate::own_thread::is_own_thread;
 use crate::probe::{Command, Probe};
+use probe_engine::addr::Gva;
+use probe_engine::errand::Call;
+use probe_engine::linux::errands::NoErrands;
 use probe_engine::probe::table::ProbeId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// A command could not be carried out. Nothing was changed by it.
@@ -32,6 +37,39 @@ pub enum CommandError {
     /// The caller is who would have to carry it out, or whom that has to wait for.
     #[error("a handler or a sink cannot wait for a command: handlers give theirs to the hit")]
     Inside,
+}
+
+/// The guest has not done what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ErrandError {
+    /// It cannot be waited for.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// Its kernel does no errands.
+    #[error("the guest's kernel makes no calls for others: {0}")]
+    Refused(#[from] NoErrands),
+    /// It has no room for the code that this takes.
+    #[error("the guest makes no calls for others: {0}")]
+    Unreachable(String),
+    /// The time was over. A call that was made may still be under way; nothing more is done after it.
+    #[error("the guest has not made the calls in time")]
+    Overdue,
+    /// The guest's kernel panics.
+    #[error("the guest's kernel has panicked")]
+    Panicked,
+    /// What was to say which call is next has panicked.
+    #[error("what says which calls to make has panicked")]
+    Broken,
+}
+
+impl From<Closed> for ErrandError {
+    fn from(closed: Closed) -> Self {
+        match closed {
+            Closed::Ended => CommandError::Ended.into(),
+            Closed::Panicked => Self::Panicked,
+            Closed::Unreachable(reason) => Self::Unreachable(reason),
+        }
+    }
 }
 
 /// The probes that a command was about.
@@ -67,6 +105,9 @@ pub struct Handle {
     wake: Arc<EventFd>,
     opened: Arc<Opened>,
     resolver: Arc<Resolver>,
+    errands: Arc<Errands>,
+    /// Why the guest does none.
+    no_errands: Option<NoErrands>,
 }
 
 /// When commands are carried out.
@@ -81,7 +122,13 @@ impl Handle {
     pub(super) fn open(wake: Arc<EventFd>, resolver: Arc<Resolver>) -> (Self, Receiver<Message>) {
         let (messages, received) = mpsc::channel();
         let opened = Opened { by: thread::current().id(), is_running: AtomicBool::new(false) };
-        (Self { messages, wake, opened: Arc::new(opened), resolver }, received)
+        let errands = Arc::default();
+        (Self { messages, wake, opened: Arc::new(opened), resolver, errands, no_errands: None }, received)
+    }
+
+    /// The same of a guest with these errands, or without.
+    pub(super) fn with_errands(self, errands: Arc<Errands>, no_errands: Option<NoErrands>) -> Self {
+        Self { errands, no_errands, ..self }
     }
 
     /// From now on the control thread reads.
@@ -152,6 +199,42 @@ impl Handle {
     /// [`CommandError`].
     pub fn list(&self) -> Result<Vec<ProbeReport>, CommandError> {
         self.ask(Message::List)
+    }
+
+    /// Has the guest make calls of its own functions, in a worker of its kernel, where they may sleep. `next` says which is the
+    /// next one, or what came of it all. It is asked on a vCPU's thread: that CPU of the guest waits for it, and it must not wait for
+    /// anything. Where nothing has come of it `within` so long, it is asked no more.
+    ///
+    /// # Errors
+    /// [`ErrandError`].
+    pub fn errand<T: Send + 'static>(
+        &self,
+        within: Duration,
+        next: impl FnMut(&mut Worker<'_>) -> Next<T> + Send + 'static,
+    ) -> Result<T, ErrandError> {
+        self.may_wait()?;
+        if let Some(refused) = &self.no_errands {
+            return Err(refused.clone().into());
+        }
+        let wanted = self.errands.want(next)?;
+        // A full counter wakes as well.
+        let _ = self.wake.write(1);
+        wanted.wait(within).map_err(|nothing| match nothing {
+            Nothing::Overdue => ErrandError::Overdue,
+            Nothing::Dropped => self.errands.closed().map_or(ErrandError::Broken, ErrandError::from),
+        })
+    }
+
+    /// Has the guest call `function`, named by the address at which it was linked, and gives what that returns.
+    ///
+    /// # Errors
+    /// As [`errand`](Self::errand).
+    pub fn call(&self, within: Duration, function: Gva, args: &[u64]) -> Result<u64, ErrandError> {
+        let call = Call::new(function, args);
+        self.errand(within, move |worker| match worker.returned {
+            None => Next::Call(call),
+            Some(value) => Next::Done(value),
+        })
     }
 
     /// Whether the caller can wait for an answer.

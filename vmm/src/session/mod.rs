@@ -28,6 +28,7 @@ mod arming;
 mod attend;
 mod control;
 mod detours;
+mod errands;
 mod handle;
 mod held;
 mod holds;
@@ -46,6 +47,7 @@ mod registry;
 mod relocation;
 mod report;
 mod resolver;
+mod sending;
 mod sites;
 mod spent;
 mod stage;
@@ -55,11 +57,13 @@ mod stop;
 mod text;
 mod watches;
 
+pub use crate::errands::{Next, Worker};
 pub use crate::gate::{GateReport, Gates, LONGEST_WAIT};
 pub use crate::injector::{InjectionReport, Injector};
 pub use crate::probe::Command;
-pub use handle::{Answer, CommandError, Handle};
+pub use handle::{Answer, CommandError, ErrandError, Handle};
 pub(crate) use keys::{Keys, Typed};
+pub use probe_engine::errand::Call;
 pub use report::{
     AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report,
     Sleeper, Stands, Stood, Unread, Unregistered,
@@ -71,6 +75,7 @@ use crate::boot::{self, BootError, Payload};
 use crate::clock::Clock;
 use crate::devices::virtio::Plugged;
 use crate::devices::{Devices, console::SerialConsole};
+use crate::errands::Errands;
 use crate::events::{self, Event};
 use crate::guest::{Guest, Host};
 use crate::kernel_view::KernelView;
@@ -97,6 +102,7 @@ use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
 use registry::Registry;
 use resolver::Resolver;
+use sending::Sending;
 use stage::Stage;
 use standstill::Standstill;
 use std::borrow::Cow;
@@ -219,6 +225,7 @@ pub struct Session<'a> {
     registry: Registry,
     handle: Handle,
     messages: Receiver<Message>,
+    errands: Arc<Errands>,
     wake: Arc<EventFd>,
     /// It is not sent to another thread.
     stays: PhantomData<*const ()>,
@@ -241,9 +248,11 @@ impl Host {
         }
         let wake = Arc::new(eventfd()?);
         let resolver = Arc::new(Resolver::new(&guest));
+        let errands = Arc::new(Errands::default());
         let (handle, messages) = Handle::open(wake.clone(), resolver.clone());
+        let handle = handle.with_errands(errands.clone(), guest.kernel.errands.as_ref().err().cloned());
         let registry = Registry::new(resolver, guest.cpus, self.delivery, TRAMPOLINES);
-        Ok(Session { host: self, guest, registry, handle, messages, wake, stays: PhantomData })
+        Ok(Session { host: self, guest, registry, handle, messages, errands, wake, stays: PhantomData })
     }
 }
 
@@ -306,8 +315,16 @@ impl Session<'_> {
     /// # Errors
     /// [`SessionError`] when it could not be started. How it ended is in the [`Report`].
     pub fn run(self, sink: &mut dyn Sink) -> Result<Report, SessionError> {
-        let Self { host: Host { hypervisor, delivery }, guest, registry, handle, messages, wake, stays: _ } =
-            self;
+        let Self {
+            host: Host { hypervisor, delivery },
+            guest,
+            registry,
+            handle,
+            messages,
+            errands,
+            wake,
+            stays: _,
+        } = self;
         let ram = Arc::new(GuestRam::new(guest.memory)?);
         let pci = !guest.extras.is_none();
         let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
@@ -334,7 +351,7 @@ impl Session<'_> {
         let stage = Stage::first(&guest.kernel, &boot)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&guest.kernel)?, [None; 2]);
         let kernel = KernelView { unwind, symbols, ..KernelView::default() };
-        let tables = VcpuTables { breakpoints, kernel, ..VcpuTables::default() };
+        let tables = VcpuTables { breakpoints, kernel, errands: errands.clone(), ..VcpuTables::default() };
         let world = Arc::new(World::new(usize::from(guest.cpus), tables, wake.clone()));
         let (recorders, mut reader) = events::rings(usize::from(guest.cpus));
         let (ends, ended) = mpsc::channel();
@@ -399,6 +416,7 @@ impl Session<'_> {
             unregistered: Unregistered::default(),
             refused: Refused::default(),
             holds: Default::default(),
+            sending: Sending::new(errands, machine.messages()),
             wake,
             messages,
             requests,

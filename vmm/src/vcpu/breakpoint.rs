@@ -51,6 +51,7 @@ impl Vcpu {
                     return self.ring_full(breakpoint, tables);
                 }
                 Verdict::Gate(gate) => return self.gate_opened(breakpoint, gate, tables),
+                Verdict::CallGate => return self.at_call_gate(breakpoint, tables),
                 Verdict::CopyEnd(end) => {
                     let (flow, requests) = self.copy_ended(breakpoint, end, tables);
                     return self.grant(flow, requests, tables);

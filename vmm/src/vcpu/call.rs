@@ -59,7 +59,7 @@ fn reserve(pool: &Pool<Data>, vcpu: usize, call: &Call, tables: &VcpuTables) -> 
 }
 
 /// The task that runs on this vCPU (GVA of its `task_struct`), or 0 when it cannot be told.
-fn current_task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
+pub(super) fn current_task(tables: &VcpuTables, memory: &VirtMemory<'_, GuestRam>, area: Option<Gva>) -> Gva {
     let task = tables.kernel.current.zip(area).and_then(|(current, area)| current.read(memory, area.0).ok());
     task.unwrap_or(Gva(0))
 }

@@ -2,6 +2,7 @@
 
 mod breakpoint;
 mod call;
+mod errand;
 mod fault;
 mod held;
 mod hit;

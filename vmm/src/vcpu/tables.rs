@@ -1,6 +1,7 @@
 //! What vCPUs go by between two stops, and for what they stop by themselves.
 
 use crate::clock::Clock;
+use crate::errands::Errands;
 use crate::gate::Gates;
 use crate::kernel_view::KernelView;
 use crate::kvm::{Breakpoints, Shared};
@@ -52,6 +53,8 @@ pub struct VcpuTables {
     pub shared: Shared,
     /// Where tasks are held.
     pub gates: Gates,
+    /// What the guest is to call for us.
+    pub errands: Arc<Errands>,
 }
 
 /// What a vCPU stopped at.
@@ -102,7 +105,8 @@ impl VcpuTables {
         (ticks, clock): (u64, &'a Clock),
         area: Option<Gva>,
     ) -> HitContext<'a> {
-        HitContext { memory, vcpu, ticks, clock, kernel: &self.kernel, callers: self, area }
+        let (kernel, errands) = (&self.kernel, &*self.errands);
+        HitContext { memory, vcpu, ticks, clock, kernel, callers: self, errands, area }
     }
 
     /// The page tables of a vCPU at an exit, of which `system` is.

@@ -18,6 +18,8 @@ pub(super) enum Piece {
     Kernel(&'static Kernel),
     /// Registering and unregistering under load, and probes everywhere.
     Storms,
+    /// Ten thousand errands under load, on 1, 2 and 4 CPUs: on each kernel.
+    Errands,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -48,6 +50,7 @@ fn pieces() -> Vec<(String, Piece)> {
     let mut pieces: Vec<_> = others.map(|kernel| (kernel.to_string(), Piece::Kernel(kernel))).collect();
     let rest = [
         ("storms", Piece::Storms),
+        ("errands", Piece::Errands),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -92,6 +95,13 @@ impl Piece {
                 }
             }
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
+            Self::Errands => {
+                for kernel in KERNELS {
+                    if kernels::is_there(start, kernel)? {
+                        of(kernel).long_session(&["errands::"])?;
+                    }
+                }
+            }
             Self::Soaks => {
                 for kernel in KERNELS {
                     if kernels::is_there(start, kernel)? {

@@ -10,6 +10,7 @@ fn judged(set: &ProbeSet<u32>, byte: Option<u8>) -> &'static str {
         Verdict::Return(..) => "return",
         Verdict::RingFull => "ring full",
         Verdict::Gate(_) => "gate",
+        Verdict::CallGate => "call gate",
         Verdict::Stale => "stale",
         Verdict::Foreign => "foreign",
     }
