@@ -79,7 +79,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     let code = match choosing.chosen()? {
         Chosen::Emulated(begun) => {
             let (format, output) = (args.format.map(|format| word(&format)), args.output.as_deref());
-            let inside = Inside { verb: "coverage", format, output };
+            let inside = Inside { verb: "coverage", format, output, assisted: None };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(here) => {
@@ -116,6 +116,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 kernel,
                 host: &here,
                 has_splatted: std::sync::Arc::default(),
+                asked: None,
             };
             let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.

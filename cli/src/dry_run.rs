@@ -1,6 +1,7 @@
 //! `vmm run --dry-run`: what would be armed, and how, from the kernel's file alone.
 
 use crate::args::{Format, HostChoice, Optimize, Run};
+use crate::assisted;
 use crate::file;
 use crate::listing::list;
 use crate::output::{FEW, by_kind, json};
@@ -23,6 +24,7 @@ use vmm::session::RegisterError;
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
+    assisted::check(&args.assisted)?;
     let files = args.guest.kernel.which.files()?;
     let source = KernelSource::of(&files, &args.guest.symbols);
     let kernel = source.kernel(&file::read(&files.image)?)?;
@@ -40,7 +42,10 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let detours = Detours { optimize: args.arming.optimize, kernel: &kernel, constraints, thunks };
     let rows: Vec<ProbeRow<'_>> = found.probes.iter().map(|asked| ProbeRow::of(asked, &detours)).collect();
     let format = args.records.format.unwrap_or(Format::Text);
-    list(|out| print(out, format, &rows, &found))?;
+    list(|out| {
+        print(out, format, &rows, &found)?;
+        print_assisted(out, format, &args.assisted.said())
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -83,6 +88,14 @@ struct RefusedRow<'a> {
     pattern: &'a str,
     function: &'a str,
     reason: String,
+}
+
+/// What is no probe: something that the guest's own kernel does for us.
+#[derive(Serialize)]
+struct AssistedRow<'a> {
+    r#type: &'static str,
+    /// As it is said.
+    what: &'a str,
 }
 
 impl<'a> ProbeRow<'a> {
@@ -191,6 +204,17 @@ fn print(mut out: &mut dyn Write, format: Format, rows: &[ProbeRow<'_>], found: 
         }
     }
     Ok(())
+}
+
+/// What the guest's own kernel would do, which it can notice. Probes are not of that kind.
+fn print_assisted(mut out: &mut dyn Write, format: Format, asked: &[String]) -> io::Result<()> {
+    match format {
+        Format::Text if asked.is_empty() => Ok(()),
+        Format::Text => writeln!(out, "\nAssisted, which the guest can notice: {}", asked.join(", ")),
+        Format::Json => {
+            asked.iter().try_for_each(|what| json(&mut out, &AssistedRow { r#type: "assisted", what }))
+        }
+    }
 }
 
 fn table(rows: &[ProbeRow<'_>]) -> String {

@@ -1,6 +1,6 @@
 //! The emulated host: `vmm host`, and how a guest comes to run there.
 
-use crate::args::{Guest, Host, HostCommand as HostVerb};
+use crate::args::{Assisted, Guest, Host, HostCommand as HostVerb};
 use crate::exit_codes;
 use crate::file::create;
 use crate::guest_files::{Files, cmdline};
@@ -66,6 +66,8 @@ pub(crate) struct Inside<'a> {
     /// The value of its --format.
     pub(crate) format: Option<String>,
     pub(crate) output: Option<&'a Path>,
+    /// What the guest is to do for us.
+    pub(crate) assisted: Option<&'a Assisted>,
 }
 
 /// Runs the guest inside the emulated host, by this same program and with the same arguments.
@@ -117,6 +119,12 @@ pub(crate) fn run_emulated(
             if let Some(words) = words {
                 command = command.arg(format!("--{name}={words}"));
             }
+        }
+        for path in inside.assisted.into_iter().flat_map(|assisted| &assisted.cats) {
+            command = command.arg("--cat").arg(path);
+        }
+        if let Some(words) = inside.assisted.and_then(|assisted| assisted.exec.as_ref()) {
+            command = command.arg(format!("--exec={words}"));
         }
         if let Some(seconds) = guest.timeout {
             command = command.arg(format!("--timeout={seconds}"));

@@ -2,6 +2,7 @@
 
 mod advice;
 mod args;
+mod assisted;
 mod bisect;
 mod bundle;
 mod cases;

@@ -1,6 +1,7 @@
 //! `vmm run`: one guest, from its files to its exit code.
 
 use crate::args::{Format, Guest, Run, word};
+use crate::assisted;
 use crate::choice::{Choosing, Chosen};
 use crate::dry_run;
 use crate::exit_codes;
@@ -73,6 +74,7 @@ pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Re
         file::refuse_an_input(output.as_deref(), inputs)?;
     }
     let target = target::target(args, &mut files)?;
+    assisted::Asked::of(&args.assisted, &target.kernel, target.symbols.as_ref())?;
     // Without probes nothing of ours is shown while a command has the terminal.
     let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
@@ -90,6 +92,7 @@ pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Re
                 verb: "run",
                 format: args.records.format.map(|format| word(&format)),
                 output: args.records.output.as_deref(),
+                assisted: Some(&args.assisted),
             };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
@@ -130,6 +133,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         || target.probes.iter().any(ProbeRequest::has_symbols);
     let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, .. } = target;
     let image = std::mem::take(&mut files.image);
+    let asked = assisted::Asked::of(&args.assisted, &kernel, symbols.as_ref())?;
     let is_looking = splats.mode != SplatMode::Ignore;
     if is_looking && kernel.printk.is_none() {
         note(
@@ -154,7 +158,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let has_splatted = writer.has_splatted();
-    let machine = Machine { guest: &args.guest, files: &files, kernel, host, has_splatted };
+    let machine = Machine { guest: &args.guest, files: &files, kernel, host, has_splatted, asked };
     let ran = session(machine, probes, &mut writer)?;
     let code = ran.exit_code();
     let summary = writer
@@ -257,6 +261,8 @@ pub(crate) struct Ran {
     pub(crate) waited_for: Option<&'static str>,
     /// Whether the server of its files ended before it did: what the guest did then says nothing.
     pub(crate) are_files_lost: bool,
+    /// What the guest has done for us.
+    pub(crate) assisted: assisted::Done,
 }
 
 impl Ran {
@@ -295,6 +301,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) host: &'a Host,
     /// Becomes true with the first report of the kernel that is not allowed.
     pub(crate) has_splatted: Arc<AtomicBool>,
+    /// What the guest does for us, where it has no command.
+    pub(crate) asked: Option<assisted::Asked>,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal.
@@ -302,7 +310,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     if let Some(work) = &machine.files.work {
         return with_command(machine, work, probes, sink);
     }
-    let Machine { guest, files, mut kernel, host, .. } = machine;
+    let Machine { guest, files, mut kernel, host, asked, .. } = machine;
     let kept = KeptConsole::create(guest.console.as_deref())?;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
@@ -311,13 +319,15 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
         Some(printer) => printer.for_what_fits(),
         None => Printer::of_what_fits(io::stdout()).context("the host has no thread left")?,
     };
-    let out: Box<dyn Write + Send> = match (is_shared(), is_standard_output_reserved()) {
-        (true, _) => Box::new(Tame::new(console.clone())),
-        // Its lines say whose they are, unless someone types there.
-        (false, true) if !interactive => Box::new(work::Console::new(true)),
-        (false, _) => Box::new(console.clone()),
+    let outlet = || -> Box<dyn Write + Send> {
+        match (is_shared(), is_standard_output_reserved()) {
+            (true, _) => Box::new(Tame::new(console.clone())),
+            // Its lines say whose they are, unless someone types there.
+            (false, true) if !interactive => Box::new(work::Console::new(true)),
+            (false, _) => Box::new(console.clone()),
+        }
     };
-    let out = kept.beside(out);
+    let (mut shown, out) = (outlet(), kept.beside(outlet()));
     let order = kernel.order.take();
     let machine = built(guest, files, kernel).terminal(Terminal { out, input, interactive });
     let machine = machine.timeout(timeout(guest.timeout, if interactive { None } else { RUN }));
@@ -325,7 +335,17 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     let mut session = host.session(machine)?;
     order.into_iter().for_each(|order| session.impose(order));
     session.register_all(probes)?;
-    let report = session.run(sink);
+    let handle = session.handle();
+    let (report, done) = thread::scope(|scope| {
+        let asking = asked.map(|asked| {
+            scope.spawn(move || {
+                confine::this_thread_if(true, Role::Control);
+                asked.carry_out(&handle, &mut *shown)
+            })
+        });
+        let report = session.run(sink);
+        (report, asking.and_then(|asking| asking.join().ok()).unwrap_or_default())
+    });
     drop(raw);
     let report = report?;
     if matches!(report.end, Outcome::Signal(_) | Outcome::Quit) {
@@ -341,6 +361,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
         nth: Vec::new(),
         waited_for: None,
         are_files_lost: false,
+        assisted: done,
     })
 }
 
@@ -363,7 +384,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
 
 /// Runs the guest until its command has ended, with this process's terminal.
 fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
-    let Machine { guest, files, mut kernel, host, has_splatted } = machine;
+    let Machine { guest, files, mut kernel, host, has_splatted, .. } = machine;
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let are_files_lost = Arc::new(AtomicBool::new(false));
     let lost = {
@@ -456,7 +477,8 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     };
     let waited_for = (!is_up.into_inner()).then_some("its kernel to boot and to reach this machine's files");
     let nth = steps.map(|steps| steps.finish()).unwrap_or_default();
-    Ok(Ran { report, command: Some(command), runs, nth, waited_for, are_files_lost })
+    let assisted = assisted::Done::default();
+    Ok(Ran { report, command: Some(command), runs, nth, waited_for, are_files_lost, assisted })
 }
 
 /// What was asked for, that a run may not have come to.
@@ -488,7 +510,7 @@ fn unreached(gate: &GateEnd) -> Option<String> {
 /// Says how the guest ended when that was not in order, and which probes were overwritten or never armed, and gives the
 /// exit code.
 pub(crate) fn exit_code(
-    Ran { report, command, runs, nth, waited_for, are_files_lost }: &Ran,
+    Ran { report, command, runs, nth, waited_for, are_files_lost, assisted }: &Ran,
     asked: &Asked<'_>,
     names: &GuestNames,
 ) -> ExitCode {
@@ -514,12 +536,14 @@ pub(crate) fn exit_code(
             // Who began with a later call knows what the others came to.
             let injections = asked.injections.iter().filter(|_| nth.is_empty());
             complaints.extend(injections.filter_map(InjectionEnd::untried));
+            complaints.extend(assisted.complaints.iter().cloned());
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
                 _ if asked.have_splats_failed => ExitCode::from(exit_codes::DIED),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),
+                (None, true) => ExitCode::from(assisted.exit.unwrap_or(0)),
                 (_, true) => ExitCode::SUCCESS,
                 (_, false) => ExitCode::from(exit_codes::UNARMED),
             }

@@ -19,6 +19,7 @@ pages! {
     bisect: "docs/bisect.md",
     bundles: "docs/bundles.md",
     commands: "docs/commands.md",
+    errands: "docs/errands.md",
     injection: "docs/injection.md",
     language: "docs/language.md",
     orders: "docs/orders.md",

@@ -1,5 +1,6 @@
 //! What can be said on the command line.
 
+mod assisted;
 mod bisect;
 mod bundle;
 mod counting;
@@ -23,6 +24,7 @@ mod splats;
 mod test;
 mod types;
 
+pub(crate) use assisted::{Assist, Assisted};
 pub(crate) use bisect::Bisect;
 pub(crate) use bundle::Bundled;
 pub(crate) use counting::{Count, Graph};

@@ -115,7 +115,7 @@ pub(crate) struct Arming {
     ///
     /// As JSON (--format json) there is one object a line. {"type":"probe"} has kind, probe, event, address, how,
     /// detour (as in the table), module, fields (each with name, type and fetch) and conditions (filter and histogram);
-    /// {"type":"refused"} has pattern, function and reason.
+    /// {"type":"refused"} has pattern, function and reason; {"type":"assisted"} has what: --cat or --exec. All probes are silent.
     #[arg(
         long,
         short = 'n',

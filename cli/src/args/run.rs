@@ -1,6 +1,8 @@
 //! `vmm run`.
 
-use super::{Arming, Bundled, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs, heading};
+use super::{
+    Arming, Assisted, Bundled, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs, heading,
+};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -23,6 +25,7 @@ Examples:
   vmm run --cpus 2 --hold syscall:umask --until syscall:chdir -- ./my_race
   vmm run --inject syscall:chdir=-EIO -- sh -c 'cd /proc || echo failed'
   vmm run --fail-nth 'kmem_cache_alloc*=NULL under syscall:chdir' -- sh -c 'cd /proc'
+  vmm run --cat /proc/version --append workload=idle:3
   vmm run --probe do_sys_openat2+0x5 --format json --append workload=open:3
 
 Definitions:
@@ -38,7 +41,7 @@ Exit codes:
   CMD's  with a command: its own, as a shell gives it; 127 where there is no such program, 126 where it cannot be run
   2      the run could not be started, and why was said
   122    a probe was overwritten, or was never armed, and which and why was said; single functions of a pattern may
-         stay unarmed as long as others are; or an order (--hold) was never reached, or no
+         stay unarmed as long as others are; or the guest never had what --cat or --exec names; or an order (--hold) was never reached, or no
          call failed that was to (--inject)
   123    the guest died (panic, triple fault), or halted without switching itself off; with --splat fail also where its
          kernel reported what is not allowed, whatever CMD's own exit code is
@@ -57,6 +60,8 @@ pub(crate) struct Run {
     pub(crate) injections: Injections,
     #[command(flatten)]
     pub(crate) guest: Guest,
+    #[command(flatten)]
+    pub(crate) assisted: Assisted,
     #[command(flatten)]
     pub(crate) records: Records,
     #[command(flatten)]
@@ -95,6 +100,7 @@ impl Run {
             orders: Orders::default(),
             injections: Injections::default(),
             guest,
+            assisted: Assisted::default(),
             records,
             splats: SplatArgs::default(),
             arming,

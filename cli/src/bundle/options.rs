@@ -47,6 +47,8 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         // With the others no bundle is made.
         injections: Injections { injects: _, force: _, fail_nth: _, fail_from: _, fail_record: _ },
         guest,
+        // Not with a bundle.
+        assisted: _,
         splats: SplatArgs { allow_splats, splat: _, recent: _ },
         // Where something is written.
         records: _,
