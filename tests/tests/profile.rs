@@ -34,7 +34,9 @@ fn assert_all_told(run: &Run, cpus: u64) {
     let sum: u64 = ["taken", "idle", "outside", "own", "stopped", "lost"].map(of).iter().sum();
     let told = sum * header["period_ns"].as_u64().unwrap();
     let ran = line(run, "end")["ran_ns"].as_u64().unwrap() * cpus;
-    assert!(told.abs_diff(ran) < ran / 50, "{told} ns of {ran}: {sampled}");
+    // On a busy machine the CPUs' threads begin later than the run.
+    let late = cpus * 300_000_000;
+    assert!(told.abs_diff(ran) < ran / 50 + late, "{told} ns of {ran}: {sampled}");
     assert_eq!(of("taken"), periods(run, |_| true), "{sampled}");
 }
 

@@ -26,13 +26,14 @@ fn again(body: usize) -> Vec<u8> {
     code(&[&[0xff, 0xcf, 0x0f, 0x85], &back.to_le_bytes()])
 }
 
-/// Samples in `time` are told apart by more than one in a hundred of what there were in `seconds`.
-fn assert_all_told(time: SampledTime, (vcpus, frequency): (u32, u32), ran: Duration) {
-    let expected = f64::from(frequency * vcpus) * ran.as_secs_f64();
-    let off = (time.sum() as f64 - expected).abs();
-    // Threads begin and end a little later than they are told to.
-    let tolerated = expected / 50.0 + f64::from(20 * vcpus);
-    assert!(off <= tolerated, "{time:?}: {expected} periods in {ran:?}");
+/// The periods in `time` are those of vCPUs that ran for so long at least, and for so long at most: on a busy machine threads begin
+/// and end later than they are told to.
+fn assert_all_told(time: SampledTime, (vcpus, frequency): (u32, u32), [least, most]: [Duration; 2]) {
+    let [least, most] = [least, most].map(|ran| f64::from(frequency * vcpus) * ran.as_secs_f64());
+    let sum = time.sum() as f64;
+    // A period has begun for each vCPU, and another one goes on.
+    let rounds = f64::from(2 * vcpus);
+    assert!((least - rounds..=most + rounds).contains(&sum), "{time:?}: {least} to {most} periods");
 }
 
 /// Two loops of as many instructions, one of them with interrupts off, have as many samples.
@@ -49,7 +50,8 @@ fn code_with_interrupts_off_is_sampled_as_any_other() {
     rig.sample(FREQUENCY);
     let begun = Instant::now();
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
-    assert_all_told(left.time, (1, FREQUENCY), begun.elapsed());
+    let ran = begun.elapsed();
+    assert_all_told(left.time, (1, FREQUENCY), [ran / 2, ran]);
     let first = CODE.add(prologue.len() as u64);
     let masked = first..first.add(masked.len() as u64);
     let (mut in_masked, mut all) = (0, 0);
@@ -61,7 +63,8 @@ fn code_with_interrupts_off_is_sampled_as_any_other() {
     assert!(left.time.idle + left.time.own + left.time.outside == 0, "{:?}", left.time);
     let share = 100.0 * in_masked as f64 / all as f64;
     println!("{share:.1} % of {all} periods, {:?}", left.time);
-    assert!(all > 100 && (47.0..=53.0).contains(&share), "{share:.1} % of {all} periods");
+    // A busy machine takes its time in pieces, each from one of the two: some 1,500 samples are told on it, with a deviation of 1.3 %.
+    assert!(all > 100 && (44.0..=56.0).contains(&share), "{share:.1} % of {all} periods");
 }
 
 #[test]
@@ -79,15 +82,18 @@ fn a_vcpu_that_waits_is_idle_and_one_that_stands_still_is_told_apart() {
     let halts = Start::at(CODE, stack(0));
     let spins = Start::at(CODE.add(0x100), stack(1));
     let mut running = rig.run(&[halts, spins, None]);
-    let mut stops = 0;
-    while begun.elapsed() < Duration::from_secs(2) {
+    // All of them run when they have stood still.
+    running.stop();
+    let (all, mut stops) = (Instant::now(), 1);
+    while all.elapsed() < Duration::from_secs(2) {
         assert_eq!(running.end_within(Duration::from_millis(20)), None);
         running.stop();
         running.drain();
         stops += 1;
     }
+    let least = all.elapsed();
     let left = running.end();
-    assert_all_told(left.time, (3, FREQUENCY), begun.elapsed());
+    assert_all_told(left.time, (3, FREQUENCY), [least, begun.elapsed()]);
     let SampledTime { taken, idle, outside, own, .. } = left.time;
     println!("{stops} stops, {:?}", left.time);
     assert!(idle > taken && taken > 0 && outside + own == 0, "{:?}", left.time);
