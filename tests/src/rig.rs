@@ -7,6 +7,7 @@ use probe_engine::insn::INT3;
 use probe_engine::insn::copy::Ending;
 use probe_engine::insn::plan::{StepPlan, plan};
 use probe_engine::linux::scope::Scope;
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeId, ProbeSet, Site, StepMethod};
@@ -52,6 +53,7 @@ pub struct Rig {
     extras: Extras,
     sampling: Option<Sampling>,
     errands: Arc<Errands>,
+    unwind: Option<Arc<KernelCode>>,
 }
 
 /// Where a vCPU starts.
@@ -161,6 +163,7 @@ impl Rig {
             extras: Extras::default(),
             sampling: None,
             errands: Arc::default(),
+            unwind: None,
         };
         rig.write(UNEXPECTED, &unexpected());
         for vector in 0..VECTORS {
@@ -180,6 +183,11 @@ impl Rig {
     pub fn sample(&mut self, frequency: u32) {
         let frequency = NonZeroU32::new(frequency).unwrap();
         self.sampling = Some(Sampling { frequency, scope: Scope::Boot });
+    }
+
+    /// Walks stacks as those of this kernel.
+    pub fn unwind(&mut self, code: KernelCode) {
+        self.unwind = Some(Arc::new(code));
     }
 
     /// Plugs devices in.
@@ -278,7 +286,7 @@ impl Rig {
         }
         let sites = self.sites.set.clone();
         // It is all the kernel that there is.
-        let kernel = KernelView { is_found: true, ..KernelView::default() };
+        let kernel = KernelView { is_found: true, unwind: self.unwind.clone(), ..KernelView::default() };
         let tables = VcpuTables { kernel, sites, breakpoints, watches, ..VcpuTables::default() };
         let mut tables = VcpuTables { int3_handlers, errands: self.errands, ..tables };
         // Where a guest has its code as a kernel has. Elsewhere a hit may be of user mode, and asks for the privilege level.

@@ -17,6 +17,8 @@ use probe_engine::detour::layout::{self, Rings};
 use probe_engine::detour::ring::{Ring, counter};
 use probe_engine::detour::work::Work;
 use probe_engine::insn::copy::JUMP;
+use probe_engine::linux::orc::{OrcLayout, OrcTable};
+use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::plan::ProbePlan;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde_json::json;
@@ -33,6 +35,7 @@ use vmm::kvm::{Left, Shared};
 use vmm::memory::GuestRam;
 use vmm::probe::Probe;
 use vmm::reserved;
+use vmm::samples::Sample;
 use vmm::selftest::micro::{self, MicroGuest, Privilege};
 use vmm::vcpu::End;
 
@@ -67,14 +70,14 @@ enum Body {
     Probed { post: bool },
     /// A nop of ftrace's, in whose place a detour stands that counts, and records if it is told to.
     Detoured { record: bool },
-    /// A loop that is sampled.
-    Sampled,
+    /// A loop that is sampled, with a stack of [`FRAMES`] if it is told to.
+    Sampled { stack: bool },
 }
 
 const NOTHING: Shared = Shared { general: false, system: false, events: false };
 const GENERAL: Shared = Shared { general: true, ..NOTHING };
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 13] = [
     Row {
         name: "bare exit",
         inside: "an empty port exit in a loop of KVM_RUN",
@@ -129,9 +132,17 @@ const ROWS: [Row; 12] = [
     Row {
         name: "sample, no stack",
         inside: "the timer's interrupt and signal, KVM's exit, whether the vCPU waits, a record without a stack, KVM_RUN",
-        body: Body::Sampled,
+        body: Body::Sampled { stack: false },
+    },
+    Row {
+        name: "sample, 16 frames",
+        inside: "the same with a stack, by a table as long as a kernel's",
+        body: Body::Sampled { stack: true },
     },
 ];
+
+/// How many frames a stack has.
+const FRAMES: usize = 16;
 
 fn main() {
     let json = std::env::args().any(|word| word == "--json");
@@ -147,9 +158,11 @@ fn main() {
             _ => EXITS,
         };
         // The first guest warms everything up.
-        cost(fit, &row, n);
+        if !matches!(row.body, Body::Sampled { .. }) {
+            cost(fit, &row, n);
+        }
         let in_order: [u64; SAMPLES] = array::from_fn(|_| match row.body {
-            Body::Sampled => sampled(fit),
+            Body::Sampled { stack } => sampled(fit, stack),
             _ => cost(fit, &row, 2 * n).saturating_sub(cost(fit, &row, n)) / n,
         });
         let mut samples = in_order;
@@ -191,7 +204,7 @@ fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
     let at = CODE.add(set_up.len() as u64);
     let body = match row.body {
         Body::Code(code) => code,
-        Body::Bare(..) | Body::Probed { .. } | Body::Sampled => &[0x90],
+        Body::Bare(..) | Body::Probed { .. } | Body::Sampled { .. } => &[0x90],
         Body::Detoured { .. } => &jump,
     };
     rig.write(CODE, &ending(&[&set_up, body, &repeat(body.len())]));
@@ -218,27 +231,51 @@ fn cost(fit: &'static Host, row: &Row, n: u64) -> u64 {
 }
 
 /// The ticks that each sample adds to a loop.
-fn sampled(fit: &'static Host) -> u64 {
-    /// So many instructions of the loop are executed, two at a time.
-    const ROUNDS: u64 = 50_000_000;
+fn sampled(fit: &'static Host, has_stack: bool) -> u64 {
+    /// How often the loop of two instructions is gone through.
+    const ROUNDS: u64 = 25_000_000;
     const FREQUENCY: u32 = 999;
+    /// `call` the next instruction: a return address more.
+    const CALL: [u8; 5] = [0xe8, 0, 0, 0, 0];
     let ran = |is_sampled| {
         let mut rig = Rig::new(fit);
         // `dec rcx; jnz` back to it
-        rig.write(CODE, &ending(&[&mov(RCX, ROUNDS / 2), &[0x48, 0xff, 0xc9, 0x75, 0xfb]]));
+        let spin = code(&[&mov(RCX, ROUNDS), &[0x48, 0xff, 0xc9, 0x75, 0xfb]]);
+        rig.write(CODE, &ending(&[&CALL.repeat(FRAMES - 1), &spin]));
         if is_sampled {
             rig.sample(FREQUENCY);
         }
+        if has_stack {
+            rig.unwind(calls());
+        }
+        let upper = |at: Gva| micro::UPPER_HALF.add(at.0);
         let before = ticks();
-        let mut running = rig.run(&[Start::at(CODE, stack(0))]);
+        let mut running = rig.run(&[Start::at(upper(CODE), upper(stack(0)))]);
         running.until_off(1, |_| {});
         let took = ticks() - before;
-        let time = running.end().time;
-        (took, time.sum() - time.late)
+        let left = running.end();
+        let frames = |sample: &Sample| sample.stack.as_ref().map_or(0, |stack| stack.frames.len());
+        let expected = if has_stack { FRAMES } else { 0 };
+        let others: Vec<_> = left.samples.iter().filter(|sample| frames(sample) != expected).collect();
+        // A few come on the way to the loop, when memory is touched for the first time.
+        assert!(10 * others.len() <= left.samples.len(), "{others:?}");
+        (took, left.time.sum() - left.time.late)
     };
     let ((plain, _), (with, samples)) = (ran(false), ran(true));
     assert!(samples > 10, "{samples} samples");
     with.saturating_sub(plain) / samples
+}
+
+/// A kernel in which each frame is a return address and no more. Its table is as long as that of 6.12.
+fn calls() -> KernelCode {
+    const ROWS: usize = 423_716;
+    /// `sp:sp+8 bp:(und) type:call`
+    const ROW: [u8; 6] = [8, 0, 0, 0, 0x05, 0x02];
+    let start = micro::UPPER_HALF.add(CODE.0);
+    // An address is the distance from where it is written, and the next one is as far.
+    let ips = [0; 4].repeat(ROWS);
+    let table = OrcTable::from_parts(OrcLayout::SinceSixFour, &ips, start, &ROW.repeat(ROWS));
+    KernelCode::of_table(table.expect("a table"), start..start.add(4 * ROWS as u64))
 }
 
 /// The ticks of `n` empty port exits in a loop of KVM_RUN.

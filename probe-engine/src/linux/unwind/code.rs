@@ -73,6 +73,12 @@ impl KernelCode {
         })
     }
 
+    /// A kernel of which no more is known than its `text` and the table of that.
+    #[must_use]
+    pub fn of_table(orc: OrcTable, text: Range<Gva>) -> Self {
+        Self { orc, text, ftrace: Default::default(), return_hooks: Default::default() }
+    }
+
     /// Its table.
     #[must_use]
     pub fn orc(&self) -> &OrcTable {
