@@ -3,7 +3,7 @@
 use crate::record::{HostKind, KernelIdentity, Line, OrderLine, Reader};
 use anyhow::{Context as _, Result};
 use probe_engine::linux::task::{Context, Task};
-use probe_engine::probe::turns::{KnownTasks, ObservedTurns};
+use probe_engine::probe::turns::{KnownTasks, ObservedTurns, name_in_all_runs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
@@ -91,7 +91,10 @@ pub(super) fn read(path: &Path) -> Result<Observed> {
     let (mut known, mut named) = (BTreeMap::new(), BTreeMap::<String, usize>::new());
     for (_, probe, task, is_pass) in hits {
         let number = *known.entry(task.map(|task| (task.at, task.pid))).or_insert_with(|| {
-            let name = |task: Task| String::from_utf8_lossy(task.comm()).into_owned();
+            let name = |task: Task| {
+                let comm = name_in_all_runs(task.comm);
+                String::from_utf8_lossy(Task { comm, ..task }.comm()).into_owned()
+            };
             let name = task.map_or_else(|| "?".to_owned(), name);
             let number = named.entry(name.clone()).or_default();
             *number += 1;

@@ -14,7 +14,7 @@ const MOST_TASKS: usize = 1 << 16;
 /// By what a task is known in all runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TaskKey {
-    /// Its name at its first hit.
+    /// Its name at its first hit; of the kernel's workers, that of their [group](name_in_all_runs).
     pub comm: [u8; COMM],
     /// The probe of that hit.
     pub probe: u32,
@@ -40,6 +40,18 @@ pub struct ObservedTurns {
     pub turns: Vec<Turn>,
 }
 
+/// The name of a task as it is in all runs: which of the kernel's workers does some work is chance, so that the number of one
+/// behind its group's (`kworker/u4:1`, kernel/workqueue.c) is left out.
+#[must_use]
+pub fn name_in_all_runs(comm: [u8; COMM]) -> [u8; COMM] {
+    let mut name = comm;
+    if let Some(number) = comm.iter().position(|byte| *byte == b':').filter(|_| comm.starts_with(b"kworker/"))
+    {
+        name.iter_mut().skip(number).for_each(|byte| *byte = 0);
+    }
+    name
+}
+
 /// Gives tasks their keys.
 #[derive(Debug, Default)]
 pub struct KnownTasks {
@@ -57,8 +69,9 @@ impl KnownTasks {
         if self.known.len() == MOST_TASKS {
             return None;
         }
-        let count = self.first.entry((task.comm, probe)).or_default();
-        let key = TaskKey { comm: task.comm, probe, before: *count };
+        let comm = name_in_all_runs(task.comm);
+        let count = self.first.entry((comm, probe)).or_default();
+        let key = TaskKey { comm, probe, before: *count };
         *count = count.saturating_add(1);
         self.known.insert((task.at, task.pid), key);
         Some(key)
@@ -276,6 +289,18 @@ mod tests {
             assert!(known.key(1, &task(at, b"sh")).is_some());
         }
         assert_eq!(known.key(1, &task(1 << 40, b"sh")), None);
+    }
+
+    #[test]
+    fn a_worker_of_the_kernels_is_any_of_its_group() {
+        let (before, now) = (task(8, b"kworker/u4:0"), task(16, b"kworker/u4:11"));
+        let mut turns = Turns::new(observed(&[(1, &before), (1, &before)]));
+        assert_eq!(turns.come(1, Some(&now), 0, 10), GO);
+        assert_eq!(turns.come(1, Some(&now), 1, 10), GO);
+        assert_eq!(turns.report().taken, 2);
+        let name = |name| name_in_all_runs(task(8, name).comm);
+        assert_eq!(name(b"kworker/0:2"), task(8, b"kworker/0").comm);
+        assert_eq!(name(b"a:1"), task(8, b"a:1").comm);
     }
 
     #[test]
