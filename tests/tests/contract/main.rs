@@ -17,6 +17,7 @@ mod groups;
 mod hits;
 mod injections;
 mod interrupts;
+mod marks;
 mod once;
 mod one_call;
 mod ptrace;

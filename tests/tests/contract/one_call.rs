@@ -3,10 +3,10 @@
 //! A child process runs the guest, which prints a byte before its hits and one behind them: the console's writer runs
 //! on the vCPU's thread, and marks where its system calls are seen.
 
+use crate::marks::{BEGIN, END, Marker};
 use crate::ptrace::{self, Call};
 use probe_engine::addr::Gva;
 use probe_engine::insn::copy::Ending;
-use std::io::{self, Write};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +18,6 @@ use vmm::probe::{Hit, InstructionProbe, Probe};
 
 /// How many hits the child's guest makes.
 const CHILD: &str = "VMM_CONTRACT_ONE_CALL_HITS";
-const BEGIN: u8 = b'b';
-const END: u8 = b'e';
 
 /// How the probes are armed at a place, which their pre handlers count.
 type Arm = fn(&mut Rig, Gva, &Arc<AtomicU64>);
@@ -111,24 +109,4 @@ fn child(fit: &'static Host, hits: u64, instruction: &[u8], arm: Arm) {
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
     assert_eq!(left.counts[0], hits);
     assert_eq!(handled.load(Ordering::Relaxed), if has_handler { hits } else { 0 });
-}
-
-/// Runs on the vCPU's thread.
-struct Marker;
-
-impl Write for Marker {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for byte in bytes {
-            match *byte {
-                BEGIN => ptrace::begin(),
-                END => ptrace::end(),
-                other => return Err(io::Error::other(format!("the guest prints {other:#x}"))),
-            }
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -1,7 +1,7 @@
 //! Samples: where a vCPU is when its timer expires, and that all time is accounted for.
 
+use crate::marks::{BEGIN, END, Marker};
 use crate::ptrace;
-use std::io::{self, Write};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tests::code::{CODE, code, ending, mov, stack};
@@ -105,8 +105,6 @@ fn a_vcpu_that_waits_is_idle_and_one_that_stands_still_is_told_apart() {
 
 /// Names the child's guest.
 const CHILD: &str = "VMM_CONTRACT_SAMPLES_CHILD";
-const BEGIN: u8 = b'b';
-const END: u8 = b'e';
 
 /// A sample is the return from KVM_RUN and from the timer's signal, and the question whether the vCPU waits.
 #[test]
@@ -145,24 +143,4 @@ fn child(fit: &'static Host) {
     rig.sample(100);
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
     assert!(left.time.taken > 5, "{:?}", left.time);
-}
-
-/// Runs on the vCPU's thread.
-struct Marker;
-
-impl Write for Marker {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for byte in bytes {
-            match *byte {
-                BEGIN => ptrace::begin(),
-                END => ptrace::end(),
-                other => return Err(io::Error::other(format!("the guest prints {other:#x}"))),
-            }
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
