@@ -5,6 +5,7 @@ use crate::say::{note, say};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::symbols::SymbolTable;
+use probe_engine::request::ProbeRequest;
 use std::io::Write;
 use std::thread;
 use std::time::Duration;
@@ -122,6 +123,28 @@ pub(crate) fn check(args: &Assisted) -> Result<Option<String>> {
         }
         _ => Ok(first),
     }
+}
+
+/// Checks that `probes` may be had.
+pub(crate) fn check_probes(assist: Assist, probes: &[ProbeRequest]) -> Result<()> {
+    match probes.iter().find(|asked| asked.plan.tracepoint.is_some()) {
+        Some(asked) if assist == Assist::Off => bail!(
+            "{} is switched on by the guest's own kernel, and --assist=off is for what it cannot notice: leave one of them out",
+            asked.name()
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Everything that the guest's own kernel is to do, as it is said.
+pub(crate) fn said(args: &Assisted, probes: &[ProbeRequest]) -> Vec<String> {
+    let names: Vec<_> = probes.iter().filter_map(|asked| asked.plan.tracepoint.as_ref()).collect();
+    let tracepoints = match names.as_slice() {
+        [] => None,
+        [one] => Some(format!("the tracepoint {} is switched on", one.written)),
+        several => Some(format!("{} tracepoints are switched on", several.len())),
+    };
+    args.said().into_iter().chain(tracepoints).collect()
 }
 
 /// The next step of an errand that could be made.

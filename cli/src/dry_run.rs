@@ -44,7 +44,7 @@ pub(crate) fn main(args: &Run) -> Result<ExitCode> {
     let format = args.records.format.unwrap_or(Format::Text);
     list(|out| {
         print(out, format, &rows, &found)?;
-        print_assisted(out, format, &args.assisted.said())
+        print_assisted(out, format, &assisted::said(&args.assisted, &found.probes))
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -102,10 +102,14 @@ impl<'a> ProbeRow<'a> {
     fn of(asked: &'a ProbeRequest, detours: &Detours<'_>) -> Self {
         let mut row = Self {
             r#type: "probe",
-            kind: if asked.returns() { 'r' } else { 'p' },
+            kind: match &asked.plan.tracepoint {
+                Some(_) => 't',
+                None if asked.returns() => 'r',
+                None => 'p',
+            },
             probe: asked.name(),
             event: match &asked.style {
-                Style::Event(name) if *name != asked.place.name() => Some(name),
+                Style::Event(name) if *name != asked.place_name() => Some(name),
                 Style::Event(_) | Style::Registers | Style::Call | Style::Graph => None,
             },
             address: None,
@@ -206,7 +210,7 @@ fn print(mut out: &mut dyn Write, format: Format, rows: &[ProbeRow<'_>], found: 
     Ok(())
 }
 
-/// What the guest's own kernel would do, which it can notice. Probes are not of that kind.
+/// What the guest's own kernel would do, which it can notice.
 fn print_assisted(mut out: &mut dyn Write, format: Format, asked: &[String]) -> io::Result<()> {
     match format {
         Format::Text if asked.is_empty() => Ok(()),

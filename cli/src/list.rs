@@ -7,7 +7,7 @@ use crate::output::{by_kind, json};
 use crate::say::{note, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
-use crate::system_calls;
+use crate::{system_calls, tracepoints};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
@@ -39,6 +39,10 @@ pub(crate) fn main(args: &List) -> Result<ExitCode> {
     }
     let btf = args.verbose.then(|| btf.context("cannot say what functions take")).transpose()?;
     let pattern = args.pattern.as_deref().unwrap_or("*");
+    if args.kind == ListKind::Tracepoints {
+        tracepoints::show(args, &kernel, pattern)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let glob = Glob::new(pattern).with_context(|| format!("`{pattern}` cannot be used as a pattern"))?;
     if args.kind == ListKind::Syscalls {
         system_calls::show(args, &kernel, pattern, &glob)?;

@@ -47,6 +47,7 @@ mod symbol_file;
 mod system_calls;
 mod target;
 mod time_limits;
+mod tracepoints;
 mod types;
 mod unarmed;
 mod wall_clock;

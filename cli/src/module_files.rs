@@ -76,10 +76,11 @@ pub(crate) fn missing(
             continue;
         }
         let (probe, place) = (asked.name(), known.place);
+        let name = asked.plan.tracepoint.as_ref().map_or(symbol, |tracepoint| &tracepoint.name);
         let is_in_kernel = kernel.symbols().lookup(symbol).next().is_some();
         let said = match is_in_kernel {
             true => format!(
-                "there is no module `{module}` {place}, and the kernel itself has `{symbol}`: leave out `{module}:`"
+                "there is no module `{module}` {place}, and the kernel itself has `{name}`: leave out `{module}:`"
             ),
             false => {
                 let near = nearest(known.names.iter().map(String::as_str), module, 2);

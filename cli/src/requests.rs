@@ -2,6 +2,7 @@
 
 use crate::advice;
 use crate::args::{Orders, Run, Shaken};
+use crate::assisted;
 use crate::file::read;
 use crate::mistake::{self, Written};
 use crate::say::note;
@@ -85,6 +86,7 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
     if u32::try_from(found.probes.len()).is_err() {
         bail!("too many probes");
     }
+    assisted::check_probes(run.assisted.assist, &found.probes)?;
     found.probes.iter_mut().for_each(|probe| apply(run, &mut probe.plan));
     Ok(found)
 }

@@ -269,6 +269,7 @@ mod tests {
     use probe_engine::linux::landmarks::HookAddresses;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
+    use probe_engine::linux::tracepoints::NoTracepoints;
     use probe_engine::probe::place::SiteInfo;
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::watch::{Condition, Length, Watch};
@@ -309,6 +310,7 @@ mod tests {
             branches: BranchSites::default(),
             nofault: None,
             errands: Err(NoErrands::NoTypes),
+            tracepoints: Err(NoTracepoints::None),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let info = SiteInfo::entry_of(function);

@@ -66,15 +66,17 @@ impl Call {
 pub struct Code(pub Gva);
 
 impl Code {
-    /// Its bytes, in a kernel that was moved by `slide`. `None` where it is too far from the kernel's text.
+    /// Its bytes, in a kernel that was moved by `slide`: without a `layout` the gate alone, to which no worker comes. `None` where it
+    /// is too far from the kernel's text.
     #[must_use]
-    pub fn bytes(self, layout: &ErrandLayout, slide: u64) -> Option<[u8; CODE]> {
+    pub fn bytes(self, layout: Option<&ErrandLayout>, slide: u64) -> Option<[u8; CODE]> {
         let mut code = [crate::insn::INT3; CODE];
+        code.iter_mut().zip(CALL_GATE).for_each(|(to, from)| *to = from);
+        let Some(layout) = layout else { return Some(code) };
         let end = self.0.add(CODE as u64);
         let distance = layout.queue_work.add(slide).0.wrapping_sub(end.0).cast_signed();
         let distance = i32::try_from(distance).ok()?;
-        let (gate, rest) = code.split_at_mut(IRQ_FUNCTION as usize);
-        gate.iter_mut().zip(CALL_GATE).for_each(|(to, from)| *to = from);
+        let (_, rest) = code.split_at_mut(IRQ_FUNCTION as usize);
         let numbers = [&layout.any_cpu.to_le_bytes()[..], &[0xe9], &distance.to_le_bytes()];
         let irq = IRQ_CODE.iter().chain(numbers.into_iter().flatten());
         rest.iter_mut().zip(irq).for_each(|(to, from)| *to = *from);
@@ -113,6 +115,13 @@ impl Code {
             place.zip(word.to_le_bytes()).for_each(|(to, from)| *to = from);
         }
         bytes
+    }
+
+    /// The registers with which a task is as if it were at the trap, that is at the entry of a function with `regs`, where it may
+    /// sleep: calls are made below its stack.
+    #[must_use]
+    pub fn from_entry(self, regs: &Regs) -> Regs {
+        Regs { rip: self.trap().0, rsp: regs.rsp & !15, ..*regs }
     }
 
     /// The registers with which a worker makes `call` that is at the trap with `regs`.
@@ -179,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_code_is_what_is_said_of_it() {
-        let code = AT.bytes(&layout(), SLIDE).unwrap();
+        let code = AT.bytes(Some(&layout()), SLIDE).unwrap();
         let gate = ["endbr64", "push rbp", "mov rbp,rsp", "int3", "pop rbp", "ret"];
         assert_eq!(decoded(&code[..CALL_GATE.len()], AT.0), gate);
         assert_eq!(code[AT.trap().offset_from(AT.0).unwrap() as usize], crate::insn::INT3);
@@ -191,7 +200,7 @@ mod tests {
         let expected =
             ["endbr64", "lea rdx,[rdi+20h]", "mov rsi,[rdi+40h]", "mov edi,2000h", "jmp 0FFFFFFFF930B0000h"];
         assert_eq!(irq, expected);
-        assert_eq!(AT.bytes(&layout(), 1 << 40), None);
+        assert_eq!(AT.bytes(Some(&layout()), 1 << 40), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
             let site = CompileContext {
                 function,
                 signature: None,
+                skipped: 0,
                 kernel: &kernel,
                 btf: Some(&btf),
                 variables: &|| Ok(None),

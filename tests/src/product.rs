@@ -227,6 +227,13 @@ pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTem
     image
 }
 
+/// A module of the kernel under test that is there for emulated hosts. It may need others.
+pub fn host_module(module: &str) -> Vec<u8> {
+    let modules = kernel().parent().unwrap().join("modules");
+    fs::read(modules.join(format!("{module}.ko")))
+        .unwrap_or_else(|_| panic!("no {module} of {}", under_test()))
+}
+
 /// A module of the kernel under test, for its guests.
 pub fn module(module: &str) -> Vec<u8> {
     let kernel = Cache::open().unwrap().kernel(under_test()).unwrap();

@@ -24,6 +24,7 @@ pages! {
     language: "docs/language.md",
     orders: "docs/orders.md",
     testing: "docs/testing.md",
+    tracepoints: "docs/tracepoints.md",
     tutorial: "docs/tutorial.md",
 }
 

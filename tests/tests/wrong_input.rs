@@ -127,8 +127,16 @@ const CASES: &[Case] = &[
     ),
     case(&["--dry-run", "--probe", "p vfs_read if count = 3"], &["a single `=`", "write `==` to compare"]),
     case(&["--dry-run", "--probe", "p vfs_read count>3"], &["a condition comes behind `if`"]),
-    case(&["--dry-run", "--probe", "t sched_switch"], &["tracepoints cannot be probed yet", "syscall:NAME"]),
-    case(&["--dry-run", "--probe", "t:sched_switch"], &["tracepoints cannot be probed yet", "syscall:NAME"]),
+    case(
+        &["--dry-run", "--probe", "t sched_swich"],
+        &["the kernel has no tracepoint `sched_swich`", "did you mean", "sched:sched_switch"],
+    ),
+    case(&["--dry-run", "--probe", "t nothing_*"], &["no tracepoint matches `nothing_*`"]),
+    case(&["--dry-run", "--probe", "t:sched_switch"], &["another tool's word", "write `t SYSTEM:NAME`"]),
+    case(
+        &["--dry-run", "--assist=off", "--probe", "t sched_switch"],
+        &["sched:sched_switch is switched on by the guest's own kernel", "--assist=off"],
+    ),
     case(&["--dry-run", "--probe", "p /bin/ls:main"], &["programs in the guest cannot be probed yet"]),
     case(&["--dry-run", "--probe", "/bin/ls:main"], &["programs in the guest cannot be probed yet"]),
     case(

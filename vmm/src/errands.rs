@@ -5,16 +5,21 @@
 //! it goes through all errands that are waiting, one after the other, and then back to its kernel. One that sleeps in a call
 //! keeps nobody waiting: another worker is sent for.
 //!
+//! A task that comes to a trap of ours where it may sleep makes calls as well before it goes on, where the control thread wants
+//! that: nothing has to be sent for then.
+//!
 //! Nobody waits for the guest while the lock is held, and no handler waits for an errand: a guest whose vCPU is held does not
 //! get on with it.
 
 mod functions;
 mod read_file;
 mod run_program;
+mod switch;
 
 pub use functions::{Functions, NoFunction};
 pub use read_file::ReadFile;
 pub use run_program::{ProgramEnd, RunProgram};
+pub(crate) use switch::{Step, SwitchTracepoints};
 
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
@@ -127,6 +132,8 @@ pub struct Errands {
 struct State {
     waiting: VecDeque<Errand>,
     workers: [WorkerState; WORKERS],
+    /// What tasks are to do that wait at a trap, by their vCPUs.
+    passers: BTreeMap<usize, Errand>,
     /// Those in calls, by their stack pointers at the gate.
     calling: BTreeMap<u64, Calling>,
     place: Option<Place>,
@@ -152,9 +159,26 @@ enum WorkerState {
     Arrived,
 }
 
-/// A worker in a call.
+/// Who makes calls.
+enum Caller {
+    /// A worker that was sent for, by its number.
+    Worker(usize),
+    /// A task that came by, with the registers with which it goes on.
+    Passer(Box<Regs>),
+}
+
+/// What a task does that is at the gate.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum AtGate {
+    /// It goes on with these registers.
+    GoesOn(Regs),
+    /// It has made its calls, and is with these registers where it came by.
+    IsBack(Regs),
+}
+
+/// A task in a call.
 struct Calling {
-    number: usize,
+    caller: Caller,
     /// For whom, unless that is over.
     errand: Option<Errand>,
 }
@@ -180,7 +204,29 @@ impl Errands {
     /// Why none is taken any more.
     pub fn want<T: Send + 'static>(
         &self,
+        next: impl FnMut(&mut Worker<'_>) -> Next<T> + Send + 'static,
+    ) -> Result<Wanted<T>, Closed> {
+        self.take(next, |state, errand| state.waiting.push_back(errand))
+    }
+
+    /// Takes an errand of the task that waits at a trap of ours on `vcpu`, and makes its calls before it goes on.
+    ///
+    /// # Errors
+    /// Why none is taken any more.
+    pub(crate) fn want_of<T: Send + 'static>(
+        &self,
+        vcpu: usize,
+        next: impl FnMut(&mut Worker<'_>) -> Next<T> + Send + 'static,
+    ) -> Result<Wanted<T>, Closed> {
+        self.take(next, |state, errand| {
+            state.passers.insert(vcpu, errand);
+        })
+    }
+
+    fn take<T: Send + 'static>(
+        &self,
         mut next: impl FnMut(&mut Worker<'_>) -> Next<T> + Send + 'static,
+        keep: impl FnOnce(&mut State, Errand),
     ) -> Result<Wanted<T>, Closed> {
         let (answer, answered) = mpsc::sync_channel(1);
         let is_given_up = Arc::new(AtomicBool::new(false));
@@ -196,7 +242,7 @@ impl Errands {
         match &state.closed {
             Some(closed) => Err(closed.clone()),
             None => {
-                state.waiting.push_back(errand);
+                keep(&mut state, errand);
                 Ok(Wanted { answered, is_given_up })
             }
         }
@@ -212,6 +258,7 @@ impl Errands {
         let mut state = self.state();
         state.closed.get_or_insert(why);
         state.waiting.clear();
+        state.passers.clear();
         state.calling.values_mut().for_each(|calling| calling.errand = None);
     }
 
@@ -252,32 +299,62 @@ impl Errands {
         self.tasks.iter().any(|worker| worker.load(Ordering::Relaxed) == task.0)
     }
 
-    /// The registers with which a worker goes on that is at the gate's trap with `regs`, in `task`. `None` where there is no gate.
-    pub(crate) fn ask(&self, regs: &Regs, memory: VirtMemory<'_, GuestRam>, task: Gva) -> Option<Regs> {
+    /// What a task does that is at the gate's trap with `regs`, in `task`. `None` where there is no gate.
+    pub(crate) fn ask(&self, regs: &Regs, memory: VirtMemory<'_, GuestRam>, task: Gva) -> Option<AtGate> {
         let place = self.place()?;
-        let Some(Calling { number, mut errand }) = self.come(regs, &place, task) else {
-            return Some(place.code.leave(regs));
-        };
-        let mut returned = errand.is_some().then_some(regs.rax);
-        loop {
-            let Some(mut asked) = errand.take().or_else(|| self.state().waiting.pop_front()) else {
-                break;
-            };
+        Some(match self.come(regs, &place, task) {
+            None => AtGate::GoesOn(place.code.leave(regs)),
+            Some(calling) => {
+                let returned = calling.errand.is_some().then_some(regs.rax);
+                self.next_call(&place, calling, returned, regs, memory)
+            }
+        })
+    }
+
+    /// The registers with which the task that waits at a trap with `regs` on `vcpu` makes its first call, if it is to make any.
+    pub(crate) fn begin(&self, vcpu: usize, regs: &Regs, memory: VirtMemory<'_, GuestRam>) -> Option<Regs> {
+        let errand = self.state().passers.remove(&vcpu)?;
+        let place = self.place()?;
+        let calling = Calling { caller: Caller::Passer(Box::new(*regs)), errand: Some(errand) };
+        let at_gate = place.code.from_entry(regs);
+        match self.next_call(&place, calling, None, &at_gate, memory) {
+            AtGate::GoesOn(regs) => Some(regs),
+            AtGate::IsBack(_) => None,
+        }
+    }
+
+    /// What one does at the gate whose last call has returned this.
+    fn next_call(
+        &self,
+        place: &Place,
+        Calling { caller, mut errand }: Calling,
+        mut returned: Option<u64>,
+        regs: &Regs,
+        memory: VirtMemory<'_, GuestRam>,
+    ) -> AtGate {
+        let is_worker = matches!(caller, Caller::Worker(_));
+        let others = || if is_worker { self.state().waiting.pop_front() } else { None };
+        while let Some(mut asked) = errand.take().or_else(others) {
             let mut worker = Worker { returned: returned.take(), memory };
             let Some(call) = asked.ask(&mut worker) else { continue };
             let call = Call { function: call.function.add(place.slide), ..call };
-            // A worker without a stack of its own goes nowhere.
+            // A task without a stack of its own goes nowhere.
             let Ok(regs) = place.code.call(&call, regs, &memory) else { continue };
             let key = place.code.rsp_at_trap(&regs);
             let mut state = self.state();
             if state.closed.is_some() {
                 break;
             }
-            state.calling.insert(key, Calling { number, errand: Some(asked) });
-            return Some(regs);
+            state.calling.insert(key, Calling { caller, errand: Some(asked) });
+            return AtGate::GoesOn(regs);
         }
-        self.go(number);
-        Some(place.code.leave(regs))
+        match caller {
+            Caller::Worker(number) => {
+                self.go(number);
+                AtGate::GoesOn(place.code.leave(regs))
+            }
+            Caller::Passer(regs) => AtGate::IsBack(*regs),
+        }
     }
 
     /// A worker comes back to the gate from a call, or for the first time. `None` where it is nobody that was sent for.
@@ -291,7 +368,7 @@ impl Errands {
         let worker = state.workers.get_mut(number).filter(|worker| **worker == WorkerState::SentFor)?;
         *worker = WorkerState::Arrived;
         self.tasks.get(number)?.store(task.0, Ordering::Relaxed);
-        Some(Calling { number, errand: None })
+        Some(Calling { caller: Caller::Worker(number), errand: None })
     }
 
     /// A worker goes back to its kernel.
@@ -306,152 +383,4 @@ impl Errands {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use probe_engine::addr::Gpa;
-    use probe_engine::memory::PhysMemory;
-    use probe_engine::paging::AddressSpace;
-
-    const PLACE: Place = Place { code: Code(Gva(0x4000)), slots: Gva(0x5000), slide: 0x10 };
-    const TASK: Gva = Gva(0xabc0);
-
-    /// A guest whose RAM, 1 MiB of it, is mapped where it lies.
-    pub(crate) fn mapped() -> GuestRam {
-        let ram = GuestRam::new(1 << 20).unwrap();
-        for (table, entry) in [(0x1000_u64, 0x2003_u64), (0x2000, 0x3003), (0x3000, 0x83)] {
-            ram.write(Gpa(table), &entry.to_le_bytes()).unwrap();
-        }
-        ram
-    }
-
-    /// Its memory.
-    pub(crate) fn memory(ram: &GuestRam) -> VirtMemory<'_, GuestRam> {
-        VirtMemory::new(ram, AddressSpace::new(0x1000, 0))
-    }
-
-    /// Such a guest, and errands in it.
-    fn guest() -> (GuestRam, Errands) {
-        let ram = mapped();
-        let errands = Errands::default();
-        errands.set_place(PLACE);
-        (ram, errands)
-    }
-
-    fn ask(errands: &Errands, ram: &GuestRam, regs: &Regs) -> Regs {
-        errands.ask(regs, memory(ram), TASK).unwrap()
-    }
-
-    /// Worker `number` at the gate, with a stack of its own.
-    fn arriving(number: u64) -> Regs {
-        let rdi = PLACE.slots.add(number * slot::SIZE + slot::WORK).0;
-        Regs { rip: PLACE.code.trap().0, rsp: 0x8000 + 0x1000 * number, rdi, ..Regs::default() }
-    }
-
-    /// Wants so many calls of `function`, and then says what they returned.
-    fn want(errands: &Errands, function: u64, calls: usize) -> Wanted<Vec<u64>> {
-        let mut returned = Vec::new();
-        let next = move |worker: &mut Worker<'_>| {
-            returned.extend(worker.returned);
-            match returned.len() < calls {
-                true => Next::Call(Call::new(Gva(function), &[returned.len() as u64])),
-                false => Next::Done(returned.clone()),
-            }
-        };
-        errands.want(next).unwrap()
-    }
-
-    #[test]
-    fn a_worker_makes_the_calls_of_all_who_wait_and_goes() {
-        let (ram, errands) = guest();
-        let first = want(&errands, 0x100, 2);
-        let second = want(&errands, 0x200, 1);
-        assert!(errands.wants_worker());
-        assert_eq!(errands.free_worker(), Some(0));
-        errands.sent_for(0);
-        assert!(!errands.wants_worker() && errands.free_worker() == Some(1));
-        let at_gate = arriving(0);
-        let mut regs = ask(&errands, &ram, &at_gate);
-        assert!(errands.is_worker(TASK) && errands.has_workers());
-        let mut calls = Vec::new();
-        while regs.rip != PLACE.code.leave(&at_gate).rip {
-            calls.push((regs.rip, regs.rdi));
-            regs = ask(&errands, &ram, &Regs { rax: regs.rip + regs.rdi, rdi: 0, ..at_gate });
-        }
-        assert_eq!(calls, [(0x110, 0), (0x110, 1), (0x210, 0)]);
-        assert_eq!([first, second].map(|wanted| wanted.look().unwrap()), [vec![0x110, 0x111], vec![0x210]]);
-        assert_eq!(regs.rsp, at_gate.rsp);
-        assert!(!errands.wants_worker() && !errands.has_workers() && errands.free_worker() == Some(0));
-    }
-
-    #[test]
-    fn another_worker_is_sent_for_while_one_is_in_a_call() {
-        let (ram, errands) = guest();
-        let first = want(&errands, 0x100, 1);
-        errands.sent_for(0);
-        ask(&errands, &ram, &arriving(0));
-        let second = want(&errands, 0x200, 1);
-        assert!(errands.wants_worker() && errands.free_worker() == Some(1));
-        errands.sent_for(1);
-        for number in [1, 0] {
-            ask(&errands, &ram, &arriving(number));
-            ask(&errands, &ram, &Regs { rax: number, ..arriving(number) });
-        }
-        assert_eq!([first, second].map(|wanted| wanted.look().unwrap()), [vec![0], vec![1]]);
-    }
-
-    #[test]
-    fn nobody_makes_calls_that_were_given_up() {
-        let (ram, errands) = guest();
-        let wanted = want(&errands, 0x100, 2);
-        errands.sent_for(0);
-        let regs = ask(&errands, &ram, &arriving(0));
-        assert_eq!(regs.rip, 0x110);
-        assert_eq!(wanted.wait(Duration::ZERO), Err(Nothing::Overdue));
-        let left = ask(&errands, &ram, &arriving(0));
-        assert_eq!(left.rip, PLACE.code.leave(&left).rip);
-        assert_eq!(errands.free_worker(), Some(0));
-        drop(want(&errands, 0x100, 2));
-        assert!(!errands.wants_worker());
-    }
-
-    #[test]
-    fn nothing_goes_on_once_it_is_over() {
-        let (ram, errands) = guest();
-        let called = want(&errands, 0x100, 2);
-        errands.sent_for(0);
-        ask(&errands, &ram, &arriving(0));
-        let waiting = want(&errands, 0x100, 1);
-        errands.close(Closed::Panicked);
-        errands.close(Closed::Ended);
-        assert!(
-            [called, waiting].map(|it| it.wait(Duration::MAX))
-                == [Err(Nothing::Dropped), Err(Nothing::Dropped)]
-        );
-        assert!(!errands.wants_worker());
-        assert_eq!(errands.closed(), Some(Closed::Panicked));
-        let left = ask(&errands, &ram, &arriving(0));
-        assert_eq!(left.rip, PLACE.code.leave(&left).rip);
-        assert_eq!(errands.want(|_| Next::Done(())).err(), Some(Closed::Panicked));
-    }
-
-    #[test]
-    fn whoever_comes_unasked_and_whoever_panics_goes_back() {
-        let (ram, errands) = guest();
-        let is_left = |regs: &Regs| ask(&errands, &ram, regs).rip == PLACE.code.leave(regs).rip;
-        let strangers = [
-            arriving(3),
-            arriving(99),
-            Regs { rdi: 5, ..arriving(0) },
-            Regs { rdi: arriving(0).rdi + 8, ..arriving(0) },
-            Regs { rdi: u64::MAX, rsp: u64::MAX, ..arriving(0) },
-        ];
-        errands.sent_for(0);
-        assert!(strangers.iter().all(is_left) && !errands.is_worker(TASK));
-        let panics =
-            errands.want(|_| -> Next<()> { std::panic::resume_unwind(Box::new("a panic")) }).unwrap();
-        let nowhere = want(&errands, 0x100, 1);
-        assert!(is_left(&Regs { rsp: 1 << 30, ..arriving(0) }), "no stack to call with");
-        assert_eq!(panics.wait(Duration::ZERO), Err(Nothing::Dropped));
-        assert!(nowhere.look().is_none() && errands.free_worker() == Some(0));
-    }
-}
+pub(crate) mod tests;

@@ -40,10 +40,10 @@ pub(crate) struct Assisted {
 /// See [`Assisted::assist`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Assist {
-    /// Where that is asked for: --cat, --exec
+    /// Where that is asked for: tracepoints, --cat, --exec
     #[default]
     On,
-    /// Never: what needs it is refused. All probes are silent
+    /// Never: what needs it is refused. All other probes are silent
     Off,
 }
 

@@ -13,6 +13,9 @@ use std::path::PathBuf;
 /// probeable once the kernel has patched itself.
 ///
 /// System calls come one a line: number, name, and the function at which `--probe syscall:NAME` stands.
+///
+/// Tracepoints come one a line, as SYSTEM:NAME. With -v, what `--probe 't SYSTEM:NAME'` has as arguments, and below that the fields of
+/// the event that the guest's own tracefs makes of it.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -20,11 +23,13 @@ Examples:
   vmm list -v 'vfs_*'
   vmm list --kind refused '*int3*'
   vmm list --kind syscalls -v 'open*'
+  vmm list --kind tracepoints -v 'sched:*'
   vmm list --all --kernel bzImage
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
 -v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
-prototype. With
+prototype. A tracepoint has
+system, name, function (at which the probe stands), refused, and with -v arguments and fields (as C). With
 --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
 of, where it is inlined), refused and variables (the names of those that can be read there).")]
 pub(crate) struct List {
@@ -75,7 +80,11 @@ pub(crate) enum ListKind {
     /// Functions that can be probed
     Functions,
     /// System calls, by the names that programs know
+    #[value(alias = "syscall")]
     Syscalls,
+    /// Tracepoints of the kernel's own, by SYSTEM:NAME
+    #[value(alias = "tracepoint")]
+    Tracepoints,
     /// Functions that cannot be probed, and why
     Refused,
 }

@@ -31,6 +31,9 @@ pub(crate) struct Probes {
     /// are counted instead of being shown. The fields of a definition that fetches nothing are the function's parameters, or
     /// `return`.
     ///
+    /// 't SYSTEM:NAME' is a tracepoint, by the names that `vmm list --kind tracepoints` has, or patterns of them, with its own
+    /// arguments. The guest's own kernel switches it on, which the guest can notice (--assist=off refuses that).
+    ///
     /// $current is the task that runs, and $current->pid a member of it. (STRUCT)VALUE->MEMBER takes a value as the address of
     /// a structure, and (STRUCT,FIELD)VALUE->MEMBER as that of a field of one; a value that is no single name is put in
     /// parentheses. this_cpu_ptr(@SYM) is where the CPU has its own one of a per-CPU variable, and this_cpu_read(@SYM) what

@@ -29,7 +29,7 @@ pub(super) fn registered(id: u32, asked: &ProbeRequest) -> Probe {
     Probe {
         id,
         probe: asked.name(),
-        place: asked.place.name(),
+        place: asked.place_name(),
         kind: match asked.plan.trigger {
             Trigger::Pass => Kind::Instruction,
             Trigger::Return { .. } => Kind::Return,

@@ -26,7 +26,7 @@ pub use scene::{LONGEST_RECORD, Scene};
 pub use value::{Plain, Value, Values};
 
 use crate::virt_memory::ReadVirt;
-use filter::{Circumstances, Filter};
+use filter::{Circumstances, Filter, Operand};
 use serde::{Deserialize, Serialize};
 
 /// What is read at each hit of a probe.
@@ -51,6 +51,18 @@ impl Capture {
     #[must_use]
     pub fn follows_pointers(&self) -> bool {
         self.fields.iter().chain(&self.hidden).any(|field| field.fetch.follows_pointers())
+    }
+
+    /// Has only those hits count at which `field`, which is read besides, is also as `condition` says of it.
+    pub fn count_only(&mut self, field: Field, condition: impl FnOnce(Operand) -> Filter) {
+        let number = self.fields.len() + self.hidden.len();
+        self.hidden.push(field);
+        // No text of a definition is as long as that many fields.
+        let condition = condition(Operand::Field(u16::try_from(number).unwrap_or(u16::MAX)));
+        self.filter = Some(match self.filter.take() {
+            None => condition,
+            Some(filter) => Filter::All(vec![filter, condition]),
+        });
     }
 
     /// Field `n`, where those that are hidden come behind the others.

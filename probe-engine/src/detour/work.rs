@@ -47,7 +47,7 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture, action, scope, once, pace, inject } = plan;
+        let ProbePlan { trigger, capture, action, scope, once, pace, inject, tracepoint: _ } = plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }

@@ -30,7 +30,7 @@ impl Mistake {
     /// What there is instead, with its names.
     fn instead(&self) -> Option<String> {
         match self {
-            Self::KindOfProbe { here, .. } => Some(format!("write `{here} FUNCTION`")),
+            Self::KindOfProbe { here, .. } => Some(format!("write `{here}`")),
             Self::Unexpected(written) if written.starts_with(['<', '>', '=', '!', '~', '&', '|']) => {
                 Some("a condition comes behind `if`".to_owned())
             }
@@ -59,6 +59,9 @@ impl Mistake {
             Self::MaxActiveNotForEntry => "leave out the number, or write `r` instead of `p`",
             Self::BadSymbol(_) => {
                 "symbols have letters, digits, `_`, `.` and `$`; patterns have `*`, `?` and `[a-z]`"
+            }
+            Self::BadTracepoint(_) => {
+                "tracepoints are written as `sched:sched_switch`, and have letters, digits and `_`; patterns have `*`, `?` and `[a-z]`"
             }
             Self::NotYet(_) => NOT_YET_ADVICE,
             Self::NoModule => "write the module's name, or leave out the `:`",
@@ -170,6 +173,7 @@ impl Wanted {
             Self::Buckets => "write `.buckets=` and a number above 0",
             Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
             Self::Value => "write a number, or text in quotation marks",
+            Self::Tracepoint => "write `sched:sched_switch`, or a pattern: `sched:*`",
             Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Returned => return None,
         })
     }

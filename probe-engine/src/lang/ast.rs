@@ -23,7 +23,7 @@ pub struct Spanned<T> {
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Statement {
-    /// `p...`, `r...`, `f...`
+    /// `p...`, `r...`, `f...`, `t...`
     Define(Box<Definition>),
     /// `-:[GRP/]EVENT`
     Remove(EventName),
@@ -81,6 +81,8 @@ pub enum DefinitionKind {
     Return,
     /// `f` without `%return`: at a function's entry.
     Entry,
+    /// `t`: at a tracepoint.
+    Tracepoint,
 }
 
 /// Where.
@@ -103,6 +105,13 @@ pub enum WrittenPlace {
         of: String,
         /// `LINE`, counted from the start of the file.
         line: u32,
+    },
+    /// `[SYSTEM:]NAME`, also with a `/`: both may be patterns.
+    Tracepoint {
+        /// `SYSTEM`, or the module that has the tracepoint
+        system: Option<String>,
+        /// `NAME`
+        name: String,
     },
 }
 

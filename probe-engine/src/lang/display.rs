@@ -36,6 +36,7 @@ impl Display for Definition {
             DefinitionKind::Instruction => "p",
             DefinitionKind::Return => "r",
             DefinitionKind::Entry => "f",
+            DefinitionKind::Tracepoint => "t",
         })?;
         self.max_active.iter().try_for_each(|number| number.fmt(f))?;
         if self.name.group.is_some() || self.name.event.is_some() {
@@ -53,6 +54,8 @@ impl Display for WrittenPlace {
         match self {
             Self::Address(address) => write!(f, "{address:#x}"),
             Self::Line { of, line } => write!(f, "{of}:{line}"),
+            Self::Tracepoint { system: None, name } => f.write_str(name),
+            Self::Tracepoint { system: Some(system), name } => write!(f, "{system}:{name}"),
             Self::Symbol { module, symbol, offset } => {
                 module.iter().try_for_each(|module| write!(f, "{module}:"))?;
                 f.write_str(symbol)?;

@@ -51,6 +51,7 @@ impl std::fmt::Display for Named {
 pub enum Wanted {
     Calls,
     Symbol,
+    Tracepoint,
     Ordinal,
     Line,
     PlaceOffset,
@@ -75,6 +76,7 @@ impl std::fmt::Display for Wanted {
         f.write_str(match self {
             Self::Calls => "a number of calls",
             Self::Symbol => "a symbol",
+            Self::Tracepoint => "the name of a tracepoint",
             Self::Ordinal => "the number of one of several symbols",
             Self::Line => "a line of the source",
             Self::PlaceOffset => "an offset into a function",
@@ -170,10 +172,12 @@ pub enum Mistake {
     // The place.
     #[error("{0:?} is in no name of a function")]
     BadSymbol(char),
+    #[error("{0:?} is in no name of a tracepoint")]
+    BadTracepoint(char),
     #[error("{0} cannot be probed yet")]
     NotYet(&'static str),
     #[error("`{kind}:` is a word of other tools")]
-    KindOfProbe { kind: String, here: char },
+    KindOfProbe { kind: String, here: &'static str },
     #[error("there is no module before the `:`")]
     NoModule,
     #[error("{0:?} is in no name of a module")]

@@ -46,7 +46,7 @@ pub(super) fn check_filter(kind: DefinitionKind, filter: &FilterExpr, names: &[&
 fn check(kind: DefinitionKind, fields: Vec<&Spanned<String>>, names: &[&str]) -> Result<(), Error> {
     let own: &[&str] = match kind {
         DefinitionKind::Return => &["__probe_func", "__probe_ret_ip"],
-        DefinitionKind::Instruction | DefinitionKind::Entry => &[],
+        DefinitionKind::Instruction | DefinitionKind::Entry | DefinitionKind::Tracepoint => &[],
     };
     // The instruction of a return is called otherwise.
     let common = COMMON.iter().filter(|name| kind != DefinitionKind::Return || **name != "__probe_ip");

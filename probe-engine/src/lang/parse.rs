@@ -77,7 +77,7 @@ pub fn parse_filter(text: &str) -> Result<Spanned<FilterExpr>, Error> {
 /// Whether a first word is a command and not a place: a letter, a number, and what is behind a colon.
 fn is_command(word: Part<'_>) -> bool {
     let head = word.split_once(':').map_or(word, |(head, _)| head).text();
-    let number = head.strip_prefix(['p', 'r', 'f']);
+    let number = head.strip_prefix(['p', 'r', 'f', 't']);
     number.is_some_and(|number| number.chars().all(|c| c.is_ascii_digit()))
 }
 
@@ -88,6 +88,21 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
         None => (word, EventName { group: None, event: None }),
     };
     let letter = head.take_char();
+    if letter == Some('t') {
+        if !head.is_empty() {
+            return Err(head.wrong(Mistake::MaxActiveNotForEntry));
+        }
+        let (kind, place) = (DefinitionKind::Tracepoint, place::tracepoint(place)?);
+        return Ok(Definition {
+            kind,
+            max_active: None,
+            name,
+            place,
+            args: Vec::new(),
+            filter: None,
+            hist: None,
+        });
+    }
     let said = match letter {
         Some('r') => DefinitionKind::Return,
         Some('f') => DefinitionKind::Entry,

@@ -1,4 +1,4 @@
-//! `[MOD:]SYM[#N][+offs][%return]`, `ADDR`: where a probe is wanted.
+//! `[MOD:]SYM[#N][+offs][%return]`, `ADDR`, `[SYSTEM:]TRACEPOINT`: where a probe is wanted.
 
 use super::ast::{DefinitionKind, Spanned, WrittenPlace};
 use super::error::{Error, Mistake, Wanted};
@@ -12,14 +12,19 @@ use crate::probe::spec::{LineOf, PROGRAMS, is_in_program, split_line};
 pub(super) struct PlaceKind {
     /// A function returns there.
     pub(super) returns: bool,
-    /// It is a function's entry or its returns.
+    /// It is a function's entry or its returns, or a tracepoint.
     pub(super) knows_parameters: bool,
 }
 
 impl PlaceKind {
     pub(super) fn of(kind: DefinitionKind, place: &WrittenPlace) -> Self {
         let returns = kind == DefinitionKind::Return;
-        Self { returns, knows_parameters: returns || matches!(place, WrittenPlace::Symbol { offset: 0, .. }) }
+        let knows_parameters = match place {
+            WrittenPlace::Symbol { offset, .. } => returns || *offset == 0,
+            WrittenPlace::Tracepoint { .. } => true,
+            WrittenPlace::Address(_) | WrittenPlace::Line { .. } => returns,
+        };
+        Self { returns, knows_parameters }
     }
 }
 
@@ -47,8 +52,29 @@ pub(super) fn parse(
         }
         (_, WrittenPlace::Address(_) | WrittenPlace::Line { .. }) => Err(place.wrong(Mistake::NeedsFunction)),
         (DefinitionKind::Return, _) => Err(place.wrong(Mistake::ReturnOffset)),
-        (DefinitionKind::Entry, _) => Err(place.wrong(Mistake::EntryOffset)),
+        (DefinitionKind::Entry | DefinitionKind::Tracepoint, _) => Err(place.wrong(Mistake::EntryOffset)),
     }
+}
+
+/// `[SYSTEM:]NAME` of a tracepoint. The kernel's own files have a `/` there.
+pub(super) fn tracepoint(place: Part<'_>) -> Result<Spanned<WrittenPlace>, Error> {
+    let parts = place.split_once(':').or_else(|| place.split_once('/'));
+    let (system, name) = parts.map_or((None, place), |(system, name)| (Some(system), name));
+    for part in system.into_iter().chain([name]) {
+        if part.is_empty() {
+            return Err(part.is_not(Wanted::Tracepoint));
+        }
+        let is_pattern = Glob::is_pattern(part.text());
+        let is_known = |c: char| is_of_name(c) || (is_pattern && "*?[]!^-\\".contains(c));
+        if let Some(character) = part.text().chars().find(|c| !is_known(*c)) {
+            return Err(part.wrong(Mistake::BadTracepoint(character)));
+        }
+        if is_pattern && let Err(error) = Glob::new(part.text()) {
+            return Err(part.wrong(Mistake::Pattern(error)));
+        }
+    }
+    let system = system.map(|system| system.text().to_owned());
+    Ok(place.says(WrittenPlace::Tracepoint { system, name: name.text().to_owned() }))
 }
 
 /// An address, or a module whose name begins with a digit, as that of VLANs does.

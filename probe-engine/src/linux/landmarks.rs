@@ -17,6 +17,7 @@ use super::sched_clock::SchedClockLayout;
 use super::sleepers::TaskListLayout;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
+use super::tracepoints::{NoTracepoints, TracepointCalls};
 use crate::addr::{Gpa, Gva};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,8 @@ pub struct Landmarks {
     pub nofault: Option<Nofault>,
     /// How it calls its own functions for somebody outside, or why it does not.
     pub errands: Result<ErrandLayout, NoErrands>,
+    /// How it has others called at its tracepoints, or why it does not.
+    pub tracepoints: Result<TracepointCalls, NoTracepoints>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -211,6 +214,7 @@ impl Landmarks {
             branches: BranchSites::of(kernel),
             nofault: Nofault::of(kernel),
             errands: ErrandLayout::of(kernel),
+            tracepoints: TracepointCalls::of(kernel),
         }
     }
 

@@ -60,6 +60,7 @@ pub mod task;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod thunks;
+pub mod tracepoints;
 pub mod unpack;
 pub mod unwind;
 pub mod vmlinux;

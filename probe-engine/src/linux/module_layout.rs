@@ -46,6 +46,8 @@ pub struct ModuleLayout {
     pub typetab: u32,
     /// Tables of text that is left alone; absent where the kernel was built without them.
     pub tables: ModuleTableFields,
+    /// `tracepoints_ptrs`, where each is from where it lies; absent where the kernel has no tracepoints.
+    pub tracepoints: Option<CountedArray>,
     /// Type information; absent where the kernel keeps none of modules.
     pub btf: Option<ModuleBtf>,
     /// Its ORC table; absent where the kernel was built with another unwinder.
@@ -118,6 +120,8 @@ impl ModuleLayout {
                 kprobes_text: counted("kprobes_text_start", "kprobes_text_size"),
                 ftrace: counted("ftrace_callsites", "num_ftrace_callsites"),
             },
+            tracepoints: counted("tracepoints_ptrs", "num_tracepoints")
+                .filter(|pointers| pointers.entry == 4),
             btf: ModuleBtf::find(symbols, btf),
             orc: ModuleOrc::find(btf),
         })

@@ -19,6 +19,8 @@ use crate::virt_memory::VirtMemory;
 
 /// Most modules; a desktop has 200.
 pub(super) const MOST_MODULES: usize = 1 << 12;
+/// Most tracepoints of one.
+const MOST_TRACEPOINTS: u32 = 1 << 14;
 /// Most symbols of one module; `amdgpu` has some 40,000.
 const MOST_SYMBOLS: u32 = 1 << 18;
 /// Most bytes of all names of one module's symbols.
@@ -185,6 +187,36 @@ impl Module {
         }
         Ok(builder.finish())
     }
+
+    /// Where its tracepoint of this name is (GVA of the `struct tracepoint`, whose first member is its name), if it has that.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when its tracepoints cannot be read.
+    pub fn tracepoint<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+        name: &str,
+    ) -> Result<Option<Gva>, ModuleError> {
+        let Some(pointers) = layout.tracepoints else { return Ok(None) };
+        let (start, count) = counted_at(memory, self.at, pointers)?;
+        if count > MOST_TRACEPOINTS {
+            return Err(ModuleError::Large(self.at));
+        }
+        for number in 0..u64::from(count) {
+            let pointer = start.add(4 * number);
+            let tracepoint = pointer.offset(memory.read_u32(pointer)?.cast_signed().into());
+            if is_called(memory, Gva(memory.read_u64(tracepoint)?), name) {
+                return Ok(Some(tracepoint));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether the string at `at` is this one.
+fn is_called<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva, name: &str) -> bool {
+    c_string(memory, at, name.len()).is_ok_and(|found| found.as_deref() == Some(name.as_bytes()))
 }
 
 /// All modules of the guest, in the order of its list, those included that are only being put together. `head` is

@@ -2,6 +2,7 @@
 //!
 //! Where the probe stands is not part of it: the probes that a pattern stands for share one plan.
 
+use crate::addr::Gva;
 use crate::capture::Capture;
 use crate::capture::hist::Histogram;
 use crate::linux::scope::Scope;
@@ -26,6 +27,19 @@ pub struct ProbePlan {
     pub pace: Option<Pace>,
     /// What it does for calls that are to fail.
     pub inject: Option<Inject>,
+    /// The tracepoint that has to be switched on for it, if it is at one.
+    pub tracepoint: Option<SwitchedTracepoint>,
+}
+
+/// A tracepoint of the guest's, which calls nobody as long as it is switched off.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchedTracepoint {
+    /// `SYSTEM:NAME`, as users write it. That of a module has the module in place of the system.
+    pub written: String,
+    /// Its own name.
+    pub name: String,
+    /// `struct tracepoint`, at its link-time address; `None` where it is a module's.
+    pub at: Option<Gva>,
 }
 
 /// What a probe's hits are.
@@ -98,6 +112,12 @@ impl ProbePlan {
     #[must_use]
     pub fn injecting(self, inject: Inject) -> Self {
         Self { inject: Some(inject), ..self }
+    }
+
+    /// The same, at this tracepoint.
+    #[must_use]
+    pub fn at_tracepoint(self, tracepoint: SwitchedTracepoint) -> Self {
+        Self { tracepoint: Some(tracepoint), ..self }
     }
 
     /// Whether returns are its hits.

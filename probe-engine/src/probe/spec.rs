@@ -55,10 +55,7 @@ pub enum Location {
 }
 
 /// The words of kinds of probes that there are not, and what these would probe.
-const NOT_YET: [(&str, &str); 10] = [
-    ("t", TRACEPOINTS),
-    ("tracepoint", TRACEPOINTS),
-    ("rawtracepoint", TRACEPOINTS),
+const NOT_YET: [(&str, &str); 7] = [
     ("e", EVENTS),
     ("s", EVENTS),
     ("u", PROGRAMS),
@@ -67,23 +64,23 @@ const NOT_YET: [(&str, &str); 10] = [
     ("usdt", PROGRAMS),
     ("profile", "moments in time"),
 ];
-const TRACEPOINTS: &str = "tracepoints";
+const TRACEPOINT_HERE: &str = "t SYSTEM:NAME";
 const EVENTS: &str = "events made of events";
 pub(crate) const PROGRAMS: &str = "programs in the guest";
 /// What can be probed instead.
-pub(crate) const NOT_YET_ADVICE: &str =
-    "write a function of the kernel with `p` (calls) or `r` (returns), or syscall:NAME";
+pub(crate) const NOT_YET_ADVICE: &str = "write a function of the kernel with `p` (calls) or `r` (returns), a tracepoint with `t`, or syscall:NAME";
 
 /// What a word that begins a definition would probe, where that kind is not there yet.
 pub(crate) fn not_yet(word: &str) -> Option<&'static str> {
     NOT_YET.iter().find(|(kind, _)| *kind == word).map(|(_, what)| *what)
 }
 
-/// The letter of a kind of probe here that other tools call so.
-pub(crate) fn kind_here(word: &str) -> Option<char> {
+/// What to write here for a kind of probe that other tools call so.
+pub(crate) fn kind_here(word: &str) -> Option<&'static str> {
     match word {
-        "kprobe" | "fentry" | "kfunc" => Some('p'),
-        "kretprobe" | "fexit" | "kretfunc" => Some('r'),
+        "kprobe" | "fentry" | "kfunc" => Some("p FUNCTION"),
+        "kretprobe" | "fexit" | "kretfunc" => Some("r FUNCTION"),
+        "tracepoint" | "rawtracepoint" | "tp" => Some(TRACEPOINT_HERE),
         _ => None,
     }
 }
@@ -241,7 +238,8 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
     if let Some(what) = not_yet(module) {
         return Err(SpecError::NotYet(what));
     }
-    if let Some(here) = kind_here(module) {
+    // `t:NAME` gives a definition its name. Alone it may as well mean a tracepoint.
+    if let Some(here) = kind_here(module).or_else(|| (module == "t").then_some(TRACEPOINT_HERE)) {
         return Err(SpecError::KindOfProbe { kind: module.to_owned(), here });
     }
     if is_command(module) {

@@ -86,6 +86,10 @@ pub enum Internal {
     ModuleInitDone,
     /// A module is about to be freed.
     ModuleGone,
+    /// The kernel's first task is about to start drivers, and may sleep.
+    Drivers,
+    /// A module comes or goes, and its tracepoints with it.
+    ModuleTracepoints,
     /// The guest's ftrace is about to look at its sites, and to change them.
     PatchBegin,
     /// It has queued its last change.

@@ -3,8 +3,8 @@
 mod injection;
 
 use super::error::chain;
-use super::system_call;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
+use super::{system_call, tracepoints};
 use crate::capture::typed::{Expand, Signature, is_changed};
 use crate::capture::{Capture, Field};
 use crate::lang;
@@ -13,11 +13,13 @@ use crate::lang::compile::{self, CompileContext};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
 use crate::linux::dwarf::VariablesInScope;
+use crate::linux::glob::Glob;
 use crate::linux::injectable::NotInjectable;
 use crate::linux::kernel::Kernel;
 use crate::linux::syscalls::{SystemCall, SystemCalls};
+use crate::linux::tracepoints::{NoTracepoints, Tracepoints};
 use crate::probe::place::Place;
-use crate::probe::plan::{Action, Trigger};
+use crate::probe::plan::{Action, SwitchedTracepoint, Trigger};
 use crate::probe::resolve::{Refused, resolve, resolve_in_source};
 use crate::probe::spec::{Location, ProbeSpec};
 use std::cell::OnceCell;
@@ -35,6 +37,23 @@ pub struct Found {
     pub spared: Vec<(String, Vec<NotInjectable>)>,
 }
 
+/// A place that a definition means.
+pub(super) struct Target {
+    pub(super) place: Place,
+    /// The function at whose entry or returns it is, with what a call of it has where its types do not say that.
+    pub(super) function: Option<(String, Option<Signature>)>,
+    /// What has to be switched on for it.
+    pub(super) tracepoint: Option<SwitchedTracepoint>,
+}
+
+/// What a definition's place means.
+struct Targets {
+    all: Vec<Target>,
+    /// What was written.
+    written: String,
+    is_pattern: bool,
+}
+
 /// Reads definitions, one after the other, for one kernel.
 pub struct Definitions<'a, 'd> {
     kernel: &'a Kernel,
@@ -47,6 +66,7 @@ pub struct Definitions<'a, 'd> {
     histograms: Vec<Hist>,
     found: Found,
     system_calls: OnceCell<SystemCalls<'a>>,
+    tracepoints: OnceCell<Result<Tracepoints, NoTracepoints>>,
 }
 
 impl<'a, 'd> Definitions<'a, 'd> {
@@ -59,9 +79,17 @@ impl<'a, 'd> Definitions<'a, 'd> {
         debug: &'a DebugInfo<'d>,
         expand: Expand,
     ) -> Self {
-        let system_calls = OnceCell::new();
-        let (histograms, found) = (Vec::new(), Found::default());
-        Self { kernel, btf, debug, expand, filter: None, histograms, found, system_calls }
+        Self {
+            kernel,
+            btf,
+            debug,
+            expand,
+            filter: None,
+            histograms: Vec::new(),
+            found: Found::default(),
+            system_calls: OnceCell::new(),
+            tracepoints: OnceCell::new(),
+        }
     }
 
     /// Reads the filter of all definitions without one.
@@ -107,15 +135,15 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let returns = spec.returns();
         let mut probes = Vec::new();
         for place in self.places(&spec).map_err(plain)? {
-            let function = self.function(&place);
-            let site = self.site(function.as_ref(), &|| Ok(None));
+            let target = self.target(place);
+            let site = self.site(&target, &|| Ok(None));
             let (fields, style) = typed(&site, self.expand, returns);
             self.found.changed += usize::from(is_changed_in(&site));
             let mut capture = Capture { fields, ..Capture::default() };
             let kind = if returns { ast::DefinitionKind::Return } else { ast::DefinitionKind::Instruction };
-            self.add_filter(&mut capture, kind, &place)?;
+            self.add_filter(&mut capture, kind, &target)?;
             let written = self.filter.iter().map(|filter| format!("if {filter}")).collect();
-            let mut probe = ProbeRequest::plain(place, trigger(returns, None)).found_by(&spec);
+            let mut probe = ProbeRequest::plain(target.place, trigger(returns, None)).found_by(&spec);
             probe.plan.capture = capture;
             let remark = self.system_call(&probe.place).map(|call| call.unseen());
             probes.push(ProbeRequest { style, written, remark, ..probe });
@@ -126,28 +154,39 @@ impl<'a, 'd> Definitions<'a, 'd> {
 
     fn define(&mut self, definition: &Definition, text: &str) -> Result<(), DefinitionError> {
         let returns = definition.kind == ast::DefinitionKind::Return;
-        let (spec, places) = self.place(definition).map_err(|error| misplaced(definition, text, error))?;
+        let targets = self.targets(definition).map_err(|error| misplaced(definition, text, error))?;
+        let Targets { all, written: place, is_pattern } = targets;
         let number = definition.hist.as_ref().map(|hist| self.histogram(&hist.value)).transpose()?;
         let filter = || self.filter.clone();
         let filtered = Definition { filter: definition.filter.clone().or_else(filter), ..definition.clone() };
         let mut probes = Vec::new();
-        for place in places {
-            let (mut capture, call) = self.capture(definition, &place)?;
-            self.add_filter(&mut capture, definition.kind, &place)?;
+        for target in all {
+            let (mut capture, call) = self.capture(definition, &target)?;
+            self.add_filter(&mut capture, definition.kind, &target)?;
             let histogram = compile::histogram(&filtered, &capture.fields)?;
             let counted = number.map(|number| Counted {
                 number,
-                name: histogram_name(definition).unwrap_or_else(|| spec.to_string()),
+                name: histogram_name(definition).unwrap_or_else(|| place.clone()),
             });
-            let style = match (event(&definition.name), call) {
-                (None, Some(call)) => call,
-                (named, _) => Style::Event(named.unwrap_or_else(|| place.name())),
+            let name = match &target.tracepoint {
+                Some(tracepoint) => tracepoint.written.clone(),
+                None => target.place.name(),
             };
+            let style = match (event(&definition.name), call) {
+                (None, Some(call)) if target.tracepoint.is_none() => call,
+                (named, _) => Style::Event(named.unwrap_or(name)),
+            };
+            if target.tracepoint.is_some()
+                && let Some(tag) = self.tracepoints().ok().and_then(|all| all.calls.callee.tag())
+            {
+                tracepoints::count_own(&mut capture, tag);
+            }
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
             let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
-            let mut probe = ProbeRequest::plain(place, trigger(returns, max_active)).found_by(&spec);
-            probe.plan.capture = capture;
+            let mut probe = ProbeRequest::plain(target.place, trigger(returns, max_active));
+            probe.pattern = is_pattern.then(|| place.clone());
+            (probe.plan.capture, probe.plan.tracepoint) = (capture, target.tracepoint);
             if let Some(histogram) = histogram {
                 probe.plan.action = Action::Histogram(histogram);
             }
@@ -162,16 +201,15 @@ impl<'a, 'd> Definitions<'a, 'd> {
     fn capture(
         &mut self,
         definition: &Definition,
-        place: &Place,
+        target: &Target,
     ) -> Result<(Capture, Option<Style>), lang::Error> {
         let debug = self.debug;
-        let variables = || match place {
+        let variables = || match &target.place {
             Place::Kernel { info, .. } => debug.variables_at(info.at).map_err(|error| chain(&error)),
             Place::Module { .. } | Place::Watch(_) => Ok(None),
         };
-        let function = self.function(place);
-        let site = self.site(function.as_ref(), &variables);
-        let is_call = definition.args.is_empty() && function.is_some();
+        let site = self.site(target, &variables);
+        let is_call = definition.args.is_empty() && target.function.is_some();
         let (own, style) = match is_call {
             true => {
                 let (own, style) = typed(&site, self.expand, definition.kind == ast::DefinitionKind::Return);
@@ -189,13 +227,12 @@ impl<'a, 'd> Definitions<'a, 'd> {
         &self,
         capture: &mut Capture,
         kind: ast::DefinitionKind,
-        place: &Place,
+        target: &Target,
     ) -> Result<(), DefinitionError> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
-            let function = self.function(place);
-            let site = self.site(function.as_ref(), &|| Ok(None));
+            let site = self.site(target, &|| Ok(None));
             compile::filter(&filter.value, kind, &site.parameters(kind), capture)
-                .map_err(|error| DefinitionError::Filter { at: place.name(), error })?;
+                .map_err(|error| DefinitionError::Filter { at: target.place.name(), error })?;
         }
         Ok(())
     }
@@ -222,12 +259,24 @@ impl<'a, 'd> Definitions<'a, 'd> {
         }
     }
 
-    /// The place of a definition, as a plain one is written, and what it is in this kernel.
-    fn place(&mut self, definition: &Definition) -> Result<(ProbeSpec, Vec<Place>), PlaceError> {
+    /// What the place of a definition is in this kernel.
+    fn targets(&mut self, definition: &Definition) -> Result<Targets, PlaceError> {
+        if let ast::WrittenPlace::Tracepoint { system, name } = &definition.place.value {
+            let written = definition.place.to_string();
+            let all = self.tracepoints()?;
+            let found = tracepoints::find(system.as_deref(), name, all, self.kernel, self.btf)?;
+            if !found.refused.is_empty() {
+                self.found.refused.push((written.clone(), found.refused));
+            }
+            let is_pattern = [system.as_deref(), Some(name)].into_iter().flatten().any(Glob::is_pattern);
+            return Ok(Targets { all: found.targets, written, is_pattern });
+        }
         let returns = definition.kind == ast::DefinitionKind::Return;
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
         let places = self.places(&spec)?;
-        Ok((spec, places))
+        let is_pattern = matches!(spec.location(), Location::Glob(_));
+        let all = places.into_iter().map(|place| self.target(place)).collect();
+        Ok(Targets { all, written: spec.to_string(), is_pattern })
     }
 
     fn places(&mut self, spec: &ProbeSpec) -> Result<Vec<Place>, PlaceError> {
@@ -244,6 +293,16 @@ impl<'a, 'd> Definitions<'a, 'd> {
             Some(place) => Err(PlaceError::NotAnEntry(place.name())),
             None => Ok(resolved.places),
         }
+    }
+
+    /// The tracepoints of the kernel's own.
+    fn tracepoints(&self) -> Result<&Tracepoints, NoTracepoints> {
+        let all = self.tracepoints.get_or_init(|| Tracepoints::of(self.kernel, self.btf));
+        all.as_ref().map_err(Clone::clone)
+    }
+
+    fn target(&self, place: Place) -> Target {
+        Target { function: self.function(&place), place, tracepoint: None }
     }
 
     /// The function at whose entry or returns `place` is, with what a call of it has where its types do not say that.
@@ -263,10 +322,13 @@ impl<'a, 'd> Definitions<'a, 'd> {
 
     fn site<'s>(
         &'s self,
-        function: Option<&'s (String, Option<Signature>)>,
+        target: &'s Target,
         variables: &'s dyn Fn() -> Result<Option<VariablesInScope>, String>,
     ) -> CompileContext<'s> {
+        let function = target.function.as_ref();
         CompileContext {
+            // The first one of a tracepoint is no part of the event.
+            skipped: target.tracepoint.is_some().into(),
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),
             kernel: self.kernel,
@@ -344,7 +406,7 @@ fn spec(place: &ast::WrittenPlace, returns: bool) -> String {
             format!("{module}{symbol}{offset}")
         }
         ast::WrittenPlace::Address(at) => format!("{at:#x}"),
-        ast::WrittenPlace::Line { of, line } => format!("{of}:{line}"),
+        place @ (ast::WrittenPlace::Line { .. } | ast::WrittenPlace::Tracepoint { .. }) => place.to_string(),
     };
     format!("{place}{}", if returns { "%return" } else { "" })
 }

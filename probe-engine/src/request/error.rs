@@ -4,6 +4,8 @@ use crate::lang;
 use crate::lang::ast::Span;
 use crate::linux::debug_info::DebugInfoError;
 use crate::linux::injectable::NotInjectable;
+use crate::linux::nearest::suggestion;
+use crate::linux::tracepoints::NoTracepoints;
 use crate::probe::resolve::ResolveError;
 use crate::probe::spec::SpecError;
 use std::error::Error;
@@ -26,6 +28,20 @@ pub enum PlaceError {
     /// Its calls are to fail, and cannot, or not so.
     #[error(transparent)]
     Injection(#[from] NotInjectable),
+    /// It is a tracepoint, and none of this kernel can be probed.
+    #[error(transparent)]
+    NoTracepoints(#[from] NoTracepoints),
+    /// No such tracepoint.
+    #[error("the kernel has no tracepoint `{written}`{}", suggestion(.nearest))]
+    UnknownTracepoint {
+        /// What was asked for.
+        written: String,
+        /// Those that are called nearly so.
+        nearest: Vec<String>,
+    },
+    /// No tracepoint is called so.
+    #[error("no tracepoint matches `{0}`; those of modules have no patterns")]
+    NoTracepointMatches(String),
     /// Calls are to fail below those of other than one function.
     #[error("calls fail below those of one function, and these are {0}")]
     SeveralAbove(usize),

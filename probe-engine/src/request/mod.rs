@@ -7,6 +7,7 @@ mod error;
 mod jump_constraints;
 mod system_call;
 mod traced;
+mod tracepoints;
 
 pub use definitions::{Definitions, Found, trigger_of};
 pub use error::{DefinitionError, PlaceError};
@@ -115,9 +116,18 @@ impl ProbeRequest {
             || self.plan.histogram().iter().flat_map(|plan| &plan.keys).any(|key| by_name(&key.form))
     }
 
+    /// Its place, as the user writes it.
+    #[must_use]
+    pub fn place_name(&self) -> String {
+        match &self.plan.tracepoint {
+            Some(tracepoint) => tracepoint.written.clone(),
+            None => self.place.name(),
+        }
+    }
+
     /// As the user writes it.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}{}", self.place.name(), if self.returns() { "%return" } else { "" })
+        format!("{}{}", self.place_name(), if self.returns() { "%return" } else { "" })
     }
 }

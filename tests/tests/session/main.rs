@@ -27,6 +27,7 @@ mod scale;
 mod stacks;
 mod storm;
 mod text;
+mod tracepoints;
 mod tracer;
 mod watches;
 

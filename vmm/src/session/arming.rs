@@ -130,7 +130,7 @@ impl Arming {
     /// the kernel was moved; or why not.
     pub(super) fn place_call_gate(
         &mut self,
-        layout: &ErrandLayout,
+        layout: Option<&ErrandLayout>,
         stop: &Stop<'_>,
         tables: &mut VcpuTables,
     ) -> Result<(Code, Gva, u64), NoSpace> {

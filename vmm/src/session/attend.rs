@@ -8,6 +8,7 @@ use super::report::{Death, Outcome, ProbeState};
 use super::resolver::RegisterError;
 use super::stage::{self, BootPhase, KernelMap, Reached, RunningKernel};
 use super::stop::Stop;
+use super::tracepoints::Answering;
 use crate::errands::Closed;
 use crate::memory::GuestRam;
 use crate::probe::{Command, HandlerRequest};
@@ -16,6 +17,7 @@ use crate::trap::{Delivery, Int3Handlers};
 use crate::vcpu::{Cause, VcpuRequest, VcpuTables};
 use crate::world::Parked;
 use probe_engine::addr::Gva;
+use probe_engine::linux::modules::ModuleState;
 use probe_engine::paging::PageFault;
 use probe_engine::probe::table::{Internal, ProbeId};
 use probe_engine::virt_memory::VirtMemory;
@@ -32,7 +34,10 @@ impl Control<'_> {
         let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
         let now = Instant::now();
-        let is_due = self.arming.sites.is_due() || self.sweep.is_due(now) || self.sending.is_due(now);
+        let is_due = self.arming.sites.is_due()
+            || self.sweep.is_due(now)
+            || self.sending.is_due(now)
+            || self.tracepoints.has_results();
         let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;
@@ -42,11 +47,13 @@ impl Control<'_> {
         let parked = world.park(|id| self.threads.kick(id));
         self.sweep.begin();
         let mut tables = VcpuTables::clone(&world.tables());
+        self.tracepoints_switched();
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
                 Cause::Breakpoint => self.stage_reached(&request, &parked, &mut tables),
                 Cause::Internal(internal) => self.hook_reached(&request, internal, &parked, &mut tables),
+                Cause::Called => {}
                 Cause::Device => self.arming.sites.run_from_copy(Gva(request.regs.rip)),
                 Cause::Commands(commands) => {
                     for command in commands {
@@ -77,7 +84,9 @@ impl Control<'_> {
         for message in messages {
             match message {
                 Message::Command(command, answer) => {
-                    answers.push((answer, self.carry_out(command, &parked, &mut tables)));
+                    let is_switching = self.is_about_tracepoints(&command);
+                    let result = self.carry_out(command, &parked, &mut tables);
+                    answers.push(Answering { answer, result, is_switching });
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
@@ -85,6 +94,8 @@ impl Control<'_> {
             }
         }
         self.reconcile(&parked, &mut tables);
+        self.switch_tracepoints(None, &parked, &mut tables);
+        let answers = self.answerable(answers, &parked, &mut tables);
         self.send_for_worker(&parked, &mut tables);
         world.set_tables(&parked, tables);
         if self.outcome.is_some() {
@@ -94,18 +105,19 @@ impl Control<'_> {
         self.sweep.end(Instant::now(), begun.elapsed());
         if !self.announced {
             self.stopped += begun.elapsed();
-            if self.arming.is_ready() {
+            if self.arming.is_ready() && !self.has_tracepoints_to_switch() {
                 self.announced = true;
                 let probes = self.list();
                 self.sink.armed(&probes, self.stopped);
             }
         }
-        for (answer, result) in answers {
+        for Answering { answer, result, .. } in answers {
             let _ = answer.send(result);
         }
     }
 
-    fn reconcile(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
+    pub(super) fn reconcile(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
+        self.note_switched_on();
         self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, tables);
         tables.gates = self.registry.known_gates();
     }
@@ -187,14 +199,14 @@ impl Control<'_> {
     }
 
     /// The first of `ids` that cannot stand, as the live text shows.
-    fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
+    pub(super) fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
         ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| {
             let reason = match &entry.state {
                 ProbeState::Refused(reason) => reason.clone(),
                 ProbeState::Gone(_) => "the guest has freed its text".to_owned(),
                 _ => return None,
             };
-            Some(RegisterError::Refused { name: entry.place.name(), reason })
+            Some(RegisterError::Refused { name: entry.name(), reason })
         })
     }
 
@@ -264,7 +276,18 @@ impl Control<'_> {
         self.arming.hooks.reached(internal);
         let argument = Gva(request.regs.rdi);
         match internal {
-            Internal::ModuleReady => self.change_modules(parked, tables, |modules| modules.ready(argument)),
+            Internal::ModuleReady => {
+                self.change_modules(parked, tables, |modules| modules.ready(argument));
+                self.switch_tracepoints(Some(request.vcpu), parked, tables);
+            }
+            Internal::Drivers => self.switch_tracepoints(Some(request.vcpu), parked, tables),
+            // tracepoint_module_notify(block, state, module)
+            Internal::ModuleTracepoints if request.regs.rsi == ModuleState::Going as u64 => {
+                if let Some((mut modules, _)) = self.modules() {
+                    modules.going(Gva(request.regs.rdx));
+                }
+                self.switch_tracepoints(Some(request.vcpu), parked, tables);
+            }
             Internal::ModuleGone => self.change_modules(parked, tables, |modules| {
                 modules.gone(argument);
                 Vec::new()

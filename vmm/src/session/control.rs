@@ -15,6 +15,7 @@ use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
 use super::stop::Stop;
+use super::tracepoints::Tracepoints;
 use super::{SessionError, Sink};
 use crate::clock::Clock;
 use crate::confine::{self, Role};
@@ -135,6 +136,8 @@ pub(super) struct Control<'a> {
     pub(super) holds: Holds,
     /// What the guest is to call for us.
     pub(super) sending: Sending,
+    /// Which tracepoints are switched on.
+    pub(super) tracepoints: Tracepoints,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -253,7 +256,11 @@ impl Control<'_> {
         self.end_holds();
         self.arming.sites.detours.look(&self.ram);
         let now = Instant::now();
-        if self.arming.sites.is_due() || self.sweep.is_due(now) || self.sending.is_due(now) {
+        if self.arming.sites.is_due()
+            || self.sweep.is_due(now)
+            || self.sending.is_due(now)
+            || self.tracepoints.has_results()
+        {
             self.attend();
         }
         if let Ok(end) = self.ended.try_recv() {

@@ -27,7 +27,7 @@ impl Control<'_> {
         }
         self.sending.begin(now);
         let Ok(layout) = self.kernel.errands.clone() else { return };
-        let place = match self.errand_place(&layout, parked, tables) {
+        let place = match self.errand_place(parked, tables) {
             Ok(place) => place,
             Err(reason) => return self.sending.errands.close(Closed::Unreachable(reason.to_string())),
         };
@@ -38,9 +38,8 @@ impl Control<'_> {
     }
 
     /// Where the guest has what errands need: put there with the first one.
-    fn errand_place(
+    pub(super) fn errand_place(
         &mut self,
-        layout: &ErrandLayout,
         parked: &Parked<'_>,
         tables: &mut VcpuTables,
     ) -> Result<Place, NoSpace> {
@@ -48,6 +47,7 @@ impl Control<'_> {
             return Ok(place);
         }
         let stop = Stop { parked, ram: &self.ram };
+        let layout = self.kernel.errands.as_ref().ok();
         let (code, data, slide) = self.arming.place_call_gate(layout, &stop, tables)?;
         let place = Place { code, slots: data.add(ERRANDS), slide };
         self.sending.errands.set_place(place);

@@ -4,14 +4,18 @@ use super::registry::Registry;
 use super::stage::BootPhase;
 use probe_engine::addr::Gva;
 use probe_engine::linux::landmarks::{HookAddresses, Landmarks};
+use probe_engine::linux::tracepoints::TracepointCalls;
 use probe_engine::probe::table::Internal;
 
 /// What is known from the hooks that were reached.
 pub(super) struct GuestHooks {
     addresses: HookAddresses,
+    tracepoints: Option<TracepointCalls>,
     panic: Option<Gva>,
     free_init: Option<Gva>,
     init_freed: bool,
+    /// Whether drivers are being started, or have been.
+    has_drivers: bool,
     panicked: bool,
     /// Whether modules are followed that have no probes, too.
     all_modules: bool,
@@ -25,9 +29,11 @@ impl GuestHooks {
     pub(super) fn new(kernel: &Landmarks, all_modules: bool, before_splats: bool) -> Self {
         Self {
             addresses: kernel.hooks,
+            tracepoints: kernel.tracepoints.as_ref().ok().copied(),
             panic: kernel.panic,
             free_init: kernel.free_init,
             init_freed: false,
+            has_drivers: false,
             panicked: false,
             all_modules,
             before_splats,
@@ -41,6 +47,8 @@ impl GuestHooks {
         let probes = late && !registry.is_empty();
         let modules = late && (self.all_modules || registry.has_modules());
         let addresses = &self.addresses;
+        let tracepoints = self.tracepoints.filter(|_| late && registry.has_tracepoints());
+        let drivers = tracepoints.and_then(|calls| calls.drivers);
         let all = [
             (Internal::Panic, self.panic, !self.panicked),
             (Internal::PanicTold, addresses.panic_told.map(|(function, _)| function), self.panicked),
@@ -48,6 +56,8 @@ impl GuestHooks {
             (Internal::ModuleReady, addresses.module_init, modules),
             (Internal::ModuleInitDone, addresses.init_free, modules),
             (Internal::ModuleGone, addresses.module_free, modules),
+            (Internal::Drivers, drivers, !self.may_switch()),
+            (Internal::ModuleTracepoints, tracepoints.and_then(|calls| calls.module_notify), modules),
             // Also when there is no probe: the first one may come in the middle of an update.
             (Internal::PatchBegin, addresses.ftrace_begin, late && self.follows_ftrace()),
             (Internal::PatchEnd, addresses.ftrace_end, late && self.follows_ftrace()),
@@ -66,6 +76,7 @@ impl GuestHooks {
     pub(super) fn reached(&mut self, internal: Internal) {
         match internal {
             Internal::FreeInitText => self.init_freed = true,
+            Internal::Drivers => self.has_drivers = true,
             Internal::Panic => self.panicked = true,
             Internal::PatchBegin => self.updates += 1,
             Internal::PatchEnd => self.updates = self.updates.saturating_sub(1),
@@ -76,6 +87,12 @@ impl GuestHooks {
     /// Whether a call of notifiers that begins with `list` (GVA) is a panic's, in a kernel with this slide.
     pub(super) fn is_panic(&self, list: Gva, slide: u64) -> bool {
         self.addresses.panic_told.is_some_and(|(_, panics)| panics.add(slide) == list)
+    }
+
+    /// Whether the kernel has come so far that tracepoints can be switched.
+    pub(super) fn may_switch(&self) -> bool {
+        let waits = self.tracepoints.is_some_and(|calls| calls.drivers.is_some());
+        self.has_drivers || self.init_freed || !waits
     }
 
     /// Whether this kernel tells when it works on ftrace's sites.

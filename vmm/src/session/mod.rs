@@ -55,6 +55,7 @@ mod stands;
 mod standstill;
 mod stop;
 mod text;
+mod tracepoints;
 mod watches;
 
 pub use crate::errands::{Next, Worker};
@@ -112,6 +113,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
+use tracepoints::Tracepoints;
 use vmm_sys_util::errno;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -417,6 +419,7 @@ impl Session<'_> {
             refused: Refused::default(),
             holds: Default::default(),
             sending: Sending::new(errands, machine.messages()),
+            tracepoints: Tracepoints::default(),
             wake,
             messages,
             requests,

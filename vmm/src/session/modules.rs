@@ -42,6 +42,13 @@ impl Modules<'_> {
         places::retire(range, self.registry);
     }
 
+    /// The module at `at` goes: its tracepoints are about to be looked at, whether anybody still wants to be called there.
+    pub(super) fn going(&mut self, at: Gva) {
+        if let Some(module) = self.ledger.get(at) {
+            places::retire_tracepoints(module, self.registry);
+        }
+    }
+
     /// The module at `at` is about to be freed.
     pub(super) fn gone(&mut self, at: Gva) {
         if let Some(module) = self.ledger.remove(at) {
@@ -120,6 +127,7 @@ mod tests {
             strtab: 16,
             typetab: 24,
             tables: ModuleTableFields::default(),
+            tracepoints: None,
             btf: None,
             // No rows.
             orc: Some(ModuleOrc { ips: counted(120, 136, 4), rows: counted(128, 136, 6) }),

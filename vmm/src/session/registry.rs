@@ -189,6 +189,8 @@ impl Registry {
                 stood: None,
                 has_stood: false,
                 moved_for_ftrace: false,
+                tracepoint: None,
+                is_switched_on: false,
                 yields: 0,
             },
         );
@@ -258,6 +260,11 @@ impl Registry {
         self.entries.len() == self.watched().count()
     }
 
+    /// Whether any probe is at a tracepoint.
+    pub(super) fn has_tracepoints(&self) -> bool {
+        self.entries.values().any(|entry| entry.active.plan.tracepoint.is_some())
+    }
+
     /// Whether any probe is in a module, loaded or not.
     pub(super) fn has_modules(&self) -> bool {
         self.entries.values().any(|entry| matches!(entry.place, Place::Module { .. }))
@@ -269,6 +276,10 @@ impl Registry {
 
     pub(super) fn get(&self, id: ProbeId) -> Option<&RegisteredProbe> {
         self.entries.get(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ProbeId, &RegisteredProbe)> {
+        self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut RegisteredProbe> {

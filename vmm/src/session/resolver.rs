@@ -105,6 +105,7 @@ impl Resolver {
             return Err(RegisterError::Pattern(text.to_owned()));
         };
         (plan.trigger, plan.capture) = (found.plan.trigger, found.plan.capture);
+        plan.tracepoint = found.plan.tracepoint;
         if let Action::Histogram(histogram) = found.plan.action {
             plan.action = Action::Histogram(histogram);
         }

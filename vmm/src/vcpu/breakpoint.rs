@@ -22,9 +22,18 @@ enum Wait {
 impl Vcpu {
     /// Finds whose `int3` it was. After each wait the question is asked again: the answer may have changed.
     pub(super) fn met_int3(&mut self, breakpoint: &Breakpoint, tables: &mut Arc<VcpuTables>) -> Flow {
+        self.pass_int3(breakpoint, tables, false)
+    }
+
+    /// The same, of one that the control thread may have `answered` already.
+    pub(super) fn pass_int3(
+        &mut self,
+        breakpoint: &Breakpoint,
+        tables: &mut Arc<VcpuTables>,
+        mut answered: bool,
+    ) -> Flow {
         let at = Gva(breakpoint.regs.rip);
         let passed = self.passed.take();
-        let mut answered = false;
         loop {
             let wait = match tables.sites.judge(at, || self.byte_at(at)) {
                 Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), tables),
@@ -73,6 +82,9 @@ impl Vcpu {
             };
             if let Flow::End = flow {
                 return Flow::End;
+            }
+            if answered && let Some(regs) = self.first_call(breakpoint, tables) {
+                return self.go_on(breakpoint, &regs, Shadow::Over);
             }
         }
     }

@@ -63,6 +63,8 @@ pub enum Cause {
     Breakpoint,
     /// An internal site.
     Internal(Internal),
+    /// A task is back at an internal site, where it was to make calls.
+    Called,
     /// A probed instruction that accesses a device: it has to run from a copy.
     Device,
     /// What a handler wants to have done before the vCPU goes on.

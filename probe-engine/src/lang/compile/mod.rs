@@ -36,6 +36,8 @@ pub struct CompileContext<'a> {
     pub function: Option<&'a str>,
     /// What a call of it has, where that is not what the kernel's types say of the function.
     pub signature: Option<&'a Signature>,
+    /// How many arguments come before the one that is `$arg1`.
+    pub skipped: u8,
     /// The kernel.
     pub kernel: &'a Kernel,
     /// Its types, where it has them.
@@ -199,7 +201,8 @@ impl Compiler<'_> {
             FetchExpr::StackSlot(n) => Way::value(Base::Stack(*n as u16)),
             FetchExpr::StackPointer => Way::value(Base::Register(Register::Rsp)),
             FetchExpr::Argument(n) => {
-                let n = u8::try_from(n.saturating_sub(1)).unwrap_or(u8::MAX);
+                let n =
+                    u8::try_from(n.saturating_sub(1)).unwrap_or(u8::MAX).saturating_add(self.site.skipped);
                 if self.returns && Register::of_argument(usize::from(n)).is_none() {
                     return Err(wrong(Mistake::StackArgumentOfReturn));
                 }

@@ -102,6 +102,41 @@ fn layout(has_mem: bool) -> ModuleLayout {
     ModuleLayout::find(&symbols.finish(), &Btf::parse(&section).unwrap()).unwrap()
 }
 
+#[test]
+fn a_tracepoint_is_found_by_its_name() {
+    const POINTERS: u64 = 0x1_8000;
+    let ram = Ram::new();
+    let tracepoints = CountedArray { start: 400, count: 408, entry: 4 };
+    let layout = ModuleLayout { tracepoints: Some(tracepoints), ..layout(true) };
+    ram.put(at(MODULE + 400), &at(POINTERS).0.to_le_bytes());
+    for (number, name) in (0..).zip(["first\0", "second\0"]) {
+        let (pointer, tracepoint) = (POINTERS + 4 * number, POINTERS - 0x200 + 0x80 * number);
+        ram.put(at(pointer), &(tracepoint.wrapping_sub(pointer) as u32).to_le_bytes());
+        ram.put(at(tracepoint), &at(tracepoint + 0x40).0.to_le_bytes());
+        ram.put(at(tracepoint + 0x40), name.as_bytes());
+    }
+    let module = Module {
+        at: at(MODULE),
+        name: "module".to_owned(),
+        state: ModuleState::Coming,
+        text: at(TEXT)..at(TEXT),
+        init_text: at(INIT)..at(INIT),
+    };
+    let found = |count: u32, name| {
+        ram.put(at(MODULE + 408), &count.to_le_bytes());
+        module.tracepoint(&layout, &ram.memory(), name)
+    };
+    assert_eq!(found(2, "first"), Ok(Some(at(POINTERS - 0x200))));
+    assert_eq!(found(2, "second"), Ok(Some(at(POINTERS - 0x180))));
+    assert_eq!(
+        [found(2, "secon"), found(2, "seconds"), found(1, "second"), found(0, "first")],
+        [Ok(None); 4]
+    );
+    assert_eq!(found(u32::MAX, "first"), Err(ModuleError::Large(at(MODULE))));
+    let without = ModuleLayout { tracepoints: None, ..layout };
+    assert_eq!(module.tracepoint(&without, &ram.memory(), "first"), Ok(None));
+}
+
 /// A module with text at 0x4000 and init text at 0x8000, a page each, and one site of each kind.
 fn ram(has_mem: bool) -> Ram {
     let ram = Ram::new();

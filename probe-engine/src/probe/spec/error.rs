@@ -48,14 +48,14 @@ pub enum SpecError {
     #[error("`{0}` is no name of a system call: write one, as in syscall:openat")]
     NoSystemCall(String),
     /// `kprobe:vfs_read`, as other tools have it.
-    #[error("`{kind}:` is another tool's word, and no module: write `{here} FUNCTION`")]
+    #[error("`{kind}:` is another tool's word, and no module: write `{here}`")]
     KindOfProbe {
         /// The word before the first `:`.
         kind: String,
-        /// The letter of that kind here.
-        here: char,
+        /// What to write here.
+        here: &'static str,
     },
-    /// `tracepoint:sched:sched_switch`, `uprobe:/bin/sh:main`, `/bin/sh:main`.
+    /// `uprobe:/bin/sh:main`, `/bin/sh:main`.
     #[error("{0} cannot be probed yet: {NOT_YET_ADVICE}")]
     NotYet(&'static str),
     /// `p:opens`, a definition without its place.

@@ -3,7 +3,7 @@
 use super::super::{Injected, PlaceError};
 use super::{DefinitionError, Definitions, ProbeRequest};
 use crate::capture::argument_place::ArgumentPlace;
-use crate::capture::filter::{Filter, Operand, Test};
+use crate::capture::filter::{Filter, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field};
 use crate::lang;
@@ -112,8 +112,8 @@ impl Definitions<'_, '_> {
         (known, force): (&InjectableFunctions, bool),
     ) -> Result<u64, NotInjectable> {
         let name = place.name();
-        let function = self.function(place);
-        let site = self.site(function.as_ref(), &|| Ok(None));
+        let target = self.target(place.clone());
+        let site = self.site(&target, &|| Ok(None));
         let signature =
             self.btf.zip(site.function).and_then(|(btf, function)| site.signature(btf, function).ok());
         let call = Function {
@@ -131,8 +131,8 @@ impl Definitions<'_, '_> {
 
     /// Has calls that must not fail, by the flags that they are made with, be none that count.
     fn spare(&self, place: &Place, bit: u64, capture: &mut Capture) {
-        let function = self.function(place);
-        let site = self.site(function.as_ref(), &|| Ok(None));
+        let target = self.target(place.clone());
+        let site = self.site(&target, &|| Ok(None));
         let Some((btf, name)) = self.btf.zip(site.function) else { return };
         let Ok(signature) = site.signature(btf, name) else { return };
         let is_flags =
@@ -141,15 +141,9 @@ impl Definitions<'_, '_> {
             return;
         };
         let ArgumentPlace::Slot(argument) = flags.place else { return };
-        let number = capture.fields.len() + capture.hidden.len();
-        let Ok(number) = u16::try_from(number) else { return };
         let fetch = Fetch::word(Base::Argument(argument), 4);
-        capture.hidden.push(Field { name: flags.name.clone(), fetch, shape: Shape::Hex });
-        let may_fail = Filter::Not(Box::new(Filter::Test(Operand::Field(number), Test::Bits(bit))));
-        capture.filter = Some(match capture.filter.take() {
-            None => may_fail,
-            Some(filter) => Filter::All(vec![filter, may_fail]),
-        });
+        let field = Field { name: flags.name.clone(), fetch, shape: Shape::Hex };
+        capture.count_only(field, |flags| Filter::Not(Box::new(Filter::Test(flags, Test::Bits(bit)))));
     }
 }
 

@@ -44,6 +44,10 @@ impl Arming {
                 }
                 continue;
             }
+            if !entry.is_called() && entry.info.is_some() {
+                entry.state = if entry.enabled && armed { ProbeState::Waiting } else { ProbeState::Disabled };
+                continue;
+            }
             let stand = self.stand(entry, are_few, text);
             match stand {
                 Placement::Not(state @ (ProbeState::Waiting | ProbeState::Gone(_))) => entry.state = state,

@@ -133,6 +133,11 @@ impl Ledger {
         }
     }
 
+    /// The module at `at`.
+    pub(super) fn get(&self, at: Gva) -> Option<&Module> {
+        self.entries.iter().map(|entry| &entry.module).find(|module| module.at == at)
+    }
+
     /// The module at `at` is about to be freed.
     pub(super) fn remove(&mut self, at: Gva) -> Option<Module> {
         let index = self.entries.iter().position(|entry| entry.module.at == at)?;

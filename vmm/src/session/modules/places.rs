@@ -29,9 +29,16 @@ pub(super) fn find<M: PhysMemory + ?Sized>(
             Ok(loaded) => loaded.place(memory, symbol, *offset).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        match place {
-            Ok(info) => {
+        let tracepoint = entry.active.plan.tracepoint.as_ref();
+        let tracepoint = tracepoint.map(|own| match module.tracepoint(layout, memory, &own.name) {
+            Ok(Some(at)) => Ok(at),
+            Ok(None) => Err(format!("the module has no tracepoint `{}`", own.name)),
+            Err(error) => Err(error.to_string()),
+        });
+        match tracepoint.transpose().and_then(|tracepoint| Ok((place?, tracepoint))) {
+            Ok((info, tracepoint)) => {
                 entry.info = Some(info);
+                entry.tracepoint = tracepoint;
                 entry.moved_for_ftrace = false;
                 entry.state = ProbeState::Waiting;
             }
@@ -69,6 +76,14 @@ pub(super) fn lost<M: PhysMemory + ?Sized>(
     lost
 }
 
+/// The tracepoints of `module` are about to go, before its text does.
+pub(super) fn retire_tracepoints(module: &Module, registry: &mut Registry) {
+    let is_there = |entry: &&mut RegisteredProbe| {
+        entry.tracepoint.is_some() && entry.info.as_ref().is_some_and(|info| module.is_text(info.at))
+    };
+    in_modules(registry).filter(is_there).for_each(retire_one);
+}
+
 /// The text in `range` is about to be freed.
 pub(super) fn retire(range: &Range<Gva>, registry: &mut Registry) {
     let is_there =
@@ -77,6 +92,7 @@ pub(super) fn retire(range: &Range<Gva>, registry: &mut Registry) {
 }
 
 fn retire_one(entry: &mut RegisteredProbe) {
+    (entry.tracepoint, entry.is_switched_on) = (None, false);
     if let Some(info) = entry.info.take()
         && !entry.is_over()
     {

@@ -28,6 +28,10 @@ pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) has_stood: bool,
     /// Whether it has left its place to the guest's ftrace: it stands behind that since, where it can.
     pub(in crate::session) moved_for_ftrace: bool,
+    /// The tracepoint of a module that has to be switched on for it (GVA), while that is loaded.
+    pub(in crate::session) tracepoint: Option<Gva>,
+    /// Whether its tracepoint is switched on, if it is at one.
+    pub(in crate::session) is_switched_on: bool,
     /// How often the guest wanted its text when there was no room behind it: hits are missed then.
     pub(in crate::session) yields: u64,
 }
@@ -36,6 +40,19 @@ impl RegisteredProbe {
     /// Whether it takes no hit any more, wherever its text is.
     pub(in crate::session) fn is_over(&self) -> bool {
         self.active.is_broken() || self.active.is_spent()
+    }
+
+    /// Whether it would have hits if it stood: it is at no tracepoint, or at one that is switched on.
+    pub(in crate::session) fn is_called(&self) -> bool {
+        self.active.plan.tracepoint.is_none() || self.is_switched_on
+    }
+
+    /// Its place, as users write it.
+    pub(in crate::session) fn name(&self) -> String {
+        match &self.active.plan.tracepoint {
+            Some(tracepoint) => tracepoint.written.clone(),
+            None => self.place.name(),
+        }
     }
 
     /// `detoured`: how many calls detours follow, by the probe.
@@ -76,7 +93,7 @@ impl RegisteredProbe {
         };
         ProbeReport {
             id,
-            name: self.place.name(),
+            name: self.name(),
             kind: match self.active.kind {
                 Kind::Instruction(_) => ProbeKind::Instruction,
                 Kind::Return(..) => ProbeKind::Return,

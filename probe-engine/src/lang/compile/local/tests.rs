@@ -21,8 +21,14 @@ fn read(at: Gva, fetch: &str) -> String {
     let place = function.map_or_else(|| at.to_string(), str::to_owned);
     let text = format!("p {place} {fetch}");
     let Statement::Define(definition) = parse(&text).unwrap() else { panic!("{text}") };
-    let site =
-        CompileContext { function, signature: None, kernel: &kernel, btf: Some(&btf), variables: &variables };
+    let site = CompileContext {
+        function,
+        signature: None,
+        skipped: 0,
+        kernel: &kernel,
+        btf: Some(&btf),
+        variables: &variables,
+    };
     match capture(&definition, &site, Vec::new()) {
         Ok(capture) => {
             let shown =
