@@ -3,6 +3,7 @@
 use crate::say::{Picture, plain};
 use probe_engine::lang;
 use probe_engine::linux::kernel::KernelError;
+use probe_engine::linux::tracepoints::NoTracepoints;
 use probe_engine::probe::resolve::ResolveError;
 use probe_engine::probe::watch::WatchError;
 use probe_engine::request::PlaceError;
@@ -81,8 +82,14 @@ fn about_memory(error: &(dyn Error + 'static)) -> Option<&'static str> {
 }
 
 fn about_place(error: &(dyn Error + 'static)) -> Option<String> {
-    if let Some(PlaceError::Injection(refused)) = error.downcast_ref() {
-        return refused.can_be_forced().then(|| "--force has its calls fail all the same".to_owned());
+    match error.downcast_ref() {
+        Some(PlaceError::Injection(refused)) => {
+            return refused.can_be_forced().then(|| "--force has its calls fail all the same".to_owned());
+        }
+        Some(PlaceError::NoTracepoints(NoTracepoints::NoData)) => {
+            return Some("name the kernel's vmlinux with --symbols".to_owned());
+        }
+        _ => {}
     }
     let names = match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
         (Some(WatchError::NotOne(names)), ..) => names,

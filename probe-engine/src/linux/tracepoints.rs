@@ -94,9 +94,7 @@ pub enum NoTracepoints {
     #[error("the kernel has no function that its tracepoints call events from: kernels since 5.10 do")]
     Old,
     /// Where they are is not known.
-    #[error(
-        "the kernel's symbols do not say where its tracepoints are (CONFIG_KALLSYMS_ALL): give them with --symbols"
-    )]
+    #[error("the kernel's symbols do not say where its tracepoints are (CONFIG_KALLSYMS_ALL)")]
     NoData,
     /// Each indirect call looks whom it calls.
     #[error("the kernel's indirect calls look at whom they call (CONFIG_CFI_CLANG, CONFIG_CFI)")]

@@ -3,6 +3,7 @@
 mod injection;
 
 use super::error::chain;
+use super::target::Target;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
 use super::{system_call, tracepoints};
 use crate::capture::typed::{Expand, Signature, is_changed};
@@ -19,7 +20,7 @@ use crate::linux::kernel::Kernel;
 use crate::linux::syscalls::{SystemCall, SystemCalls};
 use crate::linux::tracepoints::{NoTracepoints, Tracepoints};
 use crate::probe::place::Place;
-use crate::probe::plan::{Action, SwitchedTracepoint, Trigger};
+use crate::probe::plan::{Action, Trigger};
 use crate::probe::resolve::{Refused, resolve, resolve_in_source};
 use crate::probe::spec::{Location, ProbeSpec};
 use std::cell::OnceCell;
@@ -35,15 +36,6 @@ pub struct Found {
     pub changed: usize,
     /// Patterns of functions whose calls are to fail, and why those of some matches do not.
     pub spared: Vec<(String, Vec<NotInjectable>)>,
-}
-
-/// A place that a definition means.
-pub(super) struct Target {
-    pub(super) place: Place,
-    /// The function at whose entry or returns it is, with what a call of it has where its types do not say that.
-    pub(super) function: Option<(String, Option<Signature>)>,
-    /// What has to be switched on for it.
-    pub(super) tracepoint: Option<SwitchedTracepoint>,
 }
 
 /// What a definition's place means.

@@ -6,6 +6,7 @@ mod definitions;
 mod error;
 mod jump_constraints;
 mod system_call;
+mod target;
 mod traced;
 mod tracepoints;
 

@@ -1,7 +1,7 @@
 //! From the name of a tracepoint to the function at which its probe stands, and what it is called with.
 
 use super::PlaceError;
-use super::definitions::Target;
+use super::target::Target;
 use crate::capture::filter::{Filter, Order, Test};
 use crate::capture::shape::Shape;
 use crate::capture::typed::Signature;

@@ -54,6 +54,7 @@ mod stage;
 mod stands;
 mod standstill;
 mod stop;
+mod switching;
 mod text;
 mod tracepoints;
 mod watches;

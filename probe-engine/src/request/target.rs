@@ -1,0 +1,14 @@
+//! What a definition's place is in a kernel.
+
+use crate::capture::typed::Signature;
+use crate::probe::place::Place;
+use crate::probe::plan::SwitchedTracepoint;
+
+/// A place that a definition means.
+pub(super) struct Target {
+    pub(super) place: Place,
+    /// The function at whose entry or returns it is, with what a call of it has where its types do not say that.
+    pub(super) function: Option<(String, Option<Signature>)>,
+    /// What has to be switched on for it.
+    pub(super) tracepoint: Option<SwitchedTracepoint>,
+}
