@@ -43,13 +43,15 @@ const OPEN: &str = "do_sys_openat2";
 const ONCE: &str = "rest_init";
 /// Functions that it enters once, before it has breakpoints of its own.
 const EARLY: [&str; 2] = ["start_kernel", "setup_arch"];
+/// A tracepoint: calls of the workload's, told by their number.
+const TRACEPOINT: &str = "raw_syscalls:sys_enter";
 /// As users have it: detours.
 const LINUX: Boot = Boot {
     name: "linux",
     kernel: DEFAULT_KERNEL,
     target: "guest/target",
-    probes: &[OPEN, ONCE, EARLY[0], EARLY[1]],
-    work: Work::Steps("workload=open:20"),
+    probes: &[OPEN, ONCE, EARLY[0], EARLY[1], "t raw_syscalls:sys_enter if id == 110"],
+    work: Work::Steps("workload=open:20,getppid:20"),
     optimize: "--optimize=auto",
     checks: linux,
 };
@@ -241,9 +243,16 @@ fn linux(outcome: &Outcome) -> Vec<Check> {
         ensure!(calls >= 20, "the workload opened {calls} files");
         counted(outcome, OPEN, calls)
     };
+    let events = || {
+        let calls =
+            workload::done(&outcome.output, "getppid").context("the workload did not count getppid")?;
+        ensure!(calls >= 20, "the workload called getppid {calls} times");
+        counted(outcome, TRACEPOINT, calls)
+    };
     vec![
         ("ends_in_order".to_owned(), ended_well(outcome)),
         ("each_open_is_a_hit".to_owned(), opens()),
+        ("each_event_of_a_tracepoint_is_a_hit".to_owned(), events()),
         ("a_function_of_the_boot_is_hit_once".to_owned(), counted(outcome, ONCE, 1)),
         (
             "what_runs_before_breakpoints_is_hit_once".to_owned(),
@@ -323,8 +332,9 @@ mod tests {
 
     #[test]
     fn the_table_must_agree_with_the_workload() {
-        let text = "workload: done openat=22 getppid=0\n\
+        let text = "workload: done openat=22 getppid=20\n\
                     probe           address                   hits  missed\n\
+                    raw_syscalls:sys_enter 0xffffffffba842062   20       0\n\
                     do_sys_openat2  0xffffffffba842060          22       0\n\
                     rest_init       0xffffffffbb096980           1       0\n\
                     start_kernel    0xffffffffbc096980           1       0\n\
@@ -332,6 +342,7 @@ mod tests {
         assert!(linux(&outcome("0", text)).iter().all(|(_, result)| result.is_ok()));
         for (right, wrong) in [
             ("openat=22", "openat=23"),
+            ("getppid=20", "getppid=21"),
             ("bb096980           1 ", "bb096980           2 "),
             ("bc086980           1 ", "bc086980           0 "),
             ("22       0", "22       1"),
