@@ -107,8 +107,31 @@ pub(super) fn rows(vmm: &Path) -> anyhow::Result<Vec<Value>> {
             println!("bench: {name}, {}: {}", way.in_words(), parts.join(", "));
             rows.extend(row);
         }
+        let [.., power_off] = of_qemu;
+        rows.push(empty_case(name, vmm, &image, runs, power_off)?);
     }
     Ok(rows)
+}
+
+/// What a case without any work costs: a file with one, from the start of `vmm test` to its end, beside a guest in QEMU.
+fn empty_case(name: &str, vmm: &Path, image: &Path, runs: usize, of_qemu: f64) -> anyhow::Result<Value> {
+    let folder = tempfile::tempdir().context("no temporary folder")?;
+    let cases = folder.path().join("cases.toml");
+    let suite = format!("kernels = [\"{}\"]\n[[test]]\nname = \"empty\"\nrun = \"true\"\n", image.display());
+    std::fs::write(&cases, suite).context("cannot write cases")?;
+    let mut seconds = Vec::new();
+    for _ in 0..runs {
+        let begun = Instant::now();
+        setup::quietly(Command::new(vmm).arg("test").arg(&cases))?;
+        seconds.push(begun.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds.get(runs / 2).copied().unwrap_or_default();
+    let ratio = median / of_qemu;
+    println!("bench: {name}, an empty case: {median:.2} s ({ratio:.2} times a guest in QEMU)");
+    Ok(
+        json!({ "row": format!("{name}, an empty case"), "unit": "ratio", "median": ratio, "seconds": median }),
+    )
 }
 
 /// Runs a guest to its end: the seconds to each moment.
