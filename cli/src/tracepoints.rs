@@ -5,6 +5,7 @@ use crate::json::json;
 use crate::listing::list;
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
+use probe_engine::linux::event_fields::{EventField, event_fields};
 use probe_engine::linux::glob::Glob;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::nearest::suggestion;
@@ -23,8 +24,17 @@ struct TracepointRow<'a> {
     refused: Option<String>,
     /// What a probe there has, as C.
     arguments: Option<Vec<String>>,
-    /// What the guest's own event has, as C.
-    fields: Option<Vec<String>>,
+    /// What the guest's own event has.
+    fields: Option<Vec<FieldRow>>,
+}
+
+/// A field of the guest's own event.
+#[derive(Serialize)]
+struct FieldRow {
+    /// As C.
+    declaration: String,
+    /// Why a probe cannot read it.
+    refused: Option<String>,
 }
 
 /// Lists those that match `pattern`: names, or systems and names.
@@ -52,8 +62,9 @@ pub(crate) fn show(args: &List, kernel: &Kernel, pattern: &str) -> Result<()> {
                     let refused = row.refused.map(|reason| format!(": {reason}"));
                     let [arguments, refused] = [arguments, refused].map(Option::unwrap_or_default);
                     writeln!(out, "{}{arguments}{refused}", tracepoint.written())?;
-                    for field in row.fields.into_iter().flatten() {
-                        writeln!(out, "        {field}")?;
+                    for FieldRow { declaration, refused } in row.fields.into_iter().flatten() {
+                        let refused = refused.map(|reason| format!(": {reason}")).unwrap_or_default();
+                        writeln!(out, "        {declaration}{refused}")?;
                     }
                 }
             }
@@ -75,7 +86,7 @@ impl<'a> TracepointRow<'a> {
             function,
             refused,
             arguments: btf.and_then(|btf| arguments(tracepoint, btf)),
-            fields: btf.and_then(|btf| fields(tracepoint, btf)),
+            fields: btf.and_then(|btf| fields(tracepoint, kernel, btf)),
         }
     }
 }
@@ -86,10 +97,12 @@ fn arguments(tracepoint: &Tracepoint, btf: &Btf<'_>) -> Option<Vec<String>> {
     Some(parameters.skip(1).map(|(name, ty)| c::declaration(btf, ty, name)).collect())
 }
 
-/// The members of its `struct trace_event_raw_*` (include/trace/stages/stage1_struct_define.h), between what all events have and the
-/// strings.
-fn fields(tracepoint: &Tracepoint, btf: &Btf<'_>) -> Option<Vec<String>> {
-    let structure = btf.structure(&format!("trace_event_raw_{}", tracepoint.class.as_ref()?))?;
-    let own = structure.members().filter(|member| !matches!(member.name, "ent" | "__data"));
-    Some(own.map(|member| c::declaration(btf, member.ty, member.name)).collect())
+/// The fields of its own event, if it has one.
+fn fields(tracepoint: &Tracepoint, kernel: &Kernel, btf: &Btf<'_>) -> Option<Vec<FieldRow>> {
+    let fields = event_fields(kernel, btf, tracepoint.class.as_ref()?);
+    let row = |field: EventField| FieldRow {
+        declaration: c::declaration(btf, field.ty, &field.name),
+        refused: field.source.err().map(|reason| reason.to_string()),
+    };
+    Some(fields.into_iter().map(row).collect())
 }

@@ -28,6 +28,7 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
                 function,
                 signature: None,
                 skipped: 0,
+                event: None,
                 kernel: &kernel,
                 btf: Some(&btf),
                 variables: &|| Ok(None),

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// System calls come one a line: number, name, and the function at which `--probe syscall:NAME` stands.
 ///
 /// Tracepoints come one a line, as SYSTEM:NAME. With -v, what `--probe 't SYSTEM:NAME'` has as arguments, and below that the fields of
-/// the event that the guest's own tracefs makes of it.
+/// the event that the guest's own tracefs makes of it, with the reason where a probe cannot read one.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -29,7 +29,7 @@ Examples:
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
 -v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
 prototype. A tracepoint has
-system, name, function (at which the probe stands), refused, and with -v arguments and fields (as C). With
+system, name, function (at which the probe stands), refused, and with -v arguments (as C) and fields (declaration and refused). With
 --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
 of, where it is inlined), refused and variables (the names of those that can be read there).")]
 pub(crate) struct List {

@@ -110,6 +110,7 @@ impl Mistake {
             Self::CastOfOffset => "write `(STRUCT)(@SYM+OFFS)->MEMBER`",
             Self::ArrowInCast => "write `.`",
             Self::PerCpuTwice => "leave out one of both, or write `this_cpu_read`",
+            Self::NoEventField { .. } => "read an argument: `vmm list --kind tracepoints -v` has them all",
             Self::NoParameters(_) => {
                 "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
             }

@@ -2,6 +2,7 @@
 
 use super::ast::Span;
 use crate::linux::dwarf::Hidden;
+use crate::linux::event_fields::NoSource;
 use crate::linux::glob::GlobError;
 use crate::linux::nearest;
 use crate::linux::symbols::named::NotOne;
@@ -212,6 +213,8 @@ pub enum Mistake {
     UnknownRegister { name: String, nearest: Nearest },
     #[error("there is no variable `{name}`")]
     UnknownVariable { name: String, nearest: Nearest, parameters: KnownNames },
+    #[error("the event's own `{name}` cannot be read: {why}")]
+    NoEventField { name: String, why: NoSource },
     #[error("`$retval` is known only where a function returns")]
     NotAReturn,
     #[error("a function's parameters are known only at its entry and its returns")]

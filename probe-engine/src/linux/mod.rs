@@ -21,6 +21,7 @@ pub mod current;
 pub mod debug_info;
 pub mod dwarf;
 pub mod errands;
+pub mod event_fields;
 pub mod ftrace;
 pub mod ftrace_site;
 pub mod glob;

@@ -294,7 +294,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     }
 
     fn target(&self, place: Place) -> Target {
-        Target { function: self.function(&place), place, tracepoint: None }
+        Target { function: self.function(&place), place, tracepoint: None, event: None }
     }
 
     /// The function at whose entry or returns `place` is, with what a call of it has where its types do not say that.
@@ -321,6 +321,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         CompileContext {
             // The first one of a tracepoint is no part of the event.
             skipped: target.tracepoint.is_some().into(),
+            event: target.event.as_deref(),
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),
             kernel: self.kernel,

@@ -11,4 +11,6 @@ pub(super) struct Target {
     pub(super) function: Option<(String, Option<Signature>)>,
     /// What has to be switched on for it.
     pub(super) tracepoint: Option<SwitchedTracepoint>,
+    /// The class of the tracepoint's own event, if it has one.
+    pub(super) event: Option<String>,
 }

@@ -9,7 +9,7 @@ use crate::capture::{Base, Capture, Fetch, Field};
 use crate::linux::btf::Btf;
 use crate::linux::glob::Glob;
 use crate::linux::kernel::Kernel;
-use crate::linux::tracepoints::{NO_SYSTEM, Tracepoint, Tracepoints};
+use crate::linux::tracepoints::{NO_SYSTEM, NoTracepoints, Tracepoint, Tracepoints};
 use crate::probe::place::{Place, in_kernel};
 use crate::probe::plan::SwitchedTracepoint;
 use crate::probe::resolve::{Refused, ResolveError};
@@ -39,6 +39,8 @@ pub(super) fn find(
     let glob = |text| Glob::new(text).map_err(|_| PlaceError::NoTracepointMatches(written.clone()));
     let (system_glob, name_glob) = (system.map(glob).transpose()?, glob(name)?);
     let mut found = FoundTracepoints::default();
+    // Without types it is not known which system is whose.
+    let system_glob = system_glob.filter(|_| all.know_systems());
     for tracepoint in all.matching(system_glob.as_ref(), &name_glob) {
         match target(tracepoint, kernel, btf) {
             Ok(target) => found.targets.push(target),
@@ -57,6 +59,9 @@ pub(super) fn find(
         }
         .into()),
         (None, None, _) if is_pattern => Err(PlaceError::NoTracepointMatches(written)),
+        (None, None, Some(_)) if all.calls.module_notify.is_none() => {
+            Err(NoTracepoints::ModulesUnseen.into())
+        }
         (None, None, Some(module)) => {
             found.targets.push(in_module(module, name, all));
             Ok(found)
@@ -85,6 +90,7 @@ fn target(tracepoint: &Tracepoint, kernel: &Kernel, btf: Option<&Btf<'_>>) -> Re
             name: tracepoint.name.clone(),
             at: Some(tracepoint.at),
         }),
+        event: tracepoint.class.clone(),
     })
 }
 
@@ -99,6 +105,7 @@ fn in_module(module: &str, name: &str, all: &Tracepoints) -> Target {
             name: name.to_owned(),
             at: None,
         }),
+        event: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! offsets, before the guest runs.
 
 mod cast;
+mod event;
 mod filter;
 mod hist;
 mod local;
@@ -38,6 +39,9 @@ pub struct CompileContext<'a> {
     pub signature: Option<&'a Signature>,
     /// How many arguments come before the one that is `$arg1`.
     pub skipped: u8,
+    /// What comes behind `trace_event_raw_` in the name of the structure that the guest's own event is, where the probe is at a
+    /// tracepoint that has one.
+    pub event: Option<&'a str>,
     /// The kernel.
     pub kernel: &'a Kernel,
     /// Its types, where it has them.
@@ -120,6 +124,8 @@ impl CompileContext<'_> {
             let returned = signature.value(btf, function, Expand::Small);
             parameters.extend(returned.map(|field| Field { name: RETURN_VALUE.to_owned(), ..field }));
         }
+        let others = self.event_values(&names(&parameters));
+        parameters.extend(others);
         parameters
     }
 }

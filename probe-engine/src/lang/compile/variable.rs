@@ -77,6 +77,9 @@ impl Compiler<'_> {
         if let Some(local) = self.local(of)? {
             return self.local_value(&local, path, ty, span);
         }
+        if let Some(found) = self.event_field(of, path, ty, span) {
+            return found;
+        }
         let found = self.follow(of, path)?;
         self.finish(self.types(&of.span)?, found, ty, span)
     }
@@ -112,7 +115,11 @@ impl Compiler<'_> {
                 };
                 let Parameter { ty, place, .. } = found.ok_or_else(|| {
                     let name = of.value.to_string();
-                    let known = || parameters.iter().map(|own| own.name.as_str());
+                    let own: Vec<&str> = parameters.iter().map(|own| own.name.as_str()).collect();
+                    let fields = self.site.event_fields(&own);
+                    let readable = fields.iter().filter(|field| field.source.is_ok());
+                    let known =
+                        || own.iter().copied().chain(readable.clone().map(|field| field.name.as_str()));
                     let (nearest, parameters) = (nearest(known(), &name), known().collect());
                     wrong(Mistake::UnknownVariable { name, nearest, parameters })
                 })?;
@@ -195,6 +202,11 @@ fn text_of(btf: &Btf<'_>, ty: TypeId) -> Option<StringStorage> {
     };
     let is_character = matches!(btf.plain(of)?.kind, Kind::Int(_));
     (is_character && btf.size(of) == Some(1)).then_some(text)
+}
+
+/// Whether it is an array of characters.
+pub(super) fn is_text(btf: &Btf<'_>, ty: TypeId) -> bool {
+    matches!(text_of(btf, ty), Some(StringStorage::Array))
 }
 
 fn is_string(ty: &FetchType) -> bool {

@@ -25,6 +25,7 @@ fn read(at: Gva, fetch: &str) -> String {
         function,
         signature: None,
         skipped: 0,
+        event: None,
         kernel: &kernel,
         btf: Some(&btf),
         variables: &variables,
