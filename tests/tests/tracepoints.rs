@@ -10,33 +10,34 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use tests::product::{Run, binary, command, host_module, initrd_with, run};
 
-/// A tracepoint; what is read there of ours, and what that is called in the line of tracefs, where a value is compared as well.
+/// A tracepoint; what is read there of ours, an argument or a field of the event, and what that is called in the line of tracefs,
+/// where a value is compared as well.
 type Row = (&'static str, &'static str, &'static str);
 
 /// All kernels have them.
 const ROWS: &[Row] = &[
-    ("sched:sched_switch", "next->pid", "next_pid"),
-    ("sched:sched_wakeup", "p->pid", "pid"),
-    ("sched:sched_waking", "p->pid", "pid"),
-    ("sched:sched_wakeup_new", "p->pid", "pid"),
-    ("sched:sched_process_fork", "child->pid", "child_pid"),
+    ("sched:sched_switch", "next_pid", "next_pid"),
+    ("sched:sched_wakeup", "pid", "pid"),
+    ("sched:sched_waking", "prio", "prio"),
+    ("sched:sched_wakeup_new", "pid", "pid"),
+    ("sched:sched_process_fork", "child_pid", "child_pid"),
     ("sched:sched_process_exec", "old_pid", "old_pid"),
     ("sched:sched_process_exit", "p->pid", "pid"),
     ("sched:sched_process_wait", "", ""),
     ("sched:sched_stat_runtime", "runtime", "runtime"),
     ("raw_syscalls:sys_enter", "id", "NR"),
     ("raw_syscalls:sys_exit", "ret", ""),
-    ("kmem:kmalloc", "bytes_req", "bytes_req"),
+    ("kmem:kmalloc", "bytes_alloc", "bytes_alloc"),
     ("kmem:kfree", "", ""),
     ("kmem:kmem_cache_alloc", "", ""),
     ("kmem:kmem_cache_free", "", ""),
-    ("kmem:mm_page_alloc", "order", "order"),
+    ("kmem:mm_page_alloc", "migratetype", "migratetype"),
     ("kmem:mm_page_free", "order", "order"),
     ("kmem:mm_page_free_batched", "", ""),
     ("kmem:rss_stat", "", ""),
-    ("task:task_newtask", "task->pid", "pid"),
-    ("task:task_rename", "task->pid", "pid"),
-    ("signal:signal_generate", "sig", "sig"),
+    ("task:task_newtask", "oom_score_adj", "oom_score_adj"),
+    ("task:task_rename", "", ""),
+    ("signal:signal_generate", "pid", "pid"),
     ("signal:signal_deliver", "sig", "sig"),
     ("timer:timer_start", "", ""),
     ("timer:hrtimer_start", "", ""),

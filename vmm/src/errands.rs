@@ -19,7 +19,7 @@ mod switch;
 pub use functions::{Functions, NoFunction};
 pub use read_file::ReadFile;
 pub use run_program::{ProgramEnd, RunProgram};
-pub(crate) use switch::{Step, SwitchTracepoints};
+pub(crate) use switch::{Registrations, Step, SwitchTracepoints};
 
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
@@ -29,12 +29,14 @@ use probe_engine::virt_memory::VirtMemory;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// So many workers are under way or in calls at a time.
 pub(crate) const WORKERS: usize = 16;
+/// So many tasks that came by are in calls at a time.
+const PASSERS: usize = 32;
 
 /// A worker of the guest's kernel at the gate, between two calls. The guest's memory may be read and changed: what the kernel
 /// has given it, or what it is to read.
@@ -81,7 +83,7 @@ pub struct Wanted<T> {
 /// Nothing has come of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nothing {
-    /// The time was over.
+    /// The time was over, or it is not.
     Overdue,
     /// It was dropped: no errand is taken any more, or this one has panicked.
     Dropped,
@@ -99,7 +101,15 @@ impl<T> Wanted<T> {
     /// What has come of it, if anything has by now.
     #[must_use]
     pub fn look(&self) -> Option<T> {
-        self.answered.try_recv().ok()
+        self.come_to().ok()
+    }
+
+    /// What has come of it by now, or why nothing has.
+    pub(crate) fn come_to(&self) -> Result<T, Nothing> {
+        self.answered.try_recv().map_err(|error| match error {
+            TryRecvError::Empty => Nothing::Overdue,
+            TryRecvError::Disconnected => Nothing::Dropped,
+        })
     }
 }
 
@@ -121,11 +131,10 @@ pub enum Closed {
 }
 
 /// The errands of a guest.
-#[derive(Default)]
 pub struct Errands {
     state: Mutex<State>,
-    /// The tasks of the workers that are at the gate or in calls, 0 where there is none.
-    tasks: [AtomicU64; WORKERS],
+    /// The tasks that are at the gate or in calls, 0 where there is none: of the workers, by their numbers, and of others behind them.
+    tasks: [AtomicU64; WORKERS + PASSERS],
 }
 
 #[derive(Default)]
@@ -163,8 +172,8 @@ enum WorkerState {
 enum Caller {
     /// A worker that was sent for, by its number.
     Worker(usize),
-    /// A task that came by, with the registers with which it goes on.
-    Passer(Box<Regs>),
+    /// A task that came by, by its number behind the workers, with the registers with which it goes on.
+    Passer(usize, Box<Regs>),
 }
 
 /// What a task does that is at the gate.
@@ -178,9 +187,16 @@ pub(crate) enum AtGate {
 
 /// A task in a call.
 struct Calling {
+    task: Gva,
     caller: Caller,
     /// For whom, unless that is over.
     errand: Option<Errand>,
+}
+
+impl Default for Errands {
+    fn default() -> Self {
+        Self { state: Mutex::default(), tasks: [const { AtomicU64::new(0) }; WORKERS + PASSERS] }
+    }
 }
 
 impl Errands {
@@ -312,10 +328,18 @@ impl Errands {
     }
 
     /// The registers with which the task that waits at a trap with `regs` on `vcpu` makes its first call, if it is to make any.
-    pub(crate) fn begin(&self, vcpu: usize, regs: &Regs, memory: VirtMemory<'_, GuestRam>) -> Option<Regs> {
+    pub(crate) fn begin(
+        &self,
+        vcpu: usize,
+        task: Gva,
+        regs: &Regs,
+        memory: VirtMemory<'_, GuestRam>,
+    ) -> Option<Regs> {
         let errand = self.state().passers.remove(&vcpu)?;
         let place = self.place()?;
-        let calling = Calling { caller: Caller::Passer(Box::new(*regs)), errand: Some(errand) };
+        let number = self.free_passer(task)?;
+        let caller = Caller::Passer(number, Box::new(*regs));
+        let calling = Calling { task, caller, errand: Some(errand) };
         let at_gate = place.code.from_entry(regs);
         match self.next_call(&place, calling, None, &at_gate, memory) {
             AtGate::GoesOn(regs) => Some(regs),
@@ -327,7 +351,7 @@ impl Errands {
     fn next_call(
         &self,
         place: &Place,
-        Calling { caller, mut errand }: Calling,
+        Calling { task, caller, mut errand }: Calling,
         mut returned: Option<u64>,
         regs: &Regs,
         memory: VirtMemory<'_, GuestRam>,
@@ -345,38 +369,50 @@ impl Errands {
             if state.closed.is_some() {
                 break;
             }
-            state.calling.insert(key, Calling { caller, errand: Some(asked) });
+            // Who was there before has left the stack without a word.
+            let stale = state.calling.insert(key, Calling { task, caller, errand: Some(asked) });
+            drop(state);
+            if let Some(stale) = stale {
+                self.go(&stale.caller);
+            }
             return AtGate::GoesOn(regs);
         }
+        self.go(&caller);
         match caller {
-            Caller::Worker(number) => {
-                self.go(number);
-                AtGate::GoesOn(place.code.leave(regs))
-            }
-            Caller::Passer(regs) => AtGate::IsBack(*regs),
+            Caller::Worker(_) => AtGate::GoesOn(place.code.leave(regs)),
+            Caller::Passer(_, regs) => AtGate::IsBack(*regs),
         }
+    }
+
+    /// A number for a task that came by, which is taken.
+    fn free_passer(&self, task: Gva) -> Option<usize> {
+        let is_taken = |own: &AtomicU64| {
+            own.compare_exchange(0, task.0.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        (WORKERS..self.tasks.len()).find(|number| self.tasks.get(*number).is_some_and(is_taken))
     }
 
     /// A worker comes back to the gate from a call, or for the first time. `None` where it is nobody that was sent for.
     fn come(&self, regs: &Regs, place: &Place, task: Gva) -> Option<Calling> {
         let mut state = self.state();
-        if let Some(calling) = state.calling.remove(&regs.rsp) {
-            return Some(calling);
+        if state.calling.get(&regs.rsp).is_some_and(|calling| calling.task == task) {
+            return state.calling.remove(&regs.rsp);
         }
         let offset = Gva(regs.rdi).offset_from(place.slots)?.checked_sub(slot::WORK)?;
         let number = usize::try_from(offset / slot::SIZE).ok().filter(|_| offset % slot::SIZE == 0)?;
         let worker = state.workers.get_mut(number).filter(|worker| **worker == WorkerState::SentFor)?;
         *worker = WorkerState::Arrived;
         self.tasks.get(number)?.store(task.0, Ordering::Relaxed);
-        Some(Calling { caller: Caller::Worker(number), errand: None })
+        Some(Calling { task, caller: Caller::Worker(number), errand: None })
     }
 
-    /// A worker goes back to its kernel.
-    fn go(&self, number: usize) {
-        if let Some(task) = self.tasks.get(number) {
+    /// One makes no more calls: a worker goes back to its kernel.
+    fn go(&self, caller: &Caller) {
+        let (Caller::Worker(number) | Caller::Passer(number, _)) = caller;
+        if let Some(task) = self.tasks.get(*number) {
             task.store(0, Ordering::Relaxed);
         }
-        if let Some(worker) = self.state().workers.get_mut(number) {
+        if let Some(worker) = self.state().workers.get_mut(*number) {
             *worker = WorkerState::Free;
         }
     }

@@ -44,6 +44,8 @@ pub struct TracepointCalls {
     pub drivers: Option<Gva>,
     /// `tracepoint_module_notify(block, state, module)`: a module comes or goes.
     pub module_notify: Option<Gva>,
+    /// `msleep(milliseconds)`
+    pub sleep: Option<Gva>,
 }
 
 /// The function that does nothing, which a tracepoint calls for us.
@@ -93,6 +95,14 @@ pub enum NoTracepoints {
     /// They call functions from where no probe can stand.
     #[error("the kernel has no function that its tracepoints call events from: kernels since 5.10 do")]
     Old,
+    /// There is no function that does nothing, which they could call.
+    #[error(
+        "the kernel has no function that its tracepoints could call for nothing (CONFIG_FUNCTION_TRACER)"
+    )]
+    NoStub,
+    /// Those of a module would be switched on when the module has gone.
+    #[error("the kernel does not tell when a module's tracepoints go (`tracepoint_module_notify`)")]
+    ModulesUnseen,
     /// Where they are is not known.
     #[error("the kernel's symbols do not say where its tracepoints are (CONFIG_KALLSYMS_ALL)")]
     NoData,
@@ -118,6 +128,7 @@ impl TracepointCalls {
         let callee = match kernel.symbol("ftrace_stub").map(Callee::Shared) {
             _ if has(Callee::Own) => Callee::Own,
             Some(shared) if has(shared) => shared,
+            None if has(Callee::Shared(Gva(0))) => return Err(NoTracepoints::NoStub),
             _ => return Err(NoTracepoints::Old),
         };
         if !kernel.symbols().have_data() {
@@ -125,7 +136,7 @@ impl TracepointCalls {
         }
         let (drivers, module_notify) =
             (kernel.symbol("driver_init"), kernel.symbol("tracepoint_module_notify"));
-        Ok(Self { register, unregister, callee, drivers, module_notify })
+        Ok(Self { register, unregister, callee, drivers, module_notify, sleep: kernel.symbol("msleep") })
     }
 }
 
@@ -190,6 +201,12 @@ impl Tracepoints {
         self.all.iter().filter(move |own| {
             system.is_none_or(|system| system.matches(&own.system)) && name.matches(&own.name)
         })
+    }
+
+    /// Whether it is known which is part of which system.
+    #[must_use]
+    pub fn know_systems(&self) -> bool {
+        self.all.iter().any(|own| own.system != NO_SYSTEM)
     }
 
     /// Whether any is part of `system`.

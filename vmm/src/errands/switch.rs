@@ -6,6 +6,8 @@ use probe_engine::addr::Gva;
 use probe_engine::errand::Call;
 use probe_engine::linux::tracepoints::TracepointCalls;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A tracepoint that is to be switched. Addresses are those of the running kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,10 +22,75 @@ pub(crate) struct Step {
     pub(crate) on: bool,
 }
 
+/// For which tracepoints the guest has registered a function for us: errands of several tasks may be about the same one.
+#[derive(Debug, Default)]
+pub(crate) struct Registrations(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    registered: BTreeSet<Gva>,
+    /// Those that a task is just switching.
+    busy: BTreeSet<Gva>,
+    /// Those whose module goes, or has gone.
+    gone: BTreeSet<Gva>,
+}
+
+impl Registrations {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the guest has registered a function of ours for the tracepoint at `tracepoint`.
+    pub(crate) fn is_registered(&self, tracepoint: Gva) -> bool {
+        self.known().registered.contains(&tracepoint)
+    }
+
+    /// These are switched on no more.
+    pub(crate) fn gone(&self, tracepoints: &[Gva]) {
+        self.known().gone.extend(tracepoints);
+    }
+
+    /// These are there, whatever was there before.
+    pub(crate) fn come(&self, tracepoints: impl IntoIterator<Item = Gva>) {
+        let mut known = self.known();
+        for tracepoint in tracepoints {
+            known.gone.remove(&tracepoint);
+        }
+    }
+
+    /// What is to be done about a step that nobody works at: nothing any more, or its calls. `None` while another task works at it.
+    fn take(&self, step: &Step) -> Option<Result<(), Result<(), Errno>>> {
+        let mut known = self.known();
+        if known.busy.contains(&step.tracepoint) {
+            return None;
+        }
+        if step.on && known.gone.contains(&step.tracepoint) {
+            return Some(Err(Err(Errno::NOENT)));
+        }
+        if step.on == known.registered.contains(&step.tracepoint) {
+            return Some(Err(Ok(())));
+        }
+        known.busy.insert(step.tracepoint);
+        Some(Ok(()))
+    }
+
+    /// A step is over.
+    fn give_back(&self, step: &Step, result: Result<(), Errno>) {
+        let mut known = self.known();
+        known.busy.remove(&step.tracepoint);
+        match (step.on, result) {
+            (true, Ok(())) => known.registered.insert(step.tracepoint),
+            (true, Err(_)) => false,
+            (false, _) => known.registered.remove(&step.tracepoint),
+        };
+    }
+}
+
 /// An errand that switches tracepoints.
 pub(crate) struct SwitchTracepoints {
     calls: TracepointCalls,
     steps: Vec<Step>,
+    registrations: Arc<Registrations>,
     doing: Doing,
     results: Vec<Result<(), Errno>>,
 }
@@ -33,15 +100,31 @@ pub(crate) struct SwitchTracepoints {
 enum Doing {
     /// Nothing.
     Nothing,
+    /// It waited for another task.
+    Waiting,
     /// It registered the function with this one of the data.
     Registering(usize),
     /// It unregistered it, and what comes of the step.
     Unregistering(usize, Result<(), Errno>),
 }
 
+impl Drop for SwitchTracepoints {
+    /// What was being done is over, as far as anybody knows.
+    fn drop(&mut self) {
+        if let Some(step) = self.steps.get(self.results.len())
+            && matches!(self.doing, Doing::Registering(_) | Doing::Unregistering(..))
+        {
+            self.registrations.give_back(step, Err(Errno::CANCELED));
+        }
+    }
+}
+
+/// How long a task sleeps until it looks again what another one does, in milliseconds.
+const PAUSE: u64 = 1;
+
 impl SwitchTracepoints {
-    pub(crate) fn new(calls: TracepointCalls, steps: Vec<Step>) -> Self {
-        Self { calls, steps, doing: Doing::Nothing, results: Vec::new() }
+    pub(crate) fn new(calls: TracepointCalls, steps: Vec<Step>, registrations: Arc<Registrations>) -> Self {
+        Self { calls, steps, registrations, doing: Doing::Nothing, results: Vec::new() }
     }
 
     /// What is next. In the end there is a result for each step.
@@ -51,29 +134,19 @@ impl SwitchTracepoints {
             Some(returned) => error(i64::from(returned.cast_signed()).cast_unsigned()).map_or(Ok(()), Err),
             None => Ok(()),
         };
-        let last = self.calls.callee.data().len().saturating_sub(1);
         loop {
             let Some(step) = self.steps.get(self.results.len()) else {
                 return Next::Done(std::mem::take(&mut self.results));
             };
-            let next = match (self.doing, returned) {
-                (Doing::Nothing, _) if !is_called(step, worker) => Err(Err(Errno::NOENT)),
-                (Doing::Nothing, _) if step.on => Ok(Doing::Registering(0)),
-                (Doing::Nothing, _) => Ok(Doing::Unregistering(last, Ok(()))),
-                (Doing::Registering(n), Ok(())) if n < last => Ok(Doing::Registering(n + 1)),
-                (Doing::Registering(0), result) | (Doing::Registering(_), result @ Ok(())) => Err(result),
-                (Doing::Registering(n), result) => Ok(Doing::Unregistering(n - 1, result)),
-                (Doing::Unregistering(0, so_far), result) => Err(so_far.and(result)),
-                (Doing::Unregistering(n, so_far), result) => {
-                    Ok(Doing::Unregistering(n - 1, so_far.and(result)))
-                }
-            };
-            match next {
+            match self.behind(step, returned, worker) {
                 Ok(doing) => {
                     self.doing = doing;
                     return Next::Call(self.call(step, doing));
                 }
                 Err(result) => {
+                    if matches!(self.doing, Doing::Registering(_) | Doing::Unregistering(..)) {
+                        self.registrations.give_back(step, result);
+                    }
                     self.doing = Doing::Nothing;
                     self.results.push(result);
                 }
@@ -81,11 +154,38 @@ impl SwitchTracepoints {
         }
     }
 
+    /// What is done for a step behind a call that has returned so, or what has come of the step.
+    fn behind(
+        &self,
+        step: &Step,
+        returned: Result<(), Errno>,
+        worker: &Worker<'_>,
+    ) -> Result<Doing, Result<(), Errno>> {
+        let last = self.calls.callee.data().len().saturating_sub(1);
+        match (self.doing, returned) {
+            (Doing::Nothing | Doing::Waiting, _) if !is_called(step, worker) => Err(Err(Errno::NOENT)),
+            (Doing::Nothing | Doing::Waiting, _) => match self.registrations.take(step) {
+                None if self.calls.sleep.is_some() => Ok(Doing::Waiting),
+                None => Err(Err(Errno::BUSY)),
+                Some(Err(result)) => Err(result),
+                Some(Ok(())) if step.on => Ok(Doing::Registering(0)),
+                Some(Ok(())) => Ok(Doing::Unregistering(last, Ok(()))),
+            },
+            (Doing::Registering(n), Ok(())) if n < last => Ok(Doing::Registering(n + 1)),
+            (Doing::Registering(0), result) | (Doing::Registering(_), result @ Ok(())) => Err(result),
+            (Doing::Registering(n), result) => Ok(Doing::Unregistering(n - 1, result)),
+            (Doing::Unregistering(0, so_far), result) => Err(so_far.and(result)),
+            (Doing::Unregistering(n, so_far), result) => Ok(Doing::Unregistering(n - 1, so_far.and(result))),
+        }
+    }
+
     fn call(&self, step: &Step, doing: Doing) -> Call {
         let (function, number) = match doing {
             Doing::Registering(n) => (self.calls.register, n),
-            Doing::Nothing => (self.calls.unregister, 0),
             Doing::Unregistering(n, _) => (self.calls.unregister, n),
+            Doing::Nothing | Doing::Waiting => {
+                return Call::new(self.calls.sleep.unwrap_or(self.calls.unregister), &[PAUSE]);
+            }
         };
         let data = self.calls.callee.data().get(number).copied().unwrap_or(0);
         Call::new(function, &[step.tracepoint.0, step.function.0, data])
@@ -131,8 +231,10 @@ mod tests {
     /// What is done where these calls return so.
     fn carried_out(callee: Callee, steps: Vec<Step>, returned: &[i32]) -> Made {
         let (register, unregister) = (Gva(1), Gva(2));
-        let calls = TracepointCalls { register, unregister, callee, drivers: None, module_notify: None };
-        let (ram, mut errand) = (ram(), SwitchTracepoints::new(calls, steps));
+        let (drivers, module_notify, sleep) = (None, None, Some(Gva(3)));
+        let calls = TracepointCalls { register, unregister, callee, drivers, module_notify, sleep };
+        let registrations = Arc::new(Registrations::default());
+        let (ram, mut errand) = (ram(), SwitchTracepoints::new(calls, steps, registrations));
         let mut made = Vec::new();
         let mut returns = returned.iter();
         let mut last = None;
@@ -155,6 +257,42 @@ mod tests {
         assert_eq!((made, results), (vec![(1, 0), (2, 0)], vec![Ok(()), Ok(())]));
         let (made, results) = carried_out(Callee::Shared(Gva(0x77)), both(), &[]);
         assert_eq!((made, results), (vec![(1, 0), (1, 1), (2, 1), (2, 0)], vec![Ok(()), Ok(())]));
+    }
+
+    /// Two tasks are about the same tracepoint: one waits for the other, and finds it done.
+    #[test]
+    fn one_task_waits_for_another() {
+        let (register, unregister, sleep) = (Gva(1), Gva(2), Some(Gva(3)));
+        let callee = Callee::Own;
+        let calls =
+            TracepointCalls { register, unregister, callee, drivers: None, module_notify: None, sleep };
+        let (ram, registrations) = (ram(), Arc::new(Registrations::default()));
+        let errand = |on| SwitchTracepoints::new(calls, vec![step(NAME, on)], registrations.clone());
+        let called = |errand: &mut SwitchTracepoints, returned| match errand
+            .next(&mut Worker { returned, memory: memory(&ram) })
+        {
+            Next::Call(call) => Ok(call.function.0),
+            Next::Done(results) => Err(results),
+        };
+        let (mut first, mut second, mut third) = (errand(true), errand(true), errand(false));
+        assert_eq!(called(&mut first, None), Ok(1));
+        assert_eq!([called(&mut second, None), called(&mut third, None)], [Ok(3), Ok(3)]);
+        assert_eq!(called(&mut first, Some(0)), Err(vec![Ok(())]));
+        assert!(registrations.is_registered(TRACEPOINT));
+        assert_eq!(called(&mut second, Some(0)), Err(vec![Ok(())]), "it is on already");
+        // Its module goes: it is switched off, and never on again by those that come late.
+        registrations.gone(&[TRACEPOINT]);
+        assert_eq!(called(&mut third, Some(0)), Ok(2));
+        let mut late = errand(true);
+        assert_eq!(called(&mut late, None), Ok(3));
+        assert_eq!(called(&mut third, Some(0)), Err(vec![Ok(())]));
+        assert_eq!(called(&mut late, Some(0)), Err(vec![Err(Errno::NOENT)]));
+        assert_eq!(called(&mut errand(false), None), Err(vec![Ok(())]), "it is off already");
+        registrations.come([TRACEPOINT]);
+        let mut dropped = errand(true);
+        assert_eq!(called(&mut dropped, None), Ok(1));
+        drop(dropped);
+        assert_eq!(called(&mut errand(true), None), Ok(1), "nobody works at it any more");
     }
 
     #[test]

@@ -120,8 +120,9 @@ fn a_task_that_comes_by_makes_its_own_calls_and_goes_on_as_it_was() {
         if left < 0 { Next::Done("done") } else { Next::Call(Call::new(Gva(0x300), &[7])) }
     });
     let wanted = wanted.unwrap();
-    assert_eq!(errands.begin(0, &at_entry, memory(&ram)), None, "it waits on another vCPU");
-    let called = errands.begin(1, &at_entry, memory(&ram)).unwrap();
+    assert_eq!(errands.begin(0, TASK, &at_entry, memory(&ram)), None, "it waits on another vCPU");
+    let called = errands.begin(1, TASK, &at_entry, memory(&ram)).unwrap();
+    assert!(errands.is_worker(TASK));
     assert_eq!((called.rip, called.rsp, called.rdi), (0x310, 0x8fd8, 7), "aligned as at a call");
     assert_eq!(memory(&ram).read_u64(Gva(called.rsp)), Ok(PLACE.code.trap().0));
     let returned = Regs { rsp: called.rsp + 8, rax: 5, ..called };
@@ -139,11 +140,11 @@ fn a_task_that_came_by_goes_on_when_it_is_over() {
     let at_entry = Regs { rip: 0x7000, rsp: 0x8fe8, ..Regs::default() };
     let endless = || errands.want_of(0, |_| Next::<()>::Call(Call::new(Gva(0x300), &[]))).unwrap();
     let wanted = [endless(), endless()];
-    let called = errands.begin(0, &at_entry, memory(&ram)).unwrap();
+    let called = errands.begin(0, TASK, &at_entry, memory(&ram)).unwrap();
     errands.close(Closed::Panicked);
     let back = errands.ask(&Regs { rsp: called.rsp + 8, ..called }, memory(&ram), TASK);
     assert_eq!(back, Some(AtGate::IsBack(at_entry)));
-    assert_eq!(errands.begin(0, &at_entry, memory(&ram)), None);
+    assert_eq!(errands.begin(0, TASK, &at_entry, memory(&ram)), None);
     assert!(wanted.iter().all(|wanted| wanted.look().is_none()));
 }
 
@@ -184,4 +185,35 @@ fn whoever_comes_unasked_and_whoever_panics_goes_back() {
     assert!(is_left(&Regs { rsp: 1 << 30, ..arriving(0) }), "no stack to call with");
     assert_eq!(panics.wait(Duration::ZERO), Err(Nothing::Dropped));
     assert!(nowhere.look().is_none() && errands.free_worker() == Some(0));
+}
+
+/// A stack of which nobody has said that it is over belongs to whoever is on it now.
+#[test]
+fn another_task_on_the_same_stack_is_another_one() {
+    let (ram, errands) = guest();
+    let at_entry = Regs { rip: 0x7000, rsp: 0x8fe8, ..Regs::default() };
+    let call = || errands.want_of(0, |_| Next::<()>::Call(Call::new(Gva(0x300), &[]))).unwrap();
+    let _died = call();
+    let called = errands.begin(0, TASK, &at_entry, memory(&ram)).unwrap();
+    let other = Gva(TASK.0 + 0x40);
+    let back = Regs { rsp: called.rsp + 8, ..called };
+    let left = errands.ask(&back, memory(&ram), other);
+    assert_eq!(left, Some(AtGate::GoesOn(PLACE.code.leave(&back))));
+    let _comes = call();
+    assert!(errands.begin(0, other, &at_entry, memory(&ram)).is_some());
+    assert!(errands.is_worker(other) && !errands.is_worker(TASK));
+    assert!(matches!(errands.ask(&back, memory(&ram), other), Some(AtGate::GoesOn(_))));
+}
+
+/// So many tasks are in calls at a time, and no more.
+#[test]
+fn a_guest_whose_tasks_never_come_back_makes_no_more_calls() {
+    let (ram, errands) = guest();
+    let begin = |number: u64| {
+        let wanted = errands.want_of(0, |_| Next::<()>::Call(Call::new(Gva(0x300), &[]))).unwrap();
+        let at = Regs { rip: 0x7000, rsp: 0x8fe8 - 0x40 * number, ..Regs::default() };
+        std::mem::forget(wanted);
+        errands.begin(0, Gva(TASK.0 + number), &at, memory(&ram)).is_some()
+    };
+    assert_eq!((0..100).filter(|number| begin(*number)).count(), PASSERS);
 }

@@ -85,8 +85,9 @@ impl Control<'_> {
             match message {
                 Message::Command(command, answer) => {
                     let is_switching = self.is_about_tracepoints(&command);
+                    let is_register = matches!(command, Command::Register(_));
                     let result = self.carry_out(command, &parked, &mut tables);
-                    answers.push(Answering { answer, result, is_switching });
+                    answers.push(Answering { answer, result, is_switching, is_register });
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
@@ -283,10 +284,9 @@ impl Control<'_> {
             Internal::Drivers => self.switch_tracepoints(Some(request.vcpu), parked, tables),
             // tracepoint_module_notify(block, state, module)
             Internal::ModuleTracepoints if request.regs.rsi == ModuleState::Going as u64 => {
-                if let Some((mut modules, _)) = self.modules() {
-                    modules.going(Gva(request.regs.rdx));
-                }
-                self.switch_tracepoints(Some(request.vcpu), parked, tables);
+                let module = Gva(request.regs.rdx);
+                let going = self.modules().map(|(mut modules, _)| modules.going(module)).unwrap_or_default();
+                self.tracepoints_go(&going, request.vcpu, parked, tables);
             }
             Internal::ModuleGone => self.change_modules(parked, tables, |modules| {
                 modules.gone(argument);

@@ -16,6 +16,8 @@ pub(super) struct GuestHooks {
     init_freed: bool,
     /// Whether drivers are being started, or have been.
     has_drivers: bool,
+    /// Whether tracepoints are switched on, or may be in a moment.
+    has_tracepoints: bool,
     panicked: bool,
     /// Whether modules are followed that have no probes, too.
     all_modules: bool,
@@ -34,6 +36,7 @@ impl GuestHooks {
             free_init: kernel.free_init,
             init_freed: false,
             has_drivers: false,
+            has_tracepoints: false,
             panicked: false,
             all_modules,
             before_splats,
@@ -47,7 +50,8 @@ impl GuestHooks {
         let probes = late && !registry.is_empty();
         let modules = late && (self.all_modules || registry.has_modules());
         let addresses = &self.addresses;
-        let tracepoints = self.tracepoints.filter(|_| late && registry.has_tracepoints());
+        let has_tracepoints = self.has_tracepoints || registry.has_tracepoints();
+        let tracepoints = self.tracepoints.filter(|_| late && has_tracepoints);
         let drivers = tracepoints.and_then(|calls| calls.drivers);
         let all = [
             (Internal::Panic, self.panic, !self.panicked),
@@ -57,7 +61,11 @@ impl GuestHooks {
             (Internal::ModuleInitDone, addresses.init_free, modules),
             (Internal::ModuleGone, addresses.module_free, modules),
             (Internal::Drivers, drivers, !self.may_switch()),
-            (Internal::ModuleTracepoints, tracepoints.and_then(|calls| calls.module_notify), modules),
+            (
+                Internal::ModuleTracepoints,
+                tracepoints.and_then(|calls| calls.module_notify),
+                modules || self.has_tracepoints,
+            ),
             // Also when there is no probe: the first one may come in the middle of an update.
             (Internal::PatchBegin, addresses.ftrace_begin, late && self.follows_ftrace()),
             (Internal::PatchEnd, addresses.ftrace_end, late && self.follows_ftrace()),
@@ -87,6 +95,11 @@ impl GuestHooks {
     /// Whether a call of notifiers that begins with `list` (GVA) is a panic's, in a kernel with this slide.
     pub(super) fn is_panic(&self, list: Gva, slide: u64) -> bool {
         self.addresses.panic_told.is_some_and(|(_, panics)| panics.add(slide) == list)
+    }
+
+    /// Whether tracepoints are switched on, or may be in a moment: modules are followed that have some.
+    pub(super) fn follow_tracepoints(&mut self, has_tracepoints: bool) {
+        self.has_tracepoints = has_tracepoints;
     }
 
     /// Whether the kernel has come so far that tracepoints can be switched.

@@ -42,11 +42,11 @@ impl Modules<'_> {
         places::retire(range, self.registry);
     }
 
-    /// The module at `at` goes: its tracepoints are about to be looked at, whether anybody still wants to be called there.
-    pub(super) fn going(&mut self, at: Gva) {
-        if let Some(module) = self.ledger.get(at) {
-            places::retire_tracepoints(module, self.registry);
-        }
+    /// The module at `at` goes: its tracepoints are about to be looked at, whether anybody still wants to be called there. Returns those
+    /// (GVA) of which anybody did.
+    pub(super) fn going(&mut self, at: Gva) -> Vec<Gva> {
+        let module = self.ledger.get(at);
+        module.map(|module| places::retire_tracepoints(module, self.registry)).unwrap_or_default()
     }
 
     /// The module at `at` is about to be freed.

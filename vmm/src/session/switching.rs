@@ -5,14 +5,14 @@
 //! [sent for](super::errands). A probe stands once its tracepoint is switched on.
 
 use super::control::Control;
-use super::registry::RegisteredProbe;
+use super::handle::CommandError;
 use super::report::ProbeState;
-use super::tracepoints::{Answering, UnderWay, switched_on};
+use super::tracepoints::{Answering, Switching, switched_on};
 use crate::errands::{Step, SwitchTracepoints};
 use crate::probe::Command;
 use crate::vcpu::VcpuTables;
 use crate::world::Parked;
-use probe_engine::linux::tracepoints::TracepointCalls;
+use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
 use rustix::io::Errno;
 
@@ -24,32 +24,60 @@ impl Control<'_> {
         parked: &Parked<'_>,
         tables: &mut VcpuTables,
     ) {
-        let Some((calls, slide)) = self.switching() else { return };
-        if self.panic.is_some() || (passer.is_none() && !self.arming.hooks.may_switch()) {
+        let Some(switching) = self.switching() else { return };
+        if passer.is_none() && !self.arming.hooks.may_switch() {
             return;
         }
-        let steps = self.tracepoints.due(&calls, &self.registry, slide);
-        if steps.is_empty() {
+        let steps = self.tracepoints.due(&switching, &self.registry, passer.is_some());
+        if passer.is_some() {
+            let on = steps.iter().filter(|step| step.on);
+            self.tracepoints.registrations.come(on.map(|step| step.tracepoint));
+        }
+        if let (None, Err(reason)) = (passer, &self.kernel.errands) {
+            let reason = format!(
+                "its tracepoint cannot be switched on while the guest runs, whose kernel makes no calls for others: {reason}"
+            );
+            return self.refuse(&steps, &reason);
+        }
+        self.begin_switching(steps, passer, parked, tables);
+    }
+
+    /// These tracepoints of a module are about to go: the task that waits at a trap of ours on this vCPU switches them off before.
+    pub(super) fn tracepoints_go(
+        &mut self,
+        tracepoints: &[Gva],
+        vcpu: usize,
+        parked: &Parked<'_>,
+        tables: &mut VcpuTables,
+    ) {
+        let steps = self.tracepoints.going(tracepoints);
+        self.begin_switching(steps, Some(vcpu), parked, tables);
+    }
+
+    fn begin_switching(
+        &mut self,
+        steps: Vec<Step>,
+        passer: Option<usize>,
+        parked: &Parked<'_>,
+        tables: &mut VcpuTables,
+    ) {
+        let Some(switching) = self.switching() else { return };
+        if steps.is_empty() || self.panic.is_some() || !self.tracepoints.has_room() {
             return;
         }
         if let Err(reason) = self.errand_place(parked, tables) {
             return self.refuse(&steps, &format!("its tracepoint cannot be switched on: {reason}"));
         }
-        let mut errand = SwitchTracepoints::new(calls, steps.clone());
-        let errands = self.sending.errands.clone();
-        let wanted = match (passer, &self.kernel.errands) {
-            (Some(vcpu), _) => errands.want_of(vcpu, move |worker| errand.next(worker)),
-            (None, Ok(_)) => errands.want(move |worker| errand.next(worker)),
-            (None, Err(reason)) => {
-                let reason = format!(
-                    "its tracepoint cannot be switched on while the guest runs, whose kernel makes no calls for others: {reason}"
-                );
-                return self.refuse(&steps, &reason);
-            }
+        let registrations = self.tracepoints.registrations.clone();
+        let mut errand = SwitchTracepoints::new(switching.calls, steps.clone(), registrations);
+        let errands = &self.sending.errands;
+        let wanted = match passer {
+            Some(vcpu) => errands.want_of(vcpu, move |worker| errand.next(worker)),
+            None => errands.want(move |worker| errand.next(worker)),
         };
         // None is taken any more of a guest that ends.
         if let Ok(wanted) = wanted {
-            self.tracepoints.under_way.push(UnderWay { steps, wanted, results: None });
+            self.tracepoints.begin(steps, wanted);
         }
     }
 
@@ -67,78 +95,75 @@ impl Control<'_> {
         }
     }
 
-    /// Whether tracepoints are not as they should be.
+    /// Whether tracepoints are not as they should be, or it is too early for that.
     pub(super) fn has_tracepoints_to_switch(&self) -> bool {
-        let is_due = |(calls, slide): (TracepointCalls, u64)| {
-            !self.tracepoints.due(&calls, &self.registry, slide).is_empty()
-        };
-        !self.tracepoints.under_way.is_empty() || self.switching().is_some_and(is_due)
+        match self.switching() {
+            Some(switching) => {
+                self.tracepoints.is_busy()
+                    || !self.tracepoints.due(&switching, &self.registry, false).is_empty()
+            }
+            None => self.kernel.tracepoints.is_ok() && self.registry.has_tracepoints(),
+        }
     }
 
     /// Takes in what came of those that were switched.
     pub(super) fn tracepoints_switched(&mut self) {
-        self.tracepoints.has_results();
-        let (done, under_way) = std::mem::take(&mut self.tracepoints.under_way)
-            .into_iter()
-            .partition::<Vec<_>, _>(|under_way| under_way.results.is_some());
-        self.tracepoints.under_way = under_way;
-        for UnderWay { steps, results, .. } in done {
-            for (step, result) in steps.into_iter().zip(results.unwrap_or_default()) {
-                self.tracepoint_switched(step, result);
-            }
+        for (step, result) in self.tracepoints.results() {
+            self.tracepoint_switched(step, result);
         }
     }
 
     fn tracepoint_switched(&mut self, step: Step, result: Result<(), Errno>) {
-        let is_on = step.on && result.is_ok();
-        if let Err(error) = result {
-            let reason = format!("the guest's kernel has not switched its tracepoint on: {error}");
-            self.refuse(std::slice::from_ref(&step), &reason);
-        }
-        if is_on {
-            self.tracepoints.on.insert(step.tracepoint, step);
-        } else {
-            self.tracepoints.on.remove(&step.tracepoint);
+        match (step.on, result) {
+            (true, Ok(())) if self.tracepoints.registrations.is_registered(step.tracepoint) => {
+                self.tracepoints.on.insert(step.tracepoint, step);
+            }
+            // Its module has gone meanwhile.
+            (true, Ok(())) => {}
+            (true, Err(error)) => {
+                let reason = format!("the guest's kernel has not switched its tracepoint on: {error}");
+                self.refuse(std::slice::from_ref(&step), &reason);
+            }
+            // What cannot be switched off is not on any more for us.
+            (false, _) => {
+                self.tracepoints.on.remove(&step.tracepoint);
+            }
         }
     }
 
     /// Whoever is at a tracepoint that is switched on, also for others, is called.
     pub(super) fn note_switched_on(&mut self) {
-        let Some((calls, slide)) = self.switching() else { return };
+        self.arming.hooks.follow_tracepoints(self.tracepoints.has_switched());
+        let Some(switching) = self.switching() else { return };
         for entry in self.registry.iter_mut() {
-            let own = switched_on(entry, &calls, slide);
+            let own = switched_on(entry, &switching);
             entry.is_switched_on = own.is_some_and(|own| self.tracepoints.on.contains_key(&own.tracepoint));
         }
     }
 
     /// The probes at tracepoints that cannot be switched on never stand.
     fn refuse(&mut self, steps: &[Step], reason: &str) {
-        for step in steps {
-            // What cannot be switched off is not on any more for us.
-            self.tracepoints.on.remove(&step.tracepoint);
-            if step.on {
-                self.each_at(step, |entry| entry.state = ProbeState::Refused(reason.to_owned()));
-            }
-        }
-    }
-
-    fn each_at(&mut self, step: &Step, change: impl Fn(&mut RegisteredProbe)) {
-        let Some((calls, slide)) = self.switching() else { return };
+        let Some(switching) = self.switching() else { return };
+        let refused: Vec<Gva> = steps.iter().filter(|step| step.on).map(|step| step.tracepoint).collect();
         for entry in self.registry.iter_mut() {
-            if switched_on(entry, &calls, slide).is_some_and(|own| own.tracepoint == step.tracepoint) {
-                change(entry);
+            if switched_on(entry, &switching).is_some_and(|own| refused.contains(&own.tracepoint)) {
+                entry.state = ProbeState::Refused(reason.to_owned());
             }
         }
     }
 
-    /// How tracepoints are switched, and by how much the kernel was moved, once that is known.
-    fn switching(&self) -> Option<(TracepointCalls, u64)> {
+    /// How tracepoints are switched, once that can be done.
+    fn switching(&self) -> Option<Switching> {
         let running = self.arming.running().filter(|_| self.arming.is_ready())?;
-        Some((self.kernel.tracepoints.as_ref().ok().copied()?, running.map.slide()))
+        Some(Switching {
+            calls: self.kernel.tracepoints.as_ref().ok().copied()?,
+            slide: running.map.slide(),
+            has_workers: self.kernel.errands.is_ok(),
+        })
     }
 
-    /// Those of the commands that can be answered now, and of earlier ones. One for which a tracepoint has not been switched on is
-    /// refused as a whole.
+    /// Those of the commands that can be answered now, and of earlier ones. One that has registered probes is refused as a whole where
+    /// a tracepoint has not been switched on.
     pub(super) fn answerable(
         &mut self,
         answers: Vec<Answering>,
@@ -148,17 +173,21 @@ impl Control<'_> {
         let (waiting, mut now): (Vec<_>, Vec<_>) =
             answers.into_iter().partition(|answering| answering.is_switching && answering.result.is_ok());
         self.tracepoints.answering.extend(waiting);
-        if self.has_tracepoints_to_switch() {
+        let is_closed = self.sending.errands.closed().is_some();
+        if self.has_tracepoints_to_switch() && !is_closed {
             return now;
         }
         for mut answering in std::mem::take(&mut self.tracepoints.answering) {
-            let refused = answering.result.as_ref().ok().and_then(|done| {
-                let ids: Vec<_> = done.ids.clone();
-                Some((self.refused(&ids)?, ids))
-            });
-            if let Some((error, ids)) = refused {
+            let ids = match &answering.result {
+                Ok(done) if answering.is_register => done.ids.clone(),
+                _ => Vec::new(),
+            };
+            if is_closed {
+                answering.result = Err(CommandError::Ended);
+            } else if let Some(error) = self.refused(&ids) {
                 self.registry.unregister(&ids);
                 self.reconcile(parked, tables);
+                self.switch_tracepoints(None, parked, tables);
                 answering.result = Err(error.into());
             }
             now.push(answering);

@@ -36,6 +36,10 @@ impl Vcpu {
         let passed = self.passed.take();
         loop {
             let wait = match tables.sites.judge(at, || self.byte_at(at)) {
+                // A task is back at a trap that is not there any more.
+                Verdict::Foreign if answered => {
+                    return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept);
+                }
                 Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), tables),
                 Verdict::Stale => return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept),
                 Verdict::Ours(site) => match site.internal {

@@ -37,7 +37,9 @@ impl Vcpu {
     /// The registers with which the task at `breakpoint`, which has waited there, makes the first of its calls, if it is to make
     /// any.
     pub(super) fn first_call(&mut self, breakpoint: &Breakpoint, tables: &VcpuTables) -> Option<Regs> {
+        let area = self.area_at_site(tables);
         let memory = VirtMemory::new(&*self.ram, self.kvm.address_space());
-        tables.errands.begin(self.id, &breakpoint.regs, memory)
+        let task = super::call::current_task(tables, &memory, area);
+        tables.errands.begin(self.id, task, &breakpoint.regs, memory)
     }
 }

@@ -76,12 +76,17 @@ pub(super) fn lost<M: PhysMemory + ?Sized>(
     lost
 }
 
-/// The tracepoints of `module` are about to go, before its text does.
-pub(super) fn retire_tracepoints(module: &Module, registry: &mut Registry) {
-    let is_there = |entry: &&mut RegisteredProbe| {
-        entry.tracepoint.is_some() && entry.info.as_ref().is_some_and(|info| module.is_text(info.at))
-    };
-    in_modules(registry).filter(is_there).for_each(retire_one);
+/// The tracepoints of `module` are about to go, before its text does. Returns those that probes are at (GVA).
+pub(super) fn retire_tracepoints(module: &Module, registry: &mut Registry) -> Vec<Gva> {
+    let mut going = Vec::new();
+    for entry in in_modules(registry) {
+        let is_there = entry.info.as_ref().is_some_and(|info| module.is_text(info.at));
+        if let Some(tracepoint) = entry.tracepoint.filter(|_| is_there) {
+            going.push(tracepoint);
+            retire_one(entry);
+        }
+    }
+    going
 }
 
 /// The text in `range` is about to be freed.
