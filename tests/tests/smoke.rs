@@ -22,15 +22,23 @@ fn run_in_order(words: &[&str]) -> Option<Run> {
     Some(run)
 }
 
-/// An entry and its return are counted as often as the workload calls, and stand in this way.
+/// The system call by which programs open files, as an event.
+const EVENT: &str = "raw_syscalls:sys_enter";
+
+/// An entry, its return and the system call's event are counted as often as the workload calls, and stand in this way.
 fn counts_opens(words: &[&str], state: &str) -> Option<Run> {
-    let probes = ["--probe=do_sys_openat2", "--probe=do_sys_openat2%return"];
+    let probes = [
+        "--probe=do_sys_openat2",
+        "--probe=do_sys_openat2%return",
+        "--probe=t raw_syscalls:sys_enter if id == 257",
+    ];
     let cmdline = ["--cmdline=workload=open:30,walk:5,fork:3 loglevel=5"];
     let run = run_in_order(&[words, &probes, &cmdline].concat())?;
     let opened = run.workload("done", "openat");
     assert!(opened >= 35, "{opened}");
-    assert_eq!([run.hits(OPEN), run.returns(OPEN)], [opened; 2]);
+    assert_eq!([run.hits(OPEN), run.returns(OPEN), run.hits(EVENT)], [opened; 3]);
     assert_eq!(run.probe(OPEN)["state"], state);
+    assert_eq!(run.probe(EVENT)["state"], state);
     assert_eq!(run.probe("do_sys_openat2%return")["state"], state);
     Some(run)
 }
@@ -38,7 +46,7 @@ fn counts_opens(words: &[&str], state: &str) -> Option<Run> {
 #[test]
 fn opens_are_counted_with_their_callers_on_1_cpu() {
     let Some(run) = counts_opens(&["--stack"], "armed") else { return };
-    for hit in run.output.iter().filter(|o| o["type"] == "hit") {
+    for hit in run.output.iter().filter(|o| o["type"] == "hit" && o["probe"] == OPEN) {
         let frames = hit["stack"].as_array().unwrap().iter();
         let callers: Vec<_> = frames.filter_map(|frame| frame["name"].as_str()?.split('+').next()).collect();
         assert_eq!(callers.first(), Some(&OPEN), "{callers:?}");

@@ -20,6 +20,8 @@ pub(super) enum Piece {
     Storms,
     /// Ten thousand errands under load, on 1, 2 and 4 CPUs: on each kernel.
     Errands,
+    /// All tracepoints, switched on and off under load for a minute: on each kernel.
+    Tracepoints,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -51,6 +53,7 @@ fn pieces() -> Vec<(String, Piece)> {
     let rest = [
         ("storms", Piece::Storms),
         ("errands", Piece::Errands),
+        ("tracepoints", Piece::Tracepoints),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -95,13 +98,8 @@ impl Piece {
                 }
             }
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
-            Self::Errands => {
-                for kernel in KERNELS {
-                    if kernels::is_there(start, kernel)? {
-                        of(kernel).long_session(&["errands::"])?;
-                    }
-                }
-            }
+            Self::Errands => each_kernel(start, vmm, kvm, "errands::")?,
+            Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::")?,
             Self::Soaks => {
                 for kernel in KERNELS {
                     if kernels::is_there(start, kernel)? {
@@ -126,6 +124,16 @@ impl Piece {
         }
         Ok(())
     }
+}
+
+/// Runs the long tests of the library whose names begin so on each kernel.
+fn each_kernel(start: Instant, vmm: &Path, kvm: Kvm, tests: &str) -> anyhow::Result<()> {
+    for kernel in KERNELS {
+        if kernels::is_there(start, kernel)? {
+            Guests { start, vmm, kvm, kernel }.long_session(&[tests])?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs the long tests of this program in each series.
