@@ -10,6 +10,7 @@
 use guest_kernels::Cache;
 use serde_json::Value;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::product::{binary, command, json_lines, report};
@@ -70,6 +71,30 @@ fn record(binary: &Path, recording: &Path, words: &[&str]) -> String {
     let where_it_is = format!("vmm: the recording is in {}\n", recording.display());
     assert!(said.ends_with(&where_it_is), "{said}");
     said.split_inclusive('\n').filter(|line| !line.starts_with("vmm: ")).collect()
+}
+
+/// Whoever reads the first lines alone is not told that the recording has no more.
+#[test]
+fn a_reader_that_goes_early_finds_nothing_wrong() {
+    const PAGE: &str = include_str!("../../docs/recording.md");
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("hits.json");
+    let example = PAGE.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let hit = example.split_inclusive('\n').find(|line| line.contains("\"type\":\"hit\"")).unwrap();
+    fs::write(&recording, example.replacen(hit, &hit.repeat(5000), 1)).unwrap();
+    let mut report = Command::new(&binary)
+        .arg("report")
+        .arg(&recording)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 64];
+    report.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = report.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    assert!(output.status.success() && first.starts_with(b"["));
 }
 
 /// What Perfetto's package finds in a trace.

@@ -53,9 +53,13 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     if is_binary && args.output.is_none() && io::stdout().is_terminal() {
         bail!("this format is no text for a terminal: name a file with --output");
     }
-    let mut failed = None;
+    // Whoever reads what is written may have gone before its end.
+    let (mut failed, mut is_written) = (None, false);
     let mut write = |out: &mut dyn Write| match write(args.format, &mut recording, out) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            is_written = true;
+            Ok(())
+        }
         Err(ReportError::Write(error)) => Err(error),
         Err(error) => {
             failed = Some(error);
@@ -91,7 +95,9 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
             return Err(error).with_context(|| format!("{name} is shown up to what is damaged"));
         }
         Some(error) => return Err(error).with_context(|| format!("cannot show {name}")),
-        None if recording.is_cut() => say(format_args!("{name} is cut: it ends before the run did")),
+        None if is_written && recording.is_cut() => {
+            say(format_args!("{name} is cut: it ends before the run did"))
+        }
         None => {}
     }
     if let Some(path) = &args.output {
