@@ -132,6 +132,10 @@ const CASES: &[Case] = &[
         &["the kernel has no tracepoint `sched_swich`", "did you mean", "sched:sched_switch"],
     ),
     case(&["--dry-run", "--probe", "t nothing_*"], &["no tracepoint matches `nothing_*`"]),
+    case(
+        &["--dry-run", "--probe", "t syscalls:sys_exit_openat"],
+        &["an event that the kernel makes of raw_syscalls:sys_exit", "write `r syscall:openat`"],
+    ),
     case(&["--dry-run", "--probe", "t:sched_switch"], &["another tool's word", "write `t SYSTEM:NAME`"]),
     case(
         &["--dry-run", "--assist=off", "--probe", "t sched_switch"],

@@ -10,6 +10,9 @@ use crate::probe::resolve::ResolveError;
 use crate::probe::spec::SpecError;
 use std::error::Error;
 
+/// The system of events that the kernel makes of system calls.
+pub(super) const SYSTEM_CALL_EVENTS: &str = "syscalls";
+
 /// A place at which there can be no such probe.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
@@ -39,6 +42,11 @@ pub enum PlaceError {
         /// Those that are called nearly so.
         nearest: Vec<String>,
     },
+    /// It is an event that the guest makes of system calls, and no tracepoint.
+    #[error(
+        "`{SYSTEM_CALL_EVENTS}:{0}` is an event that the kernel makes of raw_{SYSTEM_CALL_EVENTS}:{1}: write `{2}`"
+    )]
+    SystemCallEvent(String, &'static str, String),
     /// No tracepoint is called so.
     #[error("no tracepoint matches `{0}`; those of modules have no patterns")]
     NoTracepointMatches(String),

@@ -1,6 +1,7 @@
 //! From the name of a tracepoint to the function at which its probe stands, and what it is called with.
 
 use super::PlaceError;
+use super::error::SYSTEM_CALL_EVENTS;
 use super::target::Target;
 use crate::capture::filter::{Filter, Order, Test};
 use crate::capture::shape::Shape;
@@ -59,6 +60,7 @@ pub(super) fn find(
         }
         .into()),
         (None, None, _) if is_pattern => Err(PlaceError::NoTracepointMatches(written)),
+        (None, None, Some(SYSTEM_CALL_EVENTS)) => Err(system_call_event(name)),
         (None, None, Some(_)) if all.calls.module_notify.is_none() => {
             Err(NoTracepoints::ModulesUnseen.into())
         }
@@ -70,6 +72,15 @@ pub(super) fn find(
             Err(PlaceError::UnknownTracepoint { nearest: all.nearest(name, SUGGESTIONS), written })
         }
     }
+}
+
+/// What to write for an event that the kernel makes of system calls.
+fn system_call_event(name: &str) -> PlaceError {
+    let (raw, call) = match name.strip_prefix("sys_exit_") {
+        Some(call) => ("sys_exit", format!("r syscall:{call}")),
+        None => ("sys_enter", format!("p syscall:{}", name.strip_prefix("sys_enter_").unwrap_or(name))),
+    };
+    PlaceError::SystemCallEvent(name.to_owned(), raw, call)
 }
 
 fn target(tracepoint: &Tracepoint, kernel: &Kernel, btf: Option<&Btf<'_>>) -> Result<Target, Refused> {
