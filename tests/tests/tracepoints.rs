@@ -124,8 +124,8 @@ fn agrees(script: &str, append: &str) {
     let probes: String = ROWS
         .iter()
         .map(|(tracepoint, value, _)| match *value {
-            "" => format!("t {tracepoint} if comm == \"subject\"\n"),
-            value => format!("t {tracepoint} value={value} if comm == \"subject\"\n"),
+            "" => format!("t {tracepoint} if COMM == \"subject\"\n"),
+            value => format!("t {tracepoint} value={value} if COMM == \"subject\"\n"),
         })
         .collect();
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,8 @@ Examples:
   vmm run --probe do_sys_openat2 --rwdir out -- ./my_test --fast
   vmm run --kernel debian:6.12 --probe do_sys_openat2 -- cat /etc/passwd
   vmm run --kernel linux --probe do_sys_openat2 -- cat /etc/passwd
-  vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags' --probe 't sched:sched_switch'
+  vmm run --dry-run --probe 'vfs_*' --probe 'p do_sys_openat2 how->flags'
+  vmm run --dry-run --probe 't sched:sched_switch'
   vmm run --watch panic_on_oops:4:w --watch jiffies:8:rw --append workload=open:1
   vmm run --probe do_sys_openat2 --filter 'filename ~ \"/etc/*\"' -- head -n 1 /etc/passwd
   vmm run --cpus 2 --hold syscall:umask --until syscall:chdir -- ./my_race
