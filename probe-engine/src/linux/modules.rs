@@ -206,7 +206,7 @@ impl Module {
         for number in 0..u64::from(count) {
             let pointer = start.add(4 * number);
             let tracepoint = pointer.offset(memory.read_u32(pointer)?.cast_signed().into());
-            if is_called(memory, Gva(memory.read_u64(tracepoint)?), name) {
+            if is_string(memory, Gva(memory.read_u64(tracepoint)?), name) {
                 return Ok(Some(tracepoint));
             }
         }
@@ -214,8 +214,9 @@ impl Module {
     }
 }
 
-/// Whether the string at `at` is this one.
-fn is_called<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva, name: &str) -> bool {
+/// Whether the string at `at` (GVA) is this one.
+#[must_use]
+pub fn is_string<M: PhysMemory + ?Sized>(memory: &VirtMemory<'_, M>, at: Gva, name: &str) -> bool {
     c_string(memory, at, name.len()).is_ok_and(|found| found.as_deref() == Some(name.as_bytes()))
 }
 

@@ -14,7 +14,6 @@ use crate::lang::compile::{self, CompileContext};
 use crate::linux::btf::Btf;
 use crate::linux::debug_info::DebugInfo;
 use crate::linux::dwarf::VariablesInScope;
-use crate::linux::glob::Glob;
 use crate::linux::injectable::NotInjectable;
 use crate::linux::kernel::Kernel;
 use crate::linux::syscalls::{SystemCall, SystemCalls};
@@ -260,8 +259,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
             if !found.refused.is_empty() {
                 self.found.refused.push((written.clone(), found.refused));
             }
-            let is_pattern = [system.as_deref(), Some(name)].into_iter().flatten().any(Glob::is_pattern);
-            return Ok(Targets { all: found.targets, written, is_pattern });
+            return Ok(Targets { all: found.targets, written, is_pattern: found.is_pattern });
         }
         let returns = definition.kind == ast::DefinitionKind::Return;
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;

@@ -24,6 +24,8 @@ pub(super) struct FoundTracepoints {
     pub(super) targets: Vec<Target>,
     /// Matches of a pattern that cannot be probed.
     pub(super) refused: Vec<Refused>,
+    /// Whether a pattern was written.
+    pub(super) is_pattern: bool,
 }
 
 /// Finds those of `all` tracepoints of `kernel` that are called `[system:]name`, both of which may be patterns. Where the kernel has no such
@@ -39,7 +41,7 @@ pub(super) fn find(
     let is_pattern = [system.unwrap_or_default(), name].into_iter().any(Glob::is_pattern);
     let glob = |text| Glob::new(text).map_err(|_| PlaceError::NoTracepointMatches(written.clone()));
     let (system_glob, name_glob) = (system.map(glob).transpose()?, glob(name)?);
-    let mut found = FoundTracepoints::default();
+    let mut found = FoundTracepoints { is_pattern, ..FoundTracepoints::default() };
     // Without types it is not known which system is whose.
     let system_glob = system_glob.filter(|_| all.know_systems());
     for tracepoint in all.matching(system_glob.as_ref(), &name_glob) {

@@ -4,6 +4,7 @@ use super::functions::error;
 use super::{Next, Worker};
 use probe_engine::addr::Gva;
 use probe_engine::errand::Call;
+use probe_engine::linux::modules::is_string;
 use probe_engine::linux::tracepoints::TracepointCalls;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -194,12 +195,8 @@ impl SwitchTracepoints {
 
 /// Whether the tracepoint has its name: something else may be there by now.
 fn is_called(step: &Step, worker: &Worker<'_>) -> bool {
-    let Ok(at) = worker.memory.read_u64(step.tracepoint) else { return false };
-    let wanted = step.name.bytes().chain([0]);
-    (0..).zip(wanted).all(|(n, byte)| {
-        let mut found = [0];
-        worker.memory.read(Gva(at).add(n), &mut found).is_ok() && found == [byte]
-    })
+    let name = worker.memory.read_u64(step.tracepoint);
+    name.is_ok_and(|at| is_string(&worker.memory, Gva(at), &step.name))
 }
 
 #[cfg(test)]

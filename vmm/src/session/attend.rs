@@ -34,10 +34,7 @@ impl Control<'_> {
         let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
         let now = Instant::now();
-        let is_due = self.arming.sites.is_due()
-            || self.sweep.is_due(now)
-            || self.sending.is_due(now)
-            || self.tracepoints.has_results();
+        let is_due = self.has_due(now);
         let is_idle = messages.is_empty() && asked.is_empty() && requests.is_empty() && !is_due;
         if is_idle || self.outcome.is_some() {
             return;

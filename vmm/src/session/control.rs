@@ -256,11 +256,7 @@ impl Control<'_> {
         self.end_holds();
         self.arming.sites.detours.look(&self.ram);
         let now = Instant::now();
-        if self.arming.sites.is_due()
-            || self.sweep.is_due(now)
-            || self.sending.is_due(now)
-            || self.tracepoints.has_results()
-        {
+        if self.has_due(now) {
             self.attend();
         }
         if let Ok(end) = self.ended.try_recv() {
@@ -277,6 +273,14 @@ impl Control<'_> {
         if self.outcome.is_none() {
             self.look_after(now);
         }
+    }
+
+    /// Whether something is to be done in a stop of the world that nobody has asked for.
+    pub(super) fn has_due(&mut self, now: Instant) -> bool {
+        self.arming.sites.is_due()
+            || self.sweep.is_due(now)
+            || self.sending.is_due(now)
+            || self.tracepoints.has_results()
     }
 
     /// Ends a guest whose time is over, and one that will do nothing any more.

@@ -278,8 +278,8 @@ impl Registry {
         self.entries.get(&id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ProbeId, &RegisteredProbe)> {
-        self.entries.iter().map(|(id, entry)| (*id, entry))
+    pub(super) fn iter(&self) -> impl Iterator<Item = &RegisteredProbe> {
+        self.entries.values()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut RegisteredProbe> {

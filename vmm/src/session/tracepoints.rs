@@ -137,7 +137,7 @@ impl Tracepoints {
 /// The tracepoints that probes are at which should stand.
 fn wanted(switching: &Switching, registry: &Registry) -> BTreeMap<Gva, Step> {
     let mut wanted = BTreeMap::new();
-    for (_, entry) in registry.iter() {
+    for entry in registry.iter() {
         let is_enabled = registry.is_armed() && entry.enabled && !entry.is_over();
         let is_lost =
             matches!(entry.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_));

@@ -42,8 +42,10 @@ impl Compiler<'_> {
     ) -> Option<Result<(Fetch, Shape), Error>> {
         let (Variable::Named(name), btf) = (&of.value, self.site.btf?) else { return None };
         let parameters = self.parameters(&of.span).unwrap_or_default();
-        let parameters: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-        let field = self.site.event_fields(&parameters).into_iter().find(|field| field.name == *name)?;
+        if parameters.iter().any(|parameter| parameter.name == *name) {
+            return None;
+        }
+        let field = self.site.event_fields(&[]).into_iter().find(|field| field.name == *name)?;
         Some(self.event_value(btf, &field, path, ty, span))
     }
 
