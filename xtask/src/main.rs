@@ -13,6 +13,7 @@ mod test;
 mod workload;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 /// Prepares this machine, and shows, tests and measures the product on it.
 #[derive(Parser)]
@@ -38,8 +39,18 @@ enum Task {
     Release,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
         Task::Setup => setup::run().map(drop),
         Task::Demo => demo::run(),
         Task::Test(options) => test::run(&options),

@@ -76,37 +76,46 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     step(start, "format", cargo(["fmt", "--all", "--check"]))?;
     let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
     step(start, "lints", cargo(lints))?;
-    step(start, "unit tests and examples", cargo(["test", "--workspace", "--exclude", "tests"]))?;
-    step(start, "unit tests of the tests' own library", cargo(["test", "--package", "tests", "--lib"]))?;
     step(start, "the fuzz targets", fuzz_targets())?;
-    step(start, "building the tests that boot guests", cargo(["test", "--package", "tests", "--no-run"]))?;
+    say(start, "building the tests");
+    let programs = Programs::built()?;
+    step(start, "examples of the documentation", cargo(["test", "--quiet", "--workspace", "--doc"]))?;
     say(start, "drawing instructions from the kernels");
-    let drawn = draw(INSTRUCTIONS)?;
-    side_by_side(start, jobs(start, vmm, drawn.path())?)
+    let drawn = draw(programs.draw()?, INSTRUCTIONS)?;
+    side_by_side(start, jobs(start, vmm, &programs, drawn.path())?)
 }
 
-/// Everything that boots guests, and what reads kernels; what takes long comes first, so that no processor waits for it at last.
-fn jobs(start: Instant, vmm: &Path, drawn: &Path) -> anyhow::Result<Vec<Job>> {
+/// All tests; what takes long comes first, so that no processor waits for it at last.
+fn jobs(start: Instant, vmm: &Path, programs: &Programs, drawn: &Path) -> anyhow::Result<Vec<Job>> {
     let kvms = Kvm::all(vmm)?;
-    let programs = Programs::built()?;
     let mut jobs = vec![bochs()?];
+    jobs.extend(without_guests(programs)?);
     for kvm in kvms {
         let guests = Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL };
-        jobs.extend(guests.session_in_parts(&programs)?);
-        jobs.extend(guests.product(&programs)?);
+        jobs.extend(guests.session_in_parts(programs)?);
+        jobs.extend(guests.product(programs)?);
     }
-    jobs.push(Job::new("the text of real kernels", kernels::text()?));
-    jobs.extend(contract(vmm, kvms, &programs)?);
-    jobs.extend(differential(vmm, kvms, &programs, drawn)?);
+    jobs.extend(contract(vmm, kvms, programs)?);
+    jobs.extend(differential(vmm, kvms, programs, drawn)?);
     for kvm in kvms {
-        jobs.extend(examples::jobs(vmm, *kvm)?);
+        jobs.extend(examples::jobs(vmm, *kvm, programs)?);
         for kernel in KERNELS.iter().filter(|kernel| **kernel != DEFAULT_KERNEL) {
             if kernels::is_there(start, kernel)? {
-                jobs.push(Guests { start, vmm, kvm: *kvm, kernel }.smoke(&programs)?);
+                jobs.push(Guests { start, vmm, kvm: *kvm, kernel }.smoke(programs)?);
             }
         }
     }
     Ok(jobs)
+}
+
+/// What boots no guest. The engine's tests read the kernels that have been fetched, and say how many instructions can be probed.
+fn without_guests(programs: &Programs) -> anyhow::Result<Vec<Job>> {
+    let kernels = kernels::paths()?;
+    let job = |(what, mut tests): (String, Command)| {
+        tests.env("VMM_TEST_KERNELS", &kernels);
+        Job::new(what, tests)
+    };
+    Ok(programs.without_guests().map(job).collect())
 }
 
 /// What runs inside Bochs.

@@ -2,7 +2,7 @@
 
 use super::kvm::{Kvm, Variables};
 use super::pool::Job;
-use super::programs;
+use super::programs::Programs;
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use std::path::Path;
 
@@ -51,7 +51,7 @@ const EXAMPLES: [Example; 3] = [
 ];
 
 /// All of them, on one KVM.
-pub(super) fn jobs(vmm: &Path, kvm: Kvm) -> anyhow::Result<Vec<Job>> {
+pub(super) fn jobs(vmm: &Path, kvm: Kvm, programs: &Programs) -> anyhow::Result<Vec<Job>> {
     let cache = Cache::open()?;
     let (kernel, initrd) = (cache.kernel(&DEFAULT_KERNEL)?.image, cache.initramfs()?);
     let job = |Example { name, workload, deny, prints }| {
@@ -60,7 +60,7 @@ pub(super) fn jobs(vmm: &Path, kvm: Kvm) -> anyhow::Result<Vec<Job>> {
             .with("DENY", deny)
             .with_file("KERNEL", &kernel)
             .with_file("INITRD", &initrd);
-        let command = kvm.command(vmm, &programs::example(name)?, variables);
+        let command = kvm.command(vmm, programs.example(name)?, variables);
         Ok(Job::new(format!("the example {name}, {}", kvm.words()), command).printing(prints))
     };
     EXAMPLES.into_iter().map(job).collect()

@@ -2,7 +2,7 @@
 
 use super::kvm::{Kvm, Variables};
 use super::pool::Job;
-use super::programs::{Programs, test_program};
+use super::programs::Programs;
 use super::step;
 use guest_kernels::{Cache, Kernel};
 use std::ffi::OsStr;
@@ -29,8 +29,9 @@ pub(super) struct Guests<'a> {
 impl Guests<'_> {
     /// The library: each test boots a guest in its own process.
     pub(super) fn session(self) -> anyhow::Result<()> {
-        let program = test_program("session")?;
-        step(self.start, &self.called("the library"), self.in_session(&program, Variables::default(), &[])?)
+        let programs = Programs::built_of(&["session"])?;
+        let tests = self.in_session(programs.get("session")?, Variables::default(), &[])?;
+        step(self.start, &self.called("the library"), tests)
     }
 
     /// The same, in programs that may run side by side.
@@ -47,7 +48,8 @@ impl Guests<'_> {
     /// The library, as long as it may take. `which`: words for the test program that choose some of them.
     pub(super) fn long_session(self, which: &[&str]) -> anyhow::Result<()> {
         let variables = Variables::default().with("VMM_LONG", "1");
-        let tests = self.in_session(&test_program("session")?, variables, which)?;
+        let programs = Programs::built_of(&["session"])?;
+        let tests = self.in_session(programs.get("session")?, variables, which)?;
         step(self.start, &self.called("the library, for long,"), tests)
     }
 
@@ -69,7 +71,7 @@ impl Guests<'_> {
     /// The same, with these variables.
     pub(super) fn long_product_with(self, name: &str, variables: &[(&str, &OsStr)]) -> anyhow::Result<()> {
         // Each guest keeps a processor busy.
-        let mut tests = self.as_user(&test_program(name)?, 2);
+        let mut tests = self.as_user(Programs::built_of(&[name])?.get(name)?, 2);
         tests.env("VMM_LONG", "1").envs(variables.iter().copied());
         step(self.start, &self.called(&format!("{name}, for long,")), tests)
     }

@@ -1,10 +1,11 @@
 //! The kernels that have been fetched, and what is read of all of them.
 
-use super::{cargo, say};
+use super::say;
 use anyhow::{Context as _, ensure};
 use guest_kernels::{Cache, DEFAULT_KERNEL, KERNELS, Kernel, Series};
 use std::env;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 use tempfile::NamedTempFile;
@@ -21,13 +22,9 @@ pub(super) fn is_there(start: Instant, kernel: &Kernel) -> anyhow::Result<bool> 
     }
 }
 
-/// The engine's test programs, for those of them that read the kernels that have been fetched, and say how many instructions
-/// can be probed.
-pub(super) fn text() -> anyhow::Result<Command> {
-    let mut tests = cargo(["test", "--package", "probe-engine"]);
-    tests.args(["--test=*", "--", "--show-output"]);
-    tests.env("VMM_TEST_KERNELS", env::join_paths(images(|_| true)?)?);
-    Ok(tests)
+/// The value of `VMM_TEST_KERNELS`, by which the engine's tests find the kernels that have been fetched.
+pub(super) fn paths() -> anyhow::Result<OsString> {
+    Ok(env::join_paths(images(|_| true)?)?)
 }
 
 /// The files of those that `which` chooses. Says so when one is left out; the default one is never.
@@ -46,14 +43,16 @@ fn images(which: impl Fn(&Kernel) -> bool) -> anyhow::Result<Vec<PathBuf>> {
 
 /// A file of `count` instructions from the kernels of the machine's own suite that have been fetched: what is drawn does not
 /// depend on which others there are today.
-pub(crate) fn draw(count: u32) -> anyhow::Result<NamedTempFile> {
+pub(crate) fn draw(program: &Path, count: u32) -> anyhow::Result<NamedTempFile> {
     let file = NamedTempFile::new().context("no temporary file")?;
-    let mut draw = cargo(["run", "--quiet", "--package", "tests", "--bin", "draw", "--"]);
-    let status = draw
+    let status = Command::new(program)
         .arg(file.path())
         .arg(count.to_string())
         .args(images(|kernel| matches!(kernel.series, Series::Is(..)))?)
         .status();
-    ensure!(status.context("cannot run cargo")?.success(), "no instructions were drawn");
+    ensure!(
+        status.with_context(|| format!("cannot run {}", program.display()))?.success(),
+        "no instructions were drawn"
+    );
     Ok(file)
 }

@@ -73,7 +73,7 @@ pub(super) fn side_by_side(start: Instant, jobs: Vec<Job>) -> anyhow::Result<()>
             out.write_all(printed.as_bytes())?;
             drop(out);
             say(start, &format!("{}, in {:.1} s", job.what, begun.elapsed().as_secs_f32()));
-            locked(&wrong).extend(failed);
+            locked(&wrong).extend(failed.map(|what| (what, failures(&printed).to_owned())));
         }
     };
     thread::scope(|scope| -> anyhow::Result<()> {
@@ -81,9 +81,21 @@ pub(super) fn side_by_side(start: Instant, jobs: Vec<Job>) -> anyhow::Result<()>
         let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         ended.into_iter().try_for_each(|end| end.unwrap_or_else(|_| anyhow::bail!("a worker has panicked")))
     })?;
-    let wrong = locked(&wrong).join("; ");
-    ensure!(wrong.is_empty(), "{wrong}");
+    let wrong = locked(&wrong);
+    // Whoever reads the end of all this reads what has failed.
+    wrong.iter().for_each(|(what, printed)| println!("\ntest: {what}:\n{printed}"));
+    let wrong: Vec<&str> = wrong.iter().map(|(what, _)| what.as_str()).collect();
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
     Ok(())
+}
+
+/// The end of what a program of tests printed that has failed, from where it tells of its failures: so many bytes at most.
+fn failures(printed: &str) -> &str {
+    const MOST: usize = 3_000;
+    let told = printed.rfind("\nfailures:\n\n").unwrap_or(0);
+    let most = printed.len().saturating_sub(MOST);
+    let from = (told.max(most)..printed.len()).find(|at| printed.is_char_boundary(*at));
+    from.and_then(|from| printed.get(from..)).unwrap_or_default()
 }
 
 fn workers() -> usize {
@@ -128,6 +140,16 @@ mod tests {
         let error = side_by_side(Instant::now(), jobs).unwrap_err().to_string();
         assert_eq!(error, "exit 1: failed");
         assert!(folder.path().join("done").exists());
+    }
+
+    #[test]
+    fn the_end_of_what_failed_is_kept() {
+        let printed =
+            format!("{}\nfailures:\n\n---- a stdout ----\nwrong\n\nfailures:\n    a\n", "é".repeat(9_000));
+        assert_eq!(failures(&printed), "\nfailures:\n\n---- a stdout ----\nwrong\n\nfailures:\n    a\n");
+        assert_eq!(failures(&"é".repeat(9_000)).len(), 3_000);
+        assert_eq!(failures(&format!("{}x", "é".repeat(9_000))).len(), 2_999);
+        assert_eq!(failures(""), "");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! half of the trap path. One boot of the machine serves all checks.
 
 use super::kernels::draw;
-use super::programs::test_program;
+use super::programs::Programs;
 use crate::bochs::{self, Contents, Entry, Outcome};
 use crate::workload;
 use anyhow::{Context as _, bail, ensure};
@@ -103,12 +103,13 @@ type Check = (String, anyhow::Result<()>);
 pub(crate) fn run(vmm: &Path, kernels: &[&Kernel]) -> anyhow::Result<()> {
     let cache = Cache::open()?;
     let initramfs = cache.initramfs()?;
-    let drawn = draw(INSTRUCTIONS)?;
+    let programs = Programs::built_of(&["contract", "differential"])?;
+    let drawn = draw(programs.draw()?, INSTRUCTIONS)?;
     let mut files = vec![
         bochs::file("bin/busybox", 0o755, Path::new("/bin/busybox"))?,
         ExtraFile { path: "guest/words".to_owned(), mode: 0o644, bytes: format!("{WORDS}\n").into() },
-        bochs::file("bin/contract", 0o755, &test_program("contract")?)?,
-        bochs::file("bin/differential", 0o755, &test_program("differential")?)?,
+        bochs::file("bin/contract", 0o755, programs.get("contract")?)?,
+        bochs::file("bin/differential", 0o755, programs.get("differential")?)?,
         bochs::file("guest/instructions", 0o644, drawn.path())?,
         bochs::file("guest/initramfs", 0o644, &initramfs)?,
     ];
