@@ -5,6 +5,7 @@ use crate::say::{note, say};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::symbols::SymbolTable;
+use probe_engine::probe::pace::{HoldMode, Pace};
 use probe_engine::request::ProbeRequest;
 use std::io::Write;
 use std::thread;
@@ -127,13 +128,22 @@ pub(crate) fn check(args: &Assisted) -> Result<Option<String>> {
 
 /// Checks that `probes` may be had.
 pub(crate) fn check_probes(assist: Assist, probes: &[ProbeRequest]) -> Result<()> {
-    match probes.iter().find(|asked| asked.plan.tracepoint.is_some()) {
-        Some(asked) if assist == Assist::Off => bail!(
-            "{} is switched on by the guest's own kernel, and --assist=off is for what it cannot notice: leave one of them out",
-            asked.name()
-        ),
-        _ => Ok(()),
+    const SILENT: &str = "and --assist=off is for what it cannot notice: leave one of them out";
+    if assist == Assist::On {
+        return Ok(());
     }
+    if let Some(asked) = probes.iter().find(|asked| asked.plan.tracepoint.is_some()) {
+        bail!("{} is switched on by the guest's own kernel, {SILENT}", asked.name());
+    }
+    if probes.iter().any(yields) {
+        bail!("with --hold-mode=task a task that is held calls the guest's own scheduler, {SILENT}");
+    }
+    Ok(())
+}
+
+/// Whether its hits are held and call the guest's scheduler meanwhile.
+fn yields(asked: &ProbeRequest) -> bool {
+    matches!(asked.plan.pace, Some(Pace::Hold { mode: HoldMode::Task, .. }))
 }
 
 /// Everything that the guest's own kernel is to do, as it is said.
@@ -144,7 +154,8 @@ pub(crate) fn said(args: &Assisted, probes: &[ProbeRequest]) -> Vec<String> {
         [one] => Some(format!("the tracepoint {} is switched on", one.written)),
         several => Some(format!("{} tracepoints are switched on", several.len())),
     };
-    args.said().into_iter().chain(tracepoints).collect()
+    let holds = probes.iter().any(yields).then(|| "a task that is held calls the scheduler".to_owned());
+    args.said().into_iter().chain(tracepoints).chain(holds).collect()
 }
 
 /// The next step of an errand that could be made.

@@ -1,20 +1,22 @@
 //! From the options about probes to probes with plans: the one place where options become plain data.
 
 use crate::advice;
-use crate::args::{Orders, Run, Shaken};
+use crate::args::{Assist, HoldModeChoice, Orders, Run, Shaken};
 use crate::assisted;
 use crate::file::read;
 use crate::mistake::{self, Written};
 use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use probe_engine::capture::typed::Expand;
+use probe_engine::gate::SCHEDULE;
 use probe_engine::lang;
 use probe_engine::linux::btf::Btf;
+use probe_engine::linux::current::Preemption;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::inject::{Inject, InjectionId, Turns};
-use probe_engine::probe::pace::{GateId, Pace};
+use probe_engine::probe::pace::{GateId, HoldMode, Pace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::{Action, ProbePlan, Trigger};
 use probe_engine::probe::spec::ProbeSpec;
@@ -102,9 +104,24 @@ fn ordered(run: &Run, gate: usize, known: Known<'_, '_>) -> Result<Vec<ProbeRequ
             untils.len()
         );
     };
-    let held = paced(("--hold", hold), Pace::Hold { gate: id, within: *within }, known)?;
+    let mode = hold_mode(run, known)?;
+    let held = paced(("--hold", hold), Pace::Hold { gate: id, within: *within, mode }, known)?;
     let open = paced(("--until", until), Pace::Open { gate: id }, known)?;
     Ok(held.into_iter().chain(open).collect())
+}
+
+/// What the CPU of a task does that is held in this kernel.
+fn hold_mode(run: &Run, known: Known<'_, '_>) -> Result<HoldMode> {
+    let preempts = || Preemption::find(known.kernel.symbols(), known.btf).is_some();
+    match run.orders.hold_mode {
+        HoldModeChoice::Cpu => Ok(HoldMode::Cpu),
+        HoldModeChoice::Task if !preempts() => bail!(
+            "--hold-mode=task: this kernel never preempts its own code (it has no {SCHEDULE}): leave the option out, and let the other task run on another CPU"
+        ),
+        HoldModeChoice::Task => Ok(HoldMode::Task),
+        HoldModeChoice::Auto if run.assisted.assist == Assist::On && preempts() => Ok(HoldMode::Task),
+        HoldModeChoice::Auto => Ok(HoldMode::Cpu),
+    }
 }
 
 /// The probes that `text` means, which the option `name` has, with hits that do `pace`.

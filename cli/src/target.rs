@@ -300,6 +300,7 @@ mod tests {
             },
             modules: None,
             current: Some(CurrentTask { offset: 0x35000 }),
+            preemption: None,
             task: None,
             tasks: None,
             clock: None,

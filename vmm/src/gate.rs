@@ -2,9 +2,9 @@
 
 use crate::memory::GuestRam;
 use probe_engine::addr::{Gpa, Gva};
-use probe_engine::gate::OPENED;
+use probe_engine::gate::Form;
 use probe_engine::linux::task::Task;
-use probe_engine::probe::pace::GateId;
+use probe_engine::probe::pace::{GateId, HoldMode};
 use probe_engine::probe::table::ProbeId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,8 +39,9 @@ pub(crate) struct Gate {
     task: AtomicU64,
     /// When it goes on all the same, in ticks.
     deadline: AtomicU64,
-    /// The code at which it waits, once there is room for that.
-    code: OnceLock<GateCode>,
+    /// The codes at which it waits, once there is room for each.
+    spins: OnceLock<GateCode>,
+    yields: OnceLock<GateCode>,
     /// What is told of the one that is held. Only who is held locks it, and who puts it there.
     holding: Mutex<Option<HeldTask>>,
     reached: AtomicU64,
@@ -56,6 +57,7 @@ pub struct Gates(pub(crate) Arc<BTreeMap<GateId, Arc<Gate>>>);
 /// Where the [code](probe_engine::gate) of a gate is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GateCode {
+    pub(crate) form: Form,
     pub(crate) entry: Gva,
     pub(crate) memory: Gpa,
 }
@@ -77,6 +79,8 @@ pub(crate) struct HeldTask {
     pub(crate) by: Option<usize>,
     /// The nop at which it was counted just before (GVA), if it was at one.
     pub(crate) counted_at: Option<Gva>,
+    /// What its vCPU does meanwhile.
+    pub(crate) mode: HoldMode,
 }
 
 /// What a gate came to.
@@ -102,7 +106,8 @@ impl Gate {
             state: AtomicU64::new(state::FREE),
             task: zero(),
             deadline: zero(),
-            code: OnceLock::new(),
+            spins: OnceLock::new(),
+            yields: OnceLock::new(),
             holding: Mutex::new(None),
             reached: zero(),
             timed_out: zero(),
@@ -115,14 +120,26 @@ impl Gate {
         self.id
     }
 
-    /// The code at which the guest waits, once there is such.
-    pub(crate) fn code(&self) -> Option<GateCode> {
-        self.code.get().copied()
+    fn place_of(&self, form: Form) -> &OnceLock<GateCode> {
+        match form {
+            Form::Spins => &self.spins,
+            Form::Yields => &self.yields,
+        }
     }
 
-    /// That is `code` from now on.
+    /// The code of this form at which the guest waits, once there is such.
+    pub(crate) fn code(&self, form: Form) -> Option<GateCode> {
+        self.place_of(form).get().copied()
+    }
+
+    /// The codes that there are.
+    pub(crate) fn codes(&self) -> impl Iterator<Item = GateCode> {
+        [&self.spins, &self.yields].into_iter().filter_map(|code| code.get().copied())
+    }
+
+    /// That is the code of its form from now on.
     pub(crate) fn set_code(&self, code: GateCode) {
-        let _ = self.code.set(code);
+        let _ = self.place_of(code.form).set(code);
     }
 
     /// Has `held` held from now on until `deadline`, in ticks. Returns false when another one is.
@@ -178,11 +195,11 @@ impl Gate {
         is_ended
     }
 
-    /// Writes the byte that the guest waits for.
+    /// Writes the bytes that the guest waits for.
     fn say(&self, byte: u8, ram: &GuestRam) {
-        if let Some(code) = self.code() {
+        for code in self.codes() {
             // The memory of code was there when the code was written.
-            let _ = ram.write_code(code.memory.add(OPENED), &[byte]);
+            let _ = ram.write_code(code.memory.add(code.form.opened()), &[byte]);
         }
     }
 
@@ -222,8 +239,17 @@ mod tests {
     }
 
     fn held(vcpu: usize) -> HeldTask {
-        let (gate, probe) = (GateId(3), ProbeId(0));
-        HeldTask { gate, probe, vcpu, task: None, begun: 10, ended: 0, by: None, counted_at: None }
+        HeldTask {
+            gate: GateId(3),
+            probe: ProbeId(0),
+            vcpu,
+            task: None,
+            begun: 10,
+            ended: 0,
+            by: None,
+            counted_at: None,
+            mode: HoldMode::Cpu,
+        }
     }
 
     fn counts(gate: &Gate) -> (u64, u64, u64, u64) {
@@ -234,11 +260,18 @@ mod tests {
     #[test]
     fn another_task_opens_for_the_one_that_is_held() {
         let (gate, ram) = (Gate::new(GateId(3)), ram());
-        gate.set_code(GateCode { entry: Gva(0x100), memory: Gpa(0x100) });
+        gate.set_code(GateCode { form: Form::Spins, entry: Gva(0x100), memory: Gpa(0x100) });
+        gate.set_code(GateCode { form: Form::Yields, entry: Gva(0x200), memory: Gpa(0x200) });
         let byte = || {
-            let mut byte = [7];
-            ram.read(Gpa(0x100).add(OPENED), &mut byte).unwrap();
-            byte[0]
+            let byte = |at: Gpa| {
+                let mut byte = [7];
+                ram.read(at, &mut byte).unwrap();
+                byte[0]
+            };
+            let [spins, yields] =
+                [(0x100, Form::Spins), (0x200, Form::Yields)].map(|(at, form)| byte(Gpa(at + form.opened())));
+            assert_eq!(spins, yields);
+            spins
         };
         gate.open(1, None, &ram);
         assert!(!gate.is_open() && byte() == 0, "nobody was held");

@@ -4,7 +4,7 @@ use crate::gate::{Gate, HeldTask};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::linux::task::Task;
-use probe_engine::probe::pace::GateId;
+use probe_engine::probe::pace::{GateId, HoldMode};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::{Come, Loss, ObservedTurns, Turns, TurnsReport};
 use std::collections::BTreeMap;
@@ -73,6 +73,7 @@ impl ImposedOrder {
                 ended: now,
                 by: None,
                 counted_at: *counted_at,
+                mode: HoldMode::Cpu,
             };
             // It is there before anyone can have it go on.
             let mut gates = self.gates.iter().enumerate();

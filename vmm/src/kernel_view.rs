@@ -1,7 +1,7 @@
 //! What is known of the guest's kernel: the tables by which its stacks are walked, the names of its functions, and how
 //! its tasks are found.
 
-use probe_engine::linux::current::CurrentTask;
+use probe_engine::linux::current::{CurrentTask, Preemption};
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::names::{ModuleNames, Names};
 use probe_engine::linux::task::TaskLayout;
@@ -25,6 +25,8 @@ pub struct KernelView {
     pub slide: u64,
     /// How the task of a vCPU is found.
     pub current: Option<CurrentTask>,
+    /// How it is preempted from outside.
+    pub preemption: Option<Preemption>,
     /// How to read about it.
     pub task: Option<TaskLayout>,
 }

@@ -35,7 +35,7 @@ pub(crate) use host::{Host, HostCommand};
 pub(crate) use injections::Injections;
 pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
 pub(crate) use list::{List, ListKind};
-pub(crate) use orders::{Imposed, Orders, Shaken};
+pub(crate) use orders::{HoldModeChoice, Imposed, Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use profile::Profile;
 pub(crate) use race::{Between, Race, RaceOrder};

@@ -1,7 +1,7 @@
 //! Orders that are forced on the guest's tasks.
 
 use super::heading;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use probe_engine::probe::pace::Delay;
 use probe_engine::probe::turns::ObservedTurns;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub(crate) struct Orders {
     /// Hold a task that comes here until another one comes to --until
     ///
     /// May be repeated. A place, a pattern or a definition, as for --probe; a filter says which hits are held: 'do_exit if comm == "a"'. The task
-    /// waits in front of the instruction, or behind a return (%return), and its CPU takes interrupts as it did there. It goes on when another
+    /// waits in front of the instruction, or behind a return (%return). Its CPU runs no other task meanwhile (see --hold-mode). It goes on when another
     /// task comes to the place of the --until that stands at the same position on the command line, or when its time is over (--within).
     /// One task is held at a time; others pass.
     ///
@@ -42,12 +42,34 @@ pub(crate) struct Orders {
     /// How long a task is held at most: 500us, 20ms, 2s; 5s is the longest
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = within, hide_short_help = true)]
     pub(crate) within: Duration,
+    /// What the CPU of a task that is held does meanwhile
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODE",
+        default_value_t,
+        requires = "holds",
+        hide_short_help = true
+    )]
+    pub(crate) hold_mode: HoldModeChoice,
     /// What `vmm shake` asks for.
     #[arg(skip)]
     pub(crate) shaken: Option<Shaken>,
     /// What `vmm replay` asks for.
     #[arg(skip)]
     pub(crate) imposed: Option<Imposed>,
+}
+
+/// What the CPU of a task that is held does meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum HoldModeChoice {
+    /// It waits with the task, and takes interrupts. The guest's kernel cannot notice
+    #[default]
+    Cpu,
+    /// It runs other tasks, where the kernel may be preempted, and waits with the task elsewhere. The task calls the guest's own scheduler
+    Task,
+    /// As `task` where the kernel preempts its own code at all and --assist allows it, otherwise as `cpu`
+    Auto,
 }
 
 /// An order that was observed, and is imposed.

@@ -1,6 +1,6 @@
 //! `vmm race`: `vmm run` in both orders of two places.
 
-use super::orders::within;
+use super::orders::{HoldModeChoice, within};
 use super::{Arming, Guest, Orders, Records, Run, SplatArgs, SplatChoice, heading};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -47,6 +47,16 @@ pub(crate) struct Race {
         help_heading = heading::PROBES,
     )]
     within: Duration,
+    /// What the CPU of a task that is held does meanwhile
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODE",
+        default_value = "auto",
+        hide_short_help = true,
+        help_heading = heading::PROBES,
+    )]
+    hold_mode: HoldModeChoice,
     /// Reports of the kernel that are allowed: a file of TOML, as for `vmm run`; may be repeated
     #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
     allow_splats: Vec<PathBuf>,
@@ -84,14 +94,15 @@ impl Race {
 
     /// The run that forces `order`, and is recorded at `path`.
     pub(crate) fn forcing(self, order: RaceOrder, path: PathBuf) -> Run {
-        let Self { between: Between { a, b }, within, allow_splats, mut guest, .. } = self;
+        let Self { between: Between { a, b }, within, hold_mode, allow_splats, mut guest, .. } = self;
         let (first, second) = match order {
             RaceOrder::Ab => (a, b),
             RaceOrder::Ba => (b, a),
         };
         guest.repeat.get_or_insert(REPEAT);
         let records = Records { output: Some(path), format: None };
-        let orders = Orders { holds: vec![second], untils: vec![first], within, ..Orders::default() };
+        let (holds, untils) = (vec![second], vec![first]);
+        let orders = Orders { holds, untils, within, hold_mode, ..Orders::default() };
         let splats = SplatArgs { splat: SplatChoice::Fail, allow_splats, recent: None };
         Run { orders, splats, ..Run::of(guest, records, Arming::default()) }
     }

@@ -43,7 +43,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
     let Run {
         probes:
             Probes { files: probes, probes: _, filter: _, watches: _, stack: _, once: _, counts: _, graphs: _ },
-        orders: Orders { holds: _, untils: _, within: _, shaken: _, imposed: _ },
+        orders: Orders { holds: _, untils: _, within: _, hold_mode: _, shaken: _, imposed: _ },
         // With the others no bundle is made.
         injections: Injections { injects: _, force: _, fail_nth: _, fail_from: _, fail_record: _ },
         guest,

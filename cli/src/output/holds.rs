@@ -2,8 +2,8 @@
 
 use super::names::GuestNames;
 use super::stands;
-use crate::record::{GateEnd, HoldLine};
-use probe_engine::probe::pace::{GateId, Pace};
+use crate::record::{GateEnd, HeldCpu, HoldLine};
+use probe_engine::probe::pace::{GateId, HoldMode, Pace};
 use probe_engine::request::ProbeRequest;
 use std::collections::BTreeMap;
 use vmm::session::{GateReport, Held, HoldEnd, Stands};
@@ -16,6 +16,8 @@ pub(super) struct GateNames(BTreeMap<GateId, Ends>);
 struct Ends {
     hold: String,
     until: String,
+    /// What the CPU of a task that is held is to do.
+    mode: HoldMode,
 }
 
 impl GateNames {
@@ -25,7 +27,10 @@ impl GateNames {
         for asked in probes {
             let name = || asked.pattern.clone().unwrap_or_else(|| asked.name());
             match asked.plan.pace {
-                Some(Pace::Hold { gate, .. }) => gates.entry(gate).or_default().hold = name(),
+                Some(Pace::Hold { gate, mode, .. }) => {
+                    let ends = gates.entry(gate).or_default();
+                    (ends.hold, ends.mode) = (name(), mode);
+                }
                 Some(Pace::Open { gate }) => gates.entry(gate).or_default().until = name(),
                 Some(Pace::Delay(_) | Pace::Turn { .. }) | None => {}
             }
@@ -39,7 +44,7 @@ impl GateNames {
 
     /// The line of a task that was held.
     pub(super) fn line(&self, held: &Held, names: &GuestNames) -> HoldLine {
-        let Ends { hold, until } = self.ends(held.gate);
+        let Ends { hold, until, mode } = self.ends(held.gate);
         let (by, cpus, sleepers) = match &held.end {
             HoldEnd::Opened { by } => (u32::try_from(*by).ok(), Vec::new(), Vec::new()),
             HoldEnd::TimedOut(Stands { cpus, sleepers }) => (
@@ -56,6 +61,11 @@ impl GateNames {
             hold,
             until,
             waited_ns: held.waited,
+            cpu: match (mode, held.mode) {
+                (HoldMode::Cpu, _) => HeldCpu::Waited,
+                (HoldMode::Task, HoldMode::Task) => HeldCpu::RanOthers,
+                (HoldMode::Task, HoldMode::Cpu) => HeldCpu::CouldNot,
+            },
             by,
             cpus,
             sleepers,
@@ -64,7 +74,7 @@ impl GateNames {
 
     /// What a gate came to.
     pub(super) fn end(&self, gate: &GateReport) -> GateEnd {
-        let Ends { hold, until } = self.ends(gate.gate);
+        let Ends { hold, until, .. } = self.ends(gate.gate);
         let GateReport { reached, timed_out, unfinished, passed, .. } = *gate;
         GateEnd { hold, until, reached, timed_out, unfinished, passed }
     }

@@ -29,6 +29,9 @@ pub(crate) struct HoldLine {
     #[serde(deserialize_with = "name")]
     pub(crate) until: String,
     pub(crate) waited_ns: u64,
+    /// What its CPU did meanwhile.
+    #[serde(default)]
+    pub(crate) cpu: HeldCpu,
     /// On which CPU another task came there; none where the time was over first.
     pub(crate) by: Option<u32>,
     /// Where each CPU stood when the time was over.
@@ -36,6 +39,19 @@ pub(crate) struct HoldLine {
     /// Tasks that slept then until what they wait for would have come.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) sleepers: Vec<SleeperLine>,
+}
+
+/// What the CPU of a task did that was held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum HeldCpu {
+    /// It waited with the task.
+    #[default]
+    Waited,
+    /// It ran other tasks.
+    RanOthers,
+    /// It was to run others, and waited: the kernel could not be preempted there.
+    CouldNot,
 }
 
 /// What a gate came to.
@@ -82,7 +98,7 @@ impl HoldLine {
 /// As lines of text, each with its end.
 impl fmt::Display for HoldLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, by, cpus, sleepers } = self;
+        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, cpu, by, cpus, sleepers } = self;
         write!(f, "{} ", Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu: *vcpu as usize })?;
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
@@ -90,8 +106,15 @@ impl fmt::Display for HoldLine {
         let waited =
             fmt::from_fn(|f| write!(f, "{}.{:03} ms", waited_ns / 1_000_000, waited_ns / 1000 % 1000));
         match by {
-            Some(by) => writeln!(f, "held at {hold} for {waited}, until cpu{by} came to {until}")?,
-            None => writeln!(f, "held at {hold} for {waited}: no other task came to {until}")?,
+            Some(by) => write!(f, "held at {hold} for {waited}, until cpu{by} came to {until}")?,
+            None => write!(f, "held at {hold} for {waited}: no other task came to {until}")?,
+        }
+        match cpu {
+            HeldCpu::Waited => writeln!(f)?,
+            HeldCpu::RanOthers => writeln!(f, "; its CPU ran others")?,
+            HeldCpu::CouldNot => {
+                writeln!(f, "; its CPU ran no others: the kernel could not be preempted there")?;
+            }
         }
         for (cpu, stood) in cpus.iter().enumerate() {
             write!(f, "  cpu{cpu} {stood}")?;
@@ -177,6 +200,7 @@ mod tests {
             hold: "a".to_owned(),
             until: "b".to_owned(),
             waited_ns: 1000,
+            cpu: HeldCpu::CouldNot,
             by: None,
             cpus,
             sleepers,
@@ -184,7 +208,9 @@ mod tests {
         let told = held(vec![stood(1, None), stood(3, lock(2))], vec![sleeper(4, lock(1)), sleeper(5, None)]);
         assert_eq!(told.blocked().unwrap().0.pid, 4);
         let text = told.to_string();
-        let (_, text) = text.split_once('\n').unwrap();
+        let (first, text) = text.split_once('\n').unwrap();
+        let why = "; its CPU ran no others: the kernel could not be preempted there";
+        assert!(first.ends_with(why), "{first}");
         assert_eq!(
             text,
             "  cpu0 at 0x20 f+0x0/0x8, in mkdir-1\n  \

@@ -27,7 +27,7 @@ pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
-pub(crate) use hold::{GateEnd, HoldLine};
+pub(crate) use hold::{GateEnd, HeldCpu, HoldLine};
 pub(crate) use injection::InjectionEnd;
 pub(crate) use moment::Moment;
 pub(crate) use nth::NthLine;

@@ -50,10 +50,66 @@ pub fn cpu_number(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<u64> {
     per_cpu::hot_offset(symbols, btf, "cpu_number", "cpu_number")
 }
 
+/// How a task of the kernel's can be preempted from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Preemption {
+    /// The function that has the CPU run other tasks (GVA): [`SCHEDULE`](crate::gate::SCHEDULE).
+    pub schedule: Gva,
+    /// Where a CPU counts what holds off preemption, in bytes from the kernel's GS base.
+    count: u64,
+}
+
+impl Preemption {
+    /// The highest bit of the count says that no other task is to run at once (arch/x86/include/asm/preempt.h).
+    const NOBODY_WAITS: u32 = 1 << 31;
+
+    /// Finds it, for a kernel that was not moved. `None` for one whose code may never be preempted: such a kernel counts nothing.
+    #[must_use]
+    pub fn find(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<Self> {
+        let schedule = symbols.address_of(crate::gate::SCHEDULE)?;
+        let count = per_cpu::hot_offset(symbols, btf, "preempt_count", "__preempt_count")?;
+        Some(Self { schedule, count })
+    }
+
+    /// The same where KASLR has moved the kernel by `slide`.
+    #[must_use]
+    pub fn slid(self, slide: u64) -> Self {
+        Self { schedule: self.schedule.add(slide), count: per_cpu::slid(self.count, slide) }
+    }
+
+    /// Whether nothing but interrupts that are off holds off preemption on the CPU whose kernel GS base is `gs_base`.
+    ///
+    /// # Errors
+    /// The [`PageFault`] of reading there.
+    pub fn is_allowed<M: PhysMemory + ?Sized>(
+        self,
+        memory: &VirtMemory<'_, M>,
+        gs_base: u64,
+    ) -> Result<bool, PageFault> {
+        let mut count = [0; 4];
+        memory.read(Gva(gs_base).add(self.count), &mut count)?;
+        Ok(u32::from_le_bytes(count) & !Self::NOBODY_WAITS == 0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::linux::testing::Ram;
+
+    #[test]
+    fn preemption_is_held_off_by_a_count() {
+        let ram = Ram::new();
+        let preemption = Preemption { schedule: Gva(0x1000), count: 0x10 };
+        let gs_base = Ram::BASE.add(0x1000).0;
+        let allowed = |count: u32| {
+            ram.put(Gva(gs_base).add(0x10), &count.to_le_bytes());
+            preemption.is_allowed(&ram.memory(), gs_base)
+        };
+        assert_eq!([0, 1 << 31].map(allowed), [Ok(true), Ok(true)]);
+        assert_eq!([1, 1 << 31 | 1, 1 << 16, 1 << 8 | 1 << 31].map(allowed), [Ok(false); 4]);
+        assert!(preemption.is_allowed(&ram.memory(), 0).is_err());
+    }
 
     #[test]
     fn the_task_is_read_from_the_cpus_own_area() {

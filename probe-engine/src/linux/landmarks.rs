@@ -5,7 +5,7 @@
 
 use super::boot::Boot;
 use super::branches::BranchSites;
-use super::current::{self, CurrentTask};
+use super::current::{self, CurrentTask, Preemption};
 use super::errands::{ErrandLayout, NoErrands};
 use super::kernel::Kernel;
 use super::modules::ModuleLayout;
@@ -58,6 +58,8 @@ pub struct Landmarks {
     pub modules: Option<ModuleLayout>,
     /// How to tell which task runs.
     pub current: Option<CurrentTask>,
+    /// How a task is preempted from outside; `None` for a kernel that does not preempt its own code.
+    pub preemption: Option<Preemption>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
     /// How to find all tasks, and what they wait for; `None` without type information.
@@ -204,6 +206,7 @@ impl Landmarks {
             hooks: HookAddresses::of(kernel),
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
+            preemption: Preemption::find(kernel.symbols(), btf.as_ref()),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             tasks: btf.as_ref().and_then(|btf| TaskListLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),

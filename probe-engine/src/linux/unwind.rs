@@ -236,20 +236,21 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
                 (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
             }
         };
-        // A task that is held waits in code that the kernel does not know, and goes on behind it.
-        if row.holds != Holds::Return
-            && !is_user
-            && let Some(entry) = gate::around(next.ip, self.memory)
-            && let Ok(Some(past)) =
-                gate::past(&Regs { rip: next.ip.0, rsp: next.sp, ..Regs::default() }, entry, self.memory)
-        {
-            (next.ip, next.sp) = (Gva(past.rip), past.rsp);
-        }
         next.bp = match row.bp {
             BpBase::Unchanged => next.saved.map_or(now.bp, |saved| saved.bp),
             BpBase::PrevSp => self.word(sp.wrapping_add_signed(row.bp_offset.into()))?,
             BpBase::Bp => self.word(now.bp.wrapping_add_signed(row.bp_offset.into()))?,
         };
+        let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
+        // A task that is held waits in code that the kernel does not know, and goes on behind it.
+        let at = Regs { rip: next.ip.0, rsp: next.sp, rbp: next.bp, ..Regs::default() };
+        if !is_user
+            && !self.code.has(next.ip)
+            && let Some(behind) = gate::behind(&at, self.memory)
+        {
+            (next.ip, next.sp, next.bp) = (Gva(behind.rip), behind.rsp, behind.rbp);
+            kind = FrameKind::Interrupted;
+        }
         if is_user {
             return Err(End::User(UserRegs { rip: next.ip, rsp: Gva(next.sp), rbp: Gva(next.bp) }));
         }
@@ -264,7 +265,6 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             return Err(End::Cut(Cut::NoCode(next.ip)));
         }
         self.at = next;
-        let kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
         Ok(Frame { at: next.ip, kind, is_reliable })
     }
 

@@ -24,16 +24,28 @@ impl GateId {
     }
 }
 
+/// What the CPU of a task does that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum HoldMode {
+    /// It waits with the task, and takes interrupts as it did there. The guest's kernel cannot tell by anything that it does itself.
+    #[default]
+    Cpu,
+    /// It runs other tasks, where the kernel may be preempted: the waiting task calls the kernel's scheduler again and again. Elsewhere it
+    /// waits with the task.
+    Task,
+}
+
 /// What a hit does to the order in which the guest's CPUs go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pace {
-    /// The task waits in front of the probed instruction, or behind a return, until another one opens the gate. Its CPU takes
-    /// interrupts as it did there. The gate holds one task at a time; a task that comes meanwhile passes.
+    /// The task waits in front of the probed instruction, or behind a return, until another one opens the gate. The gate holds one task at a time; a task that comes meanwhile passes.
     Hold {
         /// Where it waits.
         gate: GateId,
         /// When it goes on all the same.
         within: Duration,
+        /// What its CPU does meanwhile.
+        mode: HoldMode,
     },
     /// The task that waits at the gate goes on, unless this task is the one.
     Open {

@@ -4,7 +4,7 @@ use super::Notes;
 use probe_engine::addr::Gva;
 use probe_engine::linux::locks::LockKind;
 use probe_engine::linux::unwind::End;
-use probe_engine::probe::pace::{Delay, GateId, Pace};
+use probe_engine::probe::pace::{Delay, GateId, HoldMode, Pace};
 use probe_engine::probe::table::ProbeId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -30,7 +30,12 @@ done
 ";
 
 fn hold(within: Duration) -> Pace {
-    Pace::Hold { gate: GATE, within }
+    Pace::Hold { gate: GATE, within, mode: HoldMode::Cpu }
+}
+
+/// The same, and its CPU runs others.
+fn yielding(within: Duration) -> Pace {
+    Pace::Hold { gate: GATE, within, mode: HoldMode::Task }
 }
 
 /// What this probe sees of the program mkdir.
@@ -72,6 +77,40 @@ fn a_task_is_held_until_another_one_comes() {
     let ended = guest.run("sh:/script");
     assert_all_were_reached(&ended);
     assert_eq!(ended.hits(0), ROUNDS);
+}
+
+/// There is one CPU, and the other task runs there.
+#[test]
+fn the_cpu_of_a_task_that_is_held_runs_the_other_one() {
+    let Some(guest) = Guest::new() else { return };
+    let ended = guest
+        .script(MEET)
+        .probe(Probe::at("__x64_sys_mkdir").paced(yielding(LONG)).record())
+        .probe(Probe::at("__x64_sys_rmdir").paced(Pace::Open { gate: GATE }).record())
+        .run("sh:/script");
+    assert_all_were_reached(&ended);
+    assert!(ended.holds.iter().all(|held| held.mode == HoldMode::Task && held.vcpu == 0));
+    assert_eq!(ended.hits(0), ROUNDS);
+}
+
+/// Interrupts are off there: the kernel cannot be preempted, and the CPU waits with the task.
+#[test]
+fn where_the_kernel_cannot_be_preempted_the_cpu_waits() {
+    let Some(guest) = Guest::new() else { return };
+    let ended = guest
+        .script("mkdir /alone && rmdir /alone\n")
+        .probe(
+            Probe::define(r#"p enqueue_task_fair if comm == "sh""#)
+                .unwrap()
+                .paced(yielding(Duration::from_millis(2))),
+        )
+        .probe(Probe::at("__x64_sys_acct").paced(Pace::Open { gate: GATE }))
+        .run("sh:/script");
+    ended.assert_in_order();
+    assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
+    let [gate] = ended.report.gates[..] else { panic!("{:?}", ended.report.gates) };
+    assert!(gate.timed_out > 0 && gate.reached == 0, "{gate:?}");
+    assert!(ended.holds.iter().all(|held| held.mode == HoldMode::Cpu), "{:?}", ended.holds);
 }
 
 /// The guest can be stopped, and a task goes on right when its own site was changed meanwhile.

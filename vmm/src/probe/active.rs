@@ -13,7 +13,7 @@ use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::inject::Inject;
-use probe_engine::probe::pace::Delay;
+use probe_engine::probe::pace::{Delay, HoldMode};
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
@@ -43,8 +43,8 @@ pub struct Active {
 
 /// What its hits do to the order in which vCPUs go on.
 pub(crate) enum Pacing {
-    /// They are held at this gate, so long at most.
-    Hold(Arc<Gate>, Duration),
+    /// They are held at this gate, so long at most, and their CPUs do this meanwhile.
+    Hold(Arc<Gate>, Duration, HoldMode),
     /// They open it.
     Open(Arc<Gate>),
     /// They wait, each for its time; so many have.
@@ -159,13 +159,14 @@ impl Active {
         matches!(self.plan.inject, Some(Inject::Fail { .. }))
     }
 
-    /// The gates at which its hits are held.
-    pub(crate) fn gates(&self) -> &[Arc<Gate>] {
-        match &self.pacing {
-            Some(Pacing::Hold(gate, _)) => std::slice::from_ref(gate),
-            Some(Pacing::Turn(order, _)) => order.gates(),
-            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => &[],
-        }
+    /// The gates at which its hits are held, and what their CPUs do meanwhile.
+    pub(crate) fn gates(&self) -> impl Iterator<Item = (&Gate, HoldMode)> {
+        let (gates, mode) = match &self.pacing {
+            Some(Pacing::Hold(gate, _, mode)) => (std::slice::from_ref(gate), *mode),
+            Some(Pacing::Turn(order, _)) => (order.gates(), HoldMode::Cpu),
+            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => (&[][..], HoldMode::Cpu),
+        };
+        gates.iter().map(move |gate| (&**gate, mode))
     }
 
     /// The order in which its hits have their turns, and how long they wait for these.
@@ -194,9 +195,9 @@ impl Active {
             // A hit of a turn has waited before it was one.
             None | Some(Pacing::Turn(..)) => {}
             Some(Pacing::Open(gate)) => gate.open(vcpu, task.as_ref(), ram),
-            Some(Pacing::Hold(gate, within)) => {
-                let (gate, within, probe) = (gate.clone(), *within, self.id);
-                requests.push(HandlerRequest::Stand(Waiting::Gate { gate, within, probe, task }));
+            Some(Pacing::Hold(gate, within, mode)) => {
+                let (gate, within, mode, probe) = (gate.clone(), *within, *mode, self.id);
+                requests.push(HandlerRequest::Stand(Waiting::Gate { gate, within, mode, probe, task }));
             }
             Some(Pacing::Delay(delay, hits)) => {
                 let time = delay.of(self.id.0, hits.fetch_add(1, Ordering::Relaxed));

@@ -3,6 +3,7 @@
 use super::Probe;
 use crate::gate::{Gate, HeldTask};
 use probe_engine::linux::task::Task;
+use probe_engine::probe::pace::HoldMode;
 use probe_engine::probe::table::ProbeId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub(crate) enum Waiting {
     Gate {
         gate: Arc<Gate>,
         within: Duration,
+        /// What its vCPU does meanwhile.
+        mode: HoldMode,
         /// The probe that holds it, and the task that ran.
         probe: ProbeId,
         task: Option<Task>,

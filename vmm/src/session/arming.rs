@@ -100,6 +100,7 @@ impl Arming {
         self.patches.forget_pages();
         let slide = running.map.slide();
         tables.kernel.current = self.kernel.current.map(|current| current.slid(slide));
+        tables.kernel.preemption = self.kernel.preemption.map(|preemption| preemption.slid(slide));
         tables.kernel.task = self.kernel.task.map(|task| task.slid(slide));
         (tables.kernel.is_found, tables.kernel.slide) = (true, slide);
         let text = GuestText { ram: stop.ram, running: &running, patches: &self.patches };

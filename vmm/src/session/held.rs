@@ -25,7 +25,7 @@ impl Control<'_> {
 
     /// Keeps what became of `held` until all is handed on that comes before.
     pub(super) fn note_held(&mut self, held: HeldTask) {
-        let HeldTask { gate, probe, vcpu, task, begun, ended, by, .. } = held;
+        let HeldTask { gate, probe, vcpu, task, begun, ended, by, mode, .. } = held;
         let stands = self.holds.stands.remove(&gate).unwrap_or_default();
         // What became of an order is told in the end.
         if gate.is_of_turns() {
@@ -40,6 +40,7 @@ impl Control<'_> {
             nanos: rate.nanos(begun),
             guest_nanos: self.reader.guest_nanos(begun),
             waited: rate.duration(ended.saturating_sub(begun)),
+            mode,
             end: by.map_or(HoldEnd::TimedOut(stands), |by| HoldEnd::Opened { by }),
         };
         self.holds.ended.push(held);

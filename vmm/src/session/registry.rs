@@ -203,7 +203,7 @@ impl Registry {
         let mut gate = |id| gates.entry(id).or_insert_with(|| Arc::new(Gate::new(id))).clone();
         Some(match pace {
             Pace::Turn { within } => Pacing::Turn(self.order.clone()?, within.min(LONGEST_WAIT)),
-            Pace::Hold { gate: id, within } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT)),
+            Pace::Hold { gate: id, within, mode } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT), mode),
             Pace::Open { gate: id } => Pacing::Open(gate(id)),
             Pace::Delay(delay) => {
                 let most = delay.most.min(LONGEST_WAIT);

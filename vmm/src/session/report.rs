@@ -8,7 +8,7 @@ use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::linux::locks::LockKind;
 use probe_engine::linux::task::Task;
-use probe_engine::probe::pace::GateId;
+use probe_engine::probe::pace::{GateId, HoldMode};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::TurnsReport;
 use probe_engine::regs::Regs;
@@ -293,6 +293,8 @@ pub struct Held {
     pub guest_nanos: Option<u64>,
     /// For how long, in nanoseconds.
     pub waited: u64,
+    /// What its CPU did meanwhile.
+    pub mode: HoldMode,
     /// Why it went on.
     pub end: HoldEnd,
 }

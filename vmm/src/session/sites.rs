@@ -76,13 +76,16 @@ pub(super) struct Sites {
     pub(super) detours: Detours,
     relocations: Relocations,
     stale: Stale,
+    /// What a task that is held calls to have its CPU run others, where it was linked.
+    schedule: Option<Gva>,
 }
 
 impl Sites {
     /// None.
     pub(super) fn new(kernel: &Landmarks, detours: Detours) -> Self {
         let (relocations, stale) = (Relocations::new(kernel), Stale::default());
-        Self { sites: BTreeMap::new(), detours, relocations, stale }
+        let schedule = kernel.preemption.map(|preemption| preemption.schedule);
+        Self { sites: BTreeMap::new(), detours, relocations, stale, schedule }
     }
 
     /// The instruction at `at` accesses a device: from now on it runs from a copy.

@@ -11,7 +11,7 @@ use crate::reserved::{Reserved, Slots};
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::detour::instances::Instances;
-use probe_engine::gate::{CODE, TRAP};
+use probe_engine::gate::Form;
 use probe_engine::insn::INT3;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::returns::Pool;
@@ -70,17 +70,23 @@ impl StoppedGuest<'_> {
         reserved.allocate(length).ok_or(NoSpace::Full)
     }
 
-    /// Gives `gate` the code at which the guest waits, where there is room for that. Without it, a vCPU that is held stands still.
-    pub(super) fn place(&mut self, gate: &Gate, calls: &Instances) {
-        if gate.code().is_some() || self.reserved.is_err() {
+    /// Gives `gate` the code at which the guest waits, where there is room for that and the guest has what the code calls: `schedule`. Without
+    /// such code, a vCPU that is held stands still.
+    pub(super) fn place(&mut self, gate: &Gate, form: Form, schedule: Option<Gva>, calls: &Instances) {
+        if gate.code(form).is_some() || self.reserved.is_err() {
             return;
         }
-        let Ok(slots) = self.allocate(CODE.len(), calls) else { return };
+        let Ok(slots) = self.allocate(form.size(), calls) else { return };
         let Ok(reserved) = &self.reserved else { return };
         let (entry, memory) = (reserved.address(slots), reserved.memory(slots));
-        if reserved.write(self.stop.ram, slots, &CODE).is_ok() {
-            gate.set_code(GateCode { entry, memory });
-            self.table.add_gate(entry.add(TRAP), gate.id());
+        let is_written = form
+            .bytes(entry, schedule)
+            .is_some_and(|bytes| reserved.write(self.stop.ram, slots, &bytes).is_ok());
+        if is_written {
+            gate.set_code(GateCode { form, entry, memory });
+            self.table.add_gate(entry.add(form.trap()), gate.id());
+        } else {
+            self.retire(slots);
         }
     }
 

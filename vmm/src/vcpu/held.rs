@@ -10,9 +10,9 @@ use crate::probe::{HandlerRequest, Waiting};
 use crate::trap::Breakpoint;
 use crate::world::VcpuPosition;
 use probe_engine::addr::Gva;
-use probe_engine::gate;
-use probe_engine::probe::pace::GateId;
-use probe_engine::regs::Regs;
+use probe_engine::gate::Form;
+use probe_engine::probe::pace::{GateId, HoldMode};
+use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Vcpu {
         for wait in waiting {
             let flow = match wait {
                 Waiting::Time(time) => self.stand(time, || false, tables),
-                Waiting::Gate { gate, within, probe, task } => {
+                Waiting::Gate { gate, within, mode, probe, task } => {
                     let begun = clock::ticks();
                     let counted_at = self.passed.map(|passed| passed.nop());
                     let held = HeldTask {
@@ -38,14 +38,19 @@ impl Vcpu {
                         ended: begun,
                         by: None,
                         counted_at,
+                        mode: if self.may_yield(&gate, mode, tables) {
+                            HoldMode::Task
+                        } else {
+                            HoldMode::Cpu
+                        },
                     };
                     let deadline = held.begun.saturating_add(self.clock.rate().ticks(within));
                     match gate.enter(held, deadline) {
-                        true => self.wait_at(&gate, tables),
+                        true => self.wait_at(&gate, held.mode, tables),
                         false => Flow::Run,
                     }
                 }
-                Waiting::Turn(gate) => self.wait_at(&gate, tables),
+                Waiting::Turn(gate) => self.wait_at(&gate, HoldMode::Cpu, tables),
             };
             if let Flow::End = flow {
                 return Flow::End;
@@ -54,9 +59,25 @@ impl Vcpu {
         Flow::Run
     }
 
+    /// Whether a task that waits at `gate` can have its CPU run others, where that is wanted: the kernel could preempt it where it is now, and
+    /// a function of the kernel's may be called with its flags.
+    fn may_yield(&mut self, gate: &Gate, mode: HoldMode, tables: &VcpuTables) -> bool {
+        const NEEDED: u64 = rflags::IF | rflags::DF | rflags::AC;
+        let is_wanted = mode == HoldMode::Task && gate.code(Form::Yields).is_some();
+        if !is_wanted || self.kvm.regs().rflags & NEEDED != rflags::IF {
+            return false;
+        }
+        let Some((preemption, area)) = tables.kernel.preemption.zip(self.area_at_site(tables)) else {
+            return false;
+        };
+        let system = self.kvm.system();
+        let user = || system.space();
+        preemption.is_allowed(&VirtMemory::new(&*self.ram, tables.spaces(&user)), area.0).unwrap_or(false)
+    }
+
     /// The task is held at the gate.
-    fn wait_at(&mut self, gate: &Gate, tables: &mut Arc<VcpuTables>) -> Flow {
-        if self.enter_code(gate, tables) {
+    fn wait_at(&mut self, gate: &Gate, mode: HoldMode, tables: &mut Arc<VcpuTables>) -> Flow {
+        if self.enter_code(gate, mode, tables) {
             return Flow::Run;
         }
         // The guest has no code to wait at yet: the vCPU stands still.
@@ -70,8 +91,12 @@ impl Vcpu {
     }
 
     /// Has the guest go on at the code of `gate`, if there is such, and behind that where it would have gone on now.
-    fn enter_code(&mut self, gate: &Gate, tables: &VcpuTables) -> bool {
-        let Some(code) = gate.code() else { return false };
+    fn enter_code(&mut self, gate: &Gate, mode: HoldMode, tables: &VcpuTables) -> bool {
+        let form = match mode {
+            HoldMode::Cpu => Form::Spins,
+            HoldMode::Task => Form::Yields,
+        };
+        let Some(code) = gate.code(form) else { return false };
         let regs = self.kvm.regs();
         let top = regs.rsp.wrapping_sub(8);
         let system = self.kvm.system();
@@ -99,8 +124,11 @@ impl Vcpu {
         let system = self.kvm.system();
         let user = || system.space();
         let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
-        let entry = Gva(breakpoint.regs.rip.wrapping_sub(gate::TRAP));
-        let Ok(Some(regs)) = gate::past(&breakpoint.regs, entry, &memory) else {
+        let rip = Gva(breakpoint.regs.rip);
+        let code = gate.codes().find(|code| code.entry.add(code.form.trap()) == rip);
+        let behind =
+            code.and_then(|code| code.form.past(&breakpoint.regs, code.entry, &memory).ok().flatten());
+        let Some(regs) = behind else {
             return self.give_back(guest_exception(breakpoint.delivery), tables);
         };
         let counted_at = self.left(&gate).and_then(|held| held.counted_at);

@@ -6,9 +6,11 @@ use crate::reserved::Slots;
 use crate::session::reasons::{NoSpace, NoTrap};
 use crate::session::stop::StoppedGuest;
 use probe_engine::addr::Gva;
+use probe_engine::gate::Form;
 use probe_engine::insn::copy::{Ending, OutOfLine, SLOT};
 use probe_engine::insn::plan::StepPlan;
 use probe_engine::probe::once::OneShot;
+use probe_engine::probe::pace::HoldMode;
 use probe_engine::probe::table::{Anchor, CopyEnd, StepMethod};
 use std::sync::Arc;
 
@@ -54,8 +56,12 @@ impl Sites {
         let is_once = wanted.internal.is_none() && probes.iter().all(|p| p.probe.is_put_back());
         let has_post = probes.iter().any(|p| p.probe.has_post());
         let only_copy = self.accesses_device(at);
-        for gate in probes.iter().flat_map(|p| p.probe.gates()) {
-            guest.place(gate, self.detours.instances());
+        let schedule = self.schedule.map(|schedule| guest.running.map.gva(schedule));
+        for (gate, mode) in probes.iter().flat_map(|p| p.probe.gates()) {
+            guest.place(gate, Form::Spins, None, self.detours.instances());
+            if mode == HoldMode::Task && schedule.is_some() {
+                guest.place(gate, Form::Yields, schedule, self.detours.instances());
+            }
         }
         // A vCPU that stands at the site has not touched memory yet.
         let stands = probes.iter().any(|p| p.probe.stands());
