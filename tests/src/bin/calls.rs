@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 use tests::detour::histogram;
 use tests::linux_rig::Guest;
-use vmm::probe::Probe;
+use vmm::probe::{InstructionProbe, Probe, Where};
 use vmm::session::{Command, ProbeReport, ProbeState};
 
 const FUNCTION: &str = "__x64_sys_getppid";
@@ -28,7 +28,7 @@ const STEP: &str = "ticks:400";
 /// A way to probe the function; the first one not at all.
 type Way = (&'static str, fn() -> Option<Probe>);
 
-const WAYS: [Way; 8] = [
+const WAYS: [Way; 10] = [
     ("getppid, unprobed", || None),
     ("getppid, counted by a detour", || Some(Probe::at(FUNCTION).into())),
     ("getppid, recorded by a detour", || Some(Probe::at(FUNCTION).capture(two_arguments()).record().into())),
@@ -43,7 +43,16 @@ const WAYS: [Way; 8] = [
     ("getppid, traps at its call and its return", || {
         Some(Probe::on_return(FUNCTION).handler(|_, ()| {}).into())
     }),
+    ("getppid, a tracepoint in its way counted by a detour", || Some(at_tracepoint().into())),
+    ("getppid, a tracepoint in its way recorded by a detour", || {
+        Some(at_tracepoint().capture(two_arguments()).record().into())
+    }),
 ];
+
+/// The kernel calls at it for every system call, in the way that it takes for traced ones.
+fn at_tracepoint() -> InstructionProbe {
+    Probe::at(Where::Definition("t raw_syscalls:sys_enter".to_owned()))
+}
 
 fn two_arguments() -> Capture {
     let field =

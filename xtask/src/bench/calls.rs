@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// The names of the commands in Bochs.
-pub(super) const OURS: &str = "calls";
-pub(super) const REFERENCE: &str = "reference";
+const OURS: &str = "calls";
+const REFERENCE: &str = "reference";
 /// Calls between two looks at the counter.
 const AT_ONCE: f64 = 5.0;
 /// The row that all others are compared with.
@@ -38,6 +38,8 @@ echo 0 > /proc/sys/debug/kprobes-optimization
 probed 'kprobe event at the entry' \"p:bench/call $call\"
 probed 'kprobe event on an int3' \"p:bench/call $call+9\" \"p:bench/call $call+5\"
 probed 'kretprobe event' \"r:bench/call $call\"
+echo 1 > events/raw_syscalls/sys_enter/enable
+timed 'tracepoint event in its way'
 ";
 
 /// What the commands need.
@@ -64,8 +66,15 @@ pub(super) fn entries() -> [Entry; 2] {
     ]
 }
 
+/// The rows of both.
+pub(super) fn rows(outcomes: &[Outcome]) -> anyhow::Result<Vec<Value>> {
+    let mut rows = reference(super::of(outcomes, REFERENCE)?)?;
+    rows.extend(ours(super::of(outcomes, OURS)?)?);
+    Ok(rows)
+}
+
 /// The rows of what the script printed: a line with a row's name, and one of the workload's.
-pub(super) fn reference(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
+fn reference(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
     let mut name = None;
     let mut rows = Vec::new();
     for line in outcome.output.iter().map(|line| line.trim()) {
@@ -76,17 +85,17 @@ pub(super) fn reference(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
             rows.push(row(&format!("getppid, the guest's own: {name}"), said, "the guest's")?);
         }
     }
-    above(rows, 4)
+    above(rows, 5)
 }
 
 /// The rows that the program printed.
-pub(super) fn ours(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
+fn ours(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
     let printed = outcome.output.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let rows = printed.map(|printed| {
         let text = |key| printed.get(key).and_then(Value::as_str).with_context(|| format!("no {key}"));
         row(text("row")?, text("said")?, text("on")?)
     });
-    above(rows.collect::<anyhow::Result<_>>()?, 8)
+    above(rows.collect::<anyhow::Result<_>>()?, 10)
 }
 
 /// A row of what the workload said of its calls.
