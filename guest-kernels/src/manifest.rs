@@ -61,8 +61,8 @@ pub const SINCE_7: Kernel = Kernel { series: Series::Since(7), flavour: Flavour:
 /// found in the modules themselves.
 pub(crate) const HOST_MODULES: &[&str] = &["kvm-amd", "kvm-intel", "virtio_blk"];
 
-/// Modules that tests load in guests. They need no others, and every kernel has them.
-pub(crate) const GUEST_MODULES: &[&str] = &["dummy", "loop"];
+/// Modules that tests load in guests, and every kernel has; what they depend on is found in the same way.
+pub(crate) const GUEST_MODULES: &[&str] = &["dummy", "loop", "softdog"];
 
 /// Modules with which a guest reaches the folders of this machine. What a kernel has built in is no module.
 pub(crate) const COMMAND_MODULES: &[&str] =

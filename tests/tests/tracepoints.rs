@@ -8,7 +8,8 @@
 
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tests::product::{Run, binary, command, host_module, initrd_with, run};
+use tests::kernel::under_test;
+use tests::product::{Run, binary, command, host_module, initrd_with, module, run};
 
 /// A tracepoint; what is read there of ours, an argument or a field of the event, and what that is called in the line of tracefs,
 /// where a value is compared as well.
@@ -221,6 +222,62 @@ fn system_calls_are_counted() {
         assert_eq!(run.hits("raw_syscalls:sys_enter"), 1000);
         assert!(run.hits("raw_syscalls:sys_exit") > 0);
     }
+}
+
+/// Who opens the device, writes to it and closes it starts a watchdog twice and stops it: events of a module, which the guest's own tracefs
+/// sees as well for a while.
+#[test]
+fn a_modules_events_are_those_of_tracefs() {
+    let Some(binary) = binary() else { return };
+    const SCRIPT: &str = "\
+set -e
+[ -e /sys/kernel/tracing/trace ] || mount -t tracefs tracefs /sys/kernel/tracing
+events=/sys/kernel/tracing/events/watchdog/enable
+insmod /watchdog.ko
+insmod /softdog.ko
+echo V > /dev/watchdog
+echo 1 > $events
+for i in 1 2 3; do echo V > /dev/watchdog; done
+echo 0 > $events
+echo V > /dev/watchdog
+grep -o 'watchdog_st[a-z]*: .*err=0' /sys/kernel/tracing/trace | sed 's/^/seen /'
+rmmod softdog
+rmmod watchdog
+insmod /watchdog.ko
+insmod /softdog.ko
+echo V > /dev/watchdog
+";
+    let watchdog = module("watchdog");
+    if !has_events(&watchdog) {
+        return println!("skipped: the watchdogs of {} have no tracepoints", under_test());
+    }
+    let initrd = initrd_with([
+        ("watchdog.ko", 0o644, watchdog),
+        ("softdog.ko", 0o644, module("softdog")),
+        ("script", 0o644, SCRIPT.into()),
+    ]);
+    let initrd = format!("--initrd={}", initrd.path().to_str().unwrap());
+    let probes = ["start", "stop"].map(|what| format!("-pt watchdog:watchdog_{what} err=$arg2:s32"));
+    let cmdline = "--cmdline=workload=sh:/script loglevel=5";
+    let words = [&initrd, "--cpus=2", cmdline, "--allow-pending", &probes[0], &probes[1]];
+    let run = run(&binary, &words);
+    assert_eq!(run.workload("sh path=/script", "status"), 0, "{}", run.console);
+    run.assert_success();
+    run.assert_clean_log();
+    // Six times in all, and three times while tracefs was on.
+    for (what, each) in [("start", 2), ("stop", 1)] {
+        let probe = format!("watchdog:watchdog_{what}");
+        assert_eq!(run.hits(&probe), 6 * each as u64, "{probe}");
+        let events: Vec<_> = run.of_type("hit").into_iter().filter(|hit| hit["probe"] == probe).collect();
+        assert!(events.len() == 6 * each && events.iter().all(|hit| hit["fields"]["err"] == 0), "{events:?}");
+        let seen = run.console.matches(&format!("seen watchdog_{what}: ")).count();
+        assert_eq!(seen, 3 * each, "{}", run.console);
+    }
+}
+
+/// Whether a module has tracepoints of its own.
+fn has_events(module: &[u8]) -> bool {
+    module.windows(b"__tracepoints_ptrs".len()).any(|bytes| bytes == b"__tracepoints_ptrs")
 }
 
 /// A module that goes with its tracepoints switched on would have the kernel complain: they are switched off before.

@@ -87,7 +87,7 @@ fn footing(probe: &ProbeReport) -> &'static str {
 
 fn main() {
     let Some(guest) = Guest::new() else { return };
-    let steps = vec![STEP; WAYS.len()].join(",sh:/gate,");
+    let steps = format!("{},sh:/gate", vec![STEP; WAYS.len()].join(",sh:/gate,"));
     let stood = Mutex::new(Vec::new());
     let ended = guest.optimize().run_with(&steps, |handle, console| {
         console.wait_for("workload: ticks ", 1);
@@ -99,6 +99,7 @@ fn main() {
             stood.lock().unwrap().push(footing(&handle.list().unwrap()[0]));
             handle.command(Command::Unregister(ids)).unwrap();
         }
+        console.open_gate();
     });
     ended.assert_in_order();
     let timed = ended.console.lines().filter_map(|line| line.trim().strip_prefix("workload: ticks "));

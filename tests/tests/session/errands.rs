@@ -105,6 +105,67 @@ fn ten_thousand_errands_are_done_under_load() {
     }
 }
 
+/// Modules come and go, and the guest's own tracer goes on and off at what is called, in a kernel that preempts its own code. What the
+/// kernel counts of interrupts that are none stays at 0.
+const CHURN: &str = "\
+set -e
+[ -e /sys/kernel/tracing/trace ] || mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'v*' > set_ftrace_filter
+while [ ! -e /tmp/enough ]; do
+    insmod /dummy.ko
+    echo function > current_tracer
+    rmmod dummy
+    echo nop > current_tracer
+    echo a round
+done &
+echo begun
+read go
+echo > /tmp/enough
+wait $!
+echo > trace
+echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)
+grep -E '^ *(ERR|MIS):' /proc/interrupts | sed 's/^/interrupts /'
+";
+
+/// So many errands in that, on so many CPUs, and so many rounds of it.
+fn in_the_middle(cpus: u8, errands: usize, rounds: usize) {
+    let Some(guest) = Guest::new() else { return };
+    let functions = Functions::of(guest.subject);
+    let guest = guest.cpus(cpus).module("dummy").script(CHURN).cmdline("preempt=full").patience(20 * LONG);
+    let ended = guest.run_with("sh:/script", |handle, console| {
+        console.wait_for("begun", 1);
+        let mut done = 0;
+        while done < errands || console.text().matches("a round").count() < rounds {
+            functions.use_memory(handle).unwrap_or_else(|error| panic!("errand {done}: {error}"));
+            done += 1;
+        }
+        println!("{done} errands in {} rounds", console.text().matches("a round").count());
+        console.open_gate();
+    });
+    ended.assert_in_order();
+    assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
+    assert!(ended.console.contains("there are 0"), "{}", ended.console);
+    let counted = ended.console.lines().filter_map(|line| line.trim().strip_prefix("interrupts "));
+    let counted: Vec<_> = counted.map(|line| line.split_whitespace().last().unwrap_or_default()).collect();
+    assert_eq!(counted, ["0", "0"], "{}", ended.console);
+}
+
+#[test]
+fn errands_go_on_while_modules_come_and_go_and_the_tracer_is_switched() {
+    in_the_middle(2, 50, 4);
+}
+
+#[test]
+fn errands_go_on_in_the_middle_of_all_that_for_long() {
+    if std::env::var_os("VMM_LONG").is_none() {
+        return println!("skipped: VMM_LONG is not set");
+    }
+    for cpus in [1, 2, 4] {
+        in_the_middle(cpus, 2_000, 50);
+    }
+}
+
 /// A call that sleeps keeps no other errand waiting, and nobody waits for it longer than wanted.
 #[test]
 fn one_that_sleeps_keeps_nobody_waiting() {
