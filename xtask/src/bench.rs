@@ -37,6 +37,9 @@ pub(crate) struct Options {
     /// Only those of exits, counted in Bochs
     #[arg(long)]
     exits: bool,
+    /// Only those of samples, counted in Bochs
+    #[arg(long)]
+    samples: bool,
     /// Only those of a system call in a Debian guest, probed in one way after the other: counted in Bochs
     #[arg(long)]
     calls: bool,
@@ -59,10 +62,20 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
         return write(&calls::rows(&outcomes)?);
     }
     let program = setup::build("tests", "bench")?;
-    if options.exits {
+    if options.exits || options.samples {
         let files = vec![bochs::file("bin/bench", 0o755, &program)?];
-        let entries = vec![Entry::new("bench", &["/bin/bench", "--json"])];
+        let words: &[&str] = if options.samples { &["--samples"] } else { &[] };
+        let entries = vec![Entry::new("bench", &[&["/bin/bench", "--json"], words].concat())];
         let outcomes = bochs::run(Contents { vmm, files, entries })?;
+        let outcome = of(&outcomes, "bench")?;
+        if options.samples {
+            outcome
+                .output
+                .iter()
+                .filter(|line| !line.starts_with('{'))
+                .for_each(|line| println!("bench: {line}"));
+            return Ok(());
+        }
         return write(&exits(of(&outcomes, "bench")?)?);
     }
     let mut files = calls::files()?;

@@ -11,12 +11,13 @@
 
 use super::orc::{BpBase, Holds, OrcFrame, OrcRow, SpBase};
 use super::read::u64_at;
-use crate::addr::Gva;
+use crate::addr::{Gpa, Gva};
 use crate::gate;
 use crate::memory::PhysMemory;
-use crate::paging::PageFault;
+use crate::paging::{Access, PageFault};
 use crate::regs::Regs;
 use crate::virt_memory::VirtMemory;
+use std::cell::Cell;
 
 mod code;
 mod user;
@@ -24,6 +25,8 @@ mod user;
 pub use code::{Code, KernelCode, ModuleCode};
 pub use user::{UserEnd, UserWalk};
 
+/// What page tables map at least.
+const PAGE: u64 = 4096;
 /// Most bytes of one stack: THREAD_SIZE is 16 KiB, or 32 with KASAN.
 const LARGEST_STACK: u64 = 64 << 10;
 /// Most changes to another stack: one CPU has six, and a task one.
@@ -126,6 +129,8 @@ pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
     first: Option<Frame>,
     left: usize,
     end: Option<End>,
+    /// The page of the stack that was read last, and where it is. Nobody moves it: its vCPU stands still.
+    page: Cell<Option<(Gva, Gpa)>>,
 }
 
 /// The registers in one frame, as far as they are known.
@@ -180,7 +185,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let is_user = ip.0 != 0 && !ip.is_kernels();
         let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
         let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
-        Self { code, memory, real, at, first, left: most, end }
+        Self { code, memory, real, at, first, left: most, end, page: Cell::new(None) }
     }
 
     /// How it ended; `None` while there may be more frames.
@@ -245,10 +250,11 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         // A task that is held waits in code that the kernel does not know, and goes on behind it.
         let at = Regs { rip: next.ip.0, rsp: next.sp, rbp: next.bp, ..Regs::default() };
         if !is_user
-            && !self.code.has(next.ip)
+            && !self.code.describes(next.ip)
             && let Some(behind) = gate::behind(&at, self.memory)
         {
             (next.ip, next.sp, next.bp) = (Gva(behind.rip), behind.rsp, behind.rbp);
+            next.signal = true;
             kind = FrameKind::Interrupted;
         }
         if is_user {
@@ -296,8 +302,24 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             return Err(End::Cut(Cut::Astray(Gva(at))));
         }
         let mut bytes = [0; N];
-        self.memory.read(Gva(at), &mut bytes).map_err(|fault| End::Cut(Cut::Memory(fault)))?;
+        self.read(Gva(at), &mut bytes).map_err(|fault| End::Cut(Cut::Memory(fault)))?;
         Ok(bytes)
+    }
+
+    /// The same as the memory's own. Frame after frame lies in one page, for which the page tables are asked once.
+    fn read(&self, at: Gva, bytes: &mut [u8]) -> Result<(), PageFault> {
+        let offset = at.0 % PAGE;
+        if offset + bytes.len() as u64 > PAGE {
+            return self.memory.read(at, bytes);
+        }
+        let page = Gva(at.0 - offset);
+        let gpa = match self.page.get() {
+            Some((known, gpa)) if known == page => gpa,
+            _ => self.memory.translate(page, Access::Read)?,
+        };
+        self.page.set(Some((page, gpa)));
+        let is_read = self.memory.phys.read(gpa.add(offset), bytes).is_ok();
+        if is_read { Ok(()) } else { self.memory.read(at, bytes) }
     }
 }
 

@@ -104,6 +104,11 @@ impl Code<'_> {
         }
     }
 
+    /// Whether `at` is in code of the kernel's or of a module's.
+    pub(super) fn describes(&self, at: Gva) -> bool {
+        at.is_in(&self.kernel_text()) || self.modules.iter().any(|module| module.has(at))
+    }
+
     /// Whether there may be code at `at`. What the kernel generates is told by its place alone.
     pub(super) fn has(&self, at: Gva) -> bool {
         let kernel = self.kernel_text();

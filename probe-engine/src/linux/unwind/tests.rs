@@ -1,4 +1,5 @@
 use super::*;
+use crate::gate::Form;
 use crate::linux::orc::{OrcLayout, OrcTable};
 use crate::linux::testing::{Ram, orc};
 use proptest::prelude::*;
@@ -188,6 +189,37 @@ fn saved_registers_go_on_where_they_say() {
     let iret: Vec<_> = iret.filter(|(at, _)| *at >= STACK).collect();
     let expected = "400 ! 104 > 705 bottom";
     assert_eq!(walk(&regs(text(IRET), STACK, STACK + 0x200), &iret), expected);
+}
+
+/// A task that is held is in code that no table knows: interrupted there, or in the scheduler that it has called from there.
+#[test]
+fn a_task_that_is_held_is_where_it_goes_on() {
+    let entry = Ram::BASE.add(0x1000);
+    let gate = |form: Form| -> Vec<(u64, u64)> {
+        let mut code = form.bytes(entry, Some(Gva(text(PLAIN)))).unwrap();
+        code.resize(code.len().next_multiple_of(8), 0);
+        let words = code.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        (entry.0..).step_by(8).zip(words).collect()
+    };
+    // The first instruction of a function: an instruction earlier is another one.
+    let (caller, frame) = (STACK + 0x200, [(STACK + 0x208, 7), (STACK + 0x210, text(BOTTOM + 5))]);
+    let mut words = gate(Form::Spins);
+    words.extend(saved(STACK, entry.add(3).0, 0x10, STACK + 0x100, 5));
+    words.extend([(STACK + 0x100, 0x246), (STACK + 0x108, text(PLAIN)), (STACK + 0x110, text(BOTTOM + 5))]);
+    assert_eq!(walk(&regs(text(REGS), STACK, 0), &words), "300 ! 200 > 705 bottom");
+
+    // Eleven words lie above the return address, of which the last one is RBP.
+    let mut words = gate(Form::Yields);
+    words.extend([
+        (STACK, entry.add(23).0),
+        (STACK + 8 + 80, caller + 8),
+        (STACK + 8 + 88, text(FRAMED + 4)),
+    ]);
+    words.extend(frame);
+    assert_eq!(walk(&regs(text(PLAIN), STACK, STACK + 8 + 80), &words), "200 ! 104 > 705 bottom");
+    words[gate(Form::Yields).len() + 2].1 = text(PLAIN);
+    words.push((STACK + 8 + 96, text(BOTTOM + 5)));
+    assert_eq!(walk(&regs(text(PLAIN), STACK, STACK + 8 + 80), &words), "200 ! 200 > 705 bottom");
 }
 
 #[test]
