@@ -148,7 +148,8 @@ fn in_the_middle(cpus: u8, errands: usize, rounds: usize) {
     assert!(ended.console.contains("there are 0"), "{}", ended.console);
     let counted = ended.console.lines().filter_map(|line| line.trim().strip_prefix("interrupts "));
     let counted: Vec<_> = counted.map(|line| line.split_whitespace().last().unwrap_or_default()).collect();
-    assert_eq!(counted, ["0", "0"], "{}", ended.console);
+    // Kernels since 7 show those that there were alone.
+    assert!(counted.iter().all(|count| *count == "0"), "{}", ended.console);
 }
 
 #[test]

@@ -31,8 +31,10 @@ fn probes(kernel: &Kernel, definition: &str) -> Vec<Probe> {
 /// Which tracepoints call anybody, or are switched on, in a kernel that is where it was linked.
 fn switched_on(handle: &Handle, kernel: &Kernel) -> Vec<String> {
     let btf = kernel.btf().unwrap();
-    let member = |path| btf.member("tracepoint", path).unwrap().offset().unwrap();
-    let (funcs, enabled) = (member("funcs"), member("key.enabled.counter"));
+    let member = |path| btf.member("tracepoint", path)?.offset();
+    let funcs = member("funcs").unwrap();
+    // The key of those since 6.13 is one that is off at first.
+    let enabled = member("key.enabled.counter").or_else(|| member("key.key.enabled.counter")).unwrap();
     let names = kernel.symbols().text().filter_map(|symbol| symbol.name.strip_prefix("__traceiter_"));
     let all: Vec<(String, Gva)> = names
         .filter_map(|name| {

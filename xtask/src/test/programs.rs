@@ -14,7 +14,8 @@ const OF_GUESTS: &str = "tests";
 /// Those of them that are run in ways of their own: in the emulated host, for long, or for a kernel that is not tested in full.
 const APART: [&str; 6] = ["built", "contract", "differential", "session", "smoke", "soak"];
 /// Those of the others that take longest, the longest one first.
-const LONGEST: [&str; 8] = ["pages", "help", "cases", "race", "bundles", "fail_nth", "boots", "escape"];
+const LONGEST: [&str; 10] =
+    ["help", "pages", "command", "cases", "exit_codes", "race", "bundles", "fail_nth", "boots", "escape"];
 
 /// What a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,7 +167,7 @@ mod tests {
         all.extend(message("tests", "bin", "draw", false));
         all.extend(message("vmm", "example", "etc_opens", false));
         let programs = Programs(all);
-        assert_eq!(programs.of_the_product(), ["pages", "help", "linux", "rules", "tracepoints"]);
+        assert_eq!(programs.of_the_product(), ["help", "pages", "linux", "rules", "tracepoints"]);
         assert!(programs.get("soak").is_err());
         assert!(programs.get("session").is_ok() && programs.example("etc_opens").is_ok());
         assert!(programs.draw().is_ok());
