@@ -9,6 +9,7 @@ use probe_engine::linux::tracepoints::TracepointCalls;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// A tracepoint that is to be switched. Addresses are those of the running kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,8 @@ struct Known {
     busy: BTreeSet<Gva>,
     /// Those whose module goes, or has gone.
     gone: BTreeSet<Gva>,
+    /// When a step began or was over last.
+    moved: Option<Instant>,
 }
 
 impl Registrations {
@@ -44,6 +47,11 @@ impl Registrations {
     /// Whether the guest has registered a function of ours for the tracepoint at `tracepoint`.
     pub(crate) fn is_registered(&self, tracepoint: Gva) -> bool {
         self.known().registered.contains(&tracepoint)
+    }
+
+    /// When a task began with a step, or was done with one, last.
+    pub(crate) fn moved(&self) -> Option<Instant> {
+        self.known().moved
     }
 
     /// These are switched on no more.
@@ -72,6 +80,7 @@ impl Registrations {
             return Some(Err(Ok(())));
         }
         known.busy.insert(step.tracepoint);
+        known.moved = Some(Instant::now());
         Some(Ok(()))
     }
 
@@ -79,6 +88,7 @@ impl Registrations {
     fn give_back(&self, step: &Step, result: Result<(), Errno>) {
         let mut known = self.known();
         known.busy.remove(&step.tracepoint);
+        known.moved = Some(Instant::now());
         match (step.on, result) {
             (true, Ok(())) => known.registered.insert(step.tracepoint),
             (true, Err(_)) => false,
@@ -274,7 +284,9 @@ mod tests {
         let (mut first, mut second, mut third) = (errand(true), errand(true), errand(false));
         assert_eq!(called(&mut first, None), Ok(1));
         assert_eq!([called(&mut second, None), called(&mut third, None)], [Ok(3), Ok(3)]);
+        let begun = registrations.moved();
         assert_eq!(called(&mut first, Some(0)), Err(vec![Ok(())]));
+        assert!(begun.is_some() && registrations.moved() > begun);
         assert!(registrations.is_registered(TRACEPOINT));
         assert_eq!(called(&mut second, Some(0)), Err(vec![Ok(())]), "it is on already");
         // Its module goes: it is switched off, and never on again by those that come late.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// How long the guest may take to switch what it is asked to.
+/// How long the guest may take for one tracepoint.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// So many errands are under way at most: a guest that comes by again and again makes no more.
 const MOST_UNDER_WAY: usize = 32;
@@ -36,7 +36,7 @@ struct UnderWay {
     steps: Vec<Step>,
     wanted: Wanted<Vec<Result<(), Errno>>>,
     results: Option<Vec<Result<(), Errno>>>,
-    deadline: Instant,
+    begun: Instant,
 }
 
 /// A command and its answer.
@@ -61,15 +61,17 @@ pub(super) struct Switching {
 }
 
 impl Tracepoints {
-    /// Whether any results have come. What has been dropped, or takes too long, comes to nothing.
+    /// Whether any results have come. What has been dropped comes to nothing, and so does what does not get on: switching all of them
+    /// takes a busy guest its time.
     pub(super) fn has_results(&mut self) -> bool {
-        let now = Instant::now();
+        let (now, moved) = (Instant::now(), self.registrations.moved());
+        let is_late = |begun: Instant| now >= moved.map_or(begun, |moved| moved.max(begun)) + PATIENCE;
         for under_way in self.under_way.iter_mut().filter(|under_way| under_way.results.is_none()) {
             let nothing = |error| Some(vec![Err(error); under_way.steps.len()]);
             under_way.results = match under_way.wanted.come_to() {
                 Ok(results) => Some(results),
                 Err(Nothing::Dropped) => nothing(Errno::CANCELED),
-                Err(Nothing::Overdue) if now >= under_way.deadline => nothing(Errno::TIMEDOUT),
+                Err(Nothing::Overdue) if is_late(under_way.begun) => nothing(Errno::TIMEDOUT),
                 Err(Nothing::Overdue) => None,
             };
         }
@@ -90,8 +92,7 @@ impl Tracepoints {
 
     /// These are being switched from now on.
     pub(super) fn begin(&mut self, steps: Vec<Step>, wanted: Wanted<Vec<Result<(), Errno>>>) {
-        let deadline = Instant::now() + PATIENCE;
-        self.under_way.push(UnderWay { steps, wanted, results: None, deadline });
+        self.under_way.push(UnderWay { steps, wanted, results: None, begun: Instant::now() });
     }
 
     /// Whether something can be begun.

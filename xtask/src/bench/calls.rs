@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn each_way_is_compared_with_the_unprobed_call() {
-        let lines = printed(&["unprobed", "a", "b", "c"]);
+        let lines = printed(&["unprobed", "a", "b", "c", "d"]);
         let rows = reference(&outcome(&lines)).unwrap();
         let added: Vec<_> = rows.iter().map(|row| row["added"].as_f64().unwrap()).collect();
-        assert_eq!(added, [0.0, 10.0, 20.0, 30.0]);
+        assert_eq!(added, [0.0, 10.0, 20.0, 30.0, 40.0]);
         assert_eq!((rows[0]["least"].as_f64(), rows[0]["median"].as_f64()), (Some(356.0), Some(1800.0)));
-        assert!(reference(&outcome(&lines[..6])).is_err(), "one way was not timed");
+        assert!(reference(&outcome(&lines[..8])).is_err(), "one way was not timed");
         assert!(reference(&outcome(&lines[1..])).is_err(), "a figure has no name");
     }
 }
