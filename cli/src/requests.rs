@@ -8,12 +8,12 @@ use crate::mistake::{self, Written};
 use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use probe_engine::capture::typed::Expand;
-use probe_engine::gate::SCHEDULE;
 use probe_engine::lang;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::current::Preemption;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::task::TaskLayout;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::inject::{Inject, InjectionId, Turns};
 use probe_engine::probe::pace::{GateId, HoldMode, Pace};
@@ -112,14 +112,22 @@ fn ordered(run: &Run, gate: usize, known: Known<'_, '_>) -> Result<Vec<ProbeRequ
 
 /// What the CPU of a task does that is held in this kernel.
 fn hold_mode(run: &Run, known: Known<'_, '_>) -> Result<HoldMode> {
-    let preempts = || Preemption::find(known.kernel.symbols(), known.btf).is_some();
+    let yields = || -> Result<HoldMode> {
+        let symbols = known.kernel.symbols();
+        Preemption::find(symbols, known.btf)?;
+        // Two tasks on one CPU are told apart.
+        known
+            .btf
+            .and_then(|btf| TaskLayout::find(symbols, btf))
+            .context("tasks are not known without the kernel's type information")?;
+        Ok(HoldMode::Task)
+    };
     match run.orders.hold_mode {
         HoldModeChoice::Cpu => Ok(HoldMode::Cpu),
-        HoldModeChoice::Task if !preempts() => bail!(
-            "--hold-mode=task: this kernel never preempts its own code (it has no {SCHEDULE}): leave the option out, and let the other task run on another CPU"
+        HoldModeChoice::Task => yields().context(
+            "--hold-mode=task cannot be had: leave it out, and let the other task run on another CPU",
         ),
-        HoldModeChoice::Task => Ok(HoldMode::Task),
-        HoldModeChoice::Auto if run.assisted.assist == Assist::On && preempts() => Ok(HoldMode::Task),
+        HoldModeChoice::Auto if run.assisted.assist == Assist::On => Ok(yields().unwrap_or(HoldMode::Cpu)),
         HoldModeChoice::Auto => Ok(HoldMode::Cpu),
     }
 }

@@ -9,6 +9,7 @@ use probe_engine::probe::table::ProbeId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 /// Nobody is held longer: Linux takes a CPU for dead that does nothing for 20 s (`watchdog_thresh`) or 21 s
@@ -27,6 +28,8 @@ mod state {
     pub(super) const OPENED: u64 = 3 << 32;
     /// The time was over.
     pub(super) const OVERDUE: u64 = 4 << 32;
+    /// One of the two, and the guest is being told.
+    pub(super) const ENDING: u64 = 5 << 32;
     pub(super) const ALL: u64 = !0 << 32;
 }
 
@@ -188,11 +191,12 @@ impl Gate {
 
     /// Ends the hold that `held` says, unless it has ended before, and says whether that is so.
     fn end(&self, held: u64, ended: u64, ram: &GuestRam) -> bool {
-        let is_ended = self.state.compare_exchange(held, ended, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if is_ended {
+        let ending = self.state.compare_exchange(held, state::ENDING, Ordering::AcqRel, Ordering::Relaxed);
+        if ending.is_ok() {
             self.say(1, ram);
+            self.state.store(ended, Ordering::Release);
         }
-        is_ended
+        ending.is_ok()
     }
 
     /// Writes the bytes that the guest waits for.
@@ -211,13 +215,25 @@ impl Gate {
     /// The one that was held goes on at `now`, in ticks: tells of it. `None` where nobody was.
     pub(crate) fn leave(&self, now: u64, ram: &GuestRam) -> Option<HeldTask> {
         let held = self.holding.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let ended = self.state.load(Ordering::Acquire);
+        // The task may see its byte before whoever writes all of them is done: what comes late would let the next one go.
+        let mut ended = self.state.load(Ordering::Acquire);
+        while ended & state::ALL == state::ENDING {
+            thread::yield_now();
+            ended = self.state.load(Ordering::Acquire);
+        }
         let by = (ended & state::ALL == state::OPENED).then_some((ended & !state::ALL) as usize);
         if by.is_some() { &self.reached } else { &self.timed_out }.fetch_add(1, Ordering::Relaxed);
         // The next one may be there at once.
         self.say(0, ram);
         self.state.store(state::FREE, Ordering::Release);
         Some(HeldTask { ended: now, by, ..held })
+    }
+
+    /// The vCPU of the one that is held waits with it after all.
+    pub(crate) fn stands(&self) {
+        if let Some(held) = &mut *self.holding.lock().unwrap_or_else(PoisonError::into_inner) {
+            held.mode = HoldMode::Cpu;
+        }
     }
 
     pub(crate) fn report(&self) -> GateReport {

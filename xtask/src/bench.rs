@@ -29,19 +29,19 @@ const RESULTS: &str = "target/bench.json";
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Only those of a command on the host's files, beside QEMU with virtiofsd
-    #[arg(long)]
+    #[arg(long, group = "only")]
     files: bool,
     /// Only those of boots, beside plain QEMU
-    #[arg(long)]
+    #[arg(long, group = "only")]
     boots: bool,
     /// Only those of exits, counted in Bochs
-    #[arg(long)]
+    #[arg(long, group = "only")]
     exits: bool,
     /// Only those of samples, counted in Bochs
-    #[arg(long)]
+    #[arg(long, group = "only")]
     samples: bool,
     /// Only those of a system call in a Debian guest, probed in one way after the other: counted in Bochs
-    #[arg(long)]
+    #[arg(long, group = "only")]
     calls: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
                 .for_each(|line| println!("bench: {line}"));
             return Ok(());
         }
-        return write(&exits(of(&outcomes, "bench")?)?);
+        return write(&exits(outcome)?);
     }
     let mut files = calls::files()?;
     files.push(bochs::file("bin/bench", 0o755, &program)?);

@@ -89,12 +89,12 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
 fn jobs(start: Instant, vmm: &Path, programs: &Programs, drawn: &Path) -> anyhow::Result<Vec<Job>> {
     let kvms = Kvm::all(vmm)?;
     let mut jobs = vec![bochs()?];
-    jobs.extend(without_guests(programs)?);
     for kvm in kvms {
         let guests = Guests { start, vmm, kvm: *kvm, kernel: &DEFAULT_KERNEL };
         jobs.extend(guests.session_in_parts(programs)?);
         jobs.extend(guests.product(programs)?);
     }
+    jobs.extend(without_guests(programs)?);
     jobs.extend(contract(vmm, kvms, programs)?);
     jobs.extend(differential(vmm, kvms, programs, drawn)?);
     for kvm in kvms {

@@ -15,8 +15,8 @@ pub(crate) struct Orders {
     /// Hold a task that comes here until another one comes to --until
     ///
     /// May be repeated. A place, a pattern or a definition, as for --probe; a filter says which hits are held: 'do_exit if comm == "a"'. The task
-    /// waits in front of the instruction, or behind a return (%return). Its CPU runs no other task meanwhile (see --hold-mode). It goes on when another
-    /// task comes to the place of the --until that stands at the same position on the command line, or when its time is over (--within).
+    /// waits in front of the instruction, or behind a return (%return). Whether its CPU runs others meanwhile is for --hold-mode. It goes on when
+    /// another task comes to the place of the --until that stands at the same position on the command line, or when its time is over (--within).
     /// One task is held at a time; others pass.
     ///
     /// Each time, a line says which of the two it was, and when nobody came, where each CPU stood: the other one may need what
@@ -63,7 +63,7 @@ pub(crate) struct Orders {
 /// What the CPU of a task that is held does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum HoldModeChoice {
-    /// It waits with the task, and takes interrupts. The guest's kernel cannot notice
+    /// It waits with the task, and takes interrupts as it did there, by which a kernel with preempt=full may run others. The guest cannot notice
     #[default]
     Cpu,
     /// It runs other tasks, where the kernel may be preempted, and waits with the task elsewhere. The task calls the guest's own scheduler

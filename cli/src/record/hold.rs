@@ -50,7 +50,7 @@ pub(crate) enum HeldCpu {
     Waited,
     /// It ran other tasks.
     RanOthers,
-    /// It was to run others, and waited: the kernel could not be preempted there.
+    /// It was to run others, and waited: the kernel could not be preempted there, or there was no room for what that takes.
     CouldNot,
 }
 
@@ -111,9 +111,9 @@ impl fmt::Display for HoldLine {
         }
         match cpu {
             HeldCpu::Waited => writeln!(f)?,
-            HeldCpu::RanOthers => writeln!(f, "; its CPU ran others")?,
+            HeldCpu::RanOthers => writeln!(f, "; its CPU was free for others")?,
             HeldCpu::CouldNot => {
-                writeln!(f, "; its CPU ran no others: the kernel could not be preempted there")?;
+                writeln!(f, "; its CPU waited with it: the kernel could not be preempted there")?;
             }
         }
         for (cpu, stood) in cpus.iter().enumerate() {
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(told.blocked().unwrap().0.pid, 4);
         let text = told.to_string();
         let (first, text) = text.split_once('\n').unwrap();
-        let why = "; its CPU ran no others: the kernel could not be preempted there";
+        let why = "; its CPU waited with it: the kernel could not be preempted there";
         assert!(first.ends_with(why), "{first}");
         assert_eq!(
             text,

@@ -6,6 +6,7 @@ use super::btf::Btf;
 use super::per_cpu;
 use super::symbols::SymbolTable;
 use crate::addr::Gva;
+use crate::gate::SCHEDULE;
 use crate::memory::PhysMemory;
 use crate::paging::PageFault;
 use crate::virt_memory::VirtMemory;
@@ -50,10 +51,23 @@ pub fn cpu_number(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<u64> {
     per_cpu::hot_offset(symbols, btf, "cpu_number", "cpu_number")
 }
 
+/// Why no task of a kernel's can be preempted from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPreemption {
+    /// Its own code may never be preempted, and nothing is counted that would hold that off.
+    #[error("this kernel never preempts its own code: it has no {SCHEDULE}")]
+    Never,
+    /// It is not known where it counts what holds off preemption.
+    #[error(
+        "it is not known where this kernel counts what holds off preemption: its symbols or its types do not say"
+    )]
+    NoCount,
+}
+
 /// How a task of the kernel's can be preempted from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preemption {
-    /// The function that has the CPU run other tasks (GVA): [`SCHEDULE`](crate::gate::SCHEDULE).
+    /// The function that has the CPU run other tasks (GVA): [`SCHEDULE`].
     pub schedule: Gva,
     /// Where a CPU counts what holds off preemption, in bytes from the kernel's GS base.
     count: u64,
@@ -63,12 +77,14 @@ impl Preemption {
     /// The highest bit of the count says that no other task is to run at once (arch/x86/include/asm/preempt.h).
     const NOBODY_WAITS: u32 = 1 << 31;
 
-    /// Finds it, for a kernel that was not moved. `None` for one whose code may never be preempted: such a kernel counts nothing.
-    #[must_use]
-    pub fn find(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Option<Self> {
-        let schedule = symbols.address_of(crate::gate::SCHEDULE)?;
-        let count = per_cpu::hot_offset(symbols, btf, "preempt_count", "__preempt_count")?;
-        Some(Self { schedule, count })
+    /// Finds it, for a kernel that was not moved.
+    ///
+    /// # Errors
+    /// [`NoPreemption`].
+    pub fn find(symbols: &SymbolTable, btf: Option<&Btf<'_>>) -> Result<Self, NoPreemption> {
+        let schedule = symbols.address_of(SCHEDULE).ok_or(NoPreemption::Never)?;
+        let count = per_cpu::hot_offset(symbols, btf, "preempt_count", "__preempt_count");
+        Ok(Self { schedule, count: count.ok_or(NoPreemption::NoCount)? })
     }
 
     /// The same where KASLR has moved the kernel by `slide`.

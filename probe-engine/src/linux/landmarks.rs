@@ -206,7 +206,7 @@ impl Landmarks {
             hooks: HookAddresses::of(kernel),
             modules: btf.as_ref().and_then(|btf| ModuleLayout::find(kernel.symbols(), btf)),
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
-            preemption: Preemption::find(kernel.symbols(), btf.as_ref()),
+            preemption: Preemption::find(kernel.symbols(), btf.as_ref()).ok(),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
             tasks: btf.as_ref().and_then(|btf| TaskListLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),

@@ -248,14 +248,15 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         };
         let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
         // A task that is held waits in code that the kernel does not know, and goes on behind it.
-        let at = Regs { rip: next.ip.0, rsp: next.sp, rbp: next.bp, ..Regs::default() };
-        if !is_user
-            && !self.code.describes(next.ip)
-            && let Some(behind) = gate::behind(&at, self.memory)
-        {
-            (next.ip, next.sp, next.bp) = (Gva(behind.rip), behind.rsp, behind.rbp);
-            next.signal = true;
-            kind = FrameKind::Interrupted;
+        if !is_user {
+            next.ip = (self.real)(Gva(slot), next.ip).unwrap_or(next.ip);
+            if !self.code.describes(next.ip)
+                && let Some(behind) = gate::behind(&next.regs(), self.memory)
+            {
+                next.go_on(&behind);
+                next.ip = (self.real)(Gva(behind.rsp.wrapping_sub(8)), next.ip).unwrap_or(next.ip);
+                kind = FrameKind::Interrupted;
+            }
         }
         if is_user {
             return Err(End::User(UserRegs { rip: next.ip, rsp: Gva(next.sp), rbp: Gva(next.bp) }));
@@ -263,7 +264,6 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let may_leave =
             row.holds != Holds::Return || matches!(row.sp, SpBase::SpIndirect | SpBase::BpIndirect);
         next.follow_stack(now.sp, may_leave)?;
-        next.ip = (self.real)(Gva(slot), next.ip).unwrap_or(next.ip);
         if self.code.is_return_hook(next.ip) {
             return Err(End::Cut(Cut::Hooked(next.ip)));
         }
@@ -324,6 +324,26 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
 }
 
 impl FrameState {
+    /// All registers that are known here.
+    fn regs(&self) -> Regs {
+        let known = Regs { rip: self.ip.0, rsp: self.sp, rbp: self.bp, ..Regs::default() };
+        match self.saved {
+            Some(Saved { bp: _, r10, r13, di, dx, ax }) => {
+                Regs { r10, r13, rdi: di, rdx: dx, rax: ax, ..known }
+            }
+            None => known,
+        }
+    }
+
+    /// The task goes on with `regs`, at the instruction there.
+    fn go_on(&mut self, regs: &Regs) {
+        (self.ip, self.sp, self.bp, self.signal) = (Gva(regs.rip), regs.rsp, regs.rbp, true);
+        if let Some(saved) = &mut self.saved {
+            let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, rax: ax, .. } = *regs;
+            *saved = Saved { bp, r10, r13, di, dx, ax };
+        }
+    }
+
     /// Checks `sp`, which was `before`: it lies higher on the same stack, or on another one if `may_leave`.
     fn follow_stack(&mut self, before: u64, may_leave: bool) -> Result<(), End> {
         if before < self.sp && self.sp.wrapping_sub(self.stack) <= LARGEST_STACK {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::linux_rig::{Ended, Guest};
 use vmm::probe::Probe;
-use vmm::session::{Command, HoldEnd, Stands};
+use vmm::session::{Command, HoldEnd, Stands, Stood};
 
 const GATE: GateId = GateId(7);
 const ROUNDS: u64 = 40;
@@ -91,6 +91,48 @@ fn the_cpu_of_a_task_that_is_held_runs_the_other_one() {
     assert_all_were_reached(&ended);
     assert!(ended.holds.iter().all(|held| held.mode == HoldMode::Task && held.vcpu == 0));
     assert_eq!(ended.hits(0), ROUNDS);
+}
+
+/// The same on two CPUs, between which tasks go as the kernel likes, in one that preempts its own code anyway.
+#[test]
+fn a_task_may_go_to_another_cpu_while_it_is_held() {
+    let Some(guest) = Guest::new() else { return };
+    let ended = guest
+        .cpus(2)
+        .cmdline("preempt=full")
+        .script(MEET)
+        .probe(Probe::at("__x64_sys_mkdir").paced(yielding(LONG)).record())
+        .probe(Probe::at("__x64_sys_rmdir").paced(Pace::Open { gate: GATE }).record())
+        .run("sh:/script");
+    assert_all_were_reached(&ended);
+    assert!(ended.holds.iter().all(|held| held.mode == HoldMode::Task));
+}
+
+/// Nobody comes. The task is in the scheduler then, or about to go there, and its stack is that of the place where it is held.
+#[test]
+fn a_task_that_has_its_cpu_run_others_is_found_where_it_is_held() {
+    let Some(guest) = Guest::new() else { return };
+    let function = guest.subject.kernel.symbol("__x64_sys_mkdir").unwrap();
+    let ended = guest
+        .unwind()
+        .cmdline("nokaslr")
+        .script("i=0; while [ $i -lt 8 ]; do mkdir /alone$i; i=$((i + 1)); done\n")
+        .probe(Probe::at("__x64_sys_mkdir").paced(yielding(Duration::from_millis(50))))
+        .probe(Probe::at("__x64_sys_rmdir").paced(Pace::Open { gate: GATE }))
+        .run("sh:/script");
+    ended.assert_in_order();
+    assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
+    let is_found = |stood: &Stood| {
+        let frames = stood.stack.iter().flat_map(|stack| &stack.frames);
+        frames.clone().any(|frame| frame.at.is_in(&(function..function.add(16)))) && frames.count() > 2
+    };
+    let stands = ended.holds.iter().map(|held| match &held.end {
+        HoldEnd::TimedOut(stands) => stands,
+        HoldEnd::Opened { .. } => panic!("{held:?}"),
+    });
+    // Another task may run at that moment.
+    let found = stands.clone().filter(|stands| stands.cpus.iter().any(is_found)).count();
+    assert!(stands.count() == 8 && found >= 4, "{found}: {:?}", ended.holds);
 }
 
 /// Interrupts are off there: the kernel cannot be preempted, and the CPU waits with the task.

@@ -62,7 +62,7 @@ impl Vcpu {
     /// Whether a task that waits at `gate` can have its CPU run others, where that is wanted: the kernel could preempt it where it is now, and
     /// a function of the kernel's may be called with its flags.
     fn may_yield(&mut self, gate: &Gate, mode: HoldMode, tables: &VcpuTables) -> bool {
-        const NEEDED: u64 = rflags::IF | rflags::DF | rflags::AC;
+        const NEEDED: u64 = rflags::IF | rflags::DF | rflags::AC | rflags::TF | rflags::NT;
         let is_wanted = mode == HoldMode::Task && gate.code(Form::Yields).is_some();
         if !is_wanted || self.kvm.regs().rflags & NEEDED != rflags::IF {
             return false;
@@ -81,6 +81,7 @@ impl Vcpu {
             return Flow::Run;
         }
         // The guest has no code to wait at yet: the vCPU stands still.
+        gate.stands();
         let is_over = || gate.is_open() || gate.is_overdue(clock::ticks());
         if let Flow::End = self.stand(LONGEST_WAIT, is_over, tables) {
             return Flow::End;

@@ -13,6 +13,7 @@ use crate::world;
 use probe_engine::addr::Gva;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
+use probe_engine::gate;
 use probe_engine::paging::{AddressSpace, Spaces, window};
 use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
 use probe_engine::regs::Regs;
@@ -130,8 +131,11 @@ impl VcpuTables {
 
     /// The registers with which a task goes on that is at `regs`: where it is held at a gate, those behind that.
     pub(crate) fn behind_gates(&self, regs: Regs, memory: &VirtMemory<'_, GuestRam>) -> Regs {
-        let mut codes = self.gates.0.values().flat_map(|gate| gate.codes());
-        codes.find_map(|code| code.form.past(&regs, code.entry, memory).ok().flatten()).unwrap_or(regs)
+        let behind = |regs: &Regs| {
+            let mut codes = self.gates.0.values().flat_map(|gate| gate.codes());
+            codes.find_map(|code| code.form.past(regs, code.entry, memory).ok().flatten())
+        };
+        gate::behind_all(regs, behind)
     }
 
     /// Whether a call returns there that is followed, by a trap or by a detour.

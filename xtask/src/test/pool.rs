@@ -68,12 +68,15 @@ pub(super) fn side_by_side(start: Instant, jobs: Vec<Job>) -> anyhow::Result<()>
             let Some(mut job) = locked(&jobs).pop_front() else { return Ok(()) };
             say(start, &format!("begun: {}", job.what));
             let begun = Instant::now();
-            let (printed, failed) = job.run()?;
+            let (printed, failed) = match job.run() {
+                Ok(ran) => ran,
+                Err(error) => (format!("{error:#}\n"), Some(format!("{}: not run", job.what))),
+            };
             let mut out = std::io::stdout().lock();
             out.write_all(printed.as_bytes())?;
             drop(out);
             say(start, &format!("{}, in {:.1} s", job.what, begun.elapsed().as_secs_f32()));
-            locked(&wrong).extend(failed.map(|what| (what, failures(&printed).to_owned())));
+            locked(&wrong).extend(failed.map(|what| (what, failures(&printed))));
         }
     };
     thread::scope(|scope| -> anyhow::Result<()> {
@@ -89,13 +92,19 @@ pub(super) fn side_by_side(start: Instant, jobs: Vec<Job>) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The end of what a program of tests printed that has failed, from where it tells of its failures: so many bytes at most.
-fn failures(printed: &str) -> &str {
+/// What a program of tests printed that has failed, from where it tells of its failures, and its end: so many bytes of each at most.
+fn failures(printed: &str) -> String {
     const MOST: usize = 3_000;
-    let told = printed.rfind("\nfailures:\n\n").unwrap_or(0);
-    let most = printed.len().saturating_sub(MOST);
-    let from = (told.max(most)..printed.len()).find(|at| printed.is_char_boundary(*at));
-    from.and_then(|from| printed.get(from..)).unwrap_or_default()
+    let whole = |from: usize| (from..printed.len()).find(|at| printed.is_char_boundary(*at));
+    let part = |from, to| printed.get(from..to).unwrap_or_default();
+    let end = whole(printed.len().saturating_sub(MOST)).unwrap_or(printed.len());
+    match printed.find("\nfailures:\n\n") {
+        Some(told) if told < end => match whole(told + MOST).filter(|to| *to < end) {
+            Some(to) => format!("{}\n[...]\n{}", part(told, to), part(end, printed.len())),
+            None => part(told, printed.len()).to_owned(),
+        },
+        _ => part(end, printed.len()).to_owned(),
+    }
 }
 
 fn workers() -> usize {
@@ -147,6 +156,9 @@ mod tests {
         let printed =
             format!("{}\nfailures:\n\n---- a stdout ----\nwrong\n\nfailures:\n    a\n", "é".repeat(9_000));
         assert_eq!(failures(&printed), "\nfailures:\n\n---- a stdout ----\nwrong\n\nfailures:\n    a\n");
+        let long = failures(&format!("{printed}{}last", "é".repeat(9_000)));
+        assert!(long.contains("---- a stdout") && long.contains("[...]") && long.ends_with("last"));
+        assert!(long.len() < 6_100);
         assert_eq!(failures(&"é".repeat(9_000)).len(), 3_000);
         assert_eq!(failures(&format!("{}x", "é".repeat(9_000))).len(), 2_999);
         assert_eq!(failures(""), "");

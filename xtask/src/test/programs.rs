@@ -44,7 +44,13 @@ pub(super) struct Programs(Vec<Program>);
 impl Programs {
     /// Builds them.
     pub(super) fn built() -> anyhow::Result<Self> {
-        Self::of(Vec::new())
+        let all = Self::of(Vec::new())?;
+        let has =
+            |package: &str| all.0.iter().any(|program| program.is_of(package) && program.kind == Kind::Unit);
+        let lacking =
+            ["probe-engine", "vmm", "cli", OF_GUESTS, "xtask"].into_iter().find(|package| !has(package));
+        ensure!(lacking.is_none(), "cargo built no unit tests of {}", lacking.unwrap_or_default());
+        Ok(all)
     }
 
     /// Builds the test programs of these names alone, and what their packages' tests use.
@@ -90,7 +96,8 @@ impl Programs {
     pub(super) fn without_guests(&self) -> impl Iterator<Item = (String, Command)> {
         self.0.iter().filter(|program| program.boots_no_guest()).map(|program| {
             let mut tests = Command::new(&program.path);
-            tests.current_dir(&program.folder);
+            // Guests run beside them.
+            tests.arg("--test-threads=2").current_dir(&program.folder);
             let package = program.folder.file_name().unwrap_or_default().display();
             if program.kind == Kind::Unit {
                 return (format!("unit tests of {package}: {}", program.name), tests);
