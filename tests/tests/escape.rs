@@ -265,8 +265,8 @@ fn a_command_that_writes_everywhere_changes_what_it_may_alone() {
     let each = "for d in $kept/deep $written/deep; do cd $d; \
         : > cut; rm gone; echo more >> grown; ln linked other; ln -s cut link; chmod 700 mode; mv moved away; \
         chown 1:1 mine; touch -d 2001-01-01 mode; mkdir folder; echo new > folder/file; cp -p /bin/sh new; done;";
-    let everywhere = "find / -xdev -maxdepth 2 -type d > /tmp/all; n=0; \
-        while read d; do echo > $d/vmm-was-here && n=$((n+1)); done < /tmp/all; echo $n; xargs chmod 777 < /tmp/all; \
+    let everywhere = "all=$(mktemp); find / -xdev -maxdepth 2 -type d > $all; n=0; \
+        while read d; do echo > $d/vmm-was-here && n=$((n+1)); done < $all; echo $n; xargs chmod 777 < $all; \
         rm -rf /usr/share/doc/a* /usr/include /opt; for f in /etc/*; do echo x >> $f; done 2> /dev/null; \
         mv /etc/passwd /etc/passed; cat /etc/vmm-was-here /usr/bin/vmm-was-here && rm -rf /etc && ! ls /etc/passwd && echo over";
     let (kept, written) = (at("kept").display().to_string(), at("written").display().to_string());
