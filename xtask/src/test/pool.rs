@@ -99,11 +99,11 @@ fn failures(printed: &str) -> String {
     let part = |from, to| printed.get(from..to).unwrap_or_default();
     let end = whole(printed.len().saturating_sub(MOST)).unwrap_or(printed.len());
     match printed.find("\nfailures:\n\n") {
-        Some(told) if told < end => match whole(told + MOST).filter(|to| *to < end) {
+        Some(told) => match whole(told + MOST).filter(|to| *to < end) {
             Some(to) => format!("{}\n[...]\n{}", part(told, to), part(end, printed.len())),
             None => part(told, printed.len()).to_owned(),
         },
-        _ => part(end, printed.len()).to_owned(),
+        None => part(end, printed.len()).to_owned(),
     }
 }
 
