@@ -69,11 +69,7 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
         let outcomes = bochs::run(Contents { vmm, files, entries })?;
         let outcome = of(&outcomes, "bench")?;
         if options.samples {
-            outcome
-                .output
-                .iter()
-                .filter(|line| !line.starts_with('{'))
-                .for_each(|line| println!("bench: {line}"));
+            show(outcome);
             return Ok(());
         }
         return write(&exits(outcome)?);
@@ -106,6 +102,12 @@ fn of<'a>(outcomes: &'a [Outcome], name: &str) -> anyhow::Result<&'a Outcome> {
     Ok(outcome)
 }
 
+/// Shows what it printed for people.
+fn show(outcome: &Outcome) {
+    let lines = outcome.output.iter().filter(|line| !line.starts_with('{'));
+    lines.for_each(|line| println!("bench: {line}"));
+}
+
 /// Keeps the rows for whoever compares them with those of another day.
 fn write(rows: &[Value]) -> anyhow::Result<()> {
     let results = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(RESULTS);
@@ -121,9 +123,7 @@ fn write(rows: &[Value]) -> anyhow::Result<()> {
 /// The rows of micro guests: exits, and what costs none.
 fn exits(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
     let rows: Vec<Value> = outcome.output.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    for line in outcome.output.iter().filter(|line| !line.starts_with('{')) {
-        println!("bench: {line}");
-    }
+    show(outcome);
     for (hit, ratio) in ratios(&rows, EXIT)? {
         println!("bench: {hit}: {ratio:.3} times an exit of ours");
     }

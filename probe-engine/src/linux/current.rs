@@ -102,9 +102,8 @@ impl Preemption {
         memory: &VirtMemory<'_, M>,
         gs_base: u64,
     ) -> Result<bool, PageFault> {
-        let mut count = [0; 4];
-        memory.read(Gva(gs_base).add(self.count), &mut count)?;
-        Ok(u32::from_le_bytes(count) & !Self::NOBODY_WAITS == 0)
+        let count = memory.read_u32(Gva(gs_base).add(self.count))?;
+        Ok(count & !Self::NOBODY_WAITS == 0)
     }
 }
 
