@@ -10,7 +10,7 @@
 
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
-use crate::paging::PageFault;
+use crate::paging::{Access, PageFault};
 use crate::regs::{Register, Regs};
 use crate::virt_memory::VirtMemory;
 
@@ -183,6 +183,7 @@ pub fn behind_all(regs: Regs, behind: impl Fn(&Regs) -> Option<Regs>) -> Regs {
 #[must_use]
 pub fn behind<M: PhysMemory + ?Sized>(regs: &Regs, memory: &VirtMemory<'_, M>) -> Option<Regs> {
     let found = |at: &Regs| {
+        memory.translate(Gva(at.rip), Access::Read).ok()?;
         Form::ALL.into_iter().find_map(|form| {
             let entry = form.around(Gva(at.rip), memory)?;
             form.past(at, entry, memory).ok().flatten()

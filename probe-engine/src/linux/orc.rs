@@ -16,7 +16,10 @@ use super::read::{array, u16_at};
 use super::vmlinux::Vmlinux;
 use crate::addr::Gva;
 
+mod blocks;
 mod module;
+
+use blocks::Blocks;
 
 /// Most rows; Debian's kernels have 424,000.
 const MOST_ROWS: usize = 4 << 20;
@@ -136,6 +139,7 @@ pub struct OrcTable {
     rows: Vec<u16>,
     /// All different rows.
     kinds: Vec<OrcRow>,
+    blocks: Blocks,
 }
 
 impl OrcTable {
@@ -175,18 +179,19 @@ impl OrcTable {
         // Of two rows for one address the later holds. One that only marks the end of the code before is the weaker.
         found.sort_by_key(|(at, row)| (*at, *row != OrcRow::Undefined));
         let start = found.first().map_or(Gva(0), |(at, _)| *at);
-        let mut table = Self { layout, start, offsets: Vec::new(), rows: Vec::new(), kinds: Vec::new() };
+        let (mut offsets, mut rows, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
         let mut known = HashMap::new();
         for (at, row) in found {
             let offset = at.offset_from(start).and_then(|offset| offset.try_into().ok());
             let kind = *known.entry(row).or_insert_with(|| {
-                table.kinds.push(row);
-                table.kinds.len() - 1
+                kinds.push(row);
+                kinds.len() - 1
             });
-            table.offsets.push(offset.ok_or(OrcError::Damaged)?);
-            table.rows.push(kind.try_into().map_err(|_| OrcError::Damaged)?);
+            offsets.push(offset.ok_or(OrcError::Damaged)?);
+            rows.push(kind.try_into().map_err(|_| OrcError::Damaged)?);
         }
-        Ok(table)
+        let blocks = Blocks::over(&offsets);
+        Ok(Self { layout, start, offsets, rows, kinds, blocks })
     }
 
     /// What is known at the instruction at `at`; `None` before the first row.
@@ -196,8 +201,9 @@ impl OrcTable {
     #[must_use]
     pub fn find(&self, at: Gva) -> Option<OrcRow> {
         let offset = at.offset_from(self.start)?;
-        let after = self.offsets.partition_point(|row| u64::from(*row) <= offset);
-        self.row(after.checked_sub(1)?)
+        let around = self.blocks.rows_around(offset, self.offsets.len());
+        let inside = self.offsets.get(around.clone())?.partition_point(|row| u64::from(*row) <= offset);
+        self.row((around.start + inside).checked_sub(1)?)
     }
 
     /// All rows by address: where each begins to hold, and what it says.
@@ -330,7 +336,7 @@ struct Steps {
 
 impl From<OrcTable> for Steps {
     fn from(table: OrcTable) -> Self {
-        let OrcTable { layout, start, offsets, rows, kinds } = table;
+        let OrcTable { layout, start, offsets, rows, kinds, blocks: _ } = table;
         let mut last = 0;
         let steps = offsets.iter().map(|offset| offset.wrapping_sub(std::mem::replace(&mut last, *offset)));
         Self { layout, start, steps: steps.collect(), rows, kinds }
@@ -352,7 +358,8 @@ impl TryFrom<Steps> for OrcTable {
             last = last.checked_add(*offset).ok_or(OrcError::Damaged)?;
             *offset = last;
         }
-        Ok(Self { layout, start, offsets, rows, kinds })
+        let blocks = Blocks::over(&offsets);
+        Ok(Self { layout, start, offsets, rows, kinds, blocks })
     }
 }
 

@@ -17,7 +17,6 @@ use crate::memory::PhysMemory;
 use crate::paging::{Access, PageFault};
 use crate::regs::Regs;
 use crate::virt_memory::VirtMemory;
-use std::cell::Cell;
 
 mod code;
 mod user;
@@ -123,14 +122,12 @@ pub struct UserRegs {
 /// A walk over a kernel stack: its frames, and then how it [ended](Self::end).
 pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
     code: Code<'a>,
-    memory: &'a VirtMemory<'a, M>,
+    stack: StackMemory<'a, M>,
     real: F,
     at: FrameState,
     first: Option<Frame>,
     left: usize,
     end: Option<End>,
-    /// The page of the stack that was read last, and where it is. Nobody moves it: its vCPU stands still.
-    page: Cell<Option<(Gva, Gpa)>>,
 }
 
 /// The registers in one frame, as far as they are known.
@@ -185,7 +182,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let is_user = ip.0 != 0 && !ip.is_kernels();
         let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
         let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
-        Self { code, memory, real, at, first, left: most, end, page: Cell::new(None) }
+        Self { code, stack: StackMemory { memory, page: None }, real, at, first, left: most, end }
     }
 
     /// How it ended; `None` while there may be more frames.
@@ -195,34 +192,36 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
     }
 
     /// Goes to the next frame. What is known of the registers is [`FrameState`]; what is done with it is what
-    /// `unwind_next_frame` does, in its order.
+    /// `unwind_next_frame` does, in its order. Where there is no next frame, what is left of the state means nothing.
     fn step(&mut self) -> Result<Frame, End> {
-        let now = self.at;
-        let is_known = |row| (row, now.is_reliable);
-        let looked_up = if now.signal { now.ip } else { now.ip.offset(-1) };
-        let (row, is_reliable) = match self.code.find(looked_up, self.memory) {
-            _ if looked_up == Gva(0) => is_known(NULL_CALL),
-            Some(OrcRow::Frame(row)) => is_known(row),
+        let Self { code, stack, at, .. } = self;
+        let looked_up = if at.signal { at.ip } else { at.ip.offset(-1) };
+        let row = match code.find(looked_up, stack.memory) {
+            _ if looked_up == Gva(0) => NULL_CALL,
+            Some(OrcRow::Frame(row)) => row,
             Some(OrcRow::EndOfStack) => return Err(End::Bottom),
-            Some(OrcRow::Undefined) => return Err(End::Cut(Cut::Undefined(now.ip))),
-            None => (FRAME_POINTER, false),
+            Some(OrcRow::Undefined) => return Err(End::Cut(Cut::Undefined(at.ip))),
+            None => {
+                at.is_reliable = false;
+                FRAME_POINTER
+            }
         };
-        let sp = self.previous_sp(&row)?;
-        let mut next = FrameState { signal: row.signal, is_reliable, ..now };
+        let sp = at.previous_sp(&row, stack)?;
+        let (before, bp) = (at.sp, at.bp);
         let (slot, is_user) = match row.holds {
             Holds::Return => {
                 let slot = sp.wrapping_sub(8);
-                next.ip = Gva(self.word(slot)?);
-                next.sp = sp;
-                next.saved = None;
+                at.ip = Gva(stack.word(slot)?);
+                at.sp = sp;
+                at.saved = None;
                 (slot, false)
             }
             Holds::Regs => {
-                let regs = self.words::<{ pt_regs::LEN }>(sp)?;
+                let regs = stack.words::<{ pt_regs::LEN }>(sp)?;
                 let word = |at| u64_at(&regs, at).unwrap_or_default();
-                next.ip = Gva(word(pt_regs::IP));
-                next.sp = word(pt_regs::SP);
-                next.saved = Some(Saved {
+                at.ip = Gva(word(pt_regs::IP));
+                at.sp = word(pt_regs::SP);
+                at.saved = Some(Saved {
                     bp: word(pt_regs::BP),
                     r10: word(pt_regs::R10),
                     r13: word(pt_regs::R13),
@@ -230,74 +229,63 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
                     dx: word(pt_regs::DX),
                     ax: word(pt_regs::AX),
                 });
-                (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
+                (at.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
             }
             // Other registers remain those that were saved before, if they were: an NMI in an entry or exit.
             Holds::IretFrame => {
-                let regs = self.words::<{ pt_regs::LEN - pt_regs::IP }>(sp)?;
+                let regs = stack.words::<{ pt_regs::LEN - pt_regs::IP }>(sp)?;
                 let word = |at: usize| u64_at(&regs, at - pt_regs::IP).unwrap_or_default();
-                next.ip = Gva(word(pt_regs::IP));
-                next.sp = word(pt_regs::SP);
-                (next.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
+                at.ip = Gva(word(pt_regs::IP));
+                at.sp = word(pt_regs::SP);
+                (at.sp.wrapping_sub(8), word(pt_regs::CS) & 3 == 3)
             }
         };
-        next.bp = match row.bp {
-            BpBase::Unchanged => next.saved.map_or(now.bp, |saved| saved.bp),
-            BpBase::PrevSp => self.word(sp.wrapping_add_signed(row.bp_offset.into()))?,
-            BpBase::Bp => self.word(now.bp.wrapping_add_signed(row.bp_offset.into()))?,
+        at.signal = row.signal;
+        at.bp = match row.bp {
+            BpBase::Unchanged => at.saved.map_or(bp, |saved| saved.bp),
+            BpBase::PrevSp => stack.word(sp.wrapping_add_signed(row.bp_offset.into()))?,
+            BpBase::Bp => stack.word(bp.wrapping_add_signed(row.bp_offset.into()))?,
         };
-        let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
-        // A task that is held waits in code that the kernel does not know, and goes on behind it.
-        if !is_user {
-            next.ip = (self.real)(Gva(slot), next.ip).unwrap_or(next.ip);
-            if !self.code.describes(next.ip)
-                && let Some(behind) = gate::behind(&next.regs(), self.memory)
-            {
-                next.go_on(&behind);
-                next.ip = (self.real)(Gva(behind.rsp.wrapping_sub(8)), next.ip).unwrap_or(next.ip);
-                kind = FrameKind::Interrupted;
-            }
-        }
         if is_user {
-            return Err(End::User(UserRegs { rip: next.ip, rsp: Gva(next.sp), rbp: Gva(next.bp) }));
+            return Err(End::User(UserRegs { rip: at.ip, rsp: Gva(at.sp), rbp: Gva(at.bp) }));
+        }
+        let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
+        at.ip = (self.real)(Gva(slot), at.ip).unwrap_or(at.ip);
+        // A task that is held waits in code that the kernel does not know, and goes on behind it.
+        if code.may_be_ours(at.ip)
+            && let Some(behind) = gate::behind(&at.regs(), stack.memory)
+        {
+            at.go_on(&behind);
+            at.ip = (self.real)(Gva(behind.rsp.wrapping_sub(8)), at.ip).unwrap_or(at.ip);
+            kind = FrameKind::Interrupted;
         }
         let may_leave =
             row.holds != Holds::Return || matches!(row.sp, SpBase::SpIndirect | SpBase::BpIndirect);
-        next.follow_stack(now.sp, may_leave)?;
-        if self.code.is_return_hook(next.ip) {
-            return Err(End::Cut(Cut::Hooked(next.ip)));
+        at.follow_stack(before, may_leave)?;
+        if code.is_return_hook(at.ip) {
+            return Err(End::Cut(Cut::Hooked(at.ip)));
         }
-        if !self.code.has(next.ip) {
-            return Err(End::Cut(Cut::NoCode(next.ip)));
+        if !code.has(at.ip) {
+            return Err(End::Cut(Cut::NoCode(at.ip)));
         }
-        self.at = next;
-        Ok(Frame { at: next.ip, kind, is_reliable })
+        Ok(Frame { at: at.ip, kind, is_reliable: at.is_reliable })
     }
+}
 
-    /// The stack pointer before the call, or where registers are saved.
-    fn previous_sp(&self, row: &OrcFrame) -> Result<u64, End> {
-        let now = &self.at;
-        let missing = End::Cut(Cut::NoRegister(now.ip));
-        let offset = |base: u64| base.wrapping_add_signed(row.sp_offset.into());
-        Ok(match row.sp {
-            SpBase::Sp => offset(now.sp),
-            SpBase::Bp => offset(now.bp),
-            SpBase::SpIndirect => offset(self.word(now.sp)?),
-            SpBase::BpIndirect => self.word(offset(now.bp))?,
-            SpBase::R10 => now.saved.ok_or(missing)?.r10,
-            SpBase::R13 => now.saved.ok_or(missing)?.r13,
-            SpBase::Di => now.saved.ok_or(missing)?.di,
-            SpBase::Dx => now.saved.ok_or(missing)?.dx,
-            SpBase::Ax => now.saved.ok_or(missing)?.ax,
-        })
-    }
+/// The stack in guest memory.
+struct StackMemory<'a, M: PhysMemory + ?Sized> {
+    memory: &'a VirtMemory<'a, M>,
+    /// The page of the stack that was read last, and where it is. Nobody moves it: its vCPU stands still.
+    page: Option<(Gva, Gpa)>,
+}
 
-    fn word(&self, at: u64) -> Result<u64, End> {
+impl<M: PhysMemory + ?Sized> StackMemory<'_, M> {
+    fn word(&mut self, at: u64) -> Result<u64, End> {
         self.words(at).map(u64::from_le_bytes)
     }
 
     /// Bytes of the stack. No stack of the kernel lies in the user's half.
-    fn words<const N: usize>(&self, at: u64) -> Result<[u8; N], End> {
+    fn words<const N: usize>(&mut self, at: u64) -> Result<[u8; N], End> {
         if !Gva(at).is_kernels() {
             return Err(End::Cut(Cut::Astray(Gva(at))));
         }
@@ -307,23 +295,44 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
     }
 
     /// The same as the memory's own. Frame after frame lies in one page, for which the page tables are asked once.
-    fn read(&self, at: Gva, bytes: &mut [u8]) -> Result<(), PageFault> {
+    fn read(&mut self, at: Gva, bytes: &mut [u8]) -> Result<(), PageFault> {
         let offset = at.0 % PAGE;
         if offset + bytes.len() as u64 > PAGE {
             return self.memory.read(at, bytes);
         }
         let page = Gva(at.0 - offset);
-        let gpa = match self.page.get() {
+        let gpa = match self.page {
             Some((known, gpa)) if known == page => gpa,
             _ => self.memory.translate(page, Access::Read)?,
         };
-        self.page.set(Some((page, gpa)));
+        self.page = Some((page, gpa));
         let is_read = self.memory.phys.read(gpa.add(offset), bytes).is_ok();
         if is_read { Ok(()) } else { self.memory.read(at, bytes) }
     }
 }
 
 impl FrameState {
+    /// The stack pointer before the call, or where registers are saved.
+    fn previous_sp<M: PhysMemory + ?Sized>(
+        &self,
+        row: &OrcFrame,
+        stack: &mut StackMemory<'_, M>,
+    ) -> Result<u64, End> {
+        let saved = || self.saved.ok_or(End::Cut(Cut::NoRegister(self.ip)));
+        let offset = |base: u64| base.wrapping_add_signed(row.sp_offset.into());
+        Ok(match row.sp {
+            SpBase::Sp => offset(self.sp),
+            SpBase::Bp => offset(self.bp),
+            SpBase::SpIndirect => offset(stack.word(self.sp)?),
+            SpBase::BpIndirect => stack.word(offset(self.bp))?,
+            SpBase::R10 => saved()?.r10,
+            SpBase::R13 => saved()?.r13,
+            SpBase::Di => saved()?.di,
+            SpBase::Dx => saved()?.dx,
+            SpBase::Ax => saved()?.ax,
+        })
+    }
+
     /// All registers that are known here.
     fn regs(&self) -> Regs {
         let known = Regs { rip: self.ip.0, rsp: self.sp, rbp: self.bp, ..Regs::default() };

@@ -166,6 +166,9 @@ impl VcpuTables {
 
 impl Callers for VcpuTables {
     fn real(&self, at: Gva, ram: &GuestRam) -> Option<Gva> {
+        if !self.is_own(at) {
+            return None;
+        }
         if self.is_trampoline(at) {
             return Some(self.caller(at, ram));
         }

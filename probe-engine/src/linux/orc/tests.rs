@@ -213,7 +213,8 @@ proptest! {
         rows in proptest::collection::vec((any::<i32>(), -64..64i16, -64..64i16, 0..0xfffu16), 0..40),
         base: u64,
         layout in proptest::sample::select(vec![OrcLayout::UntilSixTwo, OrcLayout::SinceSixFour, OrcLayout::Renumbered]),
-        at: u64,
+        far: u64,
+        near_by in proptest::collection::vec(any::<i32>(), 8),
     ) {
         let near = rows.iter().map(|row| (Gva(base).offset(row.0.into()), (row.1, row.2, row.3)));
         let (ips, bytes) = testing::orc(Gva(base & 0x7fff_ffff_ffff_ffff), &near.collect::<Vec<_>>());
@@ -221,8 +222,12 @@ proptest! {
             prop_assert_eq!(table.len(), rows.len());
             let sorted: Vec<_> = table.rows().collect();
             prop_assert!(sorted.is_sorted_by_key(|(at, _)| *at));
-            let expected = sorted.iter().rev().find(|(row, _)| row.0 <= at).map(|(_, row)| *row);
-            prop_assert_eq!(table.find(Gva(at)), expected);
+            let on_rows = sorted.iter().flat_map(|(at, _)| [*at, at.offset(-1)]);
+            let between = near_by.iter().map(|offset| Gva(base).offset((*offset).into()));
+            for at in on_rows.chain(between).chain([Gva(far)]) {
+                let expected = sorted.iter().rev().find(|(row, _)| *row <= at).map(|(_, row)| *row);
+                prop_assert_eq!(table.find(at), expected, "{}", at);
+            }
         }
     }
 }

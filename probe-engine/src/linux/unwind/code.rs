@@ -14,6 +14,9 @@ use crate::virt_memory::VirtMemory;
 /// Where the kernel maps its modules, and all code that it generates: behind its image (`MODULES_VADDR`, which depends
 /// on its configuration) up to here.
 const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
+/// Where the kernel maps its image and its modules (`__START_KERNEL_map`, Documentation/arch/x86/x86_64/mm.rst). The pages that the guest
+/// does not know are among them.
+const KERNEL_AND_MODULES: Gva = Gva(0xffff_ffff_8000_0000);
 /// What ftrace makes a trampoline from: a copy at the start of a page (`create_trampoline`, arch/x86/kernel/ftrace.c).
 const FTRACE: [&str; 2] = ["ftrace_caller", "ftrace_regs_caller"];
 /// Bytes by which such a copy is known: none of them is patched, and only one of the two saves flags so early.
@@ -104,9 +107,10 @@ impl Code<'_> {
         }
     }
 
-    /// Whether `at` is in code of the kernel's or of a module's.
-    pub(super) fn describes(&self, at: Gva) -> bool {
-        at.is_in(&self.kernel_text()) || self.modules.iter().any(|module| module.has(at))
+    /// Whether code of ours may be at `at`, which the guest does not know: that is near the kernel's text, and not described by a table.
+    pub(super) fn may_be_ours(&self, at: Gva) -> bool {
+        let kernel = self.kernel_text();
+        at >= KERNEL_AND_MODULES && !at.is_in(&kernel) && !self.modules.iter().any(|module| module.has(at))
     }
 
     /// Whether there may be code at `at`. What the kernel generates is told by its place alone.
