@@ -12,6 +12,7 @@ use libc::{c_int, c_long};
 use crate::sys::checked;
 
 const MAP_CREATE: c_int = 0;
+const MAP_LOOKUP_ELEM: c_int = 1;
 const PROG_LOAD: c_int = 5;
 const OBJ_PIN: c_int = 6;
 const RAW_TRACEPOINT_OPEN: c_int = 17;
@@ -83,6 +84,62 @@ pub(crate) fn fentry_program(function: u32) -> io::Result<File> {
         .word(68, TRACE_FENTRY)
         .word(108, function)
         .open(PROG_LOAD)
+}
+
+/// Makes an array of one counter.
+pub(crate) fn counter() -> io::Result<File> {
+    const ARRAY: u32 = 2;
+    Attributes::default().word(0, ARRAY).word(4, 4).word(8, 8).word(12, 1).open(MAP_CREATE)
+}
+
+/// What a [`counter`] has come to.
+pub(crate) fn read(counter: &File) -> io::Result<u64> {
+    let (key, mut value) = (0_u32, 0_u64);
+    let at = Attributes::default().fd(0, counter).pointer(8, &raw const key).pointer(16, &raw mut value);
+    at.call(MAP_LOOKUP_ELEM)?;
+    Ok(value)
+}
+
+/// Loads a program for a raw tracepoint, which adds to a [`counter`] when the tracepoint's second argument is this number, in this process.
+pub(crate) fn counting_program(counter: &File, number: u32, process: u32) -> io::Result<File> {
+    const RAW_TRACEPOINT: u32 = 17;
+    /// An instruction (Documentation/bpf/standardization/instruction-set.rst).
+    const fn code(opcode: u8, registers: u8, offset: i16, immediate: u32) -> u64 {
+        (immediate as u64) << 32
+            | (offset.cast_unsigned() as u64) << 16
+            | (registers as u64) << 8
+            | opcode as u64
+    }
+    let counter = counter.as_raw_fd().cast_unsigned();
+    let program = [
+        code(0x79, 0x12, 8, 0),             // r2 = the second argument
+        code(0x55, 0x02, 12, number),       // if r2 != number, return
+        code(0x85, 0, 0, 14),               // r0 = bpf_get_current_pid_tgid()
+        code(0x77, 0x00, 0, 32),            // r0 >>= 32
+        code(0x55, 0x00, 9, process),       // if r0 != process, return
+        code(0x62, 0x0a, -4, 0),            // the key, below r10
+        code(0xbf, 0xa2, 0, 0),             // r2 = r10
+        code(0x07, 0x02, 0, -4_i32 as u32), // r2 += -4
+        code(0x18, 0x11, 0, counter),       // r1 = the map
+        code(0, 0, 0, 0),
+        code(0x85, 0, 0, 1),    // r0 = bpf_map_lookup_elem(r1, r2)
+        code(0x15, 0x00, 2, 0), // if r0 == 0, return
+        code(0xb7, 0x01, 0, 1), // r1 = 1
+        code(0xdb, 0x10, 0, 0), // *r0 += r1, locked
+        code(0xb7, 0x00, 0, 0), // return 0
+        code(0x95, 0, 0, 0),
+    ];
+    Attributes::default()
+        .word(0, RAW_TRACEPOINT)
+        .word(4, program.len() as u32)
+        .pointer(8, program.as_ptr())
+        .pointer(16, c"GPL".as_ptr())
+        .open(PROG_LOAD)
+}
+
+/// Attaches a program to a tracepoint, until the result is dropped.
+pub(crate) fn attach_to(program: &File, tracepoint: &CStr) -> io::Result<File> {
+    Attributes::default().pointer(0, tracepoint.as_ptr()).fd(8, program).open(RAW_TRACEPOINT_OPEN)
 }
 
 /// Attaches a program where it was loaded for, until the result is dropped.

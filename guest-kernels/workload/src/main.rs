@@ -21,6 +21,7 @@
 
 mod bpf;
 mod btf;
+mod perf;
 mod run;
 mod step;
 mod sys;

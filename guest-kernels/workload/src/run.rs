@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::step::{During, End, Failure, Step};
-use crate::{EXIT_AT_ONCE, bpf, btf, say, sys};
+use crate::{EXIT_AT_ONCE, bpf, btf, perf, say, sys};
 
 /// What `open` opens in turn; they are in the guest initramfs and on any Linux machine.
 const FILES: [&CStr; 4] = [c"/etc/passwd", c"/etc/group", c"/etc/hostname", c"/etc/os-release"];
@@ -40,6 +40,7 @@ pub(crate) fn step(step: &Step) -> Result<(), Failure> {
         Step::Try(path) => try_open(path).during("try"),
         &Step::Nest(depth) => nest(depth).during("nest"),
         Step::Fentry(function) => fentry(function).during("fentry"),
+        Step::Watched(path) => watched(path).during("watched"),
         Step::Sh(path) => sh(path).during("sh"),
         Step::Beside(path) => beside(path).during("beside"),
         &Step::Mix(seconds) => mix(Duration::from_secs(seconds.into())).during("mix"),
@@ -336,6 +337,30 @@ fn runs(program: &File) -> io::Result<u64> {
     sys::open(&path, libc::O_RDONLY)?.read_to_string(&mut said)?;
     let count = said.lines().find_map(|line| line.strip_prefix("run_cnt:")?.trim().parse().ok());
     count.ok_or_else(|| io::Error::other("the kernel does not say how often a program has run"))
+}
+
+/// The guest's own perf and BPF see every call of `getppid`, whoever comes and goes beside them.
+fn watched(path: &str) -> io::Result<()> {
+    const TRACEFS: &CStr = c"/sys/kernel/tracing";
+    let mut number = String::new();
+    sys::mount(c"tracefs", TRACEFS)?;
+    sys::open(c"/sys/kernel/tracing/events/raw_syscalls/sys_enter/id", libc::O_RDONLY)?
+        .read_to_string(&mut number)?;
+    sys::unmount(TRACEFS)?;
+    let filter = sys::c_path(&format!("id == {}", libc::SYS_getppid))?;
+    let in_perf = perf::count(number.trim().parse().map_err(io::Error::other)?, &filter)?;
+    let in_bpf = bpf::counter()?;
+    let program = bpf::counting_program(&in_bpf, libc::SYS_getppid as u32, std::process::id())?;
+    let attached = bpf::attach_to(&program, c"sys_enter")?;
+    sys::getppid(20);
+    run_script(path)?;
+    sys::getppid(40);
+    run_script(path)?;
+    sys::getppid(80);
+    drop(attached);
+    let (perf, bpf) = (perf::read(&in_perf)?, bpf::read(&in_bpf)?);
+    say(format_args!("watched calls=140 perf={perf} bpf={bpf} openat=1"));
+    Ok(())
 }
 
 fn sh(path: &str) -> io::Result<()> {

@@ -14,6 +14,7 @@
 //! | `try:PATH` | one file opened, or not | `try path=PATH errno=E`, 0 when it was |
 //! | `nest:N` | `btf_array_show` calls itself until it is N deep, once: the kernel prints a BPF map whose value is arrays in arrays | `nest depth=N bytes=B openat=1` |
 //! | `fentry:FUNCTION` | a BPF program attached to the entry of a kernel function, 20 files opened, detached | `fentry function=FUNCTION opened=20 runs=R openat=22` |
+//! | `watched:PATH` | a perf counter and a BPF program at `sys_enter` count calls of `getppid`: 20, 40 and 80 of them, between which the shell runs a script to its end | `watched calls=140 perf=P bpf=B openat=1` |
 //! | `sh:PATH` | the shell runs a script to its end; what it does itself is not in the totals | `sh path=PATH status=S` |
 //! | `beside:PATH` | a thread on every online CPU, pinned, each calling `getppid` 100 times and then, where nothing else runs, until the shell has run a script to its end | `beside path=PATH status=S calls=N cpus=C` |
 //! | `mix:N` | for N seconds: on every CPU a thread that opens files, calls `getppid` and touches fresh memory, and beside them children, pipes, signals and short sleeps | `mix rounds=R checks=C`, and every file read was whole |
@@ -45,6 +46,7 @@ pub(crate) enum Step {
     Try(String),
     Nest(u32),
     Fentry(String),
+    Watched(String),
     Sh(String),
     Beside(String),
     Mix(u32),
@@ -141,6 +143,7 @@ impl Step {
             "try" => Self::Try(text("PATH")?),
             "nest" => Self::Nest(depth(MAX_NEST)?),
             "fentry" => Self::Fentry(text("FUNCTION")?),
+            "watched" => Self::Watched(text("PATH")?),
             "sh" => Self::Sh(text("PATH")?),
             "beside" => Self::Beside(text("PATH")?),
             "mix" => Self::Mix(count()?),

@@ -136,3 +136,42 @@ fn events_are_seen_as_long_as_a_probe_is_there() {
     ended.assert_in_order();
     assert_eq!(ended.hits(0), 10 + 20 + 160);
 }
+
+/// The guest's perf and BPF watch the same tracepoint. Whoever comes first, and whoever goes first, all count what comes while they are
+/// there.
+#[test]
+fn perf_and_bpf_of_the_guest_come_and_go_beside_probes() {
+    const STOP: &str = "echo stopped here\nread line\n";
+    let Some(guest) = Guest::new() else { return };
+    let definition = "t raw_syscalls:sys_enter id if id == 110 && comm == \"init\"";
+    let steps = format!("{}sh:/script,getppid:160", "sh:/script,watched:/script,".repeat(4));
+    let ended = guest.cpus(2).script(STOP).run_with(&steps, |handle, console| {
+        let mut stops = 0;
+        let mut next_stop = || {
+            stops += 1;
+            console.wait_for("stopped here", stops);
+        };
+        let register = || Some(handle.register(Probe::at(Where::Definition(definition.to_owned()))).unwrap());
+        next_stop();
+        for (comes_first, goes_first, expected) in
+            [(false, true, 40), (true, true, 20 + 40), (false, false, 40 + 80), (true, false, 20 + 40 + 80)]
+        {
+            let mut probe = if comes_first { register() } else { None };
+            console.open_gate();
+            next_stop();
+            probe = probe.or_else(register);
+            console.open_gate();
+            next_stop();
+            let mut unregister = || probe.take().map(|id| handle.unregister(id).unwrap().hits);
+            let mut hits = if goes_first { unregister() } else { None };
+            console.open_gate();
+            next_stop();
+            hits = hits.or_else(unregister);
+            assert_eq!(hits, Some(expected), "comes first: {comes_first}, goes first: {goes_first}");
+        }
+        console.open_gate();
+    });
+    ended.assert_in_order();
+    let watched = ended.console.matches("watched calls=140 perf=140 bpf=140").count();
+    assert_eq!(watched, 4, "{}", ended.console);
+}
