@@ -100,13 +100,7 @@ impl Piece {
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
             Self::Errands => each_kernel(start, vmm, kvm, "errands::")?,
             Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::")?,
-            Self::Soaks => {
-                for kernel in KERNELS {
-                    if kernels::is_there(start, kernel)? {
-                        of(kernel).long_product("soak")?;
-                    }
-                }
-            }
+            Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
             Self::Boots => each_series(start, vmm, kvm, "boots")?,
@@ -128,21 +122,31 @@ impl Piece {
 
 /// Runs the long tests of the library whose names begin so on each kernel.
 fn each_kernel(start: Instant, vmm: &Path, kvm: Kvm, tests: &str) -> anyhow::Result<()> {
-    for kernel in KERNELS {
-        if kernels::is_there(start, kernel)? {
-            Guests { start, vmm, kvm, kernel }.long_session(&[tests])?;
-        }
-    }
-    Ok(())
+    each(start, KERNELS.iter(), |kernel| Guests { start, vmm, kvm, kernel }.long_session(&[tests]))
 }
 
 /// Runs the long tests of this program in each series.
 fn each_series(start: Instant, vmm: &Path, kvm: Kvm, name: &str) -> anyhow::Result<()> {
-    for kernel in KERNELS.iter().filter(|kernel| kernel.flavour != Flavour::Realtime) {
-        if kernels::is_there(start, kernel)? {
-            Guests { start, vmm, kvm, kernel }.long_product(name)?;
+    let series = KERNELS.iter().filter(|kernel| kernel.flavour != Flavour::Realtime);
+    each(start, series, |kernel| Guests { start, vmm, kvm, kernel }.long_product(name))
+}
+
+/// Does it with all of these kernels that are there. Where one fails, whoever has waited for it wants to know of the others, too.
+fn each(
+    start: Instant,
+    kernels: impl Iterator<Item = &'static Kernel>,
+    run: impl Fn(&'static Kernel) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
+    for kernel in kernels {
+        if kernels::is_there(start, kernel)?
+            && let Err(error) = run(kernel)
+        {
+            println!("{error:#}");
+            failed.push(kernel.to_string());
         }
     }
+    anyhow::ensure!(failed.is_empty(), "failed on {}", failed.join(", "));
     Ok(())
 }
 
