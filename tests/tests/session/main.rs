@@ -29,6 +29,7 @@ mod storm;
 mod text;
 mod tracepoints;
 mod tracer;
+mod uprobes;
 mod watches;
 
 use probe_engine::addr::Gva;
