@@ -186,7 +186,10 @@ echo the trace ends
 /// The kernel switches its own events on before anything of ours runs there.
 #[test]
 fn events_are_the_guests_own_where_its_tracefs_comes_first() {
-    let names: Vec<_> = ROWS.iter().map(|(tracepoint, ..)| *tracepoint).collect();
+    /// 7.2 dies of these so early (a null pointer in `trace_event_raw_event_mmap_lock`), with probes and without.
+    const LATER: &str = "mmap_lock";
+    let names = ROWS.iter().map(|(tracepoint, ..)| *tracepoint);
+    let names: Vec<_> = names.filter(|name| !name.starts_with(LATER)).collect();
     let append = format!("trace_buf_size=8M trace_event={}", names.join(","));
     agrees(
         &format!(
@@ -195,7 +198,10 @@ fn events_are_the_guests_own_where_its_tracefs_comes_first() {
 cd /sys/kernel/tracing
 echo 0 > tracing_on
 echo > trace
-for event in {files}; do echo 'COMM == \"subject\"' > events/$event/filter; done
+for event in {files}; do
+    echo 'COMM == \"subject\"' > events/$event/filter
+    case $event in {LATER}/*) echo 1 > events/$event/enable;; esac
+done
 echo 1 > tracing_on
 {SUBJECT}
 echo 0 > tracing_on
