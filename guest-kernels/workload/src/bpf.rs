@@ -42,7 +42,7 @@ impl Attributes {
 
     fn call(&self, command: c_int) -> io::Result<c_long> {
         // SAFETY: the attributes are readable and of the size that is said; what they point to is kept alive by the
-        // functions below until they return, and the kernel only reads it.
+        // functions below until they return. The kernel only reads it, but for the value of an element that is looked up.
         checked(unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_ptr(), size_of_val(&self.0)) })
     }
 
@@ -61,9 +61,13 @@ pub(crate) fn load_btf(btf: &[u8]) -> io::Result<File> {
 
 /// Makes an array of one element of four bytes, whose key and value have these types.
 pub(crate) fn array_map(btf: &File, key: u32, value: u32) -> io::Result<File> {
+    array_of_one(4).fd(48, btf).word(52, key).word(56, value).open(MAP_CREATE)
+}
+
+/// An array of one element of so many bytes.
+fn array_of_one(bytes: u32) -> Attributes {
     const ARRAY: u32 = 2;
-    let sizes = Attributes::default().word(0, ARRAY).word(4, 4).word(8, 4).word(12, 1);
-    sizes.fd(48, btf).word(52, key).word(56, value).open(MAP_CREATE)
+    Attributes::default().word(0, ARRAY).word(4, 4).word(8, bytes).word(12, 1)
 }
 
 /// Gives an object a name in a mounted file system of the kind `bpf`.
@@ -76,20 +80,18 @@ pub(crate) fn fentry_program(function: u32) -> io::Result<File> {
     const TRACING: u32 = 26;
     const TRACE_FENTRY: u32 = 24;
     const RETURN_0: [u64; 2] = [0xb7, 0x95]; // r0 = 0; exit
-    Attributes::default()
-        .word(0, TRACING)
-        .word(4, RETURN_0.len() as u32)
-        .pointer(8, RETURN_0.as_ptr())
-        .pointer(16, c"GPL".as_ptr())
-        .word(68, TRACE_FENTRY)
-        .word(108, function)
-        .open(PROG_LOAD)
+    program(TRACING, &RETURN_0).word(68, TRACE_FENTRY).word(108, function).open(PROG_LOAD)
+}
+
+/// A program of a kind, with these instructions.
+fn program(kind: u32, code: &[u64]) -> Attributes {
+    let code = Attributes::default().word(0, kind).word(4, code.len() as u32).pointer(8, code.as_ptr());
+    code.pointer(16, c"GPL".as_ptr())
 }
 
 /// Makes an array of one counter.
 pub(crate) fn counter() -> io::Result<File> {
-    const ARRAY: u32 = 2;
-    Attributes::default().word(0, ARRAY).word(4, 4).word(8, 8).word(12, 1).open(MAP_CREATE)
+    array_of_one(8).open(MAP_CREATE)
 }
 
 /// What a [`counter`] has come to.
@@ -111,7 +113,7 @@ pub(crate) fn counting_program(counter: &File, number: u32, process: u32) -> io:
             | opcode as u64
     }
     let counter = counter.as_raw_fd().cast_unsigned();
-    let program = [
+    let adds = [
         code(0x79, 0x12, 8, 0),             // r2 = the second argument
         code(0x55, 0x02, 12, number),       // if r2 != number, return
         code(0x85, 0, 0, 14),               // r0 = bpf_get_current_pid_tgid()
@@ -129,12 +131,7 @@ pub(crate) fn counting_program(counter: &File, number: u32, process: u32) -> io:
         code(0xb7, 0x00, 0, 0), // return 0
         code(0x95, 0, 0, 0),
     ];
-    Attributes::default()
-        .word(0, RAW_TRACEPOINT)
-        .word(4, program.len() as u32)
-        .pointer(8, program.as_ptr())
-        .pointer(16, c"GPL".as_ptr())
-        .open(PROG_LOAD)
+    program(RAW_TRACEPOINT, &adds).open(PROG_LOAD)
 }
 
 /// Attaches a program to a tracepoint, until the result is dropped.
