@@ -1,0 +1,212 @@
+//! Where a place is in the file of a program: from symbols to offsets in the file (elf(5)).
+
+use super::partial_file::PartialFile;
+use crate::addr::Gva;
+use crate::insn::decode::{BoundaryError, instruction_at};
+use crate::linux::program_place::InFile;
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Object, ObjectSegment, ObjectSymbol, ReadRef, SegmentFlags, SymbolFlags, SymbolKind, elf};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Bytes of the longest instruction.
+const INSTRUCTION: u64 = 15;
+/// No function is followed further from its start to see where instructions begin, in bytes.
+const FARTHEST: u64 = 1 << 20;
+
+/// Why there is no such place in a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlace {
+    /// It is no program's, or is damaged.
+    #[error("it is no program or library for x86-64 (ELF): {0}")]
+    NotElf(String),
+    /// Nobody can read it whole.
+    #[error("its tables are larger than those of a program are")]
+    TooLarge,
+    /// It has no such symbol.
+    #[error("it has no symbol `{0}`; a file without symbols takes an offset, as PATH:0x1234")]
+    NoSymbol(String),
+    /// It has several.
+    #[error("it has {1} functions `{0}`: take one by its offset, as PATH:0x1234")]
+    SeveralSymbols(String, usize),
+    /// A processor executes nothing there.
+    #[error("nothing is executed at {0:#x} of the file")]
+    NotExecuted(u64),
+    /// The symbol is code that finds a function.
+    #[error("`{0}` is a function that finds another one when the program is linked (IFUNC)")]
+    Indirect(String),
+    /// No instruction begins there.
+    #[error(transparent)]
+    Boundary(#[from] BoundaryError),
+}
+
+/// What a look at a file came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Looked {
+    /// So many bytes from the file's start.
+    Found(u64),
+    /// This part of the file has to be known first.
+    Needs(Range<u64>),
+}
+
+/// Looks for a place in `file`.
+///
+/// # Errors
+/// [`NoPlace`], why it is not there.
+pub fn look(file: &PartialFile, at: &InFile) -> Result<Looked, NoPlace> {
+    let found = find(file, at);
+    match file.needed() {
+        Some(needed) => Ok(Looked::Needs(needed)),
+        None if file.has_refused() => Err(NoPlace::TooLarge),
+        None => found.map(Looked::Found),
+    }
+}
+
+fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
+    let no_elf = |error: object::Error| NoPlace::NotElf(error.to_string());
+    let parsed = ElfFile64::<object::Endianness, _>::parse(file).map_err(no_elf)?;
+    let endian = parsed.endian();
+    if parsed.elf_header().e_machine(endian) != elf::EM_X86_64 {
+        return Err(NoPlace::NotElf("it is for another processor".to_owned()));
+    }
+    let code = |address: u64| {
+        parsed.segments().find_map(|segment| {
+            let (in_file, size) = segment.file_range();
+            let is_code =
+                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+            let offset = address.checked_sub(segment.address())?;
+            (is_code && offset < size).then(|| in_file + offset)
+        })
+    };
+    let is_code = |offset: u64| {
+        parsed.segments().any(|segment| {
+            let (in_file, size) = segment.file_range();
+            let is_code =
+                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+            is_code && (in_file..in_file.saturating_add(size)).contains(&offset)
+        })
+    };
+    let (start, place) = match at {
+        InFile::Offset(offset) => (*offset, *offset),
+        InFile::Symbol { name, offset } => {
+            let symbols = parsed.symbols();
+            let address = match function(symbols, name)? {
+                Some(address) => address,
+                None => function(parsed.dynamic_symbols(), name)?
+                    .ok_or_else(|| NoPlace::NoSymbol(name.clone()))?,
+            };
+            let start = code(address).ok_or(NoPlace::NotExecuted(address))?;
+            (start, start.saturating_add(*offset))
+        }
+    };
+    if !is_code(place) {
+        return Err(NoPlace::NotExecuted(place));
+    }
+    let rest = |from: u64, to: u64| {
+        let end = file.len().unwrap_or(0).min(to.saturating_add(INSTRUCTION));
+        file.read_bytes_at(from, end.saturating_sub(from)).unwrap_or_default()
+    };
+    let from = if place - start <= FARTHEST { start } else { place };
+    instruction_at(rest(from, place), Gva(from), Gva(place))?;
+    Ok(place)
+}
+
+/// The address of the function that is called so, if there is one.
+fn function<'a>(
+    symbols: impl Iterator<Item = impl ObjectSymbol<'a>>,
+    name: &str,
+) -> Result<Option<u64>, NoPlace> {
+    let mut addresses = BTreeSet::new();
+    let mut is_indirect = false;
+    for symbol in symbols.filter(|symbol| symbol.is_definition()) {
+        let kind = match symbol.flags() {
+            SymbolFlags::Elf { st_info, .. } => st_info & 0xf,
+            _ => elf::STT_NOTYPE,
+        };
+        let is_function = symbol.kind() == SymbolKind::Text || kind == elf::STT_NOTYPE;
+        let is_ifunc = kind == elf::STT_GNU_IFUNC;
+        if (is_function || is_ifunc) && symbol.name().is_ok_and(|own| is_called(own, name)) {
+            is_indirect |= is_ifunc;
+            addresses.insert(symbol.address());
+        }
+    }
+    match addresses.len() {
+        _ if is_indirect => Err(NoPlace::Indirect(name.to_owned())),
+        0 | 1 => Ok(addresses.first().copied()),
+        count => Err(NoPlace::SeveralSymbols(name.to_owned(), count)),
+    }
+}
+
+/// Whether a symbol is called so; a version behind an `@` may be left out.
+fn is_called(symbol: &str, name: &str) -> bool {
+    symbol == name || symbol.split('@').next() == Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What looking for it in our own test program comes to, and how much of that had to be known.
+    fn looked(at: &InFile) -> (Result<u64, NoPlace>, u64, Vec<u8>) {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut file = PartialFile::new(bytes.len() as u64).unwrap();
+        let mut known = 0;
+        loop {
+            match look(&file, at) {
+                Ok(Looked::Needs(needed)) => {
+                    known += needed.end - needed.start;
+                    let end = bytes.len().min(needed.end as usize);
+                    file.put(needed.start, &bytes[needed.start as usize..end]);
+                }
+                Ok(Looked::Found(offset)) => return (Ok(offset), known, bytes),
+                Err(error) => return (Err(error), known, bytes),
+            }
+        }
+    }
+
+    fn symbol(name: &str, offset: u64) -> InFile {
+        InFile::Symbol { name: name.to_owned(), offset }
+    }
+
+    #[inline(never)]
+    fn looked_for(number: u64) -> u64 {
+        std::hint::black_box(number).wrapping_mul(0x1234_5678_9abc_def1)
+    }
+
+    /// What the compiler calls `looked_for`.
+    fn mangled() -> String {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let program = object::File::parse(&*bytes).unwrap();
+        let mut names = program.symbols().filter_map(|symbol| symbol.name().ok());
+        names.find(|name| name.contains("program_file") && name.contains("10looked_for")).unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_symbol_is_found_with_parts_of_the_file() {
+        assert_eq!(looked_for(1), 0x1234_5678_9abc_def1);
+        let (found, known, bytes) = looked(&symbol(&mangled(), 0));
+        let offset = found.unwrap();
+        let code = &bytes[offset as usize..][..128];
+        let number = 0x1234_5678_9abc_def1_u64.to_le_bytes();
+        assert!(code.windows(8).any(|window| window == number), "{code:x?}");
+        assert!(known < bytes.len() as u64, "{known} of {}", bytes.len());
+        assert_eq!(looked(&InFile::Offset(offset)).0, Ok(offset));
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused() {
+        let (missing, ..) = looked(&symbol("no_such_function", 0));
+        assert_eq!(missing, Err(NoPlace::NoSymbol("no_such_function".to_owned())));
+        // The header of the file.
+        assert_eq!(looked(&InFile::Offset(4)).0, Err(NoPlace::NotExecuted(4)));
+        assert!(matches!(looked(&InFile::Offset(1 << 50)).0, Err(NoPlace::NotExecuted(_))));
+        let name = mangled();
+        let mut inside = (1..16).map(|n| looked(&symbol(&name, n)).0);
+        assert!(inside.any(|place| matches!(place, Err(NoPlace::Boundary(_)))));
+        for bytes in [&b""[..], b"#!/bin/sh\n", b"\x7fELF\x02\x01\x01"] {
+            let mut file = PartialFile::new(bytes.len() as u64).unwrap();
+            file.put(0, bytes);
+            assert!(matches!(look(&file, &symbol("main", 0)), Err(NoPlace::NotElf(_))), "{bytes:?}");
+        }
+    }
+}

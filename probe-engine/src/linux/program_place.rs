@@ -1,0 +1,48 @@
+//! A place in the file of a program or a library, wherever processes have that in their memory.
+
+use serde::{Deserialize, Serialize};
+use std::fmt::{Display, Formatter, Result};
+
+/// A place in a file, as users write it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramPlace {
+    /// The file, by its path from the root that the guest's first process has.
+    pub path: String,
+    /// Where in it.
+    pub at: InFile,
+    /// Where in the file a counter of two bytes lies that is not 0 while somebody probes there, if there is one.
+    pub counter: Option<u64>,
+    /// Whether the returns are wanted of the function that begins there.
+    pub returns: bool,
+}
+
+/// Where in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InFile {
+    /// So many bytes behind a symbol of its own.
+    Symbol {
+        /// The symbol.
+        name: String,
+        /// Bytes from there.
+        offset: u64,
+    },
+    /// So many bytes from the file's start.
+    Offset(u64),
+}
+
+impl Display for ProgramPlace {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        write!(f, "{}:{}", self.path, self.at)?;
+        self.counter.iter().try_for_each(|counter| write!(f, "({counter:#x})"))
+    }
+}
+
+impl Display for InFile {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Symbol { name, offset: 0 } => f.write_str(name),
+            Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Self::Offset(offset) => write!(f, "{offset:#x}"),
+        }
+    }
+}
