@@ -135,6 +135,9 @@ pub(crate) fn check_probes(assist: Assist, probes: &[ProbeRequest]) -> Result<()
     if let Some(asked) = probes.iter().find(|asked| asked.plan.tracepoint.is_some()) {
         bail!("{} is switched on by the guest's own kernel, {SILENT}", asked.name());
     }
+    if let Some(asked) = probes.iter().find(|asked| asked.plan.program.is_some()) {
+        bail!("{} is registered with the guest's own kernel, {SILENT}", asked.name());
+    }
     if probes.iter().any(yields) {
         bail!("with --hold-mode=task a task that is held calls the guest's own scheduler, {SILENT}");
     }
@@ -154,8 +157,14 @@ pub(crate) fn said(args: &Assisted, probes: &[ProbeRequest]) -> Vec<String> {
         [one] => Some(format!("the tracepoint {} is switched on", one.written)),
         several => Some(format!("{} tracepoints are switched on", several.len())),
     };
+    let names: Vec<_> = probes.iter().filter_map(|asked| asked.plan.program.as_ref()).collect();
+    let programs = match names.as_slice() {
+        [] => None,
+        [one] => Some(format!("a probe of the kernel's own is registered at {one}")),
+        several => Some(format!("probes of the kernel's own are registered at {} places", several.len())),
+    };
     let holds = probes.iter().any(yields).then(|| "a task that is held calls the scheduler".to_owned());
-    args.said().into_iter().chain(tracepoints).chain(holds).collect()
+    args.said().into_iter().chain(tracepoints).chain(programs).chain(holds).collect()
 }
 
 /// The next step of an errand that could be made.

@@ -270,6 +270,7 @@ mod tests {
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::thunks::Thunks;
     use probe_engine::linux::tracepoints::NoTracepoints;
+    use probe_engine::linux::uprobes::NoUprobes;
     use probe_engine::probe::place::SiteInfo;
     use probe_engine::probe::plan::Trigger;
     use probe_engine::probe::watch::{Condition, Length, Watch};
@@ -312,6 +313,7 @@ mod tests {
             nofault: None,
             errands: Err(NoErrands::NoTypes),
             tracepoints: Err(NoTracepoints::None),
+            uprobes: Err(NoUprobes::None),
         };
         let function = Gva(0xffff_ffff_8100_2000)..Gva(0xffff_ffff_8100_2040);
         let info = SiteInfo::entry_of(function);

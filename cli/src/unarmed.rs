@@ -40,7 +40,7 @@ pub(crate) fn complaints(
                 found.entry(pattern).or_default().push(probe);
                 matches!(state, ProbeState::Overwritten(_)).then_some(Reason::Overwritten)
             }
-            (None, ProbeState::Pending(_)) if allow_pending => None,
+            (None, ProbeState::Pending(_) | ProbeState::NoFile(_)) if allow_pending => None,
             (None, _) => Reason::of(probe),
         };
         if let Some(reason) = reason {
@@ -72,6 +72,7 @@ enum Reason {
     Overwritten,
     Refused(String),
     Pending(String),
+    NoFile(String),
     Freed,
     Yielded,
     NotReached,
@@ -85,6 +86,7 @@ impl Reason {
             ProbeState::Refused(reason) => Some(Self::Refused(reason.clone())),
             _ if probe.has_stood => None,
             ProbeState::Pending(module) => Some(Self::Pending(module.clone())),
+            ProbeState::NoFile(path) => Some(Self::NoFile(path.clone())),
             ProbeState::Gone(_) => Some(Self::Freed),
             ProbeState::DisplacedByFtrace(_) => Some(Self::Yielded),
             ProbeState::Waiting => Some(Self::NotReached),
@@ -116,6 +118,10 @@ impl Reason {
             Self::Pending(module) => format!(
                 "{list}: never armed, as the module `{module}` was not loaded: load it in the guest, or allow that \
                  with --allow-pending"
+            ),
+            Self::NoFile(path) => format!(
+                "{list}: never armed, as the guest has no file `{path}`: write the path that its first process sees, or allow \
+                 that with --allow-pending"
             ),
             Self::Freed => format!(
                 "{list}: never armed, as the guest had freed its text before: it has run, if it has, earlier in the \

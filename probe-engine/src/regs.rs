@@ -110,6 +110,32 @@ impl Register {
         }
     }
 
+    /// Where it lies among the registers that the kernel saves of a program, in bytes (`struct pt_regs` in
+    /// arch/x86/include/asm/ptrace.h, which programs know as `struct user_regs_struct`).
+    #[must_use]
+    pub fn saved(self) -> u16 {
+        match self {
+            Self::R15 => 0,
+            Self::R14 => 8,
+            Self::R13 => 16,
+            Self::R12 => 24,
+            Self::Rbp => 32,
+            Self::Rbx => 40,
+            Self::R11 => 48,
+            Self::R10 => 56,
+            Self::R9 => 64,
+            Self::R8 => 72,
+            Self::Rax => 80,
+            Self::Rcx => 88,
+            Self::Rdx => 96,
+            Self::Rsi => 104,
+            Self::Rdi => 112,
+            Self::Rip => 128,
+            Self::Rflags => 144,
+            Self::Rsp => 152,
+        }
+    }
+
     /// The register of argument `n`, from 0 on (System V ABI, 3.2.3); `None` for those on the stack.
     #[must_use]
     pub fn of_argument(n: usize) -> Option<Self> {

@@ -48,6 +48,7 @@ pub fn guest(rig: &Rig, reserved: &Reserved, copy: Option<Gva>) -> Guest {
         rig.write(TASK.add(member), &OTHERS.0.to_le_bytes());
     }
     Guest {
+        fault_in: None,
         window: reserved.data().start,
         rings: Rings::of(1),
         cpu: Some(Cpu { number: CPU.0, task: serde_json::from_value(task).unwrap(), per_cpu: None }),

@@ -141,8 +141,16 @@ const CASES: &[Case] = &[
         &["--dry-run", "--assist=off", "--probe", "t sched_switch"],
         &["sched:sched_switch is switched on by the guest's own kernel", "--assist=off"],
     ),
-    case(&["--dry-run", "--probe", "p /bin/ls:main"], &["programs in the guest cannot be probed yet"]),
-    case(&["--dry-run", "--probe", "/bin/ls:main"], &["programs in the guest cannot be probed yet"]),
+    case(&["--dry-run", "--probe", "p ./ls:main"], &["named by its whole path", "write `/usr/bin/ls:main`"]),
+    case(
+        &["--dry-run", "--probe", "uprobe:/bin/ls:main"],
+        &["a word of other tools", "write `p PATH:SYMBOL`"],
+    ),
+    case(&["--dry-run", "--probe", "p /bin/ls:main @jiffies"], &["the kernel's, and not the program's"]),
+    case(
+        &["--dry-run", "--assist=off", "--probe", "p /bin/ls:main"],
+        &["/bin/ls:main is registered with the guest's own kernel", "--assist=off"],
+    ),
     case(
         &["--dry-run", "--probe", "kprobe:vfs_read { }"],
         &["`kprobe:` is a word of other tools", "write `p FUNCTION`"],

@@ -11,12 +11,17 @@
 //! Nobody waits for the guest while the lock is held, and no handler waits for an errand: a guest whose vCPU is held does not
 //! get on with it.
 
+mod caller;
 mod functions;
+mod program_file;
+mod programs;
 mod read_file;
 mod run_program;
 mod switch;
 
+pub(crate) use caller::Caller;
 pub use functions::{Functions, NoFunction};
+pub(crate) use programs::{Consumers, PlacePrograms, PlaceStep, Placed};
 pub use read_file::ReadFile;
 pub use run_program::{ProgramEnd, RunProgram};
 pub(crate) use switch::{Registrations, Step, SwitchTracepoints};
@@ -169,7 +174,7 @@ enum WorkerState {
 }
 
 /// Who makes calls.
-enum Caller {
+enum CallingTask {
     /// A worker that was sent for, by its number.
     Worker(usize),
     /// A task that came by, by its number behind the workers, with the registers with which it goes on.
@@ -188,7 +193,7 @@ pub(crate) enum AtGate {
 /// A task in a call.
 struct Calling {
     task: Gva,
-    caller: Caller,
+    caller: CallingTask,
     /// For whom, unless that is over.
     errand: Option<Errand>,
 }
@@ -338,7 +343,7 @@ impl Errands {
         let errand = self.state().passers.remove(&vcpu)?;
         let place = self.place()?;
         let number = self.free_passer(task)?;
-        let caller = Caller::Passer(number, Box::new(*regs));
+        let caller = CallingTask::Passer(number, Box::new(*regs));
         let calling = Calling { task, caller, errand: Some(errand) };
         let at_gate = place.code.from_entry(regs);
         match self.next_call(&place, calling, None, &at_gate, memory) {
@@ -356,7 +361,7 @@ impl Errands {
         regs: &Regs,
         memory: VirtMemory<'_, GuestRam>,
     ) -> AtGate {
-        let is_worker = matches!(caller, Caller::Worker(_));
+        let is_worker = matches!(caller, CallingTask::Worker(_));
         let others = || if is_worker { self.state().waiting.pop_front() } else { None };
         while let Some(mut asked) = errand.take().or_else(others) {
             let mut worker = Worker { returned: returned.take(), memory };
@@ -379,8 +384,8 @@ impl Errands {
         }
         self.go(&caller);
         match caller {
-            Caller::Worker(_) => AtGate::GoesOn(place.code.leave(regs)),
-            Caller::Passer(_, regs) => AtGate::IsBack(*regs),
+            CallingTask::Worker(_) => AtGate::GoesOn(place.code.leave(regs)),
+            CallingTask::Passer(_, regs) => AtGate::IsBack(*regs),
         }
     }
 
@@ -403,12 +408,12 @@ impl Errands {
         let worker = state.workers.get_mut(number).filter(|worker| **worker == WorkerState::SentFor)?;
         *worker = WorkerState::Arrived;
         self.tasks.get(number)?.store(task.0, Ordering::Relaxed);
-        Some(Calling { task, caller: Caller::Worker(number), errand: None })
+        Some(Calling { task, caller: CallingTask::Worker(number), errand: None })
     }
 
     /// One makes no more calls: a worker goes back to its kernel.
-    fn go(&self, caller: &Caller) {
-        let (Caller::Worker(number) | Caller::Passer(number, _)) = caller;
+    fn go(&self, caller: &CallingTask) {
+        let (CallingTask::Worker(number) | CallingTask::Passer(number, _)) = caller;
         if let Some(task) = self.tasks.get(*number) {
             task.store(0, Ordering::Relaxed);
         }

@@ -40,7 +40,7 @@ pub(crate) struct Assisted {
 /// See [`Assisted::assist`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Assist {
-    /// Where that is asked for: tracepoints, --hold-mode task, --cat, --exec
+    /// Where that is asked for: tracepoints, probes in programs, --hold-mode task, --cat, --exec
     #[default]
     On,
     /// Never: what needs it is refused. All other probes are silent

@@ -176,6 +176,7 @@ fn state_name(state: &ProbeState) -> String {
         ProbeState::Optimized(_) => "[OPTIMIZED]".to_owned(),
         ProbeState::Waiting => "[NOT REACHED] the guest ended before it could be armed".to_owned(),
         ProbeState::Pending(module) => format!("[PENDING] the module `{module}` was not loaded"),
+        ProbeState::NoFile(path) => format!("[PENDING] the guest has no file `{path}`"),
         ProbeState::Disabled => "[DISABLED]".to_owned(),
         ProbeState::DisplacedByFtrace(_) => "[YIELDED] the guest works on its text here".to_owned(),
         ProbeState::Refused(reason) => format!("{REFUSED}{reason}"),

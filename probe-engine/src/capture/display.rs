@@ -79,7 +79,8 @@ impl Base {
         };
         match self {
             Self::Register(Register::Rax) if returns => "$retval".to_owned(),
-            Self::Register(register) => format!("%{}", register.name()),
+            Self::Saved(_, Register::Rax) if returns => "$retval".to_owned(),
+            Self::Register(register) | Self::Saved(_, register) => format!("%{}", register.name()),
             Self::Argument(n) => argument(*n),
             Self::Arguments(n) => format!("{} and {}", argument(*n), argument(n.saturating_add(1))),
             Self::Stack(n) => format!("$stack{n}"),

@@ -22,6 +22,8 @@ pub enum Base {
     Argument(u8),
     /// Two arguments in registers from this on, which are one value of up to 16 bytes.
     Arguments(u8),
+    /// A register of a program, among those that the kernel has saved where an argument leads, by its number from 0 on.
+    Saved(u8, Register),
     /// Slot `n` of the stack, of 8 bytes: 0 is where RSP points.
     Stack(u16),
     /// A number.
@@ -171,6 +173,10 @@ impl Fetch {
             Base::Constant(number) => *number,
             Base::Kernel(link) => link.0.wrapping_add(scene.slide),
             Base::Argument(n) => scene.argument(*n)?,
+            Base::Saved(n, register) => {
+                let saved = Gva(scene.argument(*n)?).add(register.saved().into());
+                scene.memory.read_u64(saved)?
+            }
             Base::Stack(n) => scene.stack_slot(u64::from(*n))?,
         };
         for hop in &self.hops {

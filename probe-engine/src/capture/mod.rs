@@ -12,6 +12,7 @@ pub mod filter;
 mod flags;
 pub mod hist;
 pub mod names;
+pub mod program;
 mod scene;
 pub mod shape;
 pub mod shown;

@@ -1,4 +1,4 @@
-//! Where the host and the guest's detours meet: what lies where in the data window. Version 6.
+//! Where the host and the guest's detours meet: what lies where in the data window. Version 7.
 //!
 //! | offset | what |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | 5 MiB | [`UNREAD`]: a u64 a probe, how many hits were missed because memory could not be read then, or not enough of it for the condition |
 //! | 6 MiB | [`OUTSIDE`]: a u64 a probe, how many passes were not in its [scope](crate::linux::scope) |
 //! | 7 MiB | [`LIVE`]: a u64 an [instance](super::instances), then [`POOLS`]: 64 bytes a CPU, then [`RAN_OUT`]: a byte a probe, not 0 once a call of it found its pool empty |
-//! | 7.5 MiB | [`ERRANDS`]: [`slot::SIZE`](crate::errand::slot::SIZE) bytes for each worker that makes calls for us |
+//! | 7.5 MiB | [`ERRANDS`]: [`slot::SIZE`](crate::errand::slot::SIZE) bytes for each worker that makes calls for us; 64 KiB behind that [`CONSUMERS`]: [`CONSUMER`] bytes each |
 //! | 8 MiB | [`INSTANCES`]: [`INSTANCE`] bytes each |
 //! | 12 MiB | [`TABLE_OF_GROUPS`]: [`GROUP`] bytes each |
 //! | 16 MiB | [`SLOTS`]: for each CPU, a u64 a probe, how often it was hit on that CPU |
@@ -48,6 +48,7 @@
 //! | 96 | 2 numbers of 16 bytes: its sums |
 
 use crate::linux::task::COMM;
+pub use crate::linux::uprobes::CONSUMER;
 use crate::paging::window;
 
 /// How many of a function's arguments are in registers (the System V ABI for x86-64, 3.2.3).
@@ -81,6 +82,10 @@ pub const RAN_OUT: u64 = POOLS + POOL * (u8::MAX as u64 + 1);
 /// See the [module](self).
 pub const ERRANDS: u64 = LIVE + TABLE / 2;
 /// See the [module](self).
+pub const CONSUMERS: u64 = ERRANDS + (64 << 10);
+/// How many consumers of the guest's own probes in programs there is room for.
+pub const MOST_CONSUMERS: u32 = 4096;
+/// See the [module](self).
 pub const INSTANCES: u64 = 8 * TABLE;
 /// See the [module](self).
 pub const TABLE_OF_GROUPS: u64 = INSTANCES + CALLS as u64 * INSTANCE;
@@ -111,6 +116,7 @@ pub const TRAMPOLINE: u64 = 8;
 pub const TRAMPOLINES: u64 = CALLS as u64 * TRAMPOLINE;
 
 const _: () = assert!(RAN_OUT + COUNTERS as u64 <= ERRANDS && RINGS < SIZE);
+const _: () = assert!(CONSUMERS + MOST_CONSUMERS as u64 * CONSUMER <= INSTANCES);
 
 /// See the [module](self).
 pub const HEAD: u64 = 0;
@@ -183,6 +189,12 @@ pub fn head(probe: u32, cells: u64) -> u32 {
 #[must_use]
 pub fn of_head(head: u32) -> (u32, u64) {
     (head & 0xff_ffff, u64::from(head >> 24))
+}
+
+/// Where in the data window a consumer lies.
+#[must_use]
+pub fn consumer(number: u32) -> u64 {
+    CONSUMERS + u64::from(number % MOST_CONSUMERS) * CONSUMER
 }
 
 /// The number that is written into a record that begins with the cell which `claimed` others came before. It is never 0.

@@ -74,7 +74,8 @@ impl Given {
             Base::Constant(number) => Some(Self::Constant(*number)),
             Base::Kernel(link) => Some(Self::Kernel(*link)),
             Base::Current => Some(Self::Current),
-            Base::Stack(_)
+            Base::Saved(..)
+            | Base::Stack(_)
             | Base::Arguments(_)
             | Base::Comm
             | Base::Cgroup(_)
@@ -119,6 +120,10 @@ impl Reads {
         let (start, first) = match (Given::of(&fetch.base, at_return), &fetch.base) {
             (Some(given), _) => (given, None),
             (None, Base::Stack(n)) => on_stack(*n),
+            (None, Base::Saved(n, register)) if !at_return => {
+                let leads = Register::of_argument((*n).into()).ok_or(CannotRead)?;
+                (Given::Register(leads), Some(Hop::at(register.saved().into())))
+            }
             // Behind the six in registers, and behind the return address.
             (None, Base::Argument(n)) if !at_return => on_stack(u16::from(*n) - 5),
             (None, _) => return Err(CannotRead),

@@ -18,6 +18,7 @@
 
 mod calls;
 mod condition;
+mod consumer;
 mod count;
 mod ending;
 mod groups;
@@ -66,6 +67,8 @@ pub struct Guest {
     pub trampolines: Gva,
     /// What copies memory, if the guest has that.
     pub copies: Option<Copies>,
+    /// What brings a program's memory in that is not there, in a task that may sleep: `fault_in_readable(address, size)` (GVA).
+    pub fault_in: Option<Gva>,
     /// How the guest branches: [`leave`] does the same.
     pub branches: Branches,
 }
@@ -107,7 +110,9 @@ pub struct Stub {
 }
 
 /// No stub is longer, in bytes.
-const LONGEST: usize = 8192;
+const LONGEST: usize = 128 << 10;
+/// Nor is what it does for one probe.
+const LONGEST_WORK: usize = 8192;
 
 /// A stub cannot be assembled: it is too far from where it has to lead, or too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -175,6 +180,7 @@ impl Stub {
         }
         let mut returns = Vec::new();
         for work in works {
+            let others = code.begin_consumer(work)?;
             let outside = code.begin_scope(work)?;
             match work.calls {
                 None => code.work(work)?,
@@ -185,6 +191,7 @@ impl Stub {
                 }
             }
             code.end_scope(work, outside)?;
+            code.end_consumer(others)?;
         }
         code.restore()?;
         let (mut entry, mut tail) = (code.asm.create_label(), code.asm.create_label());
@@ -218,9 +225,9 @@ impl Stub {
     #[must_use]
     pub fn most_bytes(works: &[Work]) -> usize {
         let of = |work: &Work| match (&work.condition, &work.record, work.calls) {
-            _ if !work.reads.is_empty() || work.groups.is_some() => LONGEST,
-            (Some(_), ..) => LONGEST,
-            (None, None, None) if work.scope != Scope::Boot => 256,
+            _ if !work.reads.is_empty() || work.groups.is_some() => LONGEST_WORK,
+            (Some(_), ..) => LONGEST_WORK,
+            (None, None, None) if work.scope != Scope::Boot || work.consumer.is_some() => 256,
             (None, None, None) => 32,
             (None, Some(_), None) => 512,
             (None, _, Some(_)) => 1024,

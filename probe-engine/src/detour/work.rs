@@ -28,6 +28,8 @@ pub struct Work {
     pub reads: Reads,
     /// By what hits are counted, instead of being noted down, where there is room for that.
     pub groups: Option<Groups>,
+    /// The number of its [consumer](super::layout::CONSUMERS), if only those passes are of interest that are made for that.
+    pub consumer: Option<u32>,
     /// The calls that are followed, where returns are hits. Then all above is of the moment of a return.
     pub calls: Option<Calls>,
 }
@@ -47,7 +49,8 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture, action, scope, once, pace, inject, tracepoint: _ } = plan;
+        let ProbePlan { trigger, capture, action, scope, once, pace, inject, tracepoint: _, program: _ } =
+            plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }
@@ -90,22 +93,30 @@ impl Work {
             Action::Histogram(histogram) => Groups::of(histogram, &known),
             Action::Count | Action::Record { .. } => None,
         };
-        let work = Self { probe, scope: *scope, condition, record, reads, groups, calls };
+        let consumer = None;
+        let work = Self { probe, scope: *scope, condition, record, reads, groups, consumer, calls };
         if record::REGISTERS + 8 * work.words() as u64 > MOST_CELLS * CELL {
             return Err(Unsuited::TooManyRegisters);
         }
         Ok(work)
     }
 
+    /// The same for those passes alone that are made for this consumer.
+    #[must_use]
+    pub fn of_consumer(self, consumer: Option<u32>) -> Self {
+        Self { consumer, ..self }
+    }
+
     /// Whether it counts all passes, and nothing else.
     pub(super) fn only_counts(&self) -> bool {
         let is_plain = self.condition.is_none() && self.record.is_none() && self.calls.is_none();
-        is_plain && self.reads.is_empty() && self.scope == Scope::Boot
+        is_plain && self.reads.is_empty() && self.scope == Scope::Boot && self.consumer.is_none()
     }
 
     /// Whether it needs more than a counter.
     pub(super) fn uses_registers(&self) -> bool {
-        self.record.is_some() || self.condition.is_some() || self.scope != Scope::Boot
+        let is_of_some = self.scope != Scope::Boot || self.consumer.is_some();
+        self.record.is_some() || self.condition.is_some() || is_of_some
     }
 
     /// How many words follow the first six of its records.
@@ -158,7 +169,7 @@ pub struct RecordedAt {
 }
 
 fn reads_argument(fetch: &Fetch) -> bool {
-    matches!(fetch.base, Base::Argument(_) | Base::Arguments(_))
+    matches!(fetch.base, Base::Argument(_) | Base::Arguments(_) | Base::Saved(..))
 }
 
 /// Which argument this register is, from 0 on.
@@ -205,6 +216,7 @@ impl Fetch {
             Base::Argument(n) if at_return && usize::from(n) < ARGUMENTS => None,
             Base::Argument(_) | Base::Arguments(_) if at_return => return Ok(Needs::Nothing),
             Base::Argument(n) => Some(Register::of_argument(n.into()).unwrap_or(Register::Rsp)),
+            Base::Saved(n, _) => Register::of_argument(n.into()),
             Base::Stack(_) => Some(Register::Rsp),
             // Both are arguments, which every record has.
             Base::Arguments(n) if n < 5 => None,
@@ -216,7 +228,7 @@ impl Fetch {
             }
         };
         let is_known = match self.base {
-            Base::Stack(_) => false,
+            Base::Stack(_) | Base::Saved(..) => false,
             Base::Argument(n) => Register::of_argument(n.into()).is_some(),
             _ => true,
         };

@@ -68,6 +68,9 @@ impl Mistake {
             Self::BadModule(_) => "a module's name has `_` where the name of its file has `-`",
             Self::NegativeOffset => "name the function that holds the address, and count from there",
             Self::AddressOffset => "add it to the address",
+            Self::RelativeProgram => "write `/usr/bin/ls:main`",
+            Self::ProgramPattern => "name one function",
+            Self::ProgramEntry => "write `p` instead of `f`",
             Self::NeedsFunction => "write the function's name",
             Self::BadSuffix(_) => "`%return` is all that may follow",
             Self::PatternModule | Self::PatternOffset => "name one function",
@@ -160,7 +163,7 @@ impl Wanted {
             Self::Calls => "write a decimal number, or leave it out",
             Self::Ordinal => "write `#2` for the second of that name",
             Self::Line => "lines are counted from 1 on, in the whole file",
-            Self::PlaceOffset | Self::Offset | Self::Number => {
+            Self::PlaceOffset | Self::FileOffset | Self::Offset | Self::Number => {
                 "write it in decimal, in hexadecimal after `0x`, or in octal after `0`"
             }
             Self::Address => "write `0x` and up to 16 hexadecimal digits",

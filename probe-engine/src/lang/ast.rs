@@ -5,6 +5,7 @@
 //! and per-CPU variables are as Linux 7.3 has them. Lines of the source, and names and casts at places that are no function's
 //! entry, are not known there.
 
+use crate::linux::program_place::InFile;
 use crate::probe::inject::Turns;
 use std::ops::Range;
 
@@ -105,6 +106,15 @@ pub enum WrittenPlace {
         of: String,
         /// `LINE`, counted from the start of the file.
         line: u32,
+    },
+    /// `PATH:SYMBOL[+offs]`, `PATH:OFFSET[(COUNTER)]`
+    Program {
+        /// `PATH`, from the root on.
+        path: String,
+        /// `SYMBOL[+offs]` or `OFFSET`
+        at: InFile,
+        /// `COUNTER`
+        counter: Option<u64>,
     },
     /// `[SYSTEM:]NAME`, also with a `/`: both may be patterns.
     Tracepoint {

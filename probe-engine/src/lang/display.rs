@@ -54,6 +54,10 @@ impl Display for WrittenPlace {
         match self {
             Self::Address(address) => write!(f, "{address:#x}"),
             Self::Line { of, line } => write!(f, "{of}:{line}"),
+            Self::Program { path, at, counter } => {
+                write!(f, "{path}:{at}")?;
+                counter.iter().try_for_each(|counter| write!(f, "({counter:#x})"))
+            }
             Self::Tracepoint { system: None, name } => f.write_str(name),
             Self::Tracepoint { system: Some(system), name } => write!(f, "{system}:{name}"),
             Self::Symbol { module, symbol, offset } => {

@@ -1,6 +1,7 @@
 //! What can be wrong with a definition, and where.
 
 use super::ast::Span;
+use crate::capture::program::NotOfProgram;
 use crate::linux::dwarf::Hidden;
 use crate::linux::event_fields::NoSource;
 use crate::linux::glob::GlobError;
@@ -56,6 +57,7 @@ pub enum Wanted {
     Ordinal,
     Line,
     PlaceOffset,
+    FileOffset,
     Offset,
     Address,
     Number,
@@ -81,6 +83,7 @@ impl std::fmt::Display for Wanted {
             Self::Ordinal => "the number of one of several symbols",
             Self::Line => "a line of the source",
             Self::PlaceOffset => "an offset into a function",
+            Self::FileOffset => "an offset into a file",
             Self::Offset => "an offset",
             Self::Address => "an address",
             Self::Number => "a number of 64 bits",
@@ -193,6 +196,14 @@ pub enum Mistake {
     EntryOffset,
     #[error("a function's name alone is needed here, no address and no line")]
     NeedsFunction,
+    #[error("a program is named by its whole path, which begins with `/`")]
+    RelativeProgram,
+    #[error("patterns stand for functions of the kernel, not for those of programs")]
+    ProgramPattern,
+    #[error("an `f` probe is at a function of the kernel")]
+    ProgramEntry,
+    #[error("`{field}` cannot be read in a program: {why}")]
+    OfProgram { field: String, why: NotOfProgram },
     #[error("`{0}` cannot follow a place")]
     BadSuffix(String),
     #[error("a pattern takes no module")]
@@ -227,7 +238,7 @@ pub enum Mistake {
     DressedAllArguments,
     #[error("`$arg*` is there already")]
     AllArgumentsTwice,
-    #[error("offsets into a file are for programs, not for the kernel")]
+    #[error("memory is not read by its offset in a file")]
     FileOffset,
     #[error("the text does not end")]
     OpenText,

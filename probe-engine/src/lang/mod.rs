@@ -20,6 +20,7 @@ mod injection;
 mod parse;
 mod part;
 mod place;
+mod program;
 mod types;
 
 pub use argument::{argument_name, check_names};
@@ -28,3 +29,4 @@ pub use fields::check_fields;
 pub use file::lines;
 pub use injection::parse_injection;
 pub use parse::{parse, parse_filter};
+pub(crate) use program::is_program;

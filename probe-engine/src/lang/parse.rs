@@ -1,6 +1,8 @@
 //! One definition: `p:vfs/read vfs_read file=$arg1 count=%dx:u64`.
 
-use super::ast::{Definition, DefinitionKind, EventName, FetchExpr, FilterExpr, Spanned, Statement};
+use super::ast::{
+    Definition, DefinitionKind, EventName, FetchExpr, FilterExpr, Spanned, Statement, WrittenPlace,
+};
 use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, PlaceKind};
@@ -110,7 +112,9 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
     };
     let (kind, place) = place::parse(place, said)?;
     // `p SYM%return` is a return probe as well, but one without a number.
-    if !head.is_empty() && (kind != DefinitionKind::Return || letter == Some('p')) {
+    // The kernel follows as many calls of a program as there are.
+    let is_program = matches!(place.value, WrittenPlace::Program { .. });
+    if !head.is_empty() && (kind != DefinitionKind::Return || letter == Some('p') || is_program) {
         return Err(head.wrong(Mistake::MaxActiveNotForEntry));
     }
     let max_active = max_active(head)?;

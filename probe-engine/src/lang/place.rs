@@ -3,9 +3,11 @@
 use super::ast::{DefinitionKind, Spanned, WrittenPlace};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
+use super::program;
 use crate::linux::glob::Glob;
+use crate::linux::program_place::InFile;
 use crate::linux::symbols::named::SymbolName;
-use crate::probe::spec::{LineOf, PROGRAMS, is_in_program, split_line};
+use crate::probe::spec::{LineOf, split_line};
 
 /// What the place means for what can be fetched there.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +24,7 @@ impl PlaceKind {
         let knows_parameters = match place {
             WrittenPlace::Symbol { offset, .. } => returns || *offset == 0,
             WrittenPlace::Tracepoint { .. } => true,
+            WrittenPlace::Program { at, .. } => !returns && matches!(at, InFile::Symbol { offset: 0, .. }),
             WrittenPlace::Address(_) | WrittenPlace::Line { .. } => returns,
         };
         Self { returns, knows_parameters }
@@ -41,6 +44,12 @@ pub(super) fn parse(
             return Err(suffix.wrong(Mistake::BadSuffix(suffix.text().to_owned())));
         }
     };
+    if program::is_program(place.text()) {
+        if kind == DefinitionKind::Entry {
+            return Err(place.wrong(Mistake::ProgramEntry));
+        }
+        return Ok((kind, place.says(program::parse(place)?)));
+    }
     let is_line = split_line(place.text()).is_some();
     let found = match place.text().starts_with(|c: char| c.is_ascii_digit()) && !is_line {
         true => digits(place)?,
@@ -95,9 +104,6 @@ fn digits(place: Part<'_>) -> Result<WrittenPlace, Error> {
 fn symbol(module: Option<Part<'_>>, place: Part<'_>) -> Result<WrittenPlace, Error> {
     if let (None, Some((of, number))) = (module, split_line(place.text())) {
         return line(place, of, number);
-    }
-    if is_in_program(place.text()) {
-        return Err(place.wrong(Mistake::NotYet(PROGRAMS)));
     }
     if let (None, Some((module, symbol_part))) = (module, place.split_once(':')) {
         if module.is_empty() {

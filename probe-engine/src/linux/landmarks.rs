@@ -18,6 +18,7 @@ use super::sleepers::TaskListLayout;
 use super::task::TaskLayout;
 use super::thunks::Thunks;
 use super::tracepoints::{NoTracepoints, TracepointCalls};
+use super::uprobes::{NoUprobes, UprobeCalls};
 use crate::addr::{Gpa, Gva};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,8 @@ pub struct Landmarks {
     pub errands: Result<ErrandLayout, NoErrands>,
     /// How it has others called at its tracepoints, or why it does not.
     pub tracepoints: Result<TracepointCalls, NoTracepoints>,
+    /// How it has others called in programs, or why it does not.
+    pub uprobes: Result<UprobeCalls, NoUprobes>,
 }
 
 /// Places in the kernel for internal traps: functions at their entry, with their arguments in registers.
@@ -218,6 +221,7 @@ impl Landmarks {
             nofault: Nofault::of(kernel),
             errands: ErrandLayout::of(kernel),
             tracepoints: TracepointCalls::of(kernel),
+            uprobes: UprobeCalls::of(kernel),
         }
     }
 

@@ -5,6 +5,7 @@
 use crate::addr::Gva;
 use crate::capture::Capture;
 use crate::capture::hist::Histogram;
+use crate::linux::program_place::ProgramPlace;
 use crate::linux::scope::Scope;
 use crate::probe::inject::Inject;
 use crate::probe::pace::Pace;
@@ -29,6 +30,8 @@ pub struct ProbePlan {
     pub inject: Option<Inject>,
     /// The tracepoint that has to be switched on for it, if it is at one.
     pub tracepoint: Option<SwitchedTracepoint>,
+    /// The place in a program for which the guest's own kernel has it called, if it is in one.
+    pub program: Option<ProgramPlace>,
 }
 
 /// A tracepoint of the guest's, which calls nobody as long as it is switched off.

@@ -55,18 +55,14 @@ pub enum Location {
 }
 
 /// The words of kinds of probes that there are not, and what these would probe.
-const NOT_YET: [(&str, &str); 7] = [
+const NOT_YET: [(&str, &str); 4] = [
     ("e", EVENTS),
     ("s", EVENTS),
-    ("u", PROGRAMS),
-    ("uprobe", PROGRAMS),
-    ("uretprobe", PROGRAMS),
-    ("usdt", PROGRAMS),
+    ("usdt", "programs' own tracepoints (USDT)"),
     ("profile", "moments in time"),
 ];
 const TRACEPOINT_HERE: &str = "t SYSTEM:NAME";
 const EVENTS: &str = "events made of events";
-pub(crate) const PROGRAMS: &str = "programs in the guest";
 /// What can be probed instead.
 pub(crate) const NOT_YET_ADVICE: &str = "write a function of the kernel with `p` (calls) or `r` (returns), a tracepoint with `t`, or syscall:NAME";
 
@@ -79,6 +75,8 @@ pub(crate) fn not_yet(word: &str) -> Option<&'static str> {
 pub(crate) fn kind_here(word: &str) -> Option<&'static str> {
     match word {
         "kprobe" | "fentry" | "kfunc" => Some("p FUNCTION"),
+        "u" | "uprobe" => Some("p PATH:SYMBOL"),
+        "uretprobe" => Some("r PATH:SYMBOL"),
         "kretprobe" | "fexit" | "kretfunc" => Some("r FUNCTION"),
         "tracepoint" | "rawtracepoint" | "tp" => Some(TRACEPOINT_HERE),
         _ => None,
@@ -232,11 +230,11 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
     if module.is_empty() {
         return Err(SpecError::NoModule(written.to_owned()));
     }
-    if is_in_program(written) {
-        return Err(SpecError::NotYet(PROGRAMS));
-    }
     if let Some(what) = not_yet(module) {
         return Err(SpecError::NotYet(what));
+    }
+    if is_in_program(written) {
+        return Err(SpecError::InProgram(written.to_owned()));
     }
     // `t:NAME` gives a definition its name. Alone it may as well mean a tracepoint.
     if let Some(here) = kind_here(module).or_else(|| (module == "t").then_some(TRACEPOINT_HERE)) {

@@ -88,6 +88,8 @@ pub enum Internal {
     ModuleGone,
     /// The kernel's first task is about to start drivers, and may sleep.
     Drivers,
+    /// A program is about to run in a task that may sleep.
+    Exec,
     /// A module comes or goes, and its tracepoints with it.
     ModuleTracepoints,
     /// The guest's ftrace is about to look at its sites, and to change them.

@@ -5,7 +5,7 @@ mod injection;
 use super::error::chain;
 use super::target::Target;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
-use super::{system_call, tracepoints};
+use super::{programs, system_call, tracepoints};
 use crate::capture::typed::{Expand, Signature, is_changed};
 use crate::capture::{Capture, Field};
 use crate::lang;
@@ -98,7 +98,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     /// [`DefinitionError`]: nothing has been added then.
     pub fn read(&mut self, text: &str) -> Result<(), DefinitionError> {
         let written = text.trim();
-        if is_plain(written) {
+        if is_plain(written) && !lang::is_program(written) {
             return self.plain(written);
         }
         match lang::parse(text)? {
@@ -172,12 +172,18 @@ impl<'a, 'd> Definitions<'a, 'd> {
             {
                 tracepoints::count_own(&mut capture, tag);
             }
+            if let Some(program) = &target.program {
+                capture = programs::capture(capture, program, &definition.place.span)?;
+            }
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
+            // The kernel follows the calls of programs itself.
+            let trigger = trigger(returns && target.program.is_none(), max_active);
             let filter = filtered.filter.iter().map(|filter| format!("if {filter}"));
             let written = filter.chain(definition.hist.iter().map(ToString::to_string)).collect();
-            let mut probe = ProbeRequest::plain(target.place, trigger(returns, max_active));
+            let mut probe = ProbeRequest::plain(target.place, trigger);
             probe.pattern = is_pattern.then(|| place.clone());
             (probe.plan.capture, probe.plan.tracepoint) = (capture, target.tracepoint);
+            probe.plan.program = target.program;
             if let Some(histogram) = histogram {
                 probe.plan.action = Action::Histogram(histogram);
             }
@@ -262,6 +268,11 @@ impl<'a, 'd> Definitions<'a, 'd> {
             return Ok(Targets { all: found.targets, written, is_pattern: found.is_pattern });
         }
         let returns = definition.kind == ast::DefinitionKind::Return;
+        if let Some(program) = programs::place(&definition.place.value, returns) {
+            let written = program.to_string();
+            let all = vec![programs::target(program, self.kernel)?];
+            return Ok(Targets { all, written, is_pattern: false });
+        }
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
         let places = self.places(&spec)?;
         let is_pattern = matches!(spec.location(), Location::Glob(_));
@@ -292,7 +303,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
     }
 
     fn target(&self, place: Place) -> Target {
-        Target { function: self.function(&place), place, tracepoint: None, event: None }
+        Target { function: self.function(&place), place, tracepoint: None, program: None, event: None }
     }
 
     /// The function at whose entry or returns `place` is, with what a call of it has where its types do not say that.
@@ -335,7 +346,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
 /// [`DefinitionError`] when the text is not understood, or takes an earlier definition back.
 pub fn trigger_of(text: &str) -> Result<Trigger, DefinitionError> {
     let written = text.trim();
-    if is_plain(written) {
+    if is_plain(written) && !lang::is_program(written) {
         let spec = written.parse::<ProbeSpec>();
         let spec = spec.map_err(|error| DefinitionError::Plain(Box::new(error.into())))?;
         return Ok(trigger(spec.returns(), None));
@@ -343,7 +354,9 @@ pub fn trigger_of(text: &str) -> Result<Trigger, DefinitionError> {
     match lang::parse(text)? {
         Statement::Define(definition) => {
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
-            Ok(trigger(definition.kind == ast::DefinitionKind::Return, max_active))
+            let is_program = matches!(definition.place.value, ast::WrittenPlace::Program { .. });
+            let returns = definition.kind == ast::DefinitionKind::Return && !is_program;
+            Ok(trigger(returns, max_active))
         }
         Statement::Remove(_) => Err(DefinitionError::Undefined(written.to_owned())),
     }
@@ -397,7 +410,9 @@ fn spec(place: &ast::WrittenPlace, returns: bool) -> String {
             format!("{module}{symbol}{offset}")
         }
         ast::WrittenPlace::Address(at) => format!("{at:#x}"),
-        place @ (ast::WrittenPlace::Line { .. } | ast::WrittenPlace::Tracepoint { .. }) => place.to_string(),
+        place @ (ast::WrittenPlace::Line { .. }
+        | ast::WrittenPlace::Tracepoint { .. }
+        | ast::WrittenPlace::Program { .. }) => place.to_string(),
     };
     format!("{place}{}", if returns { "%return" } else { "" })
 }

@@ -6,6 +6,7 @@ use crate::linux::debug_info::DebugInfoError;
 use crate::linux::injectable::NotInjectable;
 use crate::linux::nearest::suggestion;
 use crate::linux::tracepoints::NoTracepoints;
+use crate::linux::uprobes::NoUprobes;
 use crate::probe::resolve::ResolveError;
 use crate::probe::spec::SpecError;
 use std::error::Error;
@@ -34,6 +35,9 @@ pub enum PlaceError {
     /// It is a tracepoint, and none of this kernel can be probed.
     #[error(transparent)]
     NoTracepoints(#[from] NoTracepoints),
+    /// It is in a program, and this kernel has no probes there.
+    #[error(transparent)]
+    NoUprobes(#[from] NoUprobes),
     /// No such tracepoint.
     #[error("the kernel has no tracepoint `{written}`{}", suggestion(.nearest))]
     UnknownTracepoint {

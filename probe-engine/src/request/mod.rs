@@ -5,6 +5,7 @@
 mod definitions;
 mod error;
 mod jump_constraints;
+mod programs;
 mod system_call;
 mod target;
 mod traced;
@@ -129,6 +130,7 @@ impl ProbeRequest {
     /// As the user writes it.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}{}", self.place_name(), if self.returns() { "%return" } else { "" })
+        let is_return = self.returns() || self.plan.program.as_ref().is_some_and(|program| program.returns);
+        format!("{}{}", self.place_name(), if is_return { "%return" } else { "" })
     }
 }

@@ -1,6 +1,7 @@
 //! What a definition's place is in a kernel.
 
 use crate::capture::typed::Signature;
+use crate::linux::program_place::ProgramPlace;
 use crate::probe::place::Place;
 use crate::probe::plan::SwitchedTracepoint;
 
@@ -11,6 +12,8 @@ pub(super) struct Target {
     pub(super) function: Option<(String, Option<Signature>)>,
     /// What has to be switched on for it.
     pub(super) tracepoint: Option<SwitchedTracepoint>,
+    /// The place in a program, if it is there.
+    pub(super) program: Option<ProgramPlace>,
     /// The class of the tracepoint's own event, if it has one.
     pub(super) event: Option<String>,
 }

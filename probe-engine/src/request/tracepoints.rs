@@ -103,6 +103,7 @@ fn target(tracepoint: &Tracepoint, kernel: &Kernel, btf: Option<&Btf<'_>>) -> Re
             name: tracepoint.name.clone(),
             at: Some(tracepoint.at),
         }),
+        program: None,
         event: tracepoint.class.clone(),
     })
 }
@@ -118,6 +119,7 @@ fn in_module(module: &str, name: &str, all: &Tracepoints) -> Target {
             name: name.to_owned(),
             at: None,
         }),
+        program: None,
         event: None,
     }
 }

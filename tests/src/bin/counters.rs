@@ -118,6 +118,7 @@ fn count(has_slots: bool, threads: u32) -> Duration {
         slide: 0,
         trampolines: code,
         copies: None,
+        fault_in: None,
         branches: Branches::default(),
     };
     let work = Work::of(PROBE, &ProbePlan::default()).unwrap();

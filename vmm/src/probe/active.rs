@@ -8,6 +8,8 @@ use crate::gate::Gate;
 use crate::imposed::ImposedOrder;
 use crate::injector::Injector;
 use crate::memory::GuestRam;
+use probe_engine::addr::Gva;
+use probe_engine::detour::layout;
 use probe_engine::detour::unsuited::Unsuited;
 use probe_engine::detour::work::Work;
 use probe_engine::linux::scope::Scope;
@@ -17,6 +19,7 @@ use probe_engine::probe::pace::{Delay, HoldMode};
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::regs::Regs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,6 +42,8 @@ pub struct Active {
     outside: AtomicU64,
     pacing: Option<Pacing>,
     injector: Option<Arc<Injector>>,
+    /// The number of its consumer, if the guest's kernel calls it for a place in a program.
+    consumer: Option<u32>,
 }
 
 /// What its hits do to the order in which vCPUs go on.
@@ -131,6 +136,7 @@ impl Active {
             outside: AtomicU64::new(0),
             pacing: None,
             injector: None,
+            consumer: None,
         }
     }
 
@@ -142,6 +148,21 @@ impl Active {
     /// The same, of whose calls this says which fail.
     pub(crate) fn injecting(self, injector: Option<Arc<Injector>>) -> Self {
         Self { injector, ..self }
+    }
+
+    /// The same, which the guest's kernel calls for this consumer.
+    pub(crate) fn called_for(self, consumer: Option<u32>) -> Self {
+        Self { consumer, ..self }
+    }
+
+    /// The number of its consumer, if the guest's kernel calls it for a place in a program.
+    pub(crate) fn consumer(&self) -> Option<u32> {
+        self.consumer
+    }
+
+    /// Whether a pass with these registers is for it: consumers lie in the data window at `window`.
+    pub(crate) fn is_called(&self, regs: &Regs, window: Gva) -> bool {
+        self.consumer.is_none_or(|number| regs.rdi == window.add(layout::consumer(number)).0)
     }
 
     /// What the caller gets of the call that `task` makes now, where that is to fail.
@@ -252,7 +273,7 @@ impl Active {
         match &self.kind {
             Kind::Instruction(InstructionHandlers { pre: None, post: None, fault: None })
             | Kind::Return(ReturnHandlers { entry: None, handler: None, .. }, _)
-            | Kind::Watch(_) => Ok(Work::of(self.id.0, &self.plan)?),
+            | Kind::Watch(_) => Ok(Work::of(self.id.0, &self.plan)?.of_consumer(self.consumer)),
             Kind::Instruction(_) | Kind::Return(..) => Err(NoDetour::Handler),
         }
     }

@@ -94,6 +94,11 @@ impl Arming {
         self.running.as_ref()
     }
 
+    /// Where the data window begins (GVA), once the guest has it.
+    pub(super) fn data_window(&self) -> Option<Gva> {
+        self.reserved.as_ref().ok().map(|reserved| reserved.data().start)
+    }
+
     /// Makes the traps in the text those that are wanted, and tells each probe's state.
     pub(super) fn reconcile(&mut self, registry: &mut Registry, stop: &Stop<'_>, tables: &mut VcpuTables) {
         let Some(running) = self.running else { return };
@@ -159,6 +164,7 @@ impl Arming {
         registry.release_trampolines();
         let Ok(reserved) = &self.reserved else { return };
         tables.trampolines = reserved.trampoline(0);
+        tables.window = reserved.data().start;
         tables.detoured = self.sites.detours.calls(reserved);
         tables.sites.set_trampolines(reserved.trampoline(0)..reserved.trampoline(TRAMPOLINES));
         tables.sites.disown_all();

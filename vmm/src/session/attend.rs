@@ -45,6 +45,7 @@ impl Control<'_> {
         self.sweep.begin();
         let mut tables = VcpuTables::clone(&world.tables());
         self.tracepoints_switched();
+        let placed = self.programs_placed();
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
@@ -81,7 +82,7 @@ impl Control<'_> {
         for message in messages {
             match message {
                 Message::Command(command, answer) => {
-                    let is_switching = self.is_about_tracepoints(&command);
+                    let is_switching = self.is_about_switching(&command);
                     let is_register = matches!(command, Command::Register(_));
                     let result = self.carry_out(command, &parked, &mut tables);
                     answers.push(Answering { answer, result, is_switching, is_register });
@@ -93,6 +94,8 @@ impl Control<'_> {
         }
         self.reconcile(&parked, &mut tables);
         self.switch_tracepoints(None, &parked, &mut tables);
+        self.place_programs(None, &parked, &mut tables);
+        self.free_consumers();
         let answers = self.answerable(answers, &parked, &mut tables);
         self.send_for_worker(&parked, &mut tables);
         world.set_tables(&parked, tables);
@@ -100,10 +103,12 @@ impl Control<'_> {
             parked.end();
         }
         drop(parked);
+        drop(placed);
         self.sweep.end(Instant::now(), begun.elapsed());
         if !self.announced {
             self.stopped += begun.elapsed();
-            if self.arming.is_ready() && !self.has_tracepoints_to_switch() {
+            let is_switching = self.has_tracepoints_to_switch() || self.has_programs_to_place();
+            if self.arming.is_ready() && !is_switching {
                 self.announced = true;
                 let probes = self.list();
                 self.sink.armed(&probes, self.stopped);
@@ -278,6 +283,7 @@ impl Control<'_> {
                 self.change_modules(parked, tables, |modules| modules.ready(argument));
                 self.switch_tracepoints(Some(request.vcpu), parked, tables);
             }
+            Internal::Exec => self.place_programs(Some(request.vcpu), parked, tables),
             Internal::Drivers => self.switch_tracepoints(Some(request.vcpu), parked, tables),
             // tracepoint_module_notify(block, state, module)
             Internal::ModuleTracepoints if request.regs.rsi == ModuleState::Going as u64 => {

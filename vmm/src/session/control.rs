@@ -8,6 +8,7 @@ use super::keys::{Keys, Typed};
 use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
+use super::programs::Programs;
 use super::registry::Registry;
 use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
 use super::sending::Sending;
@@ -138,6 +139,8 @@ pub(super) struct Control<'a> {
     pub(super) sending: Sending,
     /// Which tracepoints are switched on.
     pub(super) tracepoints: Tracepoints,
+    /// Which places in programs are registered.
+    pub(super) programs: Programs,
     pub(super) wake: Arc<EventFd>,
     pub(super) messages: Receiver<Message>,
     /// What handlers want.
@@ -281,6 +284,7 @@ impl Control<'_> {
             || self.sweep.is_due(now)
             || self.sending.is_due(now)
             || self.tracepoints.has_results()
+            || self.programs.has_results()
     }
 
     /// Ends a guest whose time is over, and one that will do nothing any more.

@@ -31,6 +31,8 @@ pub(super) struct Detours {
     rings: Rings,
     guest: Option<Guest>,
     nofault: Option<Nofault>,
+    /// `fault_in_readable`, where it was linked.
+    fault_in: Option<Gva>,
     /// Whether a probe stands where detours read memory.
     is_watched: bool,
     known: HashMap<u32, DetouredProbe>,
@@ -54,6 +56,7 @@ impl Detours {
             rings: Rings::of(cpus),
             guest: None,
             nofault: kernel.nofault.clone(),
+            fault_in: kernel.uprobes.as_ref().ok().and_then(|calls| calls.fault_in),
             is_watched: false,
             known: HashMap::new(),
             instances: Instances::new(DATA, cpus),
@@ -77,7 +80,9 @@ impl Detours {
         });
         let copies = self.nofault.as_ref().map(|nofault| nofault.copies.slid(slide));
         let branches = Branches::default();
-        self.guest = Some(Guest { window, rings: self.rings, cpu, slide, trampolines, copies, branches });
+        let fault_in = self.fault_in.map(|link| link.add(slide));
+        let rings = self.rings;
+        self.guest = Some(Guest { window, rings, cpu, slide, trampolines, copies, fault_in, branches });
     }
 
     /// Has our code branch as the guest does.

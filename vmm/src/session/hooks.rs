@@ -18,6 +18,10 @@ pub(super) struct GuestHooks {
     has_drivers: bool,
     /// Whether tracepoints are switched on, or may be in a moment.
     has_tracepoints: bool,
+    /// `begin_new_exec`
+    exec: Option<Gva>,
+    /// Whether it is of interest that a program is about to run.
+    awaits_programs: bool,
     panicked: bool,
     /// Whether modules are followed that have no probes, too.
     all_modules: bool,
@@ -37,6 +41,8 @@ impl GuestHooks {
             init_freed: false,
             has_drivers: false,
             has_tracepoints: false,
+            exec: kernel.uprobes.as_ref().ok().map(|calls| calls.exec),
+            awaits_programs: false,
             panicked: false,
             all_modules,
             before_splats,
@@ -61,6 +67,7 @@ impl GuestHooks {
             (Internal::ModuleInitDone, addresses.init_free, modules),
             (Internal::ModuleGone, addresses.module_free, modules),
             (Internal::Drivers, drivers, !self.may_switch()),
+            (Internal::Exec, self.exec, late && self.awaits_programs),
             (
                 Internal::ModuleTracepoints,
                 tracepoints.and_then(|calls| calls.module_notify),
@@ -100,6 +107,16 @@ impl GuestHooks {
     /// Whether tracepoints are switched on, or may be in a moment: modules are followed that have some.
     pub(super) fn follow_tracepoints(&mut self, has_tracepoints: bool) {
         self.has_tracepoints = has_tracepoints;
+    }
+
+    /// Whether it is of interest that a program is about to run.
+    pub(super) fn follow_programs(&mut self, awaits_programs: bool) {
+        self.awaits_programs = awaits_programs;
+    }
+
+    /// Whether the kernel has come so far that there are files.
+    pub(super) fn has_files(&self) -> bool {
+        self.init_freed
     }
 
     /// Whether the kernel has come so far that tracepoints can be switched.

@@ -41,7 +41,9 @@ mod modules;
 mod occupancy;
 mod patches;
 mod patience;
+mod placing;
 mod postponed;
+mod programs;
 mod reasons;
 mod registry;
 mod relocation;
@@ -102,6 +104,7 @@ use probe_engine::linux::splat::Splat;
 use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
+use programs::Programs;
 use registry::Registry;
 use resolver::Resolver;
 use sending::Sending;
@@ -421,6 +424,7 @@ impl Session<'_> {
             holds: Default::default(),
             sending: Sending::new(errands, machine.messages()),
             tracepoints: Tracepoints::default(),
+            programs: Programs::default(),
             wake,
             messages,
             requests,

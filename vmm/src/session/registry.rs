@@ -1,5 +1,6 @@
 //! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
 
+mod consumers;
 mod entry;
 mod rows;
 
@@ -12,6 +13,7 @@ use crate::imposed::ImposedOrder;
 use crate::injector::{InjectionReport, Injector, Injectors};
 use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
+use consumers::ConsumerNumbers;
 use probe_engine::addr::Gva;
 use probe_engine::probe::inject::{Inject, InjectionId};
 use probe_engine::probe::pace::{Delay, Pace};
@@ -47,6 +49,7 @@ pub(super) struct Registry {
     injectors: Injectors,
     /// Return probes that were unregistered while they followed calls.
     leaving: Vec<Arc<Active>>,
+    consumers: ConsumerNumbers,
 }
 
 impl Registry {
@@ -64,6 +67,7 @@ impl Registry {
             order: None,
             injectors: Injectors::default(),
             leaving: Vec::new(),
+            consumers: ConsumerNumbers::default(),
         }
     }
 
@@ -163,7 +167,12 @@ impl Registry {
         let pacing = plan.pace.and_then(|pace| self.pacing(pace));
         let inject = plan.inject;
         let injector = inject.map(|inject| self.injector(inject.injection()));
-        let active = Arc::new(Active::new(id, plan, kind).paced(pacing).injecting(injector.clone()));
+        let consumer = match plan.program {
+            Some(_) => Some(self.consumers.take().ok_or(RegisterError::TooManyInPrograms)?),
+            None => None,
+        };
+        let active = Active::new(id, plan, kind).paced(pacing).injecting(injector.clone());
+        let active = Arc::new(active.called_for(consumer));
         match (inject, injector) {
             (Some(Inject::Fail { turns, .. }), Some(injector)) => injector.set_turns(turns),
             (Some(Inject::Under { .. }), Some(injector)) => {
@@ -191,6 +200,7 @@ impl Registry {
                 moved_for_ftrace: false,
                 tracepoint: None,
                 is_switched_on: false,
+                was_missing: false,
                 yields: 0,
             },
         );
@@ -221,6 +231,7 @@ impl Registry {
     pub(super) fn unregister(&mut self, ids: &[ProbeId]) {
         for entry in ids.iter().filter_map(|id| self.entries.remove(id)) {
             entry.active.retire();
+            self.consumers.left.extend(entry.active.consumer());
             if entry.active.pool().is_some() {
                 self.leaving.push(entry.active);
             }
@@ -258,6 +269,18 @@ impl Registry {
     /// Whether there is nothing that stands in the text.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == self.watched().count()
+    }
+
+    /// Numbers of consumers are for others of whom nobody is left, unless the guest still uses them.
+    pub(super) fn free_consumers(&mut self, is_used: impl Fn(u32) -> bool) {
+        let (used, free) = std::mem::take(&mut self.consumers.left).into_iter().partition(|n| is_used(*n));
+        self.consumers.left = used;
+        self.consumers.free.extend::<Vec<u32>>(free);
+    }
+
+    /// Whether any probe is in a program.
+    pub(super) fn has_programs(&self) -> bool {
+        self.entries.values().any(|entry| entry.active.plan.program.is_some())
     }
 
     /// Whether any probe is at a tracepoint.

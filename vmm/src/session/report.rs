@@ -107,6 +107,8 @@ pub enum ProbeState {
     Waiting,
     /// The guest has not loaded this module.
     Pending(String),
+    /// The guest has no such file of a program.
+    NoFile(String),
     /// A trap byte stands for it at this guest-virtual address, or a debug register watches it.
     Armed(Gva),
     /// A jump to a detour stands for it at this guest-virtual address: its hits cost no exit.

@@ -105,7 +105,7 @@ impl Resolver {
             return Err(RegisterError::Pattern(text.to_owned()));
         };
         (plan.trigger, plan.capture) = (found.plan.trigger, found.plan.capture);
-        plan.tracepoint = found.plan.tracepoint;
+        (plan.tracepoint, plan.program) = (found.plan.tracepoint, found.plan.program);
         if let Action::Histogram(histogram) = found.plan.action {
             plan.action = Action::Histogram(histogram);
         }

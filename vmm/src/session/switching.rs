@@ -13,6 +13,7 @@ use crate::probe::Command;
 use crate::vcpu::VcpuTables;
 use crate::world::Parked;
 use probe_engine::addr::Gva;
+use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::ProbeId;
 use rustix::io::Errno;
 
@@ -81,16 +82,16 @@ impl Control<'_> {
         }
     }
 
-    /// Whether tracepoints are switched for this command.
-    pub(super) fn is_about_tracepoints(&self, command: &Command) -> bool {
+    /// Whether the guest's own kernel does something for this command.
+    pub(super) fn is_about_switching(&self, command: &Command) -> bool {
         let is_at_one =
-            |id: &ProbeId| self.registry.get(*id).is_some_and(|entry| entry.active.plan.tracepoint.is_some());
+            |id: &ProbeId| self.registry.get(*id).is_some_and(|entry| needs_guest(&entry.active.plan));
         match command {
-            Command::Register(probes) => probes.iter().any(|probe| probe.plan.tracepoint.is_some()),
+            Command::Register(probes) => probes.iter().any(|probe| needs_guest(&probe.plan)),
             Command::Unregister(ids) | Command::Enable(ids) | Command::Disable(ids) => {
                 ids.iter().any(is_at_one)
             }
-            Command::Arm(_) => self.registry.has_tracepoints(),
+            Command::Arm(_) => self.registry.has_tracepoints() || self.registry.has_programs(),
             Command::Optimize(_) | Command::Stop | Command::GiveUp => false,
         }
     }
@@ -134,8 +135,13 @@ impl Control<'_> {
     /// Whoever is at a tracepoint that is switched on, also for others, is called.
     pub(super) fn note_switched_on(&mut self) {
         self.arming.hooks.follow_tracepoints(self.tracepoints.has_switched());
+        self.arming.hooks.follow_programs(self.programs.awaits(&self.registry));
+        for entry in self.registry.iter_mut().filter(|entry| entry.active.plan.program.is_some()) {
+            entry.is_switched_on = self.programs.is_on(entry.active.id);
+            entry.was_missing = self.programs.is_missing(entry.active.id);
+        }
         let Some(switching) = self.switching() else { return };
-        for entry in self.registry.iter_mut() {
+        for entry in self.registry.iter_mut().filter(|entry| entry.active.plan.tracepoint.is_some()) {
             let own = switched_on(entry, &switching);
             entry.is_switched_on = own.is_some_and(|own| self.tracepoints.on.contains_key(&own.tracepoint));
         }
@@ -174,7 +180,7 @@ impl Control<'_> {
             answers.into_iter().partition(|answering| answering.is_switching && answering.result.is_ok());
         self.tracepoints.answering.extend(waiting);
         let is_closed = self.sending.errands.closed().is_some();
-        if self.has_tracepoints_to_switch() && !is_closed {
+        if (self.has_tracepoints_to_switch() || self.has_programs_to_place()) && !is_closed {
             return now;
         }
         for mut answering in std::mem::take(&mut self.tracepoints.answering) {
@@ -188,10 +194,16 @@ impl Control<'_> {
                 self.registry.unregister(&ids);
                 self.reconcile(parked, tables);
                 self.switch_tracepoints(None, parked, tables);
+                self.place_programs(None, parked, tables);
                 answering.result = Err(error.into());
             }
             now.push(answering);
         }
         now
     }
+}
+
+/// Whether the guest's own kernel has to do something before such a probe has hits.
+fn needs_guest(plan: &ProbePlan) -> bool {
+    plan.tracepoint.is_some() || plan.program.is_some()
 }

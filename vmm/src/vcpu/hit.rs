@@ -87,8 +87,11 @@ impl Vcpu {
         let is_told = site.probes.iter().any(|attached| attached.probe.plan.tells_task());
         let task = if is_told { context.task() } else { None };
         let passed = passed.filter(|passed| passed.is_next(&regs));
-        let is_new =
-            |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
+        let entered = breakpoint.regs;
+        let is_new = |attached: &&Attached<Arc<Active>>| {
+            !passed.is_some_and(|passed| passed.counted(attached))
+                && attached.probe.is_called(&entered, tables.window)
+        };
         for attached in site.probes.iter().filter(is_new) {
             let probe = &*attached.probe;
             let Some((order, within)) = probe.turns().filter(|_| context.is_inside(probe.plan.scope)) else {

@@ -37,6 +37,8 @@ pub struct VcpuTables {
     pub returns: Vec<Arc<Active>>,
     /// The first return trampoline, with which all code begins that the guest does not know.
     pub trampolines: Gva,
+    /// Where the data window begins.
+    pub window: Gva,
     /// The calls that detours follow, once they may.
     pub detoured: Option<Detoured>,
     /// What is known of the guest's kernel.

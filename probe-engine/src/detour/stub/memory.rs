@@ -6,7 +6,8 @@
 //!         the CPU reads
 //!         sub rsp, area           see [`reads`](crate::detour::reads)
 //!         push 2; popfq           DF and AC are clear, interrupts stay off
-//!         call ...                for each entry, until one cannot be read
+//!         call ...                for each entry, until one cannot be read. For a program's memory in a task that may sleep,
+//!                                 before that: the CPU has read; sti; call fault_in; cli; the CPU reads
 //!         lock inc [hits]         if the condition holds; then the record, with the area
 //!         add rsp, area
 //!         the CPU has read
@@ -17,6 +18,7 @@
 //! that is where the checks of hardened user copies let a destination be (mm/usercopy.c).
 
 use super::{Assembler, Done, NoStub, displacement, imm, own};
+use crate::addr::Gva;
 use crate::detour::groups::Groups;
 use crate::detour::layout::{POOL, POOLS, READING, UNREAD};
 use crate::detour::reads::{ADDRESS, DATA, Given, Kept, LENGTH, ReadEntry, Reads};
@@ -24,8 +26,8 @@ use crate::detour::work::Work;
 use crate::linux::nofault::{Copies, STACK};
 use iced_x86::Code;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edx, qword_ptr, r8, r9, r10, r11, rax, rbx, rcx, rdi, rdx,
-    rsi, rsp,
+    AsmRegister64, CodeLabel, dword_ptr, eax, ecx, edx, esi, qword_ptr, r8, r9, r10, r11, rax, rbx, rcx, rdi,
+    rdx, rsi, rsp,
 };
 
 /// What is saved where memory is read: all that a function may use, behind what [calls](super::calls) need.
@@ -39,6 +41,7 @@ impl Assembler<'_> {
     pub(super) fn reading(&mut self, work: &Work) -> Done {
         let copies =
             self.guest.copies.ok_or_else(|| NoStub("nothing copies memory in this kernel".into()))?;
+        let fault_in = self.guest.fault_in.filter(|_| work.consumer.is_some());
         let length = work.reads.length + work.groups.as_ref().map_or(0, Groups::area);
         let (mut missed, mut end) = (self.asm.create_label(), self.asm.create_label());
         self.own_line(missed)?;
@@ -70,6 +73,9 @@ impl Assembler<'_> {
                 }
                 if let Some(at) = work.reads.per_cpu.filter(|_| entry.per_cpu) {
                     self.asm.add(rax, qword_ptr(rsp + at))?;
+                }
+                if let Some(fault_in) = fault_in.filter(|_| entry.user && entry.kept != Kept::Address) {
+                    self.fault_in(fault_in, entry, next)?;
                 }
                 self.read(&copies, entry, next)?;
             }
@@ -138,6 +144,29 @@ impl Assembler<'_> {
         self.asm.jae(short)?;
         self.asm.set_label(&mut enough)?;
         Ok(self.asm.zero_bytes()?)
+    }
+
+    /// Brings the memory in to which rax leads, or goes to `fails`. The task may sleep meanwhile, and go on on another CPU.
+    fn fault_in(&mut self, function: Gva, entry: &ReadEntry, fails: CodeLabel) -> Done {
+        let bytes = match entry.kept {
+            Kept::Bytes(bytes) => bytes,
+            Kept::String(most) => most + 1,
+            Kept::Address => 0,
+        };
+        let kept = qword_ptr(rsp + (entry.at + DATA));
+        self.asm.mov(kept, rax)?;
+        self.asm.lea(rdi, qword_ptr(rax + entry.offset as i32))?;
+        self.asm.mov(esi, u32::from(bytes))?;
+        self.own_line(fails)?;
+        let reading = dword_ptr(rcx + self.at(POOLS + READING)?);
+        self.asm.mov(reading, 0)?;
+        self.asm.sti()?;
+        self.asm.call(function.0)?;
+        self.asm.cli()?;
+        self.own_line(fails)?;
+        self.asm.mov(reading, 1)?;
+        self.asm.mov(rax, kept)?;
+        Ok(())
     }
 
     /// Fills an entry from where rax leads, or goes to `fails`.

@@ -35,6 +35,7 @@ pub(super) const COPIES: Copies = Copies {
 
 pub(super) fn guest() -> Guest {
     Guest {
+        fault_in: None,
         window: Gva(0xffff_ffff_9100_0000),
         rings: Rings::of(2),
         cpu: Some(Cpu {
@@ -82,7 +83,7 @@ const COMM: ComparedString = ComparedString { entry: None, most: task::COMM as u
 
 fn counts(condition: Option<HitCondition>) -> Work {
     let (scope, reads) = (Scope::Boot, Reads::default());
-    Work { probe: 3, scope, condition, record: None, reads, groups: None, calls: None }
+    Work { probe: 3, scope, condition, record: None, reads, groups: None, consumer: None, calls: None }
 }
 
 fn records() -> Work {

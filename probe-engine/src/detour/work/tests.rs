@@ -243,6 +243,7 @@ fn arguments_are_in_every_record_and_other_registers_once() {
     assert_eq!(
         work,
         Work {
+            consumer: None,
             probe: 9,
             scope: Scope::Boot,
             condition: None,

@@ -58,6 +58,9 @@ pub enum SpecError {
     /// `uprobe:/bin/sh:main`, `/bin/sh:main`.
     #[error("{0} cannot be probed yet: {NOT_YET_ADVICE}")]
     NotYet(&'static str),
+    /// It is in a program.
+    #[error("`{0}` is in a program, which only a definition can name: write `p PATH:SYMBOL`")]
+    InProgram(String),
     /// `p:opens`, a definition without its place.
     #[error("`{0}` gives a probe its name, and has no place: write `{0} FUNCTION`")]
     NoPlace(String),

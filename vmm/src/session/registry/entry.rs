@@ -30,8 +30,10 @@ pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) moved_for_ftrace: bool,
     /// The tracepoint of a module that has to be switched on for it (GVA), while that is loaded.
     pub(in crate::session) tracepoint: Option<Gva>,
-    /// Whether its tracepoint is switched on, if it is at one.
+    /// Whether the guest's kernel calls what it is at: its tracepoint is switched on, or its place in a program is registered.
     pub(in crate::session) is_switched_on: bool,
+    /// Whether the file of its program was not there when it was looked for last.
+    pub(in crate::session) was_missing: bool,
     /// How often the guest wanted its text when there was no room behind it: hits are missed then.
     pub(in crate::session) yields: u64,
 }
@@ -42,9 +44,10 @@ impl RegisteredProbe {
         self.active.is_broken() || self.active.is_spent()
     }
 
-    /// Whether it would have hits if it stood: it is at no tracepoint, or at one that is switched on.
+    /// Whether it would have hits if it stood: the guest's kernel calls what it is at, or need not do that.
     pub(in crate::session) fn is_called(&self) -> bool {
-        self.active.plan.tracepoint.is_none() || self.is_switched_on
+        let plan = &self.active.plan;
+        (plan.tracepoint.is_none() && plan.program.is_none()) || self.is_switched_on
     }
 
     /// Its place, as users write it.
@@ -67,9 +70,10 @@ impl RegisteredProbe {
         let missed = |miss| self.active.missed(miss);
         let state = match &self.state {
             ProbeState::Armed(at) if self.active.is_spent() => ProbeState::Spent(*at),
-            ProbeState::Waiting => match &self.place {
-                Place::Module { module, .. } => ProbeState::Pending(module.clone()),
-                Place::Kernel { .. } | Place::Watch(_) => ProbeState::Waiting,
+            ProbeState::Waiting => match (&self.place, &self.active.plan.program) {
+                (Place::Module { module, .. }, _) => ProbeState::Pending(module.clone()),
+                (_, Some(program)) if self.was_missing => ProbeState::NoFile(program.path.clone()),
+                (Place::Kernel { .. } | Place::Watch(_), _) => ProbeState::Waiting,
             },
             state => state.clone(),
         };
@@ -82,6 +86,7 @@ impl RegisteredProbe {
             | ProbeState::Spent(at) => at,
             ProbeState::Waiting
             | ProbeState::Pending(_)
+            | ProbeState::NoFile(_)
             | ProbeState::Disabled
             | ProbeState::Refused(_)
             | ProbeState::Broken(_) => match (&self.place, &self.info, self.stood) {
@@ -95,7 +100,10 @@ impl RegisteredProbe {
             id,
             name: self.name(),
             kind: match self.active.kind {
-                Kind::Instruction(_) => ProbeKind::Instruction,
+                Kind::Instruction(_) => match &self.active.plan.program {
+                    Some(program) if program.returns => ProbeKind::Return,
+                    _ => ProbeKind::Instruction,
+                },
                 Kind::Return(..) => ProbeKind::Return,
                 Kind::Watch(_) => ProbeKind::Watch,
             },

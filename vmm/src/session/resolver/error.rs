@@ -2,6 +2,7 @@
 
 use crate::events::MAX_PROBES;
 use crate::reserved::TRAMPOLINES;
+use probe_engine::detour::layout::MOST_CONSUMERS;
 use probe_engine::probe::resolve::ResolveError;
 use probe_engine::probe::spec::SpecError;
 use probe_engine::probe::table::TRAMPOLINE_ROW;
@@ -63,6 +64,9 @@ pub enum RegisterError {
     /// No probe by which a call fails, or of returns below which calls are made that do.
     #[error("`{0}`: calls fail where a function is entered, and below a call that a return probe follows")]
     Uninjected(String),
+    /// So many places in programs are no more registered at a time.
+    #[error("{MOST_CONSUMERS} places in programs can be probed at a time")]
+    TooManyInPrograms,
     /// No debug register is free.
     #[error(
         "{0} places can be watched at a time: {reason}",

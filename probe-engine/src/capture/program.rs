@@ -1,0 +1,116 @@
+//! What is read of a program, where the kernel has others called for it: its registers are those that the kernel has saved, and its
+//! memory is a process's.
+
+use super::{Base, Capture, Fetch, Field, Hop, Read, Register};
+
+/// What cannot be read of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOfProgram {
+    /// It is the kernel's.
+    #[error("it is the kernel's, and not the program's")]
+    Kernel,
+    /// It was there when the function was entered.
+    #[error("a function's arguments are gone when it returns")]
+    Argument,
+}
+
+/// The words behind the return address are arguments from this one on, where a function has more than registers hold.
+const ON_STACK: u8 = 6;
+
+impl Capture {
+    /// The same of a program, whose registers lie where argument `saved` leads. At `returns` there are no arguments.
+    ///
+    /// # Errors
+    /// The name of the first field that cannot be read so, and why.
+    pub fn of_program(self, saved: u8, returns: bool) -> Result<Self, (String, NotOfProgram)> {
+        let of_program = |field: Field| match field.fetch.of_program(saved, returns) {
+            Ok(fetch) => Ok(Field { fetch, ..field }),
+            Err(error) => Err((field.name, error)),
+        };
+        let all = |fields: Vec<Field>| fields.into_iter().map(of_program).collect::<Result<Vec<_>, _>>();
+        Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, filter: self.filter })
+    }
+}
+
+impl Fetch {
+    fn of_program(self, saved: u8, returns: bool) -> Result<Self, NotOfProgram> {
+        let register = |register| Base::Saved(saved, register);
+        let (base, first) = match self.base {
+            Base::Register(own) => (register(own), None),
+            Base::Stack(slot) => (register(Register::Rsp), Some(8 * i64::from(slot))),
+            Base::Argument(_) | Base::Arguments(_) if returns => return Err(NotOfProgram::Argument),
+            Base::Argument(n) => match Register::of_argument(n.into()) {
+                Some(own) => (register(own), None),
+                None => (register(Register::Rsp), Some(8 * i64::from(n - ON_STACK + 1))),
+            },
+            Base::Kernel(_) | Base::Arguments(_) => return Err(NotOfProgram::Kernel),
+            // The task is the kernel's, and all that it leads to.
+            Base::Current
+            | Base::Comm
+            | Base::Cgroup(_)
+            | Base::Text(_)
+            | Base::Unknown
+            | Base::Saved(..) => return Ok(self),
+            Base::Constant(number) => (Base::Constant(number), None),
+        };
+        let of_user = |hop: Hop| match hop.per_cpu {
+            true => Err(NotOfProgram::Kernel),
+            false => Ok(Hop { user: true, ..hop }),
+        };
+        let hops = first.map(Hop::of_user).into_iter().chain(self.hops);
+        let read = match self.read {
+            Read::Memory(hop, what) => Read::Memory(of_user(hop)?, what),
+            Read::Address(hop, bytes) => Read::Address(Hop { user: false, ..of_user(hop)? }, bytes),
+            read @ (Read::Word(_) | Read::Pointee(_)) => read,
+        };
+        Ok(Self { base, hops: hops.map(of_user).collect::<Result<_, _>>()?, read })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Gva;
+    use crate::capture::What;
+    use crate::capture::shape::Shape;
+
+    fn of_program(base: Base, hops: &[i64], read: Read, returns: bool) -> Result<String, NotOfProgram> {
+        let fetch = Fetch { base, hops: hops.iter().copied().map(Hop::at).collect(), read };
+        let field = Field { name: "f".to_owned(), fetch, shape: Shape::Hex };
+        let capture = Capture { fields: vec![field], ..Capture::default() };
+        let capture = capture.of_program(1, returns).map_err(|(name, error)| {
+            assert_eq!(name, "f");
+            error
+        })?;
+        Ok(capture.fields.first().unwrap().source(returns))
+    }
+
+    #[test]
+    fn registers_and_memory_are_the_programs() {
+        let word = Read::Word(8);
+        let text = Read::Memory(Hop::at(8), What::String(64));
+        for (base, hops, read, expected) in [
+            (Base::Register(Register::Rsi), &[][..], word, "%si"),
+            (Base::Argument(0), &[], word, "%di"),
+            (Base::Argument(6), &[], word, "+u8(%sp)"),
+            (Base::Stack(2), &[], word, "+u16(%sp)"),
+            (Base::Register(Register::Rdi), &[16], text, "+u8(+u16(%di))"),
+            (Base::Register(Register::Rdi), &[], Read::Address(Hop::at(8), 8), "%di+8"),
+            (Base::Constant(0x1000), &[], text, "+u8(\\0x1000)"),
+            (Base::Comm, &[], word, "$comm"),
+            (Base::Current, &[24], word, "+24($current)"),
+        ] {
+            assert_eq!(of_program(base, hops, read, false), Ok(expected.to_owned()));
+        }
+        assert_eq!(of_program(Base::Register(Register::Rax), &[], word, true), Ok("$retval".to_owned()));
+    }
+
+    #[test]
+    fn what_is_the_kernels_or_gone_is_refused() {
+        let word = Read::Word(8);
+        assert_eq!(of_program(Base::Kernel(Gva(1 << 63)), &[], word, false), Err(NotOfProgram::Kernel));
+        assert_eq!(of_program(Base::Argument(1), &[], word, true), Err(NotOfProgram::Argument));
+        let own = Read::Address(Hop { per_cpu: true, ..Hop::at(0) }, 8);
+        assert_eq!(of_program(Base::Constant(8), &[], own, false), Err(NotOfProgram::Kernel));
+    }
+}

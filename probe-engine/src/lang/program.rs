@@ -1,0 +1,77 @@
+//! `PATH:SYMBOL[+offs]`, `PATH:OFFSET[(COUNTER)]`: places in the files of programs (Documentation/trace/uprobetracer.rst).
+
+use super::ast::WrittenPlace;
+use super::error::{Error, Mistake, Wanted};
+use super::part::{Part, unsigned};
+use crate::linux::glob::Glob;
+use crate::linux::program_place::InFile;
+use crate::probe::spec::{LineOf, is_in_program, split_line};
+
+/// Whether a place is one in a program. A number behind the name of a file is an offset, unless that is a file of source.
+pub(crate) fn is_program(place: &str) -> bool {
+    const SOURCES: [&str; 4] = [".c", ".h", ".S", ".rs"];
+    match split_line(place) {
+        Some((of, _)) => {
+            of.starts_with('/') && !SOURCES.iter().any(|end| of.ends_with(end)) && LineOf::is_file(of)
+        }
+        None => is_in_program(place),
+    }
+}
+
+/// Such a place.
+pub(super) fn parse(place: Part<'_>) -> Result<WrittenPlace, Error> {
+    // A path may have a `:` in it.
+    let (path, _) = place.text().rsplit_once(':').unwrap_or_default();
+    let (path, mut rest) = place.split_at(path.len());
+    rest.take_char();
+    if !path.text().starts_with('/') {
+        return Err(path.wrong(Mistake::RelativeProgram));
+    }
+    let path = path.text().to_owned();
+    if rest.first().is_some_and(|c| c.is_ascii_digit()) {
+        let offset = rest.take_while(|c| c != '(');
+        let at = unsigned(offset.text()).ok_or_else(|| offset.is_not(Wanted::FileOffset))?;
+        let counter = match rest.is_empty() {
+            true => None,
+            false => Some(counter(rest)?),
+        };
+        return Ok(WrittenPlace::Program { path, at: InFile::Offset(at), counter });
+    }
+    if Glob::is_pattern(rest.text()) {
+        return Err(rest.wrong(Mistake::ProgramPattern));
+    }
+    let name = rest.take_while(is_of_symbol);
+    if name.is_empty() {
+        return Err(match rest.first() {
+            None | Some('+' | '-') => rest.is_not(Wanted::Symbol),
+            Some(character) => rest.wrong(Mistake::BadSymbol(character)),
+        });
+    }
+    let offset = match rest.first() {
+        None => 0,
+        Some('+') => {
+            rest.take_char();
+            unsigned(rest.text()).ok_or_else(|| rest.is_not(Wanted::PlaceOffset))?
+        }
+        Some('-') => return Err(rest.wrong(Mistake::NegativeOffset)),
+        Some(character) => return Err(rest.wrong(Mistake::BadSymbol(character))),
+    };
+    let at = InFile::Symbol { name: name.text().to_owned(), offset };
+    Ok(WrittenPlace::Program { path, at, counter: None })
+}
+
+/// `(COUNTER)`
+fn counter(mut part: Part<'_>) -> Result<u64, Error> {
+    let whole = part;
+    part.take_char();
+    let number = part.take_while(|c| c != ')');
+    match (unsigned(number.text()), part.text()) {
+        (Some(number), ")") => Ok(number),
+        _ => Err(whole.is_not(Wanted::FileOffset)),
+    }
+}
+
+/// Names of C++ and Rust are written as the file has them; a version may follow an `@`.
+fn is_of_symbol(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$' | '@')
+}
