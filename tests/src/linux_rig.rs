@@ -305,8 +305,9 @@ impl Guest {
                 );
             }
             assert!(!hung, "the guest hung:\n{text}");
-            assert!(acted.is_ok(), "see above; the console:\n{text}");
-            report.unwrap()
+            let report = report.unwrap();
+            assert!(acted.is_ok(), "see above; the guest {:?}; the console:\n{text}", report.end);
+            report
         });
         let Events { kept, holds, read, .. } = events;
         Ended { console: console.text(), report, events: kept, holds, read }
