@@ -25,6 +25,7 @@ pages! {
     orders: "docs/orders.md",
     testing: "docs/testing.md",
     tracepoints: "docs/tracepoints.md",
+    programs: "docs/programs.md",
     tutorial: "docs/tutorial.md",
 }
 

@@ -1,136 +1,168 @@
-//! The guest's own uprobes, registered for somebody outside: each calls a function of the guest's that does nothing, at which a probe stands.
+//! Places in programs, probed while the guest runs.
 
 use super::Notes;
+use object::{Object, ObjectSegment};
 use probe_engine::addr::Gva;
-use std::time::Duration;
+use probe_engine::probe::table::ProbeId;
+use std::time::{Duration, Instant};
 use tests::linux_rig::{Guest, Subject};
+use vmm::errands::{Functions, ReadFile};
 use vmm::probe::Probe;
-use vmm::session::{Handle, Next, Worker};
+use vmm::session::{CommandError, Handle, ProbeState};
 
-/// Longer than any call here takes, on a busy machine too.
-const LONG: Duration = Duration::from_secs(60);
+/// Longer than anything here takes, on a busy machine too.
+const LONG: Duration = Duration::from_secs(120);
 /// The program whose entry is probed.
-const PROGRAM: &[u8] = b"/bin/sh\0";
-/// `int noop_fsync(file, loff_t, loff_t, int)` returns 0 (fs/libfs.c), as a handler does that lets its probe be.
-const NO_OP: &str = "noop_fsync";
+const PROGRAM: &str = "/bin/sh";
+/// What `/proc/vmallocinfo` says of memory that nobody with a name has allocated, and how much of it there is.
+const UNNAMED: &str = "echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)\n";
 
-/// Where things are in memory of the guest's.
-struct Memory {
-    /// The name of the program.
-    name: u64,
-    /// `struct path`
-    path: u64,
-    /// `struct uprobe_consumer`, whose first member is its handler (include/linux/uprobes.h).
-    consumer: u64,
-    /// How far the file is read.
-    position: u64,
-    /// What the file begins with.
-    file: u64,
+/// Where in its file the entry of the program is, which the guest reads for us.
+fn entry(subject: &Subject, handle: &Handle) -> u64 {
+    let functions = Functions::find(subject.kernel.symbols()).unwrap();
+    let mut file = ReadFile::new(functions, PROGRAM.as_bytes(), 64 << 20).unwrap();
+    let bytes = handle.errand(LONG, move |worker| file.next(worker)).unwrap().unwrap();
+    let program = object::File::parse(&*bytes).unwrap();
+    let entry = program.entry();
+    let segment = program.segments().find(|own| (own.address()..own.address() + own.size()).contains(&entry));
+    let segment = segment.unwrap();
+    entry - segment.address() + segment.file_range().0
 }
 
-impl Memory {
-    const BYTES: u64 = 0x2000;
-
-    fn at(start: u64) -> Self {
-        let at = |offset| start + offset;
-        Self { name: at(0), path: at(0x100), consumer: at(0x200), position: at(0x300), file: at(0x1000) }
-    }
+fn defined(text: &str) -> Probe {
+    Probe::define(text).unwrap()
 }
 
-fn function(subject: &Subject, name: &str) -> Option<Gva> {
-    let mut all = subject.kernel.symbols().lookup(name).filter(|symbol| symbol.is_text());
-    all.next().map(|symbol| symbol.at)
-}
-
-fn in_memory<T: Send + 'static>(
-    handle: &Handle,
-    mut body: impl FnMut(&Worker<'_>) -> T + Send + 'static,
-) -> T {
-    handle.errand(LONG, move |worker| Next::Done(body(worker))).unwrap()
-}
-
-/// Where in its file the entry of the program is that begins at `elf` (elf(5)).
-fn entry(worker: &Worker<'_>, elf: u64) -> u64 {
-    const LOAD: u32 = 1;
-    let word = |at: u64| worker.memory.read_u64(Gva(at)).unwrap();
-    let half = |at: u64| worker.memory.read_u32(Gva(at)).unwrap();
-    let (entry, headers, count) = (word(elf + 24), elf + word(elf + 32), u64::from(half(elf + 56) & 0xffff));
-    let mut segments = (0..count).map(|n| headers + 56 * n).filter(|at| half(*at) == LOAD);
-    let found = segments.find_map(|at| {
-        let (in_file, start, bytes) = (word(at + 8), word(at + 16), word(at + 32));
-        (start..start + bytes).contains(&entry).then(|| entry - start + in_file)
-    });
-    found.unwrap()
-}
-
-/// Each shell that starts meanwhile comes by, and none afterwards.
+/// Whoever starts meanwhile comes by, on detours and at handlers, and nobody afterwards.
 #[test]
-fn the_guests_own_uprobe_calls_a_function_that_does_nothing() {
+fn a_place_in_a_program_is_probed_while_the_guest_runs() {
     let Some(guest) = Guest::new() else { return };
-    let find = |name: &str| function(guest.subject, name);
-    let needed = |name: &str| find(name).unwrap_or_else(|| panic!("the kernel has no {name}"));
-    // A macro where the kernel keeps book of memory.
-    let vmalloc = find("vmalloc_noprof").unwrap_or_else(|| needed("vmalloc"));
-    let no_op = needed(NO_OP);
-    let btf = guest.subject.kernel.btf().unwrap();
-    let member = |of, path| btf.member(of, path).unwrap().offset().unwrap();
-    let (dentry_of, inode_of) = (member("path", "dentry"), member("dentry", "d_inode"));
+    let subject = guest.subject;
     let seen = Notes::new();
-    let probe = Probe::at(NO_OP).pre({
-        let seen = seen.clone();
-        move |hit| seen.add(hit.argument(0))
-    });
-    let steps = "open:1,sh:/gate,sh:/script,sh:/script,sh:/gate,sh:/script";
-    let guest = guest.cpus(2).cmdline("nokaslr").probe(probe).script("echo hello\n");
-    let ended = guest.run_with(steps, |handle, console| {
+    let steps = "sh:/script,open:1,sh:/gate,sh:/script,sh:/script,sh:/gate,sh:/script";
+    let ended = guest.cpus(2).script(UNNAMED).run_with(steps, |handle, console| {
         console.wait_for("workload: open", 1);
-        let call = |function: Gva, args: &[u64]| handle.call(LONG, function, args).unwrap();
-        let start = call(vmalloc, &[Memory::BYTES]);
-        let Memory { name, path, consumer, position, file } = Memory::at(start);
-        in_memory(handle, move |worker| {
-            let put = |at, bytes: &[u8]| worker.memory.write(Gva(at), bytes).unwrap();
-            put(start, &[0; Memory::BYTES as usize]);
-            put(name, PROGRAM);
-            put(consumer, &no_op.0.to_le_bytes());
-        });
-        let opened = call(needed("filp_open"), &[name, 0, 0]);
-        assert_eq!(call(needed("kernel_read"), &[opened, file, 0x1000, position]), 0x1000);
-        call(needed("fput"), &[opened]);
-        // From a worker the root of process 1 is seen. The path keeps the file there while it is probed.
-        const FOLLOW: u64 = 1;
-        assert_eq!(call(needed("kern_path"), &[name, FOLLOW, path]), 0);
-        let (offset, inode) = in_memory(handle, move |worker| {
-            let word = |at: u64| worker.memory.read_u64(Gva(at)).unwrap();
-            (entry(worker, file), word(word(path + dentry_of) + inode_of))
-        });
-        // Since 6.11 `uprobe_register` takes the place of a counter as well, and returns the uprobe.
-        match find("uprobe_unregister") {
-            Some(unregister) => {
-                assert_eq!(call(needed("uprobe_register"), &[inode, offset, consumer]), 0);
-                console.open_gate();
-                console.wait_for("workload: sh path=/script", 2);
-                call(unregister, &[inode, offset, consumer]);
+        let at = entry(subject, handle);
+        let place = format!("{PROGRAM}:{at:#x}");
+        let counted = handle.register(defined(&format!("p {place} ip=%ip sp=$stack"))).unwrap();
+        let handled = Probe::at(vmm::probe::Where::Definition(format!("p {place} ip=%ip"))).pre({
+            let seen = seen.clone();
+            // handler(consumer, registers): the program's own.
+            move |hit| {
+                let registers = hit.argument(1).map(Gva);
+                seen.add(registers.and_then(|at| hit.memory.read_u64(at.add(128)).ok()));
             }
-            None => {
-                let uprobe = call(needed("uprobe_register"), &[inode, offset, 0, consumer]);
-                assert!(Gva(uprobe).is_kernels() && uprobe < u64::MAX - 4095, "{uprobe:#x}");
-                console.open_gate();
-                console.wait_for("workload: sh path=/script", 2);
-                call(needed("uprobe_unregister_nosync"), &[uprobe, consumer]);
-                call(needed("uprobe_unregister_sync"), &[]);
-            }
-        }
-        call(needed("path_put"), &[path]);
-        in_memory(handle, move |worker| worker.memory.write(Gva(consumer), &[0; 64]).unwrap());
-        call(needed("vfree"), &[start]);
-        // The shell of this gate may have started before.
-        let hits = seen.take();
+        });
+        let handled = handle.register(handled).unwrap();
+        let reports = handle.list().unwrap();
         assert!(
-            (2..=3).contains(&hits.len()) && hits.iter().all(|first| *first == Some(consumer)),
-            "{hits:?}"
+            reports
+                .iter()
+                .all(|probe| matches!(probe.state, ProbeState::Armed(_) | ProbeState::Optimized(_))),
+            "{reports:?}"
         );
+        console.open_gate();
+        console.wait_for("workload: sh path=/script", 3);
+        let counted = handle.unregister(counted).unwrap();
+        let handled = handle.unregister(handled).unwrap();
+        let ips = seen.take();
+        // Each script is a shell, which starts a program of the same file. The shell of this gate may have started before.
+        assert!((4..=5).contains(&counted.hits) && counted.hits == handled.hits, "{counted:?} {handled:?}");
+        assert!(ips.len() as u64 == handled.hits && ips.iter().all(|ip| *ip == ips[0]), "{ips:x?}");
         console.open_gate();
     });
     ended.assert_in_order();
+    assert_eq!(ended.console.matches("there are 0").count(), 4, "{}", ended.console);
     assert_eq!(seen.take(), []);
+}
+
+/// What cannot be probed is refused with a reason, and a file that is not there is waited for.
+#[test]
+fn what_is_no_place_in_a_program_is_refused() {
+    let Some(guest) = Guest::new() else { return };
+    let steps = "open:1,sh:/gate,sh:/script,sh:/gate";
+    let ended = guest.script("cp /bin/sh /later\n/later -c :\n").run_with(steps, |handle, console| {
+        console.wait_for("workload: open", 1);
+        for (place, reason) in [
+            ("/bin/sh:0x4", "nothing is executed at 0x4 of the file"),
+            ("/bin/sh:no_such_function", "it has no symbol `no_such_function`"),
+            ("/script:0x4", "it is no program or library for x86-64"),
+            ("/proc/self/exe/x:0x1", ""),
+            ("/dev:0x1", "it is no regular file"),
+            ("/dev/null:0x1", "it is no regular file"),
+        ] {
+            match handle.register(defined(&format!("p {place}"))) {
+                Err(CommandError::Register(error)) => {
+                    assert!(!reason.is_empty() && error.to_string().contains(reason), "{place}: {error}");
+                }
+                Ok(probe) if reason.is_empty() => drop(handle.unregister(probe).unwrap()),
+                other => panic!("{place}: {other:?}"),
+            }
+        }
+        let later = handle.register(defined("p /later:0x4")).unwrap();
+        let state = |id: ProbeId| {
+            let all = handle.list().unwrap();
+            all.into_iter().find(|probe| probe.id == id).unwrap().state
+        };
+        assert_eq!(state(later), ProbeState::NoFile("/later".to_owned()));
+        console.open_gate();
+        console.wait_for("workload: sh path=/script", 1);
+        assert!(matches!(state(later), ProbeState::Refused(_)), "it is looked at when it is there");
+        console.open_gate();
+    });
+    ended.assert_in_order();
+}
+
+/// Shells start all the time.
+const SHELLS: &str = "\
+echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)
+while [ ! -e /tmp/enough ]; do sh -c :; done &
+echo begun
+read go
+echo > /tmp/enough
+wait $!
+echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)
+";
+
+/// So many probes come and go for so long while shells start: what is counted by all those that stand is the same.
+fn come_and_go(cpus: u8, probes: usize, within: Duration) {
+    let Some(guest) = Guest::new() else { return };
+    let subject = guest.subject;
+    let ended =
+        guest.cpus(cpus).script(SHELLS).patience(20 * LONG).run_with("sh:/script", |handle, console| {
+            console.wait_for("begun", 1);
+            let place = format!("p {PROGRAM}:{:#x} ip=%ip", entry(subject, handle));
+            let begun = Instant::now();
+            let (mut rounds, mut hits) = (0, 0);
+            while begun.elapsed() < within {
+                let ids = handle.register_all((0..probes).map(|_| defined(&place)).collect()).unwrap();
+                std::thread::sleep(Duration::from_millis(200));
+                let reports = handle.unregister_all(ids).unwrap();
+                let counts: Vec<u64> = reports.iter().map(|report| report.hits).collect();
+                // All are registered one after the other, and stand at the same moment.
+                assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+                assert_eq!(reports.iter().map(|report| report.missed.hits()).sum::<u64>(), 0);
+                (rounds, hits) = (rounds + 1, hits + counts[0]);
+            }
+            println!("{probes} probes came and went {rounds} times, and saw {hits} shells start");
+            assert!(hits > 0 && rounds > 0);
+            console.open_gate();
+        });
+    ended.assert_in_order();
+    assert_eq!(ended.console.matches("there are 0").count(), 2, "{}", ended.console);
+}
+
+#[test]
+fn probes_in_programs_come_and_go() {
+    come_and_go(2, 5, Duration::from_secs(3));
+}
+
+#[test]
+fn probes_in_programs_come_and_go_for_a_minute() {
+    if std::env::var_os("VMM_LONG").is_none() {
+        return println!("skipped: VMM_LONG is not set");
+    }
+    for cpus in [1, 4] {
+        come_and_go(cpus, 50, Duration::from_secs(60));
+    }
 }

@@ -1,0 +1,104 @@
+//! A program whose functions are probed in a guest: `probed ROUNDS` calls each so often, in two processes and a signal handler.
+#![allow(
+    unsafe_code,
+    clippy::unwrap_used,
+    reason = "its functions are found by their symbols, and one of them is left as `longjmp` leaves one"
+)]
+
+use std::arch::global_asm;
+use std::ffi::{CStr, c_char};
+use std::hint::black_box;
+
+// `probed_leap` returns 7 by `probed_leaped`, which it calls and which never returns itself.
+global_asm!(
+    ".globl probed_leap",
+    ".type probed_leap, @function",
+    "probed_leap:",
+    "push rbx",
+    "mov rbx, rsp",
+    "call probed_leaped",
+    "ud2",
+    ".size probed_leap, .-probed_leap",
+    ".globl probed_leaped",
+    ".type probed_leaped, @function",
+    "probed_leaped:",
+    "mov eax, 7",
+    "mov rsp, rbx",
+    "pop rbx",
+    "ret",
+    ".size probed_leaped, .-probed_leaped",
+);
+
+unsafe extern "C" {
+    fn probed_leap() -> u64;
+}
+
+// SAFETY: no other function of the program is called so.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_sum(first: u64, second: u32, third: i16) -> u64 {
+    black_box(first).wrapping_add(second.into()).wrapping_add_signed(third.into())
+}
+
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_text(text: *const c_char, words: &[u64; 4]) -> *const c_char {
+    let _ = black_box(words);
+    black_box(text)
+}
+
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+#[allow(clippy::too_many_arguments, reason = "some of them are on the stack")]
+extern "C" fn probed_many(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64, seventh: u64, eighth: u64) -> u64 {
+    black_box(a + b + c + d + e + f + seventh * 100 + eighth)
+}
+
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_nest(depth: u64) -> u64 {
+    if depth == 0 { 0 } else { black_box(probed_nest(black_box(depth - 1))) + 1 }
+}
+
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_signal(signal: i32) {
+    black_box(signal);
+}
+
+fn calls(rounds: u64) {
+    let text = c"a_text_of_the_program";
+    for round in 0..rounds {
+        assert_eq!(probed_sum(round, 5, -3), round + 2);
+        let back = probed_text(text.as_ptr(), &[round, 0x1234, 77, u64::MAX]);
+        // SAFETY: it is the text from before.
+        assert_eq!(unsafe { CStr::from_ptr(back) }, text);
+        assert_eq!(probed_many(1, 2, 3, 4, 5, 6, round, 8), 29 + 100 * round);
+        assert_eq!(probed_nest(5), 5);
+        // SAFETY: it calls nothing but itself, and keeps what a function has to keep.
+        assert_eq!(unsafe { probed_leap() }, 7);
+        // SAFETY: its handler only counts.
+        unsafe { libc::raise(libc::SIGUSR1) };
+    }
+}
+
+fn main() {
+    let rounds = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
+    // SAFETY: the handler does nothing that a handler must not do.
+    unsafe { libc::signal(libc::SIGUSR1, probed_signal as *const () as libc::sighandler_t) };
+    calls(rounds);
+    // SAFETY: there is one thread, and the child calls what the parent does.
+    match unsafe { libc::fork() } {
+        0 => calls(rounds),
+        child => {
+            let mut status = 0;
+            // SAFETY: the status is written to.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!((waited, status), (child, 0));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Probes in programs: event by event what the guest's own uprobe_events have, whoever is registered first.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use object::{Object, ObjectSegment, ObjectSymbol};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use tests::product::{Run, binary, run};
+
+/// The program that the guest runs, and copies to where it is probed.
+const PROBED: &str = env!("CARGO_BIN_EXE_probed");
+/// Where it is probed.
+const COPY: &str = "/tmp/probed";
+/// How often it calls each function, in each of two processes.
+const ROUNDS: u64 = 3;
+
+/// A probe: its kind, its function, and what it fetches.
+type Row = (&'static str, &'static str, &'static str);
+
+const ROWS: &[Row] = &[
+    ("p", "probed_sum", ""),
+    ("p", "probed_sum", "a=%di b=%si:u32 c=%dx:s16"),
+    ("p", "probed_sum", "a=%di:u8 b=%si:x16 c=%dx:s64"),
+    ("p", "probed_sum", "sp=$stack ip=%ip back=$stack0"),
+    ("r", "probed_sum", "ret=$retval:u64"),
+    ("r", "probed_sum", "ret=$retval:x8 again=%ax:s32"),
+    ("p", "probed_text", "text=+0(%di):string"),
+    ("p", "probed_text", "text=+2(%di):ustring n=+0(%si):u64 m=+8(%si):u32"),
+    ("p", "probed_text", "words=+0(%si):x64[4]"),
+    ("p", "probed_text", "c=+0(%di):s8 b=+8(%si):b4@4/32"),
+    ("r", "probed_text", "text=+0($retval):string"),
+    ("p", "probed_many", "g=$stack1 h=$stack2:u64 e=%r8 f=%r9"),
+    ("p", "probed_many", "g=+8($stack):u64 comm=$comm"),
+    ("r", "probed_many", "ret=$retval:s64"),
+    ("p", "probed_nest", "depth=%di:u64"),
+    ("r", "probed_nest", "ret=$retval:u64"),
+    ("p", "probed_leap", ""),
+    ("r", "probed_leap", "ret=$retval:u32"),
+    ("p", "probed_leaped", "ax=%ax:u8"),
+    ("r", "probed_leaped", ""),
+    ("p", "probed_signal", "signal=%di:s32"),
+    ("r", "probed_signal", ""),
+];
+
+/// By the pid of a task and the name of an event: the fields of each, in their order.
+type Seen = BTreeMap<(String, u64), Vec<BTreeMap<String, String>>>;
+
+/// A number in whichever way it is written, or a text.
+fn value(written: &str) -> String {
+    let (sign, digits) = written.strip_prefix('-').map_or(("", written), |rest| ("-", rest));
+    let number = match digits.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => digits.parse().ok(),
+    };
+    number.map_or_else(|| written.trim_matches(['"', '\'']).to_owned(), |number| format!("{sign}{number}"))
+}
+
+/// `probed-7 [000] ..... 1.234567: EVENT: (ADDRESS) NAME=VALUE NAME=VALUE`
+fn theirs(console: &str) -> Seen {
+    let trace = console.split("the trace begins").nth(1).unwrap().split("the trace ends").next().unwrap();
+    let mut seen = Seen::new();
+    for line in trace.lines().filter(|line| line.trim_start().starts_with("probed-")) {
+        let (head, rest) = line.split_once(": ").unwrap_or_else(|| panic!("{line}"));
+        let (event, words) = rest.split_once(": ").unwrap_or_else(|| panic!("{line}"));
+        let pid = head.split_whitespace().next().unwrap().rsplit_once('-').unwrap().1.parse().unwrap();
+        let fields = words.split(") ").nth(1).unwrap_or_default().split_whitespace();
+        let fields = fields.map(|field| field.split_once('=').unwrap_or_else(|| panic!("{line}")));
+        let fields =
+            fields.map(|(name, written)| (name.to_owned(), value(written.trim_end_matches(',')))).collect();
+        seen.entry((event.to_owned(), pid)).or_default().push(fields);
+    }
+    seen
+}
+
+fn ours(run: &Run) -> Seen {
+    let mut seen = Seen::new();
+    for hit in run.of_type("hit") {
+        let written = |value: &Value| match value {
+            Value::String(text) => self::value(text),
+            Value::Array(all) => {
+                let all = all.iter().map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned));
+                format!("{{{}}}", all.collect::<Vec<_>>().join(","))
+            }
+            value => self::value(&value.to_string()),
+        };
+        let fields = hit["fields"].as_object().into_iter().flatten();
+        let fields = fields.map(|(name, value)| (name.clone(), written(value)));
+        let pid = hit["task"]["pid"].as_u64().unwrap();
+        let event = hit["event"].as_str().unwrap_or_else(|| panic!("{hit}")).to_owned();
+        seen.entry((event, pid)).or_default().push(fields.collect());
+    }
+    seen
+}
+
+/// Where in its file a function begins.
+fn offset(program: &object::File<'_>, name: &str) -> u64 {
+    let symbol = program.symbols().find(|symbol| symbol.name() == Ok(name)).unwrap();
+    let segment = program
+        .segments()
+        .find(|segment| (segment.address()..segment.address() + segment.size()).contains(&symbol.address()));
+    let segment = segment.unwrap();
+    symbol.address() - segment.address() + segment.file_range().0
+}
+
+/// The guest's own probes in a copy of the program come when `ours_first` says, and both are compared.
+fn agrees(ours_first: bool, optimize: &str) {
+    let Some(binary) = binary() else { return };
+    let bytes = std::fs::read(PROBED).unwrap();
+    let program = object::File::parse(&*bytes).unwrap();
+    let (mut own, mut their) = (String::new(), String::new());
+    for (number, (kind, function, fetches)) in ROWS.iter().enumerate() {
+        let at = offset(&program, function);
+        // Half of them by their symbols.
+        let place = if number % 2 == 0 { (*function).to_owned() } else { format!("{at:#x}") };
+        own += &format!("{kind}:e{number} {COPY}:{place} {fetches}\n");
+        their += &format!("echo '{kind}:e{number} {COPY}:{at:#x} {fetches}' >> uprobe_events\n");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let definitions = folder.path().join("probes");
+    std::fs::write(&definitions, own).unwrap();
+    let definitions = format!("--probes={}", definitions.to_str().unwrap());
+    // Ours are registered when a program is about to run. The shell's own `echo` is none.
+    let first = if ours_first { "/bin/true" } else { "" };
+    let script = format!(
+        "\
+[ -e /sys/kernel/tracing/trace ] || mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+cp {PROBED} {COPY}
+{first}
+{their}
+echo 1 > events/uprobes/enable
+{COPY} {ROUNDS}
+echo 0 > events/uprobes/enable
+echo the trace begins
+cat trace
+echo the trace ends
+cmp {PROBED} {COPY} && echo the file is the same
+echo > uprobe_events
+"
+    );
+    let words = [&definitions, optimize, "--cpus=2", "--append=quiet", "--", "sh", "-ec", &script];
+    let run = run(&binary, &words);
+    run.assert_success();
+    assert!(run.console.contains("the file is the same"));
+    let (theirs, ours) = (theirs(&run.console), ours(&run));
+    let mut wrong = Vec::new();
+    for key in theirs.keys().chain(ours.keys()) {
+        let [their, our] = [&theirs, &ours].map(|seen| seen.get(key).cloned().unwrap_or_default());
+        if their != our {
+            let differ = their.iter().zip(&our).find(|(their, our)| their != our);
+            wrong.push(format!("{key:?}: {} and {} events, as {differ:?}", their.len(), our.len()));
+        }
+    }
+    wrong.dedup();
+    let events: std::collections::BTreeSet<_> = ours.keys().map(|(event, _)| event).collect();
+    println!("{} definitions with events, {} differ", events.len(), wrong.len());
+    // A function that is left by a leap has no return.
+    assert!(wrong.is_empty() && events.len() == ROWS.len() - 1, "{events:?}\n{}", wrong.join("\n"));
+    let calls = |name: &str| {
+        ours.iter().filter(|((event, _), _)| event == name).map(|(_, all)| all.len()).sum::<usize>()
+    };
+    assert_eq!(calls("e0") as u64, 2 * ROUNDS, "both processes");
+    assert_eq!(calls("e14") as u64, 2 * ROUNDS * 6);
+}
+
+#[test]
+fn events_are_the_guests_own_where_its_probes_come_later() {
+    agrees(true, "--optimize=require");
+}
+
+#[test]
+fn events_are_the_guests_own_where_its_probes_come_first() {
+    agrees(false, "--optimize=off");
+}
+
+/// What a program gives back it was given before, by the functions of the C library that it calls.
+#[test]
+fn what_a_program_frees_it_has_allocated() {
+    let Some(binary) = binary() else { return };
+    let library = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
+    let library = library.into_iter().find(|path| std::fs::exists(path).unwrap()).unwrap();
+    let mut probes = vec![format!("-pp:free {library}:free p=$arg1 if p != 0")];
+    for name in ["malloc", "calloc", "realloc"] {
+        probes.push(format!("-pr:{name} {library}:{name} p=$retval"));
+        probes.push(format!("-pp:{name}_called {library}:{name}"));
+    }
+    let words = probes.iter().map(String::as_str).chain(["--cpus=2", "--", "ls", "-l", "/usr/bin"]);
+    let run = run(&binary, &words.collect::<Vec<_>>());
+    run.assert_success();
+    let mut given = BTreeMap::new();
+    let mut counts = BTreeMap::<String, u64>::new();
+    for hit in run.of_type("hit").into_iter().filter(|hit| hit["task"]["comm"] == "ls") {
+        let event = hit["event"].as_str().unwrap();
+        *counts.entry(event.to_owned()).or_default() += 1;
+        let pointer = hit["fields"]["p"].to_string();
+        match event {
+            "free" => assert!(given.contains_key(&pointer), "{hit}"),
+            "malloc" | "calloc" | "realloc" => drop(given.insert(pointer, event)),
+            _ => {}
+        }
+    }
+    println!("{counts:?}");
+    for name in ["malloc", "calloc", "realloc"] {
+        assert_eq!(counts.get(name), counts.get(&format!("{name}_called")), "each call returns: {counts:?}");
+    }
+    assert!(counts["malloc"] > 100 && counts["free"] > 10, "{counts:?}");
+}
