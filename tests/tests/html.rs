@@ -212,6 +212,8 @@ fn what_a_guest_has_named_is_text() {
         "{detail}"
     );
     let shown = HOSTILE_COMM.replace('\u{1b}', "\\x1b");
+    // The table is drawn anew when a row is chosen.
+    browser.wait("document.querySelectorAll('#table-body .task').length > 0");
     let names = texts(&mut browser, "#table-body .task");
     assert!(names.contains(&format!("{shown}-102")), "{names:?}");
     let keys = texts(&mut browser, "#histogram-cards td");
