@@ -22,6 +22,8 @@ pub(super) enum Piece {
     Errands,
     /// All tracepoints, switched on and off under load for a minute: on each kernel.
     Tracepoints,
+    /// Probes in programs that come and go under load for a minute, and beside the guest's own: on each kernel.
+    Uprobes,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -54,6 +56,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("storms", Piece::Storms),
         ("errands", Piece::Errands),
         ("tracepoints", Piece::Tracepoints),
+        ("uprobes", Piece::Uprobes),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -100,6 +103,10 @@ impl Piece {
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
             Self::Errands => each_kernel(start, vmm, kvm, "errands::")?,
             Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::")?,
+            Self::Uprobes => {
+                each_kernel(start, vmm, kvm, "uprobes::")?;
+                each(start, KERNELS.iter(), |kernel| of(kernel).long_product("uprobes"))?;
+            }
             Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
