@@ -187,6 +187,12 @@ impl Guest {
         self
     }
 
+    /// With this program as the file `/NAME`.
+    pub fn program(mut self, name: &str, bytes: &[u8]) -> Self {
+        self.files.push(ExtraFile { path: name.to_owned(), mode: 0o755, bytes: bytes.to_owned() });
+        self
+    }
+
     /// With the module `name` of its kernel as the file `/NAME.ko`. A variable such as `VMM_GUEST_MODULE_DUMMY` may say
     /// where that is, otherwise it is in the cache.
     pub fn module(mut self, name: &str) -> Self {

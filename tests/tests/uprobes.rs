@@ -99,11 +99,16 @@ fn ours(run: &Run) -> Seen {
 /// Where in its file a function begins.
 fn offset(program: &object::File<'_>, name: &str) -> u64 {
     let symbol = program.symbols().find(|symbol| symbol.name() == Ok(name)).unwrap();
-    let segment = program
-        .segments()
-        .find(|segment| (segment.address()..segment.address() + segment.size()).contains(&symbol.address()));
-    let segment = segment.unwrap();
-    symbol.address() - segment.address() + segment.file_range().0
+    in_file(program, symbol.address())
+}
+
+/// Where an address is in a file.
+fn in_file(program: &object::File<'_>, address: u64) -> u64 {
+    let mut segments = program.segments();
+    let is_there =
+        |own: &object::Segment<'_, '_>| (own.address()..own.address() + own.size()).contains(&address);
+    let segment = segments.find(is_there).unwrap();
+    address - segment.address() + segment.file_range().0
 }
 
 /// The guest's own probes in a copy of the program come when `ours_first` says, and both are compared.
@@ -119,6 +124,7 @@ fn agrees(ours_first: bool, optimize: &str) {
         own += &format!("{kind}:e{number} {COPY}:{place} {fetches}\n");
         their += &format!("echo '{kind}:e{number} {COPY}:{at:#x} {fetches}' >> uprobe_events\n");
     }
+    own += &format!("p:fresh {COPY}:probed_fresh text=+1(%di):string\n");
     let folder = tempfile::tempdir().unwrap();
     let definitions = folder.path().join("probes");
     std::fs::write(&definitions, own).unwrap();
@@ -146,7 +152,11 @@ echo > uprobe_events
     let run = run(&binary, &words);
     run.assert_success();
     assert!(run.console.contains("the file is the same"));
-    let (theirs, ours) = (theirs(&run.console), ours(&run));
+    let (theirs, mut ours) = (theirs(&run.console), ours(&run));
+    let is_fresh = |(event, _): &(String, u64)| event == "fresh";
+    let fresh: Vec<_> = ours.extract_if(.., |key, _| is_fresh(key)).flat_map(|(_, all)| all).collect();
+    assert_eq!(fresh.len() as u64, 2 * ROUNDS, "both processes");
+    assert!(fresh.iter().all(|fields| fields["text"].starts_with("ELF")), "memory is brought in: {fresh:?}");
     let mut wrong = Vec::new();
     for key in theirs.keys().chain(ours.keys()) {
         let [their, our] = [&theirs, &ours].map(|seen| seen.get(key).cloned().unwrap_or_default());
@@ -208,4 +218,53 @@ fn what_a_program_frees_it_has_allocated() {
         assert_eq!(counts.get(name), counts.get(&format!("{name}_called")), "each call returns: {counts:?}");
     }
     assert!(counts["malloc"] > 100 && counts["free"] > 10, "{counts:?}");
+}
+
+/// The library is loaded when the program has run for a while, in several processes at a time, and read from the disk once more.
+#[test]
+fn a_library_is_probed_wherever_it_is_loaded() {
+    let Some(binary) = binary() else { return };
+    let libraries = ["/usr/lib/x86_64-linux-gnu/gconv/UTF-16.so", "/usr/lib64/gconv/UTF-16.so"];
+    let library = libraries.into_iter().find(|path| std::fs::exists(path).unwrap()).unwrap();
+    let before = std::fs::read(library).unwrap();
+    let probe = format!("-pp:loaded {library}:gconv_init");
+    let returned = format!("-pr:left {library}:gconv_init ret=$retval:s32");
+    let script = format!(
+        "\
+convert() {{ printf 'h\\0i\\0' | iconv -f UTF-16LE -t UTF-8; }}
+for n in 1 2 3; do convert & done
+wait
+echo 3 > /proc/sys/vm/drop_caches
+convert
+cksum < {library}
+"
+    );
+    let run = run(&binary, &[&probe, &returned, "--cpus=2", "--", "sh", "-ec", &script]);
+    run.assert_success();
+    let of = |event: &str| -> Vec<u64> {
+        let hits = run.of_type("hit").into_iter().filter(|hit| hit["event"] == event);
+        hits.map(|hit| hit["task"]["pid"].as_u64().unwrap()).collect()
+    };
+    let (loaded, left) = (of("loaded"), of("left"));
+    let processes: std::collections::BTreeSet<_> = loaded.iter().collect();
+    assert!(processes.len() == 4 && loaded.len() == left.len(), "{loaded:?} {left:?}");
+    assert_eq!(run.console.matches("hi").count(), 4, "{}", run.console);
+    assert_eq!(std::fs::read(library).unwrap(), before, "the file on the host");
+    let file = std::fs::File::open(library).unwrap();
+    let sum = std::process::Command::new("cksum").stdin(file).output().unwrap();
+    let sum = String::from_utf8(sum.stdout).unwrap();
+    assert!(run.console.contains(sum.trim()), "the file in the guest: {}", run.console);
+}
+
+/// The guest begins with a file of the same name, before the command has a root of its own: that is another shell.
+#[test]
+fn a_commands_program_is_its_own() {
+    let Some(binary) = binary() else { return };
+    let bytes = std::fs::read("/bin/sh").unwrap();
+    let program = object::File::parse(&*bytes).unwrap();
+    let probe = format!("-pp:starts /bin/sh:{:#x}", in_file(&program, program.entry()));
+    let run = run(&binary, &[&probe, "--", "sh", "-ec", "sh -c :; sh -c :"]);
+    run.assert_success();
+    let started = run.of_type("hit").into_iter().filter(|hit| hit["event"] == "starts").count();
+    assert_eq!(started, 3, "{}", run.said);
 }

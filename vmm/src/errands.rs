@@ -41,7 +41,9 @@ use std::time::Duration;
 /// So many workers are under way or in calls at a time.
 pub(crate) const WORKERS: usize = 16;
 /// So many tasks that came by are in calls at a time.
-const PASSERS: usize = 32;
+const PASSERS: usize = 128;
+/// So many of them at most make calls for themselves alone: whoever lets them sleep for long keeps no other from making calls.
+const FOR_THEMSELVES: usize = 64;
 
 /// A worker of the guest's kernel at the gate, between two calls. The guest's memory may be read and changed: what the kernel
 /// has given it, or what it is to read.
@@ -68,6 +70,8 @@ struct Errand {
     ask: Box<Ask>,
     /// Whether nobody waits for it any more.
     is_given_up: Arc<AtomicBool>,
+    /// Whether it is of no interest to anybody but the task that makes the calls.
+    is_for_itself: bool,
 }
 
 impl Errand {
@@ -101,6 +105,11 @@ impl<T> Wanted<T> {
             RecvTimeoutError::Timeout => Nothing::Overdue,
             RecvTimeoutError::Disconnected => Nothing::Dropped,
         })
+    }
+
+    /// It goes on, and nobody waits for it.
+    fn leave(mut self) {
+        self.is_given_up = Arc::default();
     }
 
     /// What has come of it, if anything has by now.
@@ -177,8 +186,9 @@ enum WorkerState {
 enum CallingTask {
     /// A worker that was sent for, by its number.
     Worker(usize),
-    /// A task that came by, by its number behind the workers, with the registers with which it goes on.
-    Passer(usize, Box<Regs>),
+    /// A task that came by, by its number behind the workers, with the registers with which it goes on, and whether the calls are
+    /// for itself.
+    Passer(usize, Box<Regs>, bool),
 }
 
 /// What a task does that is at the gate.
@@ -188,6 +198,8 @@ pub(crate) enum AtGate {
     GoesOn(Regs),
     /// It has made its calls, and is with these registers where it came by.
     IsBack(Regs),
+    /// The same, of calls that it has made for itself: it takes the trap with these registers once more.
+    TakesTrap(Regs),
 }
 
 /// A task in a call.
@@ -244,6 +256,21 @@ impl Errands {
         })
     }
 
+    /// The same, for nobody else: what comes of it is of no interest.
+    ///
+    /// # Errors
+    /// Why none is taken any more.
+    pub(crate) fn want_for_itself(
+        &self,
+        vcpu: usize,
+        next: impl FnMut(&mut Worker<'_>) -> Next<()> + Send + 'static,
+    ) -> Result<(), Closed> {
+        let keep = |state: &mut State, errand| {
+            state.passers.insert(vcpu, Errand { is_for_itself: true, ..errand });
+        };
+        self.take(next, keep).map(Wanted::leave)
+    }
+
     fn take<T: Send + 'static>(
         &self,
         mut next: impl FnMut(&mut Worker<'_>) -> Next<T> + Send + 'static,
@@ -258,7 +285,7 @@ impl Errands {
                 None
             }
         };
-        let errand = Errand { ask: Box::new(ask), is_given_up: is_given_up.clone() };
+        let errand = Errand { ask: Box::new(ask), is_given_up: is_given_up.clone(), is_for_itself: false };
         let mut state = self.state();
         match &state.closed {
             Some(closed) => Err(closed.clone()),
@@ -342,13 +369,14 @@ impl Errands {
     ) -> Option<Regs> {
         let errand = self.state().passers.remove(&vcpu)?;
         let place = self.place()?;
-        let number = self.free_passer(task)?;
-        let caller = CallingTask::Passer(number, Box::new(*regs));
+        let is_for_itself = errand.is_for_itself;
+        let number = self.free_passer(task, is_for_itself)?;
+        let caller = CallingTask::Passer(number, Box::new(*regs), is_for_itself);
         let calling = Calling { task, caller, errand: Some(errand) };
         let at_gate = place.code.from_entry(regs);
         match self.next_call(&place, calling, None, &at_gate, memory) {
             AtGate::GoesOn(regs) => Some(regs),
-            AtGate::IsBack(_) => None,
+            AtGate::IsBack(_) | AtGate::TakesTrap(_) => None,
         }
     }
 
@@ -385,16 +413,19 @@ impl Errands {
         self.go(&caller);
         match caller {
             CallingTask::Worker(_) => AtGate::GoesOn(place.code.leave(regs)),
-            CallingTask::Passer(_, regs) => AtGate::IsBack(*regs),
+            CallingTask::Passer(_, regs, false) => AtGate::IsBack(*regs),
+            CallingTask::Passer(_, regs, true) => AtGate::TakesTrap(*regs),
         }
     }
 
     /// A number for a task that came by, which is taken.
-    fn free_passer(&self, task: Gva) -> Option<usize> {
+    fn free_passer(&self, task: Gva, is_for_itself: bool) -> Option<usize> {
         let is_taken = |own: &AtomicU64| {
             own.compare_exchange(0, task.0.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        (WORKERS..self.tasks.len()).find(|number| self.tasks.get(*number).is_some_and(is_taken))
+        let last = WORKERS + PASSERS - FOR_THEMSELVES;
+        let mut numbers = if is_for_itself { last..self.tasks.len() } else { WORKERS..last };
+        numbers.find(|number| self.tasks.get(*number).is_some_and(is_taken))
     }
 
     /// A worker comes back to the gate from a call, or for the first time. `None` where it is nobody that was sent for.
@@ -413,7 +444,7 @@ impl Errands {
 
     /// One makes no more calls: a worker goes back to its kernel.
     fn go(&self, caller: &CallingTask) {
-        let (CallingTask::Worker(number) | CallingTask::Passer(number, _)) = caller;
+        let (CallingTask::Worker(number) | CallingTask::Passer(number, ..)) = caller;
         if let Some(task) = self.tasks.get(*number) {
             task.store(0, Ordering::Relaxed);
         }

@@ -48,6 +48,14 @@ impl PartialFile {
         self.needed.take()
     }
 
+    /// Whether any are.
+    pub(super) fn is_needed(&self) -> bool {
+        let needed = self.needed.take();
+        let is_needed = needed.is_some();
+        self.needed.set(needed);
+        is_needed
+    }
+
     /// Whether more was asked for at a time than a file of a program has there.
     #[must_use]
     pub fn has_refused(&self) -> bool {

@@ -75,7 +75,7 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
             let is_code =
                 matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
             let offset = address.checked_sub(segment.address())?;
-            (is_code && offset < size).then(|| in_file + offset)
+            in_file.checked_add(offset).filter(|_| is_code && offset < size)
         })
     };
     let is_code = |offset: u64| {
@@ -90,9 +90,9 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
         InFile::Offset(offset) => (*offset, *offset),
         InFile::Symbol { name, offset } => {
             let symbols = parsed.symbols();
-            let address = match function(symbols, name)? {
+            let address = match function(file, symbols, name)? {
                 Some(address) => address,
-                None => function(parsed.dynamic_symbols(), name)?
+                None => function(file, parsed.dynamic_symbols(), name)?
                     .ok_or_else(|| NoPlace::NoSymbol(name.clone()))?,
             };
             let start = code(address).ok_or(NoPlace::NotExecuted(address))?;
@@ -111,8 +111,9 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
     Ok(place)
 }
 
-/// The address of the function that is called so, if there is one.
+/// The address of the function that is called so, if there is one. Where more of the file has to be known for that, none.
 fn function<'a>(
+    file: &PartialFile,
     symbols: impl Iterator<Item = impl ObjectSymbol<'a>>,
     name: &str,
 ) -> Result<Option<u64>, NoPlace> {
@@ -123,9 +124,13 @@ fn function<'a>(
             SymbolFlags::Elf { st_info, .. } => st_info & 0xf,
             _ => elf::STT_NOTYPE,
         };
+        let own = symbol.name();
+        if file.is_needed() {
+            return Ok(None);
+        }
         let is_function = symbol.kind() == SymbolKind::Text || kind == elf::STT_NOTYPE;
         let is_ifunc = kind == elf::STT_GNU_IFUNC;
-        if (is_function || is_ifunc) && symbol.name().is_ok_and(|own| is_called(own, name)) {
+        if (is_function || is_ifunc) && own.is_ok_and(|own| is_called(own, name)) {
             is_indirect |= is_ifunc;
             addresses.insert(symbol.address());
         }

@@ -30,6 +30,15 @@ pub enum InFile {
     Offset(u64),
 }
 
+impl ProgramPlace {
+    /// Which argument of the kernel's handlers leads to the program's registers, from 0 on: `handler(consumer, registers)`,
+    /// `ret_handler(consumer, entry, registers)` (include/linux/uprobes.h).
+    #[must_use]
+    pub fn saved(&self) -> u8 {
+        if self.returns { 2 } else { 1 }
+    }
+}
+
 impl Display for ProgramPlace {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         write!(f, "{}:{}", self.path, self.at)?;

@@ -43,9 +43,7 @@ pub(super) fn capture(
     program: &ProgramPlace,
     span: &Range<usize>,
 ) -> Result<Capture, lang::Error> {
-    // handler(consumer, registers), ret_handler(consumer, entry, registers)
-    let saved = if program.returns { 2 } else { 1 };
-    capture.of_program(saved, program.returns).map_err(|(field, why)| lang::Error {
+    capture.of_program(program.saved(), program.returns).map_err(|(field, why)| lang::Error {
         span: span.clone(),
         mistake: Mistake::OfProgram { field, why },
     })

@@ -7,7 +7,9 @@
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_char};
+use std::fs::File;
 use std::hint::black_box;
+use std::os::fd::AsRawFd;
 
 // `probed_leap` returns 7 by `probed_leaped`, which it calls and which never returns itself.
 global_asm!(
@@ -70,6 +72,33 @@ extern "C" fn probed_signal(signal: i32) {
     black_box(signal);
 }
 
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_fresh(start: *const c_char) {
+    black_box(start);
+}
+
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probed_changed(number: u64) -> u64 {
+    black_box(number)
+}
+
+/// The program's own file, mapped once more: nobody has touched the memory when the function is called with it.
+fn fresh() {
+    let file = File::open("/proc/self/exe").unwrap();
+    // SAFETY: any place will do for it, and nothing else is there.
+    let start = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+    };
+    assert_ne!(start, libc::MAP_FAILED);
+    probed_fresh(start.cast());
+    // SAFETY: it was mapped above, and nobody has it.
+    assert_eq!(unsafe { libc::munmap(start, 4096) }, 0);
+}
+
 fn calls(rounds: u64) {
     let text = c"a_text_of_the_program";
     for round in 0..rounds {
@@ -81,6 +110,7 @@ fn calls(rounds: u64) {
         assert_eq!(probed_nest(5), 5);
         // SAFETY: it calls nothing but itself, and keeps what a function has to keep.
         assert_eq!(unsafe { probed_leap() }, 7);
+        fresh();
         // SAFETY: its handler only counts.
         unsafe { libc::raise(libc::SIGUSR1) };
     }
@@ -91,6 +121,7 @@ fn main() {
     // SAFETY: the handler does nothing that a handler must not do.
     unsafe { libc::signal(libc::SIGUSR1, probed_signal as *const () as libc::sighandler_t) };
     calls(rounds);
+    println!("{} and {} are changed", probed_changed(black_box(1)), probed_changed(black_box(2)));
     // SAFETY: there is one thread, and the child calls what the parent does.
     match unsafe { libc::fork() } {
         0 => calls(rounds),

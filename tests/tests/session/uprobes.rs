@@ -2,12 +2,12 @@
 
 use super::Notes;
 use object::{Object, ObjectSegment};
-use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::regs::Register;
 use std::time::{Duration, Instant};
 use tests::linux_rig::{Guest, Subject};
 use vmm::errands::{Functions, ReadFile};
-use vmm::probe::Probe;
+use vmm::probe::{Hit, Probe, Where};
 use vmm::session::{CommandError, Handle, ProbeState};
 
 /// Longer than anything here takes, on a busy machine too.
@@ -45,13 +45,9 @@ fn a_place_in_a_program_is_probed_while_the_guest_runs() {
         let at = entry(subject, handle);
         let place = format!("{PROGRAM}:{at:#x}");
         let counted = handle.register(defined(&format!("p {place} ip=%ip sp=$stack"))).unwrap();
-        let handled = Probe::at(vmm::probe::Where::Definition(format!("p {place} ip=%ip"))).pre({
+        let handled = Probe::at(Where::Definition(format!("p {place} ip=%ip"))).pre({
             let seen = seen.clone();
-            // handler(consumer, registers): the program's own.
-            move |hit| {
-                let registers = hit.argument(1).map(Gva);
-                seen.add(registers.and_then(|at| hit.memory.read_u64(at.add(128)).ok()));
-            }
+            move |hit| seen.add(hit.program().and_then(|program| program.get(Register::Rip).ok()))
         });
         let handled = handle.register(handled).unwrap();
         let reports = handle.list().unwrap();
@@ -74,6 +70,35 @@ fn a_place_in_a_program_is_probed_while_the_guest_runs() {
     ended.assert_in_order();
     assert_eq!(ended.console.matches("there are 0").count(), 4, "{}", ended.console);
     assert_eq!(seen.take(), []);
+}
+
+/// A program of ours, without libraries: the file that `VMM_GUEST_PROBED` names, or the one that was built with the tests.
+fn probed() -> Vec<u8> {
+    let built = || env!("CARGO_BIN_EXE_probed").into();
+    std::fs::read(std::env::var_os("VMM_GUEST_PROBED").unwrap_or_else(built)).unwrap()
+}
+
+/// What a handler makes of an argument and of what a function returns is what the program goes on with.
+#[test]
+fn a_handler_changes_what_a_program_goes_on_with() {
+    let Some(guest) = Guest::new() else { return };
+    let at =
+        |text: &str, handler: fn(&mut Hit<'_>)| Probe::at(Where::Definition(text.to_owned())).pre(handler);
+    let entered = at("p /probed:probed_changed number=%di:u64", |hit| {
+        let program = hit.program().unwrap();
+        let number = program.get(Register::Rdi).unwrap();
+        assert_eq!(hit.get("number").and_then(|own| own.number()), Some(number));
+        program.set(Register::Rdi, number + 40).unwrap();
+    });
+    let returned = at("r /probed:probed_changed", |hit| {
+        let program = hit.program().unwrap();
+        let number = program.get(Register::Rax).unwrap();
+        program.set(Register::Rax, number * 10).unwrap();
+    });
+    let guest = guest.cpus(2).program("probed", &probed()).script("/probed 1\n");
+    let ended = guest.probe(entered).probe(returned).run("sh:/script");
+    ended.assert_in_order();
+    assert!(ended.console.contains("410 and 420 are changed"), "{}", ended.console);
 }
 
 /// What cannot be probed is refused with a reason, and a file that is not there is waited for.
@@ -128,8 +153,9 @@ echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)
 fn come_and_go(cpus: u8, probes: usize, within: Duration) {
     let Some(guest) = Guest::new() else { return };
     let subject = guest.subject;
-    let ended =
-        guest.cpus(cpus).script(SHELLS).patience(20 * LONG).run_with("sh:/script", |handle, console| {
+    let ended = guest.cpus(cpus).optimize().script(SHELLS).patience(20 * LONG).run_with(
+        "sh:/script",
+        |handle, console| {
             console.wait_for("begun", 1);
             let place = format!("p {PROGRAM}:{:#x} ip=%ip", entry(subject, handle));
             let begun = Instant::now();
@@ -147,7 +173,8 @@ fn come_and_go(cpus: u8, probes: usize, within: Duration) {
             println!("{probes} probes came and went {rounds} times, and saw {hits} shells start");
             assert!(hits > 0 && rounds > 0);
             console.open_gate();
-        });
+        },
+    );
     ended.assert_in_order();
     assert_eq!(ended.console.matches("there are 0").count(), 2, "{}", ended.console);
 }

@@ -8,6 +8,10 @@ use probe_engine::linux::program_file::{Looked, look};
 use probe_engine::linux::program_place::InFile;
 use probe_engine::linux::uprobes::UprobeCalls;
 use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How long reading a file may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory of the guest's for as long as steps are carried out: a `struct path`, then a name, then how far a file is read, and what is
 /// read.
@@ -121,12 +125,14 @@ impl Program {
         buffer: &Buffer,
         at: &InFile,
     ) -> Result<u64, Failed> {
-        loop {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
             match look(&self.known, at).map_err(|error| Failed::Refused(error.to_string()))? {
                 Looked::Found(offset) => return Ok(offset),
                 Looked::Needs(part) => self.read(caller, calls, buffer, part)?,
             }
         }
+        Err(Failed::Refused("it takes too long to read its file".to_owned()))
     }
 
     /// Reads a part of the file. What is not there any more is zeros.
@@ -138,7 +144,8 @@ impl Program {
         part: Range<u64>,
     ) -> Result<(), Failed> {
         let mut at = part.start;
-        while at < part.end {
+        let deadline = Instant::now() + PATIENCE;
+        while at < part.end && Instant::now() < deadline {
             let count = (part.end - at).min(Buffer::CHUNK);
             caller.memory().write(buffer.position(), &at.to_le_bytes())?;
             let args = [self.file, buffer.bytes().0, count, buffer.position().0];

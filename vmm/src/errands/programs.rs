@@ -68,8 +68,9 @@ impl PlacePrograms<'_> {
     fn all(&mut self, steps: Vec<PlaceStep>, done: &mut Vec<(PlaceStep, Placed)>) -> Result<(), Gone> {
         let buffer = match self.caller.call(self.calls.vmalloc, &[Buffer::SIZE])? {
             0 => {
+                // The others stay as they are: nobody is called for them any more.
                 let refused = || Placed::Refused("the guest has no memory for it".to_owned());
-                done.extend(steps.into_iter().map(|step| (step, refused())));
+                done.extend(steps.into_iter().filter(|step| step.on).map(|step| (step, refused())));
                 return Ok(());
             }
             start => Buffer(Gva(start)),

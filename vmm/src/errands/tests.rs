@@ -205,6 +205,24 @@ fn another_task_on_the_same_stack_is_another_one() {
     assert!(matches!(errands.ask(&back, memory(&ram), other), Some(AtGate::GoesOn(_))));
 }
 
+/// Who makes calls for itself takes the trap again, without anybody's being told.
+#[test]
+fn a_task_makes_calls_for_itself() {
+    let (ram, errands) = guest();
+    let at_entry = Regs { rip: 0x7000, rsp: 0x8fe8, ..Regs::default() };
+    let mut left = 2;
+    let next = move |_: &mut Worker<'_>| {
+        left -= 1;
+        if left == 0 { Next::Done(()) } else { Next::Call(Call::new(Gva(0x300), &[7])) }
+    };
+    errands.want_for_itself(1, next).unwrap();
+    let called = errands.begin(1, TASK, &at_entry, memory(&ram)).unwrap();
+    assert_eq!((called.rip, called.rdi), (0x310, 7));
+    let back = errands.ask(&Regs { rsp: called.rsp + 8, ..called }, memory(&ram), TASK);
+    assert_eq!(back, Some(AtGate::TakesTrap(at_entry)));
+    assert!(!errands.has_workers());
+}
+
 /// So many tasks are in calls at a time, and no more.
 #[test]
 fn a_guest_whose_tasks_never_come_back_makes_no_more_calls() {
@@ -215,5 +233,9 @@ fn a_guest_whose_tasks_never_come_back_makes_no_more_calls() {
         std::mem::forget(wanted);
         errands.begin(0, Gva(TASK.0 + number), &at, memory(&ram)).is_some()
     };
-    assert_eq!((0..100).filter(|number| begin(*number)).count(), PASSERS);
+    assert_eq!((0..200).filter(|number| begin(*number)).count(), PASSERS - FOR_THEMSELVES);
+    let own = || Next::<()>::Call(Call::new(Gva(0x300), &[]));
+    errands.want_for_itself(0, move |_| own()).unwrap();
+    let at = Regs { rip: 0x7000, rsp: 0x4fe8, ..Regs::default() };
+    assert!(errands.begin(0, Gva(TASK.0 + 500), &at, memory(&ram)).is_some(), "others are not kept from it");
 }

@@ -229,10 +229,10 @@ impl Active {
         }
     }
 
-    /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is. Otherwise the trap stays until
+    /// Whether whoever meets its trap may put the text back: that is its hit, whoever it is, and for nobody else. Otherwise the trap stays until
     /// the control thread finds its hit taken.
     pub(crate) fn is_put_back(&self) -> bool {
-        self.plan.once && self.plan.scope == Scope::Boot
+        self.plan.once && self.plan.scope == Scope::Boot && self.consumer.is_none()
     }
 
     /// Whether that hit was.

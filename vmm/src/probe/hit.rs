@@ -2,6 +2,7 @@
 
 use super::command::{Command, HandlerRequest};
 use super::member::Member;
+use super::program::ProgramRegs;
 use crate::clock::Clock;
 use crate::errands::Errands;
 use crate::kernel_view::KernelView;
@@ -45,6 +46,8 @@ pub struct Hit<'a> {
     /// Where the kernel keeps what it has of this vCPU (GVA).
     pub(crate) area: Option<Gva>,
     pub(crate) requests: &'a mut Vec<HandlerRequest>,
+    /// Where the registers of the program are, if the probe is in one.
+    pub(crate) program: Option<ProgramRegs<'a>>,
     /// What was read, and by what.
     pub(crate) captured: Option<(&'a Capture, &'a [u8])>,
 }
@@ -100,6 +103,12 @@ impl Hit<'_> {
             Some(value) => Some(*value),
             None => self.memory.read_u64(Gva(self.regs.rsp).add(8 * (n as u64 - 5))).ok(),
         }
+    }
+
+    /// The registers of the program, where the probe is in one: `regs` are those of the kernel's function that is called for it.
+    #[must_use]
+    pub fn program(&self) -> Option<ProgramRegs<'_>> {
+        self.program
     }
 
     /// Who called: the stack as `regs` have it, with at most `most` frames of the kernel. `None` where the session does
@@ -280,6 +289,7 @@ impl<'a> HitContext<'a> {
             errands: self.errands,
             area: self.area,
             requests,
+            program: None,
             captured: None,
         }
     }

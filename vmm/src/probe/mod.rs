@@ -27,6 +27,7 @@ mod command;
 mod handlers;
 mod hit;
 mod member;
+mod program;
 
 pub use active::{Active, NoDetour};
 pub(crate) use active::{Kind, Miss, Pacing, Watching};
@@ -37,6 +38,7 @@ pub use handlers::{Entered, Handled, Handlers, InstructionHandlers, ReturnHandle
 pub(crate) use hit::HitContext;
 pub use hit::{Access, Fault, Hit};
 pub use member::{Member, MemberError};
+pub use program::ProgramRegs;
 
 use probe_engine::capture::Capture;
 use probe_engine::capture::hist::Histogram;

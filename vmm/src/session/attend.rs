@@ -45,7 +45,7 @@ impl Control<'_> {
         self.sweep.begin();
         let mut tables = VcpuTables::clone(&world.tables());
         self.tracepoints_switched();
-        let placed = self.programs_placed();
+        let mut released = self.programs_placed();
         for request in requests {
             let vcpu = request.vcpu;
             match request.cause {
@@ -96,6 +96,9 @@ impl Control<'_> {
         self.switch_tracepoints(None, &parked, &mut tables);
         self.place_programs(None, &parked, &mut tables);
         self.free_consumers();
+        if self.programs.under_way.is_none() {
+            released.extend(self.programs.released(true));
+        }
         let answers = self.answerable(answers, &parked, &mut tables);
         self.send_for_worker(&parked, &mut tables);
         world.set_tables(&parked, tables);
@@ -103,7 +106,7 @@ impl Control<'_> {
             parked.end();
         }
         drop(parked);
-        drop(placed);
+        drop(released);
         self.sweep.end(Instant::now(), begun.elapsed());
         if !self.announced {
             self.stopped += begun.elapsed();

@@ -357,7 +357,10 @@ impl Session<'_> {
         let stage = Stage::first(&guest.kernel, &boot)?;
         let breakpoints = stage::breakpoints(&stage.breakpoints(&guest.kernel)?, [None; 2]);
         let kernel = KernelView { unwind, symbols, ..KernelView::default() };
-        let tables = VcpuTables { breakpoints, kernel, errands: errands.clone(), ..VcpuTables::default() };
+        let fault_in = guest.kernel.uprobes.as_ref().ok().and_then(|calls| calls.fault_in);
+        let errands_of_all = errands.clone();
+        let tables =
+            VcpuTables { breakpoints, kernel, fault_in, errands: errands_of_all, ..VcpuTables::default() };
         let world = Arc::new(World::new(usize::from(guest.cpus), tables, wake.clone()));
         let (recorders, mut reader) = events::rings(usize::from(guest.cpus));
         let (ends, ended) = mpsc::channel();

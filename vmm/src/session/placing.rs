@@ -6,19 +6,20 @@
 use super::control::Control;
 use super::programs::UnderWay;
 use super::report::ProbeState;
-use crate::errands::{Caller, Next, PlacePrograms, Placed, Worker};
+use crate::errands::{Caller, Next, PlacePrograms, Placed, Wanted, Worker};
 use crate::vcpu::VcpuTables;
 use crate::world::Parked;
 use probe_engine::errand::Call;
+use probe_engine::linux::scope::Scope;
 use probe_engine::probe::table::ProbeId;
+use probe_engine::virt_memory::VirtMemory;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::PoisonError;
 use std::sync::mpsc;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a program waits that is about to run.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How long its task sleeps until it looks again, in milliseconds.
 const PAUSE: u64 = 1;
 
@@ -34,8 +35,9 @@ impl Control<'_> {
         if !self.arming.is_ready() || self.panic.is_some() {
             return;
         }
-        if program.is_some() {
+        if let Some(vcpu) = program {
             self.programs.missing.clear();
+            self.note_scopes(vcpu);
         }
         self.programs.has_files |= program.is_some() || self.arming.hooks.has_files();
         if !self.programs.has_files || !(self.registry.has_programs() || self.programs.has_registered()) {
@@ -47,21 +49,39 @@ impl Control<'_> {
         if let Err(reason) = self.errand_place(parked, tables) {
             return self.refuse_programs(&reason.to_string());
         }
+        // What is under way may have looked for the program's file before that was there.
+        let another = u64::from(self.programs.under_way.is_some());
         self.begin_placing();
-        if let (Some(vcpu), Some(under_way), Ok(calls)) =
-            (program, &self.programs.under_way, &self.kernel.uprobes)
-        {
-            let (is_over, sleep) = (under_way.is_over.clone(), calls.sleep);
-            let deadline = Instant::now() + PATIENCE;
-            let wait = move |_: &mut Worker<'_>| match is_over.load(Ordering::Relaxed)
-                || Instant::now() >= deadline
-            {
+        if let (Some(vcpu), Some(_), Ok(calls)) = (program, &self.programs.under_way, &self.kernel.uprobes) {
+            let (sleep, deadline) = (calls.sleep, Instant::now() + PATIENCE);
+            // Nobody waits for it any more when the round is over.
+            let wait = move |_: &mut Worker<'_>| match Instant::now() >= deadline {
                 true => Next::Done(()),
                 false => Next::Call(Call::new(sleep, &[PAUSE])),
             };
-            self.programs.waiting.extend(self.sending.errands.want_of(vcpu, wait));
+            let round = self.programs.rounds + another;
+            let wanted = self.sending.errands.want_of(vcpu, wait);
+            self.programs.waiting.extend(wanted.map(|wanted| (round, wanted)));
         }
-        self.programs.waiting.retain(|wanted| wanted.look().is_none());
+    }
+
+    /// A program is about to run on this vCPU: notes in which scopes that is.
+    fn note_scopes(&mut self, vcpu: usize) {
+        let scopes = [Scope::Init, Scope::Command];
+        let (Some(task), Some(running), Ok(layout)) =
+            (self.kernel.task, self.arming.running(), &self.kernel.errands)
+        else {
+            return self.programs.begun.extend(scopes);
+        };
+        let slide = running.map.slide();
+        let memory = VirtMemory::new(&*self.ram, running.space);
+        let own = layout.per_cpu.add(slide).add(8 * vcpu as u64);
+        let is_inside = |scope: &Scope| {
+            memory.read_u64(own).is_ok_and(|area| task.slid(slide).is_inside(*scope, &memory, area))
+        };
+        let new = |scope: &Scope| !self.programs.begun.contains(scope) && is_inside(scope);
+        let begun: Vec<_> = scopes.into_iter().filter(new).collect();
+        self.programs.begun.extend(begun);
     }
 
     fn begin_placing(&mut self) {
@@ -92,27 +112,31 @@ impl Control<'_> {
         };
         // A thread that does not start is found by what it never tells.
         let _ = std::thread::Builder::new().name("programs".to_owned()).spawn(work);
-        let under_way = UnderWay { steps, results, has_come: None, is_over: Arc::default() };
-        self.programs.under_way = Some(under_way);
+        self.programs.under_way = Some(UnderWay { steps, results, has_come: None });
+        self.programs.rounds += 1;
     }
 
-    /// Takes in what came of those that were registered. Programs that wait go on when what is returned is dropped: once what stands
-    /// is as that says.
-    pub(super) fn programs_placed(&mut self) -> Option<UnderWay> {
+    /// Takes in what came of those that were registered. Programs that wait for that go on when what is returned is dropped: once
+    /// what stands is as that says.
+    pub(super) fn programs_placed(&mut self) -> Vec<Wanted<()>> {
         if !self.programs.has_results() {
-            return None;
+            return Vec::new();
         }
-        let mut under_way = self.programs.under_way.take()?;
+        let Some(mut under_way) = self.programs.under_way.take() else { return Vec::new() };
+        let released = self.programs.released(false);
+        let looks_again = !self.programs.waiting.is_empty();
         let mut unknown: BTreeSet<ProbeId> = under_way.steps.iter().map(|step| step.probe).collect();
         for (step, placed) in under_way.has_come.take().unwrap_or_default() {
             unknown.remove(&step.probe);
             match (step.on, placed) {
                 (true, Placed::Done) => drop(self.programs.on.insert(step.probe, step)),
+                (true, Placed::Missing) if looks_again => {}
                 (true, Placed::Missing) => drop(self.programs.missing.insert(step.probe)),
                 (true, Placed::Refused(reason)) => {
                     self.registry.set_state(step.probe, ProbeState::Refused(reason));
                 }
-                (false, _) => drop(self.programs.on.remove(&step.probe)),
+                (false, Placed::Done) => drop(self.programs.on.remove(&step.probe)),
+                (false, Placed::Missing | Placed::Refused(_)) => drop(unknown.insert(step.probe)),
             }
         }
         // A guest that has ended, or panics, comes back from nothing.
@@ -125,7 +149,7 @@ impl Control<'_> {
                 self.registry.set_state(step.probe, ProbeState::Refused(reason));
             }
         }
-        Some(under_way)
+        released
     }
 
     /// Has the registry give the numbers of consumers to others that nobody is called for any more.

@@ -1,13 +1,13 @@
 //! Which places in programs are registered in the guest, and which should be.
 
-use super::registry::Registry;
+use super::registry::{RegisteredProbe, Registry};
 use super::report::ProbeState;
-use crate::errands::{Consumers, PlaceStep, Placed, Wanted};
+use crate::errands::{Consumers, Nothing, PlaceStep, Placed, Wanted};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout;
+use probe_engine::linux::scope::Scope;
 use probe_engine::probe::table::ProbeId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 
@@ -18,12 +18,16 @@ pub(super) struct Programs {
     pub(super) on: BTreeMap<ProbeId, PlaceStep>,
     pub(super) consumers: Arc<Mutex<Consumers>>,
     pub(super) under_way: Option<UnderWay>,
+    /// How often registering has begun.
+    pub(super) rounds: u64,
     /// Those whose files were not there when they were looked for last.
     pub(super) missing: BTreeSet<ProbeId>,
     /// Whether there are files in which places can be.
     pub(super) has_files: bool,
-    /// Programs that wait before they run.
-    pub(super) waiting: Vec<Wanted<()>>,
+    /// In which scopes a program has run: what is of a scope is looked for as a program of that scope sees it.
+    pub(super) begun: Vec<Scope>,
+    /// Programs that wait before they run, each until this round is over.
+    pub(super) waiting: Vec<(u64, Wanted<()>)>,
     /// Consumers of which nobody knows whether the guest has them: they are never used again.
     pub(super) unknown: BTreeSet<Gva>,
 }
@@ -33,14 +37,6 @@ pub(super) struct UnderWay {
     pub(super) steps: Vec<PlaceStep>,
     pub(super) results: Receiver<Vec<(PlaceStep, Placed)>>,
     pub(super) has_come: Option<Vec<(PlaceStep, Placed)>>,
-    /// Whether programs may run again.
-    pub(super) is_over: Arc<AtomicBool>,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-    }
 }
 
 impl Programs {
@@ -60,14 +56,14 @@ impl Programs {
     /// Whether anything is being done, or has to be.
     pub(super) fn is_busy(&self, registry: &Registry, window: Option<Gva>) -> bool {
         let is_early = !self.has_files && registry.has_programs();
-        is_early
-            || self.under_way.is_some()
-            || window.is_some_and(|window| !self.due(registry, window).is_empty())
+        let is_due = |window| !self.due(registry, window).is_empty();
+        is_early || self.under_way.is_some() || window.is_some_and(is_due)
     }
 
     /// Whether a program is of interest that is about to run.
     pub(super) fn awaits(&self, registry: &Registry) -> bool {
-        registry.has_programs() && (!self.has_files || self.under_way.is_some() || !self.missing.is_empty())
+        let is_off = |entry: &RegisteredProbe| is_wanted(entry) && !self.on.contains_key(&entry.active.id);
+        self.under_way.is_some() || (registry.is_armed() && registry.iter().any(is_off))
     }
 
     /// Whether anything is registered, or may be in a moment.
@@ -90,8 +86,14 @@ impl Programs {
         let wanted = wanted(registry, window);
         let off = self.on.iter().filter(|(probe, _)| !wanted.contains_key(probe));
         let off: Vec<_> = off.map(|(_, step)| PlaceStep { on: false, ..step.clone() }).collect();
-        let is_new =
-            |step: &PlaceStep| !self.on.contains_key(&step.probe) && !self.missing.contains(&step.probe);
+        let has_begun = |probe: ProbeId| {
+            let scope = registry.get(probe).map_or(Scope::Boot, |entry| entry.active.plan.scope);
+            scope == Scope::Boot || self.begun.contains(&scope)
+        };
+        let is_new = |step: &PlaceStep| {
+            let probe = step.probe;
+            !self.on.contains_key(&probe) && !self.missing.contains(&probe) && has_begun(probe)
+        };
         off.into_iter().chain(wanted.into_values().filter(is_new)).collect()
     }
 
@@ -101,22 +103,32 @@ impl Programs {
         let busy = self.under_way.iter().flat_map(|under_way| &under_way.steps);
         self.unknown.contains(&at) || self.on.values().chain(busy).any(|step| step.consumer == at)
     }
+
+    /// Programs that have waited for what is done by now: they run when what is returned is dropped.
+    pub(super) fn released(&mut self, all: bool) -> Vec<Wanted<()>> {
+        let (over, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(round, wanted)| {
+                all || *round <= self.rounds || !matches!(wanted.come_to(), Err(Nothing::Overdue))
+            });
+        self.waiting = waiting;
+        over.into_iter().map(|(_, wanted)| wanted).collect()
+    }
 }
 
 /// The places that should be registered.
 fn wanted(registry: &Registry, window: Gva) -> BTreeMap<ProbeId, PlaceStep> {
-    let mut wanted = BTreeMap::new();
-    for entry in registry.iter().filter(|_| registry.is_armed()) {
-        let is_lost =
-            matches!(entry.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_));
-        if let (Some(place), Some(number)) = (&entry.active.plan.program, entry.active.consumer())
-            && entry.enabled
-            && !entry.is_over()
-            && !is_lost
-        {
-            let (probe, consumer) = (entry.active.id, window.add(layout::consumer(number)));
-            wanted.insert(probe, PlaceStep { probe, place: place.clone(), consumer, on: true });
-        }
-    }
-    wanted
+    let entries = registry.iter().filter(|entry| registry.is_armed() && is_wanted(entry));
+    let step = |entry: &RegisteredProbe| {
+        let (place, number) = (entry.active.plan.program.clone()?, entry.active.consumer()?);
+        let (probe, consumer) = (entry.active.id, window.add(layout::consumer(number)));
+        Some((probe, PlaceStep { probe, place, consumer, on: true }))
+    };
+    entries.filter_map(step).collect()
+}
+
+/// Whether a probe is in a program, and is to stand there.
+fn is_wanted(entry: &RegisteredProbe) -> bool {
+    let is_lost =
+        matches!(entry.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_));
+    entry.active.plan.program.is_some() && entry.enabled && !entry.is_over() && !is_lost
 }

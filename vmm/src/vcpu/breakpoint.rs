@@ -47,6 +47,13 @@ impl Vcpu {
                     internal => {
                         let records =
                             site.probes.iter().filter(|attached| attached.probe.plan.records()).count();
+                        let is_counted = passed.is_some_and(|passed| passed.is_next(&breakpoint.regs));
+                        if !answered
+                            && !is_counted
+                            && let Some(regs) = self.bring_in(breakpoint, site, tables)
+                        {
+                            return self.go_on(breakpoint, &regs, Shadow::Over);
+                        }
                         if self.recorder.has_space(records) {
                             self.answer(internal, breakpoint, tables);
                             let (taken, requests) = self.hit(breakpoint, site, passed, tables);

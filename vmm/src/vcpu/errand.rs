@@ -20,6 +20,10 @@ impl Vcpu {
         match tables.errands.ask(&breakpoint.regs, memory, task) {
             Some(AtGate::GoesOn(regs)) => self.go_on(breakpoint, &regs, Shadow::Over),
             Some(AtGate::IsBack(regs)) => self.is_back(&Breakpoint { regs, ..*breakpoint }, tables),
+            Some(AtGate::TakesTrap(regs)) => {
+                self.kvm.set_regs(&regs);
+                self.pass_int3(&Breakpoint { regs, ..*breakpoint }, tables, true)
+            }
             None => self.give_back(guest_exception(breakpoint.delivery), tables),
         }
     }

@@ -7,7 +7,7 @@ use crate::clock;
 use crate::events::{SeenHit, What};
 use crate::imposed::{Came, Coming};
 use crate::kvm::{Exception, Shadow};
-use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind, Waiting};
+use crate::probe::{Active, Fault, HandlerRequest, HitContext, Kind, ProgramRegs, Waiting};
 use crate::trap::Breakpoint;
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::{Passed as How, Segments};
@@ -144,6 +144,7 @@ impl Vcpu {
                     if handlers.pre.is_some() {
                         let mut hit = context.hit(probe.id, at, regs, &mut requests);
                         hit.captured = Some((&probe.plan.capture, self.recorder.captured()));
+                        hit.program = ProgramRegs::of(&probe.plan, &entered, memory);
                         probe.pre(&mut hit);
                         regs = hit.regs;
                     }
@@ -260,7 +261,10 @@ impl Vcpu {
         let context = tables.context(&memory, self.id, (ticks, clock), area);
         // The site may have gone while the copy ran.
         let site = tables.sites.get(end.site);
-        for probe in post_handlers(site.into_iter().flat_map(|site| &site.probes), &context) {
+        let ended = regs;
+        let is_called = |attached: &&Attached<Arc<Active>>| attached.probe.is_called(&ended, tables.window);
+        let probes = site.into_iter().flat_map(|site| &site.probes).filter(is_called);
+        for probe in post_handlers(probes, &context) {
             let mut hit = context.hit(probe.id, end.site, regs, &mut requests);
             probe.post(&mut hit);
             regs = hit.regs;

@@ -1,6 +1,7 @@
 //! A vCPU's thread: runs the guest, takes hits, stops when the world does.
 
 mod breakpoint;
+mod bring_in;
 mod call;
 mod errand;
 mod fault;

@@ -39,6 +39,8 @@ pub struct VcpuTables {
     pub trampolines: Gva,
     /// Where the data window begins.
     pub window: Gva,
+    /// `fault_in_readable(address, size)`, where it was linked.
+    pub fault_in: Option<Gva>,
     /// The calls that detours follow, once they may.
     pub detoured: Option<Detoured>,
     /// What is known of the guest's kernel.

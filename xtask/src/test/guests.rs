@@ -90,6 +90,8 @@ impl Guests<'_> {
         let variables = variables
             .with("VMM_TEST_KERNEL", self.kernel.to_string())
             .with_file("VMM_GUEST_INITRD", &cache.initramfs()?)
+            // Beside the folder of the test programs.
+            .with_file("VMM_GUEST_PROBED", &program.with_file_name("../probed"))
             .with_file(&self.kernel.variable(), &kernel.image);
         let variables = match kernel.guest_module("dummy") {
             Some(module) => variables.with_file("VMM_GUEST_MODULE_DUMMY", module),
