@@ -150,7 +150,7 @@ wait $!
 echo there are $(grep -c ' 0xffff[0-9a-f]* pages=' /proc/vmallocinfo)
 ";
 
-/// So many probes come and go for so long while shells start: what is counted by all those that stand is the same.
+/// So many probes come and go for so long while shells start: all see the same, but for what begins or ends in the middle.
 fn come_and_go(cpus: u8, probes: usize, within: Duration) {
     let Some(guest) = Guest::new() else { return };
     let subject = guest.subject;
@@ -166,8 +166,9 @@ fn come_and_go(cpus: u8, probes: usize, within: Duration) {
                 std::thread::sleep(Duration::from_millis(200));
                 let reports = handle.unregister_all(ids).unwrap();
                 let counts: Vec<u64> = reports.iter().map(|report| report.hits).collect();
-                // All are registered one after the other, and stand at the same moment.
-                assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+                // They come and go at one moment each, in whose middle each CPU may be on its way from one consumer to the next.
+                let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+                assert!(most - least <= 2 * u64::from(cpus), "{counts:?}");
                 assert_eq!(reports.iter().map(|report| report.missed.hits()).sum::<u64>(), 0);
                 (rounds, hits) = (rounds + 1, hits + counts[0]);
             }
