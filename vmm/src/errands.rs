@@ -54,6 +54,14 @@ pub struct Worker<'a> {
     pub memory: VirtMemory<'a, GuestRam>,
 }
 
+/// An errand that is one call: what that returns comes of it.
+pub(crate) fn one(call: Call) -> impl FnMut(&mut Worker<'_>) -> Next<u64> {
+    move |worker| match worker.returned {
+        None => Next::Call(call),
+        Some(value) => Next::Done(value),
+    }
+}
+
 /// What a worker does next.
 pub enum Next<T> {
     /// Makes this call. Its function is named by the address at which it was linked.

@@ -69,21 +69,19 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
     if parsed.elf_header().e_machine(endian) != elf::EM_X86_64 {
         return Err(NoPlace::NotElf("it is for another processor".to_owned()));
     }
+    let is_executed = |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+    let segments: Vec<_> = parsed.segments().filter(|segment| is_executed(segment.flags())).collect();
     let code = |address: u64| {
-        parsed.segments().find_map(|segment| {
+        segments.iter().find_map(|segment| {
             let (in_file, size) = segment.file_range();
-            let is_code =
-                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
             let offset = address.checked_sub(segment.address())?;
-            in_file.checked_add(offset).filter(|_| is_code && offset < size)
+            in_file.checked_add(offset).filter(|_| offset < size)
         })
     };
     let is_code = |offset: u64| {
-        parsed.segments().any(|segment| {
+        segments.iter().any(|segment| {
             let (in_file, size) = segment.file_range();
-            let is_code =
-                matches!(segment.flags(), SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
-            is_code && (in_file..in_file.saturating_add(size)).contains(&offset)
+            (in_file..in_file.saturating_add(size)).contains(&offset)
         })
     };
     let (start, place) = match at {

@@ -1,6 +1,6 @@
 //! Calls that a thread of the host's has the guest make, one after the other.
 
-use super::{Errands, Next};
+use super::{Errands, one};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::errand::Call;
@@ -51,12 +51,7 @@ pub(crate) struct Caller {
 impl Caller {
     /// Calls `function`, which was linked there, and gives what that returns.
     pub(crate) fn call(&self, function: Gva, args: &[u64]) -> Result<u64, Gone> {
-        let call = Call::new(function, args);
-        let wanted = self.errands.want(move |worker| match worker.returned {
-            None => Next::Call(call),
-            Some(value) => Next::Done(value),
-        });
-        let wanted = wanted.map_err(|_| Gone)?;
+        let wanted = self.errands.want(one(Call::new(function, args))).map_err(|_| Gone)?;
         // A full counter wakes as well.
         let _ = self.wake.write(1);
         wanted.wait(PATIENCE).map_err(|_| Gone)

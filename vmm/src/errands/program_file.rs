@@ -7,6 +7,7 @@ use probe_engine::linux::partial_file::PartialFile;
 use probe_engine::linux::program_file::{Looked, look};
 use probe_engine::linux::program_place::InFile;
 use probe_engine::linux::uprobes::UprobeCalls;
+use probe_engine::paging::PageFault;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,12 @@ impl Buffer {
 
     pub(super) fn path(&self) -> Gva {
         self.0.add(Self::PATH)
+    }
+
+    /// Puts a `struct path` there.
+    pub(super) fn put_path(&self, caller: &Caller, path: [u64; 2]) -> Result<(), PageFault> {
+        let bytes: Vec<u8> = path.iter().flat_map(|word| word.to_le_bytes()).collect();
+        caller.memory().write(self.path(), &bytes)
     }
 
     pub(super) fn name(&self) -> Gva {
@@ -107,14 +114,6 @@ impl Program {
             true => Ok(found),
             false => Err(Failed::Refused("the guest does not find its file behind an overlay".to_owned())),
         }
-    }
-
-    /// Its `struct path` in `buffer` (GVA).
-    pub(super) fn path_at(&self, caller: &Caller, buffer: &Buffer) -> u64 {
-        let bytes: Vec<u8> = self.path.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The guest's own memory, which it has given us.
-        let _ = caller.memory().write(buffer.path(), &bytes);
-        buffer.path().0
     }
 
     /// Where the place is in the file, in bytes.

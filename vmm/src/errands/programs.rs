@@ -123,8 +123,7 @@ impl PlacePrograms<'_> {
     }
 
     fn let_go(&self, path: [u64; 2], buffer: &Buffer) -> Result<(), Gone> {
-        let bytes: Vec<u8> = path.iter().flat_map(|word| word.to_le_bytes()).collect();
-        if self.caller.memory().write(buffer.path(), &bytes).is_ok() {
+        if buffer.put_path(&self.caller, path).is_ok() {
             self.caller.call(self.calls.path_put, &[buffer.path().0])?;
         }
         Ok(())
@@ -160,8 +159,8 @@ impl PlacePrograms<'_> {
                         let registered = Self::register(&self.caller, &self.calls, &step, program, offset);
                         match registered {
                             Ok(uprobe) => {
-                                self.caller
-                                    .call(self.calls.path_get, &[program.path_at(&self.caller, buffer)])?;
+                                // It is there since it was looked up.
+                                self.caller.call(self.calls.path_get, &[buffer.path().0])?;
                                 let (path, inode) = (program.path, program.inode);
                                 let known = Registered { path, inode, offset, uprobe };
                                 self.consumers.0.insert(step.consumer, known);

@@ -2,7 +2,7 @@
 
 use super::report::ProbeReport;
 use super::resolver::{RegisterError, Resolver};
-use crate::errands::{Closed, Errands, Next, Nothing, Worker};
+use crate::errands::{Closed, Errands, Next, Nothing, Worker, one};
 use crate::own_thread::is_own_thread;
 use crate::probe::{Command, Probe};
 use probe_engine::addr::Gva;
@@ -230,11 +230,7 @@ impl Handle {
     /// # Errors
     /// As [`errand`](Self::errand).
     pub fn call(&self, within: Duration, function: Gva, args: &[u64]) -> Result<u64, ErrandError> {
-        let call = Call::new(function, args);
-        self.errand(within, move |worker| match worker.returned {
-            None => Next::Call(call),
-            Some(value) => Next::Done(value),
-        })
+        self.errand(within, one(Call::new(function, args)))
     }
 
     /// Whether the caller can wait for an answer.

@@ -1,7 +1,6 @@
 //! Which places in programs are registered in the guest, and which should be.
 
 use super::registry::{RegisteredProbe, Registry};
-use super::report::ProbeState;
 use crate::errands::{Consumers, Nothing, PlaceStep, Placed, Wanted};
 use probe_engine::addr::Gva;
 use probe_engine::detour::layout;
@@ -63,7 +62,8 @@ impl Programs {
     /// Whether a program is of interest that is about to run.
     pub(super) fn awaits(&self, registry: &Registry) -> bool {
         let is_off = |entry: &RegisteredProbe| is_wanted(entry) && !self.on.contains_key(&entry.active.id);
-        self.under_way.is_some() || (registry.is_armed() && registry.iter().any(is_off))
+        let is_armed = registry.is_armed() && registry.has_programs();
+        self.under_way.is_some() || (is_armed && registry.iter().any(is_off))
     }
 
     /// Whether anything is registered, or may be in a moment.
@@ -83,6 +83,9 @@ impl Programs {
 
     /// What has to be registered, and what no more.
     pub(super) fn due(&self, registry: &Registry, window: Gva) -> Vec<PlaceStep> {
+        if self.on.is_empty() && !registry.has_programs() {
+            return Vec::new();
+        }
         let wanted = wanted(registry, window);
         let off = self.on.iter().filter(|(probe, _)| !wanted.contains_key(probe));
         let off: Vec<_> = off.map(|(_, step)| PlaceStep { on: false, ..step.clone() }).collect();
@@ -128,7 +131,5 @@ fn wanted(registry: &Registry, window: Gva) -> BTreeMap<ProbeId, PlaceStep> {
 
 /// Whether a probe is in a program, and is to stand there.
 fn is_wanted(entry: &RegisteredProbe) -> bool {
-    let is_lost =
-        matches!(entry.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_));
-    entry.active.plan.program.is_some() && entry.enabled && !entry.is_over() && !is_lost
+    entry.active.plan.program.is_some() && entry.enabled && !entry.is_over() && !entry.is_lost()
 }

@@ -280,7 +280,7 @@ impl Registry {
 
     /// Whether any probe is in a program.
     pub(super) fn has_programs(&self) -> bool {
-        self.entries.values().any(|entry| entry.active.plan.program.is_some())
+        self.consumers.are_used()
     }
 
     /// Whether any probe is at a tracepoint.

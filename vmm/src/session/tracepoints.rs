@@ -2,7 +2,6 @@
 
 use super::handle::{CommandError, Done};
 use super::registry::{RegisteredProbe, Registry};
-use super::report::ProbeState;
 use crate::errands::{Nothing, Registrations, Step, Wanted};
 use probe_engine::addr::Gva;
 use probe_engine::linux::tracepoints::{Callee, TracepointCalls};
@@ -140,10 +139,8 @@ fn wanted(switching: &Switching, registry: &Registry) -> BTreeMap<Gva, Step> {
     let mut wanted = BTreeMap::new();
     for entry in registry.iter() {
         let is_enabled = registry.is_armed() && entry.enabled && !entry.is_over();
-        let is_lost =
-            matches!(entry.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_));
         if (is_enabled || !switching.has_workers)
-            && !is_lost
+            && !entry.is_lost()
             && let Some(step) = switched_on(entry, switching)
         {
             wanted.insert(step.tracepoint, step);

@@ -13,6 +13,11 @@ pub(super) struct ConsumerNumbers {
 }
 
 impl ConsumerNumbers {
+    /// Whether any is a probe's that is registered.
+    pub(super) fn are_used(&self) -> bool {
+        self.free.len() + self.left.len() < self.next as usize
+    }
+
     /// One that nobody has.
     pub(super) fn take(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| {
@@ -34,5 +39,9 @@ mod tests {
         assert_eq!(all, (0..MOST_CONSUMERS).collect::<Vec<_>>());
         numbers.free.push(7);
         assert_eq!([numbers.take(), numbers.take()], [Some(7), None]);
+        assert!(numbers.are_used() && !ConsumerNumbers::default().are_used());
+        numbers.free.push(7);
+        numbers.left.extend((0..MOST_CONSUMERS).filter(|number| *number != 7));
+        assert!(!numbers.are_used());
     }
 }

@@ -50,6 +50,11 @@ impl RegisteredProbe {
         (plan.tracepoint.is_none() && plan.program.is_none()) || self.is_switched_on
     }
 
+    /// Whether it cannot stand any more.
+    pub(in crate::session) fn is_lost(&self) -> bool {
+        matches!(self.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_))
+    }
+
     /// Its place, as users write it.
     pub(in crate::session) fn name(&self) -> String {
         match &self.active.plan.tracepoint {
