@@ -124,9 +124,10 @@ fn a_condition_counts_as_it_does_at_a_trap() {
         (
             Meet::Some,
             Filter::Any(vec![
+                // The guest decides where task 1 runs: no CPU that exists is named.
                 Filter::All(vec![
                     number(Operand::Pid, Order::Equal, 1),
-                    number(Operand::Cpu, Order::Equal, 1),
+                    number(Operand::Cpu, Order::Greater, 1),
                 ]),
                 number(Operand::Pid, Order::Greater, 1),
             ]),
