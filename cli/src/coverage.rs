@@ -297,6 +297,7 @@ mod tests {
             missed: Missed::default(),
             outstanding: 0,
             trapped: None,
+            places: Vec::new(),
             has_stood: true,
             state,
         }

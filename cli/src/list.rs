@@ -7,7 +7,7 @@ use crate::output::{by_kind, json};
 use crate::say::{note, standard_error};
 use crate::source_listing;
 use crate::symbol_file::KernelSource;
-use crate::{system_calls, tracepoints};
+use crate::{program_listing, system_calls, tracepoints};
 use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
@@ -21,6 +21,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 pub(crate) fn main(args: &List) -> Result<ExitCode> {
+    if args.kind == ListKind::User {
+        program_listing::show(args, args.pattern.as_deref())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let files = args.kernel.which.files()?;
     let mut timing = Timing::start();
     let file = read(&files.image)?;

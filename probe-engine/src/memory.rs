@@ -13,6 +13,17 @@ pub trait PhysMemory {
     /// [`NoMemory`] when any byte of the range is not backed by guest RAM.
     fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory>;
 
+    /// The little-endian u64 at `at`, a multiple of 8. Where the guest writes it meanwhile, this is what was there before or is
+    /// there afterwards, if the memory can tell.
+    ///
+    /// # Errors
+    /// [`NoMemory`] when `at` is not backed by guest RAM.
+    fn read_u64(&self, at: Gpa) -> Result<u64, NoMemory> {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
     /// Writes `bytes` to `at`, or nothing.
     ///
     /// # Errors

@@ -177,9 +177,7 @@ impl AddressSpace {
         for (level, slot) in (0..self.levels).rev().zip(&mut unmarked) {
             let shift = 12 + 9 * level;
             let entry_at = table.add(((at.0 >> shift) & 0x1ff) * 8);
-            let mut raw = [0; 8];
-            memory.read(entry_at, &mut raw).map_err(|_| fault)?;
-            let entry = u64::from_le_bytes(raw);
+            let entry = memory.read_u64(entry_at).map_err(|_| fault)?;
             if entry & PRESENT == 0 {
                 return Err(fault);
             }

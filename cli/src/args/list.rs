@@ -16,6 +16,9 @@ use std::path::PathBuf;
 ///
 /// Tracepoints come one a line, as SYSTEM:NAME. With -v, what `--probe 't SYSTEM:NAME'` has as arguments, and below that the fields of
 /// the event that the guest's own tracefs makes of it, with the reason where a probe cannot read one.
+///
+/// Of a program or a library (--kind user PATH) come its functions, with their offsets in the file and their sizes, and then the
+/// tracepoints that it has of its own (USDT), with where their arguments are. With -v, names of C++ and Rust as the source has them.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -25,15 +28,17 @@ Examples:
   vmm list --kind syscalls -v 'open*'
   vmm list --kind tracepoints -v 'sched:*'
   vmm list --all --kernel bzImage
+  vmm list --kind user '/usr/bin/python3.11:gc*'
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
 -v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
-prototype. A tracepoint has
+prototype. Of a program, an object is a function (with name, demangled, offset, size and refused) or a usdt (with provider, name and
+places, each with offset and arguments). A tracepoint has
 system, name, function (at which the probe stands), refused, and with -v arguments (as C) and fields (declaration and refused). With
 --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
 of, where it is inlined), refused and variables (the names of those that can be read there).")]
 pub(crate) struct List {
-    /// Only names that match, as 'vfs_*'
+    /// Only names that match, as 'vfs_*'; with --kind user, the program
     #[arg(value_name = "PATTERN")]
     pub(crate) pattern: Option<String>,
     /// What is listed
@@ -87,4 +92,6 @@ pub(crate) enum ListKind {
     Tracepoints,
     /// Functions that cannot be probed, and why
     Refused,
+    /// What can be probed in a program or library on this machine: PATH, or PATH:PATTERN
+    User,
 }

@@ -35,7 +35,8 @@ pub(crate) struct Probes {
     /// arguments. The guest's own kernel switches it on, which the guest can notice (--assist=off refuses that).
     ///
     /// 'p PATH:SYMBOL' and 'r PATH:SYMBOL' are in a program or a library of the guest's, by its whole path; PATH:0xOFFSET is a
-    /// place in its file. %REG and $argN are the program's own. The guest's own kernel puts them there, which it can notice.
+    /// place in its file, PATH:PATTERN all functions that are called so, and 'usdt PATH:PROVIDER:NAME' a tracepoint that the
+    /// program has of its own, with its arguments as $argN. %REG and $argN are the program's own. The guest's own kernel puts them there, which it can notice.
     ///
     /// $current is the task that runs, and $current->pid a member of it. (STRUCT)VALUE->MEMBER takes a value as the address of
     /// a structure, and (STRUCT,FIELD)VALUE->MEMBER as that of a field of one; a value that is no single name is put in

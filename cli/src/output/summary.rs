@@ -2,12 +2,12 @@
 
 use super::reasons::{FEW, by_kind};
 use super::width;
-use crate::record::{ARMED, Address, End, Kind, ProbeEnd};
+use crate::record::{ARMED, Address, End, Kind, PlaceEnd, ProbeEnd};
 use probe_engine::probe::table::ProbeId;
 use std::cmp::Reverse;
 use std::fmt::Display;
 use std::time::Duration;
-use vmm::session::{Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Report};
+use vmm::session::{Missed, Outcome, PlaceReport, ProbeKind, ProbeReport, ProbeState, Report};
 
 /// What each probe came to. `injected` is what callers get, of a probe whose hits are calls that fail.
 pub(super) fn probes(report: &Report, injected: impl Fn(ProbeId) -> Option<String>) -> Vec<ProbeEnd> {
@@ -29,8 +29,13 @@ pub(super) fn probes(report: &Report, injected: impl Fn(ProbeId) -> Option<Strin
         state: state_name(&probe.state),
         injected: injected(probe.id),
         trapped: probe.trapped.clone(),
+        places: probe.places.iter().map(place_end).collect(),
     };
     report.probes.iter().map(of).collect()
+}
+
+fn place_end(place: &PlaceReport) -> PlaceEnd {
+    PlaceEnd { place: place.place.clone(), hits: place.hits, refused: place.refused.clone() }
 }
 
 /// How the run ended, and its command with it.
@@ -53,7 +58,9 @@ fn nanos(duration: Duration) -> u64 {
 /// The table that ends a run: probe, address, hits, passes outside of the scope where there were any, missed with the
 /// reasons, and the state when it is out of the ordinary.
 pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
-    let width = width(probes.iter().map(|probe| probe.probe.as_str()).chain(["probe"]));
+    let names = probes.iter().map(|probe| probe.probe.as_str()).chain(["probe"]);
+    let places = probes.iter().flat_map(|probe| &probe.places).map(|place| place.place.chars().count() + 2);
+    let width = width(names).max(places.max().unwrap_or(0));
     let has_outside = probes.iter().any(|probe| probe.outside > 0);
     let outside =
         |cell: &dyn Display| if has_outside { format!("  {:>10}", cell.to_string()) } else { String::new() };
@@ -96,6 +103,11 @@ pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
             table.push_str(&notes.join("; "));
         }
         table.push('\n');
+        for PlaceEnd { place, hits, refused } in &probe.places {
+            let refused = refused.as_ref().map(|reason| format!("          {REFUSED}{reason}"));
+            let name = format!("  {place}");
+            table.push_str(&format!("{name:width$}  {:18}  {hits:>10}{}\n", "", refused.unwrap_or_default()));
+        }
     }
     if on_traps.len() > FEW {
         table.push_str(&told("stand on traps", &on_traps, probes.len()));
@@ -220,6 +232,7 @@ mod tests {
             state: state.to_owned(),
             injected: None,
             trapped: None,
+            places: Vec::new(),
         }
     }
 

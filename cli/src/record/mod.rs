@@ -32,7 +32,7 @@ pub(crate) use injection::InjectionEnd;
 pub(crate) use moment::Moment;
 pub(crate) use nth::NthLine;
 pub(crate) use outcome::{
-    ARMED, End, Entry, Function, FunctionCount, HistogramEnd, Prefix, ProbeEnd, RunsLine,
+    ARMED, End, Entry, Function, FunctionCount, HistogramEnd, PlaceEnd, Prefix, ProbeEnd, RunsLine,
 };
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};

@@ -66,6 +66,21 @@ pub(crate) struct ProbeEnd {
     /// Why it was not served by a detour, where it was to be.
     #[serde(default, deserialize_with = "some_name")]
     pub(crate) trapped: Option<String>,
+    /// Those that it stood for, if it was at several places.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) places: Vec<PlaceEnd>,
+}
+
+/// What one of several places came to that a probe stood for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PlaceEnd {
+    /// What is there in the file of its probe.
+    #[serde(deserialize_with = "name")]
+    pub(crate) place: String,
+    pub(crate) hits: u64,
+    /// Why it was not probed.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) refused: Option<String>,
 }
 
 /// A function that ran, of `vmm coverage`.

@@ -21,6 +21,7 @@
 
 mod bpf;
 mod btf;
+mod called;
 mod perf;
 mod run;
 mod step;

@@ -9,6 +9,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::called::called;
 use crate::step::{During, End, Failure, Step};
 use crate::{EXIT_AT_ONCE, bpf, btf, perf, say, sys};
 
@@ -30,7 +31,8 @@ pub(crate) fn step(step: &Step) -> Result<(), Failure> {
             say(format_args!("getppid calls={count}"));
             Ok(())
         }
-        &Step::Ticks(count) => ticks(count).during("ticks"),
+        &Step::Ticks(count) => ticks(count, sys::getppid).during("ticks"),
+        &Step::Called(count) => ticks(count, called).during("called"),
         &Step::Fork(count) => fork(count).during("fork"),
         &Step::Pinned(count) => pinned(count).during("pinned"),
         &Step::Pipe(count) => pipe(count).during("pipe"),
@@ -76,12 +78,12 @@ fn read_files(count: u32) -> io::Result<usize> {
 }
 
 /// So few calls at once that most have no timer's interrupt among them.
-fn ticks(count: u32) -> io::Result<()> {
+fn ticks(count: u32, call: impl Fn(u32)) -> io::Result<()> {
     const AT_ONCE: u32 = 5;
     let mut samples = vec![0; count as usize];
     for sample in &mut samples {
         let before = sys::ticks();
-        sys::getppid(AT_ONCE);
+        call(AT_ONCE);
         *sample = sys::ticks() - before;
     }
     samples.sort_unstable();

@@ -5,6 +5,7 @@
 //! | `open:N` | N files opened, read to their end and closed, by names in turn | `open calls=N bytes=B` |
 //! | `getppid:N` | N calls | `getppid calls=N` |
 //! | `ticks:N` | five calls of `getppid`, N times; how many ticks of the time-stamp counter five take | `ticks calls=5N least=T median=T` |
+//! | `called:N` | the same with calls of a function of its own, which does nothing | `ticks calls=5N least=T median=T` |
 //! | `fork:N` | N times: a child that executes this program, which exits; waited for | `fork calls=N` |
 //! | `pinned:N` | a thread on every online CPU, pinned, each calling `getppid` N times | `pinned calls=N*C cpus=C` |
 //! | `pipe:N` | a byte to a child process and back, N times | `pipe calls=N read=2N write=2N` |
@@ -37,6 +38,7 @@ pub(crate) enum Step {
     Open(u32),
     Getppid(u32),
     Ticks(u32),
+    Called(u32),
     Fork(u32),
     Pinned(u32),
     Pipe(u32),
@@ -134,6 +136,7 @@ impl Step {
             "open" => Self::Open(count()?),
             "getppid" => Self::Getppid(count()?),
             "ticks" => Self::Ticks(count()?),
+            "called" => Self::Called(count()?),
             "fork" => Self::Fork(count()?),
             "pinned" => Self::Pinned(count()?),
             "pipe" => Self::Pipe(count()?),

@@ -8,7 +8,7 @@ impl Field {
     #[must_use]
     pub fn type_name(&self) -> String {
         let (bytes, user) = match self.fetch.read {
-            Read::Word(bytes) | Read::Address(_, bytes) => (u16::from(bytes), false),
+            Read::Word(bytes) | Read::Address(_, bytes) | Read::Extended { bytes, .. } => (u16::from(bytes), false),
             Read::Memory(hop, What::Bytes(bytes)) => (bytes, hop.user),
             Read::Memory(hop, What::String(_) | What::Strings(_)) => (8, hop.user),
             Read::Pointee(What::Bytes(bytes)) => (bytes, false),
@@ -28,7 +28,7 @@ impl Field {
 impl Fetch {
     fn source(&self, returns: bool) -> String {
         let (last, address) = match self.read {
-            Read::Word(_) => (None, None),
+            Read::Word(_) | Read::Extended { .. } => (None, None),
             Read::Memory(hop, _) => (Some(hop), None),
             Read::Pointee(_) => (Some(Hop::at(0)), None),
             Read::Address(hop, _) => (None, Some(hop)),
@@ -83,6 +83,7 @@ impl Base {
             Self::Register(register) | Self::Saved(_, register) => format!("%{}", register.name()),
             Self::Argument(n) => argument(*n),
             Self::Arguments(n) => format!("{} and {}", argument(*n), argument(n.saturating_add(1))),
+            Self::Usdt(n) => format!("$arg{}", u16::from(*n) + 1),
             Self::Stack(n) => format!("$stack{n}"),
             Self::Constant(number) => format!("\\{number:#x}"),
             Self::Kernel(at) => at.to_string(),

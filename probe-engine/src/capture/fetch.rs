@@ -24,6 +24,9 @@ pub enum Base {
     Arguments(u8),
     /// A register of a program, among those that the kernel has saved where an argument leads, by its number from 0 on.
     Saved(u8, Register),
+    /// Argument `n` of a tracepoint that a program has of its own, from 0 on. Where that is is known when the file is: until then, and
+    /// where nobody has [said](super::Capture::at_usdt), it cannot be read.
+    Usdt(u8),
     /// Slot `n` of the stack, of 8 bytes: 0 is where RSP points.
     Stack(u16),
     /// A number.
@@ -72,6 +75,15 @@ impl Hop {
 pub enum Read {
     /// So many low bytes of the value itself, 8 at most, or 16 of two arguments.
     Word(u8),
+    /// So many `bytes` of a number that has only `of` low bytes of the value.
+    Extended {
+        /// How many it has: 8 at most.
+        of: u8,
+        /// Whether it may be negative.
+        is_signed: bool,
+        /// How many are kept: 8 at most.
+        bytes: u8,
+    },
     /// What lies at an offset from the address that the value is.
     Memory(Hop, What),
     /// The value as an address, and what lies there. A null pointer leads nowhere.
@@ -111,7 +123,7 @@ impl Fetch {
 
     /// Whether it follows a pointer. Where that leads is known at a hit.
     pub(super) fn follows_pointers(&self) -> bool {
-        !self.hops.is_empty() || !matches!(self.read, Read::Word(_))
+        !self.hops.is_empty() || !matches!(self.read, Read::Word(_) | Read::Extended { .. })
     }
 
     /// Reads the value, and appends it to `record`.
@@ -167,7 +179,7 @@ impl Fetch {
                 value::put_bytes(record, words.get(..usize::from(bytes)).unwrap_or(&words));
                 return Ok(());
             }
-            Base::Unknown => return Err(Lack::Missing),
+            Base::Usdt(_) | Base::Unknown => return Err(Lack::Missing),
             Base::Current => scene.task.ok_or(Lack::Missing)?.at.0,
             Base::Register(register) => register.of(scene.regs),
             Base::Constant(number) => *number,
@@ -185,6 +197,10 @@ impl Fetch {
         match self.read {
             Read::Word(bytes) => {
                 put_word(record, at, bytes);
+                Ok(())
+            }
+            Read::Extended { of, is_signed, bytes } => {
+                put_word(record, extended(at, of, is_signed), bytes);
                 Ok(())
             }
             Read::Address(hop, bytes) => {
@@ -233,6 +249,15 @@ impl From<PageFault> for Lack {
 
 /// Room for every value that keeps no more than a pointer and a word.
 const LEAST_ROOM: usize = 2 * value::LONGEST_HEAD;
+
+/// The number that has so many low bytes of `word`.
+fn extended(word: u64, bytes: u8, is_signed: bool) -> u64 {
+    let others = 64 - 8 * u32::from(bytes.clamp(1, 8));
+    match is_signed {
+        true => ((word << others).cast_signed() >> others).cast_unsigned(),
+        false => word << others >> others,
+    }
+}
 
 /// Appends so many low bytes of `word`.
 fn put_word(record: &mut Vec<u8>, word: u64, bytes: u8) {

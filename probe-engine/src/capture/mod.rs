@@ -18,6 +18,7 @@ pub mod shape;
 pub mod shown;
 pub mod tally;
 pub mod typed;
+pub mod usdt;
 mod value;
 
 pub use crate::regs::Register;

@@ -2,6 +2,7 @@
 //! memory is a process's.
 
 use super::{Base, Capture, Fetch, Field, Hop, Read, Register};
+use crate::linux::program_place::{InFile, ProgramPlace};
 
 /// What cannot be read of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -18,12 +19,12 @@ pub enum NotOfProgram {
 const ON_STACK: u8 = 6;
 
 impl Capture {
-    /// The same of a program, whose registers lie where argument `saved` leads. At `returns` there are no arguments.
+    /// The same of a program, at `place`.
     ///
     /// # Errors
     /// The name of the first field that cannot be read so, and why.
-    pub fn of_program(self, saved: u8, returns: bool) -> Result<Self, (String, NotOfProgram)> {
-        let of_program = |field: Field| match field.fetch.of_program(saved, returns) {
+    pub fn of_program(self, place: &ProgramPlace) -> Result<Self, (String, NotOfProgram)> {
+        let of_program = |field: Field| match field.fetch.of_program(place) {
             Ok(fetch) => Ok(Field { fetch, ..field }),
             Err(error) => Err((field.name, error)),
         };
@@ -33,12 +34,13 @@ impl Capture {
 }
 
 impl Fetch {
-    fn of_program(self, saved: u8, returns: bool) -> Result<Self, NotOfProgram> {
-        let register = |register| Base::Saved(saved, register);
+    fn of_program(self, place: &ProgramPlace) -> Result<Self, NotOfProgram> {
+        let register = |register| Base::Saved(place.saved(), register);
         let (base, first) = match self.base {
             Base::Register(own) => (register(own), None),
             Base::Stack(slot) => (register(Register::Rsp), Some(8 * i64::from(slot))),
-            Base::Argument(_) | Base::Arguments(_) if returns => return Err(NotOfProgram::Argument),
+            Base::Argument(_) | Base::Arguments(_) if place.returns => return Err(NotOfProgram::Argument),
+            Base::Argument(n) if matches!(place.at, InFile::Tracepoint { .. }) => (Base::Usdt(n), None),
             Base::Argument(n) => match Register::of_argument(n.into()) {
                 Some(own) => (register(own), None),
                 None => (register(Register::Rsp), Some(8 * i64::from(n - ON_STACK + 1))),
@@ -50,6 +52,7 @@ impl Fetch {
             | Base::Cgroup(_)
             | Base::Text(_)
             | Base::Unknown
+            | Base::Usdt(_)
             | Base::Saved(..) => return Ok(self),
             Base::Constant(number) => (Base::Constant(number), None),
         };
@@ -61,7 +64,7 @@ impl Fetch {
         let read = match self.read {
             Read::Memory(hop, what) => Read::Memory(of_user(hop)?, what),
             Read::Address(hop, bytes) => Read::Address(Hop { user: false, ..of_user(hop)? }, bytes),
-            read @ (Read::Word(_) | Read::Pointee(_)) => read,
+            read @ (Read::Word(_) | Read::Extended { .. } | Read::Pointee(_)) => read,
         };
         Ok(Self { base, hops: hops.map(of_user).collect::<Result<_, _>>()?, read })
     }
@@ -75,10 +78,19 @@ mod tests {
     use crate::capture::shape::Shape;
 
     fn of_program(base: Base, hops: &[i64], read: Read, returns: bool) -> Result<String, NotOfProgram> {
+        at(InFile::Offset(0), (base, hops, read), returns)
+    }
+
+    fn at(
+        at: InFile,
+        (base, hops, read): (Base, &[i64], Read),
+        returns: bool,
+    ) -> Result<String, NotOfProgram> {
+        let place = ProgramPlace { path: "/bin/sh".to_owned(), at, counter: None, returns };
         let fetch = Fetch { base, hops: hops.iter().copied().map(Hop::at).collect(), read };
         let field = Field { name: "f".to_owned(), fetch, shape: Shape::Hex };
         let capture = Capture { fields: vec![field], ..Capture::default() };
-        let capture = capture.of_program(1, returns).map_err(|(name, error)| {
+        let capture = capture.of_program(&place).map_err(|(name, error)| {
             assert_eq!(name, "f");
             error
         })?;
@@ -103,6 +115,15 @@ mod tests {
             assert_eq!(of_program(base, hops, read, false), Ok(expected.to_owned()));
         }
         assert_eq!(of_program(Base::Register(Register::Rax), &[], word, true), Ok("$retval".to_owned()));
+    }
+
+    #[test]
+    fn arguments_of_its_own_tracepoints_are_where_its_file_says() {
+        let usdt = InFile::Tracepoint { provider: "python".to_owned(), name: "line".to_owned() };
+        let text = Read::Memory(Hop::at(0), What::String(64));
+        assert_eq!(at(usdt.clone(), (Base::Argument(0), &[], text), false), Ok("+u0($arg1)".to_owned()));
+        let word = (Base::Argument(7), &[][..], Read::Word(4));
+        assert_eq!(at(usdt, word, false), Ok("$arg8".to_owned()));
     }
 
     #[test]

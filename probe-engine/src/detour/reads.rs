@@ -75,6 +75,7 @@ impl Given {
             Base::Kernel(link) => Some(Self::Kernel(*link)),
             Base::Current => Some(Self::Current),
             Base::Saved(..)
+            | Base::Usdt(_)
             | Base::Stack(_)
             | Base::Arguments(_)
             | Base::Comm
@@ -129,7 +130,7 @@ impl Reads {
             (None, _) => return Err(CannotRead),
         };
         let last = match fetch.read {
-            Read::Word(_) => None,
+            Read::Word(_) | Read::Extended { .. } => None,
             Read::Memory(hop, what) => Some((hop, Kept::of(what)?)),
             Read::Pointee(what) => Some((Hop::at(0), Kept::of(what)?)),
             Read::Address(hop, _) => Some((hop, Kept::Address)),

@@ -68,8 +68,8 @@ impl Mistake {
             Self::BadModule(_) => "a module's name has `_` where the name of its file has `-`",
             Self::NegativeOffset => "name the function that holds the address, and count from there",
             Self::AddressOffset => "add it to the address",
+            Self::UsdtAlone => USDT_HERE,
             Self::RelativeProgram => "write `/usr/bin/ls:main`",
-            Self::ProgramPattern => "name one function",
             Self::ProgramEntry => "write `p` instead of `f`",
             Self::NeedsFunction => "write the function's name",
             Self::BadSuffix(_) => "`%return` is all that may follow",
@@ -157,6 +157,8 @@ fn did_you_mean(nearest: &[String]) -> Option<String> {
     (!quoted.is_empty()).then(|| format!("did you mean {}?", quoted.join(" or ")))
 }
 
+const USDT_HERE: &str = "write `usdt /usr/bin/python3.11:python:gc__start`";
+
 impl Wanted {
     fn advice(self) -> Option<&'static str> {
         Some(match self {
@@ -177,6 +179,7 @@ impl Wanted {
             Self::Buckets => "write `.buckets=` and a number above 0",
             Self::HistPart => "histograms have `keys`, `values`, `sort`, `size` and `name`",
             Self::Value => "write a number, or text in quotation marks",
+            Self::Usdt => USDT_HERE,
             Self::Tracepoint => "write `sched:sched_switch`, or a pattern: `sched:*`",
             Self::Symbol | Self::Type | Self::Member | Self::Field | Self::Returned => return None,
         })

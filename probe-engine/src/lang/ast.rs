@@ -24,7 +24,7 @@ pub struct Spanned<T> {
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Statement {
-    /// `p...`, `r...`, `f...`, `t...`
+    /// `p...`, `r...`, `f...`, `t...`, `usdt...`
     Define(Box<Definition>),
     /// `-:[GRP/]EVENT`
     Remove(EventName),
@@ -76,7 +76,7 @@ pub struct Definition {
 /// What kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefinitionKind {
-    /// `p`: at an instruction.
+    /// `p`: at an instruction. `usdt`: at one that a program has marked.
     Instruction,
     /// `r`, or `%return`: at a function's returns.
     Return,
@@ -107,11 +107,11 @@ pub enum WrittenPlace {
         /// `LINE`, counted from the start of the file.
         line: u32,
     },
-    /// `PATH:SYMBOL[+offs]`, `PATH:OFFSET[(COUNTER)]`
+    /// `PATH:SYMBOL[+offs]`, `PATH:OFFSET[(COUNTER)]`, `PATH:PATTERN`; `PATH:PROVIDER:NAME` of a `usdt`
     Program {
         /// `PATH`, from the root on.
         path: String,
-        /// `SYMBOL[+offs]` or `OFFSET`
+        /// `SYMBOL[+offs]`, `OFFSET`, `PATTERN` or `PROVIDER:NAME`
         at: InFile,
         /// `COUNTER`
         counter: Option<u64>,

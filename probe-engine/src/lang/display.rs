@@ -4,6 +4,7 @@ use super::ast::{
     Argument, Cast, Definition, DefinitionKind, Element, EventName, FetchExpr, FetchType, FilterExpr, Hist,
     KeyExpr, KeyModifier, Literal, Operator, Spanned, Statement, Step, Variable, WrittenPlace,
 };
+use crate::linux::program_place::InFile;
 use std::fmt::{Display, Formatter, Result};
 
 impl<T: Display> Display for Spanned<T> {
@@ -33,6 +34,7 @@ impl Display for EventName {
 impl Display for Definition {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match self.kind {
+            DefinitionKind::Instruction if self.place.value.is_usdt() => "usdt",
             DefinitionKind::Instruction => "p",
             DefinitionKind::Return => "r",
             DefinitionKind::Entry => "f",
@@ -46,6 +48,12 @@ impl Display for Definition {
         self.args.iter().try_for_each(|argument| write!(f, " {argument}"))?;
         self.filter.iter().try_for_each(|filter| write!(f, " if {filter}"))?;
         self.hist.iter().try_for_each(|hist| write!(f, " {hist}"))
+    }
+}
+
+impl WrittenPlace {
+    fn is_usdt(&self) -> bool {
+        matches!(self, Self::Program { at: InFile::Tracepoint { .. }, .. })
     }
 }
 

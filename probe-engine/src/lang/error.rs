@@ -54,6 +54,7 @@ pub enum Wanted {
     Calls,
     Symbol,
     Tracepoint,
+    Usdt,
     Ordinal,
     Line,
     PlaceOffset,
@@ -80,6 +81,7 @@ impl std::fmt::Display for Wanted {
             Self::Calls => "a number of calls",
             Self::Symbol => "a symbol",
             Self::Tracepoint => "the name of a tracepoint",
+            Self::Usdt => "a tracepoint that a program has of its own",
             Self::Ordinal => "the number of one of several symbols",
             Self::Line => "a line of the source",
             Self::PlaceOffset => "an offset into a function",
@@ -176,6 +178,8 @@ pub enum Mistake {
     // The place.
     #[error("{0:?} is in no name of a function")]
     BadSymbol(char),
+    #[error("a word that begins with `usdt` is followed by a place")]
+    UsdtAlone,
     #[error("{0:?} is in no name of a tracepoint")]
     BadTracepoint(char),
     #[error("{0} cannot be probed yet")]
@@ -198,8 +202,6 @@ pub enum Mistake {
     NeedsFunction,
     #[error("a program is named by its whole path, which begins with `/`")]
     RelativeProgram,
-    #[error("patterns stand for functions of the kernel, not for those of programs")]
-    ProgramPattern,
     #[error("an `f` probe is at a function of the kernel")]
     ProgramEntry,
     #[error("`{field}` cannot be read in a program: {why}")]

@@ -6,8 +6,8 @@ use super::ast::{
 use super::error::{Error, Mistake, Named, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::place::{self, PlaceKind};
-use super::{argument, filter, hist};
-use crate::probe::spec::{kind_here, not_yet};
+use super::{argument, filter, hist, program};
+use crate::probe::spec::{USDT, kind_here, not_yet};
 
 /// The kernel reads definitions into a buffer of this size. Everything that is made of a definition is bounded by it.
 pub(super) const LONGEST: usize = 4096;
@@ -47,6 +47,9 @@ pub fn parse(text: &str) -> Result<Statement, Error> {
     if let Some(here) = kind_here(head.text()) {
         return Err(first.wrong(Mistake::KindOfProbe { kind: head.text().to_owned(), here }));
     }
+    if head.text() == USDT && rest.is_empty() {
+        return Err(first.wrong(Mistake::UsdtAlone));
+    }
     let mut definition = if is_command(first) && !rest.is_empty() {
         let place = rest.take_word();
         command(first, place)?
@@ -79,6 +82,9 @@ pub fn parse_filter(text: &str) -> Result<Spanned<FilterExpr>, Error> {
 /// Whether a first word is a command and not a place: a letter, a number, and what is behind a colon.
 fn is_command(word: Part<'_>) -> bool {
     let head = word.split_once(':').map_or(word, |(head, _)| head).text();
+    if head == USDT {
+        return true;
+    }
     let number = head.strip_prefix(['p', 'r', 'f', 't']);
     number.is_some_and(|number| number.chars().all(|c| c.is_ascii_digit()))
 }
@@ -89,6 +95,18 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
         Some((head, name)) => (head, event_name(name)?),
         None => (word, EventName { group: None, event: None }),
     };
+    if head.text() == USDT {
+        let (kind, place) = (DefinitionKind::Instruction, program::tracepoint(place)?);
+        return Ok(Definition {
+            kind,
+            max_active: None,
+            name,
+            place,
+            args: Vec::new(),
+            filter: None,
+            hist: None,
+        });
+    }
     let letter = head.take_char();
     if letter == Some('t') {
         if !head.is_empty() {

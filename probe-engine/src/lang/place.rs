@@ -24,7 +24,12 @@ impl PlaceKind {
         let knows_parameters = match place {
             WrittenPlace::Symbol { offset, .. } => returns || *offset == 0,
             WrittenPlace::Tracepoint { .. } => true,
-            WrittenPlace::Program { at, .. } => !returns && matches!(at, InFile::Symbol { offset: 0, .. }),
+            WrittenPlace::Program { at, .. } => match at {
+                InFile::Symbol { offset, .. } => !returns && *offset == 0,
+                InFile::Functions(_) => !returns,
+                InFile::Tracepoint { .. } => true,
+                InFile::Offset(_) => false,
+            },
             WrittenPlace::Address(_) | WrittenPlace::Line { .. } => returns,
         };
         Self { returns, knows_parameters }

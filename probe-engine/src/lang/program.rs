@@ -1,6 +1,6 @@
 //! `PATH:SYMBOL[+offs]`, `PATH:OFFSET[(COUNTER)]`: places in the files of programs (Documentation/trace/uprobetracer.rst).
 
-use super::ast::WrittenPlace;
+use super::ast::{Spanned, WrittenPlace};
 use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, unsigned};
 use crate::linux::glob::Glob;
@@ -16,6 +16,31 @@ pub(crate) fn is_program(place: &str) -> bool {
         }
         None => is_in_program(place),
     }
+}
+
+/// `PATH:PROVIDER:NAME`: a tracepoint of a program's own.
+pub(super) fn tracepoint(place: Part<'_>) -> Result<Spanned<WrittenPlace>, Error> {
+    let behind = |text: &str| text.rfind(':');
+    let Some(name_at) = behind(place.text()) else { return Err(place.is_not(Wanted::Usdt)) };
+    let (before, mut name) = place.split_at(name_at);
+    name.take_char();
+    let Some(provider_at) = behind(before.text()) else { return Err(place.is_not(Wanted::Usdt)) };
+    let (path, mut provider) = before.split_at(provider_at);
+    provider.take_char();
+    if !path.text().starts_with('/') {
+        return Err(path.wrong(Mistake::RelativeProgram));
+    }
+    for part in [provider, name] {
+        if part.is_empty() {
+            return Err(part.is_not(Wanted::Usdt));
+        }
+        if let Some(character) = part.text().chars().find(|c| !is_of_usdt(*c)) {
+            return Err(part.wrong(Mistake::BadSymbol(character)));
+        }
+    }
+    let (provider, name) = (provider.text().to_owned(), name.text().to_owned());
+    let at = InFile::Tracepoint { provider, name };
+    Ok(place.says(WrittenPlace::Program { path: path.text().to_owned(), at, counter: None }))
 }
 
 /// Such a place.
@@ -38,7 +63,14 @@ pub(super) fn parse(place: Part<'_>) -> Result<WrittenPlace, Error> {
         return Ok(WrittenPlace::Program { path, at: InFile::Offset(at), counter });
     }
     if Glob::is_pattern(rest.text()) {
-        return Err(rest.wrong(Mistake::ProgramPattern));
+        return match Glob::new(rest.text()) {
+            Err(error) => Err(rest.wrong(Mistake::Pattern(error))),
+            Ok(_) if rest.text().contains('+') => Err(rest.wrong(Mistake::PatternOffset)),
+            Ok(_) => {
+                let at = InFile::Functions(rest.text().to_owned());
+                Ok(WrittenPlace::Program { path, at, counter: None })
+            }
+        };
     }
     let name = rest.take_while(is_of_symbol);
     if name.is_empty() {
@@ -69,6 +101,10 @@ fn counter(mut part: Part<'_>) -> Result<u64, Error> {
         (Some(number), ")") => Ok(number),
         _ => Err(whole.is_not(Wanted::FileOffset)),
     }
+}
+
+fn is_of_usdt(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }
 
 /// Names of C++ and Rust are written as the file has them; a version may follow an `@`.

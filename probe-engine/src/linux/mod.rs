@@ -68,4 +68,5 @@ pub mod tracepoints;
 pub mod unpack;
 pub mod unwind;
 pub mod uprobes;
+pub mod usdt;
 pub mod vmlinux;

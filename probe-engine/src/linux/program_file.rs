@@ -1,6 +1,10 @@
 //! Where a place is in the file of a program: from symbols to offsets in the file (elf(5)).
 
+mod listing;
+mod several;
+
 use super::partial_file::PartialFile;
+use super::usdt::UsdtArgument;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
 use crate::linux::program_place::InFile;
@@ -35,19 +39,64 @@ pub enum NoPlace {
     /// The symbol is code that finds a function.
     #[error("`{0}` is a function that finds another one when the program is linked (IFUNC)")]
     Indirect(String),
+    /// No function is called so.
+    #[error("no function of it is called like `{0}`")]
+    NoMatch(String),
+    /// More places than anybody probes.
+    #[error("`{0}` stands for {1} places in it, and {MOST_PLACES} are the most")]
+    TooMany(String, usize),
+    /// It has no such tracepoint of its own.
+    #[error("it has no tracepoint `{name}`{}", told(.others))]
+    NoTracepoint {
+        /// `PROVIDER:NAME`
+        name: String,
+        /// Those that it has, or some of them.
+        others: Vec<String>,
+    },
     /// No instruction begins there.
     #[error(transparent)]
     Boundary(#[from] BoundaryError),
 }
 
+/// Most places that one probe stands for.
+pub const MOST_PLACES: usize = 512;
+
+fn told(names: &[String]) -> String {
+    match names {
+        [] => ", and no other one".to_owned(),
+        names => format!("; it has {}", names.join(", ")),
+    }
+}
+
+/// A place that was found in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundPlace {
+    /// What it is called, if it is one of several.
+    pub name: Option<String>,
+    /// So many bytes from the file's start.
+    pub offset: u64,
+    /// Where in the file a counter lies that is not 0 while somebody probes there, if the file says that there is one.
+    pub counter: Option<u64>,
+    /// Where the arguments are, at a tracepoint that the program has of its own.
+    pub arguments: Vec<UsdtArgument>,
+}
+
+impl FoundPlace {
+    fn at(offset: u64) -> Self {
+        Self { name: None, offset, counter: None, arguments: Vec::new() }
+    }
+}
+
 /// What a look at a file came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Looked {
-    /// So many bytes from the file's start.
-    Found(u64),
+    /// There they are: one, unless the place [stands for several](InFile::is_several).
+    Found(Vec<FoundPlace>),
     /// This part of the file has to be known first.
     Needs(Range<u64>),
 }
+
+pub use listing::{ListedFunction, ListedTracepoint, Listing, list};
 
 /// Looks for a place in `file`.
 ///
@@ -62,29 +111,57 @@ pub fn look(file: &PartialFile, at: &InFile) -> Result<Looked, NoPlace> {
     }
 }
 
-fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
-    let no_elf = |error: object::Error| NoPlace::NotElf(error.to_string());
-    let parsed = ElfFile64::<object::Endianness, _>::parse(file).map_err(no_elf)?;
-    let endian = parsed.endian();
-    if parsed.elf_header().e_machine(endian) != elf::EM_X86_64 {
-        return Err(NoPlace::NotElf("it is for another processor".to_owned()));
+type Elf<'a> = ElfFile64<'a, object::Endianness, &'a PartialFile>;
+
+/// Parts of a file that are executed, or not.
+struct Segments(Vec<Segment>);
+
+struct Segment {
+    address: u64,
+    in_file: Range<u64>,
+    is_executed: bool,
+}
+
+impl Segments {
+    fn of(parsed: &Elf<'_>) -> Self {
+        let is_executed = |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
+        let segment = |segment: object::read::elf::ElfSegment64<'_, '_, _, _>| {
+            let (start, size) = segment.file_range();
+            let in_file = start..start.saturating_add(size);
+            Segment { address: segment.address(), in_file, is_executed: is_executed(segment.flags()) }
+        };
+        Self(parsed.segments().map(segment).collect())
     }
-    let is_executed = |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
-    let segments: Vec<_> = parsed.segments().filter(|segment| is_executed(segment.flags())).collect();
-    let code = |address: u64| {
-        segments.iter().find_map(|segment| {
-            let (in_file, size) = segment.file_range();
-            let offset = address.checked_sub(segment.address())?;
-            in_file.checked_add(offset).filter(|_| offset < size)
+
+    /// Where in the file an address is, of code or of data.
+    fn offset_of(&self, address: u64, is_executed: bool) -> Option<u64> {
+        self.0.iter().filter(|segment| segment.is_executed == is_executed).find_map(|segment| {
+            let offset = segment.in_file.start.checked_add(address.checked_sub(segment.address)?)?;
+            segment.in_file.contains(&offset).then_some(offset)
         })
-    };
-    let is_code = |offset: u64| {
-        segments.iter().any(|segment| {
-            let (in_file, size) = segment.file_range();
-            (in_file..in_file.saturating_add(size)).contains(&offset)
-        })
-    };
+    }
+
+    fn is_code(&self, offset: u64) -> bool {
+        self.0.iter().any(|segment| segment.is_executed && segment.in_file.contains(&offset))
+    }
+}
+
+fn parse(file: &PartialFile) -> Result<Elf<'_>, NoPlace> {
+    let parsed = Elf::parse(file).map_err(|error| NoPlace::NotElf(error.to_string()))?;
+    match parsed.elf_header().e_machine(parsed.endian()) {
+        elf::EM_X86_64 => Ok(parsed),
+        _ => Err(NoPlace::NotElf("it is for another processor".to_owned())),
+    }
+}
+
+fn find(file: &PartialFile, at: &InFile) -> Result<Vec<FoundPlace>, NoPlace> {
+    let parsed = parse(file)?;
+    let segments = Segments::of(&parsed);
     let (start, place) = match at {
+        InFile::Functions(pattern) => return several::functions(file, &parsed, &segments, pattern),
+        InFile::Tracepoint { provider, name } => {
+            return several::tracepoints(file, &parsed, &segments, (provider, name));
+        }
         InFile::Offset(offset) => (*offset, *offset),
         InFile::Symbol { name, offset } => {
             let symbols = parsed.symbols();
@@ -93,11 +170,11 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
                 None => function(file, parsed.dynamic_symbols(), name)?
                     .ok_or_else(|| NoPlace::NoSymbol(name.clone()))?,
             };
-            let start = code(address).ok_or(NoPlace::NotExecuted(address))?;
+            let start = segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?;
             (start, start.saturating_add(*offset))
         }
     };
-    if !is_code(place) {
+    if !segments.is_code(place) {
         return Err(NoPlace::NotExecuted(place));
     }
     let rest = |from: u64, to: u64| {
@@ -106,7 +183,7 @@ fn find(file: &PartialFile, at: &InFile) -> Result<u64, NoPlace> {
     };
     let from = if place - start <= FARTHEST { start } else { place };
     instruction_at(rest(from, place), Gva(from), Gva(place))?;
-    Ok(place)
+    Ok(vec![FoundPlace::at(place)])
 }
 
 /// The address of the function that is called so, if there is one. Where more of the file has to be known for that, none.
@@ -161,7 +238,10 @@ mod tests {
                     let end = bytes.len().min(needed.end as usize);
                     file.put(needed.start, &bytes[needed.start as usize..end]);
                 }
-                Ok(Looked::Found(offset)) => return (Ok(offset), known, bytes),
+                Ok(Looked::Found(places)) => {
+                    assert_eq!(places.len(), 1);
+                    return (Ok(places.first().unwrap().offset), known, bytes);
+                }
                 Err(error) => return (Err(error), known, bytes),
             }
         }

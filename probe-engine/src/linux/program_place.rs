@@ -28,6 +28,26 @@ pub enum InFile {
     },
     /// So many bytes from the file's start.
     Offset(u64),
+    /// The entries of all functions whose names match this pattern.
+    Functions(String),
+    /// A tracepoint that the program has of its own (USDT), wherever that is.
+    Tracepoint {
+        /// Whose it is: often the name of the program.
+        provider: String,
+        /// What it is called.
+        name: String,
+    },
+}
+
+impl InFile {
+    /// Whether it stands for as many places as the file says.
+    #[must_use]
+    pub fn is_several(&self) -> bool {
+        match self {
+            Self::Symbol { .. } | Self::Offset(_) => false,
+            Self::Functions(_) | Self::Tracepoint { .. } => true,
+        }
+    }
 }
 
 impl ProgramPlace {
@@ -52,6 +72,8 @@ impl Display for InFile {
             Self::Symbol { name, offset: 0 } => f.write_str(name),
             Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
             Self::Offset(offset) => write!(f, "{offset:#x}"),
+            Self::Functions(pattern) => f.write_str(pattern),
+            Self::Tracepoint { provider, name } => write!(f, "{provider}:{name}"),
         }
     }
 }

@@ -26,6 +26,8 @@ pub use user::{UserEnd, UserWalk};
 
 /// What page tables map at least.
 const PAGE: u64 = 4096;
+/// So many bytes of a stack are read at once.
+const PIECE: usize = 512;
 /// Most bytes of one stack: THREAD_SIZE is 16 KiB, or 32 with KASAN.
 const LARGEST_STACK: u64 = 64 << 10;
 /// Most changes to another stack: one CPU has six, and a task one.
@@ -182,7 +184,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let is_user = ip.0 != 0 && !ip.is_kernels();
         let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
         let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
-        Self { code, stack: StackMemory { memory, page: None }, real, at, first, left: most, end }
+        Self { code, stack: StackMemory { memory, page: None, piece: (None, [0; PIECE]) }, real, at, first, left: most, end }
     }
 
     /// How it ended; `None` while there may be more frames.
@@ -252,7 +254,8 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
         at.ip = (self.real)(Gva(slot), at.ip).unwrap_or(at.ip);
         // A task that is held waits in code that the kernel does not know, and goes on behind it.
-        if code.may_be_ours(at.ip)
+        if !code.is_kernels(at.ip)
+            && code.may_be_ours(at.ip)
             && let Some(behind) = gate::behind(&at.regs(), stack.memory)
         {
             at.go_on(&behind);
@@ -277,6 +280,8 @@ struct StackMemory<'a, M: PhysMemory + ?Sized> {
     memory: &'a VirtMemory<'a, M>,
     /// The page of the stack that was read last, and where it is. Nobody moves it: its vCPU stands still.
     page: Option<(Gva, Gpa)>,
+    /// The piece of that page that was read last, and where it begins. Frame after frame lies in one.
+    piece: (Option<Gva>, [u8; PIECE]),
 }
 
 impl<M: PhysMemory + ?Sized> StackMemory<'_, M> {
@@ -289,25 +294,29 @@ impl<M: PhysMemory + ?Sized> StackMemory<'_, M> {
         if !Gva(at).is_kernels() {
             return Err(End::Cut(Cut::Astray(Gva(at))));
         }
+        let (start, offset) = (Gva(at & !(PIECE as u64 - 1)), at as usize % PIECE);
+        if offset + N <= PIECE && (self.piece.0 == Some(start) || self.load(start)) {
+            let bytes = self.piece.1.get(offset..).and_then(|bytes| bytes.first_chunk());
+            return bytes.copied().ok_or(End::Cut(Cut::Astray(Gva(at))));
+        }
         let mut bytes = [0; N];
-        self.read(Gva(at), &mut bytes).map_err(|fault| End::Cut(Cut::Memory(fault)))?;
+        self.memory.read(Gva(at), &mut bytes).map_err(|fault| End::Cut(Cut::Memory(fault)))?;
         Ok(bytes)
     }
 
-    /// The same as the memory's own. Frame after frame lies in one page, for which the page tables are asked once.
-    fn read(&mut self, at: Gva, bytes: &mut [u8]) -> Result<(), PageFault> {
-        let offset = at.0 % PAGE;
-        if offset + bytes.len() as u64 > PAGE {
-            return self.memory.read(at, bytes);
-        }
-        let page = Gva(at.0 - offset);
-        let gpa = match self.page {
-            Some((known, gpa)) if known == page => gpa,
-            _ => self.memory.translate(page, Access::Read)?,
+    /// Whether the piece from `start` can be read as one; it is there then.
+    fn load(&mut self, start: Gva) -> bool {
+        let offset = start.0 % PAGE;
+        let page = Gva(start.0 - offset);
+        let known = self.page.filter(|(known, _)| *known == page);
+        let Some(gpa) = known.map(|(_, gpa)| gpa).or_else(|| self.memory.translate(page, Access::Read).ok())
+        else {
+            return false;
         };
         self.page = Some((page, gpa));
-        let is_read = self.memory.phys.read(gpa.add(offset), bytes).is_ok();
-        if is_read { Ok(()) } else { self.memory.read(at, bytes) }
+        let is_read = self.memory.phys.read(gpa.add(offset), &mut self.piece.1).is_ok();
+        self.piece.0 = is_read.then_some(start);
+        is_read
     }
 }
 

@@ -55,12 +55,10 @@ pub enum Location {
 }
 
 /// The words of kinds of probes that there are not, and what these would probe.
-const NOT_YET: [(&str, &str); 4] = [
-    ("e", EVENTS),
-    ("s", EVENTS),
-    ("usdt", "programs' own tracepoints (USDT)"),
-    ("profile", "moments in time"),
-];
+const NOT_YET: [(&str, &str); 3] = [("e", EVENTS), ("s", EVENTS), ("profile", "moments in time")];
+/// The word for a tracepoint that a program has of its own.
+pub(crate) const USDT: &str = "usdt";
+const USDT_HERE: &str = "usdt PATH:PROVIDER:NAME";
 const TRACEPOINT_HERE: &str = "t SYSTEM:NAME";
 const EVENTS: &str = "events made of events";
 /// What can be probed instead.
@@ -233,11 +231,16 @@ fn in_module(written: &str, module: &str, place: &str) -> Result<Location, SpecE
     if let Some(what) = not_yet(module) {
         return Err(SpecError::NotYet(what));
     }
-    if is_in_program(written) {
+    // `t:NAME` and `usdt:NAME` give a definition its name. Alone they may as well mean a tracepoint.
+    let of_a_definition = || match module {
+        "t" => Some(TRACEPOINT_HERE),
+        USDT => Some(USDT_HERE),
+        _ => None,
+    };
+    if is_in_program(written) && module != USDT {
         return Err(SpecError::InProgram(written.to_owned()));
     }
-    // `t:NAME` gives a definition its name. Alone it may as well mean a tracepoint.
-    if let Some(here) = kind_here(module).or_else(|| (module == "t").then_some(TRACEPOINT_HERE)) {
+    if let Some(here) = kind_here(module).or_else(of_a_definition) {
         return Err(SpecError::KindOfProbe { kind: module.to_owned(), here });
     }
     if is_command(module) {

@@ -43,7 +43,7 @@ pub(super) fn capture(
     program: &ProgramPlace,
     span: &Range<usize>,
 ) -> Result<Capture, lang::Error> {
-    capture.of_program(program.saved(), program.returns).map_err(|(field, why)| lang::Error {
+    capture.of_program(program).map_err(|(field, why)| lang::Error {
         span: span.clone(),
         mistake: Mistake::OfProgram { field, why },
     })

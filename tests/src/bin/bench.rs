@@ -262,8 +262,8 @@ fn ticks_a_second() -> f64 {
 fn spinning(fit: &'static Host, rounds: u64, has_stack: bool, frequency: u32) -> rig::Left {
     /// Bochs lets no interrupt of a timer through to the host while a guest has interrupts off.
     const STI: [u8; 1] = [0xfb];
-    /// `call` the next instruction: a return address more.
-    const CALL: [u8; 5] = [0xe8, 0, 0, 0, 0];
+    /// `call` the next instruction, and `sub rsp, 80`: a frame more, about as large as a kernel's.
+    const CALL: [u8; 9] = [0xe8, 0, 0, 0, 0, 0x48, 0x83, 0xec, 80];
     let mut rig = Rig::new(fit);
     // `dec rcx; jnz` back to it
     let spin = code(&[&mov(RCX, rounds), &[0x48, 0xff, 0xc9, 0x75, 0xfb]]);
@@ -278,11 +278,11 @@ fn spinning(fit: &'static Host, rounds: u64, has_stack: bool, frequency: u32) ->
     running.end()
 }
 
-/// A kernel in which each frame is a return address and no more. Its table is as long as that of 6.12.
+/// A kernel in which each frame is a return address and 80 bytes more. Its table is as long as that of 6.12.
 fn calls() -> KernelCode {
     const ROWS: usize = 423_716;
-    /// `sp:sp+8 bp:(und) type:call`
-    const ROW: [u8; 6] = [8, 0, 0, 0, 0x05, 0x02];
+    /// `sp:sp+88 bp:(und) type:call`
+    const ROW: [u8; 6] = [88, 0, 0, 0, 0x05, 0x02];
     let start = micro::UPPER_HALF.add(CODE.0);
     // An address is the distance from where it is written, and the next one is as far.
     let ips = [0; 4].repeat(ROWS);

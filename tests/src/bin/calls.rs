@@ -1,7 +1,8 @@
-//! What a probe costs the program that calls the probed function: `getppid` in a Debian guest, by the guest's own
-//! time-stamp counter. Inside Bochs a tick is an instruction, of the guest, of KVM, of the host's kernel and of ours alike.
+//! What a probe costs the program that calls the probed function: `getppid` in a Debian guest, and a function of a program, by the
+//! guest's own time-stamp counter. Inside Bochs a tick is an instruction, of the guest, of KVM, of the host's kernel and of ours alike.
 //!
-//! One guest is probed in one way after the other. `calls` prints one JSON object a row.
+//! One guest is probed in one way after the other. `calls` prints one JSON object a row. `calls --offset FILE` prints where the
+//! program's function is in its file.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -13,20 +14,61 @@ use probe_engine::capture::filter::Operand;
 use probe_engine::capture::hist::{Form, Histogram};
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Fetch, Field, Hop, Read, What};
+use probe_engine::linux::partial_file::PartialFile;
+use probe_engine::linux::program_file::{Looked, look};
+use probe_engine::linux::program_place::InFile;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::sync::Mutex;
+use std::time::Duration;
 use tests::detour::histogram;
 use tests::linux_rig::Guest;
+use vmm::errands::{Functions, ReadFile};
 use vmm::probe::{InstructionProbe, Probe, Where};
 use vmm::session::{Command, ProbeReport, ProbeState};
 
 const FUNCTION: &str = "__x64_sys_getppid";
-/// What the guest does for each row.
+/// What the guest does for each row of that.
 const STEP: &str = "ticks:400";
+/// The guest's program.
+const PROGRAM: &str = "/init";
+/// What it does for each row of its own function.
+const STEP_OF_PROGRAM: &str = "called:400";
 
 /// A way to probe the function; the first one not at all.
 type Way = (&'static str, fn() -> Option<Probe>);
+/// The same for the function of the program, by the definition of its place.
+type WayInProgram = (&'static str, fn(&str) -> Probe);
+
+const WAYS_IN_PROGRAM: [WayInProgram; 6] = [
+    ("a program's function, counted by a detour", |at| {
+        Probe::at(Where::Definition(format!("p {at}"))).into()
+    }),
+    ("a program's function, recorded by a detour", |at| defined(&format!("p {at} a=%di b=%si"))),
+    ("a program's function, its memory recorded by a detour", |at| defined(&format!("p {at} a=$stack0"))),
+    ("a program's function, a trap with an empty handler", |at| {
+        Probe::at(Where::Definition(format!("p {at}"))).pre(|_| {}).into()
+    }),
+    ("a program's function, its return recorded by a detour", |at| defined(&format!("r {at} ret=$retval"))),
+    ("a program's function, a trap with an empty handler at its return", |at| {
+        Probe::at(Where::Definition(format!("r {at}"))).pre(|_| {}).into()
+    }),
+];
+
+fn defined(definition: &str) -> Probe {
+    Probe::define(definition).unwrap()
+}
+
+/// Where the program's function begins in its file.
+fn offset(program: &[u8]) -> u64 {
+    let mut file = PartialFile::new(program.len() as u64).unwrap();
+    file.put(0, program);
+    let at = InFile::Tracepoint { provider: "workload".to_owned(), name: "called".to_owned() };
+    match look(&file, &at).unwrap() {
+        Looked::Found(places) => places[0].offset,
+        Looked::Needs(part) => panic!("{part:x?} of the whole file is not known"),
+    }
+}
 
 const WAYS: [Way; 10] = [
     ("getppid, unprobed", || None),
@@ -76,6 +118,9 @@ fn by_pid() -> Histogram {
     histogram(&[(Operand::Pid, Form::Process)], &[])
 }
 
+/// Longer than the guest takes to read a file.
+const LONG: Duration = Duration::from_secs(600);
+
 /// What a probe stood on.
 fn footing(probe: &ProbeReport) -> &'static str {
     match probe.state {
@@ -86,8 +131,15 @@ fn footing(probe: &ProbeReport) -> &'static str {
 }
 
 fn main() {
+    if let [_, flag, file] = &*std::env::args().collect::<Vec<_>>()
+        && flag == "--offset"
+    {
+        return println!("{:#x}", offset(&std::fs::read(file).unwrap()));
+    }
     let Some(guest) = Guest::new() else { return };
-    let steps = format!("{},sh:/gate", vec![STEP; WAYS.len()].join(",sh:/gate,"));
+    let functions = Functions::find(guest.subject.kernel.symbols()).unwrap();
+    let steps = [vec![STEP; WAYS.len()], vec![STEP_OF_PROGRAM; WAYS_IN_PROGRAM.len() + 1]].concat();
+    let steps = format!("{},sh:/gate", steps.join(",sh:/gate,"));
     let stood = Mutex::new(Vec::new());
     let ended = guest.optimize().run_with(&steps, |handle, console| {
         console.wait_for("workload: ticks ", 1);
@@ -100,11 +152,26 @@ fn main() {
             handle.command(Command::Unregister(ids)).unwrap();
         }
         console.open_gate();
+        console.wait_for("workload: ticks ", WAYS.len() + 1);
+        stood.lock().unwrap().push("nothing");
+        let mut file = ReadFile::new(functions, PROGRAM.as_bytes(), 64 << 20).unwrap();
+        let program = handle.errand(LONG, move |worker| file.next(worker)).unwrap().unwrap();
+        let place = format!("{PROGRAM}:{:#x}", offset(&program));
+        for (number, (_, probe)) in (WAYS.len() + 2..).zip(&WAYS_IN_PROGRAM) {
+            let id = handle.register(probe(&place)).unwrap();
+            console.open_gate();
+            console.wait_for("workload: ticks ", number);
+            stood.lock().unwrap().push(footing(&handle.list().unwrap()[0]));
+            assert!(handle.unregister(id).unwrap().hits > 0);
+        }
+        console.open_gate();
     });
     ended.assert_in_order();
     let timed = ended.console.lines().filter_map(|line| line.trim().strip_prefix("workload: ticks "));
     let mut out = String::new();
-    for (((row, _), timed), stood) in WAYS.iter().zip(timed).zip(stood.into_inner().unwrap()) {
+    let rows = WAYS.iter().map(|(row, _)| row);
+    let rows = rows.chain([&"a program's function, unprobed"]).chain(WAYS_IN_PROGRAM.iter().map(|(row, _)| row));
+    for ((row, timed), stood) in rows.zip(timed).zip(stood.into_inner().unwrap()) {
         writeln!(out, "{}", json!({ "row": row, "said": timed, "on": stood })).unwrap();
     }
     print!("{out}");

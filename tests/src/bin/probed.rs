@@ -5,11 +5,12 @@
     reason = "its functions are found by their symbols, and one of them is left as `longjmp` leaves one"
 )]
 
-use std::arch::global_asm;
+use std::arch::{asm, global_asm};
 use std::ffi::{CStr, c_char};
 use std::fs::File;
 use std::hint::black_box;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 // `probed_leap` returns 7 by `probed_leaped`, which it calls and which never returns itself.
 global_asm!(
@@ -33,6 +34,59 @@ global_asm!(
 
 unsafe extern "C" {
     fn probed_leap() -> u64;
+}
+
+/// Not 0 while somebody probes at `counted`.
+// SAFETY: nobody else has that section, and no other variable is called so.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".probes")]
+static PROBED_COUNTER: AtomicU16 = AtomicU16::new(0);
+
+/// A tracepoint of the program's own, as systemtap's `sys/sdt.h` makes one: a nop, and a note that says where it is.
+macro_rules! tracepoint {
+    ($name:literal, $counter:literal, $arguments:literal, $($operands:tt)*) => {
+        // SAFETY: it does nothing.
+        unsafe {
+            asm!(
+                "990: nop",
+                ".pushsection .note.stapsdt, \"\", \"note\"",
+                ".balign 4",
+                ".4byte 992f - 991f, 994f - 993f, 3",
+                "991: .asciz \"stapsdt\"",
+                "992: .balign 4",
+                "993: .8byte 990b",
+                ".8byte 0",
+                concat!(".8byte ", $counter),
+                concat!(".asciz \"probed\", \"", $name, "\", \"", $arguments, "\""),
+                "994: .balign 4",
+                ".popsection",
+                $($operands)*
+            );
+        }
+    };
+}
+
+#[inline(never)]
+fn mark(number: u64, less: i32, text: &CStr) {
+    let numbers = [number, number + 1];
+    tracepoint!(
+        "mark", "0", "8@%rdi -4@%esi 8@%rdx 4@(%rcx) 1@%r8b -4@$$-7 8@8(%rcx)",
+        in("rdi") number,
+        in("esi") less,
+        in("rdx") text.as_ptr(),
+        in("rcx") black_box(&numbers),
+        in("r8") 0xfff0_u64 + (number & 0xf),
+    );
+}
+
+/// Two places of one tracepoint.
+#[inline(never)]
+fn counted(number: u64) {
+    if black_box(number) & 1 == 0 {
+        tracepoint!("counted", "PROBED_COUNTER", "8@%rdi", in("rdi") number,);
+    } else {
+        tracepoint!("counted", "PROBED_COUNTER", "4@%eax", in("eax") number as u32,);
+    }
 }
 
 // SAFETY: no other function of the program is called so.
@@ -108,6 +162,8 @@ fn calls(rounds: u64) {
         assert_eq!(unsafe { CStr::from_ptr(back) }, text);
         assert_eq!(probed_many(1, 2, 3, 4, 5, 6, round, 8), 29 + 100 * round);
         assert_eq!(probed_nest(5), 5);
+        mark(round, -(round as i32) - 1, text);
+        counted(round);
         // SAFETY: it calls nothing but itself, and keeps what a function has to keep.
         assert_eq!(unsafe { probed_leap() }, 7);
         fresh();
@@ -122,6 +178,7 @@ fn main() {
     unsafe { libc::signal(libc::SIGUSR1, probed_signal as *const () as libc::sighandler_t) };
     calls(rounds);
     println!("{} and {} are changed", probed_changed(black_box(1)), probed_changed(black_box(2)));
+    println!("{} count", PROBED_COUNTER.load(Ordering::Relaxed));
     // SAFETY: there is one thread, and the child calls what the parent does.
     match unsafe { libc::fork() } {
         0 => calls(rounds),

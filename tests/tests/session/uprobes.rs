@@ -5,8 +5,9 @@ use object::{Object, ObjectSegment};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::regs::Register;
 use std::time::{Duration, Instant};
-use tests::linux_rig::{Guest, Subject};
+use tests::linux_rig::{Ended, Guest, Subject};
 use vmm::errands::{Functions, ReadFile};
+use vmm::events::Event;
 use vmm::probe::{Hit, Probe, Where};
 use vmm::session::{CommandError, Handle, ProbeState};
 
@@ -100,6 +101,84 @@ fn a_handler_changes_what_a_program_goes_on_with() {
     let ended = guest.probe(entered).probe(returned).run("sh:/script");
     ended.assert_in_order();
     assert!(ended.console.contains("410 and 420 are changed"), "{}", ended.console);
+}
+
+/// What the events of a probe have read, task by task in the order in which they came.
+fn read(ended: &Ended, probe: ProbeId) -> Vec<Vec<u64>> {
+    let field = |event: &Event, name: &str| event.get(name).and_then(|value| value.number()).unwrap();
+    let names = ["n", "less", "there", "byte", "seven", "more"];
+    let of = |event: &&Event| names.map(|name| field(event, name)).to_vec();
+    ended.by_task(probe).iter().map(of).collect()
+}
+
+/// Where a tracepoint of a program's own is, and where its arguments are, is known when its file is.
+#[test]
+fn tracepoints_of_programs_are_probed_with_their_arguments() {
+    let Some(guest) = Guest::new() else { return };
+    let mark = "usdt:mark /probed:probed:mark n=$arg1:u64 less=$arg2:s64 text=+0($arg3):string there=$arg4 \
+                byte=$arg5:u32 seven=$arg6:s32 more=$arg7:u64";
+    let guest = guest.cpus(2).program("probed", &probed()).script("/probed 4\n");
+    let marks = defined(mark);
+    let handled = Probe::at(Where::Definition(mark.to_owned())).pre(|hit| assert!(hit.program().is_some()));
+    let some = defined("usdt /probed:probed:counted n=$arg1:u64 if n > 0 && n < 3");
+    let guest = guest.optimize().probe(marks).probe(handled).probe(some);
+    let guest = guest.probe(defined("p /probed:probed_[sn]*")).probe(defined("r /probed:probed_s*"));
+    let ended = guest.run("sh:/script");
+    ended.assert_in_order();
+    let round = |n: u64| vec![n, !n, n, 0xf0 + n, u64::from((-7_i32).cast_unsigned()), n + 1];
+    let rounds: Vec<_> = (0..2).flat_map(|_| (0..4).map(round)).collect();
+    for probe in [0, 1] {
+        assert_eq!(read(&ended, ProbeId(probe)), rounds, "{:?}", ended.probe(probe));
+    }
+    let marks = ended.by_task(ProbeId(0));
+    let texts = marks.iter().map(|event| event.get("text").and_then(|text| text.text()));
+    assert!(texts.clone().all(|text| text == Some(b"a_text_of_the_program")), "{:?}", texts.collect::<Vec<_>>());
+    // Both places of it are counted by the program.
+    assert!(ended.console.contains("2 count"), "{}", ended.console);
+    let hits = |probe: u32| -> Vec<(&str, u64)> {
+        ended.probe(probe).places.iter().map(|place| (place.place.as_str(), place.hits)).collect()
+    };
+    assert_eq!((ended.probe(2).hits, hits(2).len()), (2 * 2, 2), "{:?}", ended.probe(2));
+    let mut functions = hits(3);
+    functions.sort_unstable();
+    assert_eq!(functions, [("probed_nest", 2 * 4 * 6), ("probed_signal", 8), ("probed_sum", 8)]);
+    assert_eq!((ended.probe(3).hits, ended.probe(4).hits), (64, 16));
+    assert!(matches!(ended.probe(0).state, ProbeState::Optimized(_)), "{:?}", ended.probe(0));
+}
+
+/// What stands for several places is refused with a reason where the file has none, or not what is to be read there.
+#[test]
+fn what_a_file_has_nowhere_is_refused() {
+    let Some(guest) = Guest::new() else { return };
+    let guest = guest.program("probed", &probed()).script("/probed 1\n");
+    let ended = guest.run_with("open:1,sh:/gate,sh:/script", |handle, console| {
+        console.wait_for("workload: open", 1);
+        for (definition, reason) in [
+            (
+                "usdt /probed:probed:nothing",
+                "it has no tracepoint `probed:nothing`; it has probed:counted, probed:mark",
+            ),
+            ("usdt /bin/sh:probed:mark", "it has no tracepoint `probed:mark`, and no other one"),
+            ("usdt /probed:probed:mark x=$arg8", "`x` is argument 8 there, and there are only 7"),
+            ("usdt /probed:probed:mark x=+0($arg2):string", "leads nowhere: it has 4 bytes"),
+            ("p /probed:nothing_*", "no function of it is called like `nothing_*`"),
+        ] {
+            match handle.register(defined(definition)) {
+                Err(CommandError::Register(error)) => {
+                    assert!(error.to_string().contains(reason), "{definition}: {error}");
+                }
+                other => panic!("{definition}: {other:?}"),
+            }
+        }
+        // All of it comes and goes as one.
+        let sums = handle.register(defined("p /probed:probed_*")).unwrap();
+        let report = handle.unregister(sums).unwrap();
+        assert!(report.places.len() > 6 && report.hits == 0, "{report:?}");
+        assert!(handle.list().unwrap().is_empty());
+        console.open_gate();
+    });
+    ended.assert_in_order();
+    assert!(ended.console.contains("0 count"), "{}", ended.console);
 }
 
 /// What cannot be probed is refused with a reason, and a file that is not there is waited for.

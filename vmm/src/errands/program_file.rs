@@ -4,7 +4,7 @@ use super::caller::{Caller, Failed};
 use super::functions::error;
 use probe_engine::addr::Gva;
 use probe_engine::linux::partial_file::PartialFile;
-use probe_engine::linux::program_file::{Looked, look};
+use probe_engine::linux::program_file::{FoundPlace, Looked, look};
 use probe_engine::linux::program_place::InFile;
 use probe_engine::linux::uprobes::UprobeCalls;
 use probe_engine::paging::PageFault;
@@ -50,6 +50,14 @@ impl Buffer {
     fn bytes(&self) -> Gva {
         self.0.add(Self::BYTES)
     }
+}
+
+/// Where a place is.
+pub(super) enum Places {
+    /// So many bytes from the file's start.
+    One(u64),
+    /// It stands for these.
+    Several(Vec<FoundPlace>),
 }
 
 /// A program whose file is open.
@@ -116,18 +124,22 @@ impl Program {
         }
     }
 
-    /// Where the place is in the file, in bytes.
+    /// Where the place is in the file, in bytes, or those are that it stands for.
     pub(super) fn find(
         &mut self,
         caller: &Caller,
         calls: &UprobeCalls,
         buffer: &Buffer,
         at: &InFile,
-    ) -> Result<u64, Failed> {
+    ) -> Result<Places, Failed> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             match look(&self.known, at).map_err(|error| Failed::Refused(error.to_string()))? {
-                Looked::Found(offset) => return Ok(offset),
+                Looked::Found(places) if at.is_several() => return Ok(Places::Several(places)),
+                Looked::Found(places) => {
+                    let place = places.first().ok_or_else(|| Failed::Refused("there is none".to_owned()))?;
+                    return Ok(Places::One(place.offset));
+                }
                 Looked::Needs(part) => self.read(caller, calls, buffer, part)?,
             }
         }

@@ -5,8 +5,9 @@
 
 use super::caller::{Caller, Failed, Gone};
 use super::functions::error;
-use super::program_file::{Buffer, Program};
+use super::program_file::{Buffer, Places, Program};
 use probe_engine::addr::Gva;
+use probe_engine::linux::program_file::FoundPlace;
 use probe_engine::linux::program_place::ProgramPlace;
 use probe_engine::linux::uprobes::{Registration, UprobeCalls};
 use probe_engine::probe::table::ProbeId;
@@ -29,6 +30,8 @@ pub(crate) struct PlaceStep {
 pub(crate) enum Placed {
     /// It is registered, or is no more, as was wanted.
     Done,
+    /// It stands for these places. None of them is registered.
+    Found(Vec<FoundPlace>),
     /// There is no such file, so far.
     Missing,
     /// It cannot be, and why.
@@ -155,7 +158,8 @@ impl PlacePrograms<'_> {
             let placed = match &mut program {
                 Err(failed) => came(failed)?,
                 Ok(program) => match program.find(&self.caller, &self.calls, buffer, &step.place.at) {
-                    Ok(offset) => {
+                    Ok(Places::Several(places)) => Placed::Found(places),
+                    Ok(Places::One(offset)) => {
                         let registered = Self::register(&self.caller, &self.calls, &step, program, offset);
                         match registered {
                             Ok(uprobe) => {

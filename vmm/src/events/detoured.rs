@@ -200,7 +200,7 @@ impl DetouredProbe {
             nanos,
             guest_nanos,
             vcpu,
-            probe: self.probe.id,
+            probe: self.probe.told_as,
             rip,
             what,
             task: Some(record.task),

@@ -28,11 +28,13 @@ use std::time::Duration;
 /// What is attached to a site.
 pub struct Active {
     pub(crate) id: ProbeId,
+    /// As whose hits its own are told: its own, unless it is one of several that a probe stands for.
+    pub(crate) told_as: ProbeId,
     /// What it does.
     pub(crate) plan: Arc<ProbePlan>,
     pub(crate) kind: Kind,
     /// Whether it has had its only hit, where only the first one counts.
-    spent: AtomicBool,
+    spent: Arc<AtomicBool>,
     /// A handler panicked: none of them is called again.
     broken: AtomicBool,
     /// It was unregistered: calls that it follows still return, without its handler.
@@ -127,9 +129,10 @@ impl Active {
     pub(crate) fn new(id: ProbeId, plan: Arc<ProbePlan>, kind: Kind) -> Self {
         Self {
             id,
+            told_as: id,
             plan,
             kind,
-            spent: AtomicBool::new(false),
+            spent: Arc::default(),
             broken: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             misses: [const { AtomicU64::new(0) }; 3],
@@ -153,6 +156,14 @@ impl Active {
     /// The same, which the guest's kernel calls for this consumer.
     pub(crate) fn called_for(self, consumer: Option<u32>) -> Self {
         Self { consumer, ..self }
+    }
+
+    /// The same, as one of those that `whole` stands for. Of all of them only the first hit counts where that is so.
+    pub(crate) fn part_of(self, whole: Option<&Self>) -> Self {
+        match whole {
+            Some(whole) => Self { told_as: whole.id, spent: whole.spent.clone(), ..self },
+            None => self,
+        }
     }
 
     /// The number of its consumer, if the guest's kernel calls it for a place in a program.

@@ -4,9 +4,10 @@ use super::{Fault, Hit, Probe, ReturnProbe};
 use probe_engine::probe::plan::Trigger;
 use std::any::Any;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-pub(crate) type Handler = Box<dyn Fn(&mut Hit<'_>) + Send + Sync>;
-type FaultHandler = Box<dyn Fn(&Hit<'_>, &Fault) + Send + Sync>;
+pub(crate) type Handler = Arc<dyn Fn(&mut Hit<'_>) + Send + Sync>;
+type FaultHandler = Arc<dyn Fn(&Hit<'_>, &Fault) + Send + Sync>;
 /// What an entry handler keeps for the return; `None` when the call is not to be followed.
 type EntryHandler = Box<dyn Fn(&mut Hit<'_>) -> Option<Data> + Send + Sync>;
 type ReturnHandler = Box<dyn Fn(&mut Hit<'_>, Option<Data>) + Send + Sync>;
@@ -68,7 +69,7 @@ impl Probe {
 }
 
 /// The handlers at an instruction.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct InstructionHandlers {
     pub(crate) pre: Option<Handler>,
     pub(crate) post: Option<Handler>,
@@ -95,8 +96,8 @@ impl Probe<InstructionHandlers> {
     /// handles it as it always does.
     pub fn fault(mut self, handler: impl Fn(&Hit<'_>, &Fault) + Send + Sync + 'static) -> Self {
         self.handlers.fault = Some(match self.handlers.fault.take() {
-            None => Box::new(handler),
-            Some(first) => Box::new(move |hit, fault| {
+            None => Arc::new(handler),
+            Some(first) => Arc::new(move |hit, fault| {
                 first(hit, fault);
                 handler(hit, fault);
             }),
@@ -212,8 +213,8 @@ impl From<Probe<WatchHandler>> for Probe {
 /// `first`, if there is one, and then `handler`.
 fn behind(first: Option<Handler>, handler: impl Fn(&mut Hit<'_>) + Send + Sync + 'static) -> Handler {
     match first {
-        None => Box::new(handler),
-        Some(first) => Box::new(move |hit| {
+        None => Arc::new(handler),
+        Some(first) => Arc::new(move |hit| {
             first(hit);
             handler(hit);
         }),

@@ -211,6 +211,7 @@ impl Control<'_> {
         let splats = self.log.finish(self.arming.running(), &self.ram);
         self.tell_splats(&splats);
         let groups = self.reader.close(self.arming.sites.detours.known());
+        let groups = groups.into_iter().map(|(id, group)| (self.registry.told_as(id), group)).collect();
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
         self.arming.disarm(&mut self.registry, &Stop { parked: &parked, ram: &self.ram });

@@ -68,7 +68,7 @@ pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, ErrandError, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use probe_engine::errand::Call;
-pub use report::{
+pub use report::{PlaceReport, 
     AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report,
     Sleeper, Stands, Stood, Unread, Unregistered,
 };

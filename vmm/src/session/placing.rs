@@ -6,7 +6,7 @@
 use super::control::Control;
 use super::programs::UnderWay;
 use super::report::ProbeState;
-use crate::errands::{Caller, Next, PlacePrograms, Placed, Wanted, Worker};
+use crate::errands::{Caller, Next, PlacePrograms, PlaceStep, Placed, Wanted, Worker};
 use crate::vcpu::VcpuTables;
 use crate::world::Parked;
 use probe_engine::errand::Call;
@@ -123,20 +123,23 @@ impl Control<'_> {
             return Vec::new();
         }
         let Some(mut under_way) = self.programs.under_way.take() else { return Vec::new() };
+        let results = under_way.has_come.take().unwrap_or_default();
+        self.unfold(&results);
         let released = self.programs.released(false);
         let looks_again = !self.programs.waiting.is_empty();
         let mut unknown: BTreeSet<ProbeId> = under_way.steps.iter().map(|step| step.probe).collect();
-        for (step, placed) in under_way.has_come.take().unwrap_or_default() {
+        for (step, placed) in results {
             unknown.remove(&step.probe);
             match (step.on, placed) {
                 (true, Placed::Done) => drop(self.programs.on.insert(step.probe, step)),
+                (true, Placed::Found(_)) => {}
                 (true, Placed::Missing) if looks_again => {}
                 (true, Placed::Missing) => drop(self.programs.missing.insert(step.probe)),
                 (true, Placed::Refused(reason)) => {
                     self.registry.set_state(step.probe, ProbeState::Refused(reason));
                 }
                 (false, Placed::Done) => drop(self.programs.on.remove(&step.probe)),
-                (false, Placed::Missing | Placed::Refused(_)) => drop(unknown.insert(step.probe)),
+                (false, Placed::Found(_) | Placed::Missing | Placed::Refused(_)) => drop(unknown.insert(step.probe)),
             }
         }
         // A guest that has ended, or panics, comes back from nothing.
@@ -150,6 +153,23 @@ impl Control<'_> {
             }
         }
         released
+    }
+
+    /// Probes of which it is known now for which places they stand: each of those has a probe, and is registered in the next round.
+    fn unfold(&mut self, results: &[(PlaceStep, Placed)]) {
+        let mut any = false;
+        for (step, placed) in results {
+            let Placed::Found(places) = placed else { continue };
+            match self.registry.unfold(step.probe, places) {
+                Ok(()) => any |= self.programs.unfolded.insert(step.probe),
+                Err(reason) => self.registry.set_state(step.probe, ProbeState::Refused(reason)),
+            }
+        }
+        let registry = &self.registry;
+        self.programs.unfolded.retain(|probe| registry.contains(*probe));
+        if any {
+            self.programs.wait_longer();
+        }
     }
 
     /// Has the registry give the numbers of consumers to others that nobody is called for any more.

@@ -17,6 +17,8 @@ pub(super) struct Programs {
     pub(super) on: BTreeMap<ProbeId, PlaceStep>,
     pub(super) consumers: Arc<Mutex<Consumers>>,
     pub(super) under_way: Option<UnderWay>,
+    /// Those that stand for several places, which have become probes of their own.
+    pub(super) unfolded: BTreeSet<ProbeId>,
     /// How often registering has begun.
     pub(super) rounds: u64,
     /// Those whose files were not there when they were looked for last.
@@ -61,7 +63,7 @@ impl Programs {
 
     /// Whether a program is of interest that is about to run.
     pub(super) fn awaits(&self, registry: &Registry) -> bool {
-        let is_off = |entry: &RegisteredProbe| is_wanted(entry) && !self.on.contains_key(&entry.active.id);
+        let is_off = |entry: &RegisteredProbe| is_wanted(entry) && !self.is_on(entry.active.id);
         let is_armed = registry.is_armed() && registry.has_programs();
         self.under_way.is_some() || (is_armed && registry.iter().any(is_off))
     }
@@ -71,9 +73,9 @@ impl Programs {
         self.under_way.is_some() || !self.on.is_empty()
     }
 
-    /// Whether a probe's place is registered.
+    /// Whether a probe's place is registered, or it is known which places it stands for.
     pub(super) fn is_on(&self, probe: ProbeId) -> bool {
-        self.on.contains_key(&probe)
+        self.on.contains_key(&probe) || self.unfolded.contains(&probe)
     }
 
     /// Whether the file of a probe's place was not there when it was looked for last.
@@ -95,7 +97,7 @@ impl Programs {
         };
         let is_new = |step: &PlaceStep| {
             let probe = step.probe;
-            !self.on.contains_key(&probe) && !self.missing.contains(&probe) && has_begun(probe)
+            !self.is_on(probe) && !self.missing.contains(&probe) && has_begun(probe)
         };
         off.into_iter().chain(wanted.into_values().filter(is_new)).collect()
     }
@@ -105,6 +107,11 @@ impl Programs {
         let at = window.add(layout::consumer(number));
         let busy = self.under_way.iter().flat_map(|under_way| &under_way.steps);
         self.unknown.contains(&at) || self.on.values().chain(busy).any(|step| step.consumer == at)
+    }
+
+    /// Programs that wait do so for another round.
+    pub(super) fn wait_longer(&mut self) {
+        self.waiting.iter_mut().for_each(|(round, _)| *round += 1);
     }
 
     /// Programs that have waited for what is done by now: they run when what is returned is dropped.

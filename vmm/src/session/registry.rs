@@ -2,6 +2,7 @@
 
 mod consumers;
 mod entry;
+mod parts;
 mod rows;
 
 use super::reasons::OnTrap;
@@ -121,7 +122,13 @@ impl Registry {
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
-        let ResolvedProbe { place, plan, handlers, enabled } = self.resolver.resolve(probe)?;
+        let resolved = self.resolver.resolve(probe)?;
+        self.insert(resolved, None)
+    }
+
+    /// Registers one, which may be a part of another one.
+    fn insert(&mut self, probe: ResolvedProbe, whole: Option<&Active>) -> Result<ProbeId, RegisterError> {
+        let ResolvedProbe { place, plan, handlers, enabled } = probe;
         if plan.pace.is_some() && (plan.once || matches!(place, Place::Watch(_))) {
             return Err(RegisterError::Unpaced(place.name()));
         }
@@ -172,7 +179,7 @@ impl Registry {
             None => None,
         };
         let active = Active::new(id, plan, kind).paced(pacing).injecting(injector.clone());
-        let active = Arc::new(active.called_for(consumer));
+        let active = Arc::new(active.called_for(consumer).part_of(whole));
         match (inject, injector) {
             (Some(Inject::Fail { turns, .. }), Some(injector)) => injector.set_turns(turns),
             (Some(Inject::Under { .. }), Some(injector)) => {
@@ -190,6 +197,7 @@ impl Registry {
             id,
             RegisteredProbe {
                 active,
+                part_of: whole.map(|whole| whole.id),
                 place,
                 info,
                 enabled,
@@ -229,7 +237,7 @@ impl Registry {
 
     /// Unregisters those of `ids` that there are.
     pub(super) fn unregister(&mut self, ids: &[ProbeId]) {
-        for entry in ids.iter().filter_map(|id| self.entries.remove(id)) {
+        for entry in self.with_parts(ids).iter().filter_map(|id| self.entries.remove(id)) {
             entry.active.retire();
             self.consumers.left.extend(entry.active.consumer());
             if entry.active.pool().is_some() {
@@ -310,8 +318,8 @@ impl Registry {
     }
 
     pub(super) fn enable(&mut self, ids: &[ProbeId], enabled: bool) {
-        for id in ids {
-            if let Some(entry) = self.entries.get_mut(id) {
+        for id in self.with_parts(ids) {
+            if let Some(entry) = self.entries.get_mut(&id) {
                 entry.enabled = enabled;
             }
         }
@@ -361,7 +369,8 @@ impl Registry {
 
     /// All probes with what they have seen. Of their hits, `lost` were not handed on.
     pub(super) fn report(&self, reader: &Reader, lost: impl Fn(ProbeId) -> u64) -> Vec<ProbeReport> {
-        self.report_of(&self.entries.keys().copied().collect::<Vec<_>>(), reader, lost)
+        let wholes = self.entries.iter().filter(|(_, entry)| entry.part_of.is_none());
+        self.report_of(&wholes.map(|(id, _)| *id).collect::<Vec<_>>(), reader, lost)
     }
 
     /// Those of `ids` that are registered.
@@ -372,8 +381,7 @@ impl Registry {
         lost: impl Fn(ProbeId) -> u64,
     ) -> Vec<ProbeReport> {
         let detoured = reader.outstanding();
-        let report = |id: &ProbeId| Some(self.entries.get(id)?.report(*id, reader, lost(*id), &detoured));
-        ids.iter().filter_map(report).collect()
+        ids.iter().filter_map(|id| self.report_with_parts(*id, reader, lost(*id), &detoured)).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::TurnsReport;
 use probe_engine::regs::Regs;
 use std::fmt;
+use std::ops::AddAssign;
 use std::time::Duration;
 
 /// Everything there is to say when the guest has ended.
@@ -92,12 +93,26 @@ pub struct ProbeReport {
     pub missed: Missed,
     /// Calls that a return probe follows at this moment.
     pub outstanding: usize,
+    /// The places that it stands for, if it [stands for several](probe_engine::linux::program_place::InFile::is_several) and they are
+    /// known.
+    pub places: Vec<PlaceReport>,
     /// Why it stands on a trap and not on a detour, where detours are wanted.
     pub trapped: Option<String>,
     /// Whether it has stood in the guest at some time.
     pub has_stood: bool,
     /// What became of it.
     pub state: ProbeState,
+}
+
+/// One of several places that a probe stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceReport {
+    /// What is there in its file: a function, or how many bytes from the start it is.
+    pub place: String,
+    /// Hits that were there, those included that were not handed on.
+    pub hits: u64,
+    /// Why it is not probed, where it cannot be.
+    pub refused: Option<String>,
 }
 
 /// What has become of a probe.
@@ -181,6 +196,19 @@ pub struct Missed {
     /// How often the guest worked on the text with no room for the probe behind it. How many hits that cost,
     /// nobody knows.
     pub yields: u64,
+}
+
+impl AddAssign for Missed {
+    fn add_assign(&mut self, more: Self) {
+        let Self { output, ring, unfinished, instance, stack, unread, yields } = more;
+        self.output += output;
+        self.ring += ring;
+        self.unfinished += unfinished;
+        self.instance += instance;
+        self.stack += stack;
+        self.unread += unread;
+        self.yields += yields;
+    }
 }
 
 impl Missed {

@@ -139,10 +139,10 @@ impl Vcpu {
                         requests.push(HandlerRequest::Spent);
                     }
                     let what = What::Hit { args: regs.args() };
-                    let seen = SeenHit { ticks, probe: probe.id, rip: at, what, task };
+                    let seen = SeenHit { ticks, probe: probe.told_as, rip: at, what, task };
                     note(&mut self.recorder, probe, &context, &regs, seen);
                     if handlers.pre.is_some() {
-                        let mut hit = context.hit(probe.id, at, regs, &mut requests);
+                        let mut hit = context.hit(probe.told_as, at, regs, &mut requests);
                         hit.captured = Some((&probe.plan.capture, self.recorder.captured()));
                         hit.program = ProgramRegs::of(&probe.plan, &entered, memory);
                         probe.pre(&mut hit);
@@ -152,7 +152,7 @@ impl Vcpu {
                 }
                 // A function that a handler before has skipped is not entered.
                 Kind::Return(handlers, pool) if regs.rip == at.0 => {
-                    let mut hit = context.hit(probe.id, at, regs, &mut requests);
+                    let mut hit = context.hit(probe.told_as, at, regs, &mut requests);
                     super::call::enter(probe, handlers, pool, &mut hit, tables);
                     regs = hit.regs;
                 }
@@ -185,7 +185,7 @@ impl Vcpu {
                 match emulation.execute(&mut regs, &memory, &segments) {
                     Ok(how) => {
                         for probe in post_handlers(site.probes.iter().filter(is_new), &context) {
-                            let mut hit = context.hit(probe.id, at, regs, &mut requests);
+                            let mut hit = context.hit(probe.told_as, at, regs, &mut requests);
                             probe.post(&mut hit);
                             regs = hit.regs;
                         }
@@ -208,7 +208,7 @@ impl Vcpu {
                         let told = told(exception, fault);
                         for probe in site.probes.iter().filter(is_new).map(|attached| &*attached.probe) {
                             if context.is_inside(probe.plan.scope) {
-                                let mut hit = context.hit(probe.id, at, before, &mut requests);
+                                let mut hit = context.hit(probe.told_as, at, before, &mut requests);
                                 probe.fault(&mut hit, &told);
                             }
                         }
@@ -265,7 +265,7 @@ impl Vcpu {
         let is_called = |attached: &&Attached<Arc<Active>>| attached.probe.is_called(&ended, tables.window);
         let probes = site.into_iter().flat_map(|site| &site.probes).filter(is_called);
         for probe in post_handlers(probes, &context) {
-            let mut hit = context.hit(probe.id, end.site, regs, &mut requests);
+            let mut hit = context.hit(probe.told_as, end.site, regs, &mut requests);
             probe.post(&mut hit);
             regs = hit.regs;
         }

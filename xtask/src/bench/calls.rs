@@ -13,7 +13,7 @@ const OURS: &str = "calls";
 const REFERENCE: &str = "reference";
 /// Calls between two looks at the counter.
 const AT_ONCE: f64 = 5.0;
-/// The row that all others are compared with.
+/// The row that all others of its function are compared with.
 const UNPROBED: &str = "unprobed";
 
 /// The kernel's own probes on the same call, in Debian's kernel that runs in Bochs. Behind ftrace's site, which follows an
@@ -22,7 +22,7 @@ const SCRIPT: &str = "\
 /bin/busybox mount -t tracefs tracefs /sys/kernel/tracing
 cd /sys/kernel/tracing
 timed() {
-    echo \"row $1\"
+    echo \"row getppid, the guest's own: $1\"
     /bin/workload --steps ticks:400
 }
 probed() {
@@ -32,6 +32,17 @@ probed() {
     echo 0 > events/bench/call/enable
     echo > kprobe_events
 }
+timed_program() {
+    echo \"row a program's function, the guest's own: $1\"
+    /bin/workload --steps called:400
+}
+probed_program() {
+    echo \"$2\" > uprobe_events
+    echo 1 > events/bench/call/enable
+    timed_program \"$1\"
+    echo 0 > events/bench/call/enable
+    echo > uprobe_events
+}
 call=__x64_sys_getppid
 timed 'unprobed'
 echo 0 > /proc/sys/debug/kprobes-optimization
@@ -40,6 +51,12 @@ probed 'kprobe event on an int3' \"p:bench/call $call+9\" \"p:bench/call $call+5
 probed 'kretprobe event' \"r:bench/call $call\"
 echo 1 > events/raw_syscalls/sys_enter/enable
 timed 'tracepoint event in its way'
+echo 0 > events/raw_syscalls/sys_enter/enable
+at=/bin/workload:$(/bin/calls --offset /bin/workload)
+timed_program 'unprobed'
+probed_program 'uprobe event' \"p:bench/call $at\"
+probed_program 'uprobe event with two registers' \"p:bench/call $at a=%di b=%si\"
+probed_program 'uretprobe event' \"r:bench/call $at\"
 ";
 
 /// What the commands need.
@@ -82,10 +99,10 @@ fn reference(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
             name = Some(row);
         } else if let Some(said) = line.strip_prefix("workload: ticks ") {
             let name = name.take().context("a figure without a name")?;
-            rows.push(row(&format!("getppid, the guest's own: {name}"), said, "the guest's")?);
+            rows.push(row(name, said, "the guest's")?);
         }
     }
-    above(rows, 5)
+    above(rows, 9)
 }
 
 /// The rows that the program printed.
@@ -95,7 +112,7 @@ fn ours(outcome: &Outcome) -> anyhow::Result<Vec<Value>> {
         let text = |key| printed.get(key).and_then(Value::as_str).with_context(|| format!("no {key}"));
         row(text("row")?, text("said")?, text("on")?)
     });
-    above(rows.collect::<anyhow::Result<_>>()?, 10)
+    above(rows.collect::<anyhow::Result<_>>()?, 17)
 }
 
 /// A row of what the workload said of its calls.
@@ -110,15 +127,17 @@ fn row(name: &str, said: &str, on: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// Of so many ways: adds to each row by how much its least is above that of the unprobed call, and shows it.
+/// Of so many ways: adds to each row by how much its least is above that of the same function's unprobed call, and shows it.
 fn above(mut rows: Vec<Value>, ways: usize) -> anyhow::Result<Vec<Value>> {
     let least = |row: &Value| row.get("least").and_then(Value::as_f64);
-    let is_it =
-        |row: &&Value| row.get("row").and_then(Value::as_str).is_some_and(|row| row.ends_with(UNPROBED));
-    let unprobed = rows.iter().find(is_it).and_then(least).context("no unprobed call was timed")?;
+    let name = |row: &Value| row.get("row").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let function = |name: &str| name.split(',').next().unwrap_or_default().to_owned();
+    let unprobed: Vec<_> = rows.iter().filter(|row| name(row).ends_with(UNPROBED)).cloned().collect();
     ensure!(rows.len() == ways, "{} ways were timed", rows.len());
     for row in &mut rows {
-        let added = least(row).unwrap_or_default() - unprobed;
+        let own = function(&name(row));
+        let unprobed = unprobed.iter().find(|unprobed| function(&name(unprobed)) == own).and_then(least);
+        let added = least(row).unwrap_or_default() - unprobed.context("no unprobed call was timed")?;
         println!(
             "bench: {}: {} instructions at least ({added:+.1}), {} in the median",
             row["row"].as_str().unwrap_or_default(),
@@ -147,10 +166,11 @@ mod tests {
 
     #[test]
     fn each_way_is_compared_with_the_unprobed_call() {
-        let lines = printed(&["unprobed", "a", "b", "c", "d"]);
+        let names = ["f, unprobed", "f, a", "f, b", "f, c", "f, d", "g, unprobed", "g, a", "g, b", "g, c"];
+        let lines = printed(&names);
         let rows = reference(&outcome(&lines)).unwrap();
         let added: Vec<_> = rows.iter().map(|row| row["added"].as_f64().unwrap()).collect();
-        assert_eq!(added, [0.0, 10.0, 20.0, 30.0, 40.0]);
+        assert_eq!(added, [0.0, 10.0, 20.0, 30.0, 40.0, 0.0, 10.0, 20.0, 30.0]);
         assert_eq!((rows[0]["least"].as_f64(), rows[0]["median"].as_f64()), (Some(356.0), Some(1800.0)));
         assert!(reference(&outcome(&lines[..8])).is_err(), "one way was not timed");
         assert!(reference(&outcome(&lines[1..])).is_err(), "a figure has no name");

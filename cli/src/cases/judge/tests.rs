@@ -45,6 +45,7 @@ impl Observed {
             state: ARMED.to_owned(),
             injected: None,
             trapped: None,
+            places: Vec::new(),
         };
         self.recording.probes.insert(id, end);
         self.recording.hits.extend(hits.iter().map(|hit| SeenHit { probe: id, ..hit.clone() }));

@@ -33,7 +33,8 @@ pub struct KernelCode {
     /// Its text, init text included.
     text: Range<Gva>,
     ftrace: [Option<Gva>; FTRACE.len()],
-    return_hooks: [Option<Gva>; RETURN_HOOKS.len()],
+    /// 0 for those that it does not have: nothing returns there.
+    return_hooks: [Gva; RETURN_HOOKS.len()],
 }
 
 /// A module's code, at run-time addresses. Its table is shared by all clones.
@@ -72,7 +73,7 @@ impl KernelCode {
             orc: OrcTable::parse(image)?,
             text: start..end.unwrap_or(start),
             ftrace: FTRACE.map(|name| kernel.symbol(name)),
-            return_hooks: RETURN_HOOKS.map(|name| kernel.symbol(name)),
+            return_hooks: RETURN_HOOKS.map(|name| kernel.symbol(name).unwrap_or(Gva(0))),
         })
     }
 
@@ -98,7 +99,7 @@ impl ModuleCode {
 impl Code<'_> {
     /// What is known at the instruction at `at`, a run-time address; `None` where no table says anything.
     pub(super) fn find<M: PhysMemory + ?Sized>(&self, at: Gva, memory: &VirtMemory<'_, M>) -> Option<OrcRow> {
-        if at.is_in(&self.kernel_text()) {
+        if self.is_kernels(at) {
             return self.kernel.orc.find(self.linked(at));
         }
         match self.modules.iter().find(|module| module.has(at)) {
@@ -107,21 +108,21 @@ impl Code<'_> {
         }
     }
 
-    /// Whether code of ours may be at `at`, which the guest does not know: that is near the kernel's text, and not described by a table.
+    /// Whether code of ours may be at `at`, outside of the kernel's text, which the guest does not know: that is near it, and not
+    /// described by a table.
     pub(super) fn may_be_ours(&self, at: Gva) -> bool {
-        let kernel = self.kernel_text();
-        at >= KERNEL_AND_MODULES && !at.is_in(&kernel) && !self.modules.iter().any(|module| module.has(at))
+        at >= KERNEL_AND_MODULES && !self.modules.iter().any(|module| module.has(at))
     }
 
     /// Whether there may be code at `at`. What the kernel generates is told by its place alone.
     pub(super) fn has(&self, at: Gva) -> bool {
-        let kernel = self.kernel_text();
-        at.is_in(&kernel) || at.is_in(&(kernel.end..GENERATED_END))
+        self.is_kernels(at) || at.is_in(&(self.kernel.text.end.add(self.slide)..GENERATED_END))
     }
 
     /// Whether the guest itself has put `at` in place of a return address.
     pub(super) fn is_return_hook(&self, at: Gva) -> bool {
-        self.kernel.return_hooks.contains(&Some(self.linked(at)))
+        let linked = self.linked(at);
+        self.kernel.return_hooks.iter().any(|hook| *hook == linked)
     }
 
     /// What the code at `at` was copied from by ftrace, linked.
@@ -137,8 +138,9 @@ impl Code<'_> {
         Some(from.add(offset))
     }
 
-    fn kernel_text(&self) -> Range<Gva> {
-        self.kernel.text.start.add(self.slide)..self.kernel.text.end.add(self.slide)
+    /// Whether `at` is in the kernel's own text.
+    pub(super) fn is_kernels(&self, at: Gva) -> bool {
+        self.linked(at).is_in(&self.kernel.text)
     }
 
     fn linked(&self, at: Gva) -> Gva {
@@ -155,6 +157,6 @@ impl KernelCode {
         ftrace: [Option<Gva>; FTRACE.len()],
         hook: Option<Gva>,
     ) -> Self {
-        Self { orc, text, ftrace, return_hooks: [None, hook, None] }
+        Self { orc, text, ftrace, return_hooks: [Gva(0), hook.unwrap_or(Gva(0)), Gva(0)] }
     }
 }

@@ -107,7 +107,7 @@ fn every_mistake_has_its_own_sentence() {
             SpecError::KindOfProbe { kind: text("tracepoint"), here: TRACEPOINT_HERE },
         ),
         ("t:sched_switch", SpecError::KindOfProbe { kind: text("t"), here: TRACEPOINT_HERE }),
-        ("usdt:/bin/sh:main", SpecError::NotYet("programs' own tracepoints (USDT)")),
+        ("usdt:/bin/sh:main", SpecError::KindOfProbe { kind: text("usdt"), here: USDT_HERE }),
         ("/bin/sh:main", SpecError::InProgram(text("/bin/sh:main"))),
         ("./a.out:main+4", SpecError::InProgram(text("./a.out:main+4"))),
         ("p:opens", SpecError::NoPlace(text("p:opens"))),

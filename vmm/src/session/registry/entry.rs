@@ -14,6 +14,8 @@ use std::sync::Arc;
 /// One probe.
 pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) active: Arc<Active>,
+    /// What stands for several places, of which this is at one.
+    pub(super) part_of: Option<ProbeId>,
     pub(in crate::session) place: Place,
     /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
     /// loaded.
@@ -139,6 +141,7 @@ impl RegisteredProbe {
             outstanding: self.active.pool().map_or(0, Pool::outstanding)
                 + detoured.get(&id.0).copied().unwrap_or(0),
             has_stood: self.has_stood,
+            places: Vec::new(),
             state,
         }
     }

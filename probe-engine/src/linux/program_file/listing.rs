@@ -1,0 +1,84 @@
+//! What can be probed in a file by its name.
+
+use super::several::notes;
+use super::{NoPlace, Segments, parse};
+use crate::linux::partial_file::PartialFile;
+use object::{Object, ObjectSymbol, SymbolFlags, SymbolKind, elf};
+use std::collections::BTreeMap;
+
+/// A function of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedFunction {
+    /// As the file has it, without a version.
+    pub name: String,
+    /// Bytes from the file's start.
+    pub offset: u64,
+    /// In bytes, as the file says.
+    pub size: u64,
+    /// Whether it only finds another function when the program is linked (IFUNC).
+    pub is_indirect: bool,
+}
+
+/// A tracepoint that a program has of its own (USDT).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedTracepoint {
+    /// Whose it is.
+    pub provider: String,
+    /// What it is called.
+    pub name: String,
+    /// Where it is, in bytes from the file's start, with the words that say where the arguments are there.
+    pub places: Vec<(u64, String)>,
+}
+
+/// What a file has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listing {
+    /// Functions, by their places.
+    pub functions: Vec<ListedFunction>,
+    /// Tracepoints, by their names.
+    pub tracepoints: Vec<ListedTracepoint>,
+}
+
+/// Lists what can be probed by its name in a file, all of which is known.
+///
+/// # Errors
+/// [`NoPlace`]: it is no program.
+pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
+    let mut file = PartialFile::new(bytes.len() as u64).ok_or(NoPlace::TooLarge)?;
+    file.put(0, bytes);
+    let parsed = parse(&file)?;
+    let segments = Segments::of(&parsed);
+    let mut functions = BTreeMap::new();
+    for symbol in parsed.symbols().chain(parsed.dynamic_symbols()).filter(|symbol| symbol.is_definition()) {
+        let is_indirect = matches!(
+            symbol.flags(),
+            SymbolFlags::Elf { st_info, .. } if st_info & 0xf == elf::STT_GNU_IFUNC
+        );
+        let (Ok(name), true) = (symbol.name(), symbol.kind() == SymbolKind::Text || is_indirect) else {
+            continue;
+        };
+        let name = name.split('@').next().unwrap_or(name);
+        if let Some(offset) = segments.offset_of(symbol.address(), true) {
+            functions.insert((offset, name), (symbol.size(), is_indirect));
+        }
+    }
+    let function = |((offset, name), (size, is_indirect)): ((u64, &str), _)| ListedFunction {
+        name: name.to_owned(),
+        offset,
+        size,
+        is_indirect,
+    };
+    let mut tracepoints = BTreeMap::<(String, String), Vec<(u64, String)>>::new();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    for note in notes(&file, &parsed) {
+        if let Some(offset) = segments.offset_of(note.at, true) {
+            let places = tracepoints.entry((text(note.provider), text(note.name))).or_default();
+            places.push((offset, text(note.arguments)));
+        }
+    }
+    let tracepoint = |((provider, name), places)| ListedTracepoint { provider, name, places };
+    Ok(Listing {
+        functions: functions.into_iter().map(function).collect(),
+        tracepoints: tracepoints.into_iter().map(tracepoint).collect(),
+    })
+}

@@ -1,0 +1,118 @@
+//! Probes that stand for as many places as a file has: when these are known, each gets a probe of its own, which is a part of the
+//! first one. Whoever has registered that sees it alone.
+
+use super::{RegisteredProbe, Registry};
+use crate::events::Reader;
+use crate::probe::{Handlers, Kind};
+use crate::session::report::{PlaceReport, ProbeReport, ProbeState};
+use crate::session::resolver::ResolvedProbe;
+use probe_engine::guest_text::Escaped;
+use probe_engine::linux::program_file::FoundPlace;
+use probe_engine::linux::program_place::{InFile, ProgramPlace};
+use probe_engine::probe::place::Place;
+use probe_engine::probe::plan::ProbePlan;
+use probe_engine::probe::table::ProbeId;
+use std::collections::HashMap;
+
+impl Registry {
+    /// Registers a part of `whole` for each of `places`: all of them or none.
+    ///
+    /// # Errors
+    /// Why one of them cannot be, for people.
+    pub(in crate::session) fn unfold(&mut self, whole: ProbeId, places: &[FoundPlace]) -> Result<(), String> {
+        let mut parts = Vec::new();
+        for found in places {
+            let Some(resolved) = self.entries.get(&whole).map(|entry| part(entry, found)) else { break };
+            let active = self.entries.get(&whole).map(|entry| entry.active.clone());
+            let registered = resolved
+                .and_then(|part| self.insert(part, active.as_deref()).map_err(|error| error.to_string()));
+            match registered {
+                Ok(id) => parts.push(id),
+                Err(error) => {
+                    self.unregister(&parts);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `ids` and their parts.
+    pub(super) fn with_parts(&self, ids: &[ProbeId]) -> Vec<ProbeId> {
+        let is_part = |entry: &RegisteredProbe| entry.part_of.is_some_and(|whole| ids.contains(&whole));
+        let parts = self.entries.iter().filter(|(_, entry)| is_part(entry)).map(|(id, _)| *id);
+        ids.iter().copied().chain(parts).collect()
+    }
+
+    /// As whose hits those of a probe are told.
+    pub(in crate::session) fn told_as(&self, id: ProbeId) -> ProbeId {
+        self.entries.get(&id).and_then(|entry| entry.part_of).unwrap_or(id)
+    }
+
+    /// What is said of a probe: what it and all of its parts have seen, of which `lost` was not handed on.
+    pub(super) fn report_with_parts(
+        &self,
+        id: ProbeId,
+        reader: &Reader,
+        lost: u64,
+        detoured: &HashMap<u32, usize>,
+    ) -> Option<ProbeReport> {
+        let entry = self.entries.get(&id)?;
+        let parts = self.entries.iter().filter(|(_, part)| part.part_of == Some(id));
+        let parts: Vec<_> = parts.map(|(id, part)| part.report(*id, reader, 0, detoured)).collect();
+        if parts.is_empty() {
+            return Some(entry.report(id, reader, lost, detoured));
+        }
+        let mut whole = entry.report(id, reader, 0, detoured);
+        let path = entry.active.plan.program.as_ref().map_or(0, |program| program.path.len() + 1);
+        for part in parts {
+            whole.hits += part.hits;
+            whole.outside += part.outside;
+            whole.missed += part.missed;
+            whole.outstanding += part.outstanding;
+            whole.has_stood |= part.has_stood;
+            let refused = match part.state {
+                ProbeState::Refused(reason) => Some(reason),
+                _ => None,
+            };
+            let place = part.name.get(path..).unwrap_or(&part.name).to_owned();
+            whole.places.push(PlaceReport { place, hits: part.hits, refused });
+        }
+        if let (true, Some(reason)) = (
+            whole.places.iter().all(|place| place.refused.is_some()),
+            whole.places.first().and_then(|place| place.refused.clone()),
+        ) {
+            whole.state = ProbeState::Refused(reason);
+        }
+        whole.hits = whole.hits.saturating_sub(lost);
+        whole.missed.output += lost;
+        Some(whole)
+    }
+}
+
+/// The part of `whole` that is at `found`.
+fn part(whole: &RegisteredProbe, found: &FoundPlace) -> Result<ResolvedProbe, String> {
+    let (Some(program), Place::Kernel { info, .. }, Kind::Instruction(handlers)) =
+        (&whole.active.plan.program, &whole.place, &whole.active.kind)
+    else {
+        return Err("it stands for one place".to_owned());
+    };
+    let at = InFile::Offset(found.offset);
+    let name = match &found.name {
+        Some(name) => format!("{}:{}", program.path, Escaped(name.as_bytes())),
+        None => format!("{}:{at}", program.path),
+    };
+    let own = ProgramPlace { at, counter: found.counter, ..program.clone() };
+    let plan = ProbePlan::clone(&whole.active.plan);
+    let capture = match &program.at {
+        InFile::Tracepoint { .. } => plan.capture.at_usdt(own.saved(), &found.arguments),
+        _ => Ok(plan.capture),
+    };
+    let capture = capture.map_err(|error| format!("at {name}, {error}"))?;
+    Ok(ResolvedProbe {
+        place: Place::Kernel { name, info: info.clone() },
+        plan: ProbePlan { capture, program: Some(own), ..plan },
+        handlers: Handlers::Instruction(handlers.clone()),
+        enabled: whole.enabled,
+    })
+}
