@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// What is said of one as JSON.
 #[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(untagged)]
 enum Row<'a> {
     Function {
         name: &'a str,
@@ -43,7 +43,9 @@ struct PlaceRow<'a> {
 /// Lists what is in the file that `written` names, with a `:` and a pattern behind it if not all is wanted.
 pub(crate) fn show(args: &List, written: Option<&str>) -> Result<()> {
     let Some(written) = written else {
-        bail!("--kind user needs the path of a program: `vmm list --kind user /usr/bin/ls`, or `PATH:PATTERN`");
+        bail!(
+            "--kind user needs the path of a program: `vmm list --kind user /usr/bin/ls`, or `PATH:PATTERN`"
+        );
     };
     let is_file = Path::new(written).exists();
     let (path, pattern) = match written.split_once(':') {

@@ -268,3 +268,62 @@ fn a_commands_program_is_its_own() {
     let started = run.of_type("hit").into_iter().filter(|hit| hit["event"] == "starts").count();
     assert_eq!(started, 3, "{}", run.said);
 }
+
+/// Where the packaged Python is, which has tracepoints of its own.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// A tracepoint of a packaged program: Python says when it collects garbage, of which generation, and how much that was.
+#[test]
+fn a_packaged_program_tells_of_itself_by_its_own_tracepoints() {
+    let Some(binary) = binary() else { return };
+    let path = std::fs::canonicalize(PYTHON).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let path = path.to_str().unwrap();
+    let has_own = bytes.windows(9).any(|own| own == b"gc__start");
+    let begins = format!("-pusdt:begins {path}:python:gc__start generation=$arg1:s32");
+    let ends = format!("-pusdt:ends {path}:python:gc__done found=$arg1:s64");
+    let script = "import gc; [gc.collect(generation) for generation in (0, 1, 2)]";
+    let words = [&begins, &ends, "--cpus=2", "--", path, "-S", "-c", script];
+    if !has_own {
+        let run = run(&binary, &words);
+        return assert!(run.said.contains("it has no tracepoint `python:gc__start`"), "{}", run.said);
+    }
+    let run = run(&binary, &words);
+    run.assert_success();
+    let read = |event: &str, field: &str| -> Vec<i64> {
+        let hits = run.of_type("hit").into_iter().filter(|hit| hit["event"] == event);
+        hits.map(|hit| hit["fields"][field].as_i64().unwrap_or_else(|| panic!("{hit}"))).collect()
+    };
+    let (begun, ended) = (read("begins", "generation"), read("ends", "found"));
+    println!("{begun:?} {ended:?}");
+    assert_eq!(begun.len(), ended.len(), "each that begins ends");
+    let last = begun.windows(3).rposition(|generations| generations == [0, 1, 2]);
+    assert!(last.is_some() && begun.iter().all(|generation| (0..=2).contains(generation)), "{begun:?}");
+    assert!(ended.iter().all(|found| *found >= 0), "{ended:?}");
+}
+
+/// All functions that are called so: the table has the hits of each.
+#[test]
+fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
+    let Some(binary) = binary() else { return };
+    let library = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
+    let library = library.into_iter().find(|path| std::fs::exists(path).unwrap()).unwrap();
+    let all = format!("-pp:memory {library}:[cmf]*alloc if comm == \"ls\"");
+    let one = format!("-pp:one {library}:malloc if comm == \"ls\"");
+    let run = run(&binary, &[&all, &one, "--cpus=2", "--", "ls", "/usr/bin"]);
+    run.assert_success();
+    let probes = run.of_type("probe");
+    let [all, one] = probes.as_slice() else { panic!("{probes:?}") };
+    let places: BTreeMap<_, _> = all["places"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|place| (place["place"].as_str().unwrap(), place["hits"].as_u64().unwrap()))
+        .collect();
+    println!("{places:?}");
+    assert_eq!(places.get("malloc").copied(), one["hits"].as_u64(), "{places:?}");
+    assert!(places.contains_key("calloc") && places["malloc"] > 10, "{places:?}");
+    assert_eq!(places.values().sum::<u64>(), all["hits"].as_u64().unwrap());
+    let table = run.said.lines().find(|line| line.trim_start().starts_with("malloc "));
+    assert!(table.is_some_and(|line| line.contains(&places["malloc"].to_string())), "{}", run.said);
+}

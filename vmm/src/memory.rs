@@ -163,7 +163,8 @@ impl PhysMemory for GuestRam {
     }
 
     fn read_u64(&self, at: Gpa) -> Result<u64, NoMemory> {
-        let low = self.low.as_ref().and_then(|low| low.load(MemoryRegionAddress(at.0), Ordering::Relaxed).ok());
+        let low =
+            self.low.as_ref().and_then(|low| low.load(MemoryRegionAddress(at.0), Ordering::Relaxed).ok());
         let word: Option<u64> = low.or_else(|| self.backing.load(GuestAddress(at.0), Ordering::Relaxed).ok());
         word.map(u64::from_le).ok_or(NoMemory(at))
     }

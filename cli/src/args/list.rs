@@ -32,8 +32,8 @@ Examples:
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
 -v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
-prototype. Of a program, an object is a function (with name, demangled, offset, size and refused) or a usdt (with provider, name and
-places, each with offset and arguments). A tracepoint has
+prototype. Of a program, a function has name, demangled, offset, size and refused, and a tracepoint of its own has provider, name and
+places, each with offset and arguments. A tracepoint has
 system, name, function (at which the probe stands), refused, and with -v arguments (as C) and fields (declaration and refused). With
 --lines, an object has file, line, text (null where the source is not here), address, inlined (the function that the line is
 of, where it is inlined), refused and variables (the names of those that can be read there).")]

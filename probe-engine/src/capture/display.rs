@@ -8,7 +8,9 @@ impl Field {
     #[must_use]
     pub fn type_name(&self) -> String {
         let (bytes, user) = match self.fetch.read {
-            Read::Word(bytes) | Read::Address(_, bytes) | Read::Extended { bytes, .. } => (u16::from(bytes), false),
+            Read::Word(bytes) | Read::Address(_, bytes) | Read::Extended { bytes, .. } => {
+                (u16::from(bytes), false)
+            }
             Read::Memory(hop, What::Bytes(bytes)) => (bytes, hop.user),
             Read::Memory(hop, What::String(_) | What::Strings(_)) => (8, hop.user),
             Read::Pointee(What::Bytes(bytes)) => (bytes, false),

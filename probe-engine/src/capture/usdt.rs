@@ -17,7 +17,9 @@ pub struct NoArgument {
 enum Why {
     #[error("there are only {0}")]
     Missing(usize),
-    #[error("the file says of it nothing that can be read: it is no whole number in a register or behind one")]
+    #[error(
+        "the file says of it nothing that can be read: it is no whole number in a register or behind one"
+    )]
     Elsewhere,
     #[error("leads nowhere: it has {0} bytes, and a pointer has 8")]
     NoPointer(u8),
@@ -123,10 +125,19 @@ mod tests {
         for (n, hops, of, expected) in [
             (5, &[][..], Read::Word(8), "`f` is argument 6 there, and there are only 5"),
             (2, &[], text, "`f` is argument 3 there, and leads nowhere: it has 1 bytes, and a pointer has 8"),
-            (3, &[8], Read::Word(8), "`f` is argument 4 there, and leads nowhere: it has 4 bytes, and a pointer has 8"),
+            (
+                3,
+                &[8],
+                Read::Word(8),
+                "`f` is argument 4 there, and leads nowhere: it has 4 bytes, and a pointer has 8",
+            ),
         ] {
             assert_eq!(read(n, hops, of).unwrap_err(), expected);
         }
-        assert!(read(4, &[], Read::Word(8)).unwrap_err().starts_with("`f` is argument 5 there, and the file says"));
+        assert!(
+            read(4, &[], Read::Word(8))
+                .unwrap_err()
+                .starts_with("`f` is argument 5 there, and the file says")
+        );
     }
 }

@@ -137,6 +137,10 @@ impl HitCondition {
     }
 }
 
+fn is_signed_shape(shape: &Shape) -> bool {
+    matches!(shape, Shape::Signed | Shape::Result | Shape::Enum(_))
+}
+
 impl Number {
     pub(super) fn of(operand: Operand, fields: &Fields<'_>) -> Result<Self, Unsuited> {
         let Fields { capture, read, at_return } = *fields;
@@ -154,13 +158,20 @@ impl Number {
         let (base, bits) = match field.fetch.read {
             Read::Word(bytes @ 1..=8) | Read::Address(_, bytes @ 1..=8) => (memory, 8 * bytes),
             Read::Memory(_, What::Bytes(bytes @ 1..=8)) => (memory, 8 * bytes as u8),
+            // Where the rest is what its highest bit says, and is no sign, comparisons are of another width.
+            Read::Extended { of: bytes @ 1..=8, is_signed, .. }
+                if !is_signed || is_signed_shape(&field.shape) =>
+            {
+                (memory, 8 * bytes)
+            }
             // The pointer is the value.
             Read::Pointee(_) if field.fetch.hops.is_empty() => (None, 64),
             _ => return Err(no_number()),
         };
         let given = || Given::of(&field.fetch.base, at_return).map(Origin::Given);
         let from = base.map(Origin::Memory).or_else(given).ok_or_else(no_number)?;
-        let is_signed = |shape: &Shape| matches!(shape, Shape::Signed | Shape::Result | Shape::Enum(_));
+        let is_extended_by_zeros = matches!(field.fetch.read, Read::Extended { is_signed: false, .. });
+        let is_signed = |shape: &Shape| is_signed_shape(shape) && !is_extended_by_zeros;
         match &field.shape {
             Shape::BitField { low, width, of } => {
                 let fits = *width > 0 && u32::from(*low) + u32::from(*width) <= u32::from(bits);

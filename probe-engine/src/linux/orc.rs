@@ -199,11 +199,13 @@ impl OrcTable {
     /// The last row holds for whatever lies behind it: whether there is code of this kernel or module at `at` is known
     /// to others.
     #[must_use]
+    #[inline]
     pub fn find(&self, at: Gva) -> Option<OrcRow> {
         let offset = at.offset_from(self.start)?;
         let around = self.blocks.rows_around(offset, self.offsets.len());
         // They are few: one after the other is quicker than by halves.
-        let inside = self.offsets.get(around.clone())?.iter().take_while(|row| u64::from(**row) <= offset).count();
+        let inside =
+            self.offsets.get(around.clone())?.iter().take_while(|row| u64::from(**row) <= offset).count();
         self.row((around.start + inside).checked_sub(1)?)
     }
 

@@ -184,7 +184,15 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         let is_user = ip.0 != 0 && !ip.is_kernels();
         let first = Frame { at: ip, kind: FrameKind::Start, is_reliable: true };
         let (first, end) = if is_user { (None, Some(End::User(user))) } else { (Some(first), None) };
-        Self { code, stack: StackMemory { memory, page: None, piece: (None, [0; PIECE]) }, real, at, first, left: most, end }
+        Self {
+            code,
+            stack: StackMemory { memory, page: None, piece: (None, [0; PIECE]) },
+            real,
+            at,
+            first,
+            left: most,
+            end,
+        }
     }
 
     /// How it ended; `None` while there may be more frames.

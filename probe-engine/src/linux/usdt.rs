@@ -116,7 +116,8 @@ fn integer(text: &str) -> Option<i64> {
         return None;
     }
     let signed = i64::from_str_radix(&format!("{sign}{digits}"), radix).ok();
-    signed.or_else(|| Some(u64::from_str_radix(digits, radix).ok().filter(|_| sign.is_empty())?.cast_signed()))
+    signed
+        .or_else(|| Some(u64::from_str_radix(digits, radix).ok().filter(|_| sign.is_empty())?.cast_signed()))
 }
 
 /// A register of 8 bytes, by the processor's name.
@@ -144,7 +145,8 @@ fn register(name: &str) -> Option<Register> {
         "spl" => Some(Register::Rsp),
         _ => None,
     };
-    of_byte(name).or_else(|| Register::named(legacy).filter(|_| legacy.len() == 2 && !legacy.starts_with('r')))
+    of_byte(name)
+        .or_else(|| Register::named(legacy).filter(|_| legacy.len() == 2 && !legacy.starts_with('r')))
 }
 
 #[cfg(test)]
@@ -207,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_note_has_three_addresses_and_three_texts() {
-        let mut description: Vec<u8> = [0x10u64, 0x20, 0x30].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut description: Vec<u8> =
+            [0x10u64, 0x20, 0x30].iter().flat_map(|word| word.to_le_bytes()).collect();
         description.extend(b"python\0gc__start\08@%rdi -4@%esi\0");
         let note = UsdtNote::parse(&description).unwrap();
         assert_eq!([note.at, note.base, note.counter], [0x10, 0x20, 0x30]);

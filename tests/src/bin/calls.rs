@@ -170,7 +170,8 @@ fn main() {
     let timed = ended.console.lines().filter_map(|line| line.trim().strip_prefix("workload: ticks "));
     let mut out = String::new();
     let rows = WAYS.iter().map(|(row, _)| row);
-    let rows = rows.chain([&"a program's function, unprobed"]).chain(WAYS_IN_PROGRAM.iter().map(|(row, _)| row));
+    let rows =
+        rows.chain([&"a program's function, unprobed"]).chain(WAYS_IN_PROGRAM.iter().map(|(row, _)| row));
     for ((row, timed), stood) in rows.zip(timed).zip(stood.into_inner().unwrap()) {
         writeln!(out, "{}", json!({ "row": row, "said": timed, "on": stood })).unwrap();
     }

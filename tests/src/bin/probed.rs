@@ -70,7 +70,7 @@ macro_rules! tracepoint {
 fn mark(number: u64, less: i32, text: &CStr) {
     let numbers = [number, number + 1];
     tracepoint!(
-        "mark", "0", "8@%rdi -4@%esi 8@%rdx 4@(%rcx) 1@%r8b -4@$$-7 8@8(%rcx)",
+        "mark", "0", "8@%rdi -4@%esi 8@%rdx 4@(%rcx) 1@%r8b -4@\\044-7 8@8(%rcx)",
         in("rdi") number,
         in("esi") less,
         in("rdx") text.as_ptr(),

@@ -68,9 +68,9 @@ pub use crate::probe::Command;
 pub use handle::{Answer, CommandError, ErrandError, Handle};
 pub(crate) use keys::{Keys, Typed};
 pub use probe_engine::errand::Call;
-pub use report::{PlaceReport, 
-    AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, ProbeKind, ProbeReport, ProbeState, Refused, Report,
-    Sleeper, Stands, Stood, Unread, Unregistered,
+pub use report::{
+    AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, PlaceReport, ProbeKind, ProbeReport, ProbeState,
+    Refused, Report, Sleeper, Stands, Stood, Unread, Unregistered,
 };
 pub use resolver::RegisterError;
 pub use stage::StageError;

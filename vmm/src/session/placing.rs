@@ -139,7 +139,9 @@ impl Control<'_> {
                     self.registry.set_state(step.probe, ProbeState::Refused(reason));
                 }
                 (false, Placed::Done) => drop(self.programs.on.remove(&step.probe)),
-                (false, Placed::Found(_) | Placed::Missing | Placed::Refused(_)) => drop(unknown.insert(step.probe)),
+                (false, Placed::Found(_) | Placed::Missing | Placed::Refused(_)) => {
+                    unknown.insert(step.probe);
+                }
             }
         }
         // A guest that has ended, or panics, comes back from nothing.

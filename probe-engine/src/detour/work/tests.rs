@@ -224,6 +224,13 @@ fn memory_is_compared_as_a_number_of_its_width() {
     let own = Hop { per_cpu: true, ..Hop::at(8) };
     let address = Fetch { read: Read::Address(own, 4), ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(address, Shape::Hex), number(Origin::Memory(8), 32, false));
+    let saved = |is_signed| {
+        let read = Read::Extended { of: 2, is_signed, bytes: 8 };
+        Fetch { read, ..Fetch::word(Base::Saved(1, Register::Rax), 8) }
+    };
+    assert_eq!(of(saved(false), Shape::Signed), number(Origin::Memory(0), 16, false));
+    assert_eq!(of(saved(true), Shape::Signed), number(Origin::Memory(0), 16, true));
+    assert_eq!(of(saved(true), Shape::Hex), Err(Unsuited::NoNumber("it".to_owned())));
     let string = memory(Base::Argument(0), &[0], What::String(8));
     assert_eq!(of(string, Shape::Hex), Err(Unsuited::NoNumber("it".to_owned())));
 }

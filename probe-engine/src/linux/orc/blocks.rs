@@ -29,6 +29,7 @@ impl Blocks {
     }
 
     /// Which of `rows` rows begin in the block that the byte at `offset` is in. Those behind the last row are in none.
+    #[inline]
     pub(super) fn rows_around(&self, offset: u64, rows: usize) -> Range<usize> {
         let before = |block: usize| self.before.get(block).map_or(rows, |row| *row as usize);
         let block = usize::try_from(offset >> self.shift).unwrap_or(usize::MAX);

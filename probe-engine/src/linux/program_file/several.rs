@@ -74,9 +74,7 @@ pub(super) fn tracepoints(
         let offset = segments.offset_of(at, true).ok_or(NoPlace::NotExecuted(at))?;
         let counter = match note.counter {
             0 => None,
-            counter => {
-                Some(segments.offset_of(counter, false).ok_or(NoPlace::NotExecuted(counter))?)
-            }
+            counter => Some(segments.offset_of(counter, false).ok_or(NoPlace::NotExecuted(counter))?),
         };
         let arguments = note.arguments();
         places.push(FoundPlace { name: None, offset, counter, arguments });

@@ -91,6 +91,7 @@ impl KernelCode {
 }
 
 impl ModuleCode {
+    #[inline]
     fn has(&self, at: Gva) -> bool {
         at.is_in(&self.text) || at.is_in(&self.init_text)
     }
@@ -120,9 +121,10 @@ impl Code<'_> {
     }
 
     /// Whether the guest itself has put `at` in place of a return address.
+    #[inline]
     pub(super) fn is_return_hook(&self, at: Gva) -> bool {
         let linked = self.linked(at);
-        self.kernel.return_hooks.iter().any(|hook| *hook == linked)
+        self.kernel.return_hooks.contains(&linked)
     }
 
     /// What the code at `at` was copied from by ftrace, linked.
@@ -139,10 +141,12 @@ impl Code<'_> {
     }
 
     /// Whether `at` is in the kernel's own text.
+    #[inline]
     pub(super) fn is_kernels(&self, at: Gva) -> bool {
         self.linked(at).is_in(&self.kernel.text)
     }
 
+    #[inline]
     fn linked(&self, at: Gva) -> Gva {
         Gva(at.0.wrapping_sub(self.slide))
     }

@@ -44,7 +44,7 @@ impl Arming {
                 }
                 continue;
             }
-            if !entry.is_called() && entry.info.is_some() {
+            if (!entry.is_called() || entry.stands_for_others()) && entry.info.is_some() {
                 entry.state = if entry.enabled && armed { ProbeState::Waiting } else { ProbeState::Disabled };
                 continue;
             }

@@ -52,6 +52,11 @@ impl RegisteredProbe {
         (plan.tracepoint.is_none() && plan.program.is_none()) || self.is_switched_on
     }
 
+    /// Whether it never stands itself: it stands for several places, each of which has a probe.
+    pub(in crate::session) fn stands_for_others(&self) -> bool {
+        self.active.plan.program.as_ref().is_some_and(|program| program.at.is_several())
+    }
+
     /// Whether it cannot stand any more.
     pub(in crate::session) fn is_lost(&self) -> bool {
         matches!(self.state, ProbeState::Refused(_) | ProbeState::Gone(_) | ProbeState::Overwritten(_))

@@ -64,6 +64,12 @@ impl Registry {
             return Some(entry.report(id, reader, lost, detoured));
         }
         let mut whole = entry.report(id, reader, 0, detoured);
+        let stands =
+            |part: &&ProbeReport| matches!(part.state, ProbeState::Armed(_) | ProbeState::Optimized(_));
+        if let Some(part) = parts.iter().find(stands).or(parts.first()) {
+            (whole.address, whole.state, whole.trapped) =
+                (part.address, part.state.clone(), part.trapped.clone());
+        }
         let path = entry.active.plan.program.as_ref().map_or(0, |program| program.path.len() + 1);
         for part in parts {
             whole.hits += part.hits;
@@ -77,12 +83,6 @@ impl Registry {
             };
             let place = part.name.get(path..).unwrap_or(&part.name).to_owned();
             whole.places.push(PlaceReport { place, hits: part.hits, refused });
-        }
-        if let (true, Some(reason)) = (
-            whole.places.iter().all(|place| place.refused.is_some()),
-            whole.places.first().and_then(|place| place.refused.clone()),
-        ) {
-            whole.state = ProbeState::Refused(reason);
         }
         whole.hits = whole.hits.saturating_sub(lost);
         whole.missed.output += lost;
