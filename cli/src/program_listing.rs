@@ -68,7 +68,8 @@ pub(crate) fn show(args: &List, written: Option<&str>) -> Result<()> {
         );
     }
     list(|mut out| {
-        let rows = functions.iter().map(|function| Row::of(function));
+        let demangles = args.verbose || args.format == Format::Json;
+        let rows = functions.iter().map(|function| Row::of(function, demangles));
         for row in rows.chain(tracepoints.iter().map(|tracepoint| Row::of_tracepoint(tracepoint))) {
             match args.format {
                 Format::Json => json(&mut out, &row)?,
@@ -81,10 +82,11 @@ pub(crate) fn show(args: &List, written: Option<&str>) -> Result<()> {
 }
 
 impl<'a> Row<'a> {
-    fn of(function: &'a ListedFunction) -> Self {
+    fn of(function: &'a ListedFunction, demangles: bool) -> Self {
         let ListedFunction { name, offset, size, is_indirect } = function;
         let refused = is_indirect.then_some("it finds another function when the program is linked (IFUNC)");
-        Self::Function { name, demangled: demangled(name), offset: *offset, size: *size, refused }
+        let demangled = if demangles { demangled(name) } else { None };
+        Self::Function { name, demangled, offset: *offset, size: *size, refused }
     }
 
     fn of_tracepoint(tracepoint: &'a ListedTracepoint) -> Self {
@@ -128,7 +130,23 @@ fn demangled(name: &str) -> Option<String> {
     }
     let limit = cpp_demangle::ParseOptions::default().recursion_limit(RECURSION);
     let symbol = cpp_demangle::Symbol::new_with_options(name, &limit).ok()?;
-    symbol.demangle(&cpp_demangle::DemangleOptions::default()).ok()
+    let mut bounded = Bounded(String::new());
+    symbol.structured_demangle(&mut bounded, &cpp_demangle::DemangleOptions::default()).ok()?;
+    Some(bounded.0)
+}
+
+/// A name that may refer to its own parts again and again.
+struct Bounded(String);
+
+impl cpp_demangle::DemangleWrite for Bounded {
+    fn write_string(&mut self, text: &str) -> fmt::Result {
+        const LONGEST: usize = 16 << 10;
+        if self.0.len() + text.len() > LONGEST {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
 }
 
 /// No name has so many parts inside each other.
@@ -150,7 +168,7 @@ mod tests {
     fn a_row_is_a_line_for_each_place() {
         let function =
             ListedFunction { name: "a\u{1b}b".to_owned(), offset: 0x1234, size: 5, is_indirect: true };
-        let shown = Row::of(&function).to_string();
+        let shown = Row::of(&function, true).to_string();
         assert_eq!(
             shown,
             "0x00001234      5 a\\x1bb: it finds another function when the program is linked (IFUNC)"

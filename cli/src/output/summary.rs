@@ -1,7 +1,7 @@
 //! What a run came to: its last records, and a table of them for people.
 
 use super::reasons::{FEW, by_kind};
-use super::width;
+use super::{WIDEST, width};
 use crate::record::{ARMED, Address, End, Kind, PlaceEnd, ProbeEnd};
 use probe_engine::probe::table::ProbeId;
 use std::cmp::Reverse;
@@ -60,7 +60,7 @@ fn nanos(duration: Duration) -> u64 {
 pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
     let names = probes.iter().map(|probe| probe.probe.as_str()).chain(["probe"]);
     let places = probes.iter().flat_map(|probe| &probe.places).map(|place| place.place.chars().count() + 2);
-    let width = width(names).max(places.max().unwrap_or(0));
+    let width = width(names).max(places.max().unwrap_or(0).min(WIDEST));
     let has_outside = probes.iter().any(|probe| probe.outside > 0);
     let outside =
         |cell: &dyn Display| if has_outside { format!("  {:>10}", cell.to_string()) } else { String::new() };

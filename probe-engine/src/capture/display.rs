@@ -30,7 +30,8 @@ impl Field {
 impl Fetch {
     fn source(&self, returns: bool) -> String {
         let (last, address) = match self.read {
-            Read::Word(_) | Read::Extended { .. } => (None, None),
+            Read::Word(_) => (None, None),
+            Read::Extended { at, .. } => (at, None),
             Read::Memory(hop, _) => (Some(hop), None),
             Read::Pointee(_) => (Some(Hop::at(0)), None),
             Read::Address(hop, _) => (None, Some(hop)),

@@ -75,8 +75,10 @@ impl Hop {
 pub enum Read {
     /// So many low bytes of the value itself, 8 at most, or 16 of two arguments.
     Word(u8),
-    /// So many `bytes` of a number that has only `of` low bytes of the value.
+    /// So many `bytes` of a number that has only `of` low bytes of the value, or of what lies at an offset from that.
     Extended {
+        /// Where it lies, if it is not the value itself.
+        at: Option<Hop>,
         /// How many it has: 8 at most.
         of: u8,
         /// Whether it may be negative.
@@ -123,7 +125,7 @@ impl Fetch {
 
     /// Whether it follows a pointer. Where that leads is known at a hit.
     pub(super) fn follows_pointers(&self) -> bool {
-        !self.hops.is_empty() || !matches!(self.read, Read::Word(_) | Read::Extended { .. })
+        !self.hops.is_empty() || !matches!(self.read, Read::Word(_) | Read::Extended { at: None, .. })
     }
 
     /// Reads the value, and appends it to `record`.
@@ -199,7 +201,14 @@ impl Fetch {
                 put_word(record, at, bytes);
                 Ok(())
             }
-            Read::Extended { of, is_signed, bytes } => {
+            Read::Extended { at: from, of, is_signed, bytes } => {
+                if let Some(hop) = from {
+                    let mut word = [0; 8];
+                    let length = usize::from(of).min(word.len());
+                    let (low, _) = word.split_at_mut(length);
+                    scene.memory.read(scene.address(at, hop)?, low)?;
+                    at = u64::from_le_bytes(word);
+                }
                 put_word(record, extended(at, of, is_signed), bytes);
                 Ok(())
             }

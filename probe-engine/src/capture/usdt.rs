@@ -54,7 +54,7 @@ impl Fetch {
         if wanted.is_none() && bytes != 8 {
             return Err(fails(Why::NoPointer(bytes)));
         }
-        let extended = |wanted| Read::Extended { of: bytes, is_signed, bytes: wanted };
+        let extended = |wanted| Read::Extended { at: None, of: bytes, is_signed, bytes: wanted };
         let word = |wanted| if wanted <= bytes { Read::Word(wanted) } else { extended(wanted) };
         let read = wanted.map_or(self.read, word);
         let behind = |offset| [Hop::of_user(offset)].into_iter().chain(self.hops.iter().copied()).collect();
@@ -68,6 +68,10 @@ impl Fetch {
                     Read::Word(wanted) if self.hops.is_empty() => {
                         let what = What::Bytes(wanted.into());
                         Self { base, hops: Vec::new(), read: Read::Memory(Hop::of_user(offset), what) }
+                    }
+                    Read::Extended { at: None, of, is_signed, bytes } => {
+                        let read = Read::Extended { at: Some(Hop::of_user(offset)), of, is_signed, bytes };
+                        Self { base, read, ..self }
                     }
                     read => Self { base, hops: behind(offset), read },
                 }
@@ -112,9 +116,9 @@ mod tests {
         assert_eq!(read(0, &[16], text), fetch(bx, &[16], text));
         let own = Read::Memory(Hop::of_user(-20), What::Bytes(4));
         assert_eq!(read(1, &[], Read::Word(4)), fetch(bp.clone(), &[], own));
-        let extended = Read::Extended { of: 4, is_signed: true, bytes: 8 };
-        assert_eq!(read(1, &[], Read::Word(8)), fetch(bp, &[-20], extended));
-        let extended = Read::Extended { of: 1, is_signed: false, bytes: 4 };
+        let extended = Read::Extended { at: Some(Hop::of_user(-20)), of: 4, is_signed: true, bytes: 8 };
+        assert_eq!(read(1, &[], Read::Word(8)), fetch(bp, &[], extended));
+        let extended = Read::Extended { at: None, of: 1, is_signed: false, bytes: 4 };
         assert_eq!(read(2, &[], Read::Word(4)), fetch(ax, &[], extended));
         assert_eq!(read(3, &[], Read::Word(4)), fetch(Base::Constant(u64::MAX), &[], Read::Word(4)));
     }

@@ -130,7 +130,8 @@ impl Reads {
             (None, _) => return Err(CannotRead),
         };
         let last = match fetch.read {
-            Read::Word(_) | Read::Extended { .. } => None,
+            Read::Word(_) => None,
+            Read::Extended { at, of, .. } => at.map(|hop| (hop, Kept::Bytes(of.into()))),
             Read::Memory(hop, what) => Some((hop, Kept::of(what)?)),
             Read::Pointee(what) => Some((Hop::at(0), Kept::of(what)?)),
             Read::Address(hop, _) => Some((hop, Kept::Address)),

@@ -123,14 +123,18 @@ struct Segment {
 }
 
 impl Segments {
-    fn of(parsed: &Elf<'_>) -> Self {
+    /// Those that are loaded.
+    fn of(parsed: &Elf<'_>) -> Result<Self, NoPlace> {
+        /// Programs have less than ten.
+        const MOST: usize = 256;
         let is_executed = |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & elf::PF_X != 0);
         let segment = |segment: object::read::elf::ElfSegment64<'_, '_, _, _>| {
             let (start, size) = segment.file_range();
             let in_file = start..start.saturating_add(size);
             Segment { address: segment.address(), in_file, is_executed: is_executed(segment.flags()) }
         };
-        Self(parsed.segments().map(segment).collect())
+        let all: Vec<_> = parsed.segments().take(MOST + 1).map(segment).collect();
+        if all.len() > MOST { Err(NoPlace::TooLarge) } else { Ok(Self(all)) }
     }
 
     /// Where in the file an address is, of code or of data.
@@ -156,7 +160,7 @@ fn parse(file: &PartialFile) -> Result<Elf<'_>, NoPlace> {
 
 fn find(file: &PartialFile, at: &InFile) -> Result<Vec<FoundPlace>, NoPlace> {
     let parsed = parse(file)?;
-    let segments = Segments::of(&parsed);
+    let segments = Segments::of(&parsed)?;
     let (start, place) = match at {
         InFile::Functions(pattern) => return several::functions(file, &parsed, &segments, pattern),
         InFile::Tracepoint { provider, name } => {

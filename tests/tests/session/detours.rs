@@ -123,6 +123,13 @@ fn a_condition_counts_as_it_does_at_a_trap() {
         (Meet::Some, test(Operand::Cpu, Test::Among(vec![1..2, 5..9]))),
         (
             Meet::Some,
+            Filter::All(vec![
+                number(Operand::Pid, Order::Greater, 1),
+                number(Operand::Cpu, Order::LessOrEqual, 1),
+            ]),
+        ),
+        (
+            Meet::Some,
             Filter::Any(vec![
                 // The guest decides where task 1 runs: no CPU that exists is named.
                 Filter::All(vec![

@@ -36,7 +36,7 @@ pub struct Active {
     /// Whether it has had its only hit, where only the first one counts.
     spent: Arc<AtomicBool>,
     /// A handler panicked: none of them is called again.
-    broken: AtomicBool,
+    broken: Arc<AtomicBool>,
     /// It was unregistered: calls that it follows still return, without its handler.
     retired: AtomicBool,
     misses: [AtomicU64; 3],
@@ -133,7 +133,7 @@ impl Active {
             plan,
             kind,
             spent: Arc::default(),
-            broken: AtomicBool::new(false),
+            broken: Arc::default(),
             retired: AtomicBool::new(false),
             misses: [const { AtomicU64::new(0) }; 3],
             outside: AtomicU64::new(0),
@@ -158,10 +158,14 @@ impl Active {
         Self { consumer, ..self }
     }
 
-    /// The same, as one of those that `whole` stands for. Of all of them only the first hit counts where that is so.
+    /// The same, as one of those that `whole` stands for. Of all of them only the first hit counts where that is so, and where a handler
+    /// panics that is of all of them.
     pub(crate) fn part_of(self, whole: Option<&Self>) -> Self {
         match whole {
-            Some(whole) => Self { told_as: whole.id, spent: whole.spent.clone(), ..self },
+            Some(whole) => {
+                let (spent, broken) = (whole.spent.clone(), whole.broken.clone());
+                Self { told_as: whole.id, spent, broken, ..self }
+            }
             None => self,
         }
     }
@@ -228,7 +232,7 @@ impl Active {
             None | Some(Pacing::Turn(..)) => {}
             Some(Pacing::Open(gate)) => gate.open(vcpu, task.as_ref(), ram),
             Some(Pacing::Hold(gate, within, mode)) => {
-                let (gate, within, mode, probe) = (gate.clone(), *within, *mode, self.id);
+                let (gate, within, mode, probe) = (gate.clone(), *within, *mode, self.told_as);
                 requests.push(HandlerRequest::Stand(Waiting::Gate { gate, within, mode, probe, task }));
             }
             Some(Pacing::Delay(delay, hits)) => {
@@ -343,7 +347,7 @@ impl Active {
                     .map(String::as_str)
                     .or_else(|| panic.downcast_ref::<&str>().copied())
                     .unwrap_or("no message");
-                hit.requests.push(HandlerRequest::Broken(self.id, words.to_owned()));
+                hit.requests.push(HandlerRequest::Broken(self.told_as, words.to_owned()));
                 None
             }
         }

@@ -206,12 +206,8 @@ impl Control<'_> {
 
     /// The first of `ids` that cannot stand, as the live text shows.
     pub(super) fn refused(&self, ids: &[ProbeId]) -> Option<RegisterError> {
-        ids.iter().filter_map(|id| self.registry.get(*id)).find_map(|entry| {
-            let reason = match &entry.state {
-                ProbeState::Refused(reason) => reason.clone(),
-                ProbeState::Gone(_) => "the guest has freed its text".to_owned(),
-                _ => return None,
-            };
+        ids.iter().find_map(|id| {
+            let (entry, reason) = (self.registry.get(*id)?, self.registry.refusal(*id)?);
             Some(RegisterError::Refused { name: entry.name(), reason })
         })
     }

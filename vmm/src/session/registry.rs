@@ -198,6 +198,7 @@ impl Registry {
             RegisteredProbe {
                 active,
                 part_of: whole.map(|whole| whole.id),
+                parts: Vec::new(),
                 place,
                 info,
                 enabled,

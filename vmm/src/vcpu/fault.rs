@@ -35,7 +35,7 @@ impl Vcpu {
         let (ticks, clock) = (clock::ticks(), &*self.clock);
         let context = tables.context(&memory, self.id, (ticks, clock), area);
         for attached in tables.sites.get(at).into_iter().flat_map(|site| &site.probes) {
-            let mut hit = context.hit(attached.probe.id, at, regs, &mut requests);
+            let mut hit = context.hit(attached.probe.told_as, at, regs, &mut requests);
             attached.probe.fault(&mut hit, fault);
         }
         requests.into_iter().for_each(|request| self.mailbox.deliver(request));

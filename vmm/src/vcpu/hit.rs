@@ -102,7 +102,7 @@ impl Vcpu {
                 continue;
             }
             let (within, counted_at) = (clock.rate().ticks(within), passed.map(|passed| passed.nop()));
-            let coming = Coming { probe: probe.id, vcpu: self.id, task, within, counted_at };
+            let coming = Coming { probe: probe.told_as, vcpu: self.id, task, within, counted_at };
             match order.come(&coming, clock::ticks, &self.ram) {
                 Came::Goes(now) => ticks = now,
                 Came::Waits(gate) => {

@@ -225,7 +225,7 @@ fn memory_is_compared_as_a_number_of_its_width() {
     let address = Fetch { read: Read::Address(own, 4), ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(address, Shape::Hex), number(Origin::Memory(8), 32, false));
     let saved = |is_signed| {
-        let read = Read::Extended { of: 2, is_signed, bytes: 8 };
+        let read = Read::Extended { at: None, of: 2, is_signed, bytes: 8 };
         Fetch { read, ..Fetch::word(Base::Saved(1, Register::Rax), 8) }
     };
     assert_eq!(of(saved(false), Shape::Signed), number(Origin::Memory(0), 16, false));

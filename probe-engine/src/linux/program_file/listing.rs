@@ -1,9 +1,9 @@
 //! What can be probed in a file by its name.
 
-use super::several::notes;
+use super::several::{is_indirect, notes};
 use super::{NoPlace, Segments, parse};
 use crate::linux::partial_file::PartialFile;
-use object::{Object, ObjectSymbol, SymbolFlags, SymbolKind, elf};
+use object::{Object, ObjectSymbol, SymbolKind};
 use std::collections::BTreeMap;
 
 /// A function of a file.
@@ -47,13 +47,10 @@ pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
     let mut file = PartialFile::new(bytes.len() as u64).ok_or(NoPlace::TooLarge)?;
     file.put(0, bytes);
     let parsed = parse(&file)?;
-    let segments = Segments::of(&parsed);
+    let segments = Segments::of(&parsed)?;
     let mut functions = BTreeMap::new();
     for symbol in parsed.symbols().chain(parsed.dynamic_symbols()).filter(|symbol| symbol.is_definition()) {
-        let is_indirect = matches!(
-            symbol.flags(),
-            SymbolFlags::Elf { st_info, .. } if st_info & 0xf == elf::STT_GNU_IFUNC
-        );
+        let is_indirect = is_indirect(&symbol);
         let (Ok(name), true) = (symbol.name(), symbol.kind() == SymbolKind::Text || is_indirect) else {
             continue;
         };
@@ -70,7 +67,7 @@ pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
     };
     let mut tracepoints = BTreeMap::<(String, String), Vec<(u64, String)>>::new();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    for note in notes(&file, &parsed) {
+    for note in notes(&file, &parsed)? {
         if let Some(offset) = segments.offset_of(note.at, true) {
             let places = tracepoints.entry((text(note.provider), text(note.name))).or_default();
             places.push((offset, text(note.arguments)));

@@ -5,9 +5,14 @@ use crate::linux::glob::Glob;
 use crate::linux::partial_file::PartialFile;
 use crate::linux::usdt::{NOTE, OWNER, UsdtNote};
 use object::read::elf::{FileHeader, SectionHeader};
-use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
+use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind, elf};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Most symbols of a file, in both of its tables.
+const MOST_SYMBOLS: usize = 4 << 20;
+/// Most sections of a file with notes, and bytes of those.
+const MOST_SECTIONS: usize = 4096;
+const MOST_NOTE_BYTES: u64 = 16 << 20;
 /// So many others are named where one is not found.
 const NAMED: usize = 20;
 /// So many functions are counted, and no more.
@@ -26,15 +31,25 @@ pub(super) fn functions(
     let glob = Glob::new(pattern).map_err(|_| none())?;
     let mut found = BTreeMap::<u64, &str>::new();
     // A file may have either table.
-    for symbol in parsed.symbols().chain(parsed.dynamic_symbols()).filter(|symbol| symbol.is_definition()) {
+    for (number, symbol) in parsed.symbols().chain(parsed.dynamic_symbols()).enumerate() {
+        if number >= MOST_SYMBOLS {
+            return Err(NoPlace::TooLarge);
+        }
+        // Code that finds a function is none that programs call.
+        if !symbol.is_definition() || symbol.kind() != SymbolKind::Text || is_indirect(&symbol) {
+            continue;
+        }
         let name = symbol.name();
         if file.is_needed() {
             return Ok(Vec::new());
         }
-        let Some(name) = name.ok().filter(|_| symbol.kind() == SymbolKind::Text) else { continue };
+        let Ok(name) = name else { continue };
         // A version may follow an `@`.
         let is_meant = glob.matches(name) || name.split('@').next().is_some_and(|name| glob.matches(name));
-        if let Some(offset) = segments.offset_of(symbol.address(), true).filter(|_| is_meant) {
+        if !is_meant {
+            continue;
+        }
+        if let Some(offset) = segments.offset_of(symbol.address(), true) {
             let known = found.entry(offset).or_insert(name);
             *known = (*known).min(name);
         }
@@ -47,7 +62,7 @@ pub(super) fn functions(
         count if count > MOST_PLACES => Err(NoPlace::TooMany(pattern.to_owned(), count)),
         _ => {
             let place = |(offset, name): (u64, &str)| FoundPlace {
-                name: Some(name.to_owned()),
+                name: Some(name.get(..name.floor_char_boundary(LONGEST_NAME)).unwrap_or(name).to_owned()),
                 ..FoundPlace::at(offset)
             };
             Ok(found.into_iter().map(place).collect())
@@ -63,7 +78,7 @@ pub(super) fn tracepoints(
     (provider, name): (&str, &str),
 ) -> Result<Vec<FoundPlace>, NoPlace> {
     let (mut places, mut others) = (Vec::new(), BTreeSet::new());
-    for note in notes(file, parsed) {
+    for note in notes(file, parsed)? {
         if (note.provider, note.name) != (provider.as_bytes(), name.as_bytes()) {
             if others.len() < NAMED {
                 others.insert(shown(note.provider, note.name));
@@ -99,12 +114,21 @@ pub(super) fn tracepoints(
 
 /// The notes of a file that are of tracepoints. What links a file beforehand moves its addresses, and leaves the notes as they are: these
 /// here are where the file has them now.
-pub(super) fn notes<'a>(file: &'a PartialFile, parsed: &Elf<'a>) -> Vec<UsdtNote<'a>> {
+///
+/// # Errors
+/// [`NoPlace::TooLarge`]: no program has so many.
+pub(super) fn notes<'a>(file: &'a PartialFile, parsed: &Elf<'a>) -> Result<Vec<UsdtNote<'a>>, NoPlace> {
     let base = parsed.section_by_name(".stapsdt.base").map(|section| section.address());
     let endian = parsed.endian();
     let mut found = Vec::new();
-    let Ok(sections) = parsed.elf_header().section_headers(endian, file) else { return found };
-    for section in sections {
+    let Ok(sections) = parsed.elf_header().section_headers(endian, file) else { return Ok(found) };
+    let with_notes = sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_NOTE);
+    let mut bytes: u64 = 0;
+    for (number, section) in with_notes.enumerate() {
+        bytes = bytes.saturating_add(section.sh_size(endian));
+        if number >= MOST_SECTIONS || bytes > MOST_NOTE_BYTES {
+            return Err(NoPlace::TooLarge);
+        }
         let Ok(Some(mut notes)) = section.notes(endian, file) else { continue };
         while let Ok(Some(note)) = notes.next() {
             if note.name() == OWNER && note.n_type(endian) == NOTE {
@@ -112,7 +136,12 @@ pub(super) fn notes<'a>(file: &'a PartialFile, parsed: &Elf<'a>) -> Vec<UsdtNote
             }
         }
     }
-    found
+    Ok(found)
+}
+
+/// Whether a symbol is code that finds a function when the program is linked.
+pub(super) fn is_indirect<'a>(symbol: &impl ObjectSymbol<'a>) -> bool {
+    matches!(symbol.flags(), SymbolFlags::Elf { st_info, .. } if st_info & 0xf == elf::STT_GNU_IFUNC)
 }
 
 /// What the file calls a tracepoint, as far as a message shows that.

@@ -124,7 +124,7 @@ impl Code<'_> {
     #[inline]
     pub(super) fn is_return_hook(&self, at: Gva) -> bool {
         let linked = self.linked(at);
-        self.kernel.return_hooks.contains(&linked)
+        linked != Gva(0) && self.kernel.return_hooks.contains(&linked)
     }
 
     /// What the code at `at` was copied from by ftrace, linked.

@@ -16,6 +16,8 @@ pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) active: Arc<Active>,
     /// What stands for several places, of which this is at one.
     pub(super) part_of: Option<ProbeId>,
+    /// Those that are at its places, if it stands for several.
+    pub(super) parts: Vec<ProbeId>,
     pub(in crate::session) place: Place,
     /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
     /// loaded.

@@ -34,14 +34,28 @@ impl Registry {
                 }
             }
         }
+        if let Some(entry) = self.entries.get_mut(&whole) {
+            entry.parts = parts;
+        }
         Ok(())
     }
 
     /// `ids` and their parts.
     pub(super) fn with_parts(&self, ids: &[ProbeId]) -> Vec<ProbeId> {
-        let is_part = |entry: &RegisteredProbe| entry.part_of.is_some_and(|whole| ids.contains(&whole));
-        let parts = self.entries.iter().filter(|(_, entry)| is_part(entry)).map(|(id, _)| *id);
-        ids.iter().copied().chain(parts).collect()
+        let parts = ids.iter().filter_map(|id| self.entries.get(id)).flat_map(|entry| &entry.parts);
+        ids.iter().chain(parts).copied().collect()
+    }
+
+    /// Why a probe cannot stand, where it cannot: what stands for several places cannot if none of its parts can.
+    pub(in crate::session) fn refusal(&self, id: ProbeId) -> Option<String> {
+        let entry = self.entries.get(&id)?;
+        let states = entry.parts.iter().filter_map(|part| self.entries.get(part)).map(|part| &part.state);
+        let reason = |state: &ProbeState| match state {
+            ProbeState::Refused(reason) => Some(reason.clone()),
+            ProbeState::Gone(_) => Some("the guest has freed its text".to_owned()),
+            _ => None,
+        };
+        reason(&entry.state).or_else(|| states.map(reason).collect::<Option<Vec<_>>>()?.into_iter().next())
     }
 
     /// As whose hits those of a probe are told.
@@ -58,17 +72,17 @@ impl Registry {
         detoured: &HashMap<u32, usize>,
     ) -> Option<ProbeReport> {
         let entry = self.entries.get(&id)?;
-        let parts = self.entries.iter().filter(|(_, part)| part.part_of == Some(id));
+        let parts = entry.parts.iter().filter_map(|id| Some((id, self.entries.get(id)?)));
         let parts: Vec<_> = parts.map(|(id, part)| part.report(*id, reader, 0, detoured)).collect();
         if parts.is_empty() {
             return Some(entry.report(id, reader, lost, detoured));
         }
         let mut whole = entry.report(id, reader, 0, detoured);
-        let stands =
-            |part: &&ProbeReport| matches!(part.state, ProbeState::Armed(_) | ProbeState::Optimized(_));
-        if let Some(part) = parts.iter().find(stands).or(parts.first()) {
-            (whole.address, whole.state, whole.trapped) =
-                (part.address, part.state.clone(), part.trapped.clone());
+        if let Some(part) = parts.iter().min_by_key(|part| rank(&part.state)) {
+            (whole.address, whole.trapped) = (part.address, part.trapped.clone());
+            if !matches!(whole.state, ProbeState::Broken(_)) {
+                whole.state = part.state.clone();
+            }
         }
         let path = entry.active.plan.program.as_ref().map_or(0, |program| program.path.len() + 1);
         for part in parts {
@@ -87,6 +101,18 @@ impl Registry {
         whole.hits = whole.hits.saturating_sub(lost);
         whole.missed.output += lost;
         Some(whole)
+    }
+}
+
+/// Which of its parts' states a probe has: that of the first.
+fn rank(state: &ProbeState) -> u8 {
+    match state {
+        ProbeState::Broken(_) | ProbeState::Overwritten(_) => 0,
+        ProbeState::Spent(_) => 1,
+        ProbeState::Armed(_) | ProbeState::Optimized(_) => 2,
+        ProbeState::DisplacedByFtrace(_) | ProbeState::Gone(_) => 3,
+        ProbeState::Waiting | ProbeState::Pending(_) | ProbeState::NoFile(_) | ProbeState::Disabled => 4,
+        ProbeState::Refused(_) => 5,
     }
 }
 
