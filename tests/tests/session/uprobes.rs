@@ -117,7 +117,8 @@ fn reads_tracepoints(mark: Probe) -> ProbeReport {
     let guest = guest.cpus(2).optimize().program("probed", &probed()).script("/probed 4\n");
     let some = defined("usdt /probed:probed:counted n=$arg1:u64 if n > 0 && n < 3");
     let guest = guest.probe(mark).probe(some).probe(defined("p /probed:probed_[sn]*"));
-    let ended = guest.probe(defined("r /probed:probed_s*")).run("sh:/script");
+    let guest = guest.probe(defined("r /probed:probed_s*"));
+    let ended = guest.probe(defined("usdt /probed:probed:fast n=$arg1:u64 if n < 9")).run("sh:/script");
     ended.assert_in_order();
     let round = |n: u64| vec![n, !n, n, 0xf0 + n, u64::from((-7_i32).cast_unsigned()), n + 1];
     let rounds: Vec<_> = (0..2).flat_map(|_| (0..4).map(round)).collect();
@@ -139,6 +140,9 @@ fn reads_tracepoints(mark: Probe) -> ProbeReport {
     functions.sort_unstable();
     assert_eq!(functions, [("probed_nest", 2 * 4 * 6), ("probed_signal", 8), ("probed_sum", 8)]);
     assert_eq!((ended.probe(2).hits, ended.probe(3).hits), (64, 16));
+    let fast = ended.by_task(ProbeId(4));
+    let fast: Vec<_> = fast.iter().map(|event| event.get("n").and_then(|n| n.number())).collect();
+    assert_eq!(fast, [0, 1, 2, 3, 0, 1, 2, 3].map(Some), "{:?}", ended.probe(4));
     ended.probe(0).clone()
 }
 
@@ -172,7 +176,7 @@ fn what_a_file_has_nowhere_is_refused() {
         for (definition, reason) in [
             (
                 "usdt /probed:probed:nothing",
-                "it has no tracepoint `probed:nothing`; it has probed:counted, probed:mark",
+                "it has no tracepoint `probed:nothing`; it has probed:counted, probed:fast, probed:mark",
             ),
             ("usdt /bin/sh:probed:mark", "it has no tracepoint `probed:mark`, and no other one"),
             ("usdt /probed:probed:mark x=$arg8", "`x` is argument 8 there, and there are only 7"),
