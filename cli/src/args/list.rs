@@ -28,7 +28,7 @@ Examples:
   vmm list --kind syscalls -v 'open*'
   vmm list --kind tracepoints -v 'sched:*'
   vmm list --all --kernel bzImage
-  vmm list --kind user '/usr/bin/python3.11:gc*'
+  vmm list --kind user '/lib/x86_64-linux-gnu/libc.so.6:mem*'
 
 JSON (--format json): an object a line. A function has address (a hexadecimal string), name, size, alias_of, prototype (with
 -v) and refused (why it cannot be probed). A system call has number, name, handler, compat (where 32-bit programs enter instead) and
