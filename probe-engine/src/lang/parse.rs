@@ -95,33 +95,24 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
         Some((head, name)) => (head, event_name(name)?),
         None => (word, EventName { group: None, event: None }),
     };
+    let define = |kind, max_active, place| Definition {
+        kind,
+        max_active,
+        name,
+        place,
+        args: Vec::new(),
+        filter: None,
+        hist: None,
+    };
     if head.text() == USDT {
-        let (kind, place) = (DefinitionKind::Instruction, program::tracepoint(place)?);
-        return Ok(Definition {
-            kind,
-            max_active: None,
-            name,
-            place,
-            args: Vec::new(),
-            filter: None,
-            hist: None,
-        });
+        return Ok(define(DefinitionKind::Instruction, None, program::tracepoint(place)?));
     }
     let letter = head.take_char();
     if letter == Some('t') {
         if !head.is_empty() {
             return Err(head.wrong(Mistake::MaxActiveNotForEntry));
         }
-        let (kind, place) = (DefinitionKind::Tracepoint, place::tracepoint(place)?);
-        return Ok(Definition {
-            kind,
-            max_active: None,
-            name,
-            place,
-            args: Vec::new(),
-            filter: None,
-            hist: None,
-        });
+        return Ok(define(DefinitionKind::Tracepoint, None, place::tracepoint(place)?));
     }
     let said = match letter {
         Some('r') => DefinitionKind::Return,
@@ -135,8 +126,7 @@ fn command(word: Part<'_>, place: Part<'_>) -> Result<Definition, Error> {
     if !head.is_empty() && (kind != DefinitionKind::Return || letter == Some('p') || is_program) {
         return Err(head.wrong(Mistake::MaxActiveNotForEntry));
     }
-    let max_active = max_active(head)?;
-    Ok(Definition { kind, max_active, name, place, args: Vec::new(), filter: None, hist: None })
+    Ok(define(kind, max_active(head)?, place))
 }
 
 /// `MAXACTIVE`; 0 says that there is none.
