@@ -9,7 +9,7 @@ const NAMED: usize = 4;
 /// The runs of one guest.
 #[derive(Debug, Default)]
 pub(crate) struct GuestRuns {
-    /// The one without a failure.
+    /// The last one without a failure.
     pub(crate) plain: Option<NthLine>,
     pub(crate) failed: Vec<FailedCall>,
     /// What the kernel reported, or how the guest died, and after which call had failed.
@@ -82,7 +82,7 @@ impl GuestRuns {
         let mut findings: Vec<Finding> =
             splats.iter().map(|splat| finding(before(splat.guest_ns), splat.title.clone())).collect();
         findings.extend(death.map(|how| finding(made.last(), format!("the guest ended: {how}"))));
-        Self { plain: lines.iter().find(|line| line.nth.is_none()).copied(), failed, findings }
+        Self { plain: lines.iter().rfind(|line| line.nth.is_none()).copied(), failed, findings }
     }
 
     /// The first finding after a call had failed.
@@ -151,7 +151,9 @@ mod tests {
         assert!(!runs(&lines[..2]).is_whole());
         assert!(runs(&[line(None, 0, false, Some(0))]).is_whole());
         assert!(!runs(&[line(None, 0, false, None)]).is_whole() && !runs(&[]).is_whole());
-        // A run that makes fewer calls than the first one is not the last.
-        assert!(!runs(&[line(None, 9, false, Some(0)), line(Some(3), 2, false, Some(0))]).is_whole());
+        // A run that makes fewer calls than the one without a failure is not the last, unless others make as few.
+        let (counted, short) = (line(None, 9, false, Some(0)), line(Some(3), 2, false, Some(0)));
+        assert!(!runs(&[counted, short]).is_whole());
+        assert!(runs(&[counted, line(None, 2, false, Some(0)), short]).is_whole());
     }
 }
