@@ -21,7 +21,7 @@ mod switch;
 
 pub(crate) use caller::Caller;
 pub use functions::{Functions, NoFunction};
-pub(crate) use programs::{Consumers, PlacePrograms, PlaceStep, Placed};
+pub(crate) use programs::{Consumers, FoundPlaces, PlacePrograms, PlaceStep, Placed};
 pub use read_file::ReadFile;
 pub use run_program::{ProgramEnd, RunProgram};
 pub(crate) use switch::{Registrations, Step, SwitchTracepoints};

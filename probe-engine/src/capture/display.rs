@@ -13,8 +13,8 @@ impl Field {
             }
             Read::Memory(hop, What::Bytes(bytes)) => (bytes, hop.user),
             Read::Memory(hop, What::String(_) | What::Strings(_)) => (8, hop.user),
-            Read::Pointee(What::Bytes(bytes)) => (bytes, false),
-            Read::Pointee(What::String(_) | What::Strings(_)) => (8, false),
+            Read::Pointee { what: What::Bytes(bytes), .. } => (bytes, false),
+            Read::Pointee { what: What::String(_) | What::Strings(_), .. } => (8, false),
         };
         let name = type_name(&self.shape, bytes);
         if user && self.shape.is_text() { format!("u{name}") } else { name }
@@ -33,7 +33,7 @@ impl Fetch {
             Read::Word(_) => (None, None),
             Read::Extended { at, .. } => (at, None),
             Read::Memory(hop, _) => (Some(hop), None),
-            Read::Pointee(_) => (Some(Hop::at(0)), None),
+            Read::Pointee { user, .. } => (Some(Hop { user, ..Hop::at(0) }), None),
             Read::Address(hop, _) => (None, Some(hop)),
         };
         let read = self.hops.iter().copied().chain(last).map(|hop| (hop, true));
@@ -155,7 +155,12 @@ mod tests {
                 "x64[2] = $arg2 and $arg3",
             ),
             (
-                field(Base::Argument(1), &[], Read::Pointee(What::String(9)), Shape::Text),
+                field(
+                    Base::Argument(1),
+                    &[],
+                    Read::Pointee { what: What::String(9), user: false },
+                    Shape::Text,
+                ),
                 "string = +0(%si)",
                 "string = +0($arg2)",
             ),
@@ -163,7 +168,7 @@ mod tests {
                 field(
                     Base::Argument(1),
                     &[],
-                    Read::Pointee(What::Bytes(8)),
+                    Read::Pointee { what: What::Bytes(8), user: false },
                     Shape::Pointer(Some(Box::new(structure))),
                 ),
                 "pointer to struct {flags, ...} = +0(%si)",

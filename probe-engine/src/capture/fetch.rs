@@ -89,7 +89,12 @@ pub enum Read {
     /// What lies at an offset from the address that the value is.
     Memory(Hop, What),
     /// The value as an address, and what lies there. A null pointer leads nowhere.
-    Pointee(What),
+    Pointee {
+        /// What is kept of that.
+        what: What,
+        /// Only a process's memory will do.
+        user: bool,
+    },
     /// So many low bytes of the address to which a hop leads, 8 at most.
     Address(Hop, u8),
 }
@@ -217,13 +222,15 @@ impl Fetch {
                 Ok(())
             }
             Read::Memory(hop, what) => scene.put(scene.address(at, hop)?, what, record, room),
-            Read::Pointee(what) => {
+            Read::Pointee { what, user } => {
                 value::put_pointer(record, Gva(at));
                 let start = record.len();
                 let room = room.saturating_sub(value::POINTER);
                 let there = match at {
                     0 => Err(Lack::Missing),
-                    _ => scene.put(Gva(at), what, record, room),
+                    _ => scene
+                        .address(at, Hop { user, ..Hop::at(0) })
+                        .and_then(|at| scene.put(at, what, record, room)),
                 };
                 match there {
                     Ok(()) => {}

@@ -45,7 +45,9 @@ impl Fetch {
                 Some(own) => (register(own), None),
                 None => (register(Register::Rsp), Some(8 * i64::from(n - ON_STACK + 1))),
             },
-            Base::Kernel(_) | Base::Arguments(_) => return Err(NotOfProgram::Kernel),
+            // Its halves are in registers that the kernel has not saved side by side.
+            Base::Arguments(_) => (Base::Unknown, None),
+            Base::Kernel(_) => return Err(NotOfProgram::Kernel),
             // The task is the kernel's, and all that it leads to.
             Base::Current
             | Base::Comm
@@ -64,7 +66,8 @@ impl Fetch {
         let read = match self.read {
             Read::Memory(hop, what) => Read::Memory(of_user(hop)?, what),
             Read::Address(hop, bytes) => Read::Address(Hop { user: false, ..of_user(hop)? }, bytes),
-            read @ (Read::Word(_) | Read::Extended { .. } | Read::Pointee(_)) => read,
+            Read::Pointee { what, .. } => Read::Pointee { what, user: true },
+            read @ (Read::Word(_) | Read::Extended { .. }) => read,
         };
         Ok(Self { base, hops: hops.map(of_user).collect::<Result<_, _>>()?, read })
     }
@@ -86,7 +89,7 @@ mod tests {
         (base, hops, read): (Base, &[i64], Read),
         returns: bool,
     ) -> Result<String, NotOfProgram> {
-        let place = ProgramPlace { path: "/bin/sh".to_owned(), at, counter: None, returns };
+        let place = ProgramPlace { path: "/bin/sh".to_owned(), at, counter: None, returns, known: None };
         let fetch = Fetch { base, hops: hops.iter().copied().map(Hop::at).collect(), read };
         let field = Field { name: "f".to_owned(), fetch, shape: Shape::Hex };
         let capture = Capture { fields: vec![field], ..Capture::default() };

@@ -97,9 +97,13 @@ fn values_come_from_where_they_are_said_to_be() {
         (of(Base::Unknown, &[], Read::Word(8)), Shape::Hex, "a=(missing)"),
         (of(Base::Constant(NOWHERE.0), &[0], at(8, What::Bytes(8))), Shape::Hex, "a=(fault)"),
         (of(RDI, &[], at(-1, What::Bytes(8))), Shape::Hex, "a=(fault)"),
-        (of(Base::Constant(0), &[], Read::Pointee(What::String(8))), Shape::Text, "a=NULL"),
         (
-            of(Base::Constant(NOWHERE.0), &[], Read::Pointee(What::String(8))),
+            of(Base::Constant(0), &[], Read::Pointee { what: What::String(8), user: false }),
+            Shape::Text,
+            "a=NULL",
+        ),
+        (
+            of(Base::Constant(NOWHERE.0), &[], Read::Pointee { what: What::String(8), user: false }),
             Shape::Text,
             "a=0x10 (not present)",
         ),
@@ -309,7 +313,7 @@ fn fetches() -> impl Strategy<Value = Fetch> {
     let read = prop_oneof![
         any::<u8>().prop_map(Read::Word),
         (hop.clone(), what.clone()).prop_map(|(hop, what)| Read::Memory(hop, what)),
-        what.prop_map(Read::Pointee),
+        (what, any::<bool>()).prop_map(|(what, user)| Read::Pointee { what, user }),
         (hop.clone(), any::<u8>()).prop_map(|(hop, bytes)| Read::Address(hop, bytes)),
     ];
     (base, proptest::collection::vec(hop, 0..4), read).prop_map(|(base, hops, read)| Fetch {

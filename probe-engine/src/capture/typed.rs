@@ -1,11 +1,12 @@
 //! What to read of a call, by the function's own parameters and types: what a jprobe gave.
 //!
 
-use super::argument_place::{ArgumentPlace, Places};
+use super::argument_place::{ArgumentPlace, Places, is_returned_in_vectors};
 use super::flags;
 use super::shape::{MemberShape, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, Kind, Member, Modifier, Structure, TypeId};
+use crate::linux::dwarf::FunctionTypes;
 use crate::virt_memory::LONGEST_STRING;
 
 /// Largest structure that is shown with its members though nobody asked for that, in bytes.
@@ -81,11 +82,30 @@ impl Signature {
             return Err(NoArguments::Changed(function.to_owned()));
         }
         let found = btf.function(function).ok_or_else(|| NoArguments::Unknown(function.to_owned()))?;
-        let mut places = Places::default();
+        let mut places = Places::returning(btf, found.prototype.returns);
         let parameter =
             |(name, ty): (&str, TypeId)| Parameter { name: name.to_owned(), ty, place: places.next(btf, ty) };
         let parameters = found.prototype.parameters().map(parameter).collect();
         Ok(Self { parameters, returns: found.prototype.returns })
+    }
+
+    /// That of a function of a program, whose types are `btf`, as its debugging information has them. A type that is not known is `void`.
+    #[must_use]
+    pub fn of_program(btf: &Btf<'_>, function: FunctionTypes) -> Self {
+        let returns = function.returns.unwrap_or(TypeId::VOID);
+        let mut places = match function.is_returned_in_memory {
+            true => Places::behind_address(),
+            false => Places::returning(btf, returns),
+        };
+        let parameter = |(name, ty): (String, Option<TypeId>)| {
+            let place = match ty {
+                Some(ty) => places.next(btf, ty),
+                None => places.unknown(),
+            };
+            Parameter { name, ty: ty.unwrap_or(TypeId::VOID), place }
+        };
+        let parameters = function.parameters.into_iter().map(parameter).collect();
+        Self { parameters, returns }
     }
 
     /// What to read at the entry of `function`, which has this signature, to show its arguments.
@@ -103,14 +123,27 @@ impl Signature {
     /// What to read when `function`, which has this signature, has returned to show its value; `None` for `void`.
     #[must_use]
     pub fn value(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Option<Field> {
+        let value = self.program_value(btf, function, expand)?;
+        let shape = match (value.shape, value.fetch.read) {
+            (Shape::Signed, Read::Word(4..)) => Shape::Result,
+            // Addresses and errors alike.
+            (Shape::Unsigned, Read::Word(8)) => Shape::Pointer(None),
+            (shape, _) => shape,
+        };
+        Some(Field { shape, ..value })
+    }
+
+    /// As [`value`](Self::value), where no number means an error: of a function of a program.
+    #[must_use]
+    pub fn program_value(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Option<Field> {
         let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
         let ty = self.returns;
         let size = btf.size(ty)?;
-        let base = Base::Register(Register::Rax);
+        let base = match is_returned_in_vectors(btf, ty) {
+            true => Base::Unknown,
+            false => Base::Register(Register::Rax),
+        };
         let (read, shape) = match types.shape("", ty) {
-            Shape::Signed if size >= 4 => (Read::Word(size as u8), Shape::Result),
-            // Addresses and errors alike.
-            Shape::Unsigned if size == 8 => (Read::Word(8), Shape::Pointer(None)),
             Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
             Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
             shape => (Read::Word(size.min(8) as u8), shape),
@@ -175,10 +208,12 @@ impl Types<'_> {
     /// How a pointer is read, and shown.
     fn pointer(&self, name: &str, ty: TypeId) -> (Read, Shape) {
         match self.shape(name, ty) {
-            Shape::Text => (Read::Pointee(What::String(STRING.min(LONGEST_STRING))), Shape::Text),
+            Shape::Text => {
+                (Read::Pointee { what: What::String(STRING.min(LONGEST_STRING)), user: false }, Shape::Text)
+            }
             Shape::Pointer(Some(to)) => {
                 let bytes = shown_bytes(&to).min(MOST_BYTES) as u16;
-                (Read::Pointee(What::Bytes(bytes)), Shape::Pointer(Some(to)))
+                (Read::Pointee { what: What::Bytes(bytes), user: false }, Shape::Pointer(Some(to)))
             }
             shape => (Read::Word(8), shape),
         }

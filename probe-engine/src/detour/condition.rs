@@ -92,7 +92,7 @@ impl Fields<'_> {
             Read::Memory(_, What::Bytes(most)) => {
                 Some(ComparedString { entry: Some(entry?), most, goes_on: false })
             }
-            Read::Memory(_, What::String(most)) | Read::Pointee(What::String(most)) => {
+            Read::Memory(_, What::String(most)) | Read::Pointee { what: What::String(most), .. } => {
                 let kept = most.min(LONGEST_STRING);
                 Some(ComparedString { entry: Some(entry?), most: kept, goes_on: kept < most })
             }
@@ -165,7 +165,7 @@ impl Number {
                 (memory, 8 * bytes)
             }
             // The pointer is the value.
-            Read::Pointee(_) if field.fetch.hops.is_empty() => (None, 64),
+            Read::Pointee { .. } if field.fetch.hops.is_empty() => (None, 64),
             _ => return Err(no_number()),
         };
         let given = || Given::of(&field.fetch.base, at_return).map(Origin::Given);

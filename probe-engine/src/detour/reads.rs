@@ -133,7 +133,7 @@ impl Reads {
             Read::Word(_) => None,
             Read::Extended { at, of, .. } => at.map(|hop| (hop, Kept::Bytes(of.into()))),
             Read::Memory(hop, what) => Some((hop, Kept::of(what)?)),
-            Read::Pointee(what) => Some((Hop::at(0), Kept::of(what)?)),
+            Read::Pointee { what, user } => Some((Hop { user, ..Hop::at(0) }, Kept::of(what)?)),
             Read::Address(hop, _) => Some((hop, Kept::Address)),
         };
         let hops = first.into_iter().chain(fetch.hops.iter().copied());

@@ -29,4 +29,4 @@ pub use fields::check_fields;
 pub use file::lines;
 pub use injection::parse_injection;
 pub use parse::{parse, parse_filter};
-pub(crate) use program::is_program;
+pub use program::is_program;

@@ -8,7 +8,8 @@ use crate::linux::program_place::InFile;
 use crate::probe::spec::{LineOf, is_in_program, split_line};
 
 /// Whether a place is one in a program. A number behind the name of a file is an offset, unless that is a file of source.
-pub(crate) fn is_program(place: &str) -> bool {
+#[must_use]
+pub fn is_program(place: &str) -> bool {
     const SOURCES: [&str; 4] = [".c", ".h", ".S", ".rs"];
     match split_line(place) {
         Some((of, _)) => {

@@ -1,5 +1,6 @@
 //! Where a place is in the file of a program: from symbols to offsets in the file (elf(5)).
 
+mod known;
 mod listing;
 mod several;
 
@@ -7,7 +8,7 @@ use super::partial_file::PartialFile;
 use super::usdt::UsdtArgument;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
-use crate::linux::program_place::InFile;
+use crate::linux::program_place::{InFile, KnownFile};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSegment, ObjectSymbol, ReadRef, SegmentFlags, SymbolFlags, SymbolKind, elf};
 use std::collections::BTreeSet;
@@ -53,6 +54,9 @@ pub enum NoPlace {
         /// Those that it has, or some of them.
         others: Vec<String>,
     },
+    /// What was said of the place is of another file.
+    #[error("it is another build than the file that its places and types were taken from")]
+    OtherBuild,
     /// No instruction begins there.
     #[error(transparent)]
     Boundary(#[from] BoundaryError),
@@ -96,14 +100,15 @@ pub enum Looked {
     Needs(Range<u64>),
 }
 
+pub use known::{ProgramDebug, ProgramDebugError, ProgramFunction};
 pub use listing::{ListedFunction, ListedTracepoint, Listing, list};
 
-/// Looks for a place in `file`.
+/// Looks for a place in `file`, which has to be the one that is `known`, if one is.
 ///
 /// # Errors
 /// [`NoPlace`], why it is not there.
-pub fn look(file: &PartialFile, at: &InFile) -> Result<Looked, NoPlace> {
-    let found = find(file, at);
+pub fn look(file: &PartialFile, at: &InFile, known: Option<&KnownFile>) -> Result<Looked, NoPlace> {
+    let found = find(file, at, known);
     match file.needed() {
         Some(needed) => Ok(Looked::Needs(needed)),
         None if file.has_refused() => Err(NoPlace::TooLarge),
@@ -137,6 +142,13 @@ impl Segments {
         if all.len() > MOST { Err(NoPlace::TooLarge) } else { Ok(Self(all)) }
     }
 
+    /// The address of what is at an offset in the file.
+    fn address_of(&self, offset: u64) -> Option<u64> {
+        let has = |segment: &&Segment| segment.is_executed && segment.in_file.contains(&offset);
+        let segment = self.0.iter().find(has)?;
+        segment.address.checked_add(offset - segment.in_file.start)
+    }
+
     /// Where in the file an address is, of code or of data.
     fn offset_of(&self, address: u64, is_executed: bool) -> Option<u64> {
         self.0.iter().filter(|segment| segment.is_executed == is_executed).find_map(|segment| {
@@ -158,8 +170,11 @@ fn parse(file: &PartialFile) -> Result<Elf<'_>, NoPlace> {
     }
 }
 
-fn find(file: &PartialFile, at: &InFile) -> Result<Vec<FoundPlace>, NoPlace> {
+fn find(file: &PartialFile, at: &InFile, known: Option<&KnownFile>) -> Result<Vec<FoundPlace>, NoPlace> {
     let parsed = parse(file)?;
+    if known.is_some_and(|known| !is_same(&parsed, file, known)) {
+        return Err(NoPlace::OtherBuild);
+    }
     let segments = Segments::of(&parsed)?;
     let (start, place) = match at {
         InFile::Functions(pattern) => return several::functions(file, &parsed, &segments, pattern),
@@ -168,13 +183,13 @@ fn find(file: &PartialFile, at: &InFile) -> Result<Vec<FoundPlace>, NoPlace> {
         }
         InFile::Offset(offset) => (*offset, *offset),
         InFile::Symbol { name, offset } => {
-            let symbols = parsed.symbols();
-            let address = match function(file, symbols, name)? {
-                Some(address) => address,
-                None => function(file, parsed.dynamic_symbols(), name)?
-                    .ok_or_else(|| NoPlace::NoSymbol(name.clone()))?,
+            let start = match known.and_then(|known| known.symbol) {
+                Some(start) => start,
+                None => {
+                    let address = address_of(file, &parsed, name)?;
+                    segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?
+                }
             };
-            let start = segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?;
             (start, start.saturating_add(*offset))
         }
     };
@@ -188,6 +203,32 @@ fn find(file: &PartialFile, at: &InFile) -> Result<Vec<FoundPlace>, NoPlace> {
     let from = if place - start <= FARTHEST { start } else { place };
     instruction_at(rest(from, place), Gva(from), Gva(place))?;
     Ok(vec![FoundPlace::at(place)])
+}
+
+/// What tells `file` from others, as far as it can be read.
+#[must_use]
+pub fn identity(file: &PartialFile) -> KnownFile {
+    let build_id = parse(file).ok().and_then(|parsed| Some(parsed.build_id().ok()??.to_vec()));
+    KnownFile { build_id, length: file.len().unwrap_or(0), symbol: None }
+}
+
+/// Whether it is the known one.
+fn is_same(parsed: &Elf<'_>, file: &PartialFile, known: &KnownFile) -> bool {
+    let own = parsed.build_id().ok().flatten();
+    match &known.build_id {
+        Some(known) => own == Some(known),
+        None => own.is_none() && file.len() == Ok(known.length),
+    }
+}
+
+/// The address of the function that is called so.
+fn address_of(file: &PartialFile, parsed: &Elf<'_>, name: &str) -> Result<u64, NoPlace> {
+    match function(file, parsed.symbols(), name)? {
+        Some(address) => Ok(address),
+        None => {
+            function(file, parsed.dynamic_symbols(), name)?.ok_or_else(|| NoPlace::NoSymbol(name.to_owned()))
+        }
+    }
 }
 
 /// The address of the function that is called so, if there is one. Where more of the file has to be known for that, none.
@@ -236,7 +277,7 @@ mod tests {
         let mut file = PartialFile::new(bytes.len() as u64).unwrap();
         let mut known = 0;
         loop {
-            match look(&file, at) {
+            match look(&file, at, None) {
                 Ok(Looked::Needs(needed)) => {
                     known += needed.end - needed.start;
                     let end = bytes.len().min(needed.end as usize);
@@ -293,7 +334,7 @@ mod tests {
         for bytes in [&b""[..], b"#!/bin/sh\n", b"\x7fELF\x02\x01\x01"] {
             let mut file = PartialFile::new(bytes.len() as u64).unwrap();
             file.put(0, bytes);
-            assert!(matches!(look(&file, &symbol("main", 0)), Err(NoPlace::NotElf(_))), "{bytes:?}");
+            assert!(matches!(look(&file, &symbol("main", 0), None), Err(NoPlace::NotElf(_))), "{bytes:?}");
         }
     }
 }

@@ -14,6 +14,19 @@ pub struct ProgramPlace {
     pub counter: Option<u64>,
     /// Whether the returns are wanted of the function that begins there.
     pub returns: bool,
+    /// What is known of the file, where a file outside the guest has said something of the place.
+    pub known: Option<KnownFile>,
+}
+
+/// A file of a program, as it is outside the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownFile {
+    /// What the linker has made of all that is in it (`.note.gnu.build-id`), if it has.
+    pub build_id: Option<Vec<u8>>,
+    /// How long it is, in bytes.
+    pub length: u64,
+    /// Where in the file the symbol is that the place is counted from, if the file itself does not say it.
+    pub symbol: Option<u64>,
 }
 
 /// Where in a file.

@@ -3,6 +3,7 @@
 mod injection;
 
 use super::error::chain;
+use super::programs::{FindProgram, Programs};
 use super::target::Target;
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
 use super::{programs, system_call, tracepoints};
@@ -16,6 +17,7 @@ use crate::linux::debug_info::DebugInfo;
 use crate::linux::dwarf::VariablesInScope;
 use crate::linux::injectable::NotInjectable;
 use crate::linux::kernel::Kernel;
+use crate::linux::program_place::{KnownFile, ProgramPlace};
 use crate::linux::syscalls::{SystemCall, SystemCalls};
 use crate::linux::tracepoints::{NoTracepoints, Tracepoints};
 use crate::probe::place::Place;
@@ -58,6 +60,7 @@ pub struct Definitions<'a, 'd> {
     found: Found,
     system_calls: OnceCell<SystemCalls<'a>>,
     tracepoints: OnceCell<Result<Tracepoints, NoTracepoints>>,
+    programs: Programs<'a>,
 }
 
 impl<'a, 'd> Definitions<'a, 'd> {
@@ -80,7 +83,14 @@ impl<'a, 'd> Definitions<'a, 'd> {
             found: Found::default(),
             system_calls: OnceCell::new(),
             tracepoints: OnceCell::new(),
+            programs: Programs::default(),
         }
+    }
+
+    /// Has programs' own names known by the files that `find` finds outside the guest.
+    #[must_use]
+    pub fn with_programs(self, find: Box<FindProgram<'a>>) -> Self {
+        Self { programs: Programs::found_by(find), ..self }
     }
 
     /// Reads the filter of all definitions without one.
@@ -127,7 +137,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let mut probes = Vec::new();
         for place in self.places(&spec).map_err(plain)? {
             let target = self.target(place);
-            let site = self.site(&target, &|| Ok(None));
+            let site = self.site(&target, self.btf, &|| Ok(None));
             let (fields, style) = typed(&site, self.expand, returns);
             self.found.changed += usize::from(is_changed_in(&site));
             let mut capture = Capture { fields, ..Capture::default() };
@@ -154,6 +164,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         for target in all {
             let (mut capture, call) = self.capture(definition, &target)?;
             self.add_filter(&mut capture, definition.kind, &target)?;
+            let known = self.known_file(definition, &target, &capture);
             let histogram = compile::histogram(&filtered, &capture.fields)?;
             let counted = number.map(|number| Counted {
                 number,
@@ -173,7 +184,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
                 tracepoints::count_own(&mut capture, tag);
             }
             if let Some(program) = &target.program {
-                capture = programs::capture(capture, program, &definition.place.span)?;
+                capture = programs::capture(capture, &program.place, &definition.place.span)?;
             }
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             // The kernel follows the calls of programs itself.
@@ -183,7 +194,10 @@ impl<'a, 'd> Definitions<'a, 'd> {
             let mut probe = ProbeRequest::plain(target.place, trigger);
             probe.pattern = is_pattern.then(|| place.clone());
             (probe.plan.capture, probe.plan.tracepoint) = (capture, target.tracepoint);
-            probe.plan.program = target.program;
+            probe.plan.program = target.program.map(|program| {
+                let known = known.or(program.place.known);
+                ProgramPlace { known, ..program.place }
+            });
             if let Some(histogram) = histogram {
                 probe.plan.action = Action::Histogram(histogram);
             }
@@ -201,11 +215,13 @@ impl<'a, 'd> Definitions<'a, 'd> {
         target: &Target,
     ) -> Result<(Capture, Option<Style>), lang::Error> {
         let debug = self.debug;
-        let variables = || match &target.place {
-            Place::Kernel { info, .. } => debug.variables_at(info.at).map_err(|error| chain(&error)),
-            Place::Module { .. } | Place::Watch(_) => Ok(None),
+        let variables = || match (&target.program, &target.place) {
+            (Some(program), _) => programs::variables(program),
+            (None, Place::Kernel { info, .. }) => debug.variables_at(info.at).map_err(|error| chain(&error)),
+            (None, Place::Module { .. } | Place::Watch(_)) => Ok(None),
         };
-        let site = self.site(target, &variables);
+        let types = target.program_types();
+        let site = self.site(target, self.own_types(target, &types), &variables);
         let is_call = definition.args.is_empty() && target.function.is_some();
         let (own, style) = match is_call {
             true => {
@@ -227,7 +243,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
         target: &Target,
     ) -> Result<(), DefinitionError> {
         if let (None, Some(filter)) = (&capture.filter, &self.filter) {
-            let site = self.site(target, &|| Ok(None));
+            let types = target.program_types();
+            let site = self.site(target, self.own_types(target, &types), &|| Ok(None));
             compile::filter(&filter.value, kind, &site.parameters(kind), capture)
                 .map_err(|error| DefinitionError::Filter { at: target.place.name(), error })?;
         }
@@ -270,7 +287,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let returns = definition.kind == ast::DefinitionKind::Return;
         if let Some(program) = programs::place(&definition.place.value, returns) {
             let written = program.to_string();
-            let all = vec![programs::target(program, self.kernel)?];
+            let all = vec![programs::target(program, self.kernel, &self.programs)?];
             return Ok(Targets { all, written, is_pattern: false });
         }
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
@@ -321,9 +338,32 @@ impl<'a, 'd> Definitions<'a, 'd> {
         self.system_calls.get_or_init(|| SystemCalls::of(self.kernel)).find(name).ok()
     }
 
+    /// The types of the function at `target`, of which `types` are a program's.
+    fn own_types<'s>(&'s self, target: &Target, types: &'s Option<Btf<'s>>) -> Option<&'s Btf<'s>> {
+        if target.program.is_some() { types.as_ref() } else { self.btf }
+    }
+
+    /// The file that a definition's place has to be in, where what it reads is known by that file outside the guest alone.
+    fn known_file(
+        &mut self,
+        definition: &Definition,
+        target: &Target,
+        capture: &Capture,
+    ) -> Option<KnownFile> {
+        let program = target.program.as_ref()?;
+        let said = program.said.as_ref().ok()?;
+        let unsaid = programs::unsaid(target, program);
+        let without = self.capture(definition, &unsaid).ok().and_then(|(mut without, _)| {
+            self.add_filter(&mut without, definition.kind, &unsaid).ok()?;
+            Some(without)
+        });
+        (without.as_ref() != Some(capture)).then(|| said.at.known.clone())
+    }
+
     fn site<'s>(
         &'s self,
         target: &'s Target,
+        own: Option<&'s Btf<'s>>,
         variables: &'s dyn Fn() -> Result<Option<VariablesInScope>, String>,
     ) -> CompileContext<'s> {
         let function = target.function.as_ref();
@@ -334,7 +374,9 @@ impl<'a, 'd> Definitions<'a, 'd> {
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),
             kernel: self.kernel,
+            is_kernels: target.program.is_none(),
             btf: self.btf,
+            own,
             variables,
         }
     }
@@ -370,18 +412,18 @@ fn is_plain(written: &str) -> bool {
 /// What a call's arguments or a return's value are by the kernel's own types, where it has them.
 fn typed(site: &CompileContext<'_>, expand: Expand, returns: bool) -> (Vec<Field>, Style) {
     let plain = (Vec::new(), Style::Registers);
-    let (Some(function), Some(btf)) = (site.function, site.btf) else { return plain };
+    let (Some(function), Some(btf)) = (site.function, site.own) else { return plain };
     let Ok(signature) = site.signature(btf, function) else { return plain };
     let fields = match returns {
         false => signature.arguments(btf, function, expand),
-        true => signature.value(btf, function, expand).into_iter().collect(),
+        true => site.value(&signature, btf, function, expand).into_iter().collect(),
     };
     (fields, Style::Call)
 }
 
 /// Whether the compiler has changed the function's parameters, so that its types do not tell them.
 fn is_changed_in(site: &CompileContext<'_>) -> bool {
-    site.btf.is_some() && site.function.is_some_and(is_changed)
+    site.own.is_some() && site.function.is_some_and(is_changed)
 }
 
 /// A place at which there can be no probe, in its definition.

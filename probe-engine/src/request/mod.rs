@@ -14,6 +14,7 @@ mod tracepoints;
 pub use definitions::{Definitions, Found, trigger_of};
 pub use error::{DefinitionError, PlaceError};
 pub use jump_constraints::KernelConstraints;
+pub use programs::FindProgram;
 pub use traced::{Traced, TracedError, traced_functions};
 
 use crate::capture::hist::Form;
@@ -106,6 +107,12 @@ impl ProbeRequest {
         self.plan.is_return()
     }
 
+    /// Whether its hits are where a function of a program returns: the guest's kernel follows its calls.
+    #[must_use]
+    pub fn is_return_of_program(&self) -> bool {
+        self.plan.program.as_ref().is_some_and(|program| program.returns)
+    }
+
     /// Whether addresses are shown by their names.
     #[must_use]
     pub fn has_symbols(&self) -> bool {
@@ -130,7 +137,7 @@ impl ProbeRequest {
     /// As the user writes it.
     #[must_use]
     pub fn name(&self) -> String {
-        let is_return = self.returns() || self.plan.program.as_ref().is_some_and(|program| program.returns);
+        let is_return = self.returns() || self.is_return_of_program();
         format!("{}{}", self.place_name(), if is_return { "%return" } else { "" })
     }
 }

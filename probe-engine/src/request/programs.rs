@@ -1,40 +1,135 @@
 //! From a place in a program to the function of the kernel's at which its probe stands, and what is read there.
 
 use super::PlaceError;
-use super::target::Target;
+use super::error::chain;
+use super::target::{ProgramSaid, ProgramTarget, Target};
 use crate::capture::Capture;
+use crate::capture::typed::{Signature, is_changed};
 use crate::lang::ast::WrittenPlace;
 use crate::lang::{self, Mistake};
+use crate::linux::btf::Btf;
+use crate::linux::dwarf::{DwarfError, NoFunction, VariablesInScope};
 use crate::linux::kernel::Kernel;
+use crate::linux::program_file::{ProgramDebug, ProgramDebugError};
 use crate::linux::program_place::ProgramPlace;
 use crate::linux::uprobes::UprobeCalls;
 use crate::probe::place::{Place, in_kernel};
 use crate::probe::resolve::ResolveError;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The place that is written so, if it is one in a program.
 pub(super) fn place(written: &WrittenPlace, returns: bool) -> Option<ProgramPlace> {
     match written {
         WrittenPlace::Program { path, at, counter } => {
-            Some(ProgramPlace { path: path.clone(), at: at.clone(), counter: *counter, returns })
+            Some(ProgramPlace { path: path.clone(), at: at.clone(), counter: *counter, returns, known: None })
         }
         _ => None,
     }
 }
 
-/// What a probe at `program` comes to in `kernel`. Where the program has what is not known until the guest has its file.
-pub(super) fn target(program: ProgramPlace, kernel: &Kernel) -> Result<Target, PlaceError> {
+/// What finds the files of a program outside the guest, by its path in there; `None` where they are not known.
+pub type FindProgram<'a> = dyn Fn(&str) -> Option<ProgramDebug> + 'a;
+
+/// The programs that definitions have named so far.
+#[derive(Default)]
+pub(super) struct Programs<'a> {
+    find: Option<Box<FindProgram<'a>>>,
+    found: RefCell<BTreeMap<String, Option<Rc<ProgramDebug>>>>,
+}
+
+impl<'a> Programs<'a> {
+    pub(super) fn found_by(find: Box<FindProgram<'a>>) -> Self {
+        Self { find: Some(find), found: RefCell::default() }
+    }
+
+    fn get(&self, path: &str) -> Option<Rc<ProgramDebug>> {
+        let find = self.find.as_ref()?;
+        let mut found = self.found.borrow_mut();
+        found.entry(path.to_owned()).or_insert_with(|| find(path).map(Rc::new)).clone()
+    }
+
+    /// What is said of a place, and the function that begins there with what a call of it has.
+    fn say(&self, place: &ProgramPlace) -> Result<(ProgramSaid, Option<Called>), String> {
+        let path = &place.path;
+        if place.at.is_several() {
+            return Err(format!(
+                "names are known at one place, and `{place}` stands for several: take `$arg1`"
+            ));
+        }
+        let nobody = || format!("names in `{path}` are not known: its file is not found outside the guest");
+        let debug = self.get(path).ok_or_else(nobody)?;
+        let at =
+            debug.find(&place.at).map_err(|error| format!("names in `{path}` are not known: {error}"))?;
+        let unknown = |error: ProgramDebugError| match error {
+            ProgramDebugError::Dwarf(DwarfError::Missing) => format!(
+                "names in `{path}` are not known: it has no debugging information (DWARF), and there is none for it below \
+                 /usr/lib/debug"
+            ),
+            error => format!("names in `{path}` are not known: {}", chain(&error)),
+        };
+        match debug.types(&at) {
+            Ok(function) => {
+                let types = function.types.clone();
+                let signature = Btf::parse(&types).map(|btf| Signature::of_program(&btf, function));
+                let signature = signature.map_err(|error| chain(&error))?;
+                let name = place.at.to_string();
+                let called = (!is_changed(&name)).then_some((name, Some(signature)));
+                Ok((ProgramSaid { debug, at, types }, called))
+            }
+            // Somewhere else, variables may have names.
+            Err(ProgramDebugError::NoFunction(NoFunction::Missing)) => {
+                let variables = debug.variables(&at).map_err(|error| unknown(error.into()))?;
+                Ok((ProgramSaid { debug, at, types: variables.types }, None))
+            }
+            Err(error) => Err(unknown(error)),
+        }
+    }
+}
+
+/// A function, and what a call of it has.
+type Called = (String, Option<Signature>);
+
+/// What a probe at `program` comes to in `kernel`. Where the program has what is not known until the guest has its file, but for
+/// what `programs` say.
+pub(super) fn target(
+    program: ProgramPlace,
+    kernel: &Kernel,
+    programs: &Programs<'_>,
+) -> Result<Target, PlaceError> {
     let calls = UprobeCalls::of(kernel)?;
     let name = program.to_string();
     let info = in_kernel(calls.no_op, kernel)
         .map_err(|reason| ResolveError::Unprobeable { name: name.clone(), reason })?;
-    Ok(Target {
-        place: Place::Kernel { name, info },
+    let (said, function) = match programs.say(&program) {
+        Ok((said, function)) => (Ok(said), function),
+        Err(why) => (Err(why), None),
+    };
+    let known = said.as_ref().ok().map(|said| said.at.known.clone());
+    // Without its symbol, the place is found by nobody else.
+    let known = known.filter(|known| known.symbol.is_some());
+    let program = ProgramTarget { place: ProgramPlace { known, ..program }, said };
+    let place = Place::Kernel { name, info };
+    Ok(Target { place, function, tracepoint: None, program: Some(program), event: None })
+}
+
+/// The same, where nothing is said of it.
+pub(super) fn unsaid(target: &Target, program: &ProgramTarget) -> Target {
+    Target {
+        place: target.place.clone(),
         function: None,
         tracepoint: None,
-        program: Some(program),
+        program: Some(ProgramTarget { place: program.place.clone(), said: Err(String::new()) }),
         event: None,
-    })
+    }
+}
+
+/// Which variables have names at a place.
+pub(super) fn variables(program: &ProgramTarget) -> Result<Option<VariablesInScope>, String> {
+    let said = program.said.as_ref().map_err(Clone::clone)?;
+    said.debug.variables(&said.at).map(Some).map_err(|error| chain(&error))
 }
 
 /// What `capture` reads of the program, for a definition whose place is at `span`.

@@ -1,9 +1,12 @@
 //! What a definition's place is in a kernel.
 
 use crate::capture::typed::Signature;
+use crate::linux::btf::Btf;
+use crate::linux::program_file::{ProgramDebug, ProgramFunction};
 use crate::linux::program_place::ProgramPlace;
 use crate::probe::place::Place;
 use crate::probe::plan::SwitchedTracepoint;
+use std::rc::Rc;
 
 /// A place that a definition means.
 pub(super) struct Target {
@@ -13,7 +16,30 @@ pub(super) struct Target {
     /// What has to be switched on for it.
     pub(super) tracepoint: Option<SwitchedTracepoint>,
     /// The place in a program, if it is there.
-    pub(super) program: Option<ProgramPlace>,
+    pub(super) program: Option<ProgramTarget>,
     /// The class of the tracepoint's own event, if it has one.
     pub(super) event: Option<String>,
+}
+
+/// A place in a program.
+pub(super) struct ProgramTarget {
+    pub(super) place: ProgramPlace,
+    /// What is said of it outside the guest, or why nothing is.
+    pub(super) said: Result<ProgramSaid, String>,
+}
+
+/// What a program's files outside the guest say of a place.
+pub(super) struct ProgramSaid {
+    pub(super) debug: Rc<ProgramDebug>,
+    pub(super) at: ProgramFunction,
+    /// The types of its source file, as a `.BTF` section.
+    pub(super) types: Vec<u8>,
+}
+
+impl Target {
+    /// The types of the function's own source, where that is a program's.
+    pub(super) fn program_types(&self) -> Option<Btf<'_>> {
+        let said = self.program.as_ref()?.said.as_ref().ok()?;
+        Btf::parse(&said.types).ok()
+    }
 }

@@ -64,7 +64,7 @@ fn offset(program: &[u8]) -> u64 {
     let mut file = PartialFile::new(program.len() as u64).unwrap();
     file.put(0, program);
     let at = InFile::Tracepoint { provider: "workload".to_owned(), name: "called".to_owned() };
-    match look(&file, &at).unwrap() {
+    match look(&file, &at, None).unwrap() {
         Looked::Found(places) => places[0].offset,
         Looked::Needs(part) => panic!("{part:x?} of the whole file is not known"),
     }

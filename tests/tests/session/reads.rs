@@ -47,7 +47,10 @@ fn captures(banner: Gva) -> [(&'static str, Capture); 4] {
         at(Base::Constant(0), &[8], false, What::Bytes(8)),
         at(Base::Constant(1 << 63), &[8], false, What::Bytes(8)),
         at(Base::Constant(0xffff_8000_0000_0000), &[0, 0], false, What::Bytes(4)),
-        field(Fetch { read: Read::Pointee(What::Bytes(16)), ..Fetch::word(Base::Argument(1), 8) }),
+        field(Fetch {
+            read: Read::Pointee { what: What::Bytes(16), user: false },
+            ..Fetch::word(Base::Argument(1), 8)
+        }),
     ];
     // In a page fault, the page that is missing.
     let of_fault = vec![

@@ -2,10 +2,11 @@
 
 use super::caller::{Caller, Failed};
 use super::functions::error;
+use super::programs::FoundPlaces;
 use probe_engine::addr::Gva;
 use probe_engine::linux::partial_file::PartialFile;
-use probe_engine::linux::program_file::{FoundPlace, Looked, look};
-use probe_engine::linux::program_place::InFile;
+use probe_engine::linux::program_file::{Looked, identity, look};
+use probe_engine::linux::program_place::ProgramPlace;
 use probe_engine::linux::uprobes::UprobeCalls;
 use probe_engine::paging::PageFault;
 use std::ops::Range;
@@ -57,7 +58,7 @@ pub(super) enum Places {
     /// So many bytes from the file's start.
     One(u64),
     /// It stands for these.
-    Several(Vec<FoundPlace>),
+    Several(FoundPlaces),
 }
 
 /// A program whose file is open.
@@ -130,12 +131,16 @@ impl Program {
         caller: &Caller,
         calls: &UprobeCalls,
         buffer: &Buffer,
-        at: &InFile,
+        place: &ProgramPlace,
     ) -> Result<Places, Failed> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
-            match look(&self.known, at).map_err(|error| Failed::Refused(error.to_string()))? {
-                Looked::Found(places) if at.is_several() => return Ok(Places::Several(places)),
+            match look(&self.known, &place.at, place.known.as_ref())
+                .map_err(|error| Failed::Refused(error.to_string()))?
+            {
+                Looked::Found(places) if place.at.is_several() => {
+                    return Ok(Places::Several(FoundPlaces { all: places, file: identity(&self.known) }));
+                }
                 Looked::Found(places) => {
                     let place = places.first().ok_or_else(|| Failed::Refused("there is none".to_owned()))?;
                     return Ok(Places::One(place.offset));

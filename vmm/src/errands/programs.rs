@@ -8,7 +8,7 @@ use super::functions::error;
 use super::program_file::{Buffer, Places, Program};
 use probe_engine::addr::Gva;
 use probe_engine::linux::program_file::FoundPlace;
-use probe_engine::linux::program_place::ProgramPlace;
+use probe_engine::linux::program_place::{KnownFile, ProgramPlace};
 use probe_engine::linux::uprobes::{Registration, UprobeCalls};
 use probe_engine::probe::table::ProbeId;
 use rustix::io::Errno;
@@ -31,11 +31,19 @@ pub(crate) enum Placed {
     /// It is registered, or is no more, as was wanted.
     Done,
     /// It stands for these places. None of them is registered.
-    Found(Vec<FoundPlace>),
+    Found(FoundPlaces),
     /// There is no such file, so far.
     Missing,
     /// It cannot be, and why.
     Refused(String),
+}
+
+/// The places that one stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundPlaces {
+    pub(crate) all: Vec<FoundPlace>,
+    /// The file in which they were found.
+    pub(crate) file: KnownFile,
 }
 
 /// A consumer that is registered.
@@ -157,7 +165,7 @@ impl PlacePrograms<'_> {
         for step in steps {
             let placed = match &mut program {
                 Err(failed) => came(failed)?,
-                Ok(program) => match program.find(&self.caller, &self.calls, buffer, &step.place.at) {
+                Ok(program) => match program.find(&self.caller, &self.calls, buffer, &step.place) {
                     Ok(Places::Several(places)) => Placed::Found(places),
                     Ok(Places::One(offset)) => {
                         let registered = Self::register(&self.caller, &self.calls, &step, program, offset);

@@ -215,7 +215,10 @@ fn memory_is_compared_as_a_number_of_its_width() {
     assert_eq!(of(Fetch::word(Base::Stack(1), 2), Shape::Hex), number(Origin::Memory(0), 16, false));
     let far = Fetch { hops: vec![Hop::at(8)], ..Fetch::word(Base::Argument(0), 8) };
     assert_eq!(of(far, Shape::Hex), number(Origin::Memory(0), 64, false));
-    let pointer = Fetch { read: Read::Pointee(What::Bytes(8)), ..Fetch::word(Base::Argument(0), 8) };
+    let pointer = Fetch {
+        read: Read::Pointee { what: What::Bytes(8), user: false },
+        ..Fetch::word(Base::Argument(0), 8)
+    };
     assert_eq!(of(pointer, Shape::Hex), number(Origin::Given(Given::Register(Register::Rdi)), 64, false));
     assert_eq!(
         of(Fetch::word(Base::Current, 8), Shape::Hex),
@@ -379,7 +382,7 @@ const NAME: ComparedString = ComparedString { entry: None, most: 16, goes_on: fa
 /// filter.
 fn of_strings(operand: Operand, test: Test) -> Result<HitCondition, Unsuited> {
     let text = |fetch| Field { name: "it".to_owned(), fetch, shape: Shape::Text };
-    let pointee = Read::Pointee(What::String(512));
+    let pointee = Read::Pointee { what: What::String(512), user: false };
     let fields = vec![
         text(memory(Base::Argument(1), &[0], What::String(4096))),
         field("at", Base::Register(Register::R12), 8, Shape::Hex),

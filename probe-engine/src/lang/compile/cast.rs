@@ -20,20 +20,23 @@ impl Compiler<'_> {
         ty: Option<&Spanned<FetchType>>,
         span: &Span,
     ) -> Result<(Fetch, Shape), Error> {
-        self.finish(self.types(span)?, self.cast(cast)?, ty, span)
+        let (btf, found) = self.cast(cast)?;
+        self.finish(btf, found, ty, span)
     }
 
     /// Where what a cast leads to comes from, to be gone on from.
     pub(super) fn cast_way(&self, cast: &Cast) -> Result<Way, Error> {
-        Ok(self.cast(cast)?.way)
+        Ok(self.cast(cast)?.1.way)
     }
 
-    fn cast(&self, cast: &Cast) -> Result<Typed, Error> {
+    /// What a cast leads to, and the types among which the structure is: those of the function first, then the kernel's.
+    fn cast(&self, cast: &Cast) -> Result<(&Btf<'_>, Typed), Error> {
         let value = self.any_way(&cast.of)?;
-        let btf = self.types(&cast.structure.span)?;
+        let own = self.site.own.filter(|own| structure(own, &cast.structure).is_ok());
+        let btf = own.map_or_else(|| self.types(&cast.structure.span), Ok)?;
         let ty = structure(btf, &cast.structure)?;
         let way = value.at(container_of(btf, ty, &cast.container_of)?.wrapping_neg(), false);
-        path_from(btf, Typed { way, ty, bits: None }, &cast.path)
+        Ok((btf, path_from(btf, Typed { way, ty, bits: None }, &cast.path)?))
     }
 
     /// A member of the task that runs.

@@ -120,7 +120,7 @@ fn is_returned_word(field: &Field) -> bool {
 fn at(address: &Fetch) -> Option<Fetch> {
     let mut hops = address.hops.clone();
     match address.read {
-        Read::Word(8) | Read::Pointee(_) => {}
+        Read::Word(8) | Read::Pointee { .. } => {}
         Read::Memory(hop, What::Bytes(8)) => hops.push(hop),
         _ => return None,
     }

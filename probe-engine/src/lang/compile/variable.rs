@@ -31,9 +31,15 @@ impl Compiler<'_> {
     }
 
     fn function(&self, span: &Span) -> Result<(&Btf<'_>, &str), Error> {
-        let elsewhere = || Error { span: span.clone(), mistake: Mistake::NotAnEntry };
-        let function = self.site.function.ok_or_else(elsewhere)?;
-        Ok((self.types(span)?, function))
+        let wrong = |mistake| Error { span: span.clone(), mistake };
+        let Some(function) = self.site.function else {
+            return Err(wrong(match (self.site.variables)() {
+                Err(reason) => Mistake::NoVariables(reason),
+                Ok(_) => Mistake::NotAnEntry,
+            }));
+        };
+        let own = self.site.own.ok_or_else(|| wrong(Mistake::NoTypes))?;
+        Ok((own, function))
     }
 
     /// The kernel's types.
@@ -50,7 +56,7 @@ impl Compiler<'_> {
     ) -> Result<(Fetch, Shape), Error> {
         let way = Way::value(Base::Register(Register::Rax));
         let wrong = |mistake| Err(Error { span: span.clone(), mistake });
-        match self.site.btf.zip(self.returned()) {
+        match self.site.own.zip(self.returned()) {
             Some((_, TypeId::VOID)) => wrong(Mistake::ReturnsNothing),
             Some((btf, id)) => self.finish(btf, Typed { way, ty: id, bits: None }, ty, span),
             None => match ty {
@@ -62,7 +68,7 @@ impl Compiler<'_> {
 
     /// The type of what the function returns, where that is known.
     pub(super) fn returned(&self) -> Option<TypeId> {
-        let (btf, function) = self.site.btf.zip(self.site.function)?;
+        let (btf, function) = self.site.own.zip(self.site.function)?;
         self.site.signature(btf, function).ok().map(|signature| signature.returns)
     }
 
@@ -81,7 +87,11 @@ impl Compiler<'_> {
             return found;
         }
         let found = self.follow(of, path)?;
-        self.finish(self.types(&of.span)?, found, ty, span)
+        let btf = match of.value {
+            Variable::Current => self.types(&of.span)?,
+            _ => self.function(&of.span)?.0,
+        };
+        self.finish(btf, found, ty, span)
     }
 
     /// Where a variable's value comes from, to be dereferenced.

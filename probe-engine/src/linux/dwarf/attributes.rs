@@ -10,6 +10,8 @@ pub(super) struct Attributes<'a> {
     pub(super) name: Option<AttributeValue<Slice<'a>>>,
     /// Its type, as an offset in the unit.
     pub(super) ty: Option<usize>,
+    /// Its type, or what it is an instance of, is described in another unit.
+    pub(super) is_foreign: bool,
     /// The entry that it is an instance of, as such an offset.
     pub(super) origin: Option<usize>,
     pub(super) byte_size: Option<u64>,
@@ -34,6 +36,8 @@ pub(super) struct Attributes<'a> {
     pub(super) is_inline: bool,
     /// Whether it has code.
     pub(super) has_code: bool,
+    /// A class of C++ that functions take and return by its address, also where its source says nothing of that.
+    pub(super) is_by_reference: bool,
 }
 
 /// The value of an enumerator.
@@ -55,8 +59,14 @@ impl<'a> Attributes<'a> {
             let value = attribute.value();
             match attribute.name() {
                 dw::DW_AT_name => found.name = Some(value),
-                dw::DW_AT_type => found.ty = Some(inside(&value)?),
-                dw::DW_AT_abstract_origin | dw::DW_AT_specification => found.origin = Some(inside(&value)?),
+                dw::DW_AT_type => {
+                    found.ty = inside(&value);
+                    found.is_foreign |= found.ty.is_none();
+                }
+                dw::DW_AT_abstract_origin | dw::DW_AT_specification => {
+                    found.origin = inside(&value);
+                    found.is_foreign |= found.origin.is_none();
+                }
                 dw::DW_AT_byte_size => found.byte_size = value.udata_value(),
                 dw::DW_AT_encoding => {
                     if let AttributeValue::Encoding(encoding) = value {
@@ -80,6 +90,10 @@ impl<'a> Attributes<'a> {
                 dw::DW_AT_declaration => found.is_declaration = value == AttributeValue::Flag(true),
                 dw::DW_AT_external => found.is_external = value == AttributeValue::Flag(true),
                 dw::DW_AT_inline => found.is_inline = true,
+                dw::DW_AT_calling_convention => {
+                    let by_reference = AttributeValue::CallingConvention(dw::DW_CC_pass_by_reference);
+                    found.is_by_reference = value == by_reference;
+                }
                 dw::DW_AT_low_pc | dw::DW_AT_ranges => found.has_code = true,
                 _ => {}
             }
@@ -88,11 +102,11 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// A reference inside the unit. Units refer to each other only where all were compiled at once.
-fn inside(value: &AttributeValue<Slice<'_>>) -> Result<usize, DwarfError> {
+/// A reference inside the unit. Units refer to each other only where all were compiled at once, or what they share was taken out.
+fn inside(value: &AttributeValue<Slice<'_>>) -> Option<usize> {
     match value {
-        AttributeValue::UnitRef(offset) => Ok(offset.0),
-        _ => Err(DwarfError::ForeignType),
+        AttributeValue::UnitRef(offset) => Some(offset.0),
+        _ => None,
     }
 }
 

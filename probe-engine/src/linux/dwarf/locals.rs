@@ -1,15 +1,17 @@
 //! Local variables and parameters by name, at any address of the kernel's text.
 
-use gimli::{Dwarf, SectionId};
+use gimli::{Dwarf, SectionId, Unit};
 
 use super::code::CodeAttributes;
-use super::location::{Hidden, Locations, VariablePlace};
+use super::functions::entry_at;
+use super::location::{Frames, Hidden, Locations, VariablePlace};
 use super::scopes::scopes_at;
 use super::sections::UnitCode;
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice, types};
 use crate::addr::Gva;
 use crate::linux::btf::TypeId;
+use crate::regs::Register;
 
 /// Most stretches of code of all units.
 const MOST_STRETCHES: usize = 1 << 20;
@@ -41,37 +43,54 @@ impl DebugFile<'_> {
     /// [`DwarfError`] for a damaged file.
     pub fn variables_at(&self, at: Gva) -> Result<VariablesInScope, DwarfError> {
         let dwarf = self.dwarf()?;
+        let Some(unit) = self.unit_at(&dwarf, at)? else { return Ok(VariablesInScope::default()) };
+        let unit = unit.unit_ref(&dwarf);
+        let scopes = scopes_at(unit, at.0)?;
+        let frames = Frames {
+            debug: self.section(SectionId::DebugFrame),
+            eh: self.section(SectionId::EhFrame),
+            eh_at: self.eh_frame,
+        };
+        let locations = Locations::new(unit, frames, at.0, scopes.frame_base);
+        let wanted: Vec<usize> = scopes.variables.iter().filter_map(|declared| declared.ty).collect();
+        let (types, numbers) = types::btf_of(unit, &wanted)?;
+        let is_entry = entry_at(unit, at.0)?.is_some();
+        let mut numbers = numbers.into_iter();
+        let mut variables = Vec::new();
+        for declared in scopes.variables {
+            let ty = declared.ty.and_then(|_| numbers.next()).filter(|ty| *ty != TypeId::VOID);
+            let place = locations.place(&declared)?.and_then(|place| match place {
+                place if is_entry && is_in_new_frame(place) => Err(Hidden::NotYet),
+                place => Ok(place),
+            });
+            variables.push(LocalVariable { name: declared.name, ty, place });
+        }
+        Ok(VariablesInScope { types, variables })
+    }
+
+    /// The unit that has the code at `at`, a link-time address.
+    pub(super) fn unit_at<'d>(
+        &self,
+        dwarf: &Dwarf<Slice<'d>>,
+        at: Gva,
+    ) -> Result<Option<Unit<Slice<'d>>>, DwarfError> {
         let code = match self.units.get() {
             Some(code) => code,
             None => {
-                let code = unit_code(&dwarf)?;
+                let code = unit_code(dwarf)?;
                 self.units.get_or_init(|| code)
             }
         };
         let after = code.partition_point(|(low, ..)| *low <= at.0);
         let around = after.checked_sub(1).and_then(|index| code.get(index));
-        let Some((.., unit)) = around.filter(|(_, high, _)| at.0 < *high) else {
-            return Ok(VariablesInScope::default());
-        };
-        let unit = dwarf.unit(dwarf.unit_header(*unit)?)?;
-        let unit = unit.unit_ref(&dwarf);
-        let scopes = scopes_at(unit, at.0)?;
-        let frames = self.section(SectionId::DebugFrame);
-        let locations = Locations::new(unit, frames, at.0, scopes.frame_base);
-        let wanted: Vec<usize> = scopes.variables.iter().filter_map(|declared| declared.ty).collect();
-        let (types, numbers) = match types::btf_of(unit, &wanted) {
-            Err(DwarfError::ForeignType) => Default::default(),
-            types => types?,
-        };
-        let mut numbers = numbers.into_iter();
-        let mut variables = Vec::new();
-        for declared in scopes.variables {
-            let ty = declared.ty.and_then(|_| numbers.next());
-            let place = locations.place(&declared)?;
-            variables.push(LocalVariable { name: declared.name, ty, place });
-        }
-        Ok(VariablesInScope { types, variables })
+        let Some((.., unit)) = around.filter(|(_, high, _)| at.0 < *high) else { return Ok(None) };
+        Ok(Some(dwarf.unit(dwarf.unit_header(*unit)?)?))
     }
+}
+
+/// Whether a place is, where a function begins, in the stack frame that it is about to make.
+fn is_in_new_frame(place: VariablePlace) -> bool {
+    matches!(place, VariablePlace::Memory(Register::Rsp, ..0) | VariablePlace::Memory(Register::Rbp, _))
 }
 
 fn unit_code(dwarf: &Dwarf<Slice<'_>>) -> Result<UnitCode, DwarfError> {

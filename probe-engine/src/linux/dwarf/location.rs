@@ -1,8 +1,8 @@
 //! Where the value of a variable is at an address: what its location says, as far as a probe can read that.
 
 use gimli::{
-    AttributeValue, BaseAddresses, CfaRule, DebugFrame, Expression, Operation, UnitRef, UnwindContext,
-    UnwindSection,
+    AttributeValue, BaseAddresses, CfaRule, DebugFrame, EhFrame, Expression, Operation, UnitRef,
+    UnwindContext, UnwindSection,
 };
 
 use super::scopes::Declared;
@@ -53,6 +53,9 @@ pub enum Hidden {
     /// A vector register, for one.
     #[error("is in a register here that probes do not see")]
     OtherRegister,
+    /// The function begins there, and has not put it there yet.
+    #[error("is not there yet where the function begins: its place in the stack frame gets it later")]
+    NotYet,
     /// The stack slots are counted from a place that is not known.
     #[error(
         "lies in the stack frame, and where that begins here is not said by the debugging information (.debug_frame)"
@@ -81,7 +84,7 @@ impl<'u, 'a> Locations<'u, 'a> {
     /// Those at `at`, in a function with this frame base.
     pub(super) fn new(
         unit: UnitRef<'u, Slice<'a>>,
-        frames: Slice<'a>,
+        frames: Frames<'a>,
         at: u64,
         frame_base: Option<AttributeValue<Slice<'a>>>,
     ) -> Self {
@@ -180,14 +183,34 @@ impl<'u, 'a> Locations<'u, 'a> {
     }
 }
 
-/// The canonical frame address at `at`, as .debug_frame says it.
-fn cfa(frames: Slice<'_>, address_size: u8, at: u64) -> FrameBase {
-    let mut section = DebugFrame::from(frames);
-    section.set_address_size(address_size);
+/// What says where the frames of functions begin.
+#[derive(Clone, Copy)]
+pub(super) struct Frames<'a> {
+    /// `.debug_frame`
+    pub(super) debug: Slice<'a>,
+    /// `.eh_frame`, which programs have at run time.
+    pub(super) eh: Slice<'a>,
+    /// Where that was linked to.
+    pub(super) eh_at: u64,
+}
+
+/// The canonical frame address at `at`.
+fn cfa(frames: Frames<'_>, address_size: u8, at: u64) -> FrameBase {
+    let (mut debug, mut eh) = (DebugFrame::from(frames.debug), EhFrame::from(frames.eh));
+    debug.set_address_size(address_size);
+    eh.set_address_size(address_size);
     let mut context = UnwindContext::new();
-    let bases = BaseAddresses::default();
-    let row = section.unwind_info_for_address(&bases, &mut context, at, DebugFrame::cie_from_offset);
-    match row.map_err(|_| Hidden::NoFrame)?.cfa() {
+    let none = BaseAddresses::default();
+    if let Ok(row) = debug.unwind_info_for_address(&none, &mut context, at, DebugFrame::cie_from_offset) {
+        return start(row.cfa());
+    }
+    let bases = BaseAddresses::default().set_eh_frame(frames.eh_at);
+    let row = eh.unwind_info_for_address(&bases, &mut context, at, EhFrame::cie_from_offset);
+    start(row.map_err(|_| Hidden::NoFrame)?.cfa())
+}
+
+fn start(rule: &CfaRule<usize>) -> FrameBase {
+    match rule {
         CfaRule::RegisterAndOffset { register, offset } => Ok((numbered(*register)?, *offset)),
         CfaRule::Expression(_) => Err(Hidden::NoFrame),
     }

@@ -10,6 +10,7 @@ mod attributes;
 mod btf;
 mod code;
 mod files;
+mod functions;
 mod inlined;
 mod locals;
 mod location;
@@ -24,6 +25,7 @@ mod units;
 
 use gimli::{EndianSlice, LittleEndian};
 
+pub use self::functions::{FunctionTypes, NoFunction};
 pub use self::locals::{LocalVariable, VariablesInScope};
 pub use self::location::{Hidden, VariablePlace};
 pub use self::places::LinePlace;

@@ -24,6 +24,8 @@ const CHDR_LEN: usize = 24;
 /// An ELF file with debugging information.
 pub struct DebugFile<'a> {
     sections: Vec<(SectionId, Cow<'a, [u8]>)>,
+    /// Where `.eh_frame` was linked to.
+    pub(super) eh_frame: u64,
     /// Which unit has which code, once that was asked for.
     pub(super) units: OnceCell<UnitCode>,
 }
@@ -58,7 +60,13 @@ impl<'a> DebugFile<'a> {
         for id in WANTED {
             sections.push((id, find(id)?));
         }
-        let found = Self { sections, units: OnceCell::new() };
+        let is_eh_frame = |section: &&_| {
+            table
+                .section_name(endian, *section)
+                .is_ok_and(|name| name == SectionId::EhFrame.name().as_bytes())
+        };
+        let eh_frame = table.iter().find(is_eh_frame).map_or(0, |section| section.sh_addr(endian));
+        let found = Self { sections, eh_frame, units: OnceCell::new() };
         if found.section(SectionId::DebugInfo).is_empty() { Err(DwarfError::Missing) } else { Ok(found) }
     }
 
@@ -75,7 +83,7 @@ impl<'a> DebugFile<'a> {
 }
 
 /// The sections that are looked at. Their names follow those of DWARF 2 to 5.
-const WANTED: [SectionId; 12] = [
+const WANTED: [SectionId; 13] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
     SectionId::DebugFrame,
@@ -88,6 +96,7 @@ const WANTED: [SectionId; 12] = [
     SectionId::DebugRngLists,
     SectionId::DebugStr,
     SectionId::DebugStrOffsets,
+    SectionId::EhFrame,
 ];
 
 /// What a compressed section holds; `None` where it does not hold what its header says.

@@ -83,6 +83,8 @@ fn is_type(tag: gimli::DwTag) -> bool {
         tag,
         dw::DW_TAG_base_type
             | dw::DW_TAG_pointer_type
+            | dw::DW_TAG_reference_type
+            | dw::DW_TAG_rvalue_reference_type
             | dw::DW_TAG_const_type
             | dw::DW_TAG_volatile_type
             | dw::DW_TAG_restrict_type

@@ -10,6 +10,7 @@ use gimli::{UnitRef, constants as dw};
 use super::attributes::{Attributes, Constant};
 use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypeParts, TypePool};
 use super::files::{Files, UnitFiles};
+use super::functions::FunctionTypes;
 use super::type_dies::{DieState, TypeDie};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
@@ -29,7 +30,11 @@ pub fn btf(file: &DebugFile<'_>) -> Result<Vec<u8>, DwarfError> {
     let (mut pool, mut files) = (TypePool::default(), Files::default());
     for header in Units::of(&dwarf)?.headers {
         let unit = dwarf.unit(header)?;
-        UnitTypes::read(unit.unit_ref(&dwarf))?.add(&mut pool, &mut files)?;
+        let mut types = UnitTypes::read(unit.unit_ref(&dwarf))?;
+        if types.has_foreign() {
+            return Err(DwarfError::ForeignType);
+        }
+        types.add(&mut pool, &mut files)?;
     }
     Ok(pool.finish()?.0)
 }
@@ -48,6 +53,44 @@ pub(super) fn btf_of(
     Ok((section, numbers.into_iter().map(number).collect()))
 }
 
+/// Makes the section of one unit, with what the function takes and returns that is described at `offset` in the unit. `None` where
+/// the unit does not have that.
+pub(super) fn function_of(
+    unit: UnitRef<'_, Slice<'_>>,
+    offset: usize,
+) -> Result<Option<FunctionTypes>, DwarfError> {
+    let (mut pool, mut files) = (TypePool::default(), Files::default());
+    let mut types = UnitTypes::read(unit)?;
+    types.add(&mut pool, &mut files)?;
+    let Some(declared) = types.index(offset).and_then(|index| types.declared(index)) else { return Ok(None) };
+    let mut parameters = Vec::new();
+    for part in &declared.parts {
+        let name = part.name.map(|name| unit.attr_string(name)).transpose()?;
+        let name = name.map(|name| String::from_utf8_lossy(name.slice()).into_owned()).unwrap_or_default();
+        let ty = types.number(part.ty);
+        let by_reference = types.is_by_reference(part.ty);
+        let ty = if by_reference { pool.make(pointer_to(ty))? } else { ty };
+        parameters.push((name, ty));
+    }
+    let returned = declared.attributes;
+    let is_unknown = returned.is_foreign && returned.ty.is_none();
+    let returns = types.number(returned.ty);
+    let is_returned_in_memory = types.is_by_reference(returned.ty);
+    let (section, renumbered) = pool.finish()?;
+    let id = |number: u32| TypeId(renumbered.get(number as usize).copied().unwrap_or(0));
+    let known = |number: u32| Some(id(number)).filter(|id| *id != TypeId::VOID);
+    Ok(Some(FunctionTypes {
+        types: section,
+        parameters: parameters.into_iter().map(|(name, ty)| (name, known(ty))).collect(),
+        returns: (!is_unknown).then_some(id(returns)),
+        is_returned_in_memory,
+    }))
+}
+
+fn pointer_to(ty: u32) -> BtfRecord {
+    BtfRecord { kind: kind::PTR, size_or_type: ty, ..BtfRecord::default() }
+}
+
 /// The types of one unit.
 struct UnitTypes<'u, 'a> {
     unit: UnitRef<'u, Slice<'a>>,
@@ -58,6 +101,14 @@ struct UnitTypes<'u, 'a> {
 impl<'u, 'a> UnitTypes<'u, 'a> {
     fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
         Ok(Self { unit, entries: TypeDie::all_of(unit)? })
+    }
+
+    /// Whether anything of it is described in another unit.
+    fn has_foreign(&self) -> bool {
+        let is_foreign = |entry: &TypeDie<'_>| {
+            entry.attributes.is_foreign || entry.parts.iter().any(|part| part.is_foreign)
+        };
+        self.entries.iter().any(is_foreign)
     }
 
     /// Adds all to the pool.
@@ -197,7 +248,9 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
                 let name = self.name(attributes, pool)?;
                 base(name, size, attributes.encoding)
             }
-            dw::DW_TAG_pointer_type => of(kind::PTR),
+            dw::DW_TAG_pointer_type | dw::DW_TAG_reference_type | dw::DW_TAG_rvalue_reference_type => {
+                of(kind::PTR)
+            }
             dw::DW_TAG_const_type => of(kind::CONST),
             dw::DW_TAG_volatile_type => of(kind::VOLATILE),
             dw::DW_TAG_restrict_type => of(kind::RESTRICT),
@@ -241,16 +294,12 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
 
     /// A function that has code of its own, or that of another one that does the same.
     fn function(&self, index: usize, pool: &mut TypePool) -> Result<u32, DwarfError> {
-        let Some(mut entry) = self.entries.get(index) else { return Ok(0) };
+        let Some(entry) = self.entries.get(index) else { return Ok(0) };
         let Attributes { has_code, is_declaration, is_inline, .. } = entry.attributes;
         if !has_code && (is_declaration || is_inline) {
             return Ok(0);
         }
-        for _ in 0..LONGEST_CHAIN {
-            let origin = entry.attributes.origin.and_then(|origin| self.index(origin));
-            let Some(origin) = origin.and_then(|origin| self.entries.get(origin)) else { break };
-            entry = origin;
-        }
+        let Some(entry) = self.declared(index) else { return Ok(0) };
         let name = self.name(&entry.attributes, pool)?;
         if name == 0 {
             return Ok(0);
@@ -260,6 +309,37 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             pool.make(BtfRecord { count: prototype.count.min(MOST_PARTS as u32), ..prototype })?;
         let count = entry.attributes.is_external.into();
         pool.make(BtfRecord { name, kind: kind::FUNC, count, size_or_type, ..BtfRecord::default() })
+    }
+
+    /// The entry with the parameters of a function: its own, or that of which it is an instance. The declaration of a method comes
+    /// last, and has no names of them.
+    fn declared(&self, index: usize) -> Option<&TypeDie<'a>> {
+        let mut entry = self.entries.get(index)?;
+        for _ in 0..LONGEST_CHAIN {
+            let origin = entry.attributes.origin.and_then(|origin| self.index(origin));
+            let Some(origin) = origin.and_then(|origin| self.entries.get(origin)) else { break };
+            if origin.attributes.is_declaration {
+                break;
+            }
+            entry = origin;
+        }
+        Some(entry)
+    }
+
+    /// Whether a type is a class that is handed over by its address.
+    fn is_by_reference(&self, offset: Option<usize>) -> bool {
+        let mut offset = offset;
+        for _ in 0..DEEPEST {
+            let index = offset.and_then(|offset| self.index(offset));
+            let Some(entry) = index.and_then(|index| self.entries.get(index)) else { return false };
+            match entry.tag {
+                dw::DW_TAG_typedef | dw::DW_TAG_const_type | dw::DW_TAG_volatile_type => {
+                    offset = entry.attributes.ty;
+                }
+                _ => return entry.attributes.is_by_reference,
+            }
+        }
+        false
     }
 
     /// Fills in what has got its number by its declaration.
@@ -328,7 +408,8 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
 
 /// A number, whose width follows what it is.
 fn base(name: u32, size: u32, encoding: Option<gimli::DwAte>) -> BtfRecord {
-    if encoding == Some(dw::DW_ATE_float) {
+    // Complex numbers are kept where others with a point are.
+    if let Some(dw::DW_ATE_float | dw::DW_ATE_complex_float) = encoding {
         return BtfRecord { name, kind: kind::FLOAT, size_or_type: size, ..BtfRecord::default() };
     }
     // GCC marks none as a character in BTF, and so does pahole.

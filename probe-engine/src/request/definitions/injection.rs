@@ -113,7 +113,7 @@ impl Definitions<'_, '_> {
     ) -> Result<u64, NotInjectable> {
         let name = place.name();
         let target = self.target(place.clone());
-        let site = self.site(&target, &|| Ok(None));
+        let site = self.site(&target, self.btf, &|| Ok(None));
         let signature =
             self.btf.zip(site.function).and_then(|(btf, function)| site.signature(btf, function).ok());
         let call = Function {
@@ -132,7 +132,7 @@ impl Definitions<'_, '_> {
     /// Has calls that must not fail, by the flags that they are made with, be none that count.
     fn spare(&self, place: &Place, bit: u64, capture: &mut Capture) {
         let target = self.target(place.clone());
-        let site = self.site(&target, &|| Ok(None));
+        let site = self.site(&target, self.btf, &|| Ok(None));
         let Some((btf, name)) = self.btf.zip(site.function) else { return };
         let Ok(signature) = site.signature(btf, name) else { return };
         let is_flags =

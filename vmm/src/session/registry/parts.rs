@@ -2,13 +2,14 @@
 //! first one. Whoever has registered that sees it alone.
 
 use super::{RegisteredProbe, Registry};
+use crate::errands::FoundPlaces;
 use crate::events::Reader;
 use crate::probe::{Handlers, Kind};
 use crate::session::report::{PlaceReport, ProbeReport, ProbeState};
 use crate::session::resolver::ResolvedProbe;
 use probe_engine::guest_text::Escaped;
 use probe_engine::linux::program_file::FoundPlace;
-use probe_engine::linux::program_place::{InFile, ProgramPlace};
+use probe_engine::linux::program_place::{InFile, KnownFile, ProgramPlace};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::ProbeId;
@@ -19,10 +20,11 @@ impl Registry {
     ///
     /// # Errors
     /// Why one of them cannot be, for people.
-    pub(in crate::session) fn unfold(&mut self, whole: ProbeId, places: &[FoundPlace]) -> Result<(), String> {
+    pub(in crate::session) fn unfold(&mut self, whole: ProbeId, places: &FoundPlaces) -> Result<(), String> {
         let mut parts = Vec::new();
-        for found in places {
-            let Some(resolved) = self.entries.get(&whole).map(|entry| part(entry, found)) else { break };
+        for found in &places.all {
+            let resolved = self.entries.get(&whole).map(|entry| part(entry, found, &places.file));
+            let Some(resolved) = resolved else { break };
             let active = self.entries.get(&whole).map(|entry| entry.active.clone());
             let registered = resolved
                 .and_then(|part| self.insert(part, active.as_deref()).map_err(|error| error.to_string()));
@@ -117,7 +119,7 @@ fn rank(state: &ProbeState) -> u8 {
 }
 
 /// The part of `whole` that is at `found`.
-fn part(whole: &RegisteredProbe, found: &FoundPlace) -> Result<ResolvedProbe, String> {
+fn part(whole: &RegisteredProbe, found: &FoundPlace, file: &KnownFile) -> Result<ResolvedProbe, String> {
     let (Some(program), Place::Kernel { info, .. }, Kind::Instruction(handlers)) =
         (&whole.active.plan.program, &whole.place, &whole.active.kind)
     else {
@@ -128,7 +130,9 @@ fn part(whole: &RegisteredProbe, found: &FoundPlace) -> Result<ResolvedProbe, St
         Some(name) => format!("{}:{}", program.path, Escaped(name.as_bytes())),
         None => format!("{}:{at}", program.path),
     };
-    let own = ProgramPlace { at, counter: found.counter, ..program.clone() };
+    // In another file, other code would be there.
+    let known = Some(file.clone());
+    let own = ProgramPlace { at, counter: found.counter, known, ..program.clone() };
     let plan = ProbePlan::clone(&whole.active.plan);
     let capture = match &program.at {
         InFile::Tracepoint { .. } => plan.capture.at_usdt(own.saved(), &found.arguments),

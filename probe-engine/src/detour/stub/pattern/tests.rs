@@ -45,7 +45,7 @@ fn capture(from: From, test: Test) -> Capture {
     let read = |read| Fetch { read, ..Fetch::word(Base::Argument(1), 8) };
     let fetch = match from {
         From::Comm => Fetch::word(Base::Comm, 0),
-        From::String => read(Read::Pointee(What::String(512))),
+        From::String => read(Read::Pointee { what: What::String(512), user: false }),
         From::Array => read(Read::Memory(Hop::at(0), What::Bytes(COMM as u16))),
     };
     let fields = vec![Field { name: "it".to_owned(), fetch, shape: Shape::Text }];

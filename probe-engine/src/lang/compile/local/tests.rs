@@ -27,7 +27,9 @@ fn read(at: Gva, fetch: &str) -> String {
         skipped: 0,
         event: None,
         kernel: &kernel,
+        is_kernels: true,
         btf: Some(&btf),
+        own: Some(&btf),
         variables: &variables,
     };
     match capture(&definition, &site, Vec::new()) {

@@ -42,8 +42,8 @@ fn variables_are_where_the_debugging_information_says_at_each_address() {
     ];
     let hidden = "late:4 OptimizedOut";
     let cases: [(u64, &[&str]); 5] = [
-        // The stack slot follows the stack pointer.
-        (0, &["file:8 di", "count:4 ax", "copy:16 -32(sp)", hidden]),
+        // The stack slot follows the stack pointer, and holds nothing before the function has begun.
+        (0, &["file:8 di", "count:4 ax", "copy:16 NotYet", hidden]),
         (4, &["file:8 di", "count:4 ax", "copy:16 -24(sp)", hidden]),
         (8, &["file:8 bx", "count:4 ax", "copy:16 24(sp)", hidden]),
         (
@@ -62,7 +62,8 @@ fn variables_are_where_the_debugging_information_says_at_each_address() {
         assert_eq!(named(offset).len(), found.len() + always.len());
     }
     // Where no frame information is, the stack slots that count from the frame are not known, and others are.
-    assert_eq!(named(0x40), ["slot:4 NoFrame", "below:4 -8(bp)"]);
+    assert_eq!(named(0x40), ["slot:4 NoFrame", "below:4 NotYet"]);
+    assert_eq!(named(0x44), ["slot:4 NoFrame", "below:4 -8(bp)"]);
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn slots_need_frame_information_and_registers_do_not() {
     };
     assert_eq!(places(OPEN)["copy"], Err(Hidden::NoFrame));
     assert_eq!(places(OPEN)["file"], Ok(VariablePlace::Register(Register::Rdi)));
-    assert_eq!(places(CLOSE)["below"], Ok(VariablePlace::Memory(Register::Rbp, -8)));
+    assert_eq!(places(CLOSE.add(4))["below"], Ok(VariablePlace::Memory(Register::Rbp, -8)));
 }
 
 #[test]
