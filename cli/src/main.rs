@@ -32,6 +32,7 @@ mod mistake;
 mod module_files;
 mod output;
 mod post_mortem;
+mod program_files;
 mod program_listing;
 mod race;
 mod record;

@@ -1,12 +1,15 @@
 //! From the options about probes to probes with plans: the one place where options become plain data.
 
 use crate::advice;
-use crate::args::{Assist, HoldModeChoice, Orders, Run, Shaken};
+use crate::args::{Assist, Followed, HoldModeChoice, Orders, Run, Shaken};
 use crate::assisted;
 use crate::file::read;
 use crate::mistake::{self, Written};
+use crate::output::{STACK, VALUE};
+use crate::program_files::ProgramFiles;
 use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
+use probe_engine::capture::Capture;
 use probe_engine::capture::typed::Expand;
 use probe_engine::lang;
 use probe_engine::linux::btf::Btf;
@@ -24,6 +27,7 @@ use probe_engine::probe::watch;
 use probe_engine::request::{
     DefinitionError, Definitions, Found, ProbeRequest, Style, Traced, TracedError, traced_functions,
 };
+use std::path::Path;
 
 /// The calls of which one fails in each run.
 pub(crate) const FAIL_NTH: InjectionId = InjectionId(0);
@@ -34,18 +38,26 @@ struct Known<'a, 'd> {
     kernel: &'a Kernel,
     btf: Option<&'a Btf<'a>>,
     debug: &'a DebugInfo<'d>,
+    /// The files of the guest, where they are known.
+    files: Option<&'a ProgramFiles>,
 }
 
 impl<'a, 'd> Known<'a, 'd> {
     fn definitions(self, expand: Expand) -> Definitions<'a, 'd> {
-        Definitions::of(self.kernel, self.btf, self.debug, expand)
+        let definitions = Definitions::of(self.kernel, self.btf, self.debug, expand);
+        match self.files {
+            Some(files) => definitions.with_programs(Box::new(|path| files.find(path))),
+            None => definitions,
+        }
     }
 }
 
 /// Finds all that was asked for in `kernel`, lines and variables by `debug`.
 pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Result<Found> {
     let btf = kernel.btf().ok();
-    let known = Known { kernel, btf: btf.as_ref(), debug };
+    let root = run.guest.root.as_deref().unwrap_or(Path::new("/"));
+    let files = run.guest.has_command().then(|| ProgramFiles::below(root));
+    let known = Known { kernel, btf: btf.as_ref(), debug, files: files.as_ref() };
     let mut found = defined(run, known)?;
     if found.changed > 0 {
         note(format_args!(
@@ -54,10 +66,18 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
             found.changed
         ));
     }
-    for probe in traced(&run.probes.counts, kernel)? {
+    let (counts, in_programs) = split(&run.probes.counts);
+    for probe in traced(&counts, kernel)? {
         found.probes.push(ProbeRequest { plan: ProbePlan::new(Trigger::Pass), ..probe });
     }
-    for probe in traced(&run.probes.graphs, kernel)? {
+    for text in in_programs {
+        found.probes.extend(counted(text, known)?);
+    }
+    let (graphs, in_programs) = split(&run.probes.graphs);
+    for text in in_programs {
+        found.probes.extend(followed(text, known)?);
+    }
+    for probe in traced(&graphs, kernel)? {
         let entry = ProbeRequest { style: Style::Graph, ..probe };
         let plan = ProbePlan::new(Trigger::Return { max_active: None }).recorded();
         found.probes.extend([entry.clone(), ProbeRequest { plan, ..entry }]);
@@ -91,6 +111,63 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
     assisted::check_probes(run.assisted.assist, &found.probes)?;
     found.probes.iter_mut().for_each(|probe| apply(run, &mut probe.plan));
     Ok(found)
+}
+
+/// The functions of the kernel's, and those of programs.
+fn split(all: &[Followed]) -> (Vec<ProbeSpec>, Vec<&str>) {
+    let (mut own, mut in_programs) = (Vec::new(), Vec::new());
+    for followed in all {
+        match followed {
+            Followed::Kernel(spec) => own.push(spec.clone()),
+            Followed::Program(text) => in_programs.push(text.as_str()),
+        }
+    }
+    (own, in_programs)
+}
+
+/// The probes that count the calls of functions of a program.
+fn counted(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    // Where nobody knows which functions a pattern stands for, they are counted together.
+    let places = functions(text, known).unwrap_or_else(|_| vec![text.to_owned()]);
+    let mut probes = Vec::new();
+    for place in places {
+        for mut probe in plain(&format!("p {place} %sp"), known)? {
+            (probe.plan.capture, probe.plan.action) = (Capture::default(), Action::Count);
+            probes.push(probe);
+        }
+    }
+    Ok(probes)
+}
+
+/// The probes that follow the calls of functions of a program: of each function an entry, and its returns behind that.
+fn followed(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let mut probes = Vec::new();
+    for place in functions(text, known)? {
+        probes.extend(plain(&format!("p {place} {STACK}=%sp"), known)?);
+        probes.extend(plain(&format!("r {place} {STACK}=%sp {VALUE}=%ax"), known)?);
+    }
+    Ok(probes.into_iter().map(|probe| ProbeRequest { style: Style::Graph, ..probe }).collect())
+}
+
+/// The functions of a program that `text` stands for.
+fn functions(text: &str, known: Known<'_, '_>) -> Result<Vec<String>> {
+    let (path, pattern) = text.rsplit_once(':').with_context(|| format!("{text} has no function"))?;
+    if !pattern.contains(['*', '?', '[']) {
+        return Ok(vec![text.to_owned()]);
+    }
+    let program = known.files.and_then(|files| files.find(path)).with_context(|| {
+        format!("{text}: which functions these are is not known, because {path} is not found outside the guest: name them")
+    })?;
+    let names = program.functions(pattern).with_context(|| format!("cannot follow {text}"))?;
+    Ok(names.into_iter().map(|name| format!("{path}:{name}")).collect())
+}
+
+/// The probes of a definition that we have written for a place of the user's.
+fn plain(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let mut definitions = known.definitions(Expand::Small);
+    let written = Written { text, name: "the function", line: 1 };
+    definitions.read(text).map_err(|error| said(error, &written, &written))?;
+    Ok(definitions.finish().probes)
 }
 
 /// The probes of gate number `gate`, which a --hold and its --until make.

@@ -77,6 +77,11 @@ impl Page {
         self.blocks("toml").first().copied()
     }
 
+    /// The file `greet.c`, which is the first `c` block of a page that has it compiled.
+    pub fn source(&self) -> Option<&str> {
+        self.blocks("c").first().copied()
+    }
+
     /// A column of the table below a heading: the first cell of each row, and the one below `column`, without the marks of
     /// code.
     pub fn table(&self, heading: &str, column: &str) -> Vec<(String, String)> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
 use std::fs;
+use std::process::Command;
 use tests::kernel::is_default;
 use tests::pages::{Example, Page};
 use tests::product::{binary, command};
@@ -40,9 +41,19 @@ fn check(name: &str) {
     if let Some(cases) = page.cases() {
         fs::write(folder.path().join("cases.toml"), cases).unwrap();
     }
+    if let Some(source) = page.source() {
+        fs::write(folder.path().join("greet.c"), source).unwrap();
+    }
     for example in page.examples().iter().filter(|example| is_run_here(example)) {
         let words: Vec<&str> = example.words.iter().map(String::as_str).collect();
-        let mut command = command(&binary, folder.path(), &words);
+        let mut command = match &*example.program {
+            "vmm" => command(&binary, folder.path(), &words),
+            program => {
+                let mut command = Command::new(program);
+                command.args(&words);
+                command
+            }
+        };
         // A command opens more files where a language is set.
         let output = command.current_dir(folder.path()).env("LC_ALL", "C").output().unwrap();
         example.assert_printed_by(&output);
@@ -59,7 +70,7 @@ fn check(name: &str) {
 
 /// Those of the program alone, and of a kernel that was built, have tests of their own.
 fn is_run_here(example: &Example) -> bool {
-    example.program == "vmm" && !example.needs_build()
+    ["vmm", "cc"].contains(&&*example.program) && !example.needs_build()
 }
 
 #[test]

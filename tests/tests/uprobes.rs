@@ -9,7 +9,8 @@
 use object::{Object, ObjectSegment, ObjectSymbol};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tests::product::{Run, binary, run};
+use std::process::Command;
+use tests::product::{Run, binary, command, run};
 
 /// The program that the guest runs, and copies to where it is probed.
 const PROBED: &str = env!("CARGO_BIN_EXE_probed");
@@ -48,6 +49,35 @@ const ROWS: &[Row] = &[
 
 /// By the pid of a task and the name of an event: the fields of each, in their order.
 type Seen = BTreeMap<(String, u64), Vec<BTreeMap<String, String>>>;
+
+/// What a compiler of this machine makes the program of that has names.
+const GREET: &str = r#"
+#include <stdio.h>
+#include <string.h>
+struct person { const char *name; int age; struct person *next; };
+__attribute__((noipa)) int greet(struct person *who, const char *name, double weight)
+{
+    int sum = who->age + strlen(name);
+    return printf("%s\n", who->name) > 0 ? sum - (int)weight : 0;
+}
+int main(void)
+{
+    struct person second = {"second", 7, 0}, first = {"first", 41, &second};
+    return greet(&first, "world", 2.0) == 44 ? 0 : 1;
+}
+"#;
+
+/// A program whose calls are followed.
+const NEST: &str = r#"
+#include <setjmp.h>
+#include <unistd.h>
+static jmp_buf out;
+__attribute__((noipa)) int leaf(void) { return getppid() > 0; }
+__attribute__((noipa)) int jumps(int n) { if (n == 0) longjmp(out, 1); return jumps(n - 1) + 1; }
+__attribute__((noipa)) int nest(int n) { int sum = leaf(); return n ? nest(n - 1) + sum : sum; }
+__attribute__((noipa)) int catches(void) { return setjmp(out) == 0 ? jumps(1) : 7; }
+int main(void) { return nest(1) + catches() == 9 ? 0 : 1; }
+"#;
 
 /// A number in whichever way it is written, or a text.
 fn value(written: &str) -> String {
@@ -326,4 +356,77 @@ fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
     assert_eq!(places.values().sum::<u64>(), all["hits"].as_u64().unwrap());
     let table = run.said.lines().find(|line| line.trim_start().starts_with("malloc "));
     assert!(table.is_some_and(|line| line.contains(&places["malloc"].to_string())), "{}", run.said);
+}
+
+/// Parameters by name, of a program with debugging information and of one that has that in a file beside it.
+#[test]
+fn parameters_of_programs_have_names() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("greet.c"), folder.path().join("greet"));
+    std::fs::write(&source, GREET).unwrap();
+    let compiled = Command::new("cc").args(["-g", "-O1", "-o"]).args([&program, &source]).status();
+    assert!(compiled.unwrap().success());
+    let at = |rest: &str| format!("{}:greet{rest}", program.display());
+    let probes = [
+        at(""),
+        format!("r {}", at("")),
+        format!("p:named {}", at(" text=name:string age=who->age next=who->next->name:string if age > 40")),
+        format!("p:never {}", at(" age=who->age if age < 40")),
+        format!("r:value {}", at(" v=$retval")),
+    ];
+    let mut words = vec![];
+    for probe in &probes {
+        words.extend(["--probe", probe]);
+    }
+    words.extend(["--", program.to_str().unwrap()]);
+    let ran = run(&binary, &words);
+    assert_eq!(ran.code, 0, "{}", ran.said);
+    let hits: Vec<Value> = ran.of_type("hit").into_iter().map(|hit| hit["fields"].clone()).collect();
+    println!("{hits:#?}");
+    assert_eq!(hits.len(), 4);
+    let of = |name: &str| hits.iter().find(|hit| !hit[name].is_null()).unwrap_or_else(|| panic!("{name}"));
+    assert_eq!(of("who")["who"]["to"]["age"], 41);
+    assert_eq!(of("who")["name"], "world");
+    assert_eq!(of("return")["return"], 44);
+    assert_eq!(of("v")["v"], 44);
+    let named = of("text");
+    assert_eq!((&named["text"], &named["next"]), (&"world".into(), &"second".into()));
+}
+
+/// Calls of a program's functions and of the kernel's are shown in each other, also where a jump leaves some.
+#[test]
+fn calls_of_a_program_and_of_the_kernel_are_one_graph() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("nest.c"), folder.path().join("nest"));
+    std::fs::write(&source, NEST).unwrap();
+    let compiled = Command::new("cc").args(["-O1", "-o"]).args([&program, &source]).status();
+    assert!(compiled.unwrap().success());
+    let pattern = format!("{}:[nlcj]*", program.display());
+    let words = ["graph", &pattern, "__x64_sys_getppid", "--", program.to_str().unwrap()];
+    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    let lines = said.lines().chain(shown.lines()).filter_map(|line| Some(line.split_once("| ")?.1));
+    let path = format!("{}:", program.display());
+    let graph: Vec<String> = lines.map(|line| line.replace(&path, "")).collect();
+    let call = |depth: usize, text: &str| format!("{:1$}{text}", "", 2 * depth);
+    let nested = [
+        call(0, "nest() {"),
+        call(1, "leaf() {"),
+        call(2, "__x64_sys_getppid();"),
+        call(1, "} /* leaf */"),
+        call(1, "nest() {"),
+        call(2, "leaf() {"),
+        call(3, "__x64_sys_getppid();"),
+        call(2, "} /* leaf */"),
+        call(1, "} /* nest */"),
+        call(0, "} /* nest */"),
+        call(0, "catches() {"),
+        call(1, "jumps() {"),
+        call(2, "jumps() {"),
+        call(0, "} /* catches */"),
+    ];
+    assert_eq!(graph, nested, "{said}");
 }

@@ -1,8 +1,7 @@
 //! `vmm count` and `vmm graph`: `vmm run` with probes that patterns find.
 
-use super::{Arming, Guest, Probes, Records, Run, heading};
+use super::{Arming, Followed, Guest, Probes, Records, Run, heading};
 use clap::Args;
-use probe_engine::probe::spec::ProbeSpec;
 
 /// Count how often functions are called
 ///
@@ -14,11 +13,11 @@ Examples:
   vmm count 'vfs_*' -- ls /
   vmm count 'vfs_*' do_sys_openat2 --append workload=open:10")]
 pub(crate) struct Count {
-    /// A function, or a pattern as 'vfs_*'
+    /// A function, or a pattern as 'vfs_*'; in a program PATH:NAME
     ///
     /// '*' is every function that the kernel's ftrace could trace, some 40,000.
     #[arg(value_name = "PATTERN", required = true, help_heading = heading::PROBES)]
-    patterns: Vec<ProbeSpec>,
+    patterns: Vec<Followed>,
     #[command(flatten)]
     guest: Guest,
     #[command(flatten)]
@@ -37,11 +36,12 @@ pub(crate) struct Count {
 #[command(after_long_help = "\
 Examples:
   vmm graph 'vfs_*' do_sys_openat2 -- cat /etc/passwd
+  vmm graph /lib/x86_64-linux-gnu/libc.so.6:fopen do_sys_openat2 -- sort /etc/passwd
   vmm graph 'vfs_*' --output calls.json --append workload=open:5")]
 pub(crate) struct Graph {
-    /// A function, or a pattern as 'vfs_*', which the kernel's ftrace could trace
+    /// A function that the kernel's ftrace could trace, or a pattern as 'vfs_*'; in a program PATH:NAME
     #[arg(value_name = "PATTERN", required = true, help_heading = heading::PROBES)]
-    patterns: Vec<ProbeSpec>,
+    patterns: Vec<Followed>,
     #[command(flatten)]
     guest: Guest,
     #[command(flatten)]

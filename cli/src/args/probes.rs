@@ -1,8 +1,7 @@
 //! What is probed, and how probes are served.
 
-use super::heading;
+use super::{Followed, heading};
 use clap::{Args, ValueEnum};
-use probe_engine::probe::spec::ProbeSpec;
 use probe_engine::probe::watch::WatchSpec;
 use std::path::PathBuf;
 
@@ -100,10 +99,10 @@ pub(crate) struct Probes {
     pub(crate) once: bool,
     /// Only count the calls of these functions, as `vmm count` does
     #[arg(long = "count", value_name = "PATTERN", hide = true, conflicts_with_all = ["target", "once"])]
-    pub(crate) counts: Vec<ProbeSpec>,
+    pub(crate) counts: Vec<Followed>,
     /// Show calls of these functions and their returns as a graph, as `vmm graph` does
     #[arg(long = "graph", value_name = "PATTERN", hide = true, conflicts_with_all = ["target", "once", "stack"])]
-    pub(crate) graphs: Vec<ProbeSpec>,
+    pub(crate) graphs: Vec<Followed>,
 }
 
 /// How probes are armed, or that nothing is

@@ -7,6 +7,7 @@ use crate::args::SymbolSource;
 use crate::file;
 use crate::kernel_choice::Choice;
 use crate::module_files::{self, ModuleOrigin};
+use crate::program_files::ProgramFiles;
 use crate::requests::FAIL_NTH;
 use crate::symbol_file::KernelSource;
 use anyhow::{Error, Result};
@@ -148,7 +149,9 @@ impl<'a> KnownKernel<'a> {
     pub(crate) fn probes(&self, file: &SuiteSource, case: &TestCase) -> Result<Vec<Vec<ProbeRequest>>> {
         let mut all = Vec::new();
         for probe in &case.probes {
-            let mut definitions = Definitions::of(self.kernel, self.btf.as_ref(), &self.debug, Expand::Small);
+            let definitions = Definitions::of(self.kernel, self.btf.as_ref(), &self.debug, Expand::Small);
+            let files = ProgramFiles::below(Path::new("/"));
+            let mut definitions = definitions.with_programs(Box::new(move |path| files.find(path)));
             definitions.read(probe.at.get_ref()).map_err(|error| self.wrong(file, &probe.at, error))?;
             let found = definitions.finish().probes;
             self.fields(file, probe, &found)?;

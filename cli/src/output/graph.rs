@@ -1,8 +1,7 @@
 //! Calls and returns as a graph: which function called which, and how long each took.
 
 use super::event::Micros;
-use crate::record::Moment;
-use crate::record::Probe;
+use crate::record::{Kind, Moment, Probe};
 use indexmap::IndexSet;
 use probe_engine::addr::Gva;
 use std::collections::HashMap;
@@ -67,7 +66,7 @@ impl CallGraph {
             *calls = TaskCalls { pid, ..TaskCalls::default() };
         }
         match event.what {
-            What::Hit { .. } => {
+            What::Hit { .. } if probe.kind != Kind::Return => {
                 calls.write_waiting(out, &self.functions)?;
                 if calls.open.len() >= DEEPEST {
                     calls.open.remove(0);
@@ -77,15 +76,20 @@ impl CallGraph {
                 calls.waits = Some(Head { event, took: None, depth: calls.open.len() }.to_string());
                 calls.open.push(Open { function, began: event.nanos });
             }
-            What::Return { duration: took, .. } => {
-                let began = event.nanos.saturating_sub(took.0);
+            // How long a call took is not known where its beginning was missed.
+            What::Hit { .. } | What::Return { .. } => {
+                let took = match event.what {
+                    What::Return { duration, .. } => Some(duration),
+                    _ => None,
+                };
+                let began = event.nanos.saturating_sub(took.map_or(0, |took| took.0));
                 let is_its = |open: &Open| open.function == function;
                 // In a recursion of which a return was missed, the time tells which call it is.
                 let its = calls.open.iter().rposition(|open| is_its(open) && open.began <= began);
                 let its = its.or_else(|| calls.open.iter().rposition(is_its));
                 let depth = its.unwrap_or(calls.open.len());
                 let is_last = depth + 1 == calls.open.len();
-                let head = Head { event, took: Some(took), depth };
+                let head = Head { event, took, depth };
                 if its.is_some() && is_last && calls.waits.take().is_some() {
                     writeln!(out, "{head}{name}();")?;
                 } else {
