@@ -2,10 +2,13 @@
 
 use probe_engine::linux::program_file::ProgramDebug;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Where distributions put the debugging information of what they have built (gdb's `debug-file-directory`).
 const DEBUG: &str = "/usr/lib/debug/.build-id";
@@ -15,19 +18,29 @@ const LARGEST: u64 = 2 << 30;
 const OF_THE_GUEST: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// The folder that is the root of a command in the guest.
-#[derive(Debug, Clone)]
 pub(crate) struct ProgramFiles {
     root: PathBuf,
+    /// Those that were asked for.
+    found: RefCell<BTreeMap<String, Option<Rc<ProgramDebug>>>>,
 }
 
 impl ProgramFiles {
     /// Those below `root`.
     pub(crate) fn below(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), found: RefCell::default() }
     }
 
     /// The program that the guest has at `path`, if it is known.
-    pub(crate) fn find(&self, path: &str) -> Option<ProgramDebug> {
+    pub(crate) fn find(&self, path: &str) -> Option<Rc<ProgramDebug>> {
+        let known = self.found.borrow().get(path).cloned();
+        known.unwrap_or_else(|| {
+            let program = self.look(path).map(Rc::new);
+            self.found.borrow_mut().insert(path.to_owned(), program.clone());
+            program
+        })
+    }
+
+    fn look(&self, path: &str) -> Option<ProgramDebug> {
         if OF_THE_GUEST.iter().any(|own| Path::new(path).starts_with(own)) {
             return None;
         }

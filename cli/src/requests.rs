@@ -16,6 +16,7 @@ use probe_engine::linux::btf::Btf;
 use probe_engine::linux::current::Preemption;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::program_file::FoundPlace;
 use probe_engine::linux::task::TaskLayout;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::inject::{Inject, InjectionId, Turns};
@@ -31,6 +32,9 @@ use std::path::Path;
 
 /// The calls of which one fails in each run.
 pub(crate) const FAIL_NTH: InjectionId = InjectionId(0);
+
+/// A longer name of a program's function may have been cut, in bytes.
+const LONGEST_NAME: usize = 100;
 
 /// What definitions are looked up in. The types are read once for all of them.
 #[derive(Clone, Copy)]
@@ -158,8 +162,26 @@ fn functions(text: &str, known: Known<'_, '_>) -> Result<Vec<String>> {
     let program = known.files.and_then(|files| files.find(path)).with_context(|| {
         format!("{text}: which functions these are is not known, because {path} is not found outside the guest: name them")
     })?;
-    let names = program.functions(pattern).with_context(|| format!("cannot follow {text}"))?;
-    Ok(names.into_iter().map(|name| format!("{path}:{name}")).collect())
+    let found = program.functions(pattern).with_context(|| format!("cannot follow {text}"))?;
+    let name = |place: &FoundPlace| Some(place.name.as_deref()?.split('@').next()?.to_owned());
+    let names: Vec<_> = found.iter().map(name).collect();
+    // A name of several functions, or one that is no word of ours, says less than where it is.
+    let written = |(place, name): (&FoundPlace, &Option<String>)| match name {
+        Some(name)
+            if is_word(name) && names.iter().filter(|other| other.as_ref() == Some(name)).count() == 1 =>
+        {
+            format!("{path}:{name}")
+        }
+        _ => format!("{path}:{:#x}", place.offset),
+    };
+    Ok(found.iter().zip(&names).map(written).collect())
+}
+
+fn is_word(name: &str) -> bool {
+    let is_of_word = |c: char| c.is_ascii_alphanumeric() || "_.$".contains(c);
+    name.len() < LONGEST_NAME
+        && name.starts_with(|c: char| !c.is_ascii_digit())
+        && name.chars().all(is_of_word)
 }
 
 /// The probes of a definition that we have written for a place of the user's.

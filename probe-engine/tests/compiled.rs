@@ -30,7 +30,6 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
                 skipped: 0,
                 event: None,
                 kernel: &kernel,
-                is_kernels: true,
                 btf: Some(&btf),
                 own: Some(&btf),
                 variables: &|| Ok(None),

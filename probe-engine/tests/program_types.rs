@@ -1,4 +1,10 @@
 //! What the debugging information of programs says, of a program that the machine's own C compiler has made.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
 
 use probe_engine::capture::argument_place::ArgumentPlace;
 use probe_engine::capture::typed::{Expand, Signature};
@@ -40,8 +46,20 @@ __attribute__((noinline)) long many(long a, long b, long c, long d, long e, stru
     sum += a + b + c + d + e;
     return f->age + g->x + h;
 }
+struct large { char bytes[200]; };
+struct __attribute__((packed)) packed { char a; int b; };
+__attribute__((noinline)) long spilled(double a, double b, double c, double d, double e, double f, double g, double h,
+    double on_stack, int n, __int128 wide, long l1, long l2, long l3, __int128 spilled, long after, long double extended,
+    int last, struct large large, int behind, struct packed packed, int end)
+{
+    sum += a + on_stack + n + wide + l1 + l2 + l3 + spilled + extended + large.bytes[0] + behind + packed.b + end;
+    return after + last;
+}
 int main(int argc, char **argv)
 {
+    struct large large = {{0}};
+    struct packed packed = {1, 2};
+    sum += spilled(1, 2, 3, 4, 5, 6, 7, 8, 9, argc, 11, 12, 13, 14, 15, 16, 17, 18, large, 19, packed, 20);
     struct person who = {argv[0], argc, 0, 1, 2};
     struct point point = {argc, 2};
     greet(&who, argv[0], TWO, 200);
@@ -77,7 +95,7 @@ fn parameters(debug: &ProgramDebug, name: &str) -> (Vec<(String, ArgumentPlace)>
     let btf = Btf::parse(&types).unwrap();
     let signature = Signature::of_program(&btf, function);
     let fields = signature.arguments(&btf, name, Expand::Small);
-    let value = signature.program_value(&btf, name, Expand::Small);
+    let value = signature.value(&btf, name, Expand::Small);
     let shown: Vec<String> =
         fields.iter().chain(&value).map(|field| format!("{}:{}", field.name, field.type_name())).collect();
     let parameters = signature.parameters.into_iter().map(|parameter| (parameter.name, parameter.place));
@@ -86,7 +104,7 @@ fn parameters(debug: &ProgramDebug, name: &str) -> (Vec<(String, ArgumentPlace)>
 
 #[test]
 fn parameters_are_where_the_abi_has_them() {
-    use ArgumentPlace::{Nowhere, Slot};
+    use ArgumentPlace::{Nowhere, Pair, Slot, Stack};
     for (name, options) in [
         ("optimized", &["-g", "-O2", "-fno-ipa-cp", "-fno-ipa-sra"][..]),
         ("plain", &["-g", "-O0"]),
@@ -123,6 +141,25 @@ fn parameters_are_where_the_abi_has_them() {
         ];
         assert_eq!(half, places(&expected));
         println!("{shown}");
+        // The code that the compiler makes of it reads them in these slots.
+        let (spilled, _) = of("spilled");
+        let expected = [
+            ("on_stack", Nowhere),
+            ("n", Slot(0)),
+            ("wide", Pair(1)),
+            ("l1", Slot(3)),
+            ("l2", Slot(4)),
+            ("l3", Slot(5)),
+            ("spilled", Nowhere),
+            ("after", Slot(10)),
+            ("extended", Nowhere),
+            ("last", Slot(14)),
+            ("large", Nowhere),
+            ("behind", Slot(40)),
+            ("packed", Stack(41)),
+            ("end", Slot(42)),
+        ];
+        assert!(spilled.ends_with(&places(&expected)[1..]), "{spilled}");
         let (many, _) = of("many");
         assert!(many.ends_with(&places(&[("g", Slot(6)), ("h", Slot(7))])[1..]), "{many}");
     }

@@ -11,6 +11,10 @@ const VECTORS: u8 = 8;
 const LARGEST: u64 = 16;
 /// A structure of so many bytes has no more parts, those of its parts included.
 const MOST_PARTS: usize = 64;
+/// Most words on the stack.
+const MOST_WORDS: u64 = 200;
+/// Most words of one that is read there.
+const MOST_READ: u64 = 16;
 
 /// Where an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,18 +37,22 @@ pub struct Places {
     registers: u8,
     vectors: u8,
     words: u8,
-    /// One came whose type is not known.
+    /// One came whose place cannot be told: neither can those of the others.
     is_lost: bool,
 }
 
 impl Places {
-    /// Those of a function that returns this type: the address of a structure that it returns in memory comes before all others.
+    /// Those of a function that returns this type: the address of what it returns in memory comes before all others.
     #[must_use]
     pub fn returning(btf: &Btf<'_>, ty: TypeId) -> Self {
-        let is_structure = matches!(btf.plain(ty).map(|ty| ty.kind), Some(Kind::Structure(_)));
-        match is_structure && btf.size(ty).is_some_and(|size| size > LARGEST) {
-            true => Self::behind_address(),
-            false => Self::default(),
+        if ty == TypeId::VOID {
+            return Self::default();
+        }
+        match Class::of(btf, ty) {
+            Some(Class::Memory { .. }) => Self::behind_address(),
+            // `long double` is returned in a register of its own.
+            Some(_) => Self::default(),
+            None => Self::unknown(),
         }
     }
 
@@ -54,129 +62,188 @@ impl Places {
         Self { registers: 1, ..Self::default() }
     }
 
-    /// Where the next one is, of this type.
-    pub fn next(&mut self, btf: &Btf<'_>, ty: TypeId) -> ArgumentPlace {
-        let plain = btf.plain(ty).filter(|_| !self.is_lost);
-        let Some((plain, size)) = plain.and_then(|plain| Some((plain, btf.size(ty)?))) else {
-            return self.unknown();
+    /// Those of a function of which it is not known how it returns.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { is_lost: true, ..Self::default() }
+    }
+
+    /// Where the next one is, of this type; `None` for a type that is not known.
+    pub fn next(&mut self, btf: &Btf<'_>, ty: Option<TypeId>) -> ArgumentPlace {
+        let place = match ty.and_then(|ty| Class::of(btf, ty)) {
+            Some(class) if !self.is_lost => self.place(class),
+            _ => None,
         };
-        let words = size.div_ceil(8);
-        match (plain.kind, words) {
-            // `long double`
-            (Kind::Float { .. }, 2..) => {
-                self.push(2);
-                ArgumentPlace::Nowhere
-            }
-            // An array is one of the compiler's vectors: others are handed over by their address.
-            (Kind::Float { .. } | Kind::Array { .. }, _) if self.vectors < VECTORS => {
-                self.vectors += 1;
-                ArgumentPlace::Nowhere
-            }
-            (Kind::Structure(_), 1..=2) => match Words::of(btf, ty) {
-                Some(Words { whole, others: 0 }) => self.whole(words as u8, whole),
-                Some(Words { whole, others })
-                    if self.registers + whole <= REGISTERS && self.vectors + others <= VECTORS =>
-                {
-                    self.take(whole);
-                    self.vectors += others;
-                    ArgumentPlace::Nowhere
+        self.is_lost |= place.is_none();
+        place.unwrap_or(ArgumentPlace::Nowhere)
+    }
+
+    /// `None` where that cannot be told.
+    fn place(&mut self, class: Class) -> Option<ArgumentPlace> {
+        Some(match class {
+            Class::Nothing => ArgumentPlace::Nowhere,
+            Class::Words { whole, others } => {
+                let (whole_count, others_count) = (count(whole), count(others));
+                let fits =
+                    self.registers + whole_count <= REGISTERS && self.vectors + others_count <= VECTORS;
+                if !fits {
+                    return self.push(u64::from(whole_count + others_count), false);
                 }
-                Some(_) => ArgumentPlace::Stack(self.push(words as u8)),
-                None => self.unknown(),
-            },
-            (_, 0) => ArgumentPlace::Nowhere,
-            (_, 1) if self.registers < REGISTERS => ArgumentPlace::Slot(self.take(1)),
-            (_, 2) if self.registers + 1 < REGISTERS => ArgumentPlace::Pair(self.take(2)),
-            (Kind::Structure(_), 1..=16) => ArgumentPlace::Stack(self.push(words as u8)),
-            (_, 1) => ArgumentPlace::Slot(self.push(1)),
-            _ => ArgumentPlace::Nowhere,
-        }
-    }
-
-    /// The next one is of a type that is not known: where those behind it are is not known either.
-    pub fn unknown(&mut self) -> ArgumentPlace {
-        self.is_lost = true;
-        ArgumentPlace::Nowhere
-    }
-
-    /// A structure of so many words, which all have something else than numbers with a point.
-    fn whole(&mut self, words: u8, whole: u8) -> ArgumentPlace {
-        match whole {
-            1 if words == 1 && self.registers < REGISTERS => ArgumentPlace::Slot(self.take(1)),
-            2 if self.registers + 1 < REGISTERS => ArgumentPlace::Pair(self.take(2)),
-            _ => ArgumentPlace::Stack(self.push(words)),
-        }
-    }
-
-    fn take(&mut self, count: u8) -> u8 {
-        let first = self.registers;
-        self.registers += count;
-        first
-    }
-
-    fn push(&mut self, count: u8) -> u8 {
-        let first = REGISTERS + self.words;
-        self.words = self.words.saturating_add(count).min(u8::MAX - REGISTERS);
-        first
-    }
-}
-
-/// The words of a structure that is handed over in registers.
-struct Words {
-    /// So many have something else than numbers with a point: they are in general registers.
-    whole: u8,
-    /// The others are in vector registers.
-    others: u8,
-}
-
-impl Words {
-    /// Those of a type of two words at most; `None` where a part of it is not known.
-    fn of(btf: &Btf<'_>, ty: TypeId) -> Option<Self> {
-        let (mut has_whole, mut is_used) = ([false; 2], [false; 2]);
-        let mut parts = vec![(ty, 0_u64)];
-        let mut steps = 0;
-        while let Some((ty, bit)) = parts.pop() {
-            steps += 1;
-            if steps > MOST_PARTS {
-                return None;
+                let first = self.registers;
+                self.registers += whole_count;
+                self.vectors += others_count;
+                match (whole_count, others_count) {
+                    (1, 0) => ArgumentPlace::Slot(first),
+                    (2, 0) => ArgumentPlace::Pair(first),
+                    _ => ArgumentPlace::Nowhere,
+                }
             }
-            let is_float = match btf.plain(ty)?.kind {
+            Class::Whole { words: 1 } if self.registers < REGISTERS => {
+                self.registers += 1;
+                ArgumentPlace::Slot(self.registers - 1)
+            }
+            Class::Whole { words: 1 } => ArgumentPlace::Slot(self.pushed(1, false)?),
+            Class::Whole { .. } if self.registers + 1 < REGISTERS => {
+                self.registers += 2;
+                ArgumentPlace::Pair(self.registers - 2)
+            }
+            Class::Whole { words } => {
+                self.pushed(words.into(), true)?;
+                ArgumentPlace::Nowhere
+            }
+            Class::Vectors { count, .. } if self.vectors + count <= VECTORS => {
+                self.vectors += count;
+                ArgumentPlace::Nowhere
+            }
+            Class::Vectors { words, .. } => {
+                self.pushed(words.into(), words > 1)?;
+                ArgumentPlace::Nowhere
+            }
+            Class::Extended => {
+                self.pushed(2, true)?;
+                ArgumentPlace::Nowhere
+            }
+            Class::Memory { words, is_aligned } => return self.push(words, is_aligned),
+        })
+    }
+
+    /// A structure that is on the stack.
+    fn push(&mut self, words: u64, is_aligned: bool) -> Option<ArgumentPlace> {
+        let first = self.pushed(words, is_aligned)?;
+        Some(if words <= MOST_READ { ArgumentPlace::Stack(first) } else { ArgumentPlace::Nowhere })
+    }
+
+    /// The slot from which so many words lie on the stack, at a multiple of 16 bytes if that is wanted.
+    fn pushed(&mut self, words: u64, is_aligned: bool) -> Option<u8> {
+        let first = if is_aligned { self.words.next_multiple_of(2) } else { self.words };
+        let after = u64::from(first).checked_add(words).filter(|after| *after <= MOST_WORDS)?;
+        self.words = after as u8;
+        Some(REGISTERS + first)
+    }
+}
+
+fn count(words: [bool; 2]) -> u8 {
+    words.into_iter().filter(|word| *word).count() as u8
+}
+
+/// What a value is to the ABI.
+enum Class {
+    /// It has no bytes.
+    Nothing,
+    /// A number or a pointer of so many words: 1 or 2.
+    Whole { words: u8 },
+    /// A number with a point, or several: in so many vector registers, or else so many words on the stack.
+    Vectors { count: u8, words: u8 },
+    /// `long double`: on the stack.
+    Extended,
+    /// A structure in registers: which of its words have something else than numbers with a point, and which have those alone.
+    Words { whole: [bool; 2], others: [bool; 2] },
+    /// A structure in memory, of so many words, and whether at a multiple of 16 bytes.
+    Memory { words: u64, is_aligned: bool },
+}
+
+impl Class {
+    /// That of a type; `None` where it is not known.
+    fn of(btf: &Btf<'_>, ty: TypeId) -> Option<Self> {
+        let (plain, size) = (btf.plain(ty)?, btf.size(ty)?);
+        Some(match (plain.kind, size) {
+            (_, 0) => Self::Nothing,
+            (Kind::Structure(_), _) => return Self::of_structure(btf, ty, size),
+            (Kind::Float { .. }, 1..=8) => Self::Vectors { count: 1, words: 1 },
+            (Kind::Float { .. }, 16) => match plain.name() {
+                "long double" => Self::Extended,
+                "complex double" | "_Complex double" => Self::Vectors { count: 2, words: 2 },
+                "_Float128" | "__float128" | "_Decimal128" => Self::Vectors { count: 1, words: 2 },
+                _ => return None,
+            },
+            // One of the compiler's vectors: other arrays are handed over by their address.
+            (Kind::Array { .. }, 8) => Self::Vectors { count: 1, words: 1 },
+            (Kind::Array { .. }, 16) => Self::Vectors { count: 1, words: 2 },
+            (Kind::Float { .. } | Kind::Array { .. }, _) => return None,
+            (_, 1..=8) => Self::Whole { words: 1 },
+            (_, 16) => Self::Whole { words: 2 },
+            _ => return None,
+        })
+    }
+
+    fn of_structure(btf: &Btf<'_>, ty: TypeId, size: u64) -> Option<Self> {
+        let (mut whole, mut is_used) = ([false; 2], [false; 2]);
+        let (mut is_aligned, mut is_packed) = (false, false);
+        let mut parts = vec![(ty, 0_u64, false)];
+        let mut steps = 0;
+        while let Some((ty, bit, is_bits)) = parts.pop() {
+            steps += 1;
+            if steps > MOST_PARTS || parts.len() > MOST_PARTS {
+                // A large one is in memory in any case.
+                return (size > LARGEST).then_some(Self::Memory { words: size.div_ceil(8), is_aligned });
+            }
+            let part = btf.size(ty)?;
+            let is_whole = match btf.plain(ty)?.kind {
                 Kind::Structure(structure) => {
-                    parts.extend(structure.members().map(|member| (member.ty, bit + member.bit)));
+                    for member in structure.members().take(MOST_PARTS + 1) {
+                        parts.push((member.ty, bit.checked_add(member.bit)?, member.bits.is_some()));
+                    }
                     continue;
                 }
                 Kind::Array { element, count } => {
-                    let bits = 8 * btf.size(element)?;
-                    let count = u64::from(count).min(MOST_PARTS as u64);
-                    parts.extend((0..count).map(|n| (element, bit + n * bits)));
+                    let bits = btf.size(element)?.checked_mul(8)?;
+                    for n in 0..u64::from(count).min(MOST_PARTS as u64 + 1) {
+                        parts.push((element, bit.checked_add(n.checked_mul(bits)?)?, false));
+                    }
                     continue;
                 }
-                Kind::Float { .. } => true,
-                _ => false,
+                Kind::Float { .. } => false,
+                _ => true,
             };
-            let word = (bit / 64) as usize;
-            *is_used.get_mut(word)? = true;
-            if let Some(whole) = has_whole.get_mut(word).filter(|_| !is_float) {
-                *whole = true;
+            is_aligned |= part >= 16;
+            is_packed |= !is_bits && part.is_power_of_two() && !bit.is_multiple_of(part.checked_mul(8)?);
+            if size > LARGEST {
+                continue;
+            }
+            let first = (bit / 64) as usize;
+            for word in first..=first + usize::from(part > 8) {
+                *is_used.get_mut(word)? = true;
+                *whole.get_mut(word)? |= is_whole;
             }
         }
-        let whole = has_whole.iter().filter(|whole| **whole).count() as u8;
-        let used = is_used.iter().filter(|used| **used).count() as u8;
-        // The parts that a class has of another one are not described.
-        let is_all = u64::from(used) == btf.size(ty)?.div_ceil(8);
-        is_all.then_some(Self { whole, others: used.saturating_sub(whole) })
+        let words = size.div_ceil(8);
+        if size > LARGEST || is_packed {
+            return Some(Self::Memory { words, is_aligned });
+        }
+        // What a part of 16 bytes is that has a point is not told by its size.
+        let others = [is_used[0] && !whole[0], is_used[1] && !whole[1]];
+        let is_known = is_used.iter().filter(|used| **used).count() as u64 == words;
+        (is_known && !(is_aligned && count(others) > 0)).then_some(Self::Words { whole, others })
     }
 }
 
-/// Whether a value of this type is returned in vector registers.
+/// Whether the first word of a value of this type is returned in another register than RAX, or it is not known where.
 #[must_use]
-pub fn is_returned_in_vectors(btf: &Btf<'_>, ty: TypeId) -> bool {
-    match btf.plain(ty).map(|plain| plain.kind) {
-        Some(Kind::Float { .. } | Kind::Array { .. }) => true,
-        Some(Kind::Structure(structure)) if u64::from(structure.size) <= LARGEST => {
-            Words::of(btf, ty).is_none_or(|words| words.whole == 0)
-        }
-        _ => false,
+pub fn is_returned_elsewhere(btf: &Btf<'_>, ty: TypeId) -> bool {
+    match Class::of(btf, ty) {
+        Some(Class::Whole { .. } | Class::Memory { .. }) => false,
+        Some(Class::Words { whole: [first, _], .. }) => !first,
+        Some(Class::Nothing | Class::Vectors { .. } | Class::Extended) | None => true,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What to read of a call, by the function's own parameters and types: what a jprobe gave.
 //!
 
-use super::argument_place::{ArgumentPlace, Places, is_returned_in_vectors};
+use super::argument_place::{ArgumentPlace, Places, is_returned_elsewhere};
 use super::flags;
 use super::shape::{MemberShape, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
@@ -57,8 +57,10 @@ pub fn is_changed(function: &str) -> bool {
 pub struct Signature {
     /// The parameters, in their order.
     pub parameters: Vec<Parameter>,
-    /// What it returns; `void` is [`TypeId::VOID`].
-    pub returns: TypeId,
+    /// What it returns; `void` is [`TypeId::VOID`]. `None` where that is not known.
+    pub returns: Option<TypeId>,
+    /// Whether it is the kernel's: numbers that it returns may mean errors, and its flags have names.
+    pub is_kernels: bool,
 }
 
 /// A parameter.
@@ -83,35 +85,35 @@ impl Signature {
         }
         let found = btf.function(function).ok_or_else(|| NoArguments::Unknown(function.to_owned()))?;
         let mut places = Places::returning(btf, found.prototype.returns);
-        let parameter =
-            |(name, ty): (&str, TypeId)| Parameter { name: name.to_owned(), ty, place: places.next(btf, ty) };
+        let parameter = |(name, ty): (&str, TypeId)| Parameter {
+            name: name.to_owned(),
+            ty,
+            place: places.next(btf, Some(ty)),
+        };
         let parameters = found.prototype.parameters().map(parameter).collect();
-        Ok(Self { parameters, returns: found.prototype.returns })
+        Ok(Self { parameters, returns: Some(found.prototype.returns), is_kernels: true })
     }
 
     /// That of a function of a program, whose types are `btf`, as its debugging information has them. A type that is not known is `void`.
     #[must_use]
     pub fn of_program(btf: &Btf<'_>, function: FunctionTypes) -> Self {
-        let returns = function.returns.unwrap_or(TypeId::VOID);
-        let mut places = match function.is_returned_in_memory {
-            true => Places::behind_address(),
-            false => Places::returning(btf, returns),
+        let mut places = match function.returns {
+            _ if function.is_returned_in_memory => Places::behind_address(),
+            Some(returns) => Places::returning(btf, returns),
+            None => Places::unknown(),
         };
         let parameter = |(name, ty): (String, Option<TypeId>)| {
-            let place = match ty {
-                Some(ty) => places.next(btf, ty),
-                None => places.unknown(),
-            };
+            let place = places.next(btf, ty);
             Parameter { name, ty: ty.unwrap_or(TypeId::VOID), place }
         };
         let parameters = function.parameters.into_iter().map(parameter).collect();
-        Self { parameters, returns }
+        Self { parameters, returns: function.returns, is_kernels: false }
     }
 
     /// What to read at the entry of `function`, which has this signature, to show its arguments.
     #[must_use]
     pub fn arguments(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Vec<Field> {
-        let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
+        let types = Types { btf, owner: self.is_kernels.then_some(function), expand, depth: MOST_NESTED };
         let field = |(n, Parameter { name, ty, place }): (usize, &Parameter)| {
             let name = if name.is_empty() { format!("arg{}", n + 1) } else { name.clone() };
             let (fetch, shape) = types.argument(&name, *ty, *place);
@@ -123,27 +125,17 @@ impl Signature {
     /// What to read when `function`, which has this signature, has returned to show its value; `None` for `void`.
     #[must_use]
     pub fn value(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Option<Field> {
-        let value = self.program_value(btf, function, expand)?;
-        let shape = match (value.shape, value.fetch.read) {
-            (Shape::Signed, Read::Word(4..)) => Shape::Result,
-            // Addresses and errors alike.
-            (Shape::Unsigned, Read::Word(8)) => Shape::Pointer(None),
-            (shape, _) => shape,
-        };
-        Some(Field { shape, ..value })
-    }
-
-    /// As [`value`](Self::value), where no number means an error: of a function of a program.
-    #[must_use]
-    pub fn program_value(&self, btf: &Btf<'_>, function: &str, expand: Expand) -> Option<Field> {
-        let types = Types { btf, owner: function, expand, depth: MOST_NESTED };
-        let ty = self.returns;
+        let types = Types { btf, owner: self.is_kernels.then_some(function), expand, depth: MOST_NESTED };
+        let ty = self.returns?;
         let size = btf.size(ty)?;
-        let base = match is_returned_in_vectors(btf, ty) {
+        let base = match is_returned_elsewhere(btf, ty) {
             true => Base::Unknown,
             false => Base::Register(Register::Rax),
         };
         let (read, shape) = match types.shape("", ty) {
+            Shape::Signed if size >= 4 && self.is_kernels => (Read::Word(size as u8), Shape::Result),
+            // Addresses and errors alike.
+            Shape::Unsigned if size == 8 && self.is_kernels => (Read::Word(8), Shape::Pointer(None)),
             Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
             Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
             shape => (Read::Word(size.min(8) as u8), shape),
@@ -153,10 +145,10 @@ impl Signature {
     }
 }
 
-/// How values are read and shown by their types. `owner` is the function or structure that they belong to.
+/// How values are read and shown by their types. `owner` is the function or structure of the kernel that they belong to.
 struct Types<'a> {
     btf: &'a Btf<'a>,
-    owner: &'a str,
+    owner: Option<&'a str>,
     expand: Expand,
     /// How many structures may still be inside each other: a damaged description may have one inside itself.
     depth: usize,
@@ -237,7 +229,7 @@ impl Types<'_> {
                 }
                 Kind::Modifier { ty, .. } => id = ty,
                 Kind::Int(int) => {
-                    return match flags::of_member(self.owner, name) {
+                    return match self.owner.and_then(|owner| flags::of_member(owner, name)) {
                         Some(flags) => Shape::Flags(flags),
                         None if int.is_bool => Shape::Bool,
                         None if found.name() == "char" && typedef.is_empty() => Shape::Char,
@@ -270,8 +262,12 @@ impl Types<'_> {
             Kind::Structure(structure)
                 if !structure.is_union && (self.expand == Expand::All || is_small(structure)) =>
             {
-                let inner =
-                    Self { btf: self.btf, owner: pointee.name(), expand: Expand::Small, depth: self.depth };
+                let inner = Self {
+                    btf: self.btf,
+                    owner: self.owner.map(|_| pointee.name()),
+                    expand: Expand::Small,
+                    depth: self.depth,
+                };
                 Shape::Pointer(Some(Box::new(inner.structure(structure, false))))
             }
             _ => Shape::Pointer(None),

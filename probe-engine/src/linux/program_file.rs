@@ -175,6 +175,10 @@ fn find(file: &PartialFile, at: &InFile, known: Option<&KnownFile>) -> Result<Ve
     if known.is_some_and(|known| !is_same(&parsed, file, known)) {
         return Err(NoPlace::OtherBuild);
     }
+    // What is found of several is looked for in no other file later.
+    if at.is_several() && parsed.build_id().is_err() && file.is_needed() {
+        return Ok(Vec::new());
+    }
     let segments = Segments::of(&parsed)?;
     let (start, place) = match at {
         InFile::Functions(pattern) => return several::functions(file, &parsed, &segments, pattern),

@@ -287,7 +287,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
         let returns = definition.kind == ast::DefinitionKind::Return;
         if let Some(program) = programs::place(&definition.place.value, returns) {
             let written = program.to_string();
-            let all = vec![programs::target(program, self.kernel, &self.programs)?];
+            let are_named = programs::has_names(definition) || self.filter.is_some();
+            let all = vec![programs::target(program, self.kernel, &self.programs, are_named)?];
             return Ok(Targets { all, written, is_pattern: false });
         }
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
@@ -374,7 +375,6 @@ impl<'a, 'd> Definitions<'a, 'd> {
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),
             kernel: self.kernel,
-            is_kernels: target.program.is_none(),
             btf: self.btf,
             own,
             variables,
@@ -416,7 +416,7 @@ fn typed(site: &CompileContext<'_>, expand: Expand, returns: bool) -> (Vec<Field
     let Ok(signature) = site.signature(btf, function) else { return plain };
     let fields = match returns {
         false => signature.arguments(btf, function, expand),
-        true => site.value(&signature, btf, function, expand).into_iter().collect(),
+        true => signature.value(btf, function, expand).into_iter().collect(),
     };
     (fields, Style::Call)
 }

@@ -4,8 +4,8 @@ use super::PlaceError;
 use super::error::chain;
 use super::target::{ProgramSaid, ProgramTarget, Target};
 use crate::capture::Capture;
-use crate::capture::typed::{Signature, is_changed};
-use crate::lang::ast::WrittenPlace;
+use crate::capture::typed::Signature;
+use crate::lang::ast::{Argument, Definition, FetchExpr, WrittenPlace};
 use crate::lang::{self, Mistake};
 use crate::linux::btf::Btf;
 use crate::linux::dwarf::{DwarfError, NoFunction, VariablesInScope};
@@ -15,8 +15,6 @@ use crate::linux::program_place::ProgramPlace;
 use crate::linux::uprobes::UprobeCalls;
 use crate::probe::place::{Place, in_kernel};
 use crate::probe::resolve::ResolveError;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -31,28 +29,23 @@ pub(super) fn place(written: &WrittenPlace, returns: bool) -> Option<ProgramPlac
 }
 
 /// What finds the files of a program outside the guest, by its path in there; `None` where they are not known.
-pub type FindProgram<'a> = dyn Fn(&str) -> Option<ProgramDebug> + 'a;
+pub type FindProgram<'a> = dyn Fn(&str) -> Option<Rc<ProgramDebug>> + 'a;
 
-/// The programs that definitions have named so far.
+/// The programs that are known.
 #[derive(Default)]
-pub(super) struct Programs<'a> {
-    find: Option<Box<FindProgram<'a>>>,
-    found: RefCell<BTreeMap<String, Option<Rc<ProgramDebug>>>>,
-}
+pub(super) struct Programs<'a>(Option<Box<FindProgram<'a>>>);
 
 impl<'a> Programs<'a> {
     pub(super) fn found_by(find: Box<FindProgram<'a>>) -> Self {
-        Self { find: Some(find), found: RefCell::default() }
+        Self(Some(find))
     }
 
     fn get(&self, path: &str) -> Option<Rc<ProgramDebug>> {
-        let find = self.find.as_ref()?;
-        let mut found = self.found.borrow_mut();
-        found.entry(path.to_owned()).or_insert_with(|| find(path).map(Rc::new)).clone()
+        self.0.as_ref()?(path)
     }
 
     /// What is said of a place, and the function that begins there with what a call of it has.
-    fn say(&self, place: &ProgramPlace) -> Result<(ProgramSaid, Option<Called>), String> {
+    fn say(&self, place: &ProgramPlace, are_named: bool) -> Result<(ProgramSaid, Option<Called>), String> {
         let path = &place.path;
         if place.at.is_several() {
             return Err(format!(
@@ -63,6 +56,9 @@ impl<'a> Programs<'a> {
         let debug = self.get(path).ok_or_else(nobody)?;
         let at =
             debug.find(&place.at).map_err(|error| format!("names in `{path}` are not known: {error}"))?;
+        if !are_named {
+            return Ok((ProgramSaid { debug, at, types: Vec::new() }, None));
+        }
         let unknown = |error: ProgramDebugError| match error {
             ProgramDebugError::Dwarf(DwarfError::Missing) => format!(
                 "names in `{path}` are not known: it has no debugging information (DWARF), and there is none for it below \
@@ -75,9 +71,7 @@ impl<'a> Programs<'a> {
                 let types = function.types.clone();
                 let signature = Btf::parse(&types).map(|btf| Signature::of_program(&btf, function));
                 let signature = signature.map_err(|error| chain(&error))?;
-                let name = place.at.to_string();
-                let called = (!is_changed(&name)).then_some((name, Some(signature)));
-                Ok((ProgramSaid { debug, at, types }, called))
+                Ok((ProgramSaid { debug, at, types }, Some((place.at.to_string(), Some(signature)))))
             }
             // Somewhere else, variables may have names.
             Err(ProgramDebugError::NoFunction(NoFunction::Missing)) => {
@@ -93,17 +87,18 @@ impl<'a> Programs<'a> {
 type Called = (String, Option<Signature>);
 
 /// What a probe at `program` comes to in `kernel`. Where the program has what is not known until the guest has its file, but for
-/// what `programs` say.
+/// what `programs` say: what functions take and have variables for, where a definition names any of that.
 pub(super) fn target(
     program: ProgramPlace,
     kernel: &Kernel,
     programs: &Programs<'_>,
+    are_named: bool,
 ) -> Result<Target, PlaceError> {
     let calls = UprobeCalls::of(kernel)?;
     let name = program.to_string();
     let info = in_kernel(calls.no_op, kernel)
         .map_err(|reason| ResolveError::Unprobeable { name: name.clone(), reason })?;
-    let (said, function) = match programs.say(&program) {
+    let (said, function) = match programs.say(&program, are_named) {
         Ok((said, function)) => (Ok(said), function),
         Err(why) => (Err(why), None),
     };
@@ -113,6 +108,17 @@ pub(super) fn target(
     let program = ProgramTarget { place: ProgramPlace { known, ..program }, said };
     let place = Place::Kernel { name, info };
     Ok(Target { place, function, tracepoint: None, program: Some(program), event: None })
+}
+
+/// Whether what a definition reads may be told by names and types.
+pub(super) fn has_names(definition: &Definition) -> bool {
+    let is_plain = |argument: &Argument| {
+        matches!(
+            argument.fetch.value,
+            FetchExpr::Register(_) | FetchExpr::StackPointer | FetchExpr::StackSlot(_) | FetchExpr::Comm
+        )
+    };
+    definition.args.is_empty() || definition.filter.is_some() || !definition.args.iter().all(is_plain)
 }
 
 /// The same, where nothing is said of it.

@@ -26,12 +26,12 @@ pub(super) fn signature(call: &SystemCall, btf: &Btf<'_>) -> Option<Signature> {
         let ty = type_of(btf, &ty).unwrap_or(word);
         let place = match handler.takes_registers {
             true => ArgumentPlace::Saved(btf.member("pt_regs", register)?.offset()?.try_into().ok()?),
-            false => places.next(btf, ty),
+            false => places.next(btf, Some(ty)),
         };
         Some(Parameter { name, ty, place })
     };
     let parameters = parameters.map(parameter).collect::<Option<_>>()?;
-    Some(Signature { parameters, returns: type_of(btf, "long")? })
+    Some(Signature { parameters, returns: Some(type_of(btf, "long")?), is_kernels: true })
 }
 
 /// The type that is written so in C.

@@ -44,8 +44,6 @@ pub struct CompileContext<'a> {
     pub event: Option<&'a str>,
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// Whether it is the kernel's function: numbers that it returns may mean errors.
-    pub is_kernels: bool,
     /// Its types, where it has them.
     pub btf: Option<&'a Btf<'a>>,
     /// Those of the function, where they are known: the kernel's, or a program's.
@@ -115,21 +113,6 @@ impl CompileContext<'_> {
         }
     }
 
-    /// What to read of the value that `function` has returned; `None` for `void`.
-    #[must_use]
-    pub fn value(
-        &self,
-        signature: &Signature,
-        btf: &Btf<'_>,
-        function: &str,
-        expand: Expand,
-    ) -> Option<Field> {
-        match self.is_kernels {
-            true => signature.value(btf, function, expand),
-            false => signature.program_value(btf, function, expand),
-        }
-    }
-
     /// What a filter may name besides the fields: the parameters of the function, and the value that it has returned.
     #[must_use]
     pub fn parameters(&self, kind: DefinitionKind) -> Vec<Field> {
@@ -140,7 +123,7 @@ impl CompileContext<'_> {
             // What the stack had when the function was called may have been overwritten.
             let is_kept = |n: u8| Register::of_argument(n.into()).is_some();
             parameters.retain(|field| !matches!(field.fetch.base, Base::Argument(n) if !is_kept(n)));
-            let returned = self.value(&signature, btf, function, Expand::Small);
+            let returned = signature.value(btf, function, Expand::Small);
             parameters.extend(returned.map(|field| Field { name: RETURN_VALUE.to_owned(), ..field }));
         }
         let others = self.event_values(&names(&parameters));

@@ -69,7 +69,7 @@ impl Compiler<'_> {
     /// The type of what the function returns, where that is known.
     pub(super) fn returned(&self) -> Option<TypeId> {
         let (btf, function) = self.site.own.zip(self.site.function)?;
-        self.site.signature(btf, function).ok().map(|signature| signature.returns)
+        self.site.signature(btf, function).ok().and_then(|signature| signature.returns)
     }
 
     /// A variable, read as `ty` or as its own type says.
@@ -114,7 +114,9 @@ impl Compiler<'_> {
                     .site
                     .signature(btf, function)
                     .map_err(|reason| wrong(Mistake::NoParameters(reason.to_string())))?;
-                (Way::value(Base::Register(Register::Rax)), signature.returns)
+                let unknown =
+                    || wrong(Mistake::NoParameters("the type that it returns is not known".to_owned()));
+                (Way::value(Base::Register(Register::Rax)), signature.returns.ok_or_else(unknown)?)
             }
             Variable::Named(_) | Variable::Argument(_) | Variable::Current => {
                 let parameters = self.parameters(&of.span)?;

@@ -36,8 +36,8 @@ pub(super) struct Attributes<'a> {
     pub(super) is_inline: bool,
     /// Whether it has code.
     pub(super) has_code: bool,
-    /// A class of C++ that functions take and return by its address, also where its source says nothing of that.
-    pub(super) is_by_reference: bool,
+    /// How it is called, or a class of C++ is handed over.
+    pub(super) convention: Option<gimli::DwCc>,
 }
 
 /// The value of an enumerator.
@@ -91,8 +91,9 @@ impl<'a> Attributes<'a> {
                 dw::DW_AT_external => found.is_external = value == AttributeValue::Flag(true),
                 dw::DW_AT_inline => found.is_inline = true,
                 dw::DW_AT_calling_convention => {
-                    let by_reference = AttributeValue::CallingConvention(dw::DW_CC_pass_by_reference);
-                    found.is_by_reference = value == by_reference;
+                    if let AttributeValue::CallingConvention(convention) = value {
+                        found.convention = Some(convention);
+                    }
                 }
                 dw::DW_AT_low_pc | dw::DW_AT_ranges => found.has_code = true,
                 _ => {}

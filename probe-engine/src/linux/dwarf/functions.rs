@@ -27,6 +27,12 @@ pub enum NoFunction {
     /// No function of a source begins there.
     #[error("the debugging information (DWARF) has no function that begins there")]
     Missing,
+    /// Its name or its description says that it takes other parameters than its source.
+    #[error("the compiler has changed its parameters")]
+    Changed,
+    /// It is not called as others are.
+    #[error("it has a calling convention of its own")]
+    Convention,
     /// Which registers have its parameters is promised by nobody.
     #[error(
         "where functions have their parameters is told for C and C++, and this one is from another language ({0})"
@@ -44,27 +50,28 @@ impl DebugFile<'_> {
         let Some(unit) = self.unit_at(&dwarf, at)? else { return Ok(Err(NoFunction::Missing)) };
         let unit = unit.unit_ref(&dwarf);
         let root = unit.entry(unit.header.root_offset())?;
-        if let Some(AttributeValue::Language(language)) = root.attr_value(dw::DW_AT_language)
-            && !is_called_as_c(language)
-        {
-            let name = language.static_string().unwrap_or("unknown");
-            return Ok(Err(NoFunction::Language(name.strip_prefix("DW_LANG_").unwrap_or(name))));
-        }
+        let Some(AttributeValue::Language(language)) = root.attr_value(dw::DW_AT_language) else {
+            return Ok(Err(NoFunction::Language("unknown")));
+        };
         let Some(offset) = entry_at(unit, at.0)? else { return Ok(Err(NoFunction::Missing)) };
-        Ok(types::function_of(unit, offset)?.ok_or(NoFunction::Missing))
+        match (is_c(language), is_cpp(language)) {
+            (false, false) => {
+                let name = language.static_string().unwrap_or("unknown");
+                Ok(Err(NoFunction::Language(name.strip_prefix("DW_LANG_").unwrap_or(name))))
+            }
+            (_, has_classes) => types::function_of(unit, offset, has_classes),
+        }
     }
 }
 
-/// Whether functions have their parameters where the System V ABI for x86-64 says.
-fn is_called_as_c(language: gimli::DwLang) -> bool {
+fn is_c(language: gimli::DwLang) -> bool {
+    matches!(language, dw::DW_LANG_C | dw::DW_LANG_C89 | dw::DW_LANG_C99 | dw::DW_LANG_C11 | dw::DW_LANG_C17)
+}
+
+fn is_cpp(language: gimli::DwLang) -> bool {
     matches!(
         language,
-        dw::DW_LANG_C
-            | dw::DW_LANG_C89
-            | dw::DW_LANG_C99
-            | dw::DW_LANG_C11
-            | dw::DW_LANG_C17
-            | dw::DW_LANG_C_plus_plus
+        dw::DW_LANG_C_plus_plus
             | dw::DW_LANG_C_plus_plus_03
             | dw::DW_LANG_C_plus_plus_11
             | dw::DW_LANG_C_plus_plus_14

@@ -1,6 +1,6 @@
 //! Local variables and parameters by name, at any address of the kernel's text.
 
-use gimli::{Dwarf, SectionId, Unit};
+use gimli::{Dwarf, EndianSlice, LittleEndian, SectionId, Unit};
 
 use super::code::CodeAttributes;
 use super::functions::entry_at;
@@ -48,8 +48,8 @@ impl DebugFile<'_> {
         let scopes = scopes_at(unit, at.0)?;
         let frames = Frames {
             debug: self.section(SectionId::DebugFrame),
-            eh: self.section(SectionId::EhFrame),
-            eh_at: self.eh_frame,
+            eh: EndianSlice::new(self.eh_frame.0, LittleEndian),
+            eh_at: self.eh_frame.1,
         };
         let locations = Locations::new(unit, frames, at.0, scopes.frame_base);
         let wanted: Vec<usize> = scopes.variables.iter().filter_map(|declared| declared.ty).collect();

@@ -24,8 +24,8 @@ const CHDR_LEN: usize = 24;
 /// An ELF file with debugging information.
 pub struct DebugFile<'a> {
     sections: Vec<(SectionId, Cow<'a, [u8]>)>,
-    /// Where `.eh_frame` was linked to.
-    pub(super) eh_frame: u64,
+    /// `.eh_frame`, and where that was linked to.
+    pub(super) eh_frame: (&'a [u8], u64),
     /// Which unit has which code, once that was asked for.
     pub(super) units: OnceCell<UnitCode>,
 }
@@ -60,14 +60,17 @@ impl<'a> DebugFile<'a> {
         for id in WANTED {
             sections.push((id, find(id)?));
         }
-        let is_eh_frame = |section: &&_| {
-            table
-                .section_name(endian, *section)
-                .is_ok_and(|name| name == SectionId::EhFrame.name().as_bytes())
-        };
-        let eh_frame = table.iter().find(is_eh_frame).map_or(0, |section| section.sh_addr(endian));
-        let found = Self { sections, eh_frame, units: OnceCell::new() };
+        let found = Self { sections, eh_frame: eh_frame(file)?, units: OnceCell::new() };
         if found.section(SectionId::DebugInfo).is_empty() { Err(DwarfError::Missing) } else { Ok(found) }
+    }
+
+    /// The same, where frames are those of the program itself, whose ELF file is `program`.
+    ///
+    /// # Errors
+    /// [`DwarfError`] for a damaged file.
+    pub fn with_frames_of(mut self, program: &'a [u8]) -> Result<Self, DwarfError> {
+        self.eh_frame = eh_frame(program)?;
+        Ok(self)
     }
 
     /// A section's bytes; none where it is not there.
@@ -82,8 +85,21 @@ impl<'a> DebugFile<'a> {
     }
 }
 
+/// `.eh_frame` of an ELF file, and where that was linked to; nothing where the file has no bytes of it.
+fn eh_frame(file: &[u8]) -> Result<(&[u8], u64), DwarfError> {
+    let header = FileHeader64::<Endianness>::parse(file)?;
+    let endian = header.endian()?;
+    let table = header.sections(endian, file)?;
+    let name = SectionId::EhFrame.name().as_bytes();
+    let found = table.section_by_name(endian, name).map(|(_, section)| section);
+    Ok(match found {
+        Some(section) => (section.data(endian, file)?, section.sh_addr(endian)),
+        None => (&[], 0),
+    })
+}
+
 /// The sections that are looked at. Their names follow those of DWARF 2 to 5.
-const WANTED: [SectionId; 13] = [
+const WANTED: [SectionId; 12] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
     SectionId::DebugFrame,
@@ -96,7 +112,6 @@ const WANTED: [SectionId; 13] = [
     SectionId::DebugRngLists,
     SectionId::DebugStr,
     SectionId::DebugStrOffsets,
-    SectionId::EhFrame,
 ];
 
 /// What a compressed section holds; `None` where it does not hold what its header says.

@@ -48,7 +48,13 @@ impl<'a> TypeDie<'a> {
             let outer = outer.and_then(|index| found.get_mut(index));
             if is_part(tag) {
                 let attributes = Attributes::read(&mut entries, abbreviation)?;
-                if let Some(outer) = outer.filter(|outer| outer.parts.len() < MOST_PARTS) {
+                // One of the class itself is no part of its objects, and where a virtual base is only these say.
+                let is_apart = match tag {
+                    dw::DW_TAG_member => attributes.is_external || attributes.is_declaration,
+                    dw::DW_TAG_inheritance => attributes.member_location.is_none(),
+                    _ => false,
+                };
+                if let Some(outer) = outer.filter(|outer| !is_apart && outer.parts.len() < MOST_PARTS) {
                     outer.parts.push(attributes);
                 }
                 continue;
@@ -74,7 +80,11 @@ impl<'a> TypeDie<'a> {
 fn is_part(tag: gimli::DwTag) -> bool {
     matches!(
         tag,
-        dw::DW_TAG_member | dw::DW_TAG_enumerator | dw::DW_TAG_subrange_type | dw::DW_TAG_formal_parameter
+        dw::DW_TAG_member
+            | dw::DW_TAG_inheritance
+            | dw::DW_TAG_enumerator
+            | dw::DW_TAG_subrange_type
+            | dw::DW_TAG_formal_parameter
     )
 }
 

@@ -1,11 +1,12 @@
 //! What the file of a program says that lies outside the guest, and the file with its debugging information beside it.
 
-use super::{NoPlace, Segments, address_of, identity, parse, several};
+use super::{FoundPlace, NoPlace, Segments, address_of, identity, parse, several};
 use crate::addr::Gva;
+use crate::capture::typed::is_changed;
 use crate::linux::dwarf::{DebugFile, DwarfError, FunctionTypes, NoFunction, VariablesInScope};
 use crate::linux::partial_file::PartialFile;
 use crate::linux::program_place::{InFile, KnownFile};
-use object::Object;
+use object::{Object, ObjectSymbol};
 
 /// A program's file, and the one with its debugging information.
 pub struct ProgramDebug {
@@ -88,19 +89,13 @@ impl ProgramDebug {
         Ok(ProgramFunction { known, address, is_inside })
     }
 
-    /// The names of all functions that a pattern stands for, each once, without versions.
+    /// All functions that a pattern stands for.
     ///
     /// # Errors
     /// [`NoPlace`], why it stands for none.
-    pub fn functions(&self, pattern: &str) -> Result<Vec<String>, NoPlace> {
+    pub fn functions(&self, pattern: &str) -> Result<Vec<FoundPlace>, NoPlace> {
         let parsed = parse(&self.program)?;
-        let found = several::functions(&self.program, &parsed, &Segments::of(&parsed)?, pattern)?;
-        let names = found.into_iter().filter_map(|place| place.name);
-        let mut names: Vec<String> =
-            names.map(|name| name.split('@').next().unwrap_or_default().to_owned()).collect();
-        names.sort_unstable();
-        names.dedup();
-        Ok(names)
+        several::functions(&self.program, &parsed, &Segments::of(&parsed)?, pattern)
     }
 
     /// The address of a symbol that only the file beside the program has.
@@ -117,8 +112,19 @@ impl ProgramDebug {
     pub fn types(&self, of: &ProgramFunction) -> Result<FunctionTypes, ProgramDebugError> {
         match of.is_inside {
             true => Err(NoFunction::Missing.into()),
+            false if self.is_changed(of.address) => Err(NoFunction::Changed.into()),
             false => Ok(self.debug()?.function_at(Gva(of.address))??),
         }
+    }
+
+    /// Whether a name of the function at an address says that the compiler has changed its parameters.
+    fn is_changed(&self, address: u64) -> bool {
+        let files = [Some(&*self.own), self.beside.as_deref()].into_iter().flatten();
+        let parsed = files.filter_map(|bytes| object::File::parse(bytes).ok());
+        parsed.into_iter().any(|file| {
+            let mut here = file.symbols().filter(|symbol| symbol.address() == address);
+            here.any(|symbol| symbol.name().is_ok_and(is_changed))
+        })
     }
 
     /// What has a name at a place.
@@ -130,7 +136,11 @@ impl ProgramDebug {
     }
 
     fn debug(&self) -> Result<DebugFile<'_>, DwarfError> {
-        DebugFile::read(self.beside.as_deref().unwrap_or(&self.own))
+        match self.beside.as_deref() {
+            // The frames of functions are in the program alone.
+            Some(beside) => DebugFile::read(beside)?.with_frames_of(&self.own),
+            None => DebugFile::read(&self.own),
+        }
     }
 }
 

@@ -124,7 +124,7 @@ impl Definitions<'_, '_> {
                 Place::Module { .. } | Place::Watch(_) => None,
             },
             is_system_call: place.system_call().is_some(),
-            returns: signature.map(|signature| signature.returns),
+            returns: signature.and_then(|signature| signature.returns),
         };
         known.value(&call, value, self.btf, force)
     }

@@ -27,7 +27,6 @@ fn read(at: Gva, fetch: &str) -> String {
         skipped: 0,
         event: None,
         kernel: &kernel,
-        is_kernels: true,
         btf: Some(&btf),
         own: Some(&btf),
         variables: &variables,
