@@ -9,6 +9,7 @@ mod cases;
 mod choice;
 mod coverage;
 mod coverage_diff;
+mod demangled;
 mod doctor;
 mod dry_run;
 mod ending_signals;

@@ -1,6 +1,7 @@
 //! `vmm list --kind user`: what can be probed by its name in the file of a program.
 
 use crate::args::{Format, List};
+use crate::demangled::demangled;
 use crate::file::read;
 use crate::json::json;
 use crate::listing::list;
@@ -120,49 +121,9 @@ impl fmt::Display for Row<'_> {
     }
 }
 
-/// What the source calls a function of C++ or Rust.
-fn demangled(name: &str) -> Option<String> {
-    if let Ok(demangled) = rustc_demangle::try_demangle(name) {
-        return Some(format!("{demangled:#}"));
-    }
-    if !name.starts_with("_Z") {
-        return None;
-    }
-    let limit = cpp_demangle::ParseOptions::default().recursion_limit(RECURSION);
-    let symbol = cpp_demangle::Symbol::new_with_options(name, &limit).ok()?;
-    let mut bounded = Bounded(String::new());
-    symbol.structured_demangle(&mut bounded, &cpp_demangle::DemangleOptions::default()).ok()?;
-    Some(bounded.0)
-}
-
-/// A name that may refer to its own parts again and again.
-struct Bounded(String);
-
-impl cpp_demangle::DemangleWrite for Bounded {
-    fn write_string(&mut self, text: &str) -> fmt::Result {
-        const LONGEST: usize = 16 << 10;
-        if self.0.len() + text.len() > LONGEST {
-            return Err(fmt::Error);
-        }
-        self.0.push_str(text);
-        Ok(())
-    }
-}
-
-/// No name has so many parts inside each other.
-const RECURSION: u32 = 96;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_those_of_the_source() {
-        assert_eq!(demangled("main"), None);
-        assert_eq!(demangled("_ZN3foo3barEi").as_deref(), Some("foo::bar(int)"));
-        assert_eq!(demangled("_ZN4core3fmt5write17h0123456789abcdefE").as_deref(), Some("core::fmt::write"));
-        assert_eq!(demangled("_Znonsense"), None);
-    }
 
     #[test]
     fn a_row_is_a_line_for_each_place() {

@@ -5,7 +5,7 @@
 use probe_engine::capture::shape::Shape;
 use probe_engine::capture::{Base, Capture, Hop, Read, Register, What};
 use probe_engine::lang::ast::{Statement, WrittenPlace};
-use probe_engine::lang::compile::{CompileContext, capture};
+use probe_engine::lang::compile::{CompileContext, FilePlace, capture};
 use probe_engine::lang::{self, parse};
 use probe_engine::linux::kernel::Kernel;
 
@@ -28,6 +28,7 @@ fn with_kernel(check: impl Fn(&dyn Fn(&str) -> Result<Capture, lang::Error>)) {
                 function,
                 signature: None,
                 skipped: 0,
+                in_file: FilePlace::Kernel,
                 event: None,
                 kernel: &kernel,
                 btf: Some(&btf),
@@ -150,6 +151,11 @@ fn casts_the_task_and_per_cpu_variables_become_offsets() {
 fn what_only_a_kernel_shows_is_refused_where_it_is_written() {
     const CASES: &[(&str, &str, Option<&str>)] = &[
         ("p vfs_read «@linux_baner:string»", "the kernel has no symbol `linux_baner`", Some("linux_banner")),
+        (
+            "p vfs_read «@+4»",
+            "memory is read by its offset in a file where the probe is in a program, and not in the kernel",
+            Some("`@SYM+OFFS`"),
+        ),
         ("p vfs_read «fil»", "there is no variable `fil`", Some("file")),
         ("p vfs_read file->«f_mod»", "there is no member `f_mod`", Some("f_mode")),
         ("p vfs_read file->f_path.dentry->«d_nam»", "there is no member `d_nam`", Some("d_name")),

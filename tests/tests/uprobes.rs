@@ -45,6 +45,8 @@ const ROWS: &[Row] = &[
     ("r", "probed_leaped", ""),
     ("p", "probed_signal", "signal=%di:s32"),
     ("r", "probed_signal", ""),
+    ("p", "probed_sum", "code=@+{main}:x64 low=@+{main}:u16"),
+    ("r", "probed_sum", "code=@+{main}:x32 sum=$retval:u64"),
 ];
 
 /// By the pid of a task and the name of an event: the fields of each, in their order.
@@ -149,8 +151,13 @@ fn agrees(ours_first: bool, optimize: &str) {
     let (mut own, mut their) = (String::new(), String::new());
     for (number, (kind, function, fetches)) in ROWS.iter().enumerate() {
         let at = offset(&program, function);
-        // Half of them by their symbols.
-        let place = if number % 2 == 0 { (*function).to_owned() } else { format!("{at:#x}") };
+        let fetches = fetches.replace("{main}", &format!("{:#x}", offset(&program, "main")));
+        // Half of them by their symbols: who reads the file says where in it the place is.
+        let place = if number % 2 == 0 && !fetches.contains("@+") {
+            (*function).to_owned()
+        } else {
+            format!("{at:#x}")
+        };
         own += &format!("{kind}:e{number} {COPY}:{place} {fetches}\n");
         their += &format!("echo '{kind}:e{number} {COPY}:{at:#x} {fetches}' >> uprobe_events\n");
     }

@@ -11,7 +11,7 @@ pub(super) struct EventText<'a, F> {
     pub(super) fields: F,
 }
 
-impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> EventText<'a, F> {
+impl<'f, F: Iterator<Item = (&'f str, V)> + Clone, V: Display> EventText<'_, F> {
     /// The values that were read, each as `name=value`.
     fn values(&self, f: &mut fmt::Formatter<'_>, between: &str) -> fmt::Result {
         let values = fmt::from_fn(|f| {
@@ -26,7 +26,7 @@ impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> EventText<'a, F> 
     }
 }
 
-impl<'a, F: Iterator<Item = (&'a str, V)> + Clone, V: Display> Display for EventText<'a, F> {
+impl<'f, F: Iterator<Item = (&'f str, V)> + Clone, V: Display> Display for EventText<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Event { rip, what, task, .. } = self.event;
         let Probe { probe, place, event, style, .. } = self.probe;

@@ -45,9 +45,17 @@ pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {
         .iter()
         .filter(|p| matches!(p.state, ProbeState::Armed(_) | ProbeState::Optimized(_) | ProbeState::Spent(_)))
         .count();
+    let waits = |probe: &&ProbeReport| {
+        matches!(probe.state, ProbeState::Waiting | ProbeState::Pending(_) | ProbeState::NoFile(_))
+    };
+    let waiting = match probes.iter().filter(waits).count() {
+        0 => String::new(),
+        waiting => format!("; {waiting} wait for a program or a module"),
+    };
     // Those that are armed later are not spoken of.
     if probes.iter().any(|probe| probe.enabled) {
-        note(format_args!("{armed} of {} probes armed in {:.3} s", probes.len(), stopped.as_secs_f64()));
+        let seconds = stopped.as_secs_f64();
+        note(format_args!("{armed} of {} probes armed in {seconds:.3} s{waiting}", probes.len()));
     }
 }
 

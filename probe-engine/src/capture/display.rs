@@ -86,6 +86,7 @@ impl Base {
             Self::Register(register) | Self::Saved(_, register) => format!("%{}", register.name()),
             Self::Argument(n) => argument(*n),
             Self::Arguments(n) => format!("{} and {}", argument(*n), argument(n.saturating_add(1))),
+            Self::Place => "%ip".to_owned(),
             Self::Usdt(n) => format!("$arg{}", u16::from(*n) + 1),
             Self::Stack(n) => format!("$stack{n}"),
             Self::Constant(number) => format!("\\{number:#x}"),

@@ -27,6 +27,8 @@ pub enum Base {
     /// Argument `n` of a tracepoint that a program has of its own, from 0 on. Where that is is known when the file is: until then, and
     /// where nobody has [said](super::Capture::at_usdt), it cannot be read.
     Usdt(u8),
+    /// Where a process has the place in a program at which the probe is.
+    Place,
     /// Slot `n` of the stack, of 8 bytes: 0 is where RSP points.
     Stack(u16),
     /// A number.
@@ -186,7 +188,7 @@ impl Fetch {
                 value::put_bytes(record, words.get(..usize::from(bytes)).unwrap_or(&words));
                 return Ok(());
             }
-            Base::Usdt(_) | Base::Unknown => return Err(Lack::Missing),
+            Base::Usdt(_) | Base::Place | Base::Unknown => return Err(Lack::Missing),
             Base::Current => scene.task.ok_or(Lack::Missing)?.at.0,
             Base::Register(register) => register.of(scene.regs),
             Base::Constant(number) => *number,

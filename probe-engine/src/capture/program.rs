@@ -45,6 +45,9 @@ impl Fetch {
                 Some(own) => (register(own), None),
                 None => (register(Register::Rsp), Some(8 * i64::from(n - ON_STACK + 1))),
             },
+            // `ret_handler` is told where the function began.
+            Base::Place if place.returns => (Base::Argument(1), None),
+            Base::Place => (register(Register::Rip), None),
             // Its halves are in registers that the kernel has not saved side by side.
             Base::Arguments(_) => (Base::Unknown, None),
             Base::Kernel(_) => return Err(NotOfProgram::Kernel),

@@ -76,6 +76,7 @@ impl Given {
             Base::Current => Some(Self::Current),
             Base::Saved(..)
             | Base::Usdt(_)
+            | Base::Place
             | Base::Stack(_)
             | Base::Arguments(_)
             | Base::Comm

@@ -207,7 +207,9 @@ impl Fetch {
     /// What has to be noted down for it. Memory is added to `reads`.
     fn needs(&self, name: &str, at_return: bool, reads: &mut Reads) -> Result<Needs, Unsuited> {
         let register = match self.base {
-            Base::Comm | Base::Text(_) | Base::Usdt(_) | Base::Unknown => return Ok(Needs::Nothing),
+            Base::Comm | Base::Text(_) | Base::Usdt(_) | Base::Place | Base::Unknown => {
+                return Ok(Needs::Nothing);
+            }
             Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
             // Every record has the task.
             Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) | Base::Current => None,

@@ -92,6 +92,7 @@ impl Mistake {
             Self::StructureInRegister(_) => "give it a type, as `NAME:x64`",
             Self::DressedAllArguments => "leave out name, type and whatever is around it",
             Self::FileOffset => "write `@SYM+OFFS`",
+            Self::UnknownFileOffset => "write the place as one, `PATH:0xOFFSET`",
             Self::UnknownRegister { .. } => "registers are called `%ax`, `%di`, `%sp`, `%r8`, `%flags`...",
             Self::UnknownVariable { .. } => {
                 "variables are `$retval`, `$argN`, `$arg*`, `$stack`, `$stackN`, `$comm` and `$current`"

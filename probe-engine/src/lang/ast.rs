@@ -167,6 +167,8 @@ pub enum FetchExpr {
         /// `offs`
         offset: i64,
     },
+    /// `@+OFFS`: what lies in a process's memory where this offset of the probed file is.
+    FileMemory(i64),
     /// `\IMM`
     Number(i64),
     /// `\"text"`

@@ -100,6 +100,7 @@ impl Display for FetchExpr {
             Self::Memory(address) => write!(f, "@{address:#x}"),
             Self::Symbol { symbol, offset: 0 } => write!(f, "@{symbol}"),
             Self::Symbol { symbol, offset } => write!(f, "@{symbol}{offset:+}"),
+            Self::FileMemory(offset) => write!(f, "@+{offset:#x}"),
             Self::Number(number) => write!(f, "\\{number}"),
             Self::Text(text) => write!(f, "\\\"{text}\""),
             Self::Dereference { offset, user, of } => {

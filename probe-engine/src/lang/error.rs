@@ -240,8 +240,10 @@ pub enum Mistake {
     DressedAllArguments,
     #[error("`$arg*` is there already")]
     AllArgumentsTwice,
-    #[error("memory is not read by its offset in a file")]
+    #[error("memory is read by its offset in a file where the probe is in a program, and not in the kernel")]
     FileOffset,
+    #[error("memory is read by its offset in a file where it is known at which offset the probe is")]
+    UnknownFileOffset,
     #[error("the text does not end")]
     OpenText,
     #[error("an offset reads memory only together with an address in parentheses")]

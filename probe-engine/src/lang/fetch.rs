@@ -169,12 +169,13 @@ fn members(mut rest: Part<'_>, depth: usize) -> Result<Vec<Step>, Error> {
     Ok(path)
 }
 
-/// `@ADDR`, `@SYM[#N][+|-offs]`
+/// `@ADDR`, `@SYM[#N][+|-offs]`, `@+OFFS`
 fn memory(part: Part<'_>, depth: usize) -> Result<FetchExpr, Error> {
     let mut rest = part;
     rest.take_char();
-    if rest.first() == Some('+') {
-        return Err(part.wrong(Mistake::FileOffset));
+    if rest.eat("+") {
+        let offset = unsigned(rest.text()).and_then(|offset| i64::try_from(offset).ok());
+        return offset.map(FetchExpr::FileMemory).ok_or_else(|| rest.is_not(Wanted::FileOffset));
     }
     if depth >= DEEPEST {
         return Err(part.wrong(Mistake::TooDeep(DEEPEST)));

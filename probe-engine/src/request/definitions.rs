@@ -371,6 +371,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
         CompileContext {
             // The first one of a tracepoint is no part of the event.
             skipped: target.tracepoint.is_some().into(),
+            in_file: target.in_file(),
             event: target.event.as_deref(),
             function: function.map(|(name, _)| name.as_str()),
             signature: function.and_then(|(_, signature)| signature.as_ref()),

@@ -115,7 +115,11 @@ pub(super) fn has_names(definition: &Definition) -> bool {
     let is_plain = |argument: &Argument| {
         matches!(
             argument.fetch.value,
-            FetchExpr::Register(_) | FetchExpr::StackPointer | FetchExpr::StackSlot(_) | FetchExpr::Comm
+            FetchExpr::Register(_)
+                | FetchExpr::StackPointer
+                | FetchExpr::StackSlot(_)
+                | FetchExpr::FileMemory(_)
+                | FetchExpr::Comm
         )
     };
     definition.args.is_empty() || definition.filter.is_some() || !definition.args.iter().all(is_plain)

@@ -1,9 +1,10 @@
 //! What a definition's place is in a kernel.
 
 use crate::capture::typed::Signature;
+use crate::lang::compile::FilePlace;
 use crate::linux::btf::Btf;
 use crate::linux::program_file::{ProgramDebug, ProgramFunction};
-use crate::linux::program_place::ProgramPlace;
+use crate::linux::program_place::{InFile, ProgramPlace};
 use crate::probe::place::Place;
 use crate::probe::plan::SwitchedTracepoint;
 use std::rc::Rc;
@@ -37,6 +38,15 @@ pub(super) struct ProgramSaid {
 }
 
 impl Target {
+    /// Where in a file it is.
+    pub(super) fn in_file(&self) -> FilePlace {
+        match self.program.as_ref().map(|program| (&program.place.at, &program.said)) {
+            None => FilePlace::Kernel,
+            Some((InFile::Offset(offset), _)) => FilePlace::At(*offset),
+            Some((_, said)) => said.as_ref().map_or(FilePlace::Unknown, |said| FilePlace::At(said.at.offset)),
+        }
+    }
+
     /// The types of the function's own source, where that is a program's.
     pub(super) fn program_types(&self) -> Option<Btf<'_>> {
         let said = self.program.as_ref()?.said.as_ref().ok()?;

@@ -39,6 +39,8 @@ pub struct CompileContext<'a> {
     pub signature: Option<&'a Signature>,
     /// How many arguments come before the one that is `$arg1`.
     pub skipped: u8,
+    /// Where in a file the probe is.
+    pub in_file: FilePlace,
     /// What comes behind `trace_event_raw_` in the name of the structure that the guest's own event is, where the probe is at a
     /// tracepoint that has one.
     pub event: Option<&'a str>,
@@ -51,6 +53,17 @@ pub struct CompileContext<'a> {
     /// Which variables have names where the probe is, by debugging information: `None` where there is none, a sentence where it
     /// cannot be read. Called no sooner than for a name that is no parameter's.
     pub variables: &'a dyn Fn() -> Result<Option<VariablesInScope>, String>,
+}
+
+/// Where in a file a probe is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePlace {
+    /// In the kernel's.
+    Kernel,
+    /// In a program's, and nobody knows where.
+    Unknown,
+    /// So many bytes from the start of a program's.
+    At(u64),
 }
 
 /// What `definition` reads at the hits of its probe at `site`: without arguments of its own, `otherwise`.
@@ -222,6 +235,11 @@ impl Compiler<'_> {
             FetchExpr::ReturnValue => Way::value(Base::Register(Register::Rax)),
             FetchExpr::Number(number) => Way::value(Base::Constant(number.cast_unsigned())),
             FetchExpr::Memory(at) => Way::value(self.address(*at)).at(0, false),
+            FetchExpr::FileMemory(offset) => match self.site.in_file {
+                FilePlace::Kernel => return Err(wrong(Mistake::FileOffset)),
+                FilePlace::Unknown => return Err(wrong(Mistake::UnknownFileOffset)),
+                FilePlace::At(place) => Way::value(Base::Place).at(offset.wrapping_sub_unsigned(place), true),
+            },
             FetchExpr::Symbol { symbol, offset } => {
                 let symbols = self.site.kernel.symbols();
                 let found = symbols.find(symbol, |_| true).map_err(|which| {

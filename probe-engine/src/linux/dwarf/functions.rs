@@ -2,10 +2,16 @@
 
 use gimli::{AttributeValue, DebuggingInformationEntry, UnitRef, constants as dw};
 
+use super::btf::{BtfRecord, TypePool};
 use super::code::CodeAttributes;
-use super::{DebugFile, DwarfError, Slice, types};
+use super::files::Files;
+use super::type_dies::TypeDie;
+use super::types::{DEEPEST, LONGEST_CHAIN, UnitTypes};
+use super::{DebugFile, DwarfError, Slice};
 use crate::addr::Gva;
-use crate::linux::btf::TypeId;
+use crate::guest_text::is_plain;
+use crate::linux::btf::{TypeId, kind};
+use crate::linux::symbols::LONGEST_NAME;
 
 /// A function's types.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +65,7 @@ impl DebugFile<'_> {
                 let name = language.static_string().unwrap_or("unknown");
                 Ok(Err(NoFunction::Language(name.strip_prefix("DW_LANG_").unwrap_or(name))))
             }
-            (_, has_classes) => types::function_of(unit, offset, has_classes),
+            (_, has_classes) => function_of(unit, offset, has_classes),
         }
     }
 }
@@ -78,6 +84,123 @@ fn is_cpp(language: gimli::DwLang) -> bool {
             | dw::DW_LANG_C_plus_plus_17
             | dw::DW_LANG_C_plus_plus_20
     )
+}
+
+/// Makes the section of one unit, with what the function takes and returns that is described at `offset` in the unit. In C++, a class
+/// says how it is handed over.
+fn function_of(
+    unit: UnitRef<'_, Slice<'_>>,
+    offset: usize,
+    has_classes: bool,
+) -> Result<Result<FunctionTypes, NoFunction>, DwarfError> {
+    let (mut pool, mut files) = (TypePool::default(), Files::default());
+    let mut types = UnitTypes::read(unit)?;
+    types.add(&mut pool, &mut files)?;
+    let index = types.index(offset);
+    let found = index.and_then(|index| Some((types.entries.get(index)?, types.declared(index)?)));
+    let Some((own, declared)) = found else { return Ok(Err(NoFunction::Missing)) };
+    let is_as_in_c = |convention| matches!(convention, dw::DW_CC_normal | dw::DW_CC_program);
+    if own.attributes.convention.is_some_and(|convention| !is_as_in_c(convention)) {
+        return Ok(Err(NoFunction::Convention));
+    }
+    // A constructor of virtual bases has more, and one that was changed has less.
+    if !own.parts.is_empty() && own.parts.len() != declared.parts.len() {
+        return Ok(Err(NoFunction::Changed));
+    }
+    let mut parameters = Vec::new();
+    for part in &declared.parts {
+        let name = part.name.map(|name| unit.attr_string(name)).transpose()?;
+        let name = name.map(|name| String::from_utf8_lossy(name.slice()).into_owned());
+        let name = name.filter(|name| is_plain(name) && name.len() <= LONGEST_NAME).unwrap_or_default();
+        let ty = match types.handed_over(part.ty, has_classes) {
+            HandedOver::ByValue => types.number(part.ty),
+            HandedOver::ByReference => pool.make(pointer_to(types.number(part.ty)))?,
+            HandedOver::Unknown => 0,
+        };
+        parameters.push((name, ty));
+    }
+    // A method says in its class what it returns.
+    let returned = types.returned(own);
+    let handed_over = returned.map(|ty| types.handed_over(ty, has_classes));
+    let is_returned_in_memory = handed_over == Some(HandedOver::ByReference);
+    let returns = match (returned, handed_over) {
+        (Some(ty), Some(HandedOver::ByValue | HandedOver::ByReference)) => Some((ty, types.number(ty))),
+        _ => None,
+    };
+    let (section, renumbered) = pool.finish()?;
+    let id = |number: u32| TypeId(renumbered.get(number as usize).copied().unwrap_or(0));
+    let known = |number: u32| Some(id(number)).filter(|id| *id != TypeId::VOID);
+    let returns = match returns {
+        Some((None, _)) => Some(TypeId::VOID),
+        Some((Some(_), number)) => known(number),
+        None => None,
+    };
+    Ok(Ok(FunctionTypes {
+        types: section,
+        parameters: parameters.into_iter().map(|(name, ty)| (name, known(ty))).collect(),
+        returns,
+        is_returned_in_memory,
+    }))
+}
+
+/// How a value is handed over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HandedOver {
+    /// As the ABI has it for what C knows.
+    ByValue,
+    /// By its address.
+    ByReference,
+    /// Nothing says it.
+    Unknown,
+}
+
+fn pointer_to(ty: u32) -> BtfRecord {
+    BtfRecord { kind: kind::PTR, size_or_type: ty, ..BtfRecord::default() }
+}
+
+impl<'a> UnitTypes<'_, 'a> {
+    /// Where the type is described of what a function returns: nowhere, where that is `void`. `None` where that is not known.
+    fn returned(&self, function: &TypeDie<'a>) -> Option<Option<usize>> {
+        let mut entry = function;
+        for _ in 0..=LONGEST_CHAIN {
+            if entry.attributes.ty.is_some() {
+                return Some(entry.attributes.ty);
+            }
+            if entry.attributes.is_foreign {
+                return None;
+            }
+            let Some(origin) = entry.attributes.origin else { return Some(None) };
+            entry = self.entries.get(self.index(origin)?)?;
+        }
+        None
+    }
+
+    /// How a value of a type is handed over.
+    fn handed_over(&self, offset: Option<usize>, has_classes: bool) -> HandedOver {
+        let mut offset = offset;
+        for _ in 0..DEEPEST {
+            let index = offset.and_then(|offset| self.index(offset));
+            let Some(entry) = index.and_then(|index| self.entries.get(index)) else {
+                return HandedOver::ByValue;
+            };
+            match (entry.tag, entry.attributes.convention) {
+                (dw::DW_TAG_typedef | dw::DW_TAG_const_type | dw::DW_TAG_volatile_type, _) => {
+                    offset = entry.attributes.ty;
+                }
+                (dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type, convention)
+                    if has_classes =>
+                {
+                    return match convention {
+                        Some(dw::DW_CC_pass_by_value) => HandedOver::ByValue,
+                        Some(dw::DW_CC_pass_by_reference) => HandedOver::ByReference,
+                        _ => HandedOver::Unknown,
+                    };
+                }
+                _ => return HandedOver::ByValue,
+            }
+        }
+        HandedOver::Unknown
+    }
 }
 
 /// Where in a unit the function is described whose code begins at `at`.

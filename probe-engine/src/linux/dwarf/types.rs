@@ -10,18 +10,15 @@ use gimli::{UnitRef, constants as dw};
 use super::attributes::{Attributes, Constant};
 use super::btf::{BtfRecord, MOST_PARTS, TypeIdentity, TypeParts, TypePool};
 use super::files::{Files, UnitFiles};
-use super::functions::{FunctionTypes, NoFunction};
 use super::type_dies::{DieState, TypeDie};
 use super::units::Units;
 use super::{DebugFile, DwarfError, Slice};
-use crate::guest_text::is_plain;
 use crate::linux::btf::{TypeId, kind};
-use crate::linux::symbols::LONGEST_NAME;
 
 /// Most types between one and what it is made of in the end, such as pointers to pointers.
-const DEEPEST: usize = 256;
+pub(super) const DEEPEST: usize = 256;
 /// From a function's code to the entry that says what it takes.
-const LONGEST_CHAIN: usize = 4;
+pub(super) const LONGEST_CHAIN: usize = 4;
 
 /// Makes the section of a kernel's debugging information.
 ///
@@ -55,87 +52,15 @@ pub(super) fn btf_of(
     Ok((section, numbers.into_iter().map(number).collect()))
 }
 
-/// Makes the section of one unit, with what the function takes and returns that is described at `offset` in the unit. In C++, a class
-/// says how it is handed over.
-pub(super) fn function_of(
-    unit: UnitRef<'_, Slice<'_>>,
-    offset: usize,
-    has_classes: bool,
-) -> Result<Result<FunctionTypes, NoFunction>, DwarfError> {
-    let (mut pool, mut files) = (TypePool::default(), Files::default());
-    let mut types = UnitTypes::read(unit)?;
-    types.add(&mut pool, &mut files)?;
-    let index = types.index(offset);
-    let found = index.and_then(|index| Some((types.entries.get(index)?, types.declared(index)?)));
-    let Some((own, declared)) = found else { return Ok(Err(NoFunction::Missing)) };
-    let is_as_in_c = |convention| matches!(convention, dw::DW_CC_normal | dw::DW_CC_program);
-    if own.attributes.convention.is_some_and(|convention| !is_as_in_c(convention)) {
-        return Ok(Err(NoFunction::Convention));
-    }
-    // A constructor of virtual bases has more, and one that was changed has less.
-    if !own.parts.is_empty() && own.parts.len() != declared.parts.len() {
-        return Ok(Err(NoFunction::Changed));
-    }
-    let mut parameters = Vec::new();
-    for part in &declared.parts {
-        let name = part.name.map(|name| unit.attr_string(name)).transpose()?;
-        let name = name.map(|name| String::from_utf8_lossy(name.slice()).into_owned());
-        let name = name.filter(|name| is_plain(name) && name.len() <= LONGEST_NAME).unwrap_or_default();
-        let ty = match types.handed_over(part.ty, has_classes) {
-            HandedOver::ByValue => types.number(part.ty),
-            HandedOver::ByReference => pool.make(pointer_to(types.number(part.ty)))?,
-            HandedOver::Unknown => 0,
-        };
-        parameters.push((name, ty));
-    }
-    // A method says in its class what it returns.
-    let returned = types.returned(own);
-    let handed_over = returned.map(|ty| types.handed_over(ty, has_classes));
-    let is_returned_in_memory = handed_over == Some(HandedOver::ByReference);
-    let returns = match (returned, handed_over) {
-        (Some(ty), Some(HandedOver::ByValue | HandedOver::ByReference)) => Some((ty, types.number(ty))),
-        _ => None,
-    };
-    let (section, renumbered) = pool.finish()?;
-    let id = |number: u32| TypeId(renumbered.get(number as usize).copied().unwrap_or(0));
-    let known = |number: u32| Some(id(number)).filter(|id| *id != TypeId::VOID);
-    let returns = match returns {
-        Some((None, _)) => Some(TypeId::VOID),
-        Some((Some(_), number)) => known(number),
-        None => None,
-    };
-    Ok(Ok(FunctionTypes {
-        types: section,
-        parameters: parameters.into_iter().map(|(name, ty)| (name, known(ty))).collect(),
-        returns,
-        is_returned_in_memory,
-    }))
-}
-
-/// How a value is handed over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum HandedOver {
-    /// As the ABI has it for what C knows.
-    ByValue,
-    /// By its address.
-    ByReference,
-    /// Nothing says it.
-    Unknown,
-}
-
-fn pointer_to(ty: u32) -> BtfRecord {
-    BtfRecord { kind: kind::PTR, size_or_type: ty, ..BtfRecord::default() }
-}
-
 /// The types of one unit.
-struct UnitTypes<'u, 'a> {
+pub(super) struct UnitTypes<'u, 'a> {
     unit: UnitRef<'u, Slice<'a>>,
     /// By offset.
-    entries: Vec<TypeDie<'a>>,
+    pub(super) entries: Vec<TypeDie<'a>>,
 }
 
 impl<'u, 'a> UnitTypes<'u, 'a> {
-    fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
+    pub(super) fn read(unit: UnitRef<'u, Slice<'a>>) -> Result<Self, DwarfError> {
         Ok(Self { unit, entries: TypeDie::all_of(unit)? })
     }
 
@@ -148,13 +73,13 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     }
 
     /// Adds all to the pool.
-    fn add(&mut self, pool: &mut TypePool, files: &mut Files) -> Result<(), DwarfError> {
+    pub(super) fn add(&mut self, pool: &mut TypePool, files: &mut Files) -> Result<(), DwarfError> {
         self.declare(pool, files)?;
         self.make(pool)?;
         self.fill(pool)
     }
 
-    fn index(&self, offset: usize) -> Option<usize> {
+    pub(super) fn index(&self, offset: usize) -> Option<usize> {
         self.entries.binary_search_by_key(&offset, |entry| entry.offset).ok()
     }
 
@@ -264,7 +189,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
     }
 
     /// The number of the type at an offset; 0 (`void`) where there is none.
-    fn number(&self, offset: Option<usize>) -> u32 {
+    pub(super) fn number(&self, offset: Option<usize>) -> u32 {
         let entry = offset.and_then(|offset| self.index(offset)).and_then(|index| self.entries.get(index));
         match entry.map(|entry| entry.state) {
             Some(DieState::Known(number) | DieState::New(number)) => number,
@@ -349,7 +274,7 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
 
     /// The entry with the parameters of a function: its own, or that of which it is an instance. The declaration of a method comes
     /// last, and has no names of them.
-    fn declared(&self, index: usize) -> Option<&TypeDie<'a>> {
+    pub(super) fn declared(&self, index: usize) -> Option<&TypeDie<'a>> {
         let mut entry = self.entries.get(index)?;
         for _ in 0..LONGEST_CHAIN {
             let origin = entry.attributes.origin.and_then(|origin| self.index(origin));
@@ -360,49 +285,6 @@ impl<'u, 'a> UnitTypes<'u, 'a> {
             entry = origin;
         }
         Some(entry)
-    }
-
-    /// Where the type is described of what a function returns: nowhere, where that is `void`. `None` where that is not known.
-    fn returned(&self, function: &TypeDie<'a>) -> Option<Option<usize>> {
-        let mut entry = function;
-        for _ in 0..=LONGEST_CHAIN {
-            if entry.attributes.ty.is_some() {
-                return Some(entry.attributes.ty);
-            }
-            if entry.attributes.is_foreign {
-                return None;
-            }
-            let Some(origin) = entry.attributes.origin else { return Some(None) };
-            entry = self.entries.get(self.index(origin)?)?;
-        }
-        None
-    }
-
-    /// How a value of a type is handed over.
-    fn handed_over(&self, offset: Option<usize>, has_classes: bool) -> HandedOver {
-        let mut offset = offset;
-        for _ in 0..DEEPEST {
-            let index = offset.and_then(|offset| self.index(offset));
-            let Some(entry) = index.and_then(|index| self.entries.get(index)) else {
-                return HandedOver::ByValue;
-            };
-            match (entry.tag, entry.attributes.convention) {
-                (dw::DW_TAG_typedef | dw::DW_TAG_const_type | dw::DW_TAG_volatile_type, _) => {
-                    offset = entry.attributes.ty;
-                }
-                (dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type, convention)
-                    if has_classes =>
-                {
-                    return match convention {
-                        Some(dw::DW_CC_pass_by_value) => HandedOver::ByValue,
-                        Some(dw::DW_CC_pass_by_reference) => HandedOver::ByReference,
-                        _ => HandedOver::Unknown,
-                    };
-                }
-                _ => return HandedOver::ByValue,
-            }
-        }
-        HandedOver::Unknown
     }
 
     /// Fills in what has got its number by its declaration.

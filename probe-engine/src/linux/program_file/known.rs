@@ -34,6 +34,8 @@ pub enum ProgramDebugError {
 pub struct ProgramFunction {
     /// Which file it is.
     pub known: KnownFile,
+    /// So many bytes from the file's start.
+    pub offset: u64,
     /// Its address, as the program was linked.
     address: u64,
     /// Whether it is so many bytes behind a symbol.
@@ -86,7 +88,8 @@ impl ProgramDebug {
             }
         };
         let known = KnownFile { symbol, ..identity(&self.program) };
-        Ok(ProgramFunction { known, address, is_inside })
+        let offset = segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?;
+        Ok(ProgramFunction { known, offset, address, is_inside })
     }
 
     /// All functions that a pattern stands for.

@@ -1,6 +1,6 @@
 use super::super::super::ast::Statement;
 use super::super::super::parse;
-use super::super::{CompileContext, capture};
+use super::super::{CompileContext, FilePlace, capture};
 use crate::addr::Gva;
 use crate::linux::dwarf::DebugFile;
 use crate::linux::dwarf::testing::{CLOSE, OPEN, sections, vmlinux};
@@ -25,6 +25,7 @@ fn read(at: Gva, fetch: &str) -> String {
         function,
         signature: None,
         skipped: 0,
+        in_file: FilePlace::Kernel,
         event: None,
         kernel: &kernel,
         btf: Some(&btf),
