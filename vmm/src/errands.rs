@@ -21,7 +21,8 @@ mod switch;
 
 pub(crate) use caller::Caller;
 pub use functions::{Functions, NoFunction};
-pub(crate) use programs::{Consumers, FoundPlaces, PlacePrograms, PlaceStep, Placed};
+pub(crate) use program_file::FoundPlaces;
+pub(crate) use programs::{Consumers, PlacePrograms, PlaceStep, Placed};
 pub use read_file::ReadFile;
 pub use run_program::{ProgramEnd, RunProgram};
 pub(crate) use switch::{Registrations, Step, SwitchTracepoints};

@@ -52,19 +52,17 @@ impl<'a> Programs<'a> {
                 "names are known at one place, and `{place}` stands for several: take `$arg1`"
             ));
         }
-        let nobody = || format!("names in `{path}` are not known: its file is not found outside the guest");
-        let debug = self.get(path).ok_or_else(nobody)?;
-        let at =
-            debug.find(&place.at).map_err(|error| format!("names in `{path}` are not known: {error}"))?;
+        let not_known = |why: &str| format!("names in `{path}` are not known: {why}");
+        let debug = self.get(path).ok_or_else(|| not_known("its file is not found outside the guest"))?;
+        let at = debug.find(&place.at).map_err(|error| not_known(&error.to_string()))?;
         if !are_named {
             return Ok((ProgramSaid { debug, at, types: Vec::new() }, None));
         }
         let unknown = |error: ProgramDebugError| match error {
-            ProgramDebugError::Dwarf(DwarfError::Missing) => format!(
-                "names in `{path}` are not known: it has no debugging information (DWARF), and there is none for it below \
-                 /usr/lib/debug"
+            ProgramDebugError::Dwarf(DwarfError::Missing) => not_known(
+                "it has no debugging information (DWARF), and there is none for it below /usr/lib/debug",
             ),
-            error => format!("names in `{path}` are not known: {}", chain(&error)),
+            error => not_known(&chain(&error)),
         };
         match debug.types(&at) {
             Ok(function) => {

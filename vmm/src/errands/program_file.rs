@@ -2,11 +2,10 @@
 
 use super::caller::{Caller, Failed};
 use super::functions::error;
-use super::programs::FoundPlaces;
 use probe_engine::addr::Gva;
 use probe_engine::linux::partial_file::PartialFile;
-use probe_engine::linux::program_file::{Looked, identity, look};
-use probe_engine::linux::program_place::ProgramPlace;
+use probe_engine::linux::program_file::{FoundPlace, Looked, identity, look};
+use probe_engine::linux::program_place::{KnownFile, ProgramPlace};
 use probe_engine::linux::uprobes::UprobeCalls;
 use probe_engine::paging::PageFault;
 use std::ops::Range;
@@ -59,6 +58,14 @@ pub(super) enum Places {
     One(u64),
     /// It stands for these.
     Several(FoundPlaces),
+}
+
+/// The places that one stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundPlaces {
+    pub(crate) all: Vec<FoundPlace>,
+    /// The file in which they were found.
+    pub(crate) file: KnownFile,
 }
 
 /// A program whose file is open.

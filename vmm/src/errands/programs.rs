@@ -5,10 +5,9 @@
 
 use super::caller::{Caller, Failed, Gone};
 use super::functions::error;
-use super::program_file::{Buffer, Places, Program};
+use super::program_file::{Buffer, FoundPlaces, Places, Program};
 use probe_engine::addr::Gva;
-use probe_engine::linux::program_file::FoundPlace;
-use probe_engine::linux::program_place::{KnownFile, ProgramPlace};
+use probe_engine::linux::program_place::ProgramPlace;
 use probe_engine::linux::uprobes::{Registration, UprobeCalls};
 use probe_engine::probe::table::ProbeId;
 use rustix::io::Errno;
@@ -36,14 +35,6 @@ pub(crate) enum Placed {
     Missing,
     /// It cannot be, and why.
     Refused(String),
-}
-
-/// The places that one stands for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FoundPlaces {
-    pub(crate) all: Vec<FoundPlace>,
-    /// The file in which they were found.
-    pub(crate) file: KnownFile,
 }
 
 /// A consumer that is registered.
