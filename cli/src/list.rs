@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use probe_engine::linux::btf::{Btf, c};
 use probe_engine::linux::glob::Glob;
 use probe_engine::linux::kernel::{Kernel, UNPACK};
-use probe_engine::linux::symbols::Symbol;
+use probe_engine::linux::symbols::{Symbol, is_changed};
 use probe_engine::probe::place::in_kernel;
 use serde::Serialize;
 use std::fmt;
@@ -147,7 +147,7 @@ impl fmt::Display for SymbolRow {
 
 /// What the function of that name takes and returns, as far as it is known.
 fn prototype(btf: &Btf<'_>, name: &str) -> Option<String> {
-    if [".isra.", ".constprop.", ".part."].iter().any(|mark| name.contains(mark)) {
+    if is_changed(name) {
         return Some("(parameters changed by the compiler)".to_owned());
     }
     let function = btf.function(name)?;

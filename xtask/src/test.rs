@@ -80,12 +80,14 @@ fn all(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     say(start, "building the tests");
     let programs = Programs::built()?;
     step(start, "examples of the documentation", cargo(["test", "--quiet", "--workspace", "--doc"]))?;
+    // What takes seconds to find is not told an hour later.
+    side_by_side(start, without_guests(&programs)?)?;
     say(start, "drawing instructions from the kernels");
     let drawn = draw(programs.draw()?, INSTRUCTIONS)?;
     side_by_side(start, jobs(start, vmm, &programs, drawn.path())?)
 }
 
-/// All tests; what takes long comes first, so that no processor waits for it at last.
+/// All tests that boot guests; what takes long comes first, so that no processor waits for it at last.
 fn jobs(start: Instant, vmm: &Path, programs: &Programs, drawn: &Path) -> anyhow::Result<Vec<Job>> {
     let kvms = Kvm::all(vmm)?;
     let mut jobs = vec![bochs()?];
@@ -94,7 +96,6 @@ fn jobs(start: Instant, vmm: &Path, programs: &Programs, drawn: &Path) -> anyhow
         jobs.extend(guests.session_in_parts(programs)?);
         jobs.extend(guests.product(programs)?);
     }
-    jobs.extend(without_guests(programs)?);
     jobs.extend(contract(vmm, kvms, programs)?);
     jobs.extend(differential(vmm, kvms, programs, drawn)?);
     for kvm in kvms {

@@ -7,6 +7,7 @@ use super::shape::{MemberShape, Shape};
 use super::{Base, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, Kind, Member, Modifier, Structure, TypeId};
 use crate::linux::dwarf::FunctionTypes;
+use crate::linux::symbols::is_changed;
 use crate::virt_memory::LONGEST_STRING;
 
 /// Largest structure that is shown with its members though nobody asked for that, in bytes.
@@ -43,13 +44,6 @@ pub enum NoArguments {
     /// The kernel's type information does not have it.
     #[error("the kernel's type information does not have `{0}`")]
     Unknown(String),
-}
-
-/// Whether the name of a function says that the compiler has changed its parameters: `.isra` removed or split them,
-/// `.constprop` fixed one, `.part` is a piece of a function, `.cold` as well.
-#[must_use]
-pub fn is_changed(function: &str) -> bool {
-    [".isra.", ".constprop.", ".part.", ".cold"].iter().any(|suffix| function.contains(suffix))
 }
 
 /// What a call has by its types: its parameters with their places, and what it returns.

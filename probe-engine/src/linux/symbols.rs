@@ -16,10 +16,10 @@ use crate::guest_text::{Escaped, is_plain};
 
 pub mod named;
 mod packed;
-mod promoted;
+mod renamed;
 
-use promoted::PROMOTED;
-pub use promoted::promoted_from;
+use renamed::PROMOTED;
+pub use renamed::{is_changed, promoted_from};
 
 /// Most bytes that all names may take together; Debian's kernels use 5 MB.
 const MOST_NAME_BYTES: usize = 256 << 20;

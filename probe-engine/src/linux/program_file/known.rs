@@ -2,10 +2,10 @@
 
 use super::{FoundPlace, NoPlace, Segments, address_of, identity, parse, several};
 use crate::addr::Gva;
-use crate::capture::typed::is_changed;
 use crate::linux::dwarf::{DebugFile, DwarfError, FunctionTypes, NoFunction, VariablesInScope};
 use crate::linux::partial_file::PartialFile;
 use crate::linux::program_place::{InFile, KnownFile};
+use crate::linux::symbols::is_changed;
 use object::{Object, ObjectSymbol};
 
 /// A program's file, and the one with its debugging information.

@@ -1,4 +1,4 @@
-//! Names of static functions that clang has made global.
+//! What compilers make of the names of functions.
 
 /// What clang puts, before a number, behind the name of a static function or variable that another file of the same kernel
 /// uses after all: optimising the whole program (LTO) has moved a caller there. It is the same function, with the same parameters.
@@ -9,6 +9,13 @@ pub(super) const PROMOTED: &str = ".llvm.";
 pub fn promoted_from(name: &str) -> Option<&str> {
     let (source, number) = name.split_once(PROMOTED)?;
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(source)
+}
+
+/// Whether the name of a function says that the compiler has changed its parameters: `.isra` removed or split them,
+/// `.constprop` fixed one, `.part` is a piece of a function, `.cold` as well.
+#[must_use]
+pub fn is_changed(function: &str) -> bool {
+    [".isra.", ".constprop.", ".part.", ".cold"].iter().any(|suffix| function.contains(suffix))
 }
 
 #[cfg(test)]
