@@ -5,7 +5,6 @@ use crate::args::{Assist, Followed, HoldModeChoice, Orders, Run, Shaken};
 use crate::assisted;
 use crate::file::read;
 use crate::mistake::{self, Written};
-use crate::output::{STACK, VALUE};
 use crate::program_files::ProgramFiles;
 use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -147,10 +146,15 @@ fn counted(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
 fn followed(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
     let mut probes = Vec::new();
     for place in functions(text, known)? {
-        probes.extend(plain(&format!("p {place} {STACK}=%sp"), known)?);
-        probes.extend(plain(&format!("r {place} {STACK}=%sp {VALUE}=%ax"), known)?);
+        for kind in ["p", "r"] {
+            probes.extend(plain(&format!("{kind} {place} %sp"), known)?);
+        }
     }
-    Ok(probes.into_iter().map(|probe| ProbeRequest { style: Style::Graph, ..probe }).collect())
+    for probe in &mut probes {
+        probe.plan.capture.fields.clear();
+        probe.style = Style::Graph;
+    }
+    Ok(probes)
 }
 
 /// The functions of a program that `text` stands for.

@@ -342,6 +342,7 @@ mod tests {
                 shape: Shape::Hex,
             }],
             filter: Some(Filter::All(vec![limit, file_name])),
+            ..Capture::default()
         };
         let filtered = ProbeRequest { plan: probe.plan.clone().reading(capture), ..probe.clone() };
         assert!(filtered.has_symbols() && !probe.has_symbols());

@@ -108,9 +108,14 @@ fn theirs(console: &str) -> Seen {
     seen
 }
 
+/// What probes have seen, in its order.
+fn passes(run: &Run) -> impl Iterator<Item = &Value> {
+    run.output.iter().filter(|line| ["hit", "return"].iter().any(|kind| line["type"] == *kind))
+}
+
 fn ours(run: &Run) -> Seen {
     let mut seen = Seen::new();
-    for hit in run.of_type("hit") {
+    for hit in passes(run) {
         let written = |value: &Value| match value {
             Value::String(text) => self::value(text),
             Value::Array(all) => {
@@ -212,6 +217,41 @@ echo > uprobe_events
     };
     assert_eq!(calls("e0") as u64, 2 * ROUNDS, "both processes");
     assert_eq!(calls("e14") as u64, 2 * ROUNDS * 6);
+    registers_are_the_programs(&run);
+    returns_have_durations(&run);
+}
+
+/// Of a hit, what every one tells is the program's, and not that of the kernel's function which the guest calls for it.
+fn registers_are_the_programs(run: &Run) {
+    let number = |value: &Value| match value.as_str() {
+        Some(hex) => u64::from_str_radix(&hex[2..], 16).unwrap(),
+        None => value.as_u64().unwrap_or_else(|| panic!("{value}")),
+    };
+    let of = |event: &'static str| passes(run).filter(move |hit| hit["event"] == event);
+    assert!(of("e3").all(|hit| hit["rip"] == hit["fields"]["ip"]));
+    for hit in of("e11") {
+        let (args, fields) = (hit["args"].as_array().unwrap(), &hit["fields"]);
+        assert_eq!([number(&args[4]), number(&args[5])], [number(&fields["e"]), number(&fields["f"])]);
+    }
+    assert!(of("e4").all(|hit| number(&hit["value"]) == hit["fields"]["ret"].as_u64().unwrap()));
+}
+
+/// Each return is of a call that was seen to begin, and a call takes longer than those that it makes.
+fn returns_have_durations(run: &Run) {
+    let event = |number: usize| format!("e{number}");
+    for (number, _) in ROWS.iter().enumerate().filter(|(_, (kind, ..))| *kind == "r") {
+        let begun = run.of_type("hit").into_iter().find(|hit| hit["event"] == event(number));
+        assert!(begun.is_none(), "{begun:?}");
+    }
+    let mut nested = BTreeMap::<u64, Vec<u64>>::new();
+    for back in run.of_type("return").into_iter().filter(|back| back["event"] == event(15)) {
+        let pid = back["task"]["pid"].as_u64().unwrap();
+        nested.entry(pid).or_default().push(back["duration_ns"].as_u64().unwrap());
+    }
+    assert_eq!(nested.len(), 2);
+    for durations in nested.values().flat_map(|all| all.chunks(6)) {
+        assert!(durations.is_sorted() && durations[0] > 0, "{durations:?}");
+    }
 }
 
 #[test]
@@ -240,7 +280,7 @@ fn what_a_program_frees_it_has_allocated() {
     run.assert_success();
     let mut given = BTreeMap::new();
     let mut counts = BTreeMap::<String, u64>::new();
-    for hit in run.of_type("hit").into_iter().filter(|hit| hit["task"]["comm"] == "ls") {
+    for hit in passes(&run).filter(|hit| hit["task"]["comm"] == "ls") {
         let event = hit["event"].as_str().unwrap();
         *counts.entry(event.to_owned()).or_default() += 1;
         let pointer = hit["fields"]["p"].to_string();
@@ -279,7 +319,7 @@ cksum < {library}
     let run = run(&binary, &[&probe, &returned, "--cpus=2", "--", "sh", "-ec", &script]);
     run.assert_success();
     let of = |event: &str| -> Vec<u64> {
-        let hits = run.of_type("hit").into_iter().filter(|hit| hit["event"] == event);
+        let hits = passes(&run).filter(|hit| hit["event"] == event);
         hits.map(|hit| hit["task"]["pid"].as_u64().unwrap()).collect()
     };
     let (loaded, left) = (of("loaded"), of("left"));
@@ -389,7 +429,7 @@ fn parameters_of_programs_have_names() {
     words.extend(["--", program.to_str().unwrap()]);
     let ran = run(&binary, &words);
     assert_eq!(ran.code, 0, "{}", ran.said);
-    let hits: Vec<Value> = ran.of_type("hit").into_iter().map(|hit| hit["fields"].clone()).collect();
+    let hits: Vec<Value> = passes(&ran).map(|hit| hit["fields"].clone()).collect();
     println!("{hits:#?}");
     assert_eq!(hits.len(), 4);
     let of = |name: &str| hits.iter().find(|hit| !hit[name].is_null()).unwrap_or_else(|| panic!("{name}"));

@@ -15,6 +15,7 @@ use probe_engine::linux::task::Task;
 use probe_engine::probe::plan::ProbePlan;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::virt_memory::ReadVirt;
+use program_calls::ProgramCalls;
 use ring_space::RingEnds;
 pub(crate) use ring_space::RingSpace;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -25,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 mod captured;
 mod detoured;
 mod guest_time;
+mod program_calls;
 mod ring_space;
 
 /// How many hits a vCPU may be ahead of the reader.
@@ -76,7 +78,7 @@ pub struct Event {
     /// The probe that it belongs to.
     pub probe: ProbeId,
     /// Where the guest was (GVA): the probed instruction, where a function returned to, or behind the instruction that
-    /// accessed what is watched.
+    /// accessed what is watched. In a program, it is the program's.
     pub rip: Gva,
     /// What happened.
     pub what: What<Nanos>,
@@ -122,10 +124,10 @@ pub struct Nanos(pub u64);
 pub enum What<T> {
     /// An instruction is about to be executed.
     Hit {
-        /// rdi, rsi, rdx, rcx, r8, r9.
+        /// rdi, rsi, rdx, rcx, r8, r9: in a program, the program's.
         args: [u64; 6],
     },
-    /// A function has returned.
+    /// A function has returned. In a program that is told so where its call was seen to begin, and as a hit otherwise.
     Return {
         /// RAX.
         value: u64,
@@ -263,6 +265,16 @@ pub struct Reader {
     ends: RingEnds,
     /// What has been read before something that came earlier.
     early: Vec<Event>,
+    calls: ProgramCalls,
+}
+
+/// A probe, by whoever reads its hits.
+#[derive(Debug, Clone)]
+pub struct ReadProbe {
+    /// What it does.
+    pub plan: Arc<ProbePlan>,
+    /// The probe whose returns are of the calls that its hits begin, if nobody else is told of these.
+    pub begins: Option<ProbeId>,
 }
 
 /// Rings for `cpus` vCPUs.
@@ -276,6 +288,7 @@ pub fn rings(cpus: usize) -> (Vec<Recorder>, Reader) {
         guest_time: GuestTime::default(),
         ends,
         early: Vec::new(),
+        calls: ProgramCalls::default(),
     };
     let recorders = (0..cpus)
         .map(|_| {
@@ -322,13 +335,13 @@ impl Reader {
     }
 
     /// What has come in, in order of time, and `None` when there is nothing. What one task does is in this order from one
-    /// call to the next as well, wherever it runs. `known` are the probes that detours record for, and `plans` those of all
-    /// probes by their numbers.
+    /// call to the next as well, wherever it runs. `known` are the probes that detours record for, and `probes` are all
+    /// by their numbers.
     pub fn drain(
         &mut self,
         rate: Rate,
         known: &HashMap<u32, DetouredProbe>,
-        plans: &[Arc<ProbePlan>],
+        probes: &[ReadProbe],
     ) -> Option<Vec<Event>> {
         /// So many bytes are not kept back: a hostile guest may say that its events were later than they were.
         const MOST: usize = 64 << 20;
@@ -349,7 +362,8 @@ impl Reader {
                 let mut captured = vec![0; len as usize];
                 // They were pushed before their record.
                 let _ = bytes.pop_entire_slice(&mut captured);
-                let captured = Captured::new(captured, plans.get(probe.0 as usize).cloned());
+                let plan = probes.get(probe.0 as usize).map(|probe| probe.plan.clone());
+                let captured = Captured::new(captured, plan);
                 let what = match what {
                     What::Hit { args } => What::Hit { args },
                     What::Access { old, new } => What::Access { old, new },
@@ -371,7 +385,12 @@ impl Reader {
             until = u64::MAX;
         }
         self.early = batch.split_off(batch.partition_point(|event| event.nanos < until));
-        Some(batch)
+        let begins = |event: &Event| probes.get(event.probe.0 as usize)?.begins;
+        let told = batch.into_iter().filter_map(|event| {
+            let begins = begins(&event);
+            self.calls.follow(event, begins)
+        });
+        Some(told.collect())
     }
 
     /// Hits of `probe` on all vCPUs.

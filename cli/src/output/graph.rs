@@ -84,9 +84,9 @@ impl CallGraph {
                 };
                 let began = event.nanos.saturating_sub(took.map_or(0, |took| took.0));
                 let is_its = |open: &Open| open.function == function;
-                // In a recursion of which a return was missed, the time tells which call it is.
-                let its = calls.open.iter().rposition(|open| is_its(open) && open.began <= began);
-                let its = its.or_else(|| calls.open.iter().rposition(is_its));
+                // In a recursion, the time tells which call it is. In a program, another hit may have told when it began: that is near.
+                let own = calls.open.iter().enumerate().rev().filter(|(_, open)| is_its(open));
+                let its = own.min_by_key(|(_, open)| open.began.abs_diff(began)).map(|(depth, _)| depth);
                 let depth = its.unwrap_or(calls.open.len());
                 let is_last = depth + 1 == calls.open.len();
                 let head = Head { event, took, depth };
@@ -222,6 +222,9 @@ mod tests {
     fn recursion_of_which_the_inner_return_was_missed_is_told_by_its_time() {
         let calls = [(1, OUTER, Ok(())), (5, OUTER, Ok(())), (9, OUTER, Err(7))];
         assert_eq!(lines(&calls), ["| outer() {", "|   outer() {", "0.007 us | } /* outer */"]);
+        // Another hit has told when it began, a moment before.
+        let calls = [(1, OUTER, Ok(())), (20, OUTER, Ok(())), (30, OUTER, Err(12))];
+        assert_eq!(lines(&calls), ["| outer() {", "0.012 us |   outer();"]);
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub(super) fn registered(id: u32, asked: &ProbeRequest) -> Probe {
         probe: asked.name(),
         place: asked.place_name(),
         kind: match asked.plan.trigger {
-            // The hits at the returns of a program's function become returns where its calls are followed.
-            Trigger::Pass if style == Style::Graph && asked.is_return_of_program() => Kind::Return,
+            // The guest's kernel follows the calls of programs.
+            Trigger::Pass if asked.is_return_of_program() => Kind::Return,
             Trigger::Pass => Kind::Instruction,
             Trigger::Return { .. } => Kind::Return,
             Trigger::Access => Kind::Watch,

@@ -3,7 +3,6 @@
 use super::hist::RunHistograms;
 use super::holds::GateNames;
 use super::injections::InjectionNames;
-use super::program_calls::ProgramCalls;
 use super::recent::FlightRecorder;
 use super::registered::registered;
 use super::samples::RunSamples;
@@ -51,7 +50,6 @@ pub(crate) struct HitWriter<'a> {
     /// Becomes true with the first report that is not allowed.
     has_splatted: Arc<AtomicBool>,
     samples: RunSamples,
-    calls: ProgramCalls,
     /// Keeps hits that are not written as they come.
     recorder: Option<FlightRecorder>,
 }
@@ -96,7 +94,6 @@ impl<'a> HitWriter<'a> {
         probes.iter().for_each(|asked| histograms.register(asked));
         let gates = GateNames::of(&probes);
         let injections = InjectionNames::of(&probes);
-        let calls = ProgramCalls::of(&probes);
         let known = |(id, asked)| (ProbeId(id), WrittenProbe { told: registered(id, &asked), asked });
         Self {
             destinations: destinations.into_iter().map(place).collect(),
@@ -112,7 +109,6 @@ impl<'a> HitWriter<'a> {
             verdicts: SplatVerdicts::default(),
             has_splatted: Arc::default(),
             samples: RunSamples::default(),
-            calls,
             recorder: None,
         }
     }
@@ -159,8 +155,6 @@ impl<'a> HitWriter<'a> {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(WrittenProbe { asked, .. }) = self.probes.get(&event.probe) else { return Ok(()) };
-        let returned = self.calls.follow(event);
-        let event = returned.as_ref().unwrap_or(event);
         if let Some(counted) = &asked.counted {
             self.histograms.add(event, asked, counted);
             return Ok(());

@@ -38,6 +38,8 @@ pub struct Capture {
     pub fields: Vec<Field>,
     /// What is read behind them for the filter alone, and not kept.
     pub hidden: Vec<Field>,
+    /// What is kept behind them for whoever reads the record, and not shown.
+    pub unshown: Vec<Field>,
     /// Which hits count; all without one.
     pub filter: Option<Filter>,
 }
@@ -80,21 +82,33 @@ impl Capture {
         for field in &self.fields {
             field.fetch.take(scene, record);
         }
-        let Some(filter) = &self.filter else { return true };
-        let kept = record.len();
-        for field in &self.hidden {
+        if let Some(filter) = &self.filter {
+            let kept = record.len();
+            for field in &self.hidden {
+                field.fetch.take(scene, record);
+            }
+            let circumstances = Circumstances { cpu: scene.cpu, task: scene.task, ip: scene.regs.rip };
+            let values = Values::of(record.get(start..).unwrap_or_default());
+            let passes = filter.passes(self, values, &circumstances);
+            record.truncate(if passes { kept } else { start });
+            if !passes {
+                return false;
+            }
+        }
+        for field in &self.unshown {
             field.fetch.take(scene, record);
         }
-        let circumstances = Circumstances { cpu: scene.cpu, task: scene.task, ip: scene.regs.rip };
-        let values = Values::of(record.get(start..).unwrap_or_default());
-        let passes = filter.passes(self, values, &circumstances);
-        record.truncate(if passes { kept } else { start });
-        passes
+        true
     }
 
     /// The values of a record that this has [taken](Self::take), each with its field.
     pub fn values<'a>(&'a self, record: &'a [u8]) -> impl Iterator<Item = (&'a Field, Value<'a>)> + Clone {
         self.fields.iter().zip(Values::of(record))
+    }
+
+    /// What is [kept and not shown](Self::unshown) of a record that this has taken.
+    pub fn unshown_values<'a>(&self, record: &'a [u8]) -> impl Iterator<Item = Value<'a>> + Clone {
+        Values::of(record).skip(self.fields.len())
     }
 }
 

@@ -1,7 +1,9 @@
 //! What is read of a program, where the kernel has others called for it: its registers are those that the kernel has saved, and its
 //! memory is a process's.
 
-use super::{Base, Capture, Fetch, Field, Hop, Read, Register};
+use super::shape::Shape;
+use super::{Base, Capture, Fetch, Field, Hop, Read, Register, Value, What};
+use crate::addr::Gva;
 use crate::linux::program_place::{InFile, ProgramPlace};
 
 /// What cannot be read of a program.
@@ -18,7 +20,49 @@ pub enum NotOfProgram {
 /// The words behind the return address are arguments from this one on, where a function has more than registers hold.
 const ON_STACK: u8 = 6;
 
+/// The first and the last of the registers of a program that are kept, as they lie in `struct pt_regs`.
+const KEPT: [Register; 2] = [Register::R9, Register::Rsp];
+
+/// The registers of a program that has come to a place, or has returned there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramState {
+    /// RIP (GVA).
+    pub ip: Gva,
+    /// RSP (GVA).
+    pub sp: Gva,
+    /// RAX: where a function has returned, what it returns.
+    pub ax: u64,
+    /// Rdi, rsi, rdx, rcx, r8, r9.
+    pub args: [u64; 6],
+}
+
 impl Capture {
+    /// The same, which also keeps the [state](Self::program_state) of the program at `place`.
+    #[must_use]
+    pub fn keeping_state(self, place: &ProgramPlace) -> Self {
+        let [first, last] = KEPT.map(Register::saved);
+        let what = What::Bytes(last - first + 8);
+        let read = Read::Memory(Hop::at(first.into()), what);
+        let fetch = Fetch { base: Base::Argument(place.saved()), hops: Vec::new(), read };
+        Self { unshown: vec![Field { name: "registers".to_owned(), fetch, shape: Shape::Hex }], ..self }
+    }
+
+    /// The state of the program in a `record` that this has taken, if it [keeps](Self::keeping_state) that and it could be read.
+    #[must_use]
+    pub fn program_state(&self, record: &[u8]) -> Option<ProgramState> {
+        let Some(Value::Bytes(kept)) = self.unshown_values(record).next() else { return None };
+        let get = |register: Register| {
+            let at = usize::from(register.saved().checked_sub(KEPT[0].saved())?);
+            Some(u64::from_le_bytes(kept.get(at..at + 8)?.try_into().ok()?))
+        };
+        let mut args = [0; 6];
+        for (n, arg) in args.iter_mut().enumerate() {
+            *arg = get(Register::of_argument(n)?)?;
+        }
+        let (ip, sp) = (Gva(get(Register::Rip)?), Gva(get(Register::Rsp)?));
+        Some(ProgramState { ip, sp, ax: get(Register::Rax)?, args })
+    }
+
     /// The same of a program, at `place`.
     ///
     /// # Errors
@@ -29,7 +73,7 @@ impl Capture {
             Err(error) => Err((field.name, error)),
         };
         let all = |fields: Vec<Field>| fields.into_iter().map(of_program).collect::<Result<Vec<_>, _>>();
-        Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, filter: self.filter })
+        Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, ..self })
     }
 }
 
@@ -79,9 +123,19 @@ impl Fetch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::Gva;
-    use crate::capture::What;
-    use crate::capture::shape::Shape;
+    use crate::capture::Scene;
+    use crate::capture::filter::{Filter, Order, Test};
+    use crate::linux::testing::Ram;
+    use crate::regs::Regs;
+
+    fn place(at: InFile) -> ProgramPlace {
+        ProgramPlace { path: "/bin/sh".to_owned(), at, counter: None, returns: false, known: None }
+    }
+
+    fn field(base: Base, hops: &[i64], read: Read) -> Field {
+        let fetch = Fetch { base, hops: hops.iter().copied().map(Hop::at).collect(), read };
+        Field { name: "f".to_owned(), fetch, shape: Shape::Hex }
+    }
 
     fn of_program(base: Base, hops: &[i64], read: Read, returns: bool) -> Result<String, NotOfProgram> {
         at(InFile::Offset(0), (base, hops, read), returns)
@@ -92,10 +146,8 @@ mod tests {
         (base, hops, read): (Base, &[i64], Read),
         returns: bool,
     ) -> Result<String, NotOfProgram> {
-        let place = ProgramPlace { path: "/bin/sh".to_owned(), at, counter: None, returns, known: None };
-        let fetch = Fetch { base, hops: hops.iter().copied().map(Hop::at).collect(), read };
-        let field = Field { name: "f".to_owned(), fetch, shape: Shape::Hex };
-        let capture = Capture { fields: vec![field], ..Capture::default() };
+        let place = ProgramPlace { returns, ..place(at) };
+        let capture = Capture { fields: vec![field(base, hops, read)], ..Capture::default() };
         let capture = capture.of_program(&place).map_err(|(name, error)| {
             assert_eq!(name, "f");
             error
@@ -130,6 +182,44 @@ mod tests {
         assert_eq!(at(usdt.clone(), (Base::Argument(0), &[], text), false), Ok("+u0($arg1)".to_owned()));
         let word = (Base::Argument(7), &[][..], Read::Word(4));
         assert_eq!(at(usdt, word, false), Ok("$arg8".to_owned()));
+    }
+
+    #[test]
+    fn the_state_of_a_program_is_kept_behind_what_is_shown() {
+        let ram = Ram::new();
+        let saved = Ram::BASE.add(0x100);
+        for n in 0..21 {
+            ram.put(saved.add(8 * n), &n.to_le_bytes());
+        }
+        for (returns, regs) in [
+            (false, Regs { rsi: saved.0, ..Regs::default() }),
+            (true, Regs { rdx: saved.0, ..Regs::default() }),
+        ] {
+            let place = ProgramPlace { returns, ..place(InFile::Offset(0)) };
+            let fields = vec![field(Base::Saved(place.saved(), Register::R15), &[], Read::Word(8))];
+            let mut capture = Capture { fields, ..Capture::default() }.keeping_state(&place);
+            let hidden = field(Base::Saved(place.saved(), Register::R14), &[], Read::Word(8));
+            capture.count_only(hidden, |own| Filter::Test(own, Test::Number(Order::Equal, 1)));
+            let memory = ram.memory();
+            let scene = Scene {
+                regs: &regs,
+                entered_with: None,
+                memory: &memory,
+                slide: 0,
+                task: None,
+                cpu: 0,
+                per_cpu: None,
+            };
+            let mut record = Vec::new();
+            assert!(capture.take(&scene, &mut record));
+            let state = ProgramState { ip: Gva(16), sp: Gva(19), ax: 10, args: [14, 13, 12, 11, 9, 8] };
+            assert_eq!(capture.program_state(&record), Some(state));
+            let shown: Vec<_> = capture.values(&record).map(|(_, value)| value.number()).collect();
+            assert_eq!(shown, [Some(0)]);
+            let cut = record.get(..record.len() - 1).unwrap();
+            assert_eq!((capture.program_state(cut), capture.program_state(&[])), (None, None));
+        }
+        assert_eq!(Capture::default().program_state(&[0; 8]), None);
     }
 
     #[test]

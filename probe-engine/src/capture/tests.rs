@@ -53,7 +53,7 @@ fn taken(ram: &Ram, capture: &Capture) -> Option<String> {
 }
 
 fn one(fetch: Fetch, shape: Shape) -> Capture {
-    Capture { fields: vec![Field { name: "a".to_owned(), fetch, shape }], hidden: Vec::new(), filter: None }
+    Capture { fields: vec![Field { name: "a".to_owned(), fetch, shape }], ..Capture::default() }
 }
 
 fn of(base: Base, hops: &[i64], read: Read) -> Fetch {
@@ -335,7 +335,7 @@ proptest! {
         let memory = ram.memory();
         let scene = Scene { regs: &regs, entered_with: None, memory: &memory, slide: 0, task: Some(&TASK), cpu: 0, per_cpu: Some(0x800) };
         let field = |fetch: &Fetch| Field { name: String::new(), fetch: fetch.clone(), shape: Shape::Hex };
-        let capture = Capture { fields: fetches.iter().map(field).collect(), hidden: Vec::new(), filter: None };
+        let capture = Capture { fields: fetches.iter().map(field).collect(), ..Capture::default() };
         let mut record = Vec::new();
         prop_assert!(capture.take(&scene, &mut record));
         prop_assert!(record.len() <= LONGEST_RECORD);

@@ -36,7 +36,7 @@ impl Capture {
             Err((number, why)) => Err(NoArgument { field: field.name, number: number + 1, why }),
         };
         let all = |fields: Vec<Field>| fields.into_iter().map(placed).collect::<Result<Vec<_>, _>>();
-        Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, filter: self.filter })
+        Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, ..self })
     }
 }
 

@@ -67,7 +67,8 @@ impl Work {
             return Err(Unsuited::TooManyProbes);
         }
         let recorded = plan.records();
-        let all = capture.fields.iter().chain(&capture.hidden);
+        let unshown = capture.unshown.iter().filter(|_| recorded);
+        let all = capture.fields.iter().chain(&capture.hidden).chain(unshown);
         let calls = match *trigger {
             Trigger::Pass => None,
             Trigger::Return { max_active: most } => {

@@ -199,8 +199,10 @@ impl<'a, 'd> Definitions<'a, 'd> {
                 let known = known.or(program.place.known);
                 ProgramPlace { known, ..program.place }
             });
-            if let Some(histogram) = histogram {
-                probe.plan.action = Action::Histogram(histogram);
+            match (histogram, &probe.plan.program) {
+                (Some(histogram), _) => probe.plan.action = Action::Histogram(histogram),
+                (None, Some(program)) => probe.plan.capture = probe.plan.capture.keeping_state(program),
+                (None, None) => {}
             }
             let remark = self.system_call(&probe.place).map(|call| call.unseen());
             probes.push(ProbeRequest { style, counted, written, remark, ..probe });

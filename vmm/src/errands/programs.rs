@@ -77,7 +77,10 @@ impl PlacePrograms<'_> {
             }
             start => Buffer(Gva(start)),
         };
-        let (on, off): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.on);
+        let (mut on, mut off): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.on);
+        // Whoever sees a call return has seen it begin: what sees that comes first, and goes last.
+        on.sort_by_key(|step| step.place.returns);
+        off.sort_by_key(|step| !step.place.returns);
         self.take_off(off, &buffer, done)?;
         let mut files = BTreeMap::<String, Vec<PlaceStep>>::new();
         for step in on {

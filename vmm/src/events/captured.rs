@@ -1,6 +1,7 @@
 //! What a probe has read at a hit.
 
 use probe_engine::capture::Value;
+use probe_engine::capture::program::ProgramState;
 use probe_engine::probe::plan::ProbePlan;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -26,6 +27,13 @@ impl Captured {
     pub fn get(&self, name: &str) -> Option<Value<'_>> {
         let mut values = self.plan.as_ref()?.capture.values(&self.bytes);
         values.find(|(field, _)| field.name == name).map(|(_, value)| value)
+    }
+
+    /// The registers of the program in which the probe is, if it is in one, and whether a function has returned there.
+    pub(super) fn program(&self) -> Option<(ProgramState, bool)> {
+        let plan = self.plan.as_ref()?;
+        let returns = plan.program.as_ref()?.returns;
+        Some((plan.capture.program_state(&self.bytes)?, returns))
     }
 }
 

@@ -48,6 +48,27 @@ pub struct Active {
     consumer: Option<u32>,
 }
 
+/// For whom a probe is there.
+#[derive(Clone, Copy)]
+pub(crate) enum Kin<'a> {
+    /// For whoever has asked for it.
+    Nobody,
+    /// It is at one of the places that this one stands for, and its hits are told as those of that.
+    PartOf(&'a Active),
+    /// It sees when the calls began whose returns are the hits of this one.
+    BeginningOf(&'a Active),
+}
+
+impl Kin<'_> {
+    /// The other one.
+    pub(crate) fn other(self) -> Option<ProbeId> {
+        match self {
+            Self::Nobody => None,
+            Self::PartOf(other) | Self::BeginningOf(other) => Some(other.id),
+        }
+    }
+}
+
 /// What its hits do to the order in which vCPUs go on.
 pub(crate) enum Pacing {
     /// They are held at this gate, so long at most, and their CPUs do this meanwhile.
@@ -158,16 +179,12 @@ impl Active {
         Self { consumer, ..self }
     }
 
-    /// The same, as one of those that `whole` stands for. Of all of them only the first hit counts where that is so, and where a handler
-    /// panics that is of all of them.
-    pub(crate) fn part_of(self, whole: Option<&Self>) -> Self {
-        match whole {
-            Some(whole) => {
-                let (spent, broken) = (whole.spent.clone(), whole.broken.clone());
-                Self { told_as: whole.id, spent, broken, ..self }
-            }
-            None => self,
-        }
+    /// The same, which is there for another one, if it is: it is over when that is, whether that has had its only hit or a handler has
+    /// panicked.
+    pub(crate) fn of(self, kin: Kin<'_>) -> Self {
+        let (Kin::PartOf(other) | Kin::BeginningOf(other)) = kin else { return self };
+        let told_as = if matches!(kin, Kin::PartOf(_)) { other.told_as } else { self.told_as };
+        Self { told_as, spent: other.spent.clone(), broken: other.broken.clone(), ..self }
     }
 
     /// The number of its consumer, if the guest's kernel calls it for a place in a program.

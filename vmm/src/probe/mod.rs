@@ -30,7 +30,7 @@ mod member;
 mod program;
 
 pub use active::{Active, NoDetour};
-pub(crate) use active::{Kind, Miss, Pacing, Watching};
+pub(crate) use active::{Kin, Kind, Miss, Pacing, Watching};
 pub use command::Command;
 pub(crate) use command::{HandlerRequest, Waiting};
 pub(crate) use handlers::{Data, Handler};

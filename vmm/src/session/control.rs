@@ -346,9 +346,11 @@ impl Control<'_> {
             return;
         }
         self.look_at_clock();
-        if let Some(events) =
-            self.reader.drain(self.clock.rate(), self.arming.sites.detours.known(), self.registry.plans())
-        {
+        if let Some(events) = self.reader.drain(
+            self.clock.rate(),
+            self.arming.sites.detours.known(),
+            self.registry.read_probes(),
+        ) {
             self.hand_on(&events);
         }
         self.hand_on_samples();
@@ -396,9 +398,11 @@ impl Control<'_> {
 
     /// Hands all events on, while no vCPU runs: what is in the rings, and no more.
     pub(super) fn drain(&mut self) {
-        while let Some(events) =
-            self.reader.drain(self.clock.rate(), self.arming.sites.detours.known(), self.registry.plans())
-        {
+        while let Some(events) = self.reader.drain(
+            self.clock.rate(),
+            self.arming.sites.detours.known(),
+            self.registry.read_probes(),
+        ) {
             self.hand_on(&events);
         }
     }

@@ -1,5 +1,6 @@
 //! The probes of a session: what was asked for, and what has become of each. Nothing here touches the guest.
 
+mod beginnings;
 mod consumers;
 mod entry;
 mod parts;
@@ -8,18 +9,18 @@ mod rows;
 use super::reasons::OnTrap;
 use super::report::{ProbeReport, ProbeState};
 use super::resolver::{RegisterError, ResolvedProbe, Resolver};
-use crate::events::{MAX_PROBES, Reader};
+use crate::events::{MAX_PROBES, ReadProbe, Reader};
 use crate::gate::{Gate, GateReport, Gates, LONGEST_WAIT};
 use crate::imposed::ImposedOrder;
 use crate::injector::{InjectionReport, Injector, Injectors};
-use crate::probe::{Active, Handlers, Kind, Pacing, Probe, Watching};
+use crate::probe::{Active, Handlers, Kin, Kind, Pacing, Probe, Watching};
 use crate::trap::Delivery;
 use consumers::ConsumerNumbers;
 use probe_engine::addr::Gva;
 use probe_engine::probe::inject::{Inject, InjectionId};
 use probe_engine::probe::pace::{Delay, Pace};
 use probe_engine::probe::place::Place;
-use probe_engine::probe::plan::{ProbePlan, Trigger};
+use probe_engine::probe::plan::Trigger;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::{ObservedTurns, TurnsReport};
@@ -39,8 +40,8 @@ pub(super) struct Registry {
     watches: usize,
     /// Whether anything may be armed at all.
     armed: bool,
-    /// The plan of each probe that there was, by its number.
-    plans: Vec<Arc<ProbePlan>>,
+    /// Each probe that there was, by its number, as whoever reads its hits knows it.
+    read: Vec<ReadProbe>,
     rows: Rows,
     /// Where tasks are held.
     gates: Gates,
@@ -62,7 +63,7 @@ impl Registry {
             cpus,
             watches: delivery.watches(),
             armed: true,
-            plans: Vec::new(),
+            read: Vec::new(),
             rows: Rows::new(trampolines),
             gates: Gates::default(),
             order: None,
@@ -118,16 +119,21 @@ impl Registry {
                 }
             }
         }
+        // They are behind all that was asked for: whoever asked knows those by their numbers.
+        if let Err(error) = self.know_beginnings(&ids) {
+            self.unregister(&ids);
+            return Err(error);
+        }
         Ok(ids)
     }
 
     fn register_one(&mut self, probe: Probe) -> Result<ProbeId, RegisterError> {
         let resolved = self.resolver.resolve(probe)?;
-        self.insert(resolved, None)
+        self.insert(resolved, Kin::Nobody)
     }
 
-    /// Registers one, which may be a part of another one.
-    fn insert(&mut self, probe: ResolvedProbe, whole: Option<&Active>) -> Result<ProbeId, RegisterError> {
+    /// Registers one, which may be there for another one.
+    fn insert(&mut self, probe: ResolvedProbe, kin: Kin<'_>) -> Result<ProbeId, RegisterError> {
         let ResolvedProbe { place, plan, handlers, enabled } = probe;
         if plan.pace.is_some() && (plan.once || matches!(place, Place::Watch(_))) {
             return Err(RegisterError::Unpaced(place.name()));
@@ -140,7 +146,7 @@ impl Registry {
         if !has_place {
             return Err(RegisterError::Uninjected(place.name()));
         }
-        let number = self.plans.len();
+        let number = self.read.len();
         let id = ProbeId(
             u32::try_from(number).ok().filter(|_| number < MAX_PROBES).ok_or(RegisterError::TooMany)?,
         );
@@ -170,7 +176,7 @@ impl Registry {
             }
         };
         let plan = Arc::new(plan);
-        self.plans.push(plan.clone());
+        self.read.push(ReadProbe { plan: plan.clone(), begins: None });
         let pacing = plan.pace.and_then(|pace| self.pacing(pace));
         let inject = plan.inject;
         let injector = inject.map(|inject| self.injector(inject.injection()));
@@ -179,7 +185,7 @@ impl Registry {
             None => None,
         };
         let active = Active::new(id, plan, kind).paced(pacing).injecting(injector.clone());
-        let active = Arc::new(active.called_for(consumer).part_of(whole));
+        let active = Arc::new(active.called_for(consumer).of(kin));
         match (inject, injector) {
             (Some(Inject::Fail { turns, .. }), Some(injector)) => injector.set_turns(turns),
             (Some(Inject::Under { .. }), Some(injector)) => {
@@ -197,8 +203,9 @@ impl Registry {
             id,
             RegisteredProbe {
                 active,
-                part_of: whole.map(|whole| whole.id),
+                part_of: kin.other(),
                 parts: Vec::new(),
+                beginnings: None,
                 place,
                 info,
                 enabled,
@@ -231,9 +238,9 @@ impl Registry {
         })
     }
 
-    /// The plans of all probes that there were, by their numbers.
-    pub(super) fn plans(&self) -> &[Arc<ProbePlan>] {
-        &self.plans
+    /// All probes that there were, by their numbers.
+    pub(super) fn read_probes(&self) -> &[ReadProbe] {
+        &self.read
     }
 
     /// Unregisters those of `ids` that there are.

@@ -13,7 +13,7 @@ fn field(name: &str, base: Base, bytes: u8, shape: Shape) -> Field {
 }
 
 fn capture(fields: Vec<Field>, filter: Option<Filter>) -> Capture {
-    Capture { fields, hidden: Vec::new(), filter }
+    Capture { fields, filter, ..Capture::default() }
 }
 
 fn memory(base: Base, hops: &[i64], what: What) -> Fetch {
@@ -182,7 +182,12 @@ fn what_a_filter_alone_reads_of_an_argument_keeps_it() {
     let fields = vec![field("value", Base::Register(Register::Rax), 8, Shape::Hex)];
     let work = Work::of(
         0,
-        &ProbePlan::new(Trigger::Return { max_active: None }).reading(Capture { fields, hidden, filter }),
+        &ProbePlan::new(Trigger::Return { max_active: None }).reading(Capture {
+            fields,
+            hidden,
+            filter,
+            ..Capture::default()
+        }),
     )
     .unwrap();
     assert!(work.keeps_arguments() && work.record.is_none());
@@ -394,8 +399,12 @@ fn of_strings(operand: Operand, test: Test) -> Result<HitCondition, Unsuited> {
     ];
     let hidden = vec![text(memory(Base::Register(Register::R12), &[0], What::String(4096)))];
     let filter = Some(Filter::Test(operand, test));
-    let work =
-        Work::of(0, &ProbePlan::new(Trigger::Pass).reading(Capture { fields, hidden, filter }).recorded())?;
+    let work = Work::of(
+        0,
+        &ProbePlan::new(Trigger::Pass)
+            .reading(Capture { fields, hidden, filter, ..Capture::default() })
+            .recorded(),
+    )?;
     assert_eq!(work.record, Some(vec![Register::R12]));
     Ok(work.condition.unwrap())
 }

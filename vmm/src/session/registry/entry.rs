@@ -14,10 +14,13 @@ use std::sync::Arc;
 /// One probe.
 pub(in crate::session) struct RegisteredProbe {
     pub(in crate::session) active: Arc<Active>,
-    /// What stands for several places, of which this is at one.
+    /// For whom it is there, if nobody has asked for it: what stands for several places, of which this is at one, or a return of
+    /// calls of which this sees the beginnings.
     pub(super) part_of: Option<ProbeId>,
     /// Those that are at its places, if it stands for several.
     pub(super) parts: Vec<ProbeId>,
+    /// That which sees when the calls began whose returns are its hits, if another one has to.
+    pub(super) beginnings: Option<ProbeId>,
     pub(in crate::session) place: Place,
     /// What is there, at link-time addresses for the kernel and at run-time addresses for a module that is
     /// loaded.

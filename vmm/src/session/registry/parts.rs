@@ -4,7 +4,7 @@
 use super::{RegisteredProbe, Registry};
 use crate::errands::FoundPlaces;
 use crate::events::Reader;
-use crate::probe::{Handlers, Kind};
+use crate::probe::{Handlers, Kin, Kind};
 use crate::session::report::{PlaceReport, ProbeReport, ProbeState};
 use crate::session::resolver::ResolvedProbe;
 use probe_engine::guest_text::Escaped;
@@ -26,8 +26,9 @@ impl Registry {
             let resolved = self.entries.get(&whole).map(|entry| part(entry, found, &places.file));
             let Some(resolved) = resolved else { break };
             let active = self.entries.get(&whole).map(|entry| entry.active.clone());
-            let registered = resolved
-                .and_then(|part| self.insert(part, active.as_deref()).map_err(|error| error.to_string()));
+            let kin = active.as_deref().map_or(Kin::Nobody, Kin::PartOf);
+            let registered =
+                resolved.and_then(|part| self.insert(part, kin).map_err(|error| error.to_string()));
             match registered {
                 Ok(id) => parts.push(id),
                 Err(error) => {
@@ -36,16 +37,24 @@ impl Registry {
                 }
             }
         }
+        if let Err(error) = self.know_beginnings(&parts) {
+            self.unregister(&parts);
+            return Err(error.to_string());
+        }
         if let Some(entry) = self.entries.get_mut(&whole) {
             entry.parts = parts;
         }
         Ok(())
     }
 
-    /// `ids` and their parts.
+    /// `ids`, their parts, and what sees the beginnings of the calls of all of them.
     pub(super) fn with_parts(&self, ids: &[ProbeId]) -> Vec<ProbeId> {
-        let parts = ids.iter().filter_map(|id| self.entries.get(id)).flat_map(|entry| &entry.parts);
-        ids.iter().chain(parts).copied().collect()
+        let entries = |ids: &[ProbeId]| ids.iter().filter_map(|id| self.entries.get(id)).collect::<Vec<_>>();
+        let parts = entries(ids).into_iter().flat_map(|entry| &entry.parts);
+        let mut all: Vec<_> = ids.iter().chain(parts).copied().collect();
+        let beginnings: Vec<_> = entries(&all).into_iter().filter_map(|entry| entry.beginnings).collect();
+        all.extend(beginnings);
+        all
     }
 
     /// Why a probe cannot stand, where it cannot: what stands for several places cannot if none of its parts can.

@@ -241,7 +241,7 @@ proptest! {
             let capture = capture(from, Test::Glob(glob.clone()));
             let filter = capture.filter.clone().filter(|_| negated);
             let filter = filter.map(|filter| Filter::Not(Box::new(filter))).or(capture.filter);
-            let outcome = run(&Capture { filter, fields: capture.fields, hidden: Vec::new() }, Some(text.as_bytes()));
+            let outcome = run(&Capture { filter, fields: capture.fields, ..Capture::default() }, Some(text.as_bytes()));
             prop_assert_eq!(outcome, if counts { Outcome::Counted } else { Outcome::Passed }, "{:?}", from);
         }
     }
