@@ -15,8 +15,12 @@ pub(crate) fn demangled(name: &str) -> Option<String> {
 pub(crate) fn demangled_place(place: &str) -> Option<String> {
     let (path, rest) = place.rsplit_once(':')?;
     let (name, offset) = rest.find('+').map_or((rest, ""), |at| rest.split_at(at));
-    let name = by(name, DemangleOptions::default().no_params().no_return_type())?;
-    Some(format!("{path}:{name}{offset}"))
+    Some(format!("{path}:{}{offset}", demangled_function(name)?))
+}
+
+/// The same of a function, without what it takes.
+pub(crate) fn demangled_function(name: &str) -> Option<String> {
+    by(name, DemangleOptions::default().no_params().no_return_type())
 }
 
 fn by(name: &str, options: DemangleOptions) -> Option<String> {

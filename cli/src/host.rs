@@ -91,13 +91,15 @@ pub(crate) fn run_emulated(
     boot::check(guest.memory.0, payload)?;
     let output = inside.output.map(RecordFile::create).transpose()?;
     let console = guest.console.as_deref().map(RecordFile::create).transpose()?;
+    let has_names = files.work.is_some() && target.has_user_frames();
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
     let work = serde_json::to_vec(&files.work)?;
     if inside.format.as_deref().is_some_and(|format| format != "text") {
         say::reserve_standard_output();
     }
-    let ended = run_in_host(begun, memory, files.work.as_ref(), longest(guest), || {
+    let work_outside = files.work.as_ref().map(|work| Served { work, has_names });
+    let ended = run_in_host(begun, memory, work_outside, longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -111,6 +113,9 @@ pub(crate) fn run_emulated(
             .bytes(&target);
         if files.work.is_some() {
             command = command.arg("--files-port").arg("--work").bytes(&work);
+        }
+        if has_names {
+            command = command.arg("--names-port");
         }
         if guest.verbose {
             command = command.arg("--verbose");
@@ -177,13 +182,21 @@ impl RecordFile {
     }
 }
 
+/// A command in a guest inside, whose files are outside.
+#[derive(Clone, Copy)]
+pub(crate) struct Served<'a> {
+    work: &'a Work,
+    /// Whether what its programs have is to have names.
+    has_names: bool,
+}
+
 /// Runs what `command` says inside an emulated host with `memory` MiB, which may have `begun`, with our terminal, streams and signals. A host that
 /// dies before anything was seen of it says nothing about the command, which is then run once more, unless it may have changed
 /// files that are kept. One that goes on `longest` no longer watches its own time, and is ended.
 pub(crate) fn run_in_host<'a>(
     mut begun: Option<Begun>,
     memory: u64,
-    work: Option<&Work>,
+    served: Option<Served<'_>>,
     longest: Option<Duration>,
     command: impl Fn() -> HostCommand<'a>,
 ) -> Result<ExitCode> {
@@ -198,8 +211,11 @@ pub(crate) fn run_in_host<'a>(
             Some(begun) => begun.map(|(host, stays)| (host, Some(stays)))?,
             None => (with_image(|image| Ok(EmulatedHost::start(image, memory)?))?, None),
         };
-        if let Some(work) = work {
+        if let Some(Served { work, has_names }) = served {
             work.serve(host.files().context("cannot share a socket")?)?;
+            if has_names {
+                work.serve_names(host.names().context("cannot share a socket")?)?;
+            }
         }
         let (is_over, over) = mpsc::channel::<()>();
         let end = host.end().context("cannot share a socket")?;
@@ -223,7 +239,7 @@ pub(crate) fn run_in_host<'a>(
     };
     let mut ended = run();
     // What was begun may have changed files that are kept, and with them what would be run here for it once more.
-    let can_repeat = work.is_none_or(|work| !work.keeps_changes());
+    let can_repeat = served.is_none_or(|served| !served.work.keeps_changes());
     if let Ok(Some(Err(RunError::Unseen(error)))) = &ended
         && can_repeat
     {

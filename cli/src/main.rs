@@ -35,6 +35,7 @@ mod output;
 mod post_mortem;
 mod program_files;
 mod program_listing;
+mod program_names;
 mod race;
 mod record;
 mod report;
@@ -96,6 +97,7 @@ fn main() -> ExitCode {
         Command::ServeFiles { folders, noting } => {
             work::serve_files(&folders, noting).map(|()| ExitCode::SUCCESS)
         }
+        Command::ServeNames { root } => work::serve_names(&root).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {
         say::say_shown(Advised(&error));

@@ -131,6 +131,8 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         || target.serving.sampling.is_some()
         || files.work.is_some()
         || target.probes.iter().any(ProbeRequest::has_symbols);
+    let work = files.work.as_ref().filter(|_| target.has_user_frames());
+    let programs = work.map(|work| work.names(&args.guest)).transpose()?;
     let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, .. } = target;
     let image = std::mem::take(&mut files.image);
     let asked = assisted::Asked::of(&args.assisted, &kernel, symbols.as_ref())?;
@@ -152,9 +154,9 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         order,
     };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
-    let mut writer = HitWriter::new(places, header, probes.clone(), GuestNames::new(symbols, lines))
-        .judging(verdicts)
-        .keeping(recent);
+    let guest_names = GuestNames::new(symbols, lines).with_programs(programs);
+    let mut writer =
+        HitWriter::new(places, header, probes.clone(), guest_names).judging(verdicts).keeping(recent);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let has_splatted = writer.has_splatted();

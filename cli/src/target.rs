@@ -88,6 +88,11 @@ impl Target {
         self.probes.iter().any(|asked| asked.plan.stack().is_some())
     }
 
+    /// Whether frames of processes are shown.
+    pub(crate) fn has_user_frames(&self) -> bool {
+        self.has_stacks() || self.serving.sampling.is_some()
+    }
+
     /// What [`resolved`] reads again.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>> {
         postcard::to_extend(self, FORMAT.to_vec()).context("the resolved target cannot be written down")
@@ -303,6 +308,8 @@ mod tests {
             current: Some(CurrentTask { offset: 0x35000 }),
             preemption: None,
             task: None,
+            mappings: None,
+            uretprobes: None,
             tasks: None,
             clock: None,
             printk: None,

@@ -1,6 +1,8 @@
 //! The user's command in the guest: what is run, on which files, and how its streams reach it.
 
 use crate::args::Guest;
+use crate::program_files::DEBUG;
+use crate::program_names::{self, Names, ProgramNames};
 use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
 use guest_kernels::Cache;
@@ -23,7 +25,7 @@ use vmm::command::{Mount, PLAN, Plan, Words};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Folders;
 use vmm::devices::virtio::fs::end_of_answers;
-use vmm::files::Folder;
+use vmm::files::{Folder, confine_to_reading};
 
 /// The program that runs, whatever lies where it was started: a guest may have changed that.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -195,32 +197,61 @@ impl Work {
 
     /// Starts the server of its files, which answers what comes in over `stream`, and ends with it. Where it ends sooner,
     /// the answers end.
-    pub(crate) fn serve(&self, mut stream: UnixStream) -> Result<()> {
-        let folders = serde_json::to_string(&self.folders)?;
-        let mut server = Command::new(THIS_PROGRAM);
-        server.arg0("vmm");
-        let theirs = stream.try_clone().context("cannot share a socket")?;
-        server.arg("serve-files").arg(folders).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+    pub(crate) fn serve(&self, stream: UnixStream) -> Result<()> {
+        let mut server = server("serve-files");
+        server.arg(serde_json::to_string(&self.folders)?);
         if let Some(notes) = &self.notes {
             server.arg("--noting").stdout(notes.try_clone().context("cannot share a file")?);
         }
-        server.env_clear();
-        // A group of its own: Ctrl-C is not for it.
-        server.process_group(0);
-        let mut server = server.spawn().context("cannot start the server of the guest's files")?;
-        thread::spawn(move || match server.wait() {
-            Ok(ended) if ended.success() => {}
-            ended => {
-                // Otherwise it has said why.
-                if let Some(signal) = ended.ok().and_then(|ended| ended.signal()) {
-                    say(format_args!("the server of the guest's files was ended by signal {signal}"));
-                }
-                // A guest that is gone takes nothing.
-                let _ = stream.write_all(&end_of_answers());
-            }
-        });
-        Ok(())
+        begin(server, "the guest's files", stream, end_of_answers())
     }
+
+    /// Starts the server of names for what its programs have, in the same way.
+    pub(crate) fn serve_names(&self, stream: UnixStream) -> Result<()> {
+        let mut server = server("serve-names");
+        server.arg(self.root());
+        begin(server, "names for programs", stream, b"\n".to_vec())
+    }
+
+    /// Names for what its programs have.
+    pub(crate) fn names(&self, guest: &Guest) -> Result<ProgramNames> {
+        if guest.names_port {
+            let (questions, answers) =
+                vmm::host::agent::names_port().context("cannot reach the names outside")?;
+            return Ok(ProgramNames::asking(questions, answers));
+        }
+        let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+        self.serve_names(theirs)?;
+        Ok(ProgramNames::asking(ours.try_clone().context("cannot share a socket")?, ours))
+    }
+}
+
+/// A server, which is this program.
+fn server(verb: &str) -> Command {
+    let mut server = Command::new(THIS_PROGRAM);
+    server.arg0("vmm").arg(verb).stdout(Stdio::null()).env_clear();
+    // A group of its own: Ctrl-C is not for it.
+    server.process_group(0);
+    server
+}
+
+/// Starts the server of `what`, which answers what comes in over `stream`. Where it ends sooner, `end` is the last answer.
+fn begin(mut server: Command, what: &'static str, mut stream: UnixStream, end: Vec<u8>) -> Result<()> {
+    let theirs = stream.try_clone().context("cannot share a socket")?;
+    let server = server.stdin(OwnedFd::from(theirs)).spawn();
+    let mut server = server.with_context(|| format!("cannot start the server of {what}"))?;
+    thread::spawn(move || match server.wait() {
+        Ok(ended) if ended.success() => {}
+        ended => {
+            // Otherwise it has said why.
+            if let Some(signal) = ended.ok().and_then(|ended| ended.signal()) {
+                say(format_args!("the server of {what} was ended by signal {signal}"));
+            }
+            // A guest that is gone takes nothing.
+            let _ = stream.write_all(&end);
+        }
+    });
+    Ok(())
 }
 
 /// A folder by its real path: that is what is opened, and nothing that takes its place later.
@@ -249,6 +280,17 @@ pub(crate) fn serve_files(folders: &str, noting: bool) -> Result<()> {
     files.confine()?;
     confine::this_thread(Role::Files { writable: folders.iter().any(|folder| folder.writable) })?;
     Ok(files.serve(&UnixStream::from(stream))?)
+}
+
+/// `vmm serve-names`: the server's process. It also reads debugging information that distributions keep apart.
+pub(crate) fn serve_names(root: &Path) -> Result<()> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut folders = vec![root.to_owned()];
+    folders.extend(Path::new(DEBUG).canonicalize());
+    confine_to_reading(&folders)?;
+    confine::this_thread(Role::Names)?;
+    let answers = stream.try_clone().context("cannot share a socket")?;
+    Ok(program_names::answer(&mut Names::below(root), stream, answers)?)
 }
 
 /// The console of a guest with a command: shown when the user wants it, or when the guest did not do what it was to do.

@@ -3,9 +3,11 @@
 
 use probe_engine::linux::current::{CurrentTask, Preemption};
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::mappings::MappingsLayout;
 use probe_engine::linux::names::{ModuleNames, Names};
 use probe_engine::linux::task::TaskLayout;
 use probe_engine::linux::unwind::{KernelCode, ModuleCode};
+use probe_engine::linux::uretprobes::ReturnInstances;
 use std::sync::Arc;
 
 /// The guest's kernel, as vCPUs know it. All tables are shared by its clones.
@@ -29,6 +31,10 @@ pub struct KernelView {
     pub preemption: Option<Preemption>,
     /// How to read about it.
     pub task: Option<TaskLayout>,
+    /// How to read what its process has mapped.
+    pub mappings: Option<MappingsLayout>,
+    /// How to read where its calls return to at whose returns the kernel has probes.
+    pub uretprobes: Option<ReturnInstances>,
 }
 
 impl KernelView {

@@ -3,6 +3,7 @@
 use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
+use probe_engine::linux::mappings::{LONGEST_PATH, Mapping};
 use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -13,8 +14,13 @@ pub const FRAMES: usize = 64;
 pub const MOST_FRAMES: usize = 256;
 /// How many frames of a process are looked for.
 pub const USER_FRAMES: usize = 32;
+/// How many files are told that frames of a process are in.
+pub const MOST_FILES: usize = 8;
+/// Bytes of a path in one piece.
+const PATH_PIECE: usize = 32;
 /// Most pieces of one stack.
-pub(crate) const MOST_PIECES: usize = MOST_FRAMES + USER_FRAMES + 2;
+pub(crate) const MOST_PIECES: usize =
+    MOST_FRAMES + USER_FRAMES + 2 + MOST_FILES * (1 + LONGEST_PATH / PATH_PIECE);
 
 /// The stack at a hit, the innermost frame first.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +39,27 @@ pub struct Stack {
 pub struct UserStack {
     /// Where it was (GVA), and return addresses.
     pub frames: Vec<Gva>,
+    /// What the process has mapped where frames are, where these are files.
+    pub files: Vec<MappedFile>,
     /// How they end.
     pub end: UserEnd,
+}
+
+/// A part of a file that a process has in its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Where it is, and which part.
+    pub mapping: Mapping,
+    /// Its path in the guest: any bytes but NUL.
+    pub path: Vec<u8>,
+}
+
+impl UserStack {
+    /// The file that a frame is in, and where in it, if that is known.
+    #[must_use]
+    pub fn place(&self, frame: Gva) -> Option<(&MappedFile, u64)> {
+        self.files.iter().find_map(|file| Some((file, file.mapping.offset_of(frame)?)))
+    }
 }
 
 /// What knows of return addresses that are not the caller's own.
@@ -50,17 +75,26 @@ pub(crate) enum Piece {
     End(End),
     User(Gva),
     UserEnd(UserEnd),
+    /// Its path follows.
+    File(Mapping),
+    /// A part of a path; NULs are none.
+    Path([u8; PATH_PIECE]),
 }
 
-/// Walks the stack from `regs`, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not
-/// known.
-pub(crate) fn walk(
-    (view, callers): (&KernelView, &dyn Callers),
-    memory: &VirtMemory<'_, GuestRam>,
-    regs: &Regs,
-    most: usize,
-    mut put: impl FnMut(Piece),
-) {
+/// Whose stack is walked.
+#[derive(Clone, Copy)]
+pub(crate) struct Walked<'a> {
+    pub(crate) view: &'a KernelView,
+    pub(crate) callers: &'a dyn Callers,
+    pub(crate) memory: &'a VirtMemory<'a, GuestRam>,
+    pub(crate) regs: &'a Regs,
+    /// The task (its `task_struct`), if it is known.
+    pub(crate) task: Option<Gva>,
+}
+
+/// Walks a stack, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not known.
+pub(crate) fn walk(walked: Walked<'_>, most: usize, mut put: impl FnMut(Piece)) {
+    let Walked { view, callers, memory, regs, .. } = walked;
     let Some(kernel) = &view.unwind else { return };
     let code = Code { kernel, slide: view.slide, modules: &view.modules };
     let real = |_, value| callers.real(value, memory.phys);
@@ -69,11 +103,42 @@ pub(crate) fn walk(
     let Some(end) = frames.end() else { return };
     put(Piece::End(end));
     if let End::User(regs) = end {
-        let mut frames = UserWalk::new(memory, regs, USER_FRAMES);
-        frames.by_ref().for_each(|at| put(Piece::User(at)));
+        let back = |slot| view.uretprobes?.back(memory, walked.task?, slot);
+        let mut frames = UserWalk::new(memory, regs, USER_FRAMES, back);
+        let mut files = Files { walked, last: None, left: MOST_FILES };
+        for at in frames.by_ref() {
+            put(Piece::User(at));
+            files.tell(at, &mut put);
+        }
         if let Some(end) = frames.end() {
             put(Piece::UserEnd(end));
         }
+    }
+}
+
+/// Tells the files that the frames of a process are in.
+struct Files<'a> {
+    walked: Walked<'a>,
+    /// The last one that was told: callers are often in the same.
+    last: Option<Mapping>,
+    left: usize,
+}
+
+impl Files<'_> {
+    fn tell(&mut self, at: Gva, put: &mut impl FnMut(Piece)) {
+        let Walked { view, memory, task, .. } = self.walked;
+        let (Some(layout), Some(task)) = (view.mappings, task) else { return };
+        if self.left == 0 || self.last.is_some_and(|last| last.offset_of(at).is_some()) {
+            return;
+        }
+        let Some((mapping, path)) = layout.mapping(memory, task, at) else { return };
+        put(Piece::File(mapping));
+        for part in path.bytes().chunks(PATH_PIECE) {
+            let mut piece = [0; PATH_PIECE];
+            piece.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
+            put(Piece::Path(piece));
+        }
+        (self.last, self.left) = (Some(mapping), self.left - 1);
     }
 }
 
@@ -83,28 +148,28 @@ impl Stack {
         let mut pieces = pieces.peekable();
         pieces.peek()?;
         let mut stack = Self { frames: Vec::new(), end: End::Cut(Cut::Full), user: None };
-        let mut user = UserStack { frames: Vec::new(), end: UserEnd::Full };
+        let mut user = UserStack { frames: Vec::new(), files: Vec::new(), end: UserEnd::Full };
         for piece in pieces {
             match piece {
                 Piece::Frame(frame) => stack.frames.push(frame),
                 Piece::End(end) => stack.end = end,
                 Piece::User(at) => user.frames.push(at),
                 Piece::UserEnd(end) => user.end = end,
+                Piece::File(mapping) => user.files.push(MappedFile { mapping, path: Vec::new() }),
+                Piece::Path(part) => {
+                    let Some(file) = user.files.last_mut() else { continue };
+                    file.path.extend(part.into_iter().filter(|byte| *byte != 0));
+                }
             }
         }
         stack.user = matches!(stack.end, End::User(_)).then_some(user);
         Some(stack)
     }
 
-    /// The stack at `regs`; see [`walk`].
-    pub(crate) fn at(
-        known: (&KernelView, &dyn Callers),
-        memory: &VirtMemory<'_, GuestRam>,
-        regs: &Regs,
-        most: usize,
-    ) -> Option<Self> {
+    /// See [`walk`].
+    pub(crate) fn of_walk(walked: Walked<'_>, most: usize) -> Option<Self> {
         let mut pieces = Vec::new();
-        walk(known, memory, regs, most, |piece| pieces.push(piece));
+        walk(walked, most, |piece| pieces.push(piece));
         Self::of(pieces.into_iter())
     }
 }

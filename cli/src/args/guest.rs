@@ -110,6 +110,9 @@ pub(crate) struct Guest {
     /// The files are outside of this host
     #[arg(long, hide = true)]
     pub(crate) files_port: bool,
+    /// So are names for what programs have
+    #[arg(long, hide = true)]
+    pub(crate) names_port: bool,
     /// What was resolved elsewhere, where it takes less time than on an emulated processor
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "symbols")]
     pub(crate) target: Option<PathBuf>,

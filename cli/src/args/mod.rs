@@ -135,6 +135,12 @@ pub(crate) enum Command {
         #[arg(long)]
         noting: bool,
     },
+    /// Answer which functions the files below a folder have: questions come in over standard input
+    #[command(hide = true)]
+    ServeNames {
+        /// The folder.
+        root: PathBuf,
+    },
 }
 
 #[cfg(test)]

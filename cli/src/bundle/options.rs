@@ -83,6 +83,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         // Of the emulated host.
         work: _,
         files_port: _,
+        names_port: _,
         target: _,
         emulated_at: _,
         marked: _,

@@ -1,6 +1,7 @@
 //! Names for addresses in the guest.
 
 use super::stack::named;
+use crate::program_names::ProgramNames;
 use crate::record;
 use probe_engine::addr::Gva;
 use probe_engine::linux::lines::{LineTable, SourceLine};
@@ -19,11 +20,18 @@ pub(crate) struct GuestNames {
     lines: Option<LineTable>,
     slide: u64,
     modules: Vec<Arc<ModuleNames>>,
+    /// Of the programs that processes run, where these are known.
+    programs: Option<ProgramNames>,
 }
 
 impl GuestNames {
     pub(crate) fn new(kernel: Option<SymbolTable>, lines: Option<LineTable>) -> Self {
         Self { kernel, lines, ..Self::default() }
+    }
+
+    /// The same with the names of programs.
+    pub(crate) fn with_programs(self, programs: Option<ProgramNames>) -> Self {
+        Self { programs, ..self }
     }
 
     /// See [`vmm::session::Sink::names`].
@@ -40,7 +48,7 @@ impl GuestNames {
 
     /// A stack with the names of its frames; `None` without the kernel's symbols.
     pub(crate) fn stack(&self, stack: &Stack) -> Option<record::Stack> {
-        Some(named(stack, self.all()?, self.lines.as_ref()))
+        Some(named(stack, self.all()?, self.lines.as_ref(), self.programs.as_ref()))
     }
 
     /// The lines that the kernel's instruction at a run-time address is from, as [`LineTable::at`] has them.

@@ -1,7 +1,7 @@
 //! Samples on their way out: as lines of JSON, or summed up for the end.
 
 use super::{GuestNames, Top};
-use crate::record::{self, Address, Frame, SampleLine, SampledLine, Stack, USER, UserStack};
+use crate::record::{self, Address, Frame, SampleLine, SampledLine, Stack, USER, UserFrame, UserStack};
 use std::io::{self, Write};
 use vmm::samples::{Sample, SampledTime};
 
@@ -38,7 +38,7 @@ fn start(sample: &Sample, names: &GuestNames) -> Stack {
     const UNKNOWN: &str = "this kernel's stacks cannot be walked";
     let address = Address(sample.rip.0);
     if !sample.rip.is_kernels() {
-        let user = UserStack { frames: vec![address], end: UNKNOWN.to_owned() };
+        let user = UserStack { frames: vec![UserFrame { address, place: None }], end: UNKNOWN.to_owned() };
         return Stack { frames: Vec::new(), end: USER.to_owned(), user: Some(user) };
     }
     let frame = Frame {

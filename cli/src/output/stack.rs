@@ -1,14 +1,21 @@
 //! The stack at a hit gets names.
 
+use crate::program_names::{self, ProgramNames};
 use crate::record::{self, Address, BOTTOM, Inlined, USER};
 use probe_engine::addr::Gva;
 use probe_engine::linux::lines::{LineTable, SourceLine};
 use probe_engine::linux::names::Names;
 use probe_engine::linux::unwind::{End, Frame, FrameKind, UserEnd};
-use vmm::stack::{Stack, UserStack};
+use vmm::stack::Stack;
 
-/// `stack` with the names of its frames. `lines`: from which lines of the source the kernel's text is, where that is known.
-pub(super) fn named(stack: &Stack, names: Names<'_>, lines: Option<&LineTable>) -> record::Stack {
+/// `stack` with the names of its frames. `lines`: from which lines of the source the kernel's text is, where that is known;
+/// `programs`: of the frames of processes, where these are.
+pub(super) fn named(
+    stack: &Stack,
+    names: Names<'_>,
+    lines: Option<&LineTable>,
+    programs: Option<&ProgramNames>,
+) -> record::Stack {
     record::Stack {
         frames: stack.frames.iter().map(|frame| named_frame(frame, names, lines)).collect(),
         end: match stack.end {
@@ -16,9 +23,9 @@ pub(super) fn named(stack: &Stack, names: Names<'_>, lines: Option<&LineTable>) 
             End::User(_) => USER.to_owned(),
             End::Cut(why) => why.to_string(),
         },
-        user: stack.user.as_ref().map(|UserStack { frames, end }| record::UserStack {
-            frames: frames.iter().map(|at| Address(at.0)).collect(),
-            end: match end {
+        user: stack.user.as_ref().map(|user| record::UserStack {
+            frames: program_names::named(user, programs),
+            end: match user.end {
                 UserEnd::Bottom => BOTTOM.to_owned(),
                 why => why.to_string(),
             },
@@ -60,6 +67,7 @@ mod tests {
     use probe_engine::linux::lines::LineTableBuilder;
     use probe_engine::linux::symbols::SymbolTableBuilder;
     use probe_engine::linux::unwind::{Cut, UserRegs};
+    use vmm::stack::UserStack;
 
     const READ: Gva = Gva(0xffff_ffff_8100_0000);
 
@@ -75,7 +83,8 @@ mod tests {
             frame(0x4000, FrameKind::Return, false),
         ];
         let rip = Gva(0x7f00_0000_1000);
-        let user = UserStack { frames: vec![rip, rip.add(1)], end: UserEnd::NoUser(Gva(0x10)) };
+        let end = UserEnd::NoUser(Gva(0x10));
+        let user = UserStack { frames: vec![rip, rip.add(1)], files: Vec::new(), end };
         let end = End::User(UserRegs { rip, rsp: rip, rbp: Gva(0x10) });
         let cut = Stack { frames: frames[..1].to_vec(), end: End::Cut(Cut::Full), user: None };
         [Stack { frames, end, user: Some(user) }, cut]
@@ -103,7 +112,7 @@ mod tests {
         stack.frames.push(frame(0x11, FrameKind::Return, true));
         stack.user = None;
         let (text, json) = with_names(|names| {
-            let stack = named(&stack, names, Some(&lines));
+            let stack = named(&stack, names, Some(&lines), None);
             (stack.to_string(), serde_json::to_value(&stack.frames).unwrap())
         });
         assert_eq!(
@@ -129,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_a_line_a_frame() {
-        let text = |stack| with_names(|names| named(stack, names, None).to_string());
+        let text = |stack| with_names(|names| named(stack, names, None, None).to_string());
         let [whole, cut] = stacks();
         assert_eq!(
             text(&whole),

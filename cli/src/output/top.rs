@@ -36,10 +36,12 @@ impl Top {
             names.extend(frame.inlined.iter().map(|inlined| inlined.name.clone()));
             names.push(frame.function());
         }
-        // What a process's code is called, nobody here knows.
-        if sample.user_stack.is_some() {
-            let task = sample.task.as_ref().map(|task| task.shown().to_string());
-            names.push(format!("[user] {}", task.as_deref().unwrap_or("?")));
+        let process = || sample.task.as_ref().map_or("?".to_owned(), |task| task.shown().to_string());
+        for frame in sample.user_frames().into_iter().flatten() {
+            names.push(match frame.place {
+                Some(_) => format!("{} ({})", frame.function(), process()),
+                None => format!("[user] {}", process()),
+            });
         }
         if let Some(first) = names.first() {
             let own = &mut self.share(first.clone()).own;

@@ -2,7 +2,7 @@
 
 use super::stack::UserStack;
 use super::task::TaskLine;
-use super::{Address, Frame, Probe, Stack};
+use super::{Address, Frame, Probe, Stack, UserFrame, UserPlace};
 use probe_engine::addr::Gva;
 use probe_engine::probe::table::ProbeId;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,10 @@ pub(crate) struct HitLine<'a, F> {
     stack_end: Option<Cow<'a, str>>,
     /// The process's, where the kernel was entered from user mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    user_stack: Option<Cow<'a, [Address]>>,
+    user_stack: Option<Vec<Address>>,
+    /// The files that these frames are in, as far as they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user_places: Option<Vec<Option<UserPlace>>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     user_stack_end: Option<Cow<'a, str>>,
     /// The number of the splat before which it was one of the last; 0 is the end of the run.
@@ -97,7 +100,8 @@ impl<'a, F> HitLine<'a, F> {
             fields,
             stack: stack.map(|stack| Cow::Borrowed(&*stack.frames)),
             stack_end: stack.map(|stack| Cow::Borrowed(&*stack.end)),
-            user_stack: user.map(|user| Cow::Borrowed(&*user.frames)),
+            user_stack: user.map(|user| user.frames.iter().map(|frame| frame.address).collect()),
+            user_places: user.and_then(|user| UserFrame::places(&user.frames)),
             user_stack_end: user.map(|user| Cow::Borrowed(&*user.end)),
             recent: None,
         };
@@ -139,9 +143,9 @@ impl HitLine<'_, Map<String, Value>> {
             captured: Captured::NONE,
             stack: None,
         };
-        let user = self.user_stack.zip(self.user_stack_end).map(|(frames, end)| {
-            let (frames, end) = bounded(frames.into_owned(), end.into_owned());
-            UserStack { frames, end }
+        let user = self.user_stack.zip(self.user_stack_end).map(|(addresses, end)| {
+            let (addresses, end) = bounded(addresses, end.into_owned());
+            UserStack { frames: UserFrame::all(&addresses, self.user_places), end }
         });
         let stack = self.stack.zip(self.stack_end).map(|(frames, end)| {
             let (mut frames, end) = bounded(frames.into_owned(), end.into_owned());

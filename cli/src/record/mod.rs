@@ -20,6 +20,7 @@ mod stack;
 mod stand;
 mod task;
 mod turns;
+mod user_frame;
 mod value;
 
 pub(crate) use address::Address;
@@ -41,6 +42,7 @@ pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
 pub(crate) use stand::{LockLine, SleeperLine, StoodLine, StoodStack};
 pub(crate) use turns::OrderLine;
+pub(crate) use user_frame::{UserFrame, UserPlace};
 pub(crate) use value::Recorded;
 
 /// What `docs/recording.md` has as its example in a block of this kind.

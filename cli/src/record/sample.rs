@@ -2,7 +2,7 @@
 
 use super::bounded::name;
 use super::hit::bounded;
-use super::{Address, Frame, Stack, task};
+use super::{Address, Frame, Stack, UserFrame, UserPlace, task};
 use probe_engine::linux::task::Task;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,7 +26,10 @@ pub(crate) struct SampleLine {
     stack_end: String,
     /// The process's, where the kernel was entered from user mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) user_stack: Option<Vec<Address>>,
+    user_stack: Option<Vec<Address>>,
+    /// The files that these frames are in, as far as they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user_places: Option<Vec<Option<UserPlace>>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     user_stack_end: Option<String>,
 }
@@ -34,8 +37,9 @@ pub(crate) struct SampleLine {
 impl SampleLine {
     /// The line of `sample`, whose stack is this one.
     pub(crate) fn of(sample: &Sample, Stack { frames, end, user }: Stack) -> Self {
-        let user = user.map(|user| (user.frames, user.end));
-        let (user_stack, user_stack_end) = user.unzip();
+        let user_places = user.as_ref().and_then(|user| UserFrame::places(&user.frames));
+        let addresses = |frames: Vec<UserFrame>| frames.iter().map(|frame| frame.address).collect();
+        let (user_stack, user_stack_end) = user.map(|user| (addresses(user.frames), user.end)).unzip();
         Self {
             time_ns: sample.nanos,
             guest_ns: sample.guest_nanos,
@@ -46,8 +50,21 @@ impl SampleLine {
             stack: frames,
             stack_end: end,
             user_stack,
+            user_places,
             user_stack_end,
         }
+    }
+
+    /// The frames of the process, where the kernel was entered from user mode.
+    pub(crate) fn user_frames(&self) -> Option<Vec<UserFrame>> {
+        Some(UserFrame::all(self.user_stack.as_deref()?, self.user_places.clone()))
+    }
+
+    /// The function that ran, as far as that is known.
+    pub(crate) fn function(&self) -> String {
+        let of_user = || Some(self.user_frames()?.first()?.clone()).filter(|frame| frame.place.is_some());
+        let own = self.stack.first().map(Frame::function);
+        own.or_else(|| Some(of_user()?.function())).unwrap_or_else(|| "[user]".to_owned())
     }
 
     /// The same with bounds for what was read.

@@ -1,7 +1,7 @@
 //! The stack at a hit, with names: as it is written, and as text.
 
-use super::Address;
 use super::bounded::{name, some_name};
+use super::{Address, UserFrame};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub(crate) struct Stack {
 /// The frames of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UserStack {
-    pub(crate) frames: Vec<Address>,
+    pub(crate) frames: Vec<UserFrame>,
     /// [`BOTTOM`], or why it goes on.
     pub(crate) end: String,
 }
@@ -101,8 +101,8 @@ impl fmt::Display for Stack {
             writeln!(f, "  ... and goes on: {}", self.end)?;
         }
         let Some(user) = &self.user else { return Ok(()) };
-        for at in &user.frames {
-            writeln!(f, "  user: {at}")?;
+        for frame in &user.frames {
+            writeln!(f, "  user: {frame}")?;
         }
         if user.end != BOTTOM {
             writeln!(f, "  user: ... and goes on: {}", user.end)?;

@@ -1,8 +1,9 @@
 //! The stacks of a recording: those of samples where CPUs were sampled, and else those of hits.
 
 use super::ReportError;
-use crate::record::{Address, Frame, Line, Reader};
+use crate::record::{Frame, Line, Reader, UserFrame};
 use probe_engine::linux::task::Task;
+use std::borrow::Cow;
 use std::io::BufRead;
 
 /// A stack, with what it stands for.
@@ -10,7 +11,7 @@ pub(super) struct Stacked<'a> {
     pub(super) vcpu: u32,
     pub(super) task: Option<&'a Task>,
     /// The frames of its process, and those of the kernel; the innermost first.
-    pub(super) user: &'a [Address],
+    pub(super) user: Cow<'a, [UserFrame]>,
     pub(super) frames: &'a [Frame],
     /// Of a hit without a stack: its probe.
     pub(super) probe: Option<&'a str>,
@@ -32,7 +33,9 @@ pub(super) fn each_stack(
                 take(&Stacked {
                     vcpu: u32::try_from(hit.event.vcpu).unwrap_or(u32::MAX),
                     task: hit.event.task.as_ref(),
-                    user: stack.and_then(|stack| stack.user.as_ref()).map_or(&[], |user| &user.frames),
+                    user: stack
+                        .and_then(|stack| stack.user.as_ref())
+                        .map_or(Cow::default(), |user| Cow::Borrowed(&*user.frames)),
                     frames: stack.map_or(&[], |stack| &stack.frames),
                     probe: stack.is_none().then_some(&probe.probe),
                     count: 1,
@@ -41,7 +44,7 @@ pub(super) fn each_stack(
             Line::Sample(sample) if is_sampled => take(&Stacked {
                 vcpu: sample.vcpu,
                 task: sample.task.as_ref(),
-                user: sample.user_stack.as_deref().unwrap_or_default(),
+                user: sample.user_frames().unwrap_or_default().into(),
                 frames: &sample.stack,
                 probe: None,
                 count: sample.periods.into(),

@@ -92,7 +92,7 @@ fn folded_stack(Stacked { task, user, frames, probe, .. }: &Stacked<'_>) -> Stri
         Some(task) => push(&mut text, &String::from_utf8_lossy(task.comm())),
         None => push(&mut text, "?"),
     }
-    user.iter().rev().for_each(|at| push(&mut text, &at.to_string()));
+    user.iter().rev().for_each(|frame| push(&mut text, &frame.function()));
     for frame in frames.iter().rev() {
         push(&mut text, &frame.function());
         frame.inlined.iter().rev().for_each(|inlined| push(&mut text, &inlined.name));
@@ -141,7 +141,7 @@ mod tests {
         write_folded(&mut Reader::open(example("jsonl").as_bytes()).unwrap(), &mut folded).unwrap();
         assert_eq!(
             String::from_utf8(folded).unwrap(),
-            "ls;0x7f321cd08ca9 2\nls;0x7f321cd08ca9;do_syscall_64;do_sys_openat2 1\n"
+            "ls;0x7f321cd08ca9;do_syscall_64;do_sys_openat2 1\nls;getdents64 2\n"
         );
     }
 }

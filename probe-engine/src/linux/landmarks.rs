@@ -8,6 +8,7 @@ use super::branches::BranchSites;
 use super::current::{self, CurrentTask, Preemption};
 use super::errands::{ErrandLayout, NoErrands};
 use super::kernel::Kernel;
+use super::mappings::MappingsLayout;
 use super::modules::ModuleLayout;
 use super::nofault::Nofault;
 use super::per_cpu;
@@ -19,6 +20,7 @@ use super::task::TaskLayout;
 use super::thunks::Thunks;
 use super::tracepoints::{NoTracepoints, TracepointCalls};
 use super::uprobes::{NoUprobes, UprobeCalls};
+use super::uretprobes::ReturnInstances;
 use crate::addr::{Gpa, Gva};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use serde::{Deserialize, Serialize};
@@ -63,6 +65,10 @@ pub struct Landmarks {
     pub preemption: Option<Preemption>,
     /// How to read about that task; `None` without type information.
     pub task: Option<TaskLayout>,
+    /// How to read what its process has mapped; `None` without type information.
+    pub mappings: Option<MappingsLayout>,
+    /// How to read where its calls return to at whose returns the kernel has probes; `None` without such, or type information.
+    pub uretprobes: Option<ReturnInstances>,
     /// How to find all tasks, and what they wait for; `None` without type information.
     pub tasks: Option<TaskListLayout>,
     /// The clock of its messages, where that can be computed.
@@ -211,6 +217,8 @@ impl Landmarks {
             current: CurrentTask::find(kernel.symbols(), btf.as_ref()),
             preemption: Preemption::find(kernel.symbols(), btf.as_ref()).ok(),
             task: btf.as_ref().and_then(|btf| TaskLayout::find(kernel.symbols(), btf)),
+            mappings: btf.as_ref().and_then(MappingsLayout::find),
+            uretprobes: btf.as_ref().and_then(ReturnInstances::find),
             tasks: btf.as_ref().and_then(|btf| TaskListLayout::find(kernel.symbols(), btf)),
             clock: SchedClockLayout::find(kernel.symbols(), btf.as_ref()),
             printk: btf.as_ref().and_then(|btf| PrintkLayout::find(kernel.symbols(), btf)),

@@ -2,6 +2,7 @@
 
 mod known;
 mod listing;
+mod named;
 mod several;
 
 use super::partial_file::PartialFile;
@@ -102,6 +103,7 @@ pub enum Looked {
 
 pub use known::{ProgramDebug, ProgramDebugError, ProgramFunction};
 pub use listing::{ListedFunction, ListedTracepoint, Listing, list};
+pub use named::{FunctionTable, NamedOffset};
 
 /// Looks for a place in `file`, which has to be the one that is `known`, if one is.
 ///

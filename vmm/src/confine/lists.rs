@@ -157,7 +157,7 @@ pub(super) fn absent(role: Role) -> List {
     // The C library makes threads by `clone` then, whose flags can be looked at, and guesses the number of CPUs. A panic has
     // no file's lines.
     let mut absent = vec![SYS_clone3];
-    if !matches!(role, Role::Files { .. }) {
+    if !matches!(role, Role::Files { .. } | Role::Names) {
         absent.extend([
             SYS_open,
             SYS_openat,
@@ -184,6 +184,11 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
         Role::Vcpu => always(&VCPU),
         Role::Device => {}
         Role::Control => always(&CONTROL),
+        Role::Names => {
+            always(&READS);
+            // A path is looked up below a folder. That the file is not changed, Landlock sees to.
+            always(&[SYS_openat2]);
+        }
         Role::Files { writable } => {
             always(&READS);
             if writable {
@@ -217,7 +222,7 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
             list.insert(SYS_kill, any(0, &[ours])?);
             list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, CLONE_THREAD)?]);
         }
-        Role::Files { writable: false } => {
+        Role::Names | Role::Files { writable: false } => {
             // For nothing but reading.
             let changes = O_ACCMODE | O_CREAT | O_TRUNC | O_APPEND;
             list.insert(SYS_open, vec![masked(1, changes, O_RDONLY)?]);

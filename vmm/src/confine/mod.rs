@@ -28,6 +28,8 @@ pub enum Role {
         /// Whether the guest may change some of them.
         writable: bool,
     },
+    /// Reads files of folders, which the guest names.
+    Names,
 }
 
 /// The thread could not be confined, though the kernel can.

@@ -13,12 +13,13 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const ROLES: [Role; 5] = [
+const ROLES: [Role; 6] = [
     Role::Vcpu,
     Role::Device,
     Role::Control,
     Role::Files { writable: false },
     Role::Files { writable: true },
+    Role::Names,
 ];
 
 /// Names the case that a child is to carry out.
@@ -154,20 +155,20 @@ fn work(role: Role) {
     if matches!(role, Role::Control | Role::Files { writable: true }) {
         file.write_all_at(b"x", 0).unwrap();
     }
-    if let Role::Files { .. } = role {
+    if let Role::Files { .. } | Role::Names = role {
         assert!(File::open("/").is_ok());
     }
     // A panic is said, and the thread goes on.
     let panic = std::panic::catch_unwind(|| panic!("as it should"));
     assert!(panic.is_err());
-    if role == (Role::Files { writable: false }) {
+    if let Role::Files { writable: false } | Role::Names = role {
         return;
     }
     let writes = File::options().write(true).create(true).truncate(false).open("/proc/self/nothing");
     let error = writes.map(drop).map_err(|error| error.raw_os_error());
     match role {
         Role::Files { writable: true } => assert_eq!(error, Err(Some(libc::ENOENT))),
-        Role::Files { writable: false } => unreachable!("it may not open for writing"),
+        Role::Files { writable: false } | Role::Names => unreachable!("it may not open for writing"),
         _ => assert_eq!(error, Err(Some(libc::ENOSYS))),
     }
     if role == Role::Control {
@@ -202,7 +203,9 @@ fn a_terminal_is_left_as_it_was_found() {
     let (terminal, _master) = terminal();
     let modes = || tcgetattr(&terminal).unwrap().local_modes;
     assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
-    for (n, role) in ROLES.iter().enumerate().filter(|(_, role)| !matches!(role, Role::Files { .. })) {
+    for (n, role) in
+        ROLES.iter().enumerate().filter(|(_, role)| !matches!(role, Role::Files { .. } | Role::Names))
+    {
         let output = child_with(terminal.try_clone().unwrap(), &format!("{n} 0"));
         assert_eq!(output.status.code(), Some(125), "{role:?}: {output:?}");
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON), "{role:?}");

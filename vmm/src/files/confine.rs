@@ -1,5 +1,6 @@
 //! What a server's process may still do, once it has opened its folders.
 
+use super::Folder;
 use super::root::Root;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
@@ -8,6 +9,7 @@ use landlock::{
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::thread;
 
 /// How far this kernel confines the process.
@@ -75,6 +77,16 @@ fn give_up_rights() -> io::Result<()> {
         CapabilitySets { effective: effective & needed, permitted: permitted & needed, inheritable },
     )?;
     Ok(())
+}
+
+/// From now on this process reads what is in `folders`, and reaches nothing else.
+///
+/// # Errors
+/// When one is not there, or the process cannot be confined, though the kernel can.
+pub fn confine_to_reading(folders: &[PathBuf]) -> io::Result<Confined> {
+    let open = |path: &PathBuf| Root::open(&Folder { path: path.clone(), writable: false });
+    let roots = folders.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+    confine(&roots).map_err(io::Error::other)
 }
 
 /// How far this kernel confines: tried by a thread.

@@ -15,7 +15,7 @@ mod read_only;
 mod root;
 mod server;
 
-pub use confine::{Confined, LandlockError, confined_here};
+pub use confine::{Confined, LandlockError, confine_to_reading, confined_here};
 pub use hidden::kernels_own_in;
 pub use noted::SeenFiles;
 pub use server::{Files, ServeError};

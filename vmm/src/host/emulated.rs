@@ -112,6 +112,14 @@ impl EmulatedHost {
         self.machine.files().try_clone()
     }
 
+    /// The questions of what runs inside for names of what programs here have, and the way of the answers.
+    ///
+    /// # Errors
+    /// When this machine is out of descriptors.
+    pub fn names(&self) -> io::Result<UnixStream> {
+        self.machine.names().try_clone()
+    }
+
     /// What ends [`run`](Self::run) from another thread, and the host with it: to be shut down.
     ///
     /// # Errors

@@ -59,6 +59,7 @@ pub(super) struct QemuProcess {
     child: Child,
     control: UnixStream,
     files: UnixStream,
+    names: UnixStream,
     monitor: UnixStream,
     /// What QEMU and the kernel's console say.
     log: File,
@@ -78,8 +79,8 @@ impl QemuProcess {
         let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(EmulatorError::SetUp)?;
         let processor = Processor::take(&image.folder());
         let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(EmulatorError::Start)?;
-        let Ends { control, files, monitor, log, .. } = ends;
-        Ok(Self { child, control, files, monitor, log, _processor: processor })
+        let Ends { control, files, names, monitor, log, .. } = ends;
+        Ok(Self { child, control, files, names, monitor, log, _processor: processor })
     }
 
     /// Waits until the agent inside answers.
@@ -103,6 +104,11 @@ impl QemuProcess {
     /// The port for files outside.
     pub(super) fn files(&self) -> &UnixStream {
         &self.files
+    }
+
+    /// The port for names of what programs outside have.
+    pub(super) fn names(&self) -> &UnixStream {
+        &self.names
     }
 
     /// QEMU's monitor.
@@ -155,6 +161,7 @@ fn telling_line(log: &str) -> Option<String> {
 struct Ends {
     control: UnixStream,
     files: UnixStream,
+    names: UnixStream,
     monitor: UnixStream,
     log: File,
     inherited: Vec<OwnedFd>,
@@ -169,6 +176,7 @@ fn command(
 ) -> io::Result<(Command, Ends)> {
     let (control, control_inside) = UnixStream::pair()?;
     let (files, files_inside) = UnixStream::pair()?;
+    let (names, names_inside) = UnixStream::pair()?;
     let (monitor, monitor_inside) = UnixStream::pair()?;
     let log = File::from(memfd_create("vmm-log", MemfdFlags::CLOEXEC)?);
     fcntl_setfl(&log, OFlags::APPEND)?;
@@ -178,6 +186,7 @@ fn command(
     let mut option = |name: &str, value: String| args.extend([OsString::from(name), value.into()]);
     option("-chardev", format!("socket,id=control,fd={}", control_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=files,fd={}", files_inside.as_raw_fd()));
+    option("-chardev", format!("socket,id=names,fd={}", names_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=monitor,fd={}", monitor_inside.as_raw_fd()));
     option("-mon", "chardev=monitor,mode=control".into());
     option("-chardev", "file,id=log,append=on,path=/proc/self/fd/1".into());
@@ -202,8 +211,9 @@ fn command(
     command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
     // A group of its own: Ctrl-C is for us, and we pass it on.
     command.process_group(0);
-    let inherited = vec![control_inside.into(), files_inside.into(), monitor_inside.into(), image, beginning];
-    Ok((command, Ends { control, files, monitor, log, inherited }))
+    let sockets = [control_inside, files_inside, names_inside, monitor_inside].map(OwnedFd::from);
+    let inherited = sockets.into_iter().chain([image, beginning]).collect();
+    Ok((command, Ends { control, files, names, monitor, log, inherited }))
 }
 
 /// The path by which a child opens an inherited descriptor.

@@ -32,6 +32,8 @@ use thiserror::Error;
 pub(crate) const PORT_NAME: &str = "vmm.control";
 /// The name of the port for files outside, which carries messages of FUSE.
 pub(crate) const FILES_PORT: &str = "vmm.files";
+/// The name of the port for names of what programs outside have.
+pub(crate) const NAMES_PORT: &str = "vmm.names";
 /// The longest payload of a frame, in bytes.
 pub(crate) const MAX_PAYLOAD: usize = 1 << 20;
 /// How many `Stdin` frames may be under way.

@@ -1,6 +1,6 @@
 //! Which QEMU is here, and what it is told.
 
-use super::protocol::{FILES_PORT, PORT_NAME};
+use super::protocol::{FILES_PORT, NAMES_PORT, PORT_NAME};
 use std::error::Error;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -141,6 +141,7 @@ pub(super) fn machine_args(kernel: &Path, size: HostSize) -> Vec<OsString> {
     let backend = format!("memory-backend-ram,id=memory,reserve=off,size={memory}M");
     let port = format!("virtserialport,chardev=control,name={PORT_NAME}");
     let files = format!("virtserialport,chardev=files,name={FILES_PORT}");
+    let names = format!("virtserialport,chardev=names,name={NAMES_PORT}");
     let fixed = [
         // Not reserved: what the guest does not touch need not be there.
         ["-object", &backend],
@@ -157,6 +158,7 @@ pub(super) fn machine_args(kernel: &Path, size: HostSize) -> Vec<OsString> {
         ["-device", "virtio-serial-pci"],
         ["-device", &port],
         ["-device", &files],
+        ["-device", &names],
         ["-device", "virtio-blk-pci,drive=files"],
         ["-serial", "chardev:log"],
         ["-append", KERNEL_COMMAND_LINE],

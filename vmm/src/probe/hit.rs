@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::errands::Errands;
 use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
-use crate::stack::{Callers, Stack};
+use crate::stack::{Callers, Stack, Walked};
 use probe_engine::addr::Gva;
 use probe_engine::capture::{Capture, Scene, Value};
 use probe_engine::linux::names::Names;
@@ -115,7 +115,9 @@ impl Hit<'_> {
     /// not know how: see [`Guest::stacks`](crate::guest::Guest::stacks).
     #[must_use]
     pub fn stack(&self, most: usize) -> Option<Stack> {
-        Stack::at((self.kernel, self.callers), &self.memory, &self.regs, most)
+        let Self { kernel: view, callers, memory, regs, .. } = self;
+        let task = self.task().map(|task| task.at);
+        Stack::of_walk(Walked { view, callers: *callers, memory, regs, task }, most)
     }
 
     /// Names for the addresses of a stack. `None` where the session has no

@@ -107,6 +107,7 @@ impl Arming {
         tables.kernel.current = self.kernel.current.map(|current| current.slid(slide));
         tables.kernel.preemption = self.kernel.preemption.map(|preemption| preemption.slid(slide));
         tables.kernel.task = self.kernel.task.map(|task| task.slid(slide));
+        (tables.kernel.mappings, tables.kernel.uretprobes) = (self.kernel.mappings, self.kernel.uretprobes);
         (tables.kernel.is_found, tables.kernel.slide) = (true, slide);
         let text = GuestText { ram: stop.ram, running: &running, patches: &self.patches };
         let wanted = self.wanted(registry, &text);

@@ -12,7 +12,6 @@ use super::tracepoints::Answering;
 use crate::errands::Closed;
 use crate::memory::GuestRam;
 use crate::probe::{Command, HandlerRequest};
-use crate::stack::{FRAMES, Stack};
 use crate::trap::{Delivery, Int3Handlers};
 use crate::vcpu::{Cause, VcpuRequest, VcpuTables};
 use crate::world::Parked;
@@ -304,7 +303,7 @@ impl Control<'_> {
                 let memory = VirtMemory::new(&*self.ram, request.space);
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
-                let stack = Stack::at((&tables.kernel, tables), &memory, &request.regs, FRAMES);
+                let stack = tables.stack(&memory, &request.regs, None);
                 self.sending.errands.close(Closed::Panicked);
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }

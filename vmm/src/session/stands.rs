@@ -3,7 +3,7 @@
 use super::control::Control;
 use super::report::{AwaitedLock, Sleeper, Stands, Stood};
 use crate::memory::GuestRam;
-use crate::stack::{FRAMES, Stack};
+use crate::stack::Stack;
 use crate::vcpu::VcpuTables;
 use crate::world::VcpuPosition;
 use probe_engine::addr::Gva;
@@ -35,8 +35,8 @@ impl Control<'_> {
             Some((regs, space)) => {
                 let memory = VirtMemory::new(&*self.ram, space);
                 let regs = tables.behind_gates(regs, &memory);
-                let stack = Stack::at((&tables.kernel, tables), &memory, &regs, FRAMES);
                 let task = tasks.as_ref().and_then(|tasks| tasks.list.of_stack(Gva(regs.rsp)));
+                let stack = tables.stack(&memory, &regs, task);
                 Stood {
                     rip: tables.shown(Gva(regs.rip)),
                     is_halted: position.is_halted,
@@ -71,7 +71,7 @@ impl KnownTasks<'_> {
     fn sleepers(&self, tables: &VcpuTables) -> impl Iterator<Item = Sleeper> {
         self.list.sleepers().filter_map(|sleeper| {
             let regs = sleeper.registers(&self.memory)?;
-            let stack = Stack::at((&tables.kernel, tables), &self.memory, &regs, FRAMES);
+            let stack = tables.stack(&self.memory, &regs, None);
             let lock = self.lock(sleeper.at, &regs, stack.as_ref());
             // The kernel's page tables have nothing of a process.
             let stack = stack.map(|stack| Stack { user: None, ..stack });

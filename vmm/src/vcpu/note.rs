@@ -2,7 +2,7 @@
 
 use crate::events::{Recorder, SeenHit};
 use crate::probe::{Active, HitContext};
-use crate::stack;
+use crate::stack::{self, Walked};
 use probe_engine::regs::Regs;
 
 /// Counts `hit`, which is of `probe`, and notes it down with the stack that it asks for, where it is recorded. What it has
@@ -19,7 +19,10 @@ pub(super) fn note(
         return;
     }
     if let Some(most) = probe.plan.stack() {
-        recorder.stack(|put| stack::walk((context.kernel, context.callers), context.memory, regs, most, put));
+        let HitContext { kernel: view, callers, memory, .. } = *context;
+        let task = hit.task.map(|task| task.at);
+        let walked = Walked { view, callers, memory, regs, task };
+        recorder.stack(|put| stack::walk(walked, most, put));
     }
     recorder.record(hit);
 }

@@ -5,7 +5,7 @@ use super::tables::VcpuTables;
 use crate::clock;
 use crate::samples::{SeenSample, Spent};
 use crate::signals::timer;
-use crate::stack::{self, FRAMES};
+use crate::stack::{self, FRAMES, Walked};
 use probe_engine::addr::Gva;
 use probe_engine::virt_memory::VirtMemory;
 
@@ -35,7 +35,9 @@ impl Vcpu {
             sampler.count(Spent::Outside, periods);
         } else {
             let seen = SeenSample { ticks, rip, periods, task: context.task() };
-            sampler.note(seen, |put| stack::walk((&tables.kernel, tables), &memory, &regs, FRAMES, put));
+            let task = seen.task.map(|task| task.at);
+            let walked = Walked { view: &tables.kernel, callers: tables, memory: &memory, regs: &regs, task };
+            sampler.note(seen, |put| stack::walk(walked, FRAMES, put));
         }
         sampler.took(clock::ticks().wrapping_sub(ticks));
     }

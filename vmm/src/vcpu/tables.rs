@@ -7,7 +7,7 @@ use crate::kernel_view::KernelView;
 use crate::kvm::{Breakpoints, Shared};
 use crate::memory::GuestRam;
 use crate::probe::{Active, Command, HitContext};
-use crate::stack::Callers;
+use crate::stack::{Callers, FRAMES, Stack, Walked};
 use crate::trap::Int3Handlers;
 use crate::world;
 use probe_engine::addr::Gva;
@@ -85,6 +85,16 @@ pub struct Detoured {
 }
 
 impl VcpuTables {
+    /// The stack at `regs`, of the task at `task` (its `task_struct`) where that is known.
+    pub(crate) fn stack(
+        &self,
+        memory: &VirtMemory<'_, GuestRam>,
+        regs: &Regs,
+        task: Option<Gva>,
+    ) -> Option<Stack> {
+        Stack::of_walk(Walked { view: &self.kernel, callers: self, memory, regs, task }, FRAMES)
+    }
+
     /// Whatever sites there are, from now on vCPUs see what these need: the kernel goes on with its page tables `kernel`.
     pub fn settle(&mut self, kernel: AddressSpace) {
         self.kernel_space = Some(kernel);

@@ -2,7 +2,7 @@
 
 use super::tables::{Source, Tables};
 use super::write_data;
-use crate::record::{Frame, Function, Hit, MOST_OF_A_HIT, Probe, Recorded, SampleLine, Style, write_bounded};
+use crate::record::{Function, Hit, MOST_OF_A_HIT, Probe, Recorded, SampleLine, Style, write_bounded};
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use vmm::events::{Nanos, What};
@@ -63,7 +63,7 @@ impl Block {
 
     /// Adds a sample.
     pub(super) fn sample(&mut self, sample: &SampleLine, tables: &mut Tables) {
-        let user = sample.user_stack.as_deref().unwrap_or_default();
+        let user = sample.user_frames().unwrap_or_default();
         let row = Row {
             nanos: sample.time_ns,
             guest_nanos: sample.guest_ns,
@@ -72,10 +72,9 @@ impl Block {
             task: tables.task(sample.task.as_ref()),
             kind: 0,
             took: 0,
-            stack: tables.innermost(&sample.stack, user),
+            stack: tables.innermost(&sample.stack, &user),
         };
-        let name = sample.stack.first().map_or_else(|| "[user]".to_owned(), Frame::function);
-        self.push(&row, &name);
+        self.push(&row, &sample.function());
     }
 
     fn push(&mut self, row: &Row, values: &dyn Display) {

@@ -2,7 +2,7 @@
 //!
 //! A guest may have as many tasks and stacks as it likes. So many are kept, and how many more there were is said.
 
-use crate::record::{Address, Entry, Frame, HistogramEnd, Probe, ProbeEnd, Stack};
+use crate::record::{Entry, Frame, HistogramEnd, Probe, ProbeEnd, Stack, UserFrame};
 use indexmap::{IndexMap, IndexSet};
 use probe_engine::linux::task::{Context, Task};
 use serde::Serialize;
@@ -154,7 +154,7 @@ impl Tables {
     }
 
     /// The same of these frames of the kernel, and of a process.
-    pub(super) fn innermost(&mut self, kernel: &[Frame], user: &[Address]) -> u32 {
+    pub(super) fn innermost(&mut self, kernel: &[Frame], user: &[UserFrame]) -> u32 {
         let (process, kernel) = (user.iter().rev(), kernel.iter().rev());
         let outermost_first = process.map(PageFrame::of_process).chain(kernel.flat_map(PageFrame::all_of));
         let mut node = NO_NODE;
@@ -179,9 +179,8 @@ impl Tables {
 }
 
 impl PageFrame {
-    /// A frame of a process, of which the address is known.
-    fn of_process(at: &Address) -> Self {
-        Self(at.to_string(), format!("user: {at}"))
+    fn of_process(frame: &UserFrame) -> Self {
+        Self(frame.function(), format!("user: {frame}"))
     }
 
     /// A frame, and behind it the functions that are inlined there, the innermost last.
@@ -266,7 +265,7 @@ impl Histograms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{BOTTOM, USER, UserStack};
+    use crate::record::{Address, BOTTOM, USER, UserStack};
     use probe_engine::addr::Gva;
 
     fn task(pid: u32) -> Task {
@@ -339,7 +338,8 @@ mod tests {
     #[test]
     fn the_kernel_was_called_by_the_process() {
         let mut tables = Tables::default();
-        let user = UserStack { frames: vec![Address(0x20), Address(0x10)], end: BOTTOM.to_owned() };
+        let user = [0x20, 0x10].map(|at| UserFrame { address: Address(at), place: None }).to_vec();
+        let user = UserStack { frames: user, end: BOTTOM.to_owned() };
         let stack = Stack { end: USER.to_owned(), user: Some(user), ..stack(&["read", "entry"]) };
         assert_eq!(tables.stack(Some(&stack)), 3);
         assert_eq!(tables.nodes(), (vec![0, 1, 2, 3], vec![NO_NODE, 0, 1, 2]));

@@ -219,7 +219,7 @@ impl Writer<'_> {
         let vcpu = sample.vcpu as usize;
         let task = self.task_track(sample.task.as_ref(), vcpu)?;
         let cpu = self.cpu_track(vcpu)?;
-        let name = sample.stack.first().map_or_else(|| "[user]".to_owned(), Frame::function);
+        let name = sample.function();
         let stack: Vec<String> = sample.stack.iter().map(Frame::function).collect();
         let mut new = InternedData::default();
         let name_iid = Some(self.sampled_name(&name, &mut new));

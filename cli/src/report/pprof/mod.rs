@@ -141,8 +141,8 @@ impl<'a> Writer<'a> {
         for frame in stack.frames {
             location_id.push(self.frame(frame, &mut new));
         }
-        for at in stack.user {
-            location_id.push(self.named((*at, &at.to_string()), &mut new));
+        for frame in &*stack.user {
+            location_id.push(self.named((frame.address, &frame.function()), &mut new));
         }
         let mut value = vec![signed(stack.count)];
         value.extend(self.period.map(|period| signed(stack.count.saturating_mul(period))));
@@ -204,7 +204,7 @@ mod tests {
         let (user, period) = ("0x7f321cd08ca9", 10_101_010);
         let expected = [
             (vec!["do_sys_openat2", "do_syscall_64", user], vec![1, period]),
-            (vec![user], vec![2, 2 * period]),
+            (vec!["getdents64"], vec![2, 2 * period]),
         ];
         assert_eq!(stacks(&profile), expected);
         assert_eq!((profile.period, profile.duration_nanos), (period, 1_959_595_940));

@@ -60,6 +60,15 @@ impl ProgramDebug {
         Ok(Self { program: file, beside, own: program })
     }
 
+    pub(super) fn program(&self) -> &PartialFile {
+        &self.program
+    }
+
+    /// The file beside the program, if there is one.
+    pub(super) fn beside(&self) -> Option<PartialFile> {
+        whole(self.beside.as_deref()?).ok()
+    }
+
     /// Where a place is.
     ///
     /// # Errors

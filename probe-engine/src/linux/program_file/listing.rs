@@ -39,17 +39,16 @@ pub struct Listing {
     pub tracepoints: Vec<ListedTracepoint>,
 }
 
-/// Lists what can be probed by its name in a file, all of which is known.
-///
-/// # Errors
-/// [`NoPlace`]: it is no program.
-pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
-    let mut file = PartialFile::new(bytes.len() as u64).ok_or(NoPlace::TooLarge)?;
-    file.put(0, bytes);
-    let parsed = parse(&file)?;
-    let segments = Segments::of(&parsed)?;
-    let mut functions = BTreeMap::new();
-    for symbol in parsed.symbols().chain(parsed.dynamic_symbols()).filter(|symbol| symbol.is_definition()) {
+/// Functions by where they are and their names, each with how long it is and whether it only finds another one.
+pub(super) type Functions<'a> = BTreeMap<(u64, &'a str), (u64, bool)>;
+
+/// Adds those of `symbols`, which are somewhere in these `segments`.
+pub(super) fn add_functions<'a>(
+    symbols: impl Iterator<Item = impl ObjectSymbol<'a>>,
+    segments: &Segments,
+    functions: &mut Functions<'a>,
+) {
+    for symbol in symbols.filter(|symbol| symbol.is_definition()) {
         let is_indirect = is_indirect(&symbol);
         let (Ok(name), true) = (symbol.name(), symbol.kind() == SymbolKind::Text || is_indirect) else {
             continue;
@@ -59,12 +58,30 @@ pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
             functions.insert((offset, name), (symbol.size(), is_indirect));
         }
     }
+}
+
+/// The same, by their places.
+pub(super) fn listed(functions: Functions<'_>) -> Vec<ListedFunction> {
     let function = |((offset, name), (size, is_indirect)): ((u64, &str), _)| ListedFunction {
         name: name.to_owned(),
         offset,
         size,
         is_indirect,
     };
+    functions.into_iter().map(function).collect()
+}
+
+/// Lists what can be probed by its name in a file, all of which is known.
+///
+/// # Errors
+/// [`NoPlace`]: it is no program.
+pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
+    let mut file = PartialFile::new(bytes.len() as u64).ok_or(NoPlace::TooLarge)?;
+    file.put(0, bytes);
+    let parsed = parse(&file)?;
+    let segments = Segments::of(&parsed)?;
+    let mut functions = Functions::new();
+    add_functions(parsed.symbols().chain(parsed.dynamic_symbols()), &segments, &mut functions);
     let mut tracepoints = BTreeMap::<(String, String), Vec<(u64, String)>>::new();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     for note in notes(&file, &parsed)? {
@@ -75,7 +92,7 @@ pub fn list(bytes: &[u8]) -> Result<Listing, NoPlace> {
     }
     let tracepoint = |((provider, name), places)| ListedTracepoint { provider, name, places };
     Ok(Listing {
-        functions: functions.into_iter().map(function).collect(),
+        functions: listed(functions),
         tracepoints: tracepoints.into_iter().map(tracepoint).collect(),
     })
 }

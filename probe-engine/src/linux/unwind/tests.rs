@@ -418,6 +418,8 @@ mod user {
     use super::*;
 
     const USER_STACK: u64 = Ram::USER.0;
+    /// Where another return address lies than the call has.
+    const HOOKED: u64 = USER_STACK + 0x208;
 
     fn walk(rbp: u64, words: &[(u64, u64)], most: usize) -> (Vec<u64>, UserEnd) {
         let ram = Ram::new();
@@ -426,7 +428,8 @@ mod user {
         }
         let memory = ram.memory();
         let regs = UserRegs { rip: Gva(0x40_1000), rsp: Gva(0), rbp: Gva(rbp) };
-        let mut walk = UserWalk::new(&memory, regs, most);
+        let real = |slot: Gva| (slot == Gva(HOOKED)).then_some(Gva(0x40_4000));
+        let mut walk = UserWalk::new(&memory, regs, most, real);
         let found = (&mut walk).map(|at| at.0).collect();
         assert_eq!(walk.next(), None);
         (found, walk.end().unwrap())
@@ -440,6 +443,9 @@ mod user {
         assert_eq!(walk(first, &words, 9), (vec![0x40_1000, 0x40_2000, 0x40_3000], UserEnd::Bottom));
         assert_eq!(walk(first, &words, 2), (vec![0x40_1000, 0x40_2000], UserEnd::Full));
         assert_eq!(walk(0, &[], 9), (vec![0x40_1000], UserEnd::Bottom));
+        let hooked = HOOKED - 8;
+        let words = [(hooked, 0), (HOOKED, 0x7fff_ffff_e000)];
+        assert_eq!(walk(hooked, &words, 9), (vec![0x40_1000, 0x40_4000], UserEnd::Bottom));
     }
 
     #[test]

@@ -14,7 +14,9 @@ mod root;
 mod setup;
 
 use super::emulated::chain;
-use super::protocol::{FILES_PORT, FrameReader, FromAgent, Outbox, PORT_NAME, ProtocolError, ToAgent};
+use super::protocol::{
+    FILES_PORT, FrameReader, FromAgent, NAMES_PORT, Outbox, PORT_NAME, ProtocolError, ToAgent,
+};
 pub use plan::{Mount, PLAN, Plan};
 use port::AgentPort;
 use root::{RootError, enter};
@@ -52,9 +54,24 @@ const BATCH: &str = "/batch.json";
 ///
 /// # Errors
 /// When there is no such port.
-pub fn files_port() -> io::Result<(Box<dyn io::Write + Send>, Box<dyn io::Read + Send>)> {
+pub fn files_port() -> io::Result<PortEnds> {
+    ends(FILES_PORT)
+}
+
+/// The same for questions for names of what programs outside have.
+///
+/// # Errors
+/// When there is no such port.
+pub fn names_port() -> io::Result<PortEnds> {
+    ends(NAMES_PORT)
+}
+
+/// Where requests go, and where the answers come from.
+pub type PortEnds = (Box<dyn io::Write + Send>, Box<dyn io::Read + Send>);
+
+fn ends(name: &str) -> io::Result<PortEnds> {
     let open = || -> Result<_, AgentError> {
-        let port = AgentPort::open(FILES_PORT)?;
+        let port = AgentPort::open(name)?;
         Ok((port.try_clone()?, port))
     };
     let (requests, answers) = open().map_err(|error| io::Error::other(chain(&error)))?;
