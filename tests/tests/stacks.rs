@@ -7,6 +7,7 @@
 )]
 
 use serde_json::Value;
+use std::process::Command;
 use tests::kernel::name_of;
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
@@ -97,4 +98,51 @@ fn stacks_show_who_called() {
         TO_USER[2],
     ];
     assert!(has_in_order(&functions(inits[0]), &wanted), "{:#}", inits[0]);
+}
+
+/// A program whose frames are told.
+const CALLS: &str = r#"
+#include <unistd.h>
+__attribute__((noipa)) int asks(void) { return getppid() > 0 ? 1 : 2; }
+__attribute__((noipa)) int leaf(void) { return asks() + 1; }
+__attribute__((noipa)) int middle(void) { return leaf() + 1; }
+int main(void) { return middle() == 3 ? 0 : 1; }
+"#;
+
+/// Functions of the process, of its library and of the program, also above a function whose return is probed. A file of the guest's
+/// own has no names here.
+#[test]
+fn frames_of_a_process_have_names() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("calls.c"), folder.path().join("calls"));
+    std::fs::write(&source, CALLS).unwrap();
+    let options = ["-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-o"];
+    let compiled = Command::new("cc").args(options).args([&program, &source]).status();
+    assert!(compiled.unwrap().success());
+    let path = program.to_str().unwrap();
+    let returns = format!("-pr {path}:middle");
+    let script = format!("{path}; cp {path} /tmp/own-copy; /tmp/own-copy");
+    let filter = r#"comm == "calls" || comm == "own-copy""#;
+    let asked = format!("-pp:asked __x64_sys_getppid if {filter}");
+    let run = run(&binary, &[&asked, &returns, "--stack", "--", "sh", "-ec", &script]);
+    run.assert_success();
+    let asked: Vec<&Value> = run.of_type("hit").into_iter().filter(|hit| hit["event"] == "asked").collect();
+    let [first, copied] = asked.as_slice() else { panic!("{asked:#?}") };
+    let places = first["user_places"].as_array().unwrap_or_else(|| panic!("{first:#}"));
+    let function = |place: &Value| Some(place["name"].as_str()?.split('+').next().unwrap().to_owned());
+    let named: Vec<_> = places.iter().filter_map(function).collect();
+    assert!(has_in_order(&named, &["getppid", "leaf", "middle", "main"]), "{first:#}");
+    let library = places[0]["file"].as_str().unwrap();
+    assert!(library.contains("libc") && places[1]["file"] == path, "{first:#}");
+    // Where the program stands in its file is the same, whatever is known of that.
+    let own = copied["user_places"].as_array().unwrap_or_else(|| panic!("{copied:#}"));
+    let offsets = |places: &[Value]| places.iter().map(|place| place["offset"].clone()).collect::<Vec<_>>();
+    assert_eq!(offsets(own), offsets(places));
+    assert!(
+        own[1].get("name").is_none() && own[1]["file"].as_str().unwrap().ends_with("/own-copy"),
+        "{copied:#}"
+    );
+    let back = run.of_type("return")[0];
+    assert_eq!(function(&back["user_places"][0]).as_deref(), Some("main"), "{back:#}");
 }

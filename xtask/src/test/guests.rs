@@ -1,9 +1,8 @@
 //! Tests that boot guests, of one kernel: each gets its name in `VMM_TEST_KERNEL`.
 
 use super::kvm::{Kvm, Variables};
-use super::pool::Job;
+use super::pool::{Job, side_by_side};
 use super::programs::Programs;
-use super::step;
 use guest_kernels::{Cache, Kernel};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -31,7 +30,7 @@ impl Guests<'_> {
     pub(super) fn session(self) -> anyhow::Result<()> {
         let programs = Programs::built_of(&["session"])?;
         let tests = self.in_session(programs.get("session")?, Variables::default(), &[])?;
-        step(self.start, &self.called("the library"), tests)
+        self.alone("the library", tests)
     }
 
     /// The same, in programs that may run side by side.
@@ -50,7 +49,7 @@ impl Guests<'_> {
         let variables = Variables::default().with("VMM_LONG", "1");
         let programs = Programs::built_of(&["session"])?;
         let tests = self.in_session(programs.get("session")?, variables, which)?;
-        step(self.start, &self.called("the library, for long,"), tests)
+        self.alone("the library, for long,", tests)
     }
 
     /// The tests that run `vmm` as a user does, a job a program.
@@ -73,7 +72,12 @@ impl Guests<'_> {
         // Each guest keeps a processor busy.
         let mut tests = self.as_user(Programs::built_of(&[name])?.get(name)?, 2);
         tests.env("VMM_LONG", "1").envs(variables.iter().copied());
-        step(self.start, &self.called(&format!("{name}, for long,")), tests)
+        self.alone(&format!("{name}, for long,"), tests)
+    }
+
+    /// Runs these tests, those that the emulator has failed once more.
+    fn alone(self, what: &str, tests: Command) -> anyhow::Result<()> {
+        side_by_side(self.start, vec![Job::new(self.called(what), tests)])
     }
 
     fn job(self, name: &str, programs: &Programs) -> anyhow::Result<Job> {
