@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// Where distributions put the debugging information of what they have built (gdb's `debug-file-directory`).
-pub(crate) const DEBUG: &str = "/usr/lib/debug/.build-id";
+pub(crate) const DEBUG: &str = "/usr/lib/debug";
 /// No file is larger that is read, in bytes.
 const LARGEST: u64 = 2 << 30;
 /// What the guest's kernel has there is its own.
@@ -81,23 +81,24 @@ impl ProgramFiles {
     fn debug(&self, build_id: &[u8], most: u64) -> Option<Vec<u8>> {
         let (first, rest) = build_id.split_first()?;
         let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let path = format!("{DEBUG}/{first:02x}/{rest}.debug");
+        let path = format!("{DEBUG}/.build-id/{first:02x}/{rest}.debug");
         let read = |files: &Self| files.read_if(&path, most, |_| true);
         read(self).or_else(|| read(&Self::below(Path::new("/"))))
     }
 
     /// What the guest reads at `path`: links in there lead to nothing outside of the root.
     fn read_if(&self, path: &str, most: u64, is_wanted: impl FnOnce(&Metadata) -> bool) -> Option<Vec<u8>> {
-        // A pipe would be waited for.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let root = openat(CWD, &self.root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let file: OwnedFd = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
-        let file = File::from(file);
+        let only_named = OFlags::PATH | OFlags::CLOEXEC;
+        let root = openat(CWD, &self.root, only_named, Mode::empty()).ok()?;
+        // What it is is known before it is opened: that may do something to a device.
+        let named = openat2(root, path, only_named, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
+        let named = File::from(named);
         let metadata =
-            file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.len() <= most)?;
+            named.metadata().ok().filter(|metadata| metadata.is_file() && metadata.len() <= most)?;
         if !is_wanted(&metadata) {
             return None;
         }
+        let file = File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).ok()?;
         let mut bytes = Vec::new();
         file.take(most + 1).read_to_end(&mut bytes).ok()?;
         (bytes.len() as u64 <= most).then_some(bytes)

@@ -147,6 +147,7 @@ fn followed(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
     let mut probes = Vec::new();
     for place in functions(text, known)? {
         for kind in ["p", "r"] {
+            // What reads a register needs no types.
             probes.extend(plain(&format!("{kind} {place} %sp"), known)?);
         }
     }

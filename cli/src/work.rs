@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use guest_kernels::Cache;
 use guest_kernels::initramfs::{self, ExtraFile};
 use probe_engine::guest_text::Escaped;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::env;
@@ -218,11 +219,12 @@ impl Work {
         if guest.names_port {
             let (questions, answers) =
                 vmm::host::agent::names_port().context("cannot reach the names outside")?;
-            return Ok(ProgramNames::asking(questions, answers));
+            return ProgramNames::asking(questions, answers).context("the host has no thread left");
         }
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
         self.serve_names(theirs)?;
-        Ok(ProgramNames::asking(ours.try_clone().context("cannot share a socket")?, ours))
+        let questions = ours.try_clone().context("cannot share a socket")?;
+        ProgramNames::asking(questions, ours).context("the host has no thread left")
     }
 }
 
@@ -282,11 +284,18 @@ pub(crate) fn serve_files(folders: &str, noting: bool) -> Result<()> {
     Ok(files.serve(&UnixStream::from(stream))?)
 }
 
+/// So much memory a server of names takes at most, in bytes.
+const MOST_MEMORY: u64 = 4 << 30;
+
 /// `vmm serve-names`: the server's process. It also reads debugging information that distributions keep apart.
 pub(crate) fn serve_names(root: &Path) -> Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut folders = vec![root.to_owned()];
     folders.extend(Path::new(DEBUG).canonicalize());
+    // Whatever a guest's file says, the process grows no further, and writes nothing.
+    for (what, most) in [(Resource::As, MOST_MEMORY), (Resource::Fsize, 0)] {
+        setrlimit(what, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
     confine_to_reading(&folders)?;
     confine::this_thread(Role::Names)?;
     let answers = stream.try_clone().context("cannot share a socket")?;

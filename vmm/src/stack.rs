@@ -54,11 +54,18 @@ pub struct MappedFile {
     pub path: Vec<u8>,
 }
 
+/// Where frame number `n` of a process, which is `at`, was called: what is behind a call may be another function's, or nobody's.
+fn called_at(n: usize, at: Gva) -> Gva {
+    Gva(at.0.saturating_sub(u64::from(n > 0)))
+}
+
 impl UserStack {
-    /// The file that a frame is in, and where in it, if that is known.
+    /// The file that frame number `n` is in, and where in it that was called, if that is known: before the first byte that is behind
+    /// the call.
     #[must_use]
-    pub fn place(&self, frame: Gva) -> Option<(&MappedFile, u64)> {
-        self.files.iter().find_map(|file| Some((file, file.mapping.offset_of(frame)?)))
+    pub fn place(&self, n: usize) -> Option<(&MappedFile, u64)> {
+        let at = called_at(n, *self.frames.get(n)?);
+        self.files.iter().find_map(|file| Some((file, file.mapping.offset_of(at)?)))
     }
 }
 
@@ -103,12 +110,12 @@ pub(crate) fn walk(walked: Walked<'_>, most: usize, mut put: impl FnMut(Piece)) 
     let Some(end) = frames.end() else { return };
     put(Piece::End(end));
     if let End::User(regs) = end {
-        let back = |slot| view.uretprobes?.back(memory, walked.task?, slot);
+        let back = |slot, word| view.uretprobes?.back(memory, walked.task?, slot, word);
         let mut frames = UserWalk::new(memory, regs, USER_FRAMES, back);
-        let mut files = Files { walked, last: None, left: MOST_FILES };
-        for at in frames.by_ref() {
+        let mut files = Files { walked, told: [None; MOST_FILES] };
+        for (n, at) in frames.by_ref().enumerate() {
             put(Piece::User(at));
-            files.tell(at, &mut put);
+            files.tell(called_at(n, at), &mut put);
         }
         if let Some(end) = frames.end() {
             put(Piece::UserEnd(end));
@@ -119,18 +126,18 @@ pub(crate) fn walk(walked: Walked<'_>, most: usize, mut put: impl FnMut(Piece)) 
 /// Tells the files that the frames of a process are in.
 struct Files<'a> {
     walked: Walked<'a>,
-    /// The last one that was told: callers are often in the same.
-    last: Option<Mapping>,
-    left: usize,
+    told: [Option<Mapping>; MOST_FILES],
 }
 
 impl Files<'_> {
     fn tell(&mut self, at: Gva, put: &mut impl FnMut(Piece)) {
         let Walked { view, memory, task, .. } = self.walked;
         let (Some(layout), Some(task)) = (view.mappings, task) else { return };
-        if self.left == 0 || self.last.is_some_and(|last| last.offset_of(at).is_some()) {
+        let is_there = |told: &Mapping| told.offset_of(at).is_some();
+        if self.told.iter().flatten().any(is_there) {
             return;
         }
+        let Some(room) = self.told.iter_mut().find(|told| told.is_none()) else { return };
         let Some((mapping, path)) = layout.mapping(memory, task, at) else { return };
         put(Piece::File(mapping));
         for part in path.bytes().chunks(PATH_PIECE) {
@@ -138,7 +145,7 @@ impl Files<'_> {
             piece.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
             put(Piece::Path(piece));
         }
-        (self.last, self.left) = (Some(mapping), self.left - 1);
+        *room = Some(mapping);
     }
 }
 

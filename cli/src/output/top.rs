@@ -1,6 +1,7 @@
 //! Where the time was spent: functions, by how many samples were in them.
 
 use crate::record::{SampleLine, percent};
+use probe_engine::guest_text::Escaped;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,6 +10,9 @@ use std::fmt;
 const ROWS: usize = 30;
 /// Different names that are kept. A guest may make up any number: those that come later are one.
 const MOST: usize = 64 << 10;
+
+/// Of a longer name of a process's function the beginning is shown, in bytes.
+const LONGEST_NAME: usize = 256;
 
 /// Periods of samples, by function.
 #[derive(Default)]
@@ -39,7 +43,11 @@ impl Top {
         let process = || sample.task.as_ref().map_or("?".to_owned(), |task| task.shown().to_string());
         for frame in sample.user_frames().into_iter().flatten() {
             names.push(match frame.place {
-                Some(_) => format!("{} ({})", frame.function(), process()),
+                Some(_) => {
+                    let function = frame.function();
+                    let end = function.floor_char_boundary(LONGEST_NAME);
+                    format!("{} ({})", Escaped(function.get(..end).unwrap_or_default().as_bytes()), process())
+                }
                 None => format!("[user] {}", process()),
             });
         }
@@ -101,10 +109,26 @@ mod tests {
         }
         let expected = [
             "    self   total  function",
-            "   66.7%  100.0%  [user] ls",
+            "   66.7%   66.7%  getdents64 (ls)",
             "   33.3%   33.3%  do_sys_openat2",
+            "    0.0%   33.3%  [user] ls",
             "    0.0%   33.3%  do_syscall_64",
         ];
         assert_eq!(top.to_string().lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_name_of_a_program_does_nothing_to_a_terminal() {
+        let named = example("jsonl").replace("getdents64+", &format!("\\u001b[2J{}+", "x".repeat(1000)));
+        let mut reader = Reader::open(named.as_bytes()).unwrap();
+        let mut top = Top::default();
+        while let Some(line) = reader.next().unwrap() {
+            if let Line::Sample(sample) = line {
+                top.add(&sample);
+            }
+        }
+        let shown = top.to_string();
+        assert!(shown.contains("\\x1b[2Jxxx") && !shown.contains('\x1b'), "{shown}");
+        assert!(shown.lines().all(|line| line.len() < 2 * LONGEST_NAME));
     }
 }

@@ -1,110 +1,137 @@
 //! Asks for names, and keeps what was answered.
 
-use super::question::{Answer, LONGEST, NamedFunction, Question};
+use super::question::{Answer, FileIdentity, LONGEST, NamedPart, Question};
+use crate::say::note;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
 use vmm::stack::MappedFile;
 
-/// So many functions are kept.
+/// So long is waited for an answer: the guest chooses which files are read for it. Later there are no names.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So many parts of files are kept.
 const MOST: usize = 64 << 10;
+/// And so many bytes of their names.
+const MOST_BYTES: usize = 32 << 20;
 
 /// Names for places in the files that processes run.
 pub(crate) struct ProgramNames(RefCell<Asker>);
 
 struct Asker {
     questions: Box<dyn Write>,
-    answers: BufReader<Box<dyn Read>>,
-    /// Whether nobody answers any more.
+    /// They come in by a thread of their own.
+    answers: Receiver<String>,
+    /// Whether nobody is asked any more.
     is_over: bool,
-    known: HashMap<FileIdentity, KnownFile>,
-    /// How many functions are known.
-    functions: usize,
+    known: Known,
 }
 
-/// A file's path, its length, and when it was changed last.
-type FileIdentity = (Vec<u8>, u64, i64);
-
-/// What is known of a file.
-enum KnownFile {
-    /// It has no names.
-    Nothing,
-    /// Functions, by where they begin.
-    Functions(BTreeMap<u64, NamedFunction>),
+/// What was answered.
+#[derive(Default)]
+struct Known {
+    /// Files, each with its parts by where they begin; `None` where it has no names.
+    files: HashMap<FileIdentity, Option<BTreeMap<u64, NamedPart>>>,
+    parts: usize,
+    bytes: usize,
 }
 
 impl ProgramNames {
     /// By what comes in as `answers` to `questions`.
-    pub(crate) fn asking(questions: impl Write + 'static, answers: impl Read + 'static) -> Self {
-        Self(RefCell::new(Asker {
-            questions: Box::new(questions),
-            answers: BufReader::new(Box::new(answers)),
-            is_over: false,
-            known: HashMap::new(),
-            functions: 0,
-        }))
+    ///
+    /// # Errors
+    /// When this machine has no thread left.
+    pub(crate) fn asking(
+        questions: impl Write + 'static,
+        answers: impl Read + Send + 'static,
+    ) -> io::Result<Self> {
+        let (tell, told) = mpsc::channel();
+        let mut answers = BufReader::new(answers);
+        // It ends with the process where nobody answers, or with the first answer that nobody waits for.
+        thread::Builder::new().name("names".to_owned()).spawn(move || {
+            loop {
+                let mut line = String::new();
+                match answers.by_ref().take(LONGEST).read_line(&mut line) {
+                    Ok(1..) if tell.send(line).is_ok() => {}
+                    _ => return,
+                }
+            }
+        })?;
+        let asker =
+            Asker { questions: Box::new(questions), answers: told, is_over: false, known: Known::default() };
+        Ok(Self(RefCell::new(asker)))
     }
 
-    /// The function that has what is at an offset in a file, if that is known.
-    pub(super) fn at(&self, file: &MappedFile, offset: u64) -> Option<NamedFunction> {
-        self.0.borrow_mut().at(file, offset)
+    /// The part of a file that has what is at an offset in it, where that is a function: with its name.
+    pub(super) fn at(&self, file: &MappedFile, offset: u64) -> Option<(String, NamedPart)> {
+        let part = self.0.borrow_mut().part(file, offset)?;
+        Some((part.function.clone()?, part))
     }
 }
 
 impl Asker {
-    fn at(&mut self, MappedFile { mapping, path }: &MappedFile, offset: u64) -> Option<NamedFunction> {
-        let identity = (path.clone(), mapping.length, mapping.modified);
-        match self.known.get(&identity) {
-            Some(KnownFile::Nothing) => return None,
-            Some(KnownFile::Functions(functions)) => {
-                let before = functions.range(..=offset).next_back();
-                if let Some((start, function)) = before
-                    && offset - start < function.size
-                {
-                    return Some(function.clone());
-                }
-            }
-            None => {}
+    fn part(&mut self, MappedFile { mapping, path }: &MappedFile, offset: u64) -> Option<NamedPart> {
+        let path = std::str::from_utf8(path).ok()?.to_owned();
+        let file = FileIdentity { path, length: mapping.length, modified: mapping.modified };
+        if let Some(known) = self.known.part(&file, offset) {
+            return known;
         }
         if self.is_over {
             return None;
         }
-        let path = std::str::from_utf8(path).ok()?;
-        let question = Question { path, length: mapping.length, modified: mapping.modified, offset };
-        let Ok(answer) = self.ask(&question) else {
+        let question = Question { file, offset };
+        let Some(answer) = self.ask(&question) else {
             self.is_over = true;
+            note("functions of processes have no names from here on: nobody says what their files have");
             return None;
         };
-        if self.functions >= MOST || self.known.len() >= MOST {
-            self.known.clear();
-            self.functions = 0;
-        }
         match answer {
             Answer::NoFile => {
-                self.known.insert(identity, KnownFile::Nothing);
+                self.known.files.insert(question.file, None);
                 None
             }
-            Answer::NoFunction => None,
-            Answer::Function(function) if function.start <= offset => {
-                let known =
-                    self.known.entry(identity).or_insert_with(|| KnownFile::Functions(BTreeMap::new()));
-                if let KnownFile::Functions(functions) = known {
-                    functions.insert(function.start, function.clone());
-                    self.functions += 1;
-                }
-                Some(function)
+            Answer::Part(part) if part.has(offset) => {
+                self.known.add(question.file, part.clone());
+                Some(part)
             }
-            Answer::Function(_) => None,
+            Answer::Part(_) => None,
         }
     }
 
-    fn ask(&mut self, question: &Question<'_>) -> io::Result<Answer> {
-        let mut line = serde_json::to_string(question)?;
+    fn ask(&mut self, question: &Question) -> Option<Answer> {
+        let mut line = serde_json::to_string(question).ok()?;
         line.push('\n');
-        self.questions.write_all(line.as_bytes())?;
-        let mut answer = String::new();
-        self.answers.by_ref().take(LONGEST).read_line(&mut answer)?;
-        Ok(serde_json::from_str(&answer)?)
+        self.questions.write_all(line.as_bytes()).ok()?;
+        let answer = self.answers.recv_timeout(PATIENCE).ok()?;
+        serde_json::from_str(&answer).ok()
+    }
+}
+
+impl Known {
+    /// The part of the file, if it is known, or that it has none.
+    fn part(&self, file: &FileIdentity, offset: u64) -> Option<Option<NamedPart>> {
+        let Some(parts) = self.files.get(file)? else { return Some(None) };
+        let (_, before) = parts.range(..=offset).next_back()?;
+        before.has(offset).then(|| Some(before.clone()))
+    }
+
+    fn add(&mut self, file: FileIdentity, part: NamedPart) {
+        if self.parts >= MOST || self.files.len() >= MOST || self.bytes >= MOST_BYTES {
+            *self = Self::default();
+        }
+        self.parts += 1;
+        self.bytes += part.function.as_ref().map_or(0, String::len);
+        if let Some(parts) = self.files.entry(file).or_insert_with(|| Some(BTreeMap::new())) {
+            parts.insert(part.start, part);
+        }
+    }
+}
+
+impl NamedPart {
+    fn has(&self, offset: u64) -> bool {
+        offset.checked_sub(self.start).is_some_and(|inside| inside < self.size)
     }
 }
 
@@ -120,24 +147,25 @@ mod tests {
     }
 
     /// What is answered about these offsets, where these lines are all that comes.
-    fn told(answers: &'static str, offsets: &[u64]) -> Vec<Option<String>> {
-        let names = ProgramNames::asking(io::sink(), answers.as_bytes());
-        offsets.iter().map(|offset| Some(names.at(&file(), *offset)?.name)).collect()
+    fn told(answers: &str, offsets: &[u64]) -> Vec<Option<String>> {
+        let names = ProgramNames::asking(io::sink(), io::Cursor::new(answers.to_owned())).unwrap();
+        offsets.iter().map(|offset| Some(names.at(&file(), *offset)?.0)).collect()
     }
 
     #[test]
     fn what_is_known_is_not_asked_again() {
-        let write = "{\"Function\":{\"name\":\"write\",\"start\":16,\"size\":32}}\n";
+        let write = r#"{"Part":{"function":"write","start":16,"size":32}}"#;
+        let gap = r#"{"Part":{"function":null,"start":0,"size":16}}"#;
         let own = || Some("write".to_owned());
-        assert_eq!(told(write, &[20, 16, 47, 48]), [own(), own(), own(), None]);
-        assert_eq!(told("\"NoFile\"\n", &[20, 16]), [None, None]);
-        let between = Box::leak(format!("\"NoFunction\"\n{write}").into_boxed_str());
-        assert_eq!(told(between, &[8, 20]), [None, own()]);
+        assert_eq!(told(&format!("{write}\n"), &[20, 16, 47, 48]), [own(), own(), own(), None]);
+        assert_eq!(told(&format!("\"NoFile\"\n{write}\n"), &[20, 16]), [None, None]);
+        assert_eq!(told(&format!("{gap}\n{write}\n"), &[8, 9, 0, 20]), [None, None, None, own()]);
     }
 
     #[test]
     fn nobody_is_asked_who_does_not_answer() {
-        for answers in ["", "\n", "nonsense\n", "{\"Function\":{\"name\":\"a\",\"start\":99,\"size\":1}}\n"] {
+        let elsewhere = "{\"Part\":{\"function\":\"a\",\"start\":99,\"size\":1}}\n";
+        for answers in ["", "\n", "nonsense\n", elsewhere] {
             assert_eq!(told(answers, &[20, 21]), [None, None], "{answers}");
         }
     }

@@ -13,21 +13,20 @@ pub(crate) use server::{Names, answer};
 use crate::record::{Address, UserFrame, UserPlace};
 use probe_engine::addr::Gva;
 use probe_engine::linux::program_file::NamedOffset;
-use question::NamedFunction;
 use vmm::stack::UserStack;
 
 /// The frames of `stack` with what is known of them. `names`: of the functions in files, where these are known.
 pub(crate) fn named(stack: &UserStack, names: Option<&ProgramNames>) -> Vec<UserFrame> {
     let frame = |(n, at): (usize, &Gva)| {
-        // What is behind a call belongs to that, and may be another function's.
+        // It is told where the call returns to.
         let before = u64::from(n > 0);
-        let place = stack.place(Gva(at.0.wrapping_sub(before))).map(|(file, inside)| {
-            let name =
-                names.and_then(|names| names.at(file, inside)).map(|NamedFunction { name, start, size }| {
-                    NamedOffset { name: &name, offset: inside - start + before, size }.to_string()
-                });
+        let place = stack.place(n).map(|(file, inside)| {
+            let name = names.and_then(|names| names.at(file, inside)).map(|(name, part)| {
+                let offset = inside - part.start + before;
+                NamedOffset { name: &name, offset, size: part.size }.to_string()
+            });
             let path = String::from_utf8_lossy(&file.path).into_owned();
-            UserPlace { file: path, offset: Address(inside + before), name }
+            UserPlace { file: path, offset: Address(inside.saturating_add(before)), name }
         });
         UserFrame { address: Address(at.0), place }
     };
@@ -80,7 +79,7 @@ mod tests {
             let mut names = Names::below(Path::new("/"));
             answer(&mut names, theirs.try_clone().unwrap(), theirs).unwrap();
         });
-        let names = ProgramNames::asking(ours.try_clone().unwrap(), ours);
+        let names = ProgramNames::asking(ours.try_clone().unwrap(), ours).unwrap();
         let frames = named(&stack, Some(&names));
         let of = |n: usize| frames.get(n).unwrap().place.clone();
         let offset = |n: usize| {

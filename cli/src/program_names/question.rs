@@ -5,16 +5,18 @@ use serde::{Deserialize, Serialize};
 /// No line is longer, in bytes.
 pub(super) const LONGEST: u64 = 64 << 10;
 
-/// Which function of a file has what is at an offset in it?
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Question<'a> {
-    /// The file, by its path in the guest.
-    pub(super) path: &'a str,
-    /// How long it is there, in bytes.
+/// A file's path in the guest, its length in bytes, and when it was changed last, in nanoseconds since 1970.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct FileIdentity {
+    pub(super) path: String,
     pub(super) length: u64,
-    /// When it was changed last, in nanoseconds since 1970.
     pub(super) modified: i64,
-    /// Bytes from its start.
+}
+
+/// Which function of a file has what is so many bytes from its start?
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Question {
+    pub(super) file: FileIdentity,
     pub(super) offset: u64,
 }
 
@@ -22,17 +24,15 @@ pub(super) struct Question<'a> {
 pub(super) enum Answer {
     /// The file is not known, or is another one.
     NoFile,
-    /// None has.
-    NoFunction,
-    /// This one.
-    Function(NamedFunction),
+    /// This part of the file has it.
+    Part(NamedPart),
 }
 
-/// A function of a file.
+/// A function of a file, or what is between two.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct NamedFunction {
-    /// As the file names it.
-    pub(super) name: String,
+pub(super) struct NamedPart {
+    /// The function, as the file names it; `None` where there is none.
+    pub(super) function: Option<String>,
     /// Where in the file it begins.
     pub(super) start: u64,
     /// How long it is, in bytes.

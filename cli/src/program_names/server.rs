@@ -1,6 +1,6 @@
 //! Reads the files that processes of the guest run, and says which functions they have.
 
-use super::question::{Answer, LONGEST, NamedFunction, Question};
+use super::question::{Answer, FileIdentity, LONGEST, NamedPart, Question};
 use crate::program_files::ProgramFiles;
 use probe_engine::linux::program_file::{FunctionTable, NamedOffset};
 use std::collections::HashMap;
@@ -22,40 +22,38 @@ pub(crate) struct Names {
     left: u64,
 }
 
-/// A file's path, its length, and when it was changed last.
-type FileIdentity = (String, u64, i64);
-
 impl Names {
     /// By the files below `root`.
     pub(crate) fn below(root: &Path) -> Self {
         Self { files: ProgramFiles::below(root), known: HashMap::new(), left: MOST }
     }
 
-    fn answer(&mut self, question: &Question<'_>) -> Answer {
-        let Question { path, length, modified, offset } = *question;
-        let identity = (path.to_owned(), length, modified);
-        if !self.known.contains_key(&identity) {
-            if self.known.len() >= MOST_FILES || length > self.left {
+    fn answer(&mut self, Question { file, offset }: Question) -> Answer {
+        if !self.known.contains_key(&file) {
+            if self.known.len() >= MOST_FILES || file.length > self.left {
                 return Answer::NoFile;
             }
-            let table = self.files.functions(path, (length, modified), LARGEST);
-            self.left -= if table.is_some() { length } else { 0 };
-            self.known.insert(identity.clone(), table);
+            self.left -= file.length;
+            let table = self.files.functions(&file.path, (file.length, file.modified), LARGEST);
+            self.known.insert(file.clone(), table);
         }
-        let Some(Some(table)) = self.known.get(&identity) else { return Answer::NoFile };
-        match table.at(offset) {
+        let Some(Some(table)) = self.known.get(&file) else { return Answer::NoFile };
+        Answer::Part(match table.at(offset) {
             Some(NamedOffset { name, offset: inside, size }) => {
-                Answer::Function(NamedFunction { name: name.to_owned(), start: offset - inside, size })
+                NamedPart { function: Some(name.to_owned()), start: offset - inside, size }
             }
-            None => Answer::NoFunction,
-        }
+            None => {
+                let gap = table.gap(offset);
+                NamedPart { function: None, start: gap.start, size: gap.end - gap.start }
+            }
+        })
     }
 }
 
-/// Answers what comes in, until nothing comes any more.
+/// Answers what comes in, until nothing comes any more. What is no question has no answer but that.
 ///
 /// # Errors
-/// When an answer cannot be written, or a question is none.
+/// When an answer cannot be written, or nothing can be read.
 pub(crate) fn answer(names: &mut Names, questions: impl Read, mut answers: impl Write) -> io::Result<()> {
     let mut questions = BufReader::new(questions);
     let mut line = String::new();
@@ -64,8 +62,8 @@ pub(crate) fn answer(names: &mut Names, questions: impl Read, mut answers: impl 
         if questions.by_ref().take(LONGEST).read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let question: Question<'_> = serde_json::from_str(&line)?;
-        let mut answer = serde_json::to_vec(&names.answer(&question))?;
+        let answer = serde_json::from_str(&line).map_or(Answer::NoFile, |question| names.answer(question));
+        let mut answer = serde_json::to_vec(&answer)?;
         answer.push(b'\n');
         answers.write_all(&answer)?;
     }

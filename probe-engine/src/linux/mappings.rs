@@ -84,7 +84,7 @@ impl MappingsLayout {
     }
 
     /// What the process of `task` (its `task_struct`) has at `at`, and the path of the file, from the topmost mount on that it is seen
-    /// in. `None` where that is no file, or cannot be read.
+    /// in: also of one that has been deleted since. `None` where that is no file, or cannot be read.
     #[must_use]
     pub fn mapping<M: ReadVirt + ?Sized>(
         &self,
@@ -99,11 +99,12 @@ impl MappingsLayout {
         let inode = pointer(file, self.inode)?;
         let seconds = read(inode, self.modified.seconds)?.cast_signed();
         let nanos = read(inode, self.modified.nanos)? & u64::from(u32::MAX);
+        let length = read(inode, self.length)?;
         let mapping = Mapping {
             start,
             end,
-            offset: read(area, self.page_offset)?.checked_mul(PAGE)?,
-            length: read(inode, self.length)?,
+            offset: read(area, self.page_offset)?.checked_mul(PAGE).filter(|offset| *offset < length)?,
+            length,
             modified: seconds.checked_mul(1_000_000_000)?.checked_add_unsigned(nanos)?,
         };
         Some((mapping, self.path.of(memory, file)?))

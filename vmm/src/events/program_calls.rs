@@ -10,7 +10,8 @@ use std::collections::HashMap;
 
 /// A task has no more calls that have not returned, of which the innermost are kept.
 const DEEPEST: usize = 256;
-/// All tasks have no more. When there are more, all are forgotten, and their returns take no time.
+/// All tasks have no more that are remembered. Those of tasks that have done nothing for so many calls are forgotten first: a call that
+/// never returns is one of them in the end.
 const MOST: usize = 1 << 16;
 /// What a call puts on the stack, in bytes: where it returns to.
 const WORD: u64 = 8;
@@ -21,8 +22,32 @@ type TaskId = (Gva, u32);
 /// The calls of programs that are under way.
 #[derive(Default)]
 pub(super) struct ProgramCalls {
+    /// Of tasks that have called or returned lately.
+    recent: TaskCalls,
+    /// Of the others.
+    earlier: TaskCalls,
+}
+
+/// The calls of tasks, the innermost last.
+#[derive(Default)]
+struct TaskCalls {
     tasks: HashMap<TaskId, Vec<OpenCall>>,
     open: usize,
+}
+
+impl TaskCalls {
+    fn take(&mut self, task: TaskId) -> Option<Vec<OpenCall>> {
+        let calls = self.tasks.remove(&task)?;
+        self.open -= calls.len();
+        Some(calls)
+    }
+
+    fn put(&mut self, task: TaskId, calls: Vec<OpenCall>) {
+        if !calls.is_empty() {
+            self.open += calls.len();
+            self.tasks.insert(task, calls);
+        }
+    }
 }
 
 /// A call that has not returned.
@@ -58,36 +83,37 @@ impl ProgramCalls {
         Some(Event { rip: state.ip, what, ..event })
     }
 
+    /// The calls of a task that have not returned.
+    fn take(&mut self, task: TaskId) -> Option<Vec<OpenCall>> {
+        self.recent.take(task).or_else(|| self.earlier.take(task))
+    }
+
     fn enter(&mut self, task: TaskId, call: OpenCall) {
-        if self.open >= MOST {
-            self.tasks.clear();
-            self.open = 0;
-        }
-        let calls = self.tasks.entry(task).or_default();
+        let mut calls = self.take(task).unwrap_or_default();
         if calls.len() >= DEEPEST {
             calls.remove(0);
-            self.open -= 1;
         }
         calls.push(call);
-        self.open += 1;
+        self.recent.put(task, calls);
+        if self.recent.open >= MOST / 2 {
+            self.earlier = std::mem::take(&mut self.recent);
+        }
     }
 
     /// When the call began that returns now, if it is known.
     fn leave(&mut self, task: TaskId, told_as: ProbeId, stack: Gva) -> Option<u64> {
-        let calls = self.tasks.get_mut(&task)?;
+        let mut calls = self.take(task)?;
         let is_its = |call: &OpenCall| call.told_as == told_as && call.stack.add(WORD) == stack;
-        let its = calls.iter().rposition(is_its)?;
-        let OpenCall { stack, began, .. } = calls.remove(its);
-        let before = calls.len() + 1;
-        // Those that it called and that have not returned were left by a jump. Others may have seen the same call.
-        let mut behind = calls.split_off(its);
-        behind.retain(|call| call.stack >= stack);
-        calls.append(&mut behind);
-        self.open -= before - calls.len();
-        if calls.is_empty() {
-            self.tasks.remove(&task);
-        }
-        Some(began)
+        let its = calls.iter().rposition(is_its).map(|its| {
+            let own = calls.remove(its);
+            // Those that it called and that have not returned were left by a jump. Others may have seen the same call.
+            let mut behind = calls.split_off(its);
+            behind.retain(|call| call.stack >= own.stack);
+            calls.append(&mut behind);
+            own
+        });
+        self.recent.put(task, calls);
+        Some(its?.began)
     }
 }
 
@@ -118,7 +144,7 @@ mod tests {
             (calls.leave(TASK, OUTER, Gva(0xf08)), calls.leave(TASK, OUTER, Gva(0x1008))),
             (Some(2), Some(1))
         );
-        assert_eq!((calls.open, calls.tasks.len()), (0, 0));
+        assert_eq!((calls.recent.open, calls.recent.tasks.len()), (0, 0));
     }
 
     #[test]
@@ -130,7 +156,7 @@ mod tests {
         calls.enter(TASK, call(OUTER, 0xf00, 2));
         assert_eq!(calls.leave(TASK, OUTER, Gva(0x1008)), Some(1));
         assert_eq!(calls.leave(TASK, INNER, Gva(0x1008)), Some(1));
-        assert_eq!((calls.open, calls.tasks.len()), (0, 0));
+        assert_eq!((calls.recent.open, calls.recent.tasks.len()), (0, 0));
     }
 
     #[test]
@@ -140,15 +166,18 @@ mod tests {
         calls.enter(TASK, call(INNER, 0xf00, 2));
         calls.enter(TASK, call(INNER, 0xe00, 3));
         assert_eq!(calls.leave(TASK, OUTER, Gva(0x1008)), Some(1));
-        assert_eq!((calls.leave(TASK, INNER, Gva(0xf08)), calls.open), (None, 0));
+        assert_eq!((calls.leave(TASK, INNER, Gva(0xf08)), calls.recent.open), (None, 0));
     }
 
     #[test]
     fn a_guest_that_never_returns_does_not_fill_memory() {
         let mut calls = ProgramCalls::default();
+        calls.enter(TASK, call(OUTER, 0x1000, 1));
         for n in 0..2 * MOST as u64 {
             calls.enter((Gva(n / 1000), 1), call(OUTER, n, n));
-            assert!(calls.open <= MOST && calls.tasks.values().all(|calls| calls.len() <= DEEPEST));
+            let both = [&calls.recent, &calls.earlier];
+            assert!(both.iter().map(|some| some.open).sum::<usize>() <= MOST);
+            assert!(both.iter().flat_map(|some| some.tasks.values()).all(|calls| calls.len() <= DEEPEST));
         }
     }
 }

@@ -91,19 +91,25 @@ impl PathLayout {
             }
             let parent = pointer(entry, self.parent)?;
             if parent == entry {
-                return Some(path);
+                // Memory that has no file begins so.
+                return Some(path).filter(|path| path.length > 0);
             }
-            // The hash of the name is in the other half.
+            // Something else is behind it.
             let length = memory.read_u64(entry.add(self.length)).ok()? as u32 as usize;
             let name = path.room(length).filter(|_| length <= LONGEST_NAME)?;
             memory.read(pointer(entry, self.name)?, name).ok()?;
-            if name.contains(&0) {
+            if !is_name(name) {
                 return None;
             }
             entry = parent;
         }
         None
     }
+}
+
+/// Whether a folder can have something of that name.
+fn is_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
 #[cfg(test)]
@@ -195,6 +201,13 @@ mod tests {
         assert_eq!(path(&ram, at(0x100)), None, "no name has a NUL");
         put(16, u64::MAX);
         assert_eq!(path(&ram, at(0x100)), None);
+        for name in ["..", ".", "a/b", ""] {
+            file(&ram, at(0x100), &[name]);
+            assert_eq!(path(&ram, at(0x100)), None, "{name} is no name");
+        }
+        file(&ram, at(0x100), &["a"]);
+        put(0, only.0);
+        assert_eq!(path(&ram, at(0x100)), None, "it is in no folder");
         let ring = entries(&ram, at(0x2000), at(0x2800), &["a", "b"]);
         ram.put(at(0x2000), &ring.0.to_le_bytes());
         ram.put(at(0x108), &ring.0.to_le_bytes());

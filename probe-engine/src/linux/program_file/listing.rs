@@ -6,6 +6,11 @@ use crate::linux::partial_file::PartialFile;
 use object::{Object, ObjectSymbol, SymbolKind};
 use std::collections::BTreeMap;
 
+/// A function with a longer name has none, in bytes. In a file, names may lie in each other.
+const LONGEST_NAME: usize = 2048;
+/// No program has more functions that are known.
+const MOST_FUNCTIONS: usize = 1 << 20;
+
 /// A function of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedFunction {
@@ -54,6 +59,9 @@ pub(super) fn add_functions<'a>(
             continue;
         };
         let name = name.split('@').next().unwrap_or(name);
+        if name.len() > LONGEST_NAME || functions.len() >= MOST_FUNCTIONS {
+            continue;
+        }
         if let Some(offset) = segments.offset_of(symbol.address(), true) {
             functions.insert((offset, name), (symbol.size(), is_indirect));
         }

@@ -5,9 +5,13 @@ use super::{NoPlace, ProgramDebug, Segments, parse};
 use object::Object;
 use std::cmp::Reverse;
 use std::fmt;
+use std::ops::Range;
 
 /// The functions of a program by where they are in its file.
 pub struct FunctionTable(Vec<ListedFunction>);
+
+/// All names together have no more bytes.
+const MOST_NAMES: usize = 64 << 20;
 
 /// A place in a function, as the kernel writes its own: `write+0x14/0x9b`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +59,26 @@ impl FunctionTable {
             (one.offset, rank(one), &one.name).cmp(&(other.offset, rank(other), &other.name))
         });
         functions.dedup_by_key(|function| function.offset);
+        let mut names = 0;
+        functions.retain(|function| {
+            names += function.name.len();
+            names <= MOST_NAMES
+        });
         Self(functions)
+    }
+
+    /// How much of the file around this offset, in which there is [no function](Self::at), has none.
+    #[must_use]
+    pub fn gap(&self, place: u64) -> Range<u64> {
+        let after = self.0.partition_point(|function| function.offset <= place);
+        let start = self
+            .0
+            .get(..after)
+            .and_then(<[_]>::last)
+            .map_or(0, |before| before.offset.saturating_add(before.size));
+        let end = self.0.get(after).map_or(u64::MAX, |next| next.offset);
+        // A function may go on behind one that lies in it.
+        start.min(place)..end
     }
 
     /// The function that has what is at this offset in the file. One of which the file does not say how long it is goes on to the next.
@@ -110,6 +133,10 @@ mod tests {
         assert_eq!(at(0x173).as_deref(), Some("inner+0x3/0x4"));
         assert_eq!(at(0x174).as_deref(), Some("outer+0x14/0x40"));
         assert_eq!((at(0x99), at(0x200)), (None, None), "nothing says where the last one ends");
+        assert_eq!(
+            [0x99, 0x130, 0x300].map(|place| table.gap(place)),
+            [0..0x100, 0x120..0x140, 0x200..u64::MAX]
+        );
     }
 
     #[test]

@@ -428,7 +428,7 @@ mod user {
         }
         let memory = ram.memory();
         let regs = UserRegs { rip: Gva(0x40_1000), rsp: Gva(0), rbp: Gva(rbp) };
-        let real = |slot: Gva| (slot == Gva(HOOKED)).then_some(Gva(0x40_4000));
+        let real = |slot, _| (slot == Gva(HOOKED)).then_some(Gva(0x40_4000));
         let mut walk = UserWalk::new(&memory, regs, most, real);
         let found = (&mut walk).map(|at| at.0).collect();
         assert_eq!(walk.next(), None);

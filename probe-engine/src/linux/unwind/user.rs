@@ -40,12 +40,12 @@ pub struct UserWalk<'a, M: PhysMemory + ?Sized, F> {
     end: Option<UserEnd>,
 }
 
-impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva) -> Option<Gva>> UserWalk<'a, M, F> {
+impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> UserWalk<'a, M, F> {
     /// A walk from `regs` of at most `most` frames, the instruction at `regs.rip` included, through the page tables of
     /// the process.
     ///
-    /// `real(slot)` is asked of every return address, `slot` being where it lies: when another one stands there in its place it says
-    /// the real one.
+    /// `real(slot, value)` is asked of every return address, `slot` being where it lies: when `value` stands there in place of another
+    /// it says that other one.
     #[must_use]
     pub fn new(memory: &'a VirtMemory<'a, M>, regs: UserRegs, most: usize, real: F) -> Self {
         Self { memory, first: Some(regs.rip), rbp: regs.rbp.0, left: most, real, end: None }
@@ -65,7 +65,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva) -> Option<Gva>> UserWalk<'a, M, F> {
         self.memory.read(rbp, &mut words)?;
         let [next, back] = words.as_chunks().0 else { return Err(UserEnd::Bottom) };
         let (next, back) = (u64::from_le_bytes(*next), Gva(u64::from_le_bytes(*back)));
-        let back = (self.real)(rbp.add(8)).unwrap_or(back);
+        let back = (self.real)(rbp.add(8), back).unwrap_or(back);
         self.user(back)?;
         if next != 0 && next <= rbp.0 {
             return Err(UserEnd::NotRising(rbp));
@@ -84,7 +84,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva) -> Option<Gva>> UserWalk<'a, M, F> {
     }
 }
 
-impl<M: PhysMemory + ?Sized, F: Fn(Gva) -> Option<Gva>> Iterator for UserWalk<'_, M, F> {
+impl<M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Iterator for UserWalk<'_, M, F> {
     type Item = Gva;
 
     fn next(&mut self) -> Option<Gva> {
