@@ -38,6 +38,7 @@ mod tests {
     use super::*;
     use probe_engine::linux::mappings::Mapping;
     use probe_engine::linux::unwind::UserEnd;
+    use std::net::Shutdown;
     use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::net::UnixStream;
     use std::path::Path;
@@ -79,6 +80,7 @@ mod tests {
             let mut names = Names::below(Path::new("/"));
             answer(&mut names, theirs.try_clone().unwrap(), theirs).unwrap();
         });
+        let end = ours.try_clone().unwrap();
         let names = ProgramNames::asking(ours.try_clone().unwrap(), ours).unwrap();
         let frames = named(&stack, Some(&names));
         let of = |n: usize| frames.get(n).unwrap().place.clone();
@@ -96,7 +98,7 @@ mod tests {
         let mapping = Mapping { modified: file.mapping.modified + 1, ..file.mapping };
         let other = UserStack { files: vec![MappedFile { mapping, ..file }], ..stack };
         assert!(named(&other, Some(&names)).first().unwrap().place.as_ref().unwrap().name.is_none());
-        drop(names);
+        end.shutdown(Shutdown::Both).unwrap();
         server.join().unwrap();
     }
 }
