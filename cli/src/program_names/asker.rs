@@ -64,10 +64,9 @@ impl ProgramNames {
         Ok(Self(RefCell::new(asker)))
     }
 
-    /// The part of a file that has what is at an offset in it, where that is a function: with its name.
-    pub(super) fn at(&self, file: &MappedFile, offset: u64) -> Option<(String, NamedPart)> {
-        let part = self.0.borrow_mut().part(file, offset)?;
-        Some((part.function.clone()?, part))
+    /// The part of a file that has what is at an offset in it, if that is known.
+    pub(super) fn part(&self, file: &MappedFile, offset: u64) -> Option<NamedPart> {
+        self.0.borrow_mut().part(file, offset)
     }
 }
 
@@ -149,7 +148,7 @@ mod tests {
     /// What is answered about these offsets, where these lines are all that comes.
     fn told(answers: &str, offsets: &[u64]) -> Vec<Option<String>> {
         let names = ProgramNames::asking(io::sink(), io::Cursor::new(answers.to_owned())).unwrap();
-        offsets.iter().map(|offset| Some(names.at(&file(), *offset)?.0)).collect()
+        offsets.iter().map(|offset| names.part(&file(), *offset)?.function).collect()
     }
 
     #[test]

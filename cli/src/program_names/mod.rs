@@ -21,9 +21,9 @@ pub(crate) fn named(stack: &UserStack, names: Option<&ProgramNames>) -> Vec<User
         // It is told where the call returns to.
         let before = u64::from(n > 0);
         let place = stack.place(n).map(|(file, inside)| {
-            let name = names.and_then(|names| names.at(file, inside)).map(|(name, part)| {
-                let offset = inside - part.start + before;
-                NamedOffset { name: &name, offset, size: part.size }.to_string()
+            let name = names.and_then(|names| names.part(file, inside)).and_then(|part| {
+                let (name, offset) = (part.function.as_deref()?, inside - part.start + before);
+                Some(NamedOffset { name, offset, size: part.size }.to_string())
             });
             let path = String::from_utf8_lossy(&file.path).into_owned();
             UserPlace { file: path, offset: Address(inside.saturating_add(before)), name }

@@ -201,15 +201,7 @@ mod tests {
             let hidden = field(Base::Saved(place.saved(), Register::R14), &[], Read::Word(8));
             capture.count_only(hidden, |own| Filter::Test(own, Test::Number(Order::Equal, 1)));
             let memory = ram.memory();
-            let scene = Scene {
-                regs: &regs,
-                entered_with: None,
-                memory: &memory,
-                slide: 0,
-                task: None,
-                cpu: 0,
-                per_cpu: None,
-            };
+            let scene = Scene::of_registers(&regs, &memory);
             let mut record = Vec::new();
             assert!(capture.take(&scene, &mut record));
             let state = ProgramState { ip: Gva(16), sp: Gva(19), ax: 10, args: [14, 13, 12, 11, 9, 8] };

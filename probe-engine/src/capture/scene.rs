@@ -24,3 +24,11 @@ pub struct Scene<'a, M: ReadVirt + ?Sized> {
     /// What lies between the address of a per-CPU variable and that CPU's own one, if it can be told.
     pub per_cpu: Option<u64>,
 }
+
+#[cfg(test)]
+impl<'a, M: ReadVirt + ?Sized> Scene<'a, M> {
+    /// CPU 0 with these registers, of which nothing else is known.
+    pub(crate) fn of_registers(regs: &'a Regs, memory: &'a M) -> Self {
+        Self { regs, entered_with: None, memory, slide: 0, task: None, cpu: 0, per_cpu: None }
+    }
+}

@@ -160,15 +160,9 @@ fn a_record_has_an_end() {
 fn a_return_knows_what_the_function_was_entered_with() {
     let ram = Ram::new();
     let regs = Regs { rsi: 1, rsp: kernel(0).0, ..Regs::default() };
-    let scene = Scene {
-        regs: &regs,
-        entered_with: Some([10, 11, 12, 13, 14, 15]),
-        memory: &ram.memory(),
-        slide: 0,
-        task: None,
-        cpu: 0,
-        per_cpu: None,
-    };
+    let memory = ram.memory();
+    let entered_with = Some([10, 11, 12, 13, 14, 15]);
+    let scene = Scene { entered_with, ..Scene::of_registers(&regs, &memory) };
     let mut capture = one(of(Base::Argument(1), &[], Read::Word(8)), Shape::Unsigned);
     capture.fields.extend(one(of(Base::Argument(6), &[], Read::Word(8)), Shape::Unsigned).fields);
     capture.fields.extend(one(of(Base::Comm, &[], Read::Word(0)), Shape::Text).fields);

@@ -198,15 +198,7 @@ mod tests {
         let memory = ram.memory();
         let regs = Regs { rdi: Ram::USER.add(0x100).0, rsi: Ram::BASE.add(0x200).0, ..Regs::default() };
         let passes = |filter: &str, regs: &Regs| {
-            let scene = Scene {
-                regs,
-                entered_with: None,
-                memory: &memory,
-                slide: 0,
-                task: None,
-                cpu: 0,
-                per_cpu: None,
-            };
+            let scene = Scene::of_registers(regs, &memory);
             let mut record = Vec::new();
             let passes = capture(filter).unwrap().take(&scene, &mut record);
             assert_eq!(Values::of(&record).count(), if passes { 3 } else { 0 }, "{filter}");
@@ -243,15 +235,7 @@ mod tests {
             rax: (-2_i64).cast_unsigned(),
             ..Regs::default()
         };
-        let scene = Scene {
-            regs: &regs,
-            entered_with: None,
-            memory: &memory,
-            slide: 0,
-            task: None,
-            cpu: 0,
-            per_cpu: None,
-        };
+        let scene = Scene::of_registers(&regs, &memory);
         for (filter, hidden, passes) in [
             ("dfd == -100 || dfd == 3", 1, true),
             ("dfd > 0", 1, false),
