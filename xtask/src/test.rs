@@ -43,7 +43,7 @@ pub(crate) struct Options {
     /// Only this piece of what takes long: all guest tests on another kernel, or storms, soaks and comparisons
     #[arg(long, value_name = "NAME", value_parser = long::names(), conflicts_with = "vmx")]
     long: Option<Piece>,
-    /// As --vmx, of the default kernel alone
+    /// As --vmx, of the default kernel alone, with fewer traps
     #[arg(long, hide = true, conflicts_with_all = ["vmx", "long"])]
     bochs: bool,
 }
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
     let vmm = setup::run()?.vmm;
     if options.bochs {
-        vmx::run(&vmm, &[&DEFAULT_KERNEL])?;
+        vmx::run_some(&vmm)?;
     } else if options.vmx {
         say(start, "the KVM contract and a kernel in Bochs, on VMX");
         let mut there = Vec::new();
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 there.push(kernel);
             }
         }
-        vmx::run(&vmm, &there)?;
+        vmx::run_all(&vmm, &there)?;
     } else if let Some(piece) = options.long {
         piece.run(start, &vmm)?;
     } else {

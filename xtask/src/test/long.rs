@@ -30,6 +30,8 @@ pub(super) enum Piece {
     Host,
     /// Twenty boots in each way, of each series.
     Boots,
+    /// Each example that is shown by `--help`.
+    Help,
     /// A million requests for files.
     Files,
     /// The kernel's own tests, beside QEMU.
@@ -60,6 +62,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
+        ("help", Piece::Help),
         ("files", Piece::Files),
         ("selftests", Piece::Selftests(Which::Memory)),
         ("selftests-timers", Piece::Selftests(Which::Timers)),
@@ -111,6 +114,7 @@ impl Piece {
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
             Self::Boots => each_series(start, vmm, kvm, "boots")?,
+            Self::Help => of(&DEFAULT_KERNEL).long_product("help")?,
             Self::Files => of(&DEFAULT_KERNEL).long_product("round_trips")?,
             Self::Selftests(which) => selftests::run(start, vmm, which)?,
             Self::Probeable => each_series(start, vmm, kvm, "probeable")?,

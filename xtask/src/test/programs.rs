@@ -11,11 +11,13 @@ use std::process::{Command, Stdio};
 
 /// The package whose test programs boot guests.
 const OF_GUESTS: &str = "tests";
-/// Those of them that are run in ways of their own: in the emulated host, for long, or for a kernel that is not tested in full.
-const APART: [&str; 6] = ["built", "contract", "differential", "session", "smoke", "soak"];
+/// Those of them that are run in ways of their own: in the emulated host, for long, in each series, or for a kernel that is not
+/// tested in full.
+const APART: [&str; 9] =
+    ["boots", "built", "contract", "differential", "optimized", "probeable", "session", "smoke", "soak"];
 /// Those of the others that take longest, the longest one first.
 const LONGEST: [&str; 10] =
-    ["help", "pages", "command", "cases", "exit_codes", "race", "bundles", "fail_nth", "boots", "escape"];
+    ["linux", "pages", "command", "uprobes", "cases", "exit_codes", "race", "escape", "ftrace", "fail_nth"];
 
 /// What a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +176,7 @@ mod tests {
         all.extend(message("tests", "bin", "draw", false));
         all.extend(message("vmm", "example", "etc_opens", false));
         let programs = Programs(all);
-        assert_eq!(programs.of_the_product(), ["help", "pages", "linux", "rules", "tracepoints"]);
+        assert_eq!(programs.of_the_product(), ["linux", "pages", "help", "rules", "tracepoints"]);
         assert!(programs.get("soak").is_err());
         assert!(programs.get("session").is_ok() && programs.example("etc_opens").is_ok());
         assert!(programs.draw().is_ok());
