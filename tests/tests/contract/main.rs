@@ -10,6 +10,7 @@
 mod branches;
 mod entry;
 mod errands;
+mod fault_in;
 mod faults;
 mod foreign;
 mod garbage;
