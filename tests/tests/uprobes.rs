@@ -477,3 +477,26 @@ fn calls_of_a_program_and_of_the_kernel_are_one_graph() {
     ];
     assert_eq!(graph, nested, "{said}");
 }
+
+/// A program that is in a container alone, of whose first process the number is known.
+#[test]
+fn a_program_in_a_container_is_probed_there() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("nest.c"), folder.path().join("nest"));
+    std::fs::write(&source, NEST).unwrap();
+    let compiled = Command::new("cc").args(["-O1", "-static", "-o"]).args([&program, &source]).status();
+    assert!(compiled.unwrap().success());
+    let program = program.to_str().unwrap();
+    let inside = format!(
+        "[ $$ = 5000 ] || exit 9; mount -t tmpfs none /mnt; cp {program} /mnt/nest; exec chroot /mnt /nest"
+    );
+    // A thread of the kernel's may have taken the number.
+    let script = format!(
+        "for n in 1 2 3; do echo 4999 > /proc/sys/kernel/ns_last_pid; unshare -m sh -ec '{inside}' && break; done; {program}"
+    );
+    let run = run(&binary, &["-pp:inside /proc/5000/root/nest:leaf", "--", "sh", "-c", &script]);
+    run.assert_success();
+    let pids: Vec<_> = run.of_type("hit").into_iter().map(|hit| hit["task"]["pid"].clone()).collect();
+    assert_eq!(pids, [5000, 5000], "{}{}", run.said, run.console);
+}
