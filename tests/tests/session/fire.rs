@@ -3,7 +3,7 @@
 //!
 //! Beside them, and on the same functions, two probes stay: what they count has to be what the guest counted.
 //!
-//! For a minute of the guest's time, or, with `VMM_LONG` set, for five. `VMM_SEED` has an earlier run's
+//! For 20 seconds of the guest's time, or, with `VMM_LONG` set, for five minutes. `VMM_SEED` has an earlier run's
 //! choices made again.
 
 use super::storm::{HOT, check, unless_ended};
@@ -171,7 +171,7 @@ fn seed() -> u64 {
 
 #[test]
 fn sets_of_detours_come_and_go_under_a_preempted_guest() {
-    let seconds = if std::env::var_os("VMM_LONG").is_some() { 300 } else { 60 };
+    let seconds = if std::env::var_os("VMM_LONG").is_some() { 300 } else { 20 };
     let Some(guest) = Guest::new() else { return };
     let (hot, others) = places(guest.subject);
     assert!(hot.len() > BUSY && others.len() > 30_000, "{} and {} places", hot.len(), others.len());
