@@ -3,7 +3,7 @@
 use super::guests::Guests;
 use super::kvm::Kvm;
 use super::pool::side_by_side;
-use super::programs::Programs;
+use super::programs::{OF_SUITES, Programs};
 use super::selftests::Which;
 use super::{built, hosts, kernels, races, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -42,6 +42,8 @@ pub(super) enum Piece {
     Optimized,
     /// Kernels as people build them.
     Built,
+    /// Suites of cases, and what belongs to them: what each command does.
+    Suites,
     /// Five hundred runs of one case, of which none may fail.
     Ci,
     /// Known races, forced: a window in a module, and a bug that the kernel had.
@@ -70,6 +72,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("probeable", Piece::Probeable),
         ("optimized", Piece::Optimized),
         ("kernels", Piece::Built),
+        ("suites", Piece::Suites),
         ("ci", Piece::Ci),
         ("ci-races", Piece::Races),
         ("ci-series", Piece::Series),
@@ -120,6 +123,7 @@ impl Piece {
             Self::Probeable => each_series(start, vmm, kvm, "probeable")?,
             Self::Optimized => each_series(start, vmm, kvm, "optimized")?,
             Self::Built => built::run(start, vmm, kvm)?,
+            Self::Suites => OF_SUITES.iter().try_for_each(|name| of(&DEFAULT_KERNEL).long_product(name))?,
             Self::Ci => of(&DEFAULT_KERNEL).long_product("false_failures")?,
             Self::Races => races::run(of(&DEFAULT_KERNEL))?,
             Self::Series => {

@@ -15,9 +15,12 @@ const OF_GUESTS: &str = "tests";
 /// tested in full.
 const APART: [&str; 9] =
     ["boots", "built", "contract", "differential", "optimized", "probeable", "session", "smoke", "soak"];
+/// Those of suites of cases and what belongs to them, which boot many guests: a piece of `--long`. The pages of the documentation
+/// have an example of each in CI.
+pub(super) const OF_SUITES: [&str; 4] = ["bundles", "cases", "fail_nth", "race"];
 /// Those of the others that take longest, the longest one first.
-const LONGEST: [&str; 10] =
-    ["linux", "pages", "command", "uprobes", "cases", "exit_codes", "race", "escape", "ftrace", "fail_nth"];
+const LONGEST: [&str; 8] =
+    ["linux", "pages", "command", "uprobes", "exit_codes", "escape", "ftrace", "tracepoints"];
 
 /// What a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +117,8 @@ impl Programs {
     pub(super) fn of_the_product(&self) -> Vec<&str> {
         let of_guests = |program: &&Program| program.is_of(OF_GUESTS) && program.kind == Kind::Integration;
         let names = self.0.iter().filter(of_guests).map(|program| program.name.as_str());
-        let mut names: Vec<_> = names.filter(|name| !APART.contains(name)).collect();
+        let is_apart = |name: &&str| APART.contains(name) || OF_SUITES.contains(name);
+        let mut names: Vec<_> = names.filter(|name| !is_apart(name)).collect();
         names.sort_by_key(|name| {
             (LONGEST.iter().position(|long| long == name).unwrap_or(LONGEST.len()), *name)
         });
@@ -176,7 +180,7 @@ mod tests {
         all.extend(message("tests", "bin", "draw", false));
         all.extend(message("vmm", "example", "etc_opens", false));
         let programs = Programs(all);
-        assert_eq!(programs.of_the_product(), ["linux", "pages", "help", "rules", "tracepoints"]);
+        assert_eq!(programs.of_the_product(), ["linux", "pages", "tracepoints", "help", "rules"]);
         assert!(programs.get("soak").is_err());
         assert!(programs.get("session").is_ok() && programs.example("etc_opens").is_ok());
         assert!(programs.draw().is_ok());
