@@ -1,8 +1,8 @@
 //! A detour in a micro guest, and what it finds there: the area of the only CPU, which begins at 0, and a task. And what
 //! detours count by.
 
-use crate::code::DATA;
-use crate::rig::Rig;
+use crate::code::{DATA, stack};
+use crate::rig::{Left, Rig};
 use probe_engine::addr::Gva;
 use probe_engine::capture::filter::Operand;
 use probe_engine::capture::hist::{Form, Histogram, Key, Summed};
@@ -69,6 +69,24 @@ pub fn follow_calls(guest: &Guest, reserved: &Reserved, ram: &GuestRam) {
     reserved.write_detours(ram, &trampolines()).unwrap();
     reserved.write_leave(ram, &leave(guest).unwrap()).unwrap();
     Instances::new(reserved::DATA, 1).prepare(ram).unwrap();
+}
+
+/// Direction and alignment check: what a guest sets whose flags must be left alone.
+pub const DF: u64 = 1 << 10;
+/// See [`DF`].
+pub const AC: u64 = 1 << 18;
+/// Interrupts, which are off there.
+pub const IF: u64 = 1 << 9;
+
+/// Fails the test unless the registers that were dumped at `after` are these, with rsp at the top of the stack, and the flags as they
+/// were set.
+#[track_caller]
+pub fn assert_unchanged(left: &Left, after: Gva, registers: impl IntoIterator<Item = (u8, u64)>) {
+    for (n, value) in registers {
+        assert_eq!(left.u64(after.add(8 * u64::from(n))), value, "register {n}");
+    }
+    assert_eq!(left.u64(after.add(8 * 4)), stack(0).0, "the stack");
+    assert_eq!(left.u64(after.add(8 * 16)) & (DF | AC | IF), DF | AC, "the flags");
 }
 
 /// Makes a detour for the nop at `site` that does `works`, and returns the jump to it.

@@ -12,6 +12,7 @@ pub mod broken_module;
 pub mod browser;
 pub mod cases;
 pub mod code;
+pub mod compiled;
 pub mod cpu_time;
 pub mod detour;
 pub mod differential;

@@ -7,7 +7,7 @@
 )]
 
 use serde_json::Value;
-use std::process::Command;
+use tests::compiled::compiled;
 use tests::kernel::name_of;
 use tests::product::{Run, binary, initrd_with, kernel, module, run};
 
@@ -115,11 +115,8 @@ int main(void) { return middle() == 3 ? 0 : 1; }
 fn frames_of_a_process_have_names() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) = (folder.path().join("calls.c"), folder.path().join("calls"));
-    std::fs::write(&source, CALLS).unwrap();
-    let options = ["-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-o"];
-    let compiled = Command::new("cc").args(options).args([&program, &source]).status();
-    assert!(compiled.unwrap().success());
+    let options = ["-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"];
+    let program = compiled(folder.path(), "calls", CALLS, &options);
     let path = program.to_str().unwrap();
     let returns = format!("-pr {path}:middle");
     let script = format!("{path}; cp {path} /tmp/own-copy; /tmp/own-copy");

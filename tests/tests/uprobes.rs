@@ -9,7 +9,7 @@
 use object::{Object, ObjectSegment, ObjectSymbol};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::process::Command;
+use tests::compiled::compiled;
 use tests::product::{Run, binary, command, run};
 
 /// The program that the guest runs, and copies to where it is probed.
@@ -410,10 +410,7 @@ fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
 fn parameters_of_programs_have_names() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) = (folder.path().join("greet.c"), folder.path().join("greet"));
-    std::fs::write(&source, GREET).unwrap();
-    let compiled = Command::new("cc").args(["-g", "-O1", "-o"]).args([&program, &source]).status();
-    assert!(compiled.unwrap().success());
+    let program = compiled(folder.path(), "greet", GREET, &["-g", "-O1"]);
     let at = |rest: &str| format!("{}:greet{rest}", program.display());
     let probes = [
         at(""),
@@ -446,10 +443,7 @@ fn parameters_of_programs_have_names() {
 fn calls_of_a_program_and_of_the_kernel_are_one_graph() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) = (folder.path().join("nest.c"), folder.path().join("nest"));
-    std::fs::write(&source, NEST).unwrap();
-    let compiled = Command::new("cc").args(["-O1", "-o"]).args([&program, &source]).status();
-    assert!(compiled.unwrap().success());
+    let program = compiled(folder.path(), "nest", NEST, &["-O1"]);
     let pattern = format!("{}:[nlcj]*", program.display());
     let words = ["graph", &pattern, "__x64_sys_getppid", "--", program.to_str().unwrap()];
     let output = command(&binary, folder.path(), &words).output().unwrap();
@@ -483,10 +477,7 @@ fn calls_of_a_program_and_of_the_kernel_are_one_graph() {
 fn a_program_in_a_container_is_probed_there() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) = (folder.path().join("nest.c"), folder.path().join("nest"));
-    std::fs::write(&source, NEST).unwrap();
-    let compiled = Command::new("cc").args(["-O1", "-static", "-o"]).args([&program, &source]).status();
-    assert!(compiled.unwrap().success());
+    let program = compiled(folder.path(), "nest", NEST, &["-O1", "-static"]);
     let program = program.to_str().unwrap();
     let inside = format!(
         "[ $$ = 5000 ] || exit 9; mount -t tmpfs none /mnt; cp {program} /mnt/nest; exec chroot /mnt /nest"

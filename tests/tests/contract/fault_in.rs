@@ -11,7 +11,7 @@ use probe_engine::insn::copy::{self, JUMP};
 use probe_engine::linux::nofault::STACK;
 use probe_engine::probe::plan::ProbePlan;
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, stack, store};
-use tests::detour::{self, TASK, divert, guest};
+use tests::detour::{self, AC, DF, IF, TASK, assert_unchanged, divert, guest};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::reserved;
@@ -34,10 +34,6 @@ const RAX: u8 = 0;
 const RCX: u8 = 1;
 const RSI: u8 = 6;
 const RDI: u8 = 7;
-
-const IF: u64 = 1 << 9;
-const DF: u64 = 1 << 10;
-const AC: u64 = 1 << 18;
 
 /// `mov rcx, rdx; rep movsb; xor eax, eax; ret`
 const COPYING: [u8; 8] = [0x48, 0x89, 0xd1, 0xf3, 0xa4, 0x31, 0xc0, 0xc3];
@@ -113,11 +109,7 @@ fn call(called: u32) -> Option<Left> {
     rig.write(FUNCTION, &code(&[&jump, &RET]));
     rig.write(CODE, &ending(&[&set_up, &[0xe8], &distance, &dump_registers(AFTER)]));
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
-    for (n, value) in registers {
-        assert_eq!(left.u64(AFTER.add(8 * u64::from(n))), value, "register {n}");
-    }
-    assert_eq!(left.u64(AFTER.add(8 * 4)), stack(0).0, "the stack");
-    assert_eq!(left.u64(AFTER.add(8 * 16)) & (DF | AC | IF), DF | AC, "the flags");
+    assert_unchanged(&left, AFTER, registers);
     let (mut ring, mut captured) = (Ring::new(Rings::of(1), reserved::DATA, 0), None);
     ring.drain(&*ram, |record| {
         let mut bytes = Vec::new();

@@ -12,7 +12,7 @@ use probe_engine::linux::nofault::STACK;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::plan::{ProbePlan, Trigger};
 use tests::code::{CODE, DATA, code, dump_registers, ending, mov, stack, store};
-use tests::detour::{self, IRQ_STACK, TASK, divert, follow_calls, guest};
+use tests::detour::{self, AC, DF, IF, IRQ_STACK, TASK, assert_unchanged, divert, follow_calls, guest};
 use tests::host::fit;
 use tests::rig::{Rig, Start};
 use vmm::reserved;
@@ -31,10 +31,6 @@ const FUNCTION: Gva = Gva(0x4_1000);
 /// What it leaves in rdi.
 const SPOILT: u64 = 0x1111_0007;
 const EACH: [Trigger; 2] = [Trigger::Pass, Trigger::Return { max_active: None }];
-
-const DF: u64 = 1 << 10;
-const AC: u64 = 1 << 18;
-const IF: u64 = 1 << 9;
 
 /// Notes its flags down, copies rdx bytes from rsi to rdi unless that is nowhere, and spoils what a function may.
 fn copying() -> Vec<u8> {
@@ -107,11 +103,7 @@ fn call(hits: Trigger, task_stack: u64, irq_stack: u64, reads_already: bool) -> 
     rig.write(FUNCTION, &code(&[&jump, &mov(RDI, SPOILT), &RET]));
     rig.write(CODE, &ending(&[&set_up, &[0xe8], &distance, &dump_registers(AFTER)]));
     let left = rig.run(&[Start::at(CODE, stack(0))]).to_end();
-    for (n, value) in registers {
-        assert_eq!(left.u64(AFTER.add(8 * u64::from(n))), value, "register {n}");
-    }
-    assert_eq!(left.u64(AFTER.add(8 * 4)), stack(0).0, "the stack");
-    assert_eq!(left.u64(AFTER.add(8 * 16)) & (DF | AC | IF), DF | AC, "the flags");
+    assert_unchanged(&left, AFTER, registers);
     let mut flag = [0; 4];
     ram.read(reserved::DATA.add(layout::POOLS + layout::READING), &mut flag).unwrap();
     assert_eq!(u32::from_le_bytes(flag), u32::from(reads_already), "the CPU reads no more than before");
