@@ -128,6 +128,11 @@ fn run_examples(is_meant: impl Fn(&str) -> bool) {
             // What comes out of it may go to another program, which need not be here.
             let mut words = words(typed.split(" | ").next().unwrap());
             let is_dry = DRY.contains(&name.as_str()) && env::var_os("VMM_LONG").is_none();
+            let named = words.iter().position(|word| *word == "--output");
+            if is_dry && let Some(at) = named {
+                // Nothing is recorded.
+                words.drain(at..(at + 2).min(words.len()));
+            }
             if is_dry && !words.contains(&"--dry-run") {
                 words.insert(1, "--dry-run");
             }
@@ -137,8 +142,7 @@ fn run_examples(is_meant: impl Fn(&str) -> bool) {
             if output.status.code() != Some(0) {
                 wrong.push(format!("{example}\n{}\n{said}", output.status));
             }
-            let file = words.iter().position(|word| *word == "--output").and_then(|at| words.get(at + 1));
-            let file = file.filter(|_| !is_dry);
+            let file = named.filter(|_| !is_dry).and_then(|at| words.get(at + 1));
             let shown = match file {
                 Some(file) => fs::read(folder.path().join(file)).unwrap_or_default(),
                 None => [&*output.stdout, &*output.stderr].concat(),
