@@ -46,10 +46,14 @@ impl Guests<'_> {
 
     /// The library, as long as it may take. `which`: words for the test program that choose some of them.
     pub(super) fn long_session(self, which: &[&str]) -> anyhow::Result<()> {
+        side_by_side(self.start, vec![self.long_session_job(&Programs::built_of(&["session"])?, which)?])
+    }
+
+    /// The same, beside others.
+    pub(super) fn long_session_job(self, programs: &Programs, which: &[&str]) -> anyhow::Result<Job> {
         let variables = Variables::default().with("VMM_LONG", "1");
-        let programs = Programs::built_of(&["session"])?;
         let tests = self.in_session(programs.get("session")?, variables, which)?;
-        self.alone("the library, for long,", tests)
+        Ok(Job::new(self.called("the library, for long,"), tests))
     }
 
     /// The tests that run `vmm` as a user does, a job a program.
@@ -77,6 +81,13 @@ impl Guests<'_> {
         let mut tests = self.as_user(Programs::built_of(&[name])?.get(name)?, 2);
         tests.env("VMM_LONG", "1").envs(variables.iter().copied());
         self.alone(&format!("{name}, for long,"), tests)
+    }
+
+    /// One program of the product's tests, as long as it may take, beside others.
+    pub(super) fn long_product_job(self, name: &str, programs: &Programs) -> anyhow::Result<Job> {
+        let mut tests = self.as_user(programs.get(name)?, 1);
+        tests.env("VMM_LONG", "1");
+        Ok(Job::new(self.called(&format!("{name}, for long,")), tests))
     }
 
     /// Runs these tests, those that the emulator has failed once more.

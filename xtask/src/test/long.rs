@@ -107,12 +107,9 @@ impl Piece {
                 }
             }
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
-            Self::Errands => each_kernel(start, vmm, kvm, "errands::")?,
-            Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::")?,
-            Self::Uprobes => {
-                each_kernel(start, vmm, kvm, "uprobes::")?;
-                each(start, KERNELS.iter(), |kernel| of(kernel).long_product("uprobes"))?;
-            }
+            Self::Errands => each_kernel(start, vmm, kvm, "errands::", None)?,
+            Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::", None)?,
+            Self::Uprobes => each_kernel(start, vmm, kvm, "uprobes::", Some("uprobes"))?,
             Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
@@ -135,9 +132,25 @@ impl Piece {
     }
 }
 
-/// Runs the long tests of the library whose names begin so on each kernel.
-fn each_kernel(start: Instant, vmm: &Path, kvm: Kvm, tests: &str) -> anyhow::Result<()> {
-    each(start, KERNELS.iter(), |kernel| Guests { start, vmm, kvm, kernel }.long_session(&[tests]))
+/// Runs the long tests of the library whose names begin so, and those of this program, on each kernel: side by side, as each keeps a
+/// processor busy.
+fn each_kernel(
+    start: Instant,
+    vmm: &Path,
+    kvm: Kvm,
+    library: &str,
+    product: Option<&str>,
+) -> anyhow::Result<()> {
+    let programs = Programs::built_of(&["session"].into_iter().chain(product).collect::<Vec<_>>())?;
+    let mut jobs = Vec::new();
+    for kernel in KERNELS {
+        if kernels::is_there(start, kernel)? {
+            let guests = Guests { start, vmm, kvm, kernel };
+            jobs.push(guests.long_session_job(&programs, &[library])?);
+            jobs.extend(product.map(|name| guests.long_product_job(name, &programs)).transpose()?);
+        }
+    }
+    side_by_side(start, jobs)
 }
 
 /// Runs the long tests of this program in each series.
