@@ -1,17 +1,21 @@
-//! The guest's memory: anonymous host memory. Its RAM is laid out around the hole below 4 GiB; the reserved memory
-//! lies in the hole.
+//! The guest's memory: anonymous host memory, or, where pages of it can be [sealed](GuestRam::seal), a file in memory. Its RAM is
+//! laid out around the hole below 4 GiB; the reserved memory lies in the hole.
 #![allow(unsafe_code, reason = "the host is told about its mappings by address")]
+
+mod seals;
 
 use crate::layout;
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
 use rustix::mm::{Advice, madvise};
+use seals::Seals;
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vm_memory::mmap::FromRangesError;
 use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     MemoryRegionAddress, VolatileMemory,
 };
 
@@ -28,6 +32,8 @@ pub struct GuestRam {
     ram: Arc<GuestMemoryMmap>,
     /// That below the hole, from 0 on, where most of what is read lies.
     low: Option<Arc<GuestRegionMmap>>,
+    /// The RAM as the guest sees it, where pages of it can be sealed.
+    seals: Option<Seals>,
 }
 
 /// The host refused the memory for the guest.
@@ -36,7 +42,7 @@ pub struct GuestRam {
 pub struct OutOfMemory {
     mib: u64,
     #[source]
-    source: FromRangesError,
+    source: io::Error,
 }
 
 impl GuestRam {
@@ -45,24 +51,47 @@ impl GuestRam {
     /// # Errors
     /// [`OutOfMemory`] when the host has no address space for it.
     pub fn new(size: u64) -> Result<Self, OutOfMemory> {
+        let ram = Self::map(size, None).map_err(|source| OutOfMemory { mib: size >> 20, source })?;
+        ram.want_large_pages();
+        Ok(ram)
+    }
+
+    /// The same, of which pages can be [sealed](Self::seal). The guest has small pages then: those of a file in memory are.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn sealable(size: u64) -> Result<Self, OutOfMemory> {
+        let map = || Self::map(size, Some(&Arc::new(seals::ram_file(size)?)));
+        map().map_err(|source| OutOfMemory { mib: size >> 20, source })
+    }
+
+    /// `file`: what the RAM is, if that is to be mapped twice.
+    fn map(size: u64, file: Option<&Arc<File>>) -> io::Result<Self> {
         let mut ranges = ranges(size);
         // Code and data apart, for slots of their own.
         let end = layout::RESERVED.add(layout::RESERVED_SIZE);
         ranges.splice(1..1, [layout::RESERVED..layout::RESERVED_DATA, layout::RESERVED_DATA..end]);
-        let region = |range: Range<Gpa>| {
-            let at = GuestAddress(range.start.0);
-            Ok(Arc::new(GuestRegionMmap::from_range(at, (range.end.0 - range.start.0) as usize, None)?))
-        };
-        let map = || -> Result<Self, FromRangesError> {
-            let regions = ranges.into_iter().map(region).collect::<Result<Vec<_>, FromRangesError>>()?;
-            let low = regions.first().filter(|region| region.start_addr().0 == 0).cloned();
-            let ram = regions.iter().filter(|region| !is_reserved(region)).cloned().collect();
-            let ram = Arc::new(GuestMemoryMmap::from_arc_regions(ram)?);
-            Ok(Self { backing: GuestMemoryMmap::from_arc_regions(regions)?, ram, low })
-        };
-        let ram = map().map_err(|source| OutOfMemory { mib: size >> 20, source })?;
-        ram.want_large_pages();
-        Ok(ram)
+        let mut in_file = 0;
+        let (mut regions, mut views) = (Vec::new(), Vec::new());
+        for range in ranges {
+            let (at, length) = (GuestAddress(range.start.0), range.end.0 - range.start.0);
+            let map = |part| GuestRegionMmap::from_range(at, length as usize, part).map_err(io::Error::other);
+            let part = file.filter(|_| !is_reserved(range.start)).map(|file| {
+                let part = FileOffset::from_arc(file.clone(), in_file);
+                in_file += length;
+                part
+            });
+            if part.is_some() {
+                views.push(map(part.clone())?);
+            }
+            regions.push(Arc::new(map(part)?));
+        }
+        let low = regions.first().filter(|region| region.start_addr().0 == 0).cloned();
+        let is_ram = |region: &&Arc<GuestRegionMmap>| !is_reserved(Gpa(region.start_addr().0));
+        let ram = regions.iter().filter(is_ram).cloned().collect();
+        let of = |regions| GuestMemoryMmap::from_arc_regions(regions).map_err(io::Error::other);
+        let seals = file.map(|_| Seals::new(views));
+        Ok(Self { ram: Arc::new(of(ram)?), backing: of(regions)?, low, seals })
     }
 
     /// Asks for pages of 2 MiB: fewer faults and a shorter way to each page for the guest, and for who looks at all of them.
@@ -86,7 +115,7 @@ impl GuestRam {
 
     /// The RAM as mappings in the host, in order of guest-physical address.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
-        self.backing.iter().filter(|r| !is_reserved(r))
+        self.backing.iter().filter(|r| !is_reserved(Gpa(r.start_addr().0)))
     }
 
     /// The RAM as devices reach it, which write whatever they are told to where the guest says.
@@ -127,13 +156,56 @@ impl GuestRam {
     }
 }
 
+impl GuestRam {
+    /// Where the memory that begins at `region` is for the guest, in the host (HVA).
+    pub(crate) fn as_guest_sees(&self, region: &GuestRegionMmap) -> u64 {
+        let view = self.seals.as_ref().and_then(|seals| seals.host_address(Gpa(region.start_addr().0)));
+        view.unwrap_or(region.as_ptr() as u64)
+    }
+
+    /// The guest cannot write these whole pages from now on: its stores come back as
+    /// [`Exit::Sealed`](crate::kvm::Exit::Sealed). The host writes them as before.
+    ///
+    /// # Errors
+    /// No such pages of RAM, or RAM that is not [sealable](Self::sealable).
+    pub fn seal(&self, pages: &Range<Gpa>) -> io::Result<()> {
+        self.set_seals(pages, true)
+    }
+
+    /// It can write them again.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub fn unseal(&self, pages: &Range<Gpa>) -> io::Result<()> {
+        self.set_seals(pages, false)
+    }
+
+    fn set_seals(&self, pages: &Range<Gpa>, are_sealed: bool) -> io::Result<()> {
+        let seals = self.seals.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        seals.set(pages, are_sealed)
+    }
+
+    /// Whether any of `length` bytes at `at` are sealed: what the host does on the guest's behalf does not write them either.
+    #[must_use]
+    pub fn is_sealed(&self, at: Gpa, length: usize) -> bool {
+        self.seals.as_ref().is_some_and(|seals| seals.covers(at, length))
+    }
+
+    /// Whether there is anything that can be sealed.
+    #[must_use]
+    pub fn is_sealable(&self) -> bool {
+        self.seals.is_some()
+    }
+}
+
 /// Whether any of `length` bytes at `at` are in the code window.
 fn is_code(at: Gpa, length: usize) -> bool {
     at < layout::RESERVED_DATA && at.0.saturating_add(length as u64) > layout::RESERVED.0
 }
 
-fn is_reserved(region: &GuestRegionMmap) -> bool {
-    region.start_addr().0.wrapping_sub(layout::RESERVED.0) < layout::RESERVED_SIZE
+/// Whether `at` is in the reserved memory.
+fn is_reserved(at: Gpa) -> bool {
+    at.0.wrapping_sub(layout::RESERVED.0) < layout::RESERVED_SIZE
 }
 
 /// Where `size` bytes of RAM lie.
@@ -256,6 +328,48 @@ mod tests {
             assert_eq!(ram.read(at, &mut [0; 8]), Err(NoMemory(at)));
         }
         assert_eq!(ram.read(Gpa(0x1ff8), &mut [0; 16]), Err(NoMemory(Gpa(0x1ff8))));
+    }
+
+    #[test]
+    fn pages_are_sealed_one_by_one() {
+        let ram = GuestRam::sealable(5 << 30).unwrap();
+        assert_eq!(ram.ranges(), ranges(5 << 30));
+        for start in [0, 0x3000, 0xbfff_f000, 0x1_0000_0000, 0x1_7fff_f000] {
+            let pages = Gpa(start)..Gpa(start + 0x1000);
+            ram.seal(&pages).unwrap();
+            for (at, length, expected) in [
+                (start, 1, true),
+                (start + 0xfff, 1, true),
+                (start.wrapping_sub(8), 8, false),
+                (start + 0x1000, 8, false),
+                (start + 0xfff, 8, true),
+                (start, usize::MAX, true),
+                (start + 8, 0, false),
+            ] {
+                assert_eq!(ram.is_sealed(Gpa(at), length), expected, "{at:#x}");
+            }
+            // Ours goes on.
+            ram.write(pages.start, &[7; 8]).unwrap();
+            ram.unseal(&pages).unwrap();
+            assert!(!ram.is_sealed(pages.start, 0x1000));
+        }
+        for (start, end) in
+            [(8, 0x1000), (0, 8), (0x1000, 0x1000), (0xbfff_f000, 0x1_0000_1000), (0, 6 << 30)]
+        {
+            assert!(ram.seal(&(Gpa(start)..Gpa(end))).is_err(), "{start:#x}");
+        }
+        assert!(ram.seal(&(layout::RESERVED..layout::RESERVED.add(0x1000))).is_err());
+        assert!(GuestRam::new(2 << 20).unwrap().seal(&(Gpa(0)..Gpa(0x1000))).is_err());
+    }
+
+    #[test]
+    fn the_guest_sees_what_is_written_here() {
+        let ram = GuestRam::sealable(2 << 20).unwrap();
+        let region = ram.regions().next().unwrap();
+        assert_ne!(ram.as_guest_sees(region), region.as_ptr() as u64);
+        let plain = GuestRam::new(2 << 20).unwrap();
+        let region = plain.regions().next().unwrap();
+        assert_eq!(plain.as_guest_sees(region), region.as_ptr() as u64);
     }
 
     #[test]

@@ -9,6 +9,8 @@
 use crate::memory::GuestRam;
 use crate::world::Parked;
 use probe_engine::addr::Gva;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -16,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use vm_memory::{GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, VolatileMemory};
+use vm_memory::{FileOffset, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, VolatileMemory};
 
 const PAGE: u64 = 4096;
 /// Pages that are asked for at once: 16 MiB.
@@ -76,19 +78,50 @@ fn blocks(region: &GuestRegionMmap) -> impl Iterator<Item = Block<'_>> {
 }
 
 impl Block<'_> {
-    /// Shows each word of a touched page that lies in `places` to `found`. All other pages are zero.
-    fn look(&self, pagemap: &File, places: &Range<Gva>, mut found: impl FnMut(Gva)) -> io::Result<()> {
+    /// Which pages were touched, of memory that is mapped once.
+    fn mapped(&self, pagemap: &File) -> io::Result<[bool; BLOCK as usize]> {
         /// Bit 63: present; bit 62: swapped out.
         const TOUCHED: u64 = 3 << 62;
-        let (start, length) = (places.start.0, places.end.0 - places.start.0);
-        let is_place = |word: u64| word.wrapping_sub(start) < length;
         let mut entries = [0; BLOCK as usize * 8];
         let (entries, _) = entries.split_at_mut((self.pages.end - self.pages.start) as usize * 8);
         pagemap.read_exact_at(entries, (self.region.as_ptr() as u64 / PAGE + self.pages.start) * 8)?;
-        for (number, entry) in self.pages.clone().zip(entries.as_chunks().0) {
-            if u64::from_ne_bytes(*entry) & TOUCHED == 0 {
-                continue;
-            }
+        let mut touched = [false; BLOCK as usize];
+        for (touched, entry) in touched.iter_mut().zip(entries.as_chunks().0) {
+            *touched = u64::from_ne_bytes(*entry) & TOUCHED != 0;
+        }
+        Ok(touched)
+    }
+
+    /// Which pages were touched, of a file in memory: whoever does so makes them part of the file.
+    fn in_file(&self, part: &FileOffset) -> io::Result<[bool; BLOCK as usize]> {
+        let begin = part.start() + self.pages.start * PAGE;
+        let end = part.start() + self.pages.end * PAGE;
+        let mut touched = [false; BLOCK as usize];
+        let mut at = begin;
+        while at < end {
+            let data = match seek(part.file(), SeekFrom::Data(at)) {
+                Ok(data) => data,
+                // There are none behind it.
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            at = seek(part.file(), SeekFrom::Hole(data))?.max(at + PAGE);
+            let pages = (data.clamp(begin, end) - begin) / PAGE..(at.min(end) - begin).div_ceil(PAGE);
+            let pages = touched.get_mut(pages.start as usize..pages.end as usize).unwrap_or_default();
+            pages.fill(true);
+        }
+        Ok(touched)
+    }
+
+    /// Shows each word of a touched page that lies in `places` to `found`. All other pages are zero.
+    fn look(&self, pagemap: &File, places: &Range<Gva>, mut found: impl FnMut(Gva)) -> io::Result<()> {
+        let (start, length) = (places.start.0, places.end.0 - places.start.0);
+        let is_place = |word: u64| word.wrapping_sub(start) < length;
+        let touched = match self.region.file_offset() {
+            Some(part) => self.in_file(part)?,
+            None => self.mapped(pagemap)?,
+        };
+        for (number, _) in self.pages.clone().zip(touched).filter(|(_, touched)| *touched) {
             let Ok(page) = self.region.get_slice(MemoryRegionAddress(number * PAGE), PAGE as usize) else {
                 continue;
             };
@@ -113,7 +146,11 @@ mod tests {
 
     #[test]
     fn words_of_touched_pages_are_found_wherever_they_are() {
-        let ram = GuestRam::new(5 << 30).unwrap();
+        are_found(&GuestRam::new(5 << 30).unwrap());
+        are_found(&GuestRam::sealable(5 << 30).unwrap());
+    }
+
+    fn are_found(ram: &GuestRam) {
         let world = World::<(), ()>::new(0, (), EventFd::new(0).unwrap().into());
         let parked = world.park(|_| {});
         // The first and last page of both parts of RAM, and one in the third block; the ends of what is looked for, and what
@@ -127,10 +164,10 @@ mod tests {
             ram.write(Gpa(at + 0x14), &0x1004_u64.to_le_bytes()).unwrap();
         }
         ram.write_code(crate::layout::RESERVED, &0x1004_u64.to_le_bytes()).unwrap();
-        let found = pointed_to(&parked, &ram, &places, |word| [word]).unwrap();
+        let found = pointed_to(&parked, ram, &places, |word| [word]).unwrap();
         assert_eq!(found, (0x1000..0x1005).map(Gva).collect());
         let twice =
-            pointed_to(&parked, &ram, &(Gva(0x1001)..Gva(0x1003)), |word| [word.0, word.0 * 2]).unwrap();
+            pointed_to(&parked, ram, &(Gva(0x1001)..Gva(0x1003)), |word| [word.0, word.0 * 2]).unwrap();
         assert_eq!(twice, [0x1001, 0x1002, 0x2002, 0x2004].into());
     }
 }

@@ -25,6 +25,7 @@ mod ptrace;
 mod reads;
 mod reserved;
 mod samples;
+mod sealed;
 mod selftest;
 mod stops;
 mod watch;

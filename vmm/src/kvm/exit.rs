@@ -47,6 +47,10 @@ pub enum Exit {
     Interrupted,
     /// The vCPU waits for the guest to start it.
     NotStarted,
+    /// The guest was about to write a [sealed](crate::memory::GuestRam::seal) page (KVM_RUN says EFAULT). Nothing of that is done, and
+    /// the registers are those of before. What writes may be the instruction at RIP, but also an exception that it raises or a walk of the
+    /// page tables.
+    Sealed,
     /// A triple fault.
     Shutdown,
     /// KVM could not go on; the text says what it reported.

@@ -81,7 +81,7 @@ impl Machine {
 
     fn add_memory(&self) -> Result<(), MachineError> {
         for (slot, region) in (0..).zip(self.ram.backing().iter()) {
-            let host = region.as_ptr() as u64;
+            let host = self.ram.as_guest_sees(region);
             // The guest runs the code window and reads it, also by mappings of its own. What it stores there is dropped.
             let is_code = region.start_addr().0 == layout::RESERVED.0;
             let slot = kvm_userspace_memory_region {
@@ -91,7 +91,7 @@ impl Machine {
                 memory_size: region.len(),
                 userspace_addr: host,
             };
-            // SAFETY: the region is a mapping of exactly this size that `self.ram` owns; the machine holds
+            // SAFETY: the guest's view of the region is a mapping of exactly this size that `self.ram` owns; the machine holds
             // `ram` for as long as the VM exists, and no slot overlaps another.
             step("give the guest its memory", unsafe { self.vm.set_user_memory_region(slot) })?;
         }

@@ -151,6 +151,7 @@ impl KvmVcpu {
             Err(error) => match error.errno() {
                 libc::EINTR => Exit::Interrupted,
                 libc::EAGAIN => Exit::NotStarted,
+                libc::EFAULT => Exit::Sealed,
                 _ => Exit::Failed(format!("KVM_RUN failed: {error}")),
             },
         })

@@ -84,9 +84,20 @@ impl MicroGuest {
     /// # Errors
     /// [`MicroError`] names what failed.
     pub fn new(hypervisor: &Hypervisor) -> Result<Self, MicroError> {
-        let ram = Arc::new(GuestRam::new(SIZE)?);
+        Self::with(hypervisor, GuestRam::new(SIZE)?)
+    }
+
+    /// The same, of whose memory pages can be [sealed](GuestRam::seal).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn sealable(hypervisor: &Hypervisor) -> Result<Self, MicroError> {
+        Self::with(hypervisor, GuestRam::sealable(SIZE)?)
+    }
+
+    fn with(hypervisor: &Hypervisor, ram: GuestRam) -> Result<Self, MicroError> {
         write_tables(&ram)?;
-        Ok(Self { machine: Machine::new(hypervisor, ram)? })
+        Ok(Self { machine: Machine::new(hypervisor, Arc::new(ram))? })
     }
 
     /// Its machine.

@@ -139,6 +139,13 @@ impl Vcpu {
                 let regs = self.kvm.regs();
                 self.over(End::TripleFault(regs))
             }
+            Exit::Sealed => {
+                let regs = self.kvm.regs();
+                self.over(End::Failed(
+                    "the host has no memory for the guest (KVM_RUN: EFAULT)".to_owned(),
+                    regs,
+                ))
+            }
             Exit::Failed(words) => {
                 let regs = self.kvm.regs();
                 self.over(End::Failed(words, regs))
