@@ -10,6 +10,7 @@ pub mod capture;
 pub mod detour;
 pub mod errand;
 pub mod gate;
+pub mod guard;
 pub mod guest_text;
 pub mod insn;
 pub mod lang;

@@ -32,6 +32,8 @@ pub struct AddressSpace {
     levels: u32,
     /// CR4.SMAP: supervisor code accesses user pages only while RFLAGS.AC is set.
     pub(crate) smap: bool,
+    /// CR0.WP is clear: supervisor code stores to read-only pages as well.
+    ignores_read_only: bool,
 }
 
 /// The page tables that a CPU goes through at a moment.
@@ -120,7 +122,19 @@ impl AddressSpace {
         const LA57: u64 = 1 << 12;
         const SMAP: u64 = 1 << 21;
         let levels = if cr4 & LA57 != 0 { 5 } else { 4 };
-        Self { root: Gpa(cr3 & FRAME), levels, smap: cr4 & SMAP != 0 }
+        Self { root: Gpa(cr3 & FRAME), levels, smap: cr4 & SMAP != 0, ignores_read_only: false }
+    }
+
+    /// The same, with CR0.WP clear.
+    #[must_use]
+    pub fn ignoring_read_only(self) -> Self {
+        Self { ignores_read_only: true, ..self }
+    }
+
+    /// Where its top table is: the address in CR3.
+    #[must_use]
+    pub fn root(&self) -> Gpa {
+        self.root
     }
 
     /// Whether the bits of `at` above those that are translated all equal the highest of them: from bit 47 up with
@@ -171,7 +185,7 @@ impl AddressSpace {
             return Err(fault);
         }
         let mut table = self.root;
-        let mut writable = true;
+        let mut is_writable = true;
         let mut is_user = true;
         let mut unmarked = [None; 5];
         for (level, slot) in (0..self.levels).rev().zip(&mut unmarked) {
@@ -181,7 +195,7 @@ impl AddressSpace {
             if entry & PRESENT == 0 {
                 return Err(fault);
             }
-            writable &= entry & WRITABLE != 0;
+            is_writable &= entry & WRITABLE != 0 || self.ignores_read_only;
             is_user &= entry & USER != 0;
             let is_leaf = level == 0 || (level <= 2 && entry & LARGE != 0);
             let marks = if is_leaf && access == Access::Write { ACCESSED | DIRTY } else { ACCESSED };
@@ -190,7 +204,7 @@ impl AddressSpace {
                 *slot = Some(Unmarked { at: entry_at, entry, missing });
             }
             if is_leaf {
-                if access == Access::Write && !writable {
+                if access == Access::Write && !is_writable {
                     return Err(self.protection(at, access));
                 }
                 let inside = (1u64 << shift) - 1;

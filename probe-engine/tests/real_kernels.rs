@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use object::{Object, ObjectSection};
 use probe_engine::addr::Gva;
+use probe_engine::guard::sealed::{SealedKernel, SiteKind};
 use probe_engine::linux::branches::{BranchSites, Branches};
 use probe_engine::linux::btf::{Btf, Kind, c};
 use probe_engine::linux::bzimage::BzImage;
@@ -353,6 +354,26 @@ fn modules_tasks_and_hooks_are_found() {
 }
 
 /// As a kernel is linked, it returns by a thunk and jumps by another: it changes both while it boots.
+#[test]
+fn what_is_sealed_is_found() {
+    each_kernel(|name, image| {
+        let kernel = Kernel::read(&unpack(image.payload()).unwrap(), None).unwrap();
+        let sealed = SealedKernel::of(&kernel).unwrap();
+        let count = |is: fn(SiteKind) -> bool| sealed.sites.iter().filter(|site| is(site.kind)).count();
+        let labels = count(|kind| matches!(kind, SiteKind::JumpLabel(_)));
+        let calls = count(|kind| kind == SiteKind::StaticCall);
+        let traced = count(|kind| kind == SiteKind::Ftrace);
+        let pages: u64 = sealed.pages.iter().map(|range| (range.end.0 - range.start.0) >> 12).sum();
+        eprintln!("{name}: {pages} pages, {labels} jump labels, {calls} static calls, {traced} of ftrace's");
+        assert!(labels > 1_000 && calls > 500 && traced > 20_000 && pages > 5_000);
+        for site in &sealed.sites {
+            let bytes = kernel.image().bytes_at(site.at, site.length.into()).unwrap();
+            assert!(matches!(site.length, 2 | 5 | 6), "{site:x?}: {bytes:02x?}");
+        }
+        assert!(sealed.sites.is_sorted() && sealed.pages.len() == 3);
+    });
+}
+
 #[test]
 fn a_kernel_shows_how_it_branches() {
     let Ok(list) = std::env::var("VMM_TEST_KERNELS") else {

@@ -69,7 +69,7 @@ pub struct Emulation {
 impl Emulation {
     /// How to carry out `instruction`, decoded at the address it runs at; `None` when the host does not
     /// emulate it.
-    pub(super) fn new(instruction: &Instruction) -> Option<Self> {
+    pub(crate) fn new(instruction: &Instruction) -> Option<Self> {
         let has_base = matches!(instruction.segment_prefix(), X86Register::FS | X86Register::GS);
         let action = EmulatedAction::of(instruction)?;
         let reaches = !matches!(action, EmulatedAction::Nothing | EmulatedAction::LoadAddress { .. });

@@ -139,9 +139,7 @@ impl<'a> Tables<'a> {
         tables.runtime_constants();
         tables.calls();
         tables.fixups();
-        tables.between_sites(JUMP_LABELS.0, JUMP_LABELS.1, JUMP_LABEL, Why::JumpLabel);
-        // struct static_call_site {s32 addr, s32 key}, include/linux/static_call_types.h
-        tables.between_sites("__start_static_call_sites", "__stop_static_call_sites", 8, Why::StaticCall);
+        tables.rewritten_at_any_time();
         tables.possible_sites();
         tables.indirect_calls();
         // s32 each, tools/objtool/check.c; to the prefix byte in case of LOCK_PREFIX,
@@ -157,6 +155,12 @@ impl<'a> Tables<'a> {
             }
         }
         tables
+    }
+
+    fn rewritten_at_any_time(&mut self) {
+        self.between_sites(JUMP_LABELS.0, JUMP_LABELS.1, JUMP_LABEL, Why::JumpLabel);
+        // struct static_call_site {s32 addr, s32 key}, include/linux/static_call_types.h
+        self.between_sites("__start_static_call_sites", "__stop_static_call_sites", 8, Why::StaticCall);
     }
 
     fn section(&self, name: &str) -> Option<Table<'a>> {
@@ -371,4 +375,20 @@ pub(crate) fn landings(image: &Vmlinux, symbols: &SymbolTable) -> Vec<Gva> {
     let labels = tables.between(JUMP_LABELS.0, JUMP_LABELS.1);
     let labels = labels.into_iter().flat_map(|table| table.entries(JUMP_LABEL));
     exceptions.chain(labels).filter_map(|entry| entry.target(4)).take(MOST_RANGES).collect()
+}
+
+/// The jump labels: where each is, and where it leads once it is enabled. In no order.
+pub(crate) fn jump_labels(image: &Vmlinux, symbols: &SymbolTable) -> Vec<(Gva, Gva)> {
+    let labels = Tables::new(image, symbols).between(JUMP_LABELS.0, JUMP_LABELS.1);
+    let entries = labels.into_iter().flat_map(|table| table.entries(JUMP_LABEL));
+    entries.filter_map(|entry| Some((entry.target(0)?, entry.target(4)?))).take(MOST_RANGES).collect()
+}
+
+/// The instructions that the guest rewrites whenever it likes: also those in code that is left alone as a whole. In no order.
+pub(crate) fn rewritten(image: &Vmlinux, symbols: &SymbolTable) -> Vec<(Range<Gva>, Why)> {
+    let mut tables = Tables::new(image, symbols);
+    tables.rewritten_at_any_time();
+    tables.named_functions();
+    let is_rewritten = |why| matches!(why, Why::JumpLabel | Why::StaticCall | Why::FtraceCall);
+    tables.found.into_iter().filter(|(_, why)| is_rewritten(*why)).collect()
 }

@@ -1,0 +1,6 @@
+//! The integrity of a running kernel: which of its memory nobody writes any more once it has booted, and what its own patching code may
+//! change there nevertheless.
+
+pub mod attempt;
+pub mod judge;
+pub mod sealed;
