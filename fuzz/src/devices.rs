@@ -9,13 +9,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::Bus;
 use vmm::devices::pci::{ConfigSpace, Function, Identity, Messages, Msix, RootBus};
 use vmm::devices::virtio::console::{Console, Port};
 use vmm::devices::virtio::fs::{FolderDevice, Server};
 use vmm::devices::virtio::{Doorbells, Rng, Transport, Virtio, Virtqueue};
 use vmm::kvm::{Data, DeviceAccess, Space};
+use vmm::memory::GuestRam;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::PollContext;
 
@@ -142,7 +143,7 @@ pub const SIZE: u16 = 8;
 
 /// Has a guest carry out `input`.
 fn under(device: Arc<dyn Virtio>, outside: Option<&UnixStream>, input: &[u8]) -> bool {
-    let Ok(memory) = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM as usize)]) else { return false };
+    let Ok(memory) = GuestRam::new(RAM) else { return false };
     let (memory, interrupts) = (Arc::new(memory), Interrupts::default());
     let transport =
         Transport::new(device.clone(), BASE, memory.clone(), Box::new(interrupts.clone()), &NoDoorbells);
@@ -164,7 +165,7 @@ fn under(device: Arc<dyn Virtio>, outside: Option<&UnixStream>, input: &[u8]) ->
 
 struct Guest {
     bus: Bus,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<GuestRam>,
     device: Arc<dyn Virtio>,
 }
 
@@ -188,7 +189,7 @@ impl Guest {
             step::RAM => {
                 let at = input.number()? * 16;
                 // What does not fit stays outside.
-                let _ = self.memory.write(input.bytes()?, GuestAddress(at));
+                let _ = self.memory.of_devices().write(input.bytes()?, GuestAddress(at));
             }
             step::RING => {
                 let number = u64::from(input.byte()?);

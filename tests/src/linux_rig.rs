@@ -10,6 +10,7 @@ use guest_kernels::Cache;
 use guest_kernels::console::{EMULATOR_AT_FAULT, complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use probe_engine::addr::Gva;
+use probe_engine::guard::sealed::SealedKernel;
 use probe_engine::insn::decode::{instructions, text};
 use probe_engine::insn::plan::{StepPlan, plan, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
@@ -26,9 +27,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
+use vmm::guard::{Finding, Guarding, OnWrite};
 use vmm::guest::{Host, Optimize, Terminal};
 use vmm::probe::Probe;
-use vmm::session::{Command, Handle, Held, Outcome, ProbeReport, Report, Sink};
+use vmm::session::{Command, ErrandError, Handle, Held, Next, Outcome, ProbeReport, Report, Sink};
 
 /// How long a guest may take. Only one that hangs takes it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -139,6 +141,7 @@ pub struct Guest {
     asleep: Duration,
     stuck: Duration,
     keeps_events: bool,
+    guard: Option<OnWrite>,
     probes: Vec<Probe>,
 }
 
@@ -159,6 +162,7 @@ impl Guest {
             asleep: Duration::ZERO,
             stuck: Duration::ZERO,
             keeps_events: true,
+            guard: None,
             probes: Vec::new(),
         })
     }
@@ -211,6 +215,11 @@ impl Guest {
         self
     }
 
+    /// Whose kernel is guarded.
+    pub fn guard(self, on_write: OnWrite) -> Self {
+        Self { guard: Some(on_write), ..self.unwind() }
+    }
+
     /// Whose probes are served by detours where they can be.
     pub fn optimize(mut self) -> Self {
         self.optimize = Optimize::Auto;
@@ -257,7 +266,7 @@ impl Guest {
     #[track_caller]
     pub fn run_with(self, steps: &str, act: impl FnOnce(&Handle, &Console) + Send) -> Ended {
         let Self { fit, subject, cpus, cmdline, patience, files, unwind, .. } = self;
-        let Self { optimize, fall_back, asleep, stuck, keeps_events, probes, .. } = self;
+        let Self { optimize, fall_back, asleep, stuck, keeps_events, guard, probes, .. } = self;
         let (typed, typing) = io::pipe().unwrap();
         let console = Console::new(typing);
         let initrd = [initrd(), overlay(files.into_iter().chain([file("gate", GATE)])).unwrap()].concat();
@@ -273,6 +282,10 @@ impl Guest {
             .unwind(unwind)
             .optimize(optimize)
             .fall_back(fall_back)
+            .guard(guard.map(|on_write| {
+                let kernel = SealedKernel::of(&subject.kernel).unwrap();
+                Guarding { kernel, on_write }
+            }))
             .terminal(Terminal {
                 out: Box::new(console.clone()),
                 input: Some(std::os::fd::OwnedFd::from(typed).into()),
@@ -284,6 +297,7 @@ impl Guest {
         let mut events = Events {
             kept: Vec::new(),
             holds: Vec::new(),
+            findings: Vec::new(),
             read: 0,
             keeps: keeps_events,
             asleep,
@@ -315,8 +329,8 @@ impl Guest {
             assert!(acted.is_ok(), "see above; the guest {:?}; the console:\n{text}", report.end);
             report
         });
-        let Events { kept, holds, read, .. } = events;
-        Ended { console: console.text(), report, events: kept, holds, read }
+        let Events { kept, holds, findings, read, .. } = events;
+        Ended { console: console.text(), report, events: kept, holds, findings, read }
     }
 }
 
@@ -329,7 +343,13 @@ struct StopOnPanic(Handle);
 
 impl Drop for StopOnPanic {
     fn drop(&mut self) {
-        if thread::panicking() {
+        /// Whoever asks such a guest for an errand is told so at once.
+        const SOON: Duration = Duration::from_millis(1);
+        if !thread::panicking() {
+            return;
+        }
+        // A kernel that panics says why, and its guest ends by itself.
+        if !matches!(self.0.errand(SOON, |_| Next::Done(())), Err(ErrandError::Panicked)) {
             let _ = self.0.command(Command::Stop);
         }
     }
@@ -339,6 +359,7 @@ impl Drop for StopOnPanic {
 struct Events {
     kept: Vec<Event>,
     holds: Vec<Held>,
+    findings: Vec<Finding>,
     read: u64,
     keeps: bool,
     asleep: Duration,
@@ -365,6 +386,11 @@ impl Sink for Events {
     fn held(&mut self, held: &Held) {
         self.holds.push(held.clone());
     }
+
+    fn findings(&mut self, findings: &[Finding]) -> io::Result<()> {
+        self.findings.extend_from_slice(findings);
+        Ok(())
+    }
 }
 
 /// A guest that has ended.
@@ -378,6 +404,8 @@ pub struct Ended {
     pub events: Vec<Event>,
     /// What became of CPUs that were held.
     pub holds: Vec<Held>,
+    /// What its guard has found.
+    pub findings: Vec<Finding>,
     /// How much was written down.
     pub read: u64,
 }

@@ -325,6 +325,7 @@ impl Rig {
                 world: world.clone(),
                 recorder,
                 sampler: samplers.next(),
+                guard: None,
                 ends: ends.clone(),
             });
         }

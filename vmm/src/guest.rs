@@ -1,6 +1,7 @@
 //! The host that guests run on, and a guest that is to run there.
 
 use crate::devices::virtio::Extras;
+use crate::guard::Guarding;
 use crate::kvm::{Hypervisor, HypervisorError};
 use crate::samples::Sampling;
 use crate::selftest::{self, SelftestError, Unfit};
@@ -126,6 +127,7 @@ pub struct Guest<'a> {
     pub(crate) extras: Extras,
     pub(crate) confine: bool,
     pub(crate) sampling: Option<Sampling>,
+    pub(crate) guarding: Option<Guarding>,
 }
 
 impl<'a> Guest<'a> {
@@ -171,6 +173,7 @@ impl<'a> Guest<'a> {
             extras: Extras::default(),
             confine: false,
             sampling: None,
+            guarding: None,
         }
     }
 
@@ -298,6 +301,14 @@ impl<'a> Guest<'a> {
     /// by default it is not.
     pub fn sampling(mut self, sampling: impl Into<Option<Sampling>>) -> Self {
         self.sampling = sampling.into();
+        self
+    }
+
+    /// Whether its kernel's code and read-only data are sealed once it has booted, and [`Sink::findings`](crate::session::Sink::findings)
+    /// told of what is written there; by default they are not. Who writes is told by the kernel's [stacks](Self::stacks): without
+    /// these, all changes that the kernel makes itself are findings.
+    pub fn guard(mut self, guarding: impl Into<Option<Guarding>>) -> Self {
+        self.guarding = guarding.into();
         self
     }
 

@@ -19,6 +19,7 @@ pub mod errands;
 pub mod events;
 pub mod files;
 mod gate;
+pub mod guard;
 pub mod guest;
 pub mod host;
 mod imposed;

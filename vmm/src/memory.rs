@@ -191,10 +191,18 @@ impl GuestRam {
         self.seals.as_ref().is_some_and(|seals| seals.covers(at, length))
     }
 
-    /// Whether there is anything that can be sealed.
-    #[must_use]
-    pub fn is_sealable(&self) -> bool {
-        self.seals.is_some()
+    /// The same, of what a device was told to write, which it does not then: that is [remembered](Self::take_refused).
+    pub(crate) fn refuses(&self, at: Gpa, length: usize) -> bool {
+        let is_sealed = self.is_sealed(at, length);
+        if let Some(seals) = self.seals.as_ref().filter(|_| is_sealed) {
+            seals.refused(at, length);
+        }
+        is_sealed
+    }
+
+    /// Where devices were told to write, and how many bytes, since this was asked last: the first of them.
+    pub(crate) fn take_refused(&self) -> Vec<(Gpa, usize)> {
+        self.seals.as_ref().map(Seals::take_refused).unwrap_or_default()
     }
 }
 

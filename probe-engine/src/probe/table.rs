@@ -74,6 +74,8 @@ pub struct CopyEnd {
 pub enum Internal {
     /// The kernel is about to free its init text.
     FreeInitText,
+    /// The kernel has sealed itself, and is about to run the first program.
+    Sealed,
     /// The kernel begins to panic.
     Panic,
     /// The kernel is about to report something about itself.

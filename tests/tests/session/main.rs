@@ -15,6 +15,7 @@ mod errands;
 mod faults;
 mod fire;
 mod groups;
+mod guard;
 mod handlers;
 mod holds;
 mod injections;

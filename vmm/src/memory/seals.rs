@@ -13,9 +13,12 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
 const PAGE: u64 = 4096;
+/// So many refused writes are remembered until somebody asks.
+const MOST_REFUSED: usize = 64;
 
 /// A file in memory, of which RAM is mapped twice.
 pub(super) fn ram_file(size: u64) -> io::Result<File> {
@@ -25,7 +28,11 @@ pub(super) fn ram_file(size: u64) -> io::Result<File> {
 }
 
 /// The guest's view of its RAM, and which pages of that are sealed.
-pub(super) struct Seals(Vec<View>);
+pub(super) struct Seals {
+    views: Vec<View>,
+    /// What devices were told to write there.
+    refused: Mutex<Vec<(Gpa, usize)>>,
+}
 
 /// One region of RAM as the guest sees it.
 struct View {
@@ -41,29 +48,41 @@ impl Seals {
             let words = mapping.len().div_ceil(PAGE * 64);
             View { sealed: (0..words).map(|_| AtomicU64::new(0)).collect(), mapping }
         };
-        Self(views.into_iter().map(view).collect())
+        Self { views: views.into_iter().map(view).collect(), refused: Mutex::default() }
     }
 
     /// Where the guest's view of the region that begins at `start` is in the host (HVA).
     pub(super) fn host_address(&self, start: Gpa) -> Option<u64> {
-        let view = self.0.iter().find(|view| view.start() == start)?;
+        let view = self.views.iter().find(|view| view.start() == start)?;
         Some(view.mapping.as_ptr() as u64)
     }
 
     /// Whether any of `length` bytes at `at` are sealed.
     pub(super) fn covers(&self, at: Gpa, length: usize) -> bool {
         let end = at.0.saturating_add(length as u64);
-        self.0.iter().any(|view| {
+        self.views.iter().any(|view| {
             let (from, to) = (at.0.max(view.start().0), end.min(view.end().0));
             from < to && (from / PAGE..to.div_ceil(PAGE)).any(|page| view.is_sealed(page))
         })
+    }
+
+    /// A device was told to write there.
+    pub(super) fn refused(&self, at: Gpa, length: usize) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() < MOST_REFUSED {
+            refused.push((at, length));
+        }
+    }
+
+    pub(super) fn take_refused(&self) -> Vec<(Gpa, usize)> {
+        std::mem::take(&mut *self.refused.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Seals `pages`, or opens them again.
     pub(super) fn set(&self, pages: &Range<Gpa>, is_sealed: bool) -> io::Result<()> {
         let holds = |view: &&View| view.start() <= pages.start && pages.end <= view.end();
         let is_whole = pages.start.0 % PAGE == 0 && pages.end.0 % PAGE == 0 && pages.start < pages.end;
-        let view = self.0.iter().find(holds).filter(|_| is_whole).ok_or(Errno::INVAL)?;
+        let view = self.views.iter().find(holds).filter(|_| is_whole).ok_or(Errno::INVAL)?;
         let access = if is_sealed { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
         // Who asks meanwhile hears that a page is sealed before it is, and after.
         if is_sealed {

@@ -297,6 +297,7 @@ impl Control<'_> {
                 modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
                 Vec::new()
             }),
+            Internal::Sealed => self.seal(),
             Internal::Report => self.about_to_report(),
             Internal::Panic if self.panic.is_none() => {
                 self.about_to_report();

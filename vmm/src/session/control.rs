@@ -23,6 +23,7 @@ use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
 use crate::errands::Closed;
 use crate::events::{Event, Reader};
+use crate::guard::Guard;
 use crate::kvm::Statistics;
 use crate::memory::GuestRam;
 use crate::probe::HandlerRequest;
@@ -121,6 +122,8 @@ pub(super) struct Control<'a> {
     pub(super) reader: Reader,
     /// Of the samples, if there are any.
     pub(super) samples: Option<SampleReader>,
+    /// Who is asked about writes to the kernel's sealed pages, if these are guarded.
+    pub(super) guard: Option<Arc<Guard>>,
     /// Of each vCPU; `None` where its KVM has none.
     pub(super) statistics: Option<Vec<Statistics>>,
     pub(super) clock: Arc<Clock>,
@@ -205,6 +208,7 @@ impl Control<'_> {
         self.sending.errands.close(Closed::Ended);
         self.drain();
         self.hand_on_samples();
+        self.hand_on_findings();
         self.hand_on_held();
         // What the console shows without an end is shown.
         self.devices.console.flush();
@@ -230,6 +234,7 @@ impl Control<'_> {
             unregistered,
             refused,
             unread: self.ledger.unread().to_vec(),
+            guard: self.guard.as_ref().map(|guard| guard.report()),
             gates: self.registry.gates(),
             turns: self.registry.turns(),
             injections: self.registry.injections(),
@@ -319,6 +324,7 @@ impl Control<'_> {
             End::Power(PowerEvent::Off) => Some(Outcome::PoweredOff),
             End::Power(PowerEvent::Reset) if !self.stage.is_over() => died(Death::EarlyReset),
             End::Power(PowerEvent::Reset) => Some(Outcome::Reset),
+            End::Guarded => Some(Outcome::Guarded),
             End::TripleFault(regs) => died(Death::TripleFault(regs)),
             End::Failed(words, regs) => died(Death::Failed { words, regs }),
         };
@@ -354,6 +360,7 @@ impl Control<'_> {
             self.hand_on(&events);
         }
         self.hand_on_samples();
+        self.hand_on_findings();
         self.hand_on_held();
         if self.patience.begin_anew() {
             self.world.thaw();

@@ -14,6 +14,8 @@ pub(super) struct GuestHooks {
     panic: Option<Gva>,
     free_init: Option<Gva>,
     init_freed: bool,
+    /// Where the kernel has sealed itself, if that is of interest.
+    sealed: Option<Gva>,
     /// Whether drivers are being started, or have been.
     has_drivers: bool,
     /// Whether tracepoints are switched on, or may be in a moment.
@@ -32,13 +34,19 @@ pub(super) struct GuestHooks {
 }
 
 impl GuestHooks {
-    pub(super) fn new(kernel: &Landmarks, all_modules: bool, before_splats: bool) -> Self {
+    pub(super) fn new(
+        kernel: &Landmarks,
+        sealed: Option<Gva>,
+        all_modules: bool,
+        before_splats: bool,
+    ) -> Self {
         Self {
             addresses: kernel.hooks,
             tracepoints: kernel.tracepoints.as_ref().ok().copied(),
             panic: kernel.panic,
             free_init: kernel.free_init,
             init_freed: false,
+            sealed,
             has_drivers: false,
             has_tracepoints: false,
             exec: kernel.uprobes.as_ref().ok().map(|calls| calls.exec),
@@ -63,6 +71,7 @@ impl GuestHooks {
             (Internal::Panic, self.panic, !self.panicked),
             (Internal::PanicTold, addresses.panic_told.map(|(function, _)| function), self.panicked),
             (Internal::FreeInitText, self.free_init, late && !self.init_freed),
+            (Internal::Sealed, self.sealed, late),
             (Internal::ModuleReady, addresses.module_init, modules),
             (Internal::ModuleInitDone, addresses.init_free, modules),
             (Internal::ModuleGone, addresses.module_free, modules),
@@ -91,6 +100,7 @@ impl GuestHooks {
     pub(super) fn reached(&mut self, internal: Internal) {
         match internal {
             Internal::FreeInitText => self.init_freed = true,
+            Internal::Sealed => self.sealed = None,
             Internal::Drivers => self.has_drivers = true,
             Internal::Panic => self.panicked = true,
             Internal::PatchBegin => self.updates += 1,

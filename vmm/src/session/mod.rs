@@ -29,6 +29,7 @@ mod attend;
 mod control;
 mod detours;
 mod errands;
+mod guarding;
 mod handle;
 mod held;
 mod holds;
@@ -81,6 +82,7 @@ use crate::devices::virtio::Plugged;
 use crate::devices::{Devices, console::SerialConsole};
 use crate::errands::Errands;
 use crate::events::{self, Event};
+use crate::guard::{Finding, Guard};
 use crate::guest::{Guest, Host};
 use crate::kernel_view::KernelView;
 use crate::kvm::{KvmVcpu, Machine, MachineError};
@@ -144,6 +146,16 @@ pub trait Sink {
     /// As [`events`](Self::events).
     fn samples(&mut self, samples: &[Sample]) -> io::Result<()> {
         let _ = samples;
+        Ok(())
+    }
+
+    /// Somebody has written to sealed memory, or has tried to, where the guest is [guarded](Guest::guard). Hits from before may come
+    /// later.
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    fn findings(&mut self, findings: &[Finding]) -> io::Result<()> {
+        let _ = findings;
         Ok(())
     }
 
@@ -331,7 +343,12 @@ impl Session<'_> {
             wake,
             stays: _,
         } = self;
-        let ram = Arc::new(GuestRam::new(guest.memory)?);
+        let ram = match &guest.guarding {
+            Some(_) => GuestRam::sealable(guest.memory),
+            None => GuestRam::new(guest.memory),
+        };
+        let ram = Arc::new(ram?);
+        let guard = guest.guarding.map(|guarding| Arc::new(Guard::new(guarding, wake.clone())));
         let pci = !guest.extras.is_none();
         let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
         let unpacked = || symbols.as_ref().map(|kernel| Cow::Borrowed(kernel.image().file()));
@@ -386,6 +403,7 @@ impl Session<'_> {
             world: world.clone(),
             recorder,
             sampler: samplers.next(),
+            guard: guard.clone(),
             clock: clock.clone(),
             mailbox: mailbox.clone(),
             passed: None,
@@ -397,7 +415,12 @@ impl Session<'_> {
         let control = Control {
             arming: Arming::new(
                 guest.kernel.clone(),
-                GuestHooks::new(&guest.kernel, guest.names || guest.unwind.is_some(), guest.before_splats),
+                GuestHooks::new(
+                    &guest.kernel,
+                    guard.as_ref().map(|guard| guard.kernel().sealed_at),
+                    guest.names || guest.unwind.is_some(),
+                    guest.before_splats,
+                ),
                 Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
             ledger: Ledger::new(guest.unwind.as_ref().map(|kernel| kernel.orc().layout()), guest.names),
@@ -415,6 +438,7 @@ impl Session<'_> {
             kernel: guest.kernel,
             reader,
             samples,
+            guard,
             statistics,
             clock,
             sink,

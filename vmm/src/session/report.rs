@@ -1,6 +1,7 @@
 //! What a run came to.
 
 use crate::gate::GateReport;
+use crate::guard::GuardReport;
 use crate::injector::InjectionReport;
 use crate::samples::SampledTime;
 use crate::stack::Stack;
@@ -32,6 +33,8 @@ pub struct Report {
     pub refused: Refused,
     /// What the time of the guest's CPUs was spent on, where it was [sampled](crate::guest::Guest::sampling).
     pub sampled: Option<SampledTime>,
+    /// What the guard has seen, where the guest was [guarded](crate::guest::Guest::guard).
+    pub guard: Option<GuardReport>,
     /// What the gates came to at which tasks were [held](probe_engine::probe::pace::Pace::Hold).
     pub gates: Vec<GateReport>,
     /// What the order came to that was [imposed](super::Session::impose).
@@ -230,6 +233,8 @@ pub enum Outcome {
     Quit,
     /// A command or a handler ended it.
     Stopped,
+    /// It wrote to sealed memory, and was [not to go on](crate::guard::OnWrite::Stop).
+    Guarded,
     /// We got this signal.
     Signal(i32),
     /// It took [longer](crate::guest::Guest::timeout) than it may. Where all stood then.
@@ -246,6 +251,7 @@ impl fmt::Display for Outcome {
             Self::Reset => f.write_str("the guest reset the machine"),
             Self::Quit => f.write_str("the guest was ended at its console"),
             Self::Stopped => f.write_str("the guest was stopped"),
+            Self::Guarded => f.write_str("the guest was stopped by its guard"),
             Self::Signal(signal) => write!(f, "the guest was ended by signal {signal}"),
             Self::TimedOut(_) => f.write_str("the guest was ended when its time was over"),
             Self::Died(death) => death.fmt(f),

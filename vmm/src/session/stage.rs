@@ -38,6 +38,11 @@ impl KernelMap {
         self.slide
     }
 
+    /// Where its text was linked, and where that lies in guest-physical memory.
+    pub(super) fn text(&self) -> (Gva, Gpa) {
+        self.text
+    }
+
     /// The address at which the guest uses what was linked at `link`.
     pub(super) fn gva(&self, link: Gva) -> Gva {
         link.add(self.slide)

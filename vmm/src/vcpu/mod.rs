@@ -11,13 +11,15 @@ mod mailbox;
 mod note;
 mod ring_full;
 mod sample;
+mod sealed;
 mod tables;
 mod watch;
 
 use crate::clock::Clock;
 use crate::devices::{Devices, PowerEvent};
 use crate::events::Recorder;
-use crate::kvm::{DebugException, DebugExit, Exit, KvmVcpu, Left, Shared};
+use crate::guard::Guard;
+use crate::kvm::{DebugException, DebugExit, DeviceAccess, Exit, KvmVcpu, Left, Shared};
 use crate::memory::GuestRam;
 use crate::own_thread::OwnThread;
 use crate::samples::Sampler;
@@ -47,6 +49,8 @@ pub enum End {
     Power(PowerEvent),
     /// A triple fault, at these registers.
     TripleFault(Regs),
+    /// The guest has written to sealed memory, and is not to go on.
+    Guarded,
     /// KVM could not go on: its words, and the registers.
     Failed(String, Regs),
 }
@@ -67,6 +71,8 @@ pub struct Vcpu {
     pub recorder: Recorder,
     /// Where its samples go, if it is sampled.
     pub sampler: Option<Sampler>,
+    /// Who is asked about stores to sealed memory, if there is any.
+    pub guard: Option<Arc<Guard>>,
     /// What time it is.
     pub clock: Arc<Clock>,
     /// Where what handlers want goes.
@@ -123,9 +129,12 @@ impl Vcpu {
 
     fn run(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
         match self.kvm.run() {
-            Left::Access(access) => match self.devices.bus.serve(access) {
-                None => Flow::Run,
-                Some(event) => self.over(End::Power(event)),
+            Left::Access(access) => match sealed::stored(&access, self.guard.as_ref(), &self.ram) {
+                Some(write) => self.stored_by_kvm(write, tables),
+                None => match self.devices.bus.serve(access) {
+                    None => Flow::Run,
+                    Some(event) => self.over(End::Power(event)),
+                },
             },
             Left::Exit(exit) => self.exit(exit, tables),
         }
@@ -139,13 +148,7 @@ impl Vcpu {
                 let regs = self.kvm.regs();
                 self.over(End::TripleFault(regs))
             }
-            Exit::Sealed => {
-                let regs = self.kvm.regs();
-                self.over(End::Failed(
-                    "the host has no memory for the guest (KVM_RUN: EFAULT)".to_owned(),
-                    regs,
-                ))
-            }
+            Exit::Sealed => self.at_sealed(tables),
             Exit::Failed(words) => {
                 let regs = self.kvm.regs();
                 self.over(End::Failed(words, regs))
@@ -167,7 +170,21 @@ impl Vcpu {
 
     /// Stops with the world. A pending port access is completed first, or its registers would be stale.
     fn rest(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
-        let flow = match self.kvm.complete_access(|access| self.devices.bus.serve(access)) {
+        let mut writes = Vec::new();
+        let serve = |access: DeviceAccess<'_>| match sealed::stored(&access, self.guard.as_ref(), &self.ram) {
+            Some(write) => {
+                writes.push(write);
+                None
+            }
+            None => self.devices.bus.serve(access),
+        };
+        let completed = self.kvm.complete_access(serve);
+        for write in writes {
+            if let Flow::End = self.stored_by_kvm(write, tables) {
+                return Flow::End;
+            }
+        }
+        let flow = match completed {
             Ok(exit) => self.exit(exit, tables),
             Err(event) => self.over(End::Power(event)),
         };

@@ -57,7 +57,7 @@ impl Vcpu {
 
     /// Where the kernel keeps what it has of this vCPU (GVA), at any instruction: behind an entry, GS is the process's own for a
     /// few instructions more.
-    fn area_anywhere(&mut self, tables: &VcpuTables) -> Option<Gva> {
+    pub(super) fn area_anywhere(&mut self, tables: &VcpuTables) -> Option<Gva> {
         let area = self.per_cpu_area(tables)?;
         if self.kvm.in_user_mode() {
             self.area = Some(area).filter(|_| tables.kernel_space.is_some());

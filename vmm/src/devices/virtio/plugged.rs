@@ -87,7 +87,7 @@ impl Plugged {
         let mut root = RootBus::default();
         for device in &self.devices {
             let range = root.allocate(Transport::SIZE)?;
-            let (memory, messages) = (machine.ram().of_devices(), Box::new(machine.messages()));
+            let (memory, messages) = (machine.ram().clone(), Box::new(machine.messages()));
             let base = range.start.try_into().ok()?;
             let transport = Arc::new(Transport::new(device.clone(), base, memory, messages, machine));
             bus.add(Space::Memory, range, transport.clone());

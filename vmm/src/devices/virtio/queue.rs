@@ -1,15 +1,18 @@
 //! A queue as a device's threads see it: requests come, and answers go.
 
 use super::super::pci::Msix;
+use crate::memory::GuestRam;
+use probe_engine::addr::Gpa;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-/// The guest's RAM, and no other memory.
-pub type Memory = Arc<GuestMemoryMmap>;
+/// The guest's memory, of which a device has the RAM alone.
+pub type Memory = Arc<GuestRam>;
 
 /// An interrupt of which the guest chooses the number.
 #[derive(Clone)]
@@ -51,7 +54,7 @@ pub struct Request {
     pub bytes: Vec<u8>,
     /// Whether it says more than that.
     pub is_cut: bool,
-    chain: DescriptorChain<Memory>,
+    chain: Chain,
     generation: u64,
 }
 
@@ -161,16 +164,18 @@ impl QueueState {
     }
 }
 
-type Found = (DescriptorChain<Memory>, Vec<u8>, bool);
+type Chain = DescriptorChain<Arc<GuestMemoryMmap>>;
+type Found = (Chain, Vec<u8>, bool);
 
 impl Live {
     /// The next request, if there is one now. `None` when the rings make no sense: also where more chains in a row do than a
     /// queue holds, which another CPU of the guest can go on with for ever, while a reset waits.
     fn next(&mut self, most: usize) -> Option<Option<Found>> {
+        self.may_answer()?;
         for _ in 0..=Virtqueue::SIZE {
-            let chain = self.queue.iter(self.memory.clone()).ok()?.next();
+            let chain = self.queue.iter(self.memory.of_devices()).ok()?.next();
             let Some(chain) = chain else {
-                match self.queue.enable_notification(&*self.memory).ok()? {
+                match self.queue.enable_notification(&*self.memory.of_devices()).ok()? {
                     true => continue,
                     false => return Some(None),
                 }
@@ -190,9 +195,18 @@ impl Live {
         self.used(head, written)
     }
 
+    /// Whether the ring is where a device may write.
+    fn may_answer(&self) -> Option<()> {
+        // virtq_used: flags, index, elements of eight bytes, avail_event (virtio 1.2, 2.7.8).
+        let length = 6 + 8 * usize::from(self.queue.size());
+        (!self.memory.refuses(Gpa(self.queue.used_ring()), length)).then_some(())
+    }
+
     fn used(&mut self, head: u16, written: u32) -> Option<()> {
-        self.queue.add_used(&*self.memory, head, written).ok()?;
-        if self.queue.needs_notification(&*self.memory).ok()? {
+        self.may_answer()?;
+        let memory = self.memory.of_devices();
+        self.queue.add_used(&*memory, head, written).ok()?;
+        if self.queue.needs_notification(&*memory).ok()? {
             self.interrupt.raise();
         }
         Some(())
@@ -200,17 +214,24 @@ impl Live {
 }
 
 /// The first `most` bytes that a chain has for the device, and whether there are more.
-fn read(memory: &Memory, chain: &DescriptorChain<Memory>, most: usize) -> Option<(Vec<u8>, bool)> {
-    let mut reader: Reader<'_> = Reader::new(&**memory, chain.clone()).ok()?;
+fn read(memory: &Memory, chain: &Chain, most: usize) -> Option<(Vec<u8>, bool)> {
+    let of_devices = memory.of_devices();
+    let mut reader: Reader<'_> = Reader::new(&*of_devices, chain.clone()).ok()?;
     let length = reader.available_bytes();
     let mut bytes = vec![0; length.min(most)];
     reader.read_exact(&mut bytes).ok()?;
     Some((bytes, length > most))
 }
 
-/// Writes as much of `reply` as the chain has room for. Returns how much that was.
-fn write(memory: &Memory, chain: DescriptorChain<Memory>, reply: &[&[u8]]) -> Option<u32> {
-    let mut writer: Writer<'_> = Writer::new(&**memory, chain).ok()?;
+/// Writes as much of `reply` as the chain has room for, unless some of that is sealed. Returns how much that was.
+fn write(memory: &Memory, chain: Chain, reply: &[&[u8]]) -> Option<u32> {
+    let refuses =
+        |descriptor: Descriptor| memory.refuses(Gpa(descriptor.addr().0), descriptor.len() as usize);
+    if chain.clone().writable().any(refuses) {
+        return None;
+    }
+    let of_devices = memory.of_devices();
+    let mut writer: Writer<'_> = Writer::new(&*of_devices, chain).ok()?;
     for part in reply {
         let room = writer.available_bytes().min(part.len());
         writer.write_all(part.get(..room)?).ok()?;

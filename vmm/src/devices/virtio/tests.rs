@@ -5,13 +5,15 @@ use super::fs::{FolderDevice, Server};
 use super::{Doorbells, Memory, Rng, Transport, Virtio};
 use crate::devices::Device;
 use crate::devices::pci::{Function, Messages};
+use crate::memory::GuestRam;
 use probe_engine::addr::Gpa;
+use probe_engine::memory::PhysMemory;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 const RAM: u64 = 1 << 20;
@@ -59,8 +61,7 @@ struct Driver {
 
 impl Driver {
     fn new(device: Arc<dyn Virtio>) -> Self {
-        let memory: Memory =
-            Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM as usize)]).unwrap());
+        let memory: Memory = Arc::new(GuestRam::sealable(RAM).unwrap());
         let (sent, interrupts) = channel();
         let queues = device.queues().len();
         let transport =
@@ -100,7 +101,7 @@ impl Driver {
             self.write(0x1a, &(n as u16).to_le_bytes());
             for (register, page) in [(0x20, 0), (0x28, 1), (0x30, 2)] {
                 let at = Self::area(n) + page * 0x1000;
-                self.memory.write_slice(&[0; 0x1000], GuestAddress(at)).unwrap();
+                self.memory.write(Gpa(at), &[0; 0x1000]).unwrap();
                 self.write(register, &at.to_le_bytes()[..4]);
                 self.write(register + 4, &at.to_le_bytes()[4..]);
             }
@@ -121,7 +122,7 @@ impl Driver {
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
-        self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        self.memory.write(Gpa(at), bytes).unwrap();
     }
 
     fn descriptor(&self, at: u64, (address, length, flags, next): Descriptor) {
@@ -152,11 +153,11 @@ impl Driver {
     fn answer(&mut self, n: usize) -> u32 {
         let used = Self::area(n) + 0x2000;
         loop {
-            let index: u16 = self.memory.read_obj(GuestAddress(used + 2)).unwrap();
+            let index: u16 = self.memory.of_devices().read_obj(GuestAddress(used + 2)).unwrap();
             if index != self.seen[n] {
                 let at = used + 4 + 8 * u64::from(self.seen[n] % SIZE);
                 self.seen[n] = self.seen[n].wrapping_add(1);
-                return self.memory.read_obj(GuestAddress(at + 4)).unwrap();
+                return self.memory.of_devices().read_obj(GuestAddress(at + 4)).unwrap();
             }
             self.interrupts.recv_timeout(PATIENCE).expect("no interrupt");
         }
@@ -164,7 +165,7 @@ impl Driver {
 
     fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        self.memory.read_slice(&mut bytes, GuestAddress(at)).unwrap();
+        self.memory.read(Gpa(at), &mut bytes).unwrap();
         bytes
     }
 }
@@ -212,6 +213,47 @@ fn chains_that_make_no_sense_are_given_back() {
         driver.ask(0, &[(BUFFER, 8, WRITE, 0)]);
         assert_eq!(driver.answer(0), 8, "after {case:x?}");
     }
+}
+
+/// A descriptor that leads to sealed memory, wholly or in part, is answered with nothing, and what it asked for is told.
+#[test]
+fn nothing_is_written_to_sealed_memory() {
+    let mut driver = rng();
+    let sealed = Gpa(BUFFER + 0x1000)..Gpa(BUFFER + 0x2000);
+    driver.memory.seal(&sealed).unwrap();
+    let cases: [&[Descriptor]; 3] = [
+        &[(BUFFER + 0x1000, 8, WRITE, 0)],
+        &[(BUFFER + 0xffc, 8, WRITE, 0)],
+        &[(BUFFER, 8, WRITE | NEXT, 1), (BUFFER + 0x1ff8, 64, WRITE, 0)],
+    ];
+    for case in cases {
+        driver.ask(0, case);
+        assert_eq!(driver.answer(0), 0, "{case:x?}");
+        let (at, length, ..) = *case.last().unwrap();
+        assert_eq!(driver.memory.take_refused(), [(Gpa(at), length as usize)]);
+        assert_eq!(driver.bytes(BUFFER + 0x1000, 0x1000), [0; 0x1000]);
+    }
+    driver.memory.unseal(&sealed).unwrap();
+    driver.ask(0, &[(BUFFER + 0x1000, 8, WRITE, 0)]);
+    assert_eq!(driver.answer(0), 8);
+}
+
+/// Nor does a device answer in a ring that lies there.
+#[test]
+fn a_ring_in_sealed_memory_is_not_used() {
+    let mut driver = rng();
+    let ring = Driver::area(0) + 0x2000;
+    driver.ask(0, &[(BUFFER, 8, WRITE, 0)]);
+    assert_eq!(driver.answer(0), 8);
+    let before = driver.bytes(ring, 0x100);
+    driver.memory.seal(&(Gpa(ring)..Gpa(ring + 0x1000))).unwrap();
+    driver.ask(0, &[(BUFFER, 8, WRITE, 0)]);
+    let asked = Instant::now();
+    while driver.memory.take_refused().is_empty() {
+        assert!(asked.elapsed() < PATIENCE, "nobody asks");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(driver.bytes(ring, 0x100), before);
 }
 
 #[test]

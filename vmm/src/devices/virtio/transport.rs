@@ -258,7 +258,7 @@ impl Setting {
         queue.try_set_used_ring_address(device).ok()?;
         queue.set_event_idx(event_index);
         queue.set_ready(true);
-        queue.is_valid(&**memory).then_some(queue)
+        queue.is_valid(&*memory.of_devices()).then_some(queue)
     }
 }
 

@@ -1,0 +1,126 @@
+//! A store of the guest's to a sealed page, which has come back before it was made.
+
+use super::tables::VcpuTables;
+use super::{End, Flow, Vcpu};
+use crate::clock;
+use crate::guard::{Done, Found, Guard, OnWrite, Suspicion, Writer};
+use crate::kvm::{Data, DeviceAccess, Space};
+use crate::memory::GuestRam;
+use crate::stack::{self, Piece, Stack, Walked};
+use probe_engine::addr::{Gpa, Gva};
+use probe_engine::guard::attempt::{Write, attempt};
+use probe_engine::memory::PhysMemory;
+use probe_engine::regs::Regs;
+use probe_engine::virt_memory::VirtMemory;
+use std::sync::Arc;
+
+/// So far down the stack is the function that changes text: what it writes with may be a function that it calls.
+const NEAR: usize = 4;
+
+impl Vcpu {
+    /// The guest was about to store to a sealed page. What its kernel may change is changed.
+    pub(super) fn at_sealed(&mut self, tables: &VcpuTables) -> Flow {
+        let regs = self.kvm.regs();
+        let Some(guard) = self.guard.clone() else {
+            let words = "the host has no memory for the guest (KVM_RUN: EFAULT)";
+            return self.over(End::Failed(words.to_owned(), regs));
+        };
+        let system = self.kvm.system();
+        let (space, segments) = (system.space(), system.segments());
+        let ram = self.ram.clone();
+        let tried = match attempt(&regs, &*ram, space, &segments, |at, length| ram.is_sealed(at, length)) {
+            Ok(tried) => tried,
+            // The same would come back for ever.
+            Err(why) => {
+                let found = self.found(&regs, tables, Suspicion::Unknown(why.clone()), Done::Stopped);
+                guard.tell(found);
+                return self.over(End::Guarded);
+            }
+        };
+        let is_poking = guard.is_poking(space) && self.is_in_poke(&guard, &regs, tables);
+        let is_sealed = |write: &&Write| ram.is_sealed(write.at, write.bytes.len());
+        let objection = tried
+            .writes
+            .iter()
+            .filter(is_sealed)
+            .find_map(|write| Some((write, guard.judge(write, is_poking, &ram).err()?)));
+        let may_write = match objection {
+            None => true,
+            Some((write, objection)) => {
+                let done = done(guard.on_write);
+                let found = self.found(&regs, tables, Suspicion::Objection(objection), done);
+                let Write { at, ref bytes } = *write;
+                guard.tell(Found { at, length: bytes.len(), bytes: bytes.clone(), ..found });
+                if done == Done::Stopped {
+                    return self.over(End::Guarded);
+                }
+                done == Done::Written
+            }
+        };
+        for write in tried.writes.iter().filter(|write| may_write || !is_sealed(write)) {
+            // It is RAM, as was found when it was tried.
+            let _ = ram.write(write.at, &write.bytes);
+        }
+        self.kvm.set_regs(&tried.regs);
+        Flow::Run
+    }
+
+    /// KVM has carried out an instruction that stores to a sealed page, and hands the bytes on as if to a device.
+    pub(super) fn stored_by_kvm(&mut self, write: Write, tables: &VcpuTables) -> Flow {
+        let Some(guard) = self.guard.clone() else { return Flow::Run };
+        let done = done(guard.on_write);
+        if done == Done::Written {
+            let _ = self.ram.write(write.at, &write.bytes);
+        }
+        let regs = self.kvm.regs();
+        let found = self.found(&regs, tables, Suspicion::Emulated, done);
+        guard.tell(Found { at: write.at, length: write.bytes.len(), bytes: write.bytes, ..found });
+        if done == Done::Stopped { self.over(End::Guarded) } else { Flow::Run }
+    }
+
+    /// Whether the function that changes text runs, or has called what does.
+    fn is_in_poke(&mut self, guard: &Guard, regs: &Regs, tables: &VcpuTables) -> bool {
+        let Some(poke) = guard.poke() else { return false };
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
+        let walked = Walked { view: &tables.kernel, callers: tables, memory: &memory, regs, task: None };
+        let mut is_there = false;
+        stack::walk(walked, NEAR, |piece| {
+            is_there |= matches!(piece, Piece::Frame(frame) if frame.is_reliable && frame.at.is_in(&poke));
+        });
+        is_there
+    }
+
+    /// What is found at `regs`, where nothing is known of the write.
+    fn found(&mut self, regs: &Regs, tables: &VcpuTables, why: Suspicion, done: Done) -> Found {
+        let ticks = clock::ticks();
+        let area = self.area_anywhere(tables);
+        let system = self.kvm.system();
+        let user = || system.space();
+        let memory = VirtMemory::new(&*self.ram, tables.spaces(&user));
+        let task = tables.context(&memory, self.id, (ticks, &self.clock), area).task();
+        let stack: Option<Stack> = tables.stack(&memory, regs, task.map(|task| task.at));
+        let writer = Writer::Vcpu { id: self.id, rip: Gva(regs.rip), task, stack };
+        Found { ticks, at: Gpa(0), length: 0, bytes: Vec::new(), writer, why, done }
+    }
+}
+
+/// The store to sealed memory that an access is, which KVM takes for one to a device.
+pub(super) fn stored(access: &DeviceAccess<'_>, guard: Option<&Arc<Guard>>, ram: &GuestRam) -> Option<Write> {
+    guard?;
+    match &access.data {
+        Data::Write(bytes) if access.space == Space::Memory && ram.is_sealed(Gpa(access.at), bytes.len()) => {
+            Some(Write { at: Gpa(access.at), bytes: bytes.to_vec() })
+        }
+        _ => None,
+    }
+}
+
+fn done(on_write: OnWrite) -> Done {
+    match on_write {
+        OnWrite::Report => Done::Written,
+        OnWrite::Deny => Done::Denied,
+        OnWrite::Stop => Done::Stopped,
+    }
+}
