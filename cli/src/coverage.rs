@@ -72,6 +72,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 unwind: None,
                 serving,
                 order: None,
+                guard: None,
                 splats: SplatPolicy::default(),
             }
         }
@@ -108,6 +109,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 late,
                 splats: false,
                 order: None,
+                guard: None,
                 before_splats: false,
             };
             let machine = Machine {

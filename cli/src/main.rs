@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Profile(profile) => run::main(&Run::from(*profile)),
+        Command::Guard(guard) => run::main(&Run::from(*guard)),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),
         Command::Replay(replay) => bundle::replay(&replay),
         Command::Race(race) => race::main(*race),
@@ -117,7 +118,7 @@ fn refuse(error: &clap::Error) -> ! {
     };
     // Where there is a guest, the word may be a probe or a command.
     let has_guest = std::env::args_os().nth(1).is_some_and(|verb| {
-        ["run", "count", "graph", "profile", "coverage"].iter().any(|booting| verb == *booting)
+        ["run", "count", "graph", "profile", "guard", "coverage"].iter().any(|booting| verb == *booting)
     });
     if has_guest && error.kind() == ErrorKind::UnknownArgument && !wrong.starts_with('-') {
         say(format_args!(

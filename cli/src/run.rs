@@ -40,6 +40,7 @@ use std::thread;
 use vmm::command::{GuestCommand, GuestCommandError};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
+use vmm::guard::Guarding;
 use vmm::guest::{Host, Terminal};
 use vmm::host::{CommandExit, Escape, Outlet, RawMode, Streams};
 use vmm::printer::Printer;
@@ -76,7 +77,8 @@ pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Re
     let target = target::target(args, &mut files)?;
     assisted::Asked::of(&args.assisted, &target.kernel, target.symbols.as_ref())?;
     // Without probes nothing of ours is shown while a command has the terminal.
-    let is_all_the_commands = files.work.is_some() && target.probes.is_empty() && !args.guest.verbose;
+    let is_silent = target.probes.is_empty() && target.guard.is_none();
+    let is_all_the_commands = files.work.is_some() && is_silent && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.records.shown().is_some());
     }
@@ -129,11 +131,12 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     let names = target.has_stacks()
         || target.has_orders()
         || target.serving.sampling.is_some()
+        || target.guard.is_some()
         || files.work.is_some()
         || target.probes.iter().any(ProbeRequest::has_symbols);
     let work = files.work.as_ref().filter(|_| target.has_user_frames());
     let programs = work.map(|work| work.names(&args.guest)).transpose()?;
-    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, .. } = target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, guard, .. } = target;
     let image = std::mem::take(&mut files.image);
     let asked = assisted::Asked::of(&args.assisted, &kernel, symbols.as_ref())?;
     let is_looking = splats.mode != SplatMode::Ignore;
@@ -152,6 +155,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         splats: is_looking,
         before_splats: is_looking && splats.recent.is_some(),
         order,
+        guard,
     };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
     let guest_names = GuestNames::new(symbols, lines).with_programs(programs);
@@ -293,6 +297,8 @@ pub(crate) struct SessionKernel {
     pub(crate) before_splats: bool,
     /// The order that is imposed on its tasks.
     pub(crate) order: Option<ObservedTurns>,
+    /// How it is guarded.
+    pub(crate) guard: Option<Guarding>,
 }
 
 /// A machine that is to run, and where.
@@ -378,6 +384,7 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
         .optimize(kernel.serving.optimize)
         .fall_back(kernel.serving.fall_back)
         .sampling(kernel.serving.sampling)
+        .guard(kernel.guard)
         .splats(kernel.splats)
         .before_splats(kernel.before_splats)
         .unwind(kernel.unwind.map(Arc::new))
@@ -531,7 +538,12 @@ pub(crate) fn exit_code(
     if let Some(failed) = (RunsLine { codes: runs.clone() }).failed() {
         say(failed);
     }
+    let has_findings = report.guard.as_ref().is_some_and(|guard| guard.findings > 0);
     match &report.end {
+        Outcome::Guarded => {
+            say(format_args!("{}", report.end));
+            ExitCode::from(exit_codes::DIED)
+        }
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
             let mut complaints = unarmed::complaints(&report.probes, asked.patterns, asked.allow_pending);
             complaints.extend(asked.gates.iter().filter_map(unreached));
@@ -539,9 +551,13 @@ pub(crate) fn exit_code(
             let injections = asked.injections.iter().filter(|_| nth.is_empty());
             complaints.extend(injections.filter_map(InjectionEnd::untried));
             complaints.extend(assisted.complaints.iter().cloned());
+            if report.guard.as_ref().is_some_and(|guard| guard.pages.is_none()) {
+                complaints
+                    .push("the kernel was not guarded: it did not come to its first program".to_owned());
+            }
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
-                _ if asked.have_splats_failed => ExitCode::from(exit_codes::DIED),
+                _ if asked.have_splats_failed || has_findings => ExitCode::from(exit_codes::DIED),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),

@@ -12,7 +12,8 @@ use crate::requests::requests;
 use crate::requirements;
 use crate::say::note;
 use crate::splats::{SplatPolicy, policy};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use probe_engine::guard::sealed::SealedKernel;
 use probe_engine::linux::dwarf::SourceMap;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::landmarks::Landmarks;
@@ -26,6 +27,7 @@ use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
+use vmm::guard::{Guarding, OnWrite};
 use vmm::guest::Optimize;
 use vmm::samples::Sampling;
 
@@ -50,6 +52,8 @@ pub(crate) struct Target {
     pub(crate) splats: SplatPolicy,
     /// The order that is imposed on its tasks, if one is.
     pub(crate) order: Option<ObservedTurns>,
+    /// How its kernel is guarded, if it is.
+    pub(crate) guard: Option<Guarding>,
 }
 
 /// How all probes of a run are served.
@@ -140,6 +144,11 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         Some(_) => Some(KernelCode::of(&kernel).context("--stack: the kernel's stacks cannot be walked")?),
         None => KernelCode::of(&kernel).ok(),
     };
+    let guard = run
+        .guarded
+        .guard
+        .map(|choice| guarding(choice.to_session(), &kernel, unwind.is_some()))
+        .transpose()?;
     let identity = identity(&kernel);
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.probes.once)?;
@@ -151,7 +160,17 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         allow_pending: run.allow_pending,
         sampling: run.sampled.profile.map(|frequency| Sampling { frequency, scope }),
     };
-    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats, order })
+    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats, order, guard })
+}
+
+/// How `kernel` is guarded.
+fn guarding(on_write: OnWrite, kernel: &Kernel, has_stacks: bool) -> Result<Guarding> {
+    const CANNOT: &str = "this kernel cannot be guarded";
+    ensure!(
+        has_stacks,
+        "{CANNOT}: its stacks cannot be walked, by which its own changes are told (CONFIG_UNWINDER_ORC)"
+    );
+    Ok(Guarding { kernel: SealedKernel::of(kernel).context(CANNOT)?, on_write })
 }
 
 /// Which kernel it is, as recordings say it.
@@ -369,6 +388,7 @@ mod tests {
             serving,
             splats: SplatPolicy::default(),
             order: None,
+            guard: None,
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();

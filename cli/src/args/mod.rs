@@ -7,6 +7,7 @@ mod counting;
 mod coverage;
 mod doctor;
 mod followed;
+mod guard;
 mod guest;
 mod host;
 mod injections;
@@ -32,6 +33,7 @@ pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
 pub(crate) use followed::Followed;
+pub(crate) use guard::{Guard, Guarded};
 pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Records, Scope, parse_memory};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use injections::Injections;
@@ -97,6 +99,7 @@ pub(crate) enum Command {
     Count(Box<Count>),
     Graph(Box<Graph>),
     Profile(Box<Profile>),
+    Guard(Box<Guard>),
     Race(Box<Race>),
     Shake(Box<Shake>),
     Coverage(Box<Coverage>),

@@ -1,7 +1,8 @@
 //! `vmm run`.
 
 use super::{
-    Arming, Assisted, Bundled, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs, heading,
+    Arming, Assisted, Bundled, Guarded, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs,
+    heading,
 };
 use clap::Args;
 use std::path::PathBuf;
@@ -56,6 +57,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
     #[command(flatten)]
+    pub(crate) guarded: Guarded,
+    #[command(flatten)]
     pub(crate) orders: Orders,
     #[command(flatten)]
     pub(crate) injections: Injections,
@@ -98,6 +101,7 @@ impl Run {
         Self {
             probes: Probes::default(),
             sampled: Sampled::default(),
+            guarded: Guarded::default(),
             orders: Orders::default(),
             injections: Injections::default(),
             guest,

@@ -56,6 +56,7 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
         write_target: _,
         arming: _,
         sampled: _,
+        guarded: _,
         allow_pending: _,
         deep: _,
     } = run;

@@ -1,6 +1,7 @@
 //! How hits and the summary are written.
 
 mod event;
+mod findings;
 mod graph;
 mod hist;
 mod holds;

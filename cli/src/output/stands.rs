@@ -33,6 +33,6 @@ pub(crate) fn named_lock(AwaitedLock { at, kind, owner }: AwaitedLock, names: &G
     LockLine { kind: kind.name().to_owned(), address: Address(at.0), name: names.variable(at), owner }
 }
 
-fn named_stack(stack: Option<&Stack>, names: &GuestNames) -> StoodStack {
+pub(super) fn named_stack(stack: Option<&Stack>, names: &GuestNames) -> StoodStack {
     StoodStack::new(stack.and_then(|stack| names.stack(stack)))
 }

@@ -207,6 +207,7 @@ fn end_name(end: &Outcome) -> String {
         Outcome::Reset => "reset".to_owned(),
         Outcome::Quit => "quit".to_owned(),
         Outcome::Stopped => "stopped".to_owned(),
+        Outcome::Guarded => "stopped by its guard".to_owned(),
         Outcome::Signal(signal) => format!("signal {signal}"),
         Outcome::TimedOut(_) => "timed out".to_owned(),
         Outcome::Died(death) => death.to_string(),

@@ -1,5 +1,6 @@
 //! Writes hits as they come, to all places where they are wanted.
 
+use super::findings;
 use super::hist::RunHistograms;
 use super::holds::GateNames;
 use super::injections::InjectionNames;
@@ -11,8 +12,8 @@ use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
 use crate::json::json;
 use crate::record::{
-    self, Address, GateEnd, Header, HitLine, InjectionEnd, NamedFrame, NthLine, OrderLine, ProbeEnd,
-    RunsLine, SampledLine, SplatLine,
+    self, Address, GateEnd, GuardLine, Header, HitLine, InjectionEnd, NamedFrame, NthLine, OrderLine,
+    ProbeEnd, RunsLine, SampledLine, SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
 use crate::splats::SplatVerdicts;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vmm::events::Event;
+use vmm::guard::Finding;
 use vmm::printer::Printer;
 use vmm::samples::Sample;
 use vmm::session::{Death, GateReport, Held, InjectionReport, Outcome, ProbeReport, Report, Sink};
@@ -180,6 +182,24 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
+    fn write_findings(&mut self, findings: &[Finding]) -> io::Result<()> {
+        self.begin()?;
+        for finding in findings {
+            let line = findings::line(finding, &self.names);
+            for Destination { out, form, .. } in &mut self.destinations {
+                match form {
+                    Form::Text(text) => {
+                        text.finish(out)?;
+                        write!(out, "{line}")?;
+                    }
+                    Form::Json => json(out, &line)?,
+                }
+                out.flush()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes a hit; one that was kept until a report with the number of that.
     fn write_hit(&mut self, event: &Event, splat: Option<u64>) -> io::Result<()> {
         let Some(WrittenProbe { asked, told }) = self.probes.get(&event.probe) else { return Ok(()) };
@@ -315,6 +335,7 @@ impl<'a> HitWriter<'a> {
         let names = &|at| self.names.symbol(at);
         let injected = |id| self.probes.get(&id).and_then(|probe| probe.told.injected.clone());
         let probes = summary::probes(report, injected);
+        let guard = report.guard.as_ref().map(GuardLine::of);
         let (gates, injections) = (self.gates(&report.gates), self.injections(&report.injections));
         let order = report.turns.map(OrderLine::from);
         let is_count = |probe: &&ProbeEnd| {
@@ -333,6 +354,7 @@ impl<'a> HitWriter<'a> {
                     if let Some(time) = report.sampled {
                         self.samples.write_text(out, time)?;
                     }
+                    guard.iter().try_for_each(|guard| writeln!(out, "{guard}"))?;
                 }
                 Form::Json => {
                     gates.iter().try_for_each(|gate| json(out, gate))?;
@@ -342,6 +364,7 @@ impl<'a> HitWriter<'a> {
                     if let Some(time) = report.sampled {
                         json(out, &SampledLine::from(time))?;
                     }
+                    guard.iter().try_for_each(|guard| json(out, guard))?;
                     probes.iter().try_for_each(|probe| json(out, probe))?;
                     json(out, &summary::end(report, exit_code, self.armed_in))?;
                 }
@@ -382,6 +405,14 @@ impl Sink for HitWriter<'_> {
 
     fn samples(&mut self, samples: &[Sample]) -> io::Result<()> {
         let written = self.write_samples(samples);
+        if let Err(error) = &written {
+            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
+        }
+        written
+    }
+
+    fn findings(&mut self, findings: &[Finding]) -> io::Result<()> {
+        let written = self.write_findings(findings);
         if let Err(error) = &written {
             self.failure = Some(io::Error::new(error.kind(), error.to_string()));
         }
@@ -431,7 +462,7 @@ impl Sink for HitWriter<'_> {
 fn needs_explanation(end: &Outcome) -> bool {
     match end {
         Outcome::Died(Death::Panic { .. }) => false,
-        Outcome::Died(_) | Outcome::TimedOut(_) => true,
+        Outcome::Died(_) | Outcome::TimedOut(_) | Outcome::Guarded => true,
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped | Outcome::Signal(_) => false,
     }
 }
@@ -493,6 +524,7 @@ pub(super) mod testing {
             unregistered: Default::default(),
             refused: Default::default(),
             unread: Vec::new(),
+            guard: None,
             gates: Vec::new(),
             turns: None,
             injections: Vec::new(),

@@ -5,6 +5,7 @@
 mod address;
 mod bounded;
 mod filter;
+mod finding;
 mod header;
 mod hit;
 mod hold;
@@ -26,6 +27,7 @@ mod value;
 pub(crate) use address::Address;
 pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
+pub(crate) use finding::{FindingLine, GuardLine};
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
 pub(crate) use hold::{GateEnd, HeldCpu, HoldLine};

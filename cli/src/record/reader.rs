@@ -4,8 +4,9 @@
 
 use super::header::FORMAT;
 use super::{
-    End, Entry, Filter, Function, GateEnd, Header, Histogram, HistogramEnd, Hit, HitLine, HoldLine,
-    InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SampleLine, SampledLine, SplatLine,
+    End, Entry, Filter, FindingLine, Function, GateEnd, GuardLine, Header, Histogram, HistogramEnd, Hit,
+    HitLine, HoldLine, InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SampleLine,
+    SampledLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -61,6 +62,8 @@ pub(crate) enum Line {
     Splat(Box<SplatLine>),
     Hold(Box<HoldLine>),
     Gate(GateEnd),
+    Finding(Box<FindingLine>),
+    Guard(GuardLine),
     Injection(InjectionEnd),
     Nth(NthLine),
     Runs(RunsLine),
@@ -250,6 +253,11 @@ impl<R: BufRead> Reader<R> {
                 let hold: HoldLine = serde_json::from_str(line).map_err(damaged)?;
                 Line::Hold(Box::new(hold.bounded()))
             }
+            "finding" => {
+                let finding: FindingLine = serde_json::from_str(line).map_err(damaged)?;
+                Line::Finding(Box::new(finding.bounded()))
+            }
+            "guard" => Line::Guard(serde_json::from_str(line).map_err(damaged)?),
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
             "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
             "fail_nth" => Line::Nth(serde_json::from_str(line).map_err(damaged)?),
@@ -344,6 +352,8 @@ mod tests {
                 Line::Prefix(prefix) => written.push(serde_json::to_string(&prefix).unwrap()),
                 Line::Splat(splat) => written.push(serde_json::to_string(&splat).unwrap()),
                 Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
+                Line::Finding(finding) => written.push(serde_json::to_string(&finding).unwrap()),
+                Line::Guard(guard) => written.push(serde_json::to_string(&guard).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
                 Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
                 Line::Nth(run) => written.push(serde_json::to_string(&run).unwrap()),

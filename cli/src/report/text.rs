@@ -32,6 +32,8 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
             Line::Sample(sample) => top.add(&sample),
             Line::Sampled(all) => sampled = Some(all),
             Line::Hold(hold) => write!(out, "{hold}")?,
+            Line::Finding(finding) => write!(out, "{finding}")?,
+            Line::Guard(guard) => writeln!(out, "{guard}")?,
             Line::Runs(runs) => {
                 if let Some(failed) = runs.failed() {
                     writeln!(out, "{failed}")?;

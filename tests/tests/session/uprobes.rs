@@ -262,7 +262,11 @@ fn come_and_go(cpus: u8, probes: usize, within: Duration) {
             let (mut rounds, mut hits) = (0, 0);
             while begun.elapsed() < within {
                 let ids = handle.register_all((0..probes).map(|_| defined(&place)).collect()).unwrap();
-                std::thread::sleep(Duration::from_millis(200));
+                // A shell takes as long as the machine is slow.
+                let has_hit = |probe: &ProbeReport| probe.id == ids[0] && probe.hits > 0;
+                while !handle.list().unwrap().iter().any(has_hit) {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
                 let reports = handle.unregister_all(ids).unwrap();
                 let counts: Vec<u64> = reports.iter().map(|report| report.hits).collect();
                 // They come and go at one moment each, in whose middle each CPU may be on its way from one consumer to the next.

@@ -88,6 +88,8 @@ impl Shown {
             | Line::Prefix(_)
             | Line::Sampled(_)
             | Line::Hold(_)
+            | Line::Finding(_)
+            | Line::Guard(_)
             | Line::Gate(_)
             | Line::Order(_)
             | Line::Injection(_)

@@ -1,0 +1,80 @@
+//! `vmm guard`: `vmm run` with a guarded kernel and without probes.
+
+use super::{Arming, Guest, Records, Run, heading};
+use clap::{Args, ValueEnum};
+use vmm::guard::OnWrite;
+
+/// Watch the integrity of the guest's kernel
+///
+/// Once the kernel has booted, its code, its read-only data and its interrupt table are sealed. Each write there is looked at
+/// before it is made, whatever the guest's page tables and control registers say. The kernel's own changes are made and counted: jump
+/// labels, static calls, ftrace and kprobes, where its own patching code writes what belongs to a place that its own tables list. All
+/// else is a finding, which a line tells with who wrote, and is made or not. The guest has no agent, and nothing in it can tell, but for
+/// the time that a write takes.
+///
+/// Modules' code is not sealed yet, nor is data that the kernel changes. A run with findings ends with exit code 123.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  vmm guard -- ls /
+  vmm guard --on-write deny --output findings.json -- cat /proc/version
+  vmm guard --cpus 2 --append workload=open:100
+
+Exit codes are those of `vmm run`, and
+  123    somebody has written to sealed memory, or has tried to, whatever CMD's own exit code is")]
+pub(crate) struct Guard {
+    /// What becomes of a write that is none of the kernel's own changes
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help_heading = heading::PROBES)]
+    on_write: WriteChoice,
+    #[command(flatten)]
+    guest: Guest,
+    #[command(flatten)]
+    records: Records,
+}
+
+/// A guard beside probes
+#[derive(Args, Default)]
+#[command(next_help_heading = heading::PROBES)]
+pub(crate) struct Guarded {
+    /// Seal the kernel's code and read-only data as well, as `vmm guard` does
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ON-WRITE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "report",
+        hide_short_help = true,
+        conflicts_with = "target",
+    )]
+    pub(crate) guard: Option<WriteChoice>,
+}
+
+/// What becomes of a write that is none of the kernel's own changes
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WriteChoice {
+    /// It is made
+    #[default]
+    Report,
+    /// It is not made, and the guest goes on behind it
+    Deny,
+    /// It is not made, and the guest is ended
+    Stop,
+}
+
+impl WriteChoice {
+    pub(crate) fn to_session(self) -> OnWrite {
+        match self {
+            Self::Report => OnWrite::Report,
+            Self::Deny => OnWrite::Deny,
+            Self::Stop => OnWrite::Stop,
+        }
+    }
+}
+
+impl From<Guard> for Run {
+    fn from(Guard { on_write, guest, records }: Guard) -> Self {
+        let guarded = Guarded { guard: Some(on_write) };
+        Self { guarded, ..Self::of(guest, records, Arming::default()) }
+    }
+}

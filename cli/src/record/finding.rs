@@ -1,0 +1,165 @@
+//! What the guard has found, and what it has seen in all.
+
+use super::bounded::{name, some_name};
+use super::{Address, Moment, StoodStack, task};
+use probe_engine::addr::Gva;
+use probe_engine::guard::judge::Patch;
+use probe_engine::linux::task::Task;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use vmm::guard::{Done, Finding, GuardReport, Writer};
+
+/// Somebody has written to sealed memory, or has tried to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "finding")]
+pub(crate) struct FindingLine {
+    time_ns: u64,
+    guest_ns: Option<u64>,
+    /// None where a device was told to write.
+    vcpu: Option<u32>,
+    #[serde(with = "task::kept")]
+    task: Option<Task>,
+    /// Where, in the kernel's own mapping of itself.
+    at: Address,
+    #[serde(default, deserialize_with = "some_name")]
+    symbol: Option<String>,
+    length: u64,
+    /// In hexadecimal, the first of them.
+    #[serde(deserialize_with = "name")]
+    bytes: String,
+    /// The instruction that writes.
+    rip: Option<Address>,
+    #[serde(default, deserialize_with = "some_name")]
+    writer: Option<String>,
+    #[serde(deserialize_with = "name")]
+    why: String,
+    done: FindingDone,
+    #[serde(flatten)]
+    stack: StoodStack,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FindingDone {
+    Written,
+    Denied,
+    Stopped,
+}
+
+/// What the guard has seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "guard")]
+pub(crate) struct GuardLine {
+    /// None where the kernel did not come to that.
+    pages: Option<u64>,
+    jump_labels: u64,
+    static_calls: u64,
+    ftrace: u64,
+    kprobes: u64,
+    findings: u64,
+    untold: u64,
+}
+
+impl FindingLine {
+    /// The line of `finding`, where addresses have these names and the stack is `stack`.
+    pub(crate) fn of(finding: &Finding, symbol: impl Fn(Gva) -> Option<String>, stack: StoodStack) -> Self {
+        let (vcpu, rip, task) = match &finding.writer {
+            Writer::Vcpu { id, rip, task, .. } => (u32::try_from(*id).ok(), Some(*rip), *task),
+            Writer::Device => (None, None, None),
+        };
+        Self {
+            time_ns: finding.nanos,
+            guest_ns: finding.guest_nanos,
+            vcpu,
+            task,
+            at: Address(finding.at.0),
+            symbol: symbol(finding.at),
+            length: finding.length as u64,
+            bytes: finding.bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+            rip: rip.map(|rip| Address(rip.0)),
+            writer: rip.and_then(symbol),
+            why: finding.why.to_string(),
+            done: match finding.done {
+                Done::Written => FindingDone::Written,
+                Done::Denied => FindingDone::Denied,
+                Done::Stopped => FindingDone::Stopped,
+            },
+            stack,
+        }
+    }
+
+    /// The same with bounds for what was read.
+    pub(super) fn bounded(self) -> Self {
+        Self { stack: self.stack.bounded(), ..self }
+    }
+}
+
+impl GuardLine {
+    pub(crate) fn of(report: &GuardReport) -> Self {
+        let count = |patch| report.patches.get(&patch).copied().unwrap_or(0);
+        Self {
+            pages: report.pages,
+            jump_labels: count(Patch::JumpLabel),
+            static_calls: count(Patch::StaticCall),
+            ftrace: count(Patch::Ftrace),
+            kprobes: count(Patch::Kprobe),
+            findings: report.findings,
+            untold: report.untold,
+        }
+    }
+}
+
+/// As lines of text, each with its end.
+impl fmt::Display for FindingLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { time_ns, guest_ns, vcpu, task, at, symbol, length, bytes, rip, writer, why, done, stack } =
+            self;
+        let vcpu = vcpu.map_or(0, |vcpu| vcpu as usize);
+        write!(f, "{} ", Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu })?;
+        if let Some(task) = task {
+            write!(f, "{}-{} ", task.shown(), task.pid)?;
+        }
+        write!(f, "FINDING: {length} bytes")?;
+        if !bytes.is_empty() {
+            write!(f, " ({bytes})")?;
+        }
+        write!(f, " to {at}")?;
+        if let Some(symbol) = symbol {
+            write!(f, " {symbol}")?;
+        }
+        if let Some(rip) = rip {
+            write!(f, " by {rip}")?;
+        }
+        if let Some(writer) = writer {
+            write!(f, " {writer}")?;
+        }
+        let done = match done {
+            FindingDone::Written => "written",
+            FindingDone::Denied => "denied",
+            FindingDone::Stopped => "the guest was stopped",
+        };
+        writeln!(f, ": {why}; {done}")?;
+        stack.fmt(f)
+    }
+}
+
+/// As a line of text.
+impl fmt::Display for GuardLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pages, jump_labels, static_calls, ftrace, kprobes, findings, untold } = self;
+        let Some(pages) = pages else {
+            return f.write_str("guard: nothing was sealed: the kernel did not come to its first program");
+        };
+        let written = jump_labels + static_calls + ftrace + kprobes;
+        write!(
+            f,
+            "guard: {pages} pages sealed; {written} writes of the kernel's own (jump labels {jump_labels}, "
+        )?;
+        write!(f, "static calls {static_calls}, ftrace {ftrace}, kprobes {kprobes}); {findings} findings")?;
+        match untold {
+            0 => Ok(()),
+            untold => write!(f, ", {untold} of them came too fast to be told"),
+        }
+    }
+}
