@@ -245,11 +245,12 @@ impl<M: PhysMemory + ?Sized> PhysMemory for Remembering<'_, M> {
     }
 
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
-        self.below.read(at, &mut [0; 8][..bytes.len().min(8)])?;
+        // There is memory.
+        self.below.read(at, &mut vec![0; bytes.len()])?;
         let mut writes = self.writes.borrow_mut();
         match writes.last_mut() {
             // The steps of one instruction are one write.
-            Some(last) if last.at.add(last.bytes.len() as u64) == at && at.0 % PAGE != 0 => {
+            Some(last) if last.at.add(last.bytes.len() as u64) == at && !at.0.is_multiple_of(PAGE) => {
                 last.bytes.extend_from_slice(bytes);
             }
             _ => writes.push(Write { at, bytes: bytes.to_vec() }),

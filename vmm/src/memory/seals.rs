@@ -81,7 +81,8 @@ impl Seals {
     /// Seals `pages`, or opens them again.
     pub(super) fn set(&self, pages: &Range<Gpa>, is_sealed: bool) -> io::Result<()> {
         let holds = |view: &&View| view.start() <= pages.start && pages.end <= view.end();
-        let is_whole = pages.start.0 % PAGE == 0 && pages.end.0 % PAGE == 0 && pages.start < pages.end;
+        let is_whole =
+            [pages.start, pages.end].iter().all(|at| at.0.is_multiple_of(PAGE)) && pages.start < pages.end;
         let view = self.views.iter().find(holds).filter(|_| is_whole).ok_or(Errno::INVAL)?;
         let access = if is_sealed { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
         // Who asks meanwhile hears that a page is sealed before it is, and after.

@@ -11,8 +11,8 @@ fn guest(code: &[u8]) -> (Ram, AddressSpace) {
     ram.set(0x2000, 0, 0x3000 | 0x23);
     ram.set(0x3000, 0, 0x4000 | 0x23);
     for page in 0..16 {
-        let is_writable = page * 0x1000 != SEALED;
-        ram.set(0x4000, page, page * 0x1000 | 0x61 | if is_writable { 2 } else { 0 });
+        let at = page * 0x1000;
+        ram.set(0x4000, page, at | if at == SEALED { 0x61 } else { 0x63 });
     }
     ram.write(Gpa(CODE), code).unwrap();
     (ram, AddressSpace::new(0x1000, 0))
