@@ -538,7 +538,10 @@ pub(crate) fn exit_code(
     if let Some(failed) = (RunsLine { codes: runs.clone() }).failed() {
         say(failed);
     }
-    let has_findings = report.guard.as_ref().is_some_and(|guard| guard.findings > 0);
+    let findings = report.guard.as_ref().map_or(0, |guard| guard.findings);
+    if findings > 0 {
+        say(format_args!("the guard has found {findings} writes that are none of the kernel's own changes"));
+    }
     match &report.end {
         Outcome::Guarded => {
             say(format_args!("{}", report.end));
@@ -557,7 +560,7 @@ pub(crate) fn exit_code(
             }
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
-                _ if asked.have_splats_failed || has_findings => ExitCode::from(exit_codes::DIED),
+                _ if asked.have_splats_failed || findings > 0 => ExitCode::from(exit_codes::DIED),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),

@@ -87,6 +87,14 @@ pub fn spinning(rounds: u32) -> Vec<u8> {
     unsigned(bytes)
 }
 
+/// The module `dummy` under this name of five letters, whose init is this code.
+pub fn running(code: &[u8], name: &[u8; 5]) -> Vec<u8> {
+    let mut bytes = module("dummy");
+    replace(&mut bytes, &INIT, code);
+    rename(&mut bytes, name);
+    unsigned(bytes)
+}
+
 /// Puts `code` in the place of the function's own, behind what it begins with for an indirect call and for ftrace.
 fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) {
     let (text, Range { mut start, end }, relocations) = layout(bytes, function);

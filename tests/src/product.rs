@@ -99,6 +99,11 @@ pub fn profile(binary: &Path, words: &[&str]) -> Run {
     with_output(binary, "profile", words)
 }
 
+/// Guards the kernel of a guest with these words.
+pub fn guard(binary: &Path, words: &[&str]) -> Run {
+    with_output(binary, "guard", words)
+}
+
 fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     let temporary = tempfile::tempdir().unwrap();
     let hits = temporary.path().join("hits.json");
@@ -219,8 +224,8 @@ pub fn kernel() -> &'static Path {
 }
 
 /// The guest's initramfs with more files in it: path, permission bits, contents.
-pub fn initrd_with<const N: usize>(files: [(&str, u32, Vec<u8>); N]) -> NamedTempFile {
-    let files = files.map(|(path, mode, bytes)| ExtraFile { path: path.to_owned(), mode, bytes });
+pub fn initrd_with<'a>(files: impl IntoIterator<Item = (&'a str, u32, Vec<u8>)>) -> NamedTempFile {
+    let files = files.into_iter().map(|(path, mode, bytes)| ExtraFile { path: path.to_owned(), mode, bytes });
     let base = fs::read(Cache::open().unwrap().initramfs().unwrap()).unwrap();
     let image = NamedTempFile::new().unwrap();
     fs::write(&image, [base, overlay(files).unwrap()].concat()).unwrap();

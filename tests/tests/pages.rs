@@ -21,6 +21,7 @@ pages! {
     bundles: "docs/bundles.md",
     commands: "docs/commands.md",
     errands: "docs/errands.md",
+    guard: "docs/guard.md",
     injection: "docs/injection.md",
     language: "docs/language.md",
     orders: "docs/orders.md",

@@ -1,7 +1,8 @@
 //! What the guard has found, and what it has seen in all.
 
 use super::bounded::{name, some_name};
-use super::{Address, Moment, StoodStack, task};
+use super::moment::Time;
+use super::{Address, StoodStack, task};
 use probe_engine::addr::Gva;
 use probe_engine::guard::judge::Patch;
 use probe_engine::linux::task::Task;
@@ -115,12 +116,15 @@ impl fmt::Display for FindingLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time_ns, guest_ns, vcpu, task, at, symbol, length, bytes, rip, writer, why, done, stack } =
             self;
-        let vcpu = vcpu.map_or(0, |vcpu| vcpu as usize);
-        write!(f, "{} ", Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu })?;
+        let time = Time { nanos: *time_ns, guest_nanos: *guest_ns };
+        match vcpu {
+            Some(vcpu) => write!(f, "{time} cpu{vcpu} ")?,
+            None => write!(f, "{time} ")?,
+        }
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
         }
-        write!(f, "FINDING: {length} bytes")?;
+        write!(f, "FINDING: {length} {}", if *length == 1 { "byte" } else { "bytes" })?;
         if !bytes.is_empty() {
             write!(f, " ({bytes})")?;
         }
@@ -161,5 +165,44 @@ impl fmt::Display for GuardLine {
             0 => Ok(()),
             untold => write!(f, ", {untold} of them came too fast to be told"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::{Line, Reader, example};
+    use serde_json::Value;
+
+    #[test]
+    fn the_findings_of_the_docs_are_read() {
+        let text = example("jsonl finding");
+        let mut reader = Reader::open(text.as_bytes()).unwrap();
+        let mut shown = String::new();
+        while let Some(line) = reader.next().unwrap() {
+            let again = match line {
+                Line::Finding(finding) => {
+                    shown += &finding.to_string();
+                    serde_json::to_value(finding).unwrap()
+                }
+                Line::Guard(guard) => {
+                    shown += &format!("{guard}\n");
+                    serde_json::to_value(guard).unwrap()
+                }
+                _ => continue,
+            };
+            assert_eq!(serde_json::from_str::<Value>(reader.text()).unwrap(), again);
+        }
+        let expected = [
+            "[    3.366815158] cpu1 insmod-135 FINDING: 1 byte (f4) to 0xffffffff814ff6a0 proc_pid_limits+0x0/0x190 \
+             by 0xffffffffc020702e dummy_init_module+0x1e/0xe6 [codea]: it is not the kernel's patching code that \
+             writes; denied",
+            "  dummy_init_module+0x1e/0xe6 [codea]",
+            "  ... and goes on: no code at 0x0",
+            "[    3.387017178] FINDING: 4096 bytes to 0xffffffff81000000 _text+0x0/0x40: a device was told to write \
+             there; denied",
+            "guard: 6825 pages sealed; 1316 writes of the kernel's own (jump labels 318, static calls 488, ftrace 510, \
+             kprobes 0); 2 findings",
+        ];
+        assert_eq!(shown.lines().collect::<Vec<_>>(), expected);
     }
 }

@@ -18,12 +18,25 @@ impl Moment {
     }
 }
 
+/// When something was, as of a moment.
+pub(super) struct Time {
+    pub(super) nanos: u64,
+    pub(super) guest_nanos: Option<u64>,
+}
+
 impl Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { nanos, guest_nanos, vcpu } = *self;
+        write!(f, "{} cpu{vcpu}", Time { nanos, guest_nanos })
+    }
+}
+
+impl Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { nanos, guest_nanos } = *self;
         let host = if guest_nanos.is_none() { " host" } else { "" };
         let nanos = guest_nanos.unwrap_or(nanos);
         let (seconds, nanos) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        write!(f, "[{seconds:5}.{nanos:09}{host}] cpu{vcpu}")
+        write!(f, "[{seconds:5}.{nanos:09}{host}]")
     }
 }

@@ -1,0 +1,163 @@
+//! `vmm guard` on real kernels: attacks by a module, which runs with all rights of the kernel.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use probe_engine::linux::kernel::Kernel;
+use serde_json::Value;
+use std::fs;
+use tests::broken_module::running;
+use tests::product::{Run, binary, guard, initrd_with, kernel, report};
+
+/// What an attack writes at first.
+const PAYLOAD: u8 = 0xf4;
+/// The kernel's own mapping of itself, without KASLR (`__START_KERNEL_map`).
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
+
+/// An attack.
+struct Attack {
+    /// Of the module, five letters.
+    name: &'static str,
+    /// Where it writes, at a link-time address.
+    at: u64,
+    /// Whether it writes by the kernel's mapping of all memory.
+    by_alias: bool,
+    /// What it writes with: RDI is where. RDX is not changed.
+    store: &'static [u8],
+}
+
+/// `mov byte [rdi], PAYLOAD`
+const STORE: &[u8] = &[0xc6, 0x07, PAYLOAD];
+/// `mov rax, PAYLOAD in each byte; mov [rdi], rax`
+const STORE_WORD: &[u8] = &[0x48, 0xb8, 0xf4, 0xf4, 0xf4, 0xf4, 0xf4, 0xf4, 0xf4, 0xf4, 0x48, 0x89, 0x07];
+/// `mov al, PAYLOAD; mov ecx, 9; rep stosb; sub rdi, 9`
+const STORE_STRING: &[u8] = &[0xb0, PAYLOAD, 0xb9, 9, 0, 0, 0, 0xf3, 0xaa, 0x48, 0x83, 0xef, 9];
+/// `movups [rdi], xmm0`
+const STORE_VECTOR: &[u8] = &[0x0f, 0x11, 0x07];
+/// `mov rsp, rdi; ud2`
+const FAULT_THERE: &[u8] = &[0x48, 0x89, 0xfc, 0x0f, 0x0b];
+
+impl Attack {
+    /// A module that clears CR0.WP, stores, sets CR0.WP, and is refused (-1) where the payload is there then.
+    fn module(&self, kernel: &Kernel) -> Vec<u8> {
+        let place = if self.by_alias {
+            let offset = kernel.symbol("page_offset_base").unwrap().0 as u32;
+            // mov rdi, [page_offset_base]; add rdi, physical address
+            let load = [&[0x48, 0x8b, 0x3c, 0x25][..], &offset.to_le_bytes()].concat();
+            let physical = (self.at - KERNEL_MAP) as u32;
+            [&load[..], &[0x48, 0x81, 0xc7], &physical.to_le_bytes()].concat()
+        } else {
+            [&[0x48, 0xbf][..], &self.at.to_le_bytes()].concat()
+        };
+        // mov rdx, cr0; btr rdx, 16; mov cr0, rdx
+        const OPEN: &[u8] = &[0x0f, 0x20, 0xc2, 0x48, 0x0f, 0xba, 0xf2, 0x10, 0x0f, 0x22, 0xc2];
+        // bts rdx, 16; mov cr0, rdx
+        const CLOSE: &[u8] = &[0x48, 0x0f, 0xba, 0xea, 0x10, 0x0f, 0x22, 0xc2];
+        // xor eax, eax; cmp byte [rdi], PAYLOAD; sete al; neg eax; ret
+        const ANSWER: &[u8] = &[0x31, 0xc0, 0x80, 0x3f, PAYLOAD, 0x0f, 0x94, 0xc0, 0xf7, 0xd8, 0xc3];
+        let code = [OPEN, &place, self.store, CLOSE, ANSWER].concat();
+        running(&code, self.name.as_bytes().try_into().unwrap())
+    }
+}
+
+/// Runs a guest of these CPUs that loads the modules one after the other.
+fn attacked(attacks: &[Attack], kernel_file: &Kernel, on_write: &str) -> Option<Run> {
+    let binary = binary()?;
+    let script: String = attacks
+        .iter()
+        .map(|Attack { name, .. }| format!("insmod /{name}.ko && echo {name} in vain || echo {name} done\n"))
+        .collect();
+    let names: Vec<String> = attacks.iter().map(|attack| format!("{}.ko", attack.name)).collect();
+    let modules = attacks.iter().map(|attack| attack.module(kernel_file));
+    let files = names.iter().zip(modules).map(|(name, module)| (name.as_str(), 0o644, module));
+    let initrd = initrd_with(files.chain([("script", 0o644, script.into_bytes())]));
+    let words = [
+        "--kernel",
+        kernel().to_str()?,
+        "--initrd",
+        initrd.path().to_str()?,
+        "--cpus",
+        "2",
+        "--on-write",
+        on_write,
+        "--append",
+        "nokaslr workload=sh:/script",
+    ];
+    Some(guard(&binary, &words))
+}
+
+fn findings(run: &Run) -> Vec<&Value> {
+    run.output.iter().filter(|line| line["type"] == "finding").collect()
+}
+
+fn read_kernel() -> Kernel {
+    Kernel::read(&fs::read(kernel()).unwrap(), None).unwrap()
+}
+
+#[test]
+fn attacks_by_a_module_are_denied_and_the_guest_goes_on() {
+    let kernel = read_kernel();
+    let at = |name: &str| kernel.symbol(name).unwrap().0;
+    let attack = |name, at, store| Attack { name, at, by_alias: false, store };
+    let attacks = [
+        attack("codea", at("proc_pid_limits"), STORE),
+        attack("words", at("proc_pid_limits") + 0x20, STORE_WORD),
+        attack("lines", at("proc_pid_limits") + 0x40, STORE_STRING),
+        attack("calls", at("sys_call_table") + 8, STORE_WORD),
+        attack("gates", at("idt_table") + 0x200, STORE_WORD),
+        Attack { by_alias: true, ..attack("alias", at("proc_pid_limits") + 0x60, STORE) },
+    ];
+    let Some(run) = attacked(&attacks, &kernel, "deny") else { return };
+    run.assert_code(123);
+    let findings = findings(&run);
+    for (Attack { name, at, .. }, finding) in attacks.iter().zip(&findings) {
+        assert!(run.console.contains(&format!("{name} in vain")), "{}", run.console);
+        assert_eq!((&finding["done"], &finding["at"]), (&"denied".into(), &format!("{at:#x}").into()));
+        assert_eq!(finding["task"]["comm"], "insmod", "{finding}");
+        let writer = finding["writer"].as_str().unwrap();
+        assert!(writer.starts_with("dummy_init_module+"), "{finding}");
+        // The module's tables are of the code that was there.
+        assert!(!finding["stack"].as_array().unwrap().is_empty(), "{finding}");
+    }
+    assert_eq!(findings.len(), attacks.len(), "{findings:?}");
+    assert!(run.said.contains("has found 6 writes"), "{}", run.said);
+}
+
+/// An exception whose frame has no room is not tried for ever, and what the host cannot carry out is not let through.
+#[test]
+fn a_write_that_is_not_understood_ends_the_guest() {
+    let kernel = read_kernel();
+    let at = kernel.symbol("proc_pid_limits").unwrap().0 + 0x800;
+    for (store, why) in
+        [(FAULT_THERE, "`ud2` does not store there"), (STORE_VECTOR, "does not carry out `movups")]
+    {
+        let attack = Attack { name: "stray", at, by_alias: false, store };
+        let Some(run) = attacked(&[attack], &kernel, "report") else { return };
+        run.assert_code(123);
+        let [finding] = findings(&run)[..] else { panic!("{}", run.said) };
+        assert_eq!(finding["done"], "stopped");
+        assert!(finding["why"].as_str().unwrap().contains(why), "{finding}");
+        assert!(run.said.contains("the guest was stopped by its guard"), "{}", run.said);
+    }
+}
+
+#[test]
+fn a_guest_that_nobody_attacks_has_no_findings() {
+    let Some(binary) = binary() else { return };
+    let initrd = initrd_with([]);
+    let words = ["--kernel", kernel().to_str().unwrap(), "--initrd", initrd.path().to_str().unwrap()];
+    let run = guard(&binary, &[&words[..], &["--append", "workload=open:20,pipe:200"]].concat());
+    run.assert_success();
+    assert!(findings(&run).is_empty(), "{}", run.said);
+    let line = run.output.iter().find(|line| line["type"] == "guard").unwrap();
+    assert!(line["pages"].as_u64().unwrap() > 5_000 && line["findings"] == 0, "{line}");
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("guard.json");
+    let lines: String = run.output.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(&recording, lines).unwrap();
+    let text = String::from_utf8(report(&binary, &recording, &[])).unwrap();
+    assert!(text.contains("guard: ") && text.contains("; 0 findings\n"), "{text}");
+}
