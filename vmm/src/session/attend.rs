@@ -329,6 +329,7 @@ impl Control<'_> {
     ) {
         if self.ledger.has_names() {
             self.drain();
+            self.hand_on_findings();
         }
         let Some((mut modules, map)) = self.modules() else { return };
         let lost = change(&mut modules);
