@@ -20,6 +20,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// So many findings wait to be handed on; what comes beyond is counted.
 const MOST_FINDINGS: usize = 256;
+/// So many are told of one run: a guest may bring them about as fast as it can.
+const MOST_TOLD: u64 = 10_000;
 /// So many bytes of a write are told.
 const MOST_BYTES: usize = 16;
 
@@ -51,8 +53,8 @@ pub struct Finding {
     pub nanos: u64,
     /// Nanoseconds of the guest's own clock, as [`Event::guest_nanos`](crate::events::Event::guest_nanos).
     pub guest_nanos: Option<u64>,
-    /// Where, in the kernel's own mapping of itself.
-    pub at: Gva,
+    /// Where, in the kernel's own mapping of itself, if that is known.
+    pub at: Option<Gva>,
     /// How many bytes.
     pub length: usize,
     /// The first of them, as far as it is known what is written.
@@ -127,7 +129,7 @@ pub struct GuardReport {
 /// A finding without its times.
 pub(crate) struct Found {
     pub(crate) ticks: u64,
-    pub(crate) at: Gpa,
+    pub(crate) at: Option<Gpa>,
     pub(crate) length: usize,
     pub(crate) bytes: Vec<u8>,
     pub(crate) writer: Writer,
@@ -192,13 +194,23 @@ impl Guard {
         self.sealed.get().map(|sealed| start.add(sealed.slide)..end.add(sealed.slide))
     }
 
-    /// Whether the kernel may write this itself, which `is_poking` or not. What it may is counted.
-    pub(crate) fn judge(&self, write: &Write, is_poking: bool, ram: &GuestRam) -> Result<(), Objection> {
+    /// Whether there is sealed memory.
+    pub(crate) fn is_standing(&self) -> bool {
+        self.sealed.get().is_some()
+    }
+
+    /// Makes this write, if the kernel may make it itself, which `is_poking` or not. What it may is counted.
+    pub(crate) fn carry_out(&self, write: &Write, is_poking: bool, ram: &GuestRam) -> Result<(), Objection> {
         let sealed = self.sealed.get().ok_or(Objection::Writer)?;
         let (linked, lies) = sealed.text;
         let link = linked.add(write.at.0.wrapping_sub(lies.0));
         let read = |at: Gva, buf: &mut [u8]| ram.read(lies.add(at.0.wrapping_sub(linked.0)), buf).is_ok();
-        let patch = lock(&sealed.judge).judge(link, &write.bytes, is_poking, read)?;
+        // Judged and made in one step: another CPU may write beside it.
+        let mut judge = lock(&sealed.judge);
+        let patch = judge.judge(link, &write.bytes, is_poking, read)?;
+        let made = ram.unsealed().write(write.at, &write.bytes);
+        drop(judge);
+        made.map_err(|_| Objection::Place)?;
         *self.seen().report.patches.entry(patch).or_default() += 1;
         Ok(())
     }
@@ -208,7 +220,7 @@ impl Guard {
         found.bytes.truncate(MOST_BYTES);
         let mut seen = self.seen();
         seen.report.findings += 1;
-        if seen.found.len() < MOST_FINDINGS {
+        if seen.found.len() < MOST_FINDINGS && seen.report.findings <= MOST_TOLD {
             seen.found.push(found);
         } else {
             seen.report.untold += 1;

@@ -163,8 +163,13 @@ impl GuestRam {
         view.unwrap_or(region.as_ptr() as u64)
     }
 
+    /// The same memory, with its sealed pages.
+    pub(crate) fn unsealed(&self) -> Unsealed<'_> {
+        Unsealed(self)
+    }
+
     /// The guest cannot write these whole pages from now on: its stores come back as
-    /// [`Exit::Sealed`](crate::kvm::Exit::Sealed). The host writes them as before.
+    /// [`Exit::Sealed`](crate::kvm::Exit::Sealed). Nor does the host on the guest's behalf.
     ///
     /// # Errors
     /// No such pages of RAM, or RAM that is not [sealable](Self::sealable).
@@ -249,10 +254,39 @@ impl PhysMemory for GuestRam {
         word.map(u64::from_le).ok_or(NoMemory(at))
     }
 
+    /// Sealed memory is none for what the host does on the guest's behalf: it does not choose where that is.
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
+        match self.is_sealed(at, bytes.len()) {
+            true => Err(NoMemory(at)),
+            false => self.unsealed().write(at, bytes),
+        }
+    }
+
+    fn compare_exchange(&self, at: Gpa, old: u64, new: u64) -> Result<bool, NoMemory> {
+        match self.is_sealed(at, 8) {
+            true => Err(NoMemory(at)),
+            false => self.unsealed().compare_exchange(at, old, new),
+        }
+    }
+}
+
+/// The guest's memory for who writes sealed pages as well: our own changes of its text, and what its guard lets through.
+#[derive(Clone, Copy)]
+pub(crate) struct Unsealed<'a>(&'a GuestRam);
+
+impl PhysMemory for Unsealed<'_> {
+    fn read(&self, at: Gpa, buf: &mut [u8]) -> Result<(), NoMemory> {
+        self.0.read(at, buf)
+    }
+
+    fn read_u64(&self, at: Gpa) -> Result<u64, NoMemory> {
+        self.0.read_u64(at)
+    }
+
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), NoMemory> {
         match is_code(at, bytes.len()) {
             true => Err(NoMemory(at)),
-            false => self.write_code(at, bytes),
+            false => self.0.write_code(at, bytes),
         }
     }
 
@@ -260,7 +294,7 @@ impl PhysMemory for GuestRam {
         if is_code(at, 8) {
             return Err(NoMemory(at));
         }
-        let bytes = self.backing.get_slice(GuestAddress(at.0), 8).map_err(|_| NoMemory(at))?;
+        let bytes = self.0.backing.get_slice(GuestAddress(at.0), 8).map_err(|_| NoMemory(at))?;
         let word: &AtomicU64 = bytes.get_atomic_ref(0).map_err(|_| NoMemory(at))?;
         Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
     }
@@ -356,8 +390,10 @@ mod tests {
             ] {
                 assert_eq!(ram.is_sealed(Gpa(at), length), expected, "{at:#x}");
             }
+            assert_eq!(ram.write(pages.start.add(8), &[7; 8]), Err(NoMemory(pages.start.add(8))));
+            assert_eq!(ram.compare_exchange(pages.start, 0, 7), Err(NoMemory(pages.start)));
             // Ours goes on.
-            ram.write(pages.start, &[7; 8]).unwrap();
+            ram.unsealed().write(pages.start, &[7; 8]).unwrap();
             ram.unseal(&pages).unwrap();
             assert!(!ram.is_sealed(pages.start, 0x1000));
         }

@@ -21,7 +21,7 @@ pub(crate) struct FindingLine {
     #[serde(with = "task::kept")]
     task: Option<Task>,
     /// Where, in the kernel's own mapping of itself.
-    at: Address,
+    at: Option<Address>,
     #[serde(default, deserialize_with = "some_name")]
     symbol: Option<String>,
     length: u64,
@@ -58,6 +58,8 @@ pub(crate) struct GuardLine {
     static_calls: u64,
     ftrace: u64,
     kprobes: u64,
+    #[serde(default)]
+    locks: u64,
     findings: u64,
     untold: u64,
 }
@@ -74,12 +76,12 @@ impl FindingLine {
             guest_ns: finding.guest_nanos,
             vcpu,
             task,
-            at: Address(finding.at.0),
-            symbol: symbol(finding.at),
+            at: finding.at.map(|at| Address(at.0)),
+            symbol: finding.at.and_then(&symbol),
             length: finding.length as u64,
             bytes: finding.bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
             rip: rip.map(|rip| Address(rip.0)),
-            writer: rip.and_then(symbol),
+            writer: rip.and_then(&symbol),
             why: finding.why.to_string(),
             done: match finding.done {
                 Done::Written => FindingDone::Written,
@@ -105,6 +107,7 @@ impl GuardLine {
             static_calls: count(Patch::StaticCall),
             ftrace: count(Patch::Ftrace),
             kprobes: count(Patch::Kprobe),
+            locks: count(Patch::LockPrefix),
             findings: report.findings,
             untold: report.untold,
         }
@@ -124,11 +127,17 @@ impl fmt::Display for FindingLine {
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
         }
-        write!(f, "FINDING: {length} {}", if *length == 1 { "byte" } else { "bytes" })?;
-        if !bytes.is_empty() {
-            write!(f, " ({bytes})")?;
+        f.write_str("FINDING: ")?;
+        match at {
+            None => f.write_str("a write")?,
+            Some(at) => {
+                write!(f, "{length} {}", if *length == 1 { "byte" } else { "bytes" })?;
+                if !bytes.is_empty() {
+                    write!(f, " ({bytes})")?;
+                }
+                write!(f, " to {at}")?;
+            }
         }
-        write!(f, " to {at}")?;
         if let Some(symbol) = symbol {
             write!(f, " {symbol}")?;
         }
@@ -151,16 +160,19 @@ impl fmt::Display for FindingLine {
 /// As a line of text.
 impl fmt::Display for GuardLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pages, jump_labels, static_calls, ftrace, kprobes, findings, untold } = self;
+        let Self { pages, jump_labels, static_calls, ftrace, kprobes, locks, findings, untold } = self;
         let Some(pages) = pages else {
             return f.write_str("guard: nothing was sealed: the kernel did not come to its first program");
         };
-        let written = jump_labels + static_calls + ftrace + kprobes;
+        let written = jump_labels + static_calls + ftrace + kprobes + locks;
         write!(
             f,
             "guard: {pages} pages sealed; {written} writes of the kernel's own (jump labels {jump_labels}, "
         )?;
-        write!(f, "static calls {static_calls}, ftrace {ftrace}, kprobes {kprobes}); {findings} findings")?;
+        write!(
+            f,
+            "static calls {static_calls}, ftrace {ftrace}, kprobes {kprobes}, locks {locks}); {findings} findings"
+        )?;
         match untold {
             0 => Ok(()),
             untold => write!(f, ", {untold} of them came too fast to be told"),
@@ -201,7 +213,7 @@ mod tests {
             "[    3.387017178] FINDING: 4096 bytes to 0xffffffff81000000 _text+0x0/0x40: a device was told to write \
              there; denied",
             "guard: 6825 pages sealed; 1316 writes of the kernel's own (jump labels 318, static calls 488, ftrace 510, \
-             kprobes 0); 2 findings",
+             kprobes 0, locks 0); 2 findings",
         ];
         assert_eq!(shown.lines().collect::<Vec<_>>(), expected);
     }

@@ -10,16 +10,17 @@ use crate::insn::INT3;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 
 /// The longest instruction that is written over code which nobody lists: the jump of an optimised kprobe.
 const JUMP: usize = 5;
 /// The longest site.
 const LONGEST: usize = 8;
-/// So many breakpoints are known at a time.
-const MOST_BREAKPOINTS: usize = 1 << 16;
-/// Where modules and what the kernel generates are (Documentation/arch/x86/x86_64/mm.rst), with and without KASLR.
-const GENERATED: Range<Gva> = Gva(0xffff_ffff_a000_0000)..Gva(0xffff_ffff_ff00_0000);
+/// So many bytes are known that kprobes have overwritten.
+const MOST_OVERWRITTEN: usize = 1 << 18;
+/// `jmp rel32`.
+const JUMP_NEAR: u8 = 0xe9;
+/// Where there are no modules any more, and nothing that the kernel generates (Documentation/arch/x86/x86_64/mm.rst).
+const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
 
 /// What the kernel has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,6 +33,8 @@ pub enum Patch {
     Ftrace,
     /// A kprobe of the guest's own, or a jump in place of one.
     Kprobe,
+    /// The lock prefix of an instruction, when a second CPU comes or the last but one goes.
+    LockPrefix,
 }
 
 /// Why a write is none of the kernel's own changes.
@@ -64,15 +67,31 @@ pub struct Judge {
     kernel: SealedKernel,
     /// What KASLR added to them.
     slide: u64,
-    /// What was where breakpoints are that nothing lists.
-    breakpoints: BTreeMap<Gva, [u8; JUMP]>,
+    /// What kprobes have overwritten, byte by byte.
+    overwritten: BTreeMap<Gva, Overwritten>,
+}
+
+/// A byte that a kprobe has overwritten.
+#[derive(Debug, Clone, Copy)]
+struct Overwritten {
+    before: u8,
+    part: Part,
+}
+
+/// Of what is written over it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A breakpoint, or a jump's first byte.
+    First,
+    /// What follows in a jump.
+    Behind,
 }
 
 impl Judge {
     /// One that has seen nothing yet, of a kernel that runs `slide` bytes behind where it was linked.
     #[must_use]
     pub fn new(kernel: SealedKernel, slide: u64) -> Self {
-        Self { kernel, slide, breakpoints: BTreeMap::new() }
+        Self { kernel, slide, overwritten: BTreeMap::new() }
     }
 
     /// What it judges by.
@@ -118,6 +137,7 @@ impl Judge {
             SiteKind::JumpLabel(_) => Patch::JumpLabel,
             SiteKind::StaticCall => Patch::StaticCall,
             SiteKind::Ftrace => Patch::Ftrace,
+            SiteKind::LockPrefix => Patch::LockPrefix,
         };
         if !read(site.at, now) {
             return Err(Objection::Place);
@@ -128,6 +148,10 @@ impl Judge {
                 is_nop(now) || self.leads(now, site.at, &[0xe9, 0xeb], |to| to == target)
             }
             SiteKind::Ftrace => is_nop(now) || self.leads(now, site.at, &[0xe8, 0xe9], |to| self.is_code(to)),
+            // lock, or ds: in its place
+            SiteKind::LockPrefix => matches!(now, [0xf0 | 0x3e | INT3]),
+            // Its middle may come in two steps that overlap. Nobody runs it meanwhile.
+            SiteKind::StaticCall if matches!(now, [INT3, _, _, _, _, _]) => true,
             SiteKind::StaticCall => {
                 is_nop(now)
                     || is_no_call(now)
@@ -144,37 +168,64 @@ impl Judge {
         bytes: &[u8],
         read: impl Fn(Gva, &mut [u8]) -> bool,
     ) -> Result<(), Objection> {
-        let near = Gva(at.0.saturating_sub(JUMP as u64 - 1))..=at;
-        let Some((start, before)) = self.breakpoints.range(near).next_back().map(|(at, bytes)| (*at, *bytes))
-        else {
-            if bytes != [INT3] {
-                return Err(Objection::Place);
-            }
-            let mut before = [0; JUMP];
-            if self.breakpoints.len() >= MOST_BREAKPOINTS || !read(at, &mut before) {
-                return Err(Objection::Place);
-            }
-            self.breakpoints.insert(at, before);
-            return Ok(());
-        };
         let mut now = [0; JUMP];
-        if !read(start, &mut now) {
+        let now = now.get_mut(..bytes.len()).ok_or(Objection::Place)?;
+        let places = (at.0..at.0.saturating_add(bytes.len() as u64)).map(Gva);
+        if places.clone().any(|at| self.kernel.site(at).is_some()) || !read(at, now) {
             return Err(Objection::Place);
         }
-        if put(&mut now, at.offset_from(start), bytes).is_none() {
-            // Another one, a few bytes behind the first.
-            return match bytes {
-                [INT3] => Ok(()),
-                _ => Err(Objection::Place),
-            };
+        let is_before = |(at, byte): (Gva, &u8)| {
+            self.overwritten.get(&at).is_some_and(|overwritten| overwritten.before == *byte)
+        };
+        if places.clone().zip(bytes).all(is_before) {
+            // The first byte comes last.
+            let behind = at.add(1)..at.add(JUMP as u64);
+            let mut behind = self.overwritten.range(behind);
+            if bytes.len() == 1 && behind.any(|(_, overwritten)| overwritten.part == Part::Behind) {
+                return Err(Objection::Bytes);
+            }
+            for at in places {
+                self.overwritten.remove(&at);
+            }
+            return Ok(());
         }
-        let is_jump = self.leads(&now, start, &[0xe9], |to| self.is_code(to));
-        let is_before = now.iter().zip(before).skip(1).all(|(now, before)| *now == before);
-        let first = now.first().copied();
-        match is_jump || (is_before && (first == Some(INT3) || first == before.first().copied())) {
-            true if now == before => drop(self.breakpoints.remove(&start)),
-            true => {}
-            false => return Err(Objection::Bytes),
+        match bytes {
+            // Over its own jump, or over what was there.
+            [INT3] if self.is_breakpoint(at) => Ok(()),
+            // Padding is no place for a probe.
+            [INT3] if *now == [INT3] => Err(Objection::Place),
+            [INT3] => self.note(at, now, Part::First),
+            // The first byte of a jump whose others are there.
+            [JUMP_NEAR] if self.is_breakpoint(at) => {
+                let mut jump = [0; JUMP];
+                let fits = read(at, &mut jump) && self.leads(&jump, at, &[JUMP_NEAR], |to| self.is_code(to));
+                if fits { Ok(()) } else { Err(Objection::Bytes) }
+            }
+            [_, _, _, _] if self.is_breakpoint(Gva(at.0.wrapping_sub(1))) => {
+                let start = Gva(at.0.wrapping_sub(1));
+                let jump = [&[JUMP_NEAR], bytes].concat();
+                match self.leads(&jump, start, &[JUMP_NEAR], |to| self.is_code(to)) {
+                    true => self.note(at, now, Part::Behind),
+                    false => Err(Objection::Bytes),
+                }
+            }
+            [_] if self.is_breakpoint(at) => Err(Objection::Bytes),
+            _ => Err(Objection::Place),
+        }
+    }
+
+    /// Whether a breakpoint was put at `at`, and not taken away since.
+    fn is_breakpoint(&self, at: Gva) -> bool {
+        self.overwritten.get(&at).is_some_and(|overwritten| overwritten.part == Part::First)
+    }
+
+    /// Notes what is there `now`, and about to be overwritten.
+    fn note(&mut self, at: Gva, now: &[u8], part: Part) -> Result<(), Objection> {
+        if self.overwritten.len() + now.len() > MOST_OVERWRITTEN {
+            return Err(Objection::Place);
+        }
+        for (at, before) in (at.0..).map(Gva).zip(now) {
+            self.overwritten.entry(at).or_insert(Overwritten { before: *before, part });
         }
         Ok(())
     }
@@ -197,7 +248,7 @@ impl Judge {
 
     /// Whether code is at the link-time address `at`: the kernel's, a module's or what was generated.
     fn is_code(&self, at: Gva) -> bool {
-        at.is_in(&self.kernel.text) || at.add(self.slide).is_in(&GENERATED)
+        at.is_in(&self.kernel.text) || at.add(self.slide).is_in(&(self.kernel.generated..GENERATED_END))
     }
 }
 
@@ -242,6 +293,8 @@ mod tests {
     const CALL: Gva = Gva(TEXT.0 + 0x200);
     const TRACED: Gva = Gva(TEXT.0 + 0x300);
     const PLAIN: Gva = Gva(TEXT.0 + 0x400);
+    const GENERATED: Gva = Gva(0xffff_ffff_c000_0000);
+    const LOCKED: Gva = Gva(TEXT.0 + 0x500);
     const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
     const BEFORE: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x90];
 
@@ -255,6 +308,7 @@ mod tests {
                 site(SHORT, 2, SiteKind::JumpLabel(Gva(SHORT.0 + 2 + 0x40))),
                 site(CALL, 5, SiteKind::StaticCall),
                 site(TRACED, 5, SiteKind::Ftrace),
+                site(LOCKED, 1, SiteKind::LockPrefix),
             ];
             let kernel = SealedKernel {
                 pages: vec![TEXT..TEXT.add(0x2000)],
@@ -263,6 +317,7 @@ mod tests {
                 poke: TEXT..TEXT.add(0x10),
                 poking_space: TEXT.add(0x1000),
                 page_table: 0x48,
+                generated: GENERATED,
                 sites,
             };
             let text = Self(RefCell::new(vec![0x90; 0x2000]), Judge::new(kernel, 0x20_0000));
@@ -321,7 +376,7 @@ mod tests {
     #[test]
     fn static_calls_and_ftraces_places_call_code() {
         let mut text = Text::new();
-        let generated = (GENERATED.start.0 + 0x4000_0000 - 0x20_0000 - TRACED.0 - 5) as u32;
+        let generated = (GENERATED.0 + 0x1000_0000 - 0x20_0000 - TRACED.0 - 5) as u32;
         let far = |opcode: u8, distance: u32| [&[opcode][..], &distance.to_le_bytes()].concat();
         for (at, patch) in [(CALL, Patch::StaticCall), (TRACED, Patch::Ftrace)] {
             assert_eq!(text.step_by_step(at, &far(0xe8, 0x20)), Ok(patch));
@@ -346,6 +401,11 @@ mod tests {
             // It is optimised, and is so no more.
             assert_eq!(text.step_by_step(PLAIN, &[0xe9, 0x10, 0, 0, 0]), Ok(Patch::Kprobe));
             assert_eq!(text.poke(PLAIN, &[INT3]), Ok(Patch::Kprobe));
+            assert_eq!(
+                text.poke(PLAIN, &BEFORE[..1]),
+                Err(Objection::Bytes),
+                "the jump's rest is still there"
+            );
             assert_eq!(text.poke(PLAIN.add(1), &BEFORE[1..]), Ok(Patch::Kprobe));
             assert_eq!(text.poke(PLAIN, &BEFORE[..1]), Ok(Patch::Kprobe));
         }
@@ -353,7 +413,43 @@ mod tests {
         assert_eq!(text.poke(PLAIN, &[INT3]), Ok(Patch::Kprobe));
         assert_eq!(text.poke(PLAIN, &[0xc3]), Err(Objection::Bytes));
         assert_eq!(text.poke(PLAIN.add(1), &[1, 2, 3, 0x7f]), Err(Objection::Bytes), "no code is there");
-        assert_eq!(text.poke(PLAIN.add(2), &[INT3]), Err(Objection::Bytes));
+        assert_eq!(text.poke(PLAIN.add(1), &[1, 2]), Err(Objection::Place));
+    }
+
+    #[test]
+    fn kprobes_may_be_next_to_each_other() {
+        let mut text = Text::new();
+        for [first, second] in [[0, 2], [2, 0], [1, 3]] {
+            for at in [first, second] {
+                assert_eq!(text.poke(PLAIN.add(at), &[INT3]), Ok(Patch::Kprobe));
+            }
+            for at in [first, second] {
+                let before = BEFORE[at as usize];
+                assert_eq!(text.poke(PLAIN.add(at), &[before]), Ok(Patch::Kprobe));
+            }
+            assert_eq!(text.0.borrow()[0x400..0x405], BEFORE);
+        }
+    }
+
+    #[test]
+    fn a_kprobe_is_put_neither_in_padding_nor_into_what_is_listed() {
+        let mut text = Text::new();
+        text.write(PLAIN, &[INT3]);
+        assert_eq!(text.poke(PLAIN, &[INT3]), Err(Objection::Place));
+        let before = Gva(LABEL.0 - 1);
+        assert_eq!(text.poke(before, &[INT3]), Ok(Patch::Kprobe));
+        assert_eq!(text.poke(before, &[0x90]), Ok(Patch::Kprobe));
+        assert_eq!(text.poke(before, &[INT3, INT3]), Err(Objection::Place), "it runs into a jump label");
+        assert_eq!(text.poke(Gva(TEXT.0 + 0x1000 - 1), &[INT3]), Ok(Patch::Kprobe));
+    }
+
+    #[test]
+    fn locks_come_and_go_with_cpus() {
+        let mut text = Text::new();
+        for byte in [0xf0, 0x3e, 0xf0] {
+            assert_eq!(text.poke(LOCKED, &[byte]), Ok(Patch::LockPrefix));
+        }
+        assert_eq!(text.poke(LOCKED, &[0x90]), Err(Objection::Bytes));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub struct SealedKernel {
     pub poking_space: Gva,
     /// Where an `mm_struct` has the pointer to its top page table, in bytes.
     pub page_table: u64,
+    /// Where modules begin, and what the kernel generates (GVA): no KASLR moves that.
+    pub generated: Gva,
     /// Where text is changed, rising.
     pub sites: Vec<Site>,
 }
@@ -58,6 +60,8 @@ pub enum SiteKind {
     StaticCall,
     /// What ftrace makes calls of.
     Ftrace,
+    /// A lock prefix.
+    LockPrefix,
 }
 
 /// A kernel that cannot be sealed.
@@ -80,15 +84,17 @@ impl SealedKernel {
         let symbol = |name: &'static str| kernel.symbol(name).ok_or(NotSealable::NoSymbol(name));
         let text = symbol("_text")?..symbol("_etext")?;
         let data = symbol("__start_rodata")?..symbol("__end_rodata")?;
-        let idt = kernel.symbol("idt_table").map(|at| at..at.add(PAGE));
+        let idt = symbol("idt_table")?;
         let poke = kernel.function(symbol(POKE)?).ok_or(NotSealable::NoSymbol(POKE))?;
         let [newer, older] = POKING_SPACE;
         let poking_space = kernel.symbol(newer).or_else(|| kernel.symbol(older));
         let page_table = kernel.btf().ok().and_then(|btf| btf.member("mm_struct", "pgd")?.offset());
-        let pages =
-            [Some(text.clone()), Some(data), idt].into_iter().flatten().map(|range| whole_pages(&range));
+        let pages = [text.clone(), data, idt..idt.add(PAGE)].map(|range| whole_pages(&range));
+        // Where the kernel itself may be anywhere in 1 GiB (Documentation/arch/x86/x86_64/mm.rst).
+        let moves = kernel.relocated().is_some();
         Ok(Self {
-            pages: pages.collect(),
+            pages: pages.to_vec(),
+            generated: Gva(if moves { 0xffff_ffff_c000_0000 } else { 0xffff_ffff_a000_0000 }),
             sealed_at: symbol(SEALED)?,
             poke,
             poking_space: poking_space.ok_or(NotSealable::NoSymbol(older))?,
@@ -120,6 +126,7 @@ fn sites(kernel: &Kernel, text: &Range<Gva>) -> Vec<Site> {
             Why::JumpLabel => SiteKind::JumpLabel(*labels.get(&range.start)?),
             Why::StaticCall => SiteKind::StaticCall,
             Why::FtraceCall => SiteKind::Ftrace,
+            Why::LockPrefix => SiteKind::LockPrefix,
             _ => return None,
         };
         let length = u8::try_from(range.end.offset_from(range.start)?).ok()?;

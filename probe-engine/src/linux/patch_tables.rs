@@ -142,19 +142,25 @@ impl<'a> Tables<'a> {
         tables.rewritten_at_any_time();
         tables.possible_sites();
         tables.indirect_calls();
-        // s32 each, tools/objtool/check.c; to the prefix byte in case of LOCK_PREFIX,
-        // arch/x86/include/asm/alternative.h
-        for (section, len, why) in [
-            (".retpoline_sites", None, Why::IndirectBranch),
-            (".return_sites", None, Why::Return),
-            (".ibt_endbr_seal", None, Why::Endbr),
-            (".smp_locks", Some(1), Why::LockPrefix),
+        tables.lock_prefixes();
+        // s32 each, tools/objtool/check.c.
+        for (section, why) in [
+            (".retpoline_sites", Why::IndirectBranch),
+            (".return_sites", Why::Return),
+            (".ibt_endbr_seal", Why::Endbr),
         ] {
             if let Some(table) = tables.section(section) {
-                tables.sites(&table, 4, len, why);
+                tables.sites(&table, 4, None, why);
             }
         }
         tables
+    }
+
+    /// s32 each, to the prefix byte (LOCK_PREFIX in arch/x86/include/asm/alternative.h).
+    fn lock_prefixes(&mut self) {
+        if let Some(table) = self.section(".smp_locks") {
+            self.sites(&table, 4, Some(1), Why::LockPrefix);
+        }
     }
 
     fn rewritten_at_any_time(&mut self) {
@@ -389,6 +395,8 @@ pub(crate) fn rewritten(image: &Vmlinux, symbols: &SymbolTable) -> Vec<(Range<Gv
     let mut tables = Tables::new(image, symbols);
     tables.rewritten_at_any_time();
     tables.named_functions();
-    let is_rewritten = |why| matches!(why, Why::JumpLabel | Why::StaticCall | Why::FtraceCall);
+    tables.lock_prefixes();
+    let is_rewritten =
+        |why| matches!(why, Why::JumpLabel | Why::StaticCall | Why::FtraceCall | Why::LockPrefix);
     tables.found.into_iter().filter(|(_, why)| is_rewritten(*why)).collect()
 }

@@ -95,7 +95,7 @@ fn are_of_the_attack(ended: &Ended, at: Gva, objection: Objection, expected: Don
     assert_eq!(guarded(ended).findings, ended.findings.len() as u64);
     assert!(!ended.findings.is_empty());
     for Finding { at: found, length, bytes, why, done, writer, .. } in &ended.findings {
-        let from = found.offset_from(at).unwrap() as usize;
+        let from = found.unwrap().offset_from(at).unwrap() as usize;
         assert_eq!(**bytes, PAYLOAD[from..from + length]);
         assert_eq!((why, *done), (&Suspicion::Objection(objection), expected));
         let Writer::Vcpu { stack: Some(stack), .. } = writer else { panic!("{writer:?}") };

@@ -2,7 +2,7 @@
 //!
 //! The guest's view of its RAM is a mapping of its own, beside ours, of one file in memory. A sealed page is write-protected in
 //! the guest's view alone: KVM_RUN gives the guest's store back (EFAULT) before the store is made, whatever the guest's page
-//! tables and CR0.WP say. What the host writes for the guest goes through our mapping, and asks here first.
+//! tables and CR0.WP say. What the host writes for the guest goes through our mapping, and is refused there.
 #![allow(unsafe_code, reason = "the guest's view of a page is write-protected by its address in the host")]
 
 use probe_engine::addr::Gpa;

@@ -36,7 +36,7 @@ impl Control<'_> {
             let (writer, why, done) = (Writer::Device, Suspicion::Device, Done::Denied);
             guard.tell(Found {
                 ticks: crate::clock::ticks(),
-                at,
+                at: Some(at),
                 length,
                 bytes: Vec::new(),
                 writer,
@@ -48,7 +48,7 @@ impl Control<'_> {
         let told = |found: Found| Finding {
             nanos: rate.nanos(found.ticks),
             guest_nanos: self.reader.guest_nanos(found.ticks),
-            at: guard.place(found.at),
+            at: found.at.map(|at| guard.place(at)),
             length: found.length,
             bytes: found.bytes,
             writer: found.writer,

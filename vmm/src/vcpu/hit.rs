@@ -173,7 +173,7 @@ impl Vcpu {
                 self.go_on(breakpoint, &regs, Shadow::Kept)
             }
             StepMethod::PutBack(once) => {
-                if once.put_back(&*self.ram).is_err() {
+                if once.put_back(&self.ram.unsealed()).is_err() {
                     let words = format!("the text at {at} is not in memory");
                     return (Taken::Over(self.over(End::Failed(words, regs))), requests);
                 }

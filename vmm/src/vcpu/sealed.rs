@@ -9,6 +9,7 @@ use crate::memory::GuestRam;
 use crate::stack::{self, Piece, Stack, Walked};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::guard::attempt::{Write, attempt};
+use probe_engine::guard::judge::Objection;
 use probe_engine::memory::PhysMemory;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
@@ -21,7 +22,7 @@ impl Vcpu {
     /// The guest was about to store to a sealed page. What its kernel may change is changed.
     pub(super) fn at_sealed(&mut self, tables: &VcpuTables) -> Flow {
         let regs = self.kvm.regs();
-        let Some(guard) = self.guard.clone() else {
+        let Some(guard) = self.guard.clone().filter(|guard| guard.is_standing()) else {
             let words = "the host has no memory for the guest (KVM_RUN: EFAULT)";
             return self.over(End::Failed(words.to_owned(), regs));
         };
@@ -38,27 +39,32 @@ impl Vcpu {
             }
         };
         let is_poking = guard.is_poking(space) && self.is_in_poke(&guard, &regs, tables);
-        let is_sealed = |write: &&Write| ram.is_sealed(write.at, write.bytes.len());
-        let objection = tried
-            .writes
-            .iter()
-            .filter(is_sealed)
-            .find_map(|write| Some((write, guard.judge(write, is_poking, &ram).err()?)));
-        let may_write = match objection {
-            None => true,
-            Some((write, objection)) => {
-                let done = done(guard.on_write);
-                let found = self.found(&regs, tables, Suspicion::Objection(objection), done);
-                let Write { at, ref bytes } = *write;
-                guard.tell(Found { at, length: bytes.len(), bytes: bytes.clone(), ..found });
-                if done == Done::Stopped {
-                    return self.over(End::Guarded);
-                }
-                done == Done::Written
-            }
+        let (sealed, others): (Vec<Write>, Vec<Write>) =
+            tried.writes.into_iter().partition(|write| ram.is_sealed(write.at, write.bytes.len()));
+        let sealed = joined(sealed);
+        let objection = match &*sealed {
+            [write] => guard.carry_out(write, is_poking, &ram).err(),
+            // The kernel changes one place at a time.
+            _ => Some(Objection::Place),
         };
-        for write in tried.writes.iter().filter(|write| may_write || !is_sealed(write)) {
-            // It is RAM, as was found when it was tried.
+        if let Some(objection) = objection {
+            let done = done(guard.on_write);
+            let found = self.found(&regs, tables, Suspicion::Objection(objection), done);
+            for Write { at, bytes } in &sealed {
+                let (at, bytes, writer) = (Some(*at), bytes.clone(), found.writer.clone());
+                let why = found.why.clone();
+                guard.tell(Found { at, length: bytes.len(), bytes, writer, why, ..found });
+            }
+            match done {
+                Done::Stopped => return self.over(End::Guarded),
+                Done::Denied => {}
+                // It is RAM, as was found when it was tried.
+                Done::Written => sealed.iter().for_each(|write| {
+                    let _ = ram.unsealed().write(write.at, &write.bytes);
+                }),
+            }
+        }
+        for write in &others {
             let _ = ram.write(write.at, &write.bytes);
         }
         self.kvm.set_regs(&tried.regs);
@@ -70,11 +76,11 @@ impl Vcpu {
         let Some(guard) = self.guard.clone() else { return Flow::Run };
         let done = done(guard.on_write);
         if done == Done::Written {
-            let _ = self.ram.write(write.at, &write.bytes);
+            let _ = self.ram.unsealed().write(write.at, &write.bytes);
         }
         let regs = self.kvm.regs();
         let found = self.found(&regs, tables, Suspicion::Emulated, done);
-        guard.tell(Found { at: write.at, length: write.bytes.len(), bytes: write.bytes, ..found });
+        guard.tell(Found { at: Some(write.at), length: write.bytes.len(), bytes: write.bytes, ..found });
         if done == Done::Stopped { self.over(End::Guarded) } else { Flow::Run }
     }
 
@@ -102,7 +108,7 @@ impl Vcpu {
         let task = tables.context(&memory, self.id, (ticks, &self.clock), area).task();
         let stack: Option<Stack> = tables.stack(&memory, regs, task.map(|task| task.at));
         let writer = Writer::Vcpu { id: self.id, rip: Gva(regs.rip), task, stack };
-        Found { ticks, at: Gpa(0), length: 0, bytes: Vec::new(), writer, why, done }
+        Found { ticks, at: None, length: 0, bytes: Vec::new(), writer, why, done }
     }
 }
 
@@ -115,6 +121,18 @@ pub(super) fn stored(access: &DeviceAccess<'_>, guard: Option<&Arc<Guard>>, ram:
         }
         _ => None,
     }
+}
+
+/// The same, of which those are one that follow one another: the kernel's image is in one piece.
+fn joined(writes: Vec<Write>) -> Vec<Write> {
+    let mut all: Vec<Write> = Vec::new();
+    for write in writes {
+        match all.last_mut() {
+            Some(last) if last.at.add(last.bytes.len() as u64) == write.at => last.bytes.extend(write.bytes),
+            _ => all.push(write),
+        }
+    }
+    all
 }
 
 fn done(on_write: OnWrite) -> Done {

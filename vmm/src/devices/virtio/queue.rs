@@ -3,12 +3,11 @@
 use super::super::pci::Msix;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gpa;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use virtio_queue::desc::split::Descriptor;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
-use vm_memory::GuestMemoryMmap;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 /// The guest's memory, of which a device has the RAM alone.
@@ -223,18 +222,27 @@ fn read(memory: &Memory, chain: &Chain, most: usize) -> Option<(Vec<u8>, bool)> 
     Some((bytes, length > most))
 }
 
-/// Writes as much of `reply` as the chain has room for, unless some of that is sealed. Returns how much that was.
+/// Writes as much of `reply` as the chain has room for, unless some of that is no RAM or sealed. Returns how much that was.
 fn write(memory: &Memory, chain: Chain, reply: &[&[u8]]) -> Option<u32> {
-    let refuses =
-        |descriptor: Descriptor| memory.refuses(Gpa(descriptor.addr().0), descriptor.len() as usize);
-    if chain.clone().writable().any(refuses) {
+    let of_devices = memory.of_devices();
+    // Looked at once: the guest may change its descriptors meanwhile.
+    let parts: Vec<(GuestAddress, usize)> =
+        chain.writable().map(|descriptor| (descriptor.addr(), descriptor.len() as usize)).collect();
+    let may_write = |(at, length): &(GuestAddress, usize)| {
+        of_devices.check_range(*at, *length) && !memory.refuses(Gpa(at.0), *length)
+    };
+    if !parts.iter().all(may_write) {
         return None;
     }
-    let of_devices = memory.of_devices();
-    let mut writer: Writer<'_> = Writer::new(&*of_devices, chain).ok()?;
-    for part in reply {
-        let room = writer.available_bytes().min(part.len());
-        writer.write_all(part.get(..room)?).ok()?;
+    let mut bytes = reply.iter().flat_map(|part| part.iter().copied()).peekable();
+    let mut written = 0;
+    for (at, length) in parts {
+        let part: Vec<u8> = bytes.by_ref().take(length).collect();
+        of_devices.write_slice(&part, at).ok()?;
+        written += part.len();
+        if bytes.peek().is_none() {
+            break;
+        }
     }
-    u32::try_from(writer.bytes_written()).ok()
+    u32::try_from(written).ok()
 }
