@@ -94,9 +94,6 @@ pub enum Suspicion {
     /// It is not known what would be written. The guest cannot go on.
     #[error("what writes is not known: {0}")]
     Unknown(NoAttempt),
-    /// KVM has carried out an instruction that stores there: none of the kernel's patching code is.
-    #[error("it is not the kernel's patching code that writes")]
-    Emulated,
     /// A descriptor leads there.
     #[error("a device was told to write there")]
     Device,
@@ -127,6 +124,7 @@ pub struct GuardReport {
 }
 
 /// A finding without its times.
+#[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) ticks: u64,
     pub(crate) at: Option<Gpa>,
@@ -140,7 +138,7 @@ pub(crate) struct Found {
 /// Shared by who writes and who tells.
 pub struct Guard {
     pub(crate) on_write: OnWrite,
-    kernel: SealedKernel,
+    kernel: Arc<SealedKernel>,
     sealed: OnceLock<Sealed>,
     seen: Mutex<Seen>,
     wake: Arc<EventFd>,
@@ -157,6 +155,20 @@ struct Sealed {
     poking: Gpa,
 }
 
+impl Sealed {
+    /// Where was linked what lies at `at`: the kernel's image is in one piece.
+    fn link(&self, at: Gpa) -> Gva {
+        let (linked, lies) = self.text;
+        linked.add(at.0.wrapping_sub(lies.0))
+    }
+
+    /// Where lies what was linked at `link`.
+    fn gpa(&self, link: Gva) -> Gpa {
+        let (linked, lies) = self.text;
+        lies.add(link.0.wrapping_sub(linked.0))
+    }
+}
+
 #[derive(Default)]
 struct Seen {
     found: Vec<Found>,
@@ -165,7 +177,7 @@ struct Seen {
 
 impl Guard {
     pub(crate) fn new(Guarding { kernel, on_write }: Guarding, wake: Arc<EventFd>) -> Self {
-        Self { on_write, kernel, sealed: OnceLock::new(), seen: Mutex::default(), wake }
+        Self { on_write, kernel: Arc::new(kernel), sealed: OnceLock::new(), seen: Mutex::default(), wake }
     }
 
     /// What it guards, at link-time addresses.
@@ -202,12 +214,10 @@ impl Guard {
     /// Makes this write, if the kernel may make it itself, which `is_poking` or not. What it may is counted.
     pub(crate) fn carry_out(&self, write: &Write, is_poking: bool, ram: &GuestRam) -> Result<(), Objection> {
         let sealed = self.sealed.get().ok_or(Objection::Writer)?;
-        let (linked, lies) = sealed.text;
-        let link = linked.add(write.at.0.wrapping_sub(lies.0));
-        let read = |at: Gva, buf: &mut [u8]| ram.read(lies.add(at.0.wrapping_sub(linked.0)), buf).is_ok();
+        let read = |link: Gva, buf: &mut [u8]| ram.read(sealed.gpa(link), buf).is_ok();
         // Judged and made in one step: another CPU may write beside it.
         let mut judge = lock(&sealed.judge);
-        let patch = judge.judge(link, &write.bytes, is_poking, read)?;
+        let patch = judge.judge(sealed.link(write.at), &write.bytes, is_poking, read)?;
         let made = ram.unsealed().write(write.at, &write.bytes);
         drop(judge);
         made.map_err(|_| Objection::Place)?;
@@ -242,12 +252,7 @@ impl Guard {
 
     /// Where the kernel has what lies at `at` (GVA).
     pub(crate) fn place(&self, at: Gpa) -> Gva {
-        let sealed = self.sealed.get();
-        let place = sealed.map(|sealed| {
-            let (linked, lies) = sealed.text;
-            linked.add(at.0.wrapping_sub(lies.0)).add(sealed.slide)
-        });
-        place.unwrap_or(Gva(at.0))
+        self.sealed.get().map_or(Gva(at.0), |sealed| sealed.link(at).add(sealed.slide))
     }
 
     pub(crate) fn report(&self) -> GuardReport {

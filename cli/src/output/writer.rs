@@ -182,6 +182,14 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
+    /// What was written, of which a failure is told at the end as well.
+    fn remembered(&mut self, written: io::Result<()>) -> io::Result<()> {
+        if let Err(error) = &written {
+            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
+        }
+        written
+    }
+
     fn write_findings(&mut self, findings: &[Finding]) -> io::Result<()> {
         self.begin()?;
         for finding in findings {
@@ -397,26 +405,17 @@ impl Sink for HitWriter<'_> {
             .begin()
             .and_then(|()| events.iter().try_for_each(|event| self.event(event)))
             .and_then(|()| self.destinations.iter_mut().try_for_each(|place| place.out.flush()));
-        if let Err(error) = &written {
-            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
-        }
-        written
+        self.remembered(written)
     }
 
     fn samples(&mut self, samples: &[Sample]) -> io::Result<()> {
         let written = self.write_samples(samples);
-        if let Err(error) = &written {
-            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
-        }
-        written
+        self.remembered(written)
     }
 
     fn findings(&mut self, findings: &[Finding]) -> io::Result<()> {
         let written = self.write_findings(findings);
-        if let Err(error) = &written {
-            self.failure = Some(io::Error::new(error.kind(), error.to_string()));
-        }
-        written
+        self.remembered(written)
     }
 
     fn held(&mut self, held: &Held) {

@@ -5,6 +5,7 @@
 use crate::addr::{Gpa, Gva};
 use crate::insn::decode;
 use crate::insn::emulate::{Emulation, Segments};
+use crate::insn::operand::general;
 use crate::memory::{NoMemory, PhysMemory};
 use crate::paging::{Access, AddressSpace, PageFault};
 use crate::regs::Regs;
@@ -123,25 +124,7 @@ fn value(register: X86Register, regs: &Regs, segments: &Segments) -> Option<u64>
         X86Register::FS => segments.fs_base,
         X86Register::GS => segments.gs_base,
         X86Register::ES | X86Register::CS | X86Register::SS | X86Register::DS => 0,
-        _ => match register.full_register() {
-            X86Register::RAX => regs.rax,
-            X86Register::RBX => regs.rbx,
-            X86Register::RCX => regs.rcx,
-            X86Register::RDX => regs.rdx,
-            X86Register::RSI => regs.rsi,
-            X86Register::RDI => regs.rdi,
-            X86Register::RSP => regs.rsp,
-            X86Register::RBP => regs.rbp,
-            X86Register::R8 => regs.r8,
-            X86Register::R9 => regs.r9,
-            X86Register::R10 => regs.r10,
-            X86Register::R11 => regs.r11,
-            X86Register::R12 => regs.r12,
-            X86Register::R13 => regs.r13,
-            X86Register::R14 => regs.r14,
-            X86Register::R15 => regs.r15,
-            _ => return None,
-        },
+        _ => general(register)?.of(regs),
     };
     Some(if register.is_gpr32() { whole & 0xffff_ffff } else { whole })
 }

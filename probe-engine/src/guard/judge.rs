@@ -10,6 +10,7 @@ use crate::insn::INT3;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// The longest instruction that is written over code which nobody lists: the jump of an optimised kprobe.
 const JUMP: usize = 5;
@@ -64,7 +65,7 @@ impl fmt::Display for Objection {
 /// Judges writes to the sealed memory of one kernel. All addresses are link-time addresses.
 #[derive(Debug)]
 pub struct Judge {
-    kernel: SealedKernel,
+    kernel: Arc<SealedKernel>,
     /// What KASLR added to them.
     slide: u64,
     /// What kprobes have overwritten, byte by byte.
@@ -90,14 +91,8 @@ enum Part {
 impl Judge {
     /// One that has seen nothing yet, of a kernel that runs `slide` bytes behind where it was linked.
     #[must_use]
-    pub fn new(kernel: SealedKernel, slide: u64) -> Self {
+    pub fn new(kernel: Arc<SealedKernel>, slide: u64) -> Self {
         Self { kernel, slide, overwritten: BTreeMap::new() }
-    }
-
-    /// What it judges by.
-    #[must_use]
-    pub fn kernel(&self) -> &SealedKernel {
-        &self.kernel
     }
 
     /// Whether `bytes` may be written at `at` by the kernel's [patching code](SealedKernel::poke), if it `is_poking`. `read` fills a
@@ -320,7 +315,7 @@ mod tests {
                 generated: GENERATED,
                 sites,
             };
-            let text = Self(RefCell::new(vec![0x90; 0x2000]), Judge::new(kernel, 0x20_0000));
+            let text = Self(RefCell::new(vec![0x90; 0x2000]), Judge::new(Arc::new(kernel), 0x20_0000));
             for at in [LABEL, TRACED] {
                 text.write(at, &NOP5);
             }

@@ -12,7 +12,7 @@ pub mod emulate;
 pub mod fault;
 mod flags;
 mod lower;
-mod operand;
+pub(crate) mod operand;
 pub mod plan;
 
 /// The one-byte breakpoint instruction.

@@ -4,7 +4,7 @@ use crate::regs::{Register, Regs};
 use iced_x86::{Instruction, OpKind};
 
 /// The general register that `register` is, or is a part of.
-fn general(register: iced_x86::Register) -> Option<Register> {
+pub(crate) fn general(register: iced_x86::Register) -> Option<Register> {
     Some(match register.full_register() {
         iced_x86::Register::RAX => Register::Rax,
         iced_x86::Register::RCX => Register::Rcx,

@@ -3,6 +3,7 @@
 use super::control::Control;
 use super::report::{Death, Outcome};
 use super::stage::RunningKernel;
+use crate::clock;
 use crate::guard::{Done, Finding, Found, Guard, Suspicion, Writer};
 use crate::memory::GuestRam;
 use probe_engine::addr::{Gpa, Gva};
@@ -35,7 +36,7 @@ impl Control<'_> {
         for (at, length) in self.ram.take_refused() {
             let (writer, why, done) = (Writer::Device, Suspicion::Device, Done::Denied);
             guard.tell(Found {
-                ticks: crate::clock::ticks(),
+                ticks: clock::ticks(),
                 at: Some(at),
                 length,
                 bytes: Vec::new(),

@@ -129,7 +129,7 @@ impl Vcpu {
 
     fn run(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
         match self.kvm.run() {
-            Left::Access(access) => match sealed::stored(&access, self.guard.as_ref(), &self.ram) {
+            Left::Access(access) => match sealed::stored(&access, &self.ram) {
                 Some(write) => self.stored_by_kvm(write, tables),
                 None => match self.devices.bus.serve(access) {
                     None => Flow::Run,
@@ -171,7 +171,7 @@ impl Vcpu {
     /// Stops with the world. A pending port access is completed first, or its registers would be stale.
     fn rest(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
         let mut writes = Vec::new();
-        let serve = |access: DeviceAccess<'_>| match sealed::stored(&access, self.guard.as_ref(), &self.ram) {
+        let serve = |access: DeviceAccess<'_>| match sealed::stored(&access, &self.ram) {
             Some(write) => {
                 writes.push(write);
                 None

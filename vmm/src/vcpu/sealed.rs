@@ -13,7 +13,6 @@ use probe_engine::guard::judge::Objection;
 use probe_engine::memory::PhysMemory;
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
-use std::sync::Arc;
 
 /// So far down the stack is the function that changes text: what it writes with may be a function that it calls.
 const NEAR: usize = 4;
@@ -33,8 +32,7 @@ impl Vcpu {
             Ok(tried) => tried,
             // The same would come back for ever.
             Err(why) => {
-                let found = self.found(&regs, tables, Suspicion::Unknown(why.clone()), Done::Stopped);
-                guard.tell(found);
+                guard.tell(self.found(&regs, tables, Suspicion::Unknown(why), Done::Stopped));
                 return self.over(End::Guarded);
             }
         };
@@ -51,9 +49,12 @@ impl Vcpu {
             let done = done(guard.on_write);
             let found = self.found(&regs, tables, Suspicion::Objection(objection), done);
             for Write { at, bytes } in &sealed {
-                let (at, bytes, writer) = (Some(*at), bytes.clone(), found.writer.clone());
-                let why = found.why.clone();
-                guard.tell(Found { at, length: bytes.len(), bytes, writer, why, ..found });
+                guard.tell(Found {
+                    at: Some(*at),
+                    length: bytes.len(),
+                    bytes: bytes.clone(),
+                    ..found.clone()
+                });
             }
             match done {
                 Done::Stopped => return self.over(End::Guarded),
@@ -79,7 +80,8 @@ impl Vcpu {
             let _ = self.ram.unsealed().write(write.at, &write.bytes);
         }
         let regs = self.kvm.regs();
-        let found = self.found(&regs, tables, Suspicion::Emulated, done);
+        // None of the kernel's patching code is what KVM carries out.
+        let found = self.found(&regs, tables, Suspicion::Objection(Objection::Writer), done);
         guard.tell(Found { at: Some(write.at), length: write.bytes.len(), bytes: write.bytes, ..found });
         if done == Done::Stopped { self.over(End::Guarded) } else { Flow::Run }
     }
@@ -113,8 +115,7 @@ impl Vcpu {
 }
 
 /// The store to sealed memory that an access is, which KVM takes for one to a device.
-pub(super) fn stored(access: &DeviceAccess<'_>, guard: Option<&Arc<Guard>>, ram: &GuestRam) -> Option<Write> {
-    guard?;
+pub(super) fn stored(access: &DeviceAccess<'_>, ram: &GuestRam) -> Option<Write> {
     match &access.data {
         Data::Write(bytes) if access.space == Space::Memory && ram.is_sealed(Gpa(access.at), bytes.len()) => {
             Some(Write { at: Gpa(access.at), bytes: bytes.to_vec() })
