@@ -185,6 +185,8 @@ impl Judge {
             return Ok(());
         }
         match bytes {
+            // A processor without fast strings copies four bytes by two stores of all of them.
+            [_, _, _, _] if now == bytes => Ok(()),
             // Over its own jump, or over what was there.
             [INT3] if self.is_breakpoint(at) => Ok(()),
             // Padding is no place for a probe.
@@ -401,7 +403,9 @@ mod tests {
                 Err(Objection::Bytes),
                 "the jump's rest is still there"
             );
-            assert_eq!(text.poke(PLAIN.add(1), &BEFORE[1..]), Ok(Patch::Kprobe));
+            for _ in 0..2 {
+                assert_eq!(text.poke(PLAIN.add(1), &BEFORE[1..]), Ok(Patch::Kprobe), "as memcpy() may do it");
+            }
             assert_eq!(text.poke(PLAIN, &BEFORE[..1]), Ok(Patch::Kprobe));
         }
         assert_eq!(text.poke(PLAIN, &[0x90]), Err(Objection::Place), "there is no breakpoint");

@@ -158,9 +158,9 @@ fn what_the_kernel_changes_itself_is_let_through() {
     let guest = guest.cpus(2).module("dummy").program("script", script.as_bytes());
     let guest = guest.patience(10 * LONG).guard(OnWrite::Stop);
     let ended = guest.run("sh:/script");
+    assert_eq!(ended.findings, []);
     ended.assert_in_order();
     assert!(ended.console.contains("the churn is over"), "{}", ended.console);
-    assert_eq!(ended.findings, []);
     let report = guarded(&ended);
     for patch in [Patch::JumpLabel, Patch::Ftrace, Patch::Kprobe] {
         assert!(report.patches.get(&patch).is_some_and(|count| *count >= 3), "{patch:?}: {report:?}");
