@@ -1,12 +1,13 @@
 //! Running the product as a user does, and reading what it said.
 
 use crate::kernel::under_test;
-use guest_kernels::console::{complaint, number};
+use guest_kernels::console::{EMULATOR_AT_FAULT, complaint, number};
 use guest_kernels::initramfs::{ExtraFile, overlay};
 use guest_kernels::{Cache, DEFAULT_KERNEL};
 use rustix::process::Pid;
 use serde_json::Value;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -48,6 +49,23 @@ pub fn command(binary: &Path, temporary: &Path, words: &[&str]) -> Command {
     command
 }
 
+/// A program that has run to its end.
+pub trait Ended {
+    /// What it printed, and how it ended. What the product says of an emulator that has failed its guest is printed, so that
+    /// the test says so of itself, whatever it then finds wrong.
+    fn ended(self) -> Output;
+}
+
+impl Ended for io::Result<Output> {
+    #[track_caller]
+    fn ended(self) -> Output {
+        let output = self.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        said.lines().filter(|line| line.contains(EMULATOR_AT_FAULT)).for_each(|line| println!("{line}"));
+        output
+    }
+}
+
 /// The process that `parent` has started with all these words on its command line, if there is one.
 pub fn child(parent: u32, words: &[&str]) -> Option<Pid> {
     let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
@@ -84,7 +102,7 @@ pub fn run(binary: &Path, words: &[&str]) -> Run {
 pub fn run_in_vain(binary: &Path, words: &[&str]) -> Run {
     let temporary = tempfile::tempdir().unwrap();
     let words = [&["run"], words].concat();
-    let run = Run::of(&command(binary, temporary.path(), &words).output().unwrap());
+    let run = Run::of(&command(binary, temporary.path(), &words).output().ended());
     assert_eq!(run.code, 2, "{}", run.said);
     run
 }
@@ -109,7 +127,7 @@ fn with_output(binary: &Path, verb: &str, words: &[&str]) -> Run {
     let hits = temporary.path().join("hits.json");
     let mut all = vec![verb, "--output", hits.to_str().unwrap()];
     all.extend(words);
-    let output = command(binary, temporary.path(), &all).output().unwrap();
+    let output = command(binary, temporary.path(), &all).output().ended();
     let mut run = Run::of(&output);
     run.shows_warnings = words.iter().any(|words| shows_warnings(words));
     let text = fs::read_to_string(&hits).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 use tests::kernel::is_default;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// A setting that 6.1 has and later kernels do not.
 const SETTING: &str = "/proc/sys/kernel/sched_child_runs_first";
@@ -64,7 +64,7 @@ fn the_first_bad_commit_is_one_of_those_that_cannot_be_told_apart_and_the_state_
         let words =
             ["bisect", "--good=v0", "--bad", bad, "--tree", linux.to_str().unwrap(), "--build", &build];
         let more = ["--built", built.to_str().unwrap(), "--state", state_word, "--", "test", "-e", SETTING];
-        command(&binary, folder.path(), &[&words[..], &more].concat()).output().unwrap()
+        command(&binary, folder.path(), &[&words[..], &more].concat()).output().ended()
     };
     let first = bisect("v2");
     let (told, words) = (stdout(&first), said(&first));
@@ -127,7 +127,7 @@ fn mistakes_are_one_sentence_and_nothing_is_run() {
         (&["--good=v0", "--", "true"], "--bad"),
         (&["--good=v0", "--bad=v1", "--build=make", "--tree=/no/such", "--", "true"], "cannot read /no/such"),
     ] {
-        let output = command(&binary, folder.path(), &[&["bisect"], words].concat()).output().unwrap();
+        let output = command(&binary, folder.path(), &[&["bisect"], words].concat()).output().ended();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", said(&output));
         assert!(said(&output).contains(says), "{words:?}: {}", said(&output));
     }
@@ -154,7 +154,7 @@ fn a_failure_of_every_second_run_is_found_among_eight_kernels() {
     let kernels = format!("--kernels=@{}", file.display());
     let test = format!("test -e {SETTING} || [ $(od -An -N1 -tu1 /dev/urandom) -lt 128 ]");
     let words = ["bisect", &kernels, "--confidence=0.999", "--", "sh", "-c", &test];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let told = stdout(&output);
     println!("{told}");
     assert_eq!(output.status.code(), Some(0), "{told}{}", said(&output));

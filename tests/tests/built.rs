@@ -11,7 +11,7 @@ use probe_engine::insn::decode::instructions;
 use probe_engine::linux::kernel::Kernel;
 use std::path::{Path, PathBuf};
 use tests::pages::{Example, Page};
-use tests::product::{Run, binary, command, initrd_with, run};
+use tests::product::{Ended, Run, binary, command, initrd_with, run};
 
 const GETPPID: &str = "__x64_sys_getppid";
 const CALLS: &str = "--cmdline=workload=getppid:20,open:5 loglevel=5";
@@ -142,7 +142,7 @@ fn what_the_page_shows_of_a_build_is_what_happens() {
     assert_ne!(examples.len(), 0);
     for example in examples {
         let words = example.words_with(folder.to_str().unwrap());
-        let output = command(&binary, std::env::temp_dir().as_path(), &words).output().unwrap();
+        let output = command(&binary, std::env::temp_dir().as_path(), &words).output().ended();
         example.assert_printed_by(&output);
     }
 }
@@ -184,7 +184,7 @@ fn coverage_of_a_build_is_a_tracefile() {
     let temporary = tempfile::tempdir().unwrap();
     let kernel = folder.to_str().unwrap();
     let words = ["coverage", "--kernel", kernel, "--format=lcov", "--append=workload=open:3", "vfs_*"];
-    let output = command(&binary, temporary.path(), &words).output().unwrap();
+    let output = command(&binary, temporary.path(), &words).output().ended();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let mut names = 0;
@@ -236,7 +236,7 @@ fn check(name: &str) {
         if cell != "yes" {
             let temporary = tempfile::tempdir().unwrap();
             let output =
-                command(&binary, temporary.path(), &[&["run"], &words[..]].concat()).output().unwrap();
+                command(&binary, temporary.path(), &[&["run"], &words[..]].concat()).output().ended();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(said.contains(&cell), "{row}: {cell} is not named in\n{said}");
             continue;
@@ -265,7 +265,7 @@ fn runs_a_command(binary: &Path, folder: &Path, cell: &str) {
             "--probe=p do_sys_openat2 filename:string",
         ];
         let words = [&words[..], &["--", "cat", "/etc/passwd"]].concat();
-        let output = command(binary, temporary.path(), &words).output().unwrap();
+        let output = command(binary, temporary.path(), &words).output().ended();
         let said = String::from_utf8_lossy(&output.stderr);
         match cell {
             "yes" => {

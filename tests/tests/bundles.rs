@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -14,7 +14,7 @@ fn said(output: &Output) -> String {
 /// Runs `vmm` with these words in `folder`, and fails the test unless it ends with `code`.
 #[track_caller]
 fn vmm(binary: &Path, folder: &Path, words: &[&str], code: i32) -> Output {
-    let output = command(binary, folder, words).current_dir(folder).output().unwrap();
+    let output = command(binary, folder, words).current_dir(folder).output().ended();
     assert_eq!(output.status.code(), Some(code), "{words:?}\n{}", said(&output));
     output
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use tests::cases::{UNRECORDED, file, keep_from_recording, verdicts};
 use tests::kernel::is_default;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// What `vmm test` says of a file of cases.
 fn test(name: &str, words: &[&str], folder: &Path) -> Option<Output> {
     let (binary, file) = (binary()?, file(name));
     let words = [&["test", file.to_str().unwrap()], words].concat();
-    Some(command(&binary, folder, &words).output().unwrap())
+    Some(command(&binary, folder, &words).output().ended())
 }
 
 /// What comes of the cases of `verdicts.toml`.
@@ -50,7 +50,7 @@ fn every_verdict_comes_of_its_case_and_parts_unite_to_the_whole() {
     let parts = [part("0", &first), part("1", &second)];
     for part in parts {
         // Each part has a case that fails.
-        assert_eq!(part.wait_with_output().unwrap().status.code(), Some(1));
+        assert_eq!(part.wait_with_output().ended().status.code(), Some(1));
     }
     let (xml, page) = (folder.path().join("junit.xml"), folder.path().join("page.html"));
     let words = [
@@ -131,7 +131,7 @@ fn a_mistake_is_shown_at_its_place_and_boots_nothing() {
     ] {
         fs::write(&path, &text).unwrap();
         let words = ["test", path.to_str().unwrap()];
-        let output = command(&binary, folder.path(), &words).output().unwrap();
+        let output = command(&binary, folder.path(), &words).output().ended();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}\n{said}");
         assert!(said.contains(&format!("cases.toml:{place}")) && said.contains(says), "{text}\n{said}");

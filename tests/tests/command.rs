@@ -14,7 +14,7 @@ use std::process::{Output, Stdio};
 use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
-use tests::product::{binary, child, command, json_lines, report};
+use tests::product::{Ended, binary, child, command, json_lines, report};
 
 /// What `vmm run` with these `options` says and ends with, when `words` run in the guest and read `input`.
 fn run(options: &[&str], words: &[&str], input: &[u8]) -> Option<Output> {
@@ -28,7 +28,7 @@ fn run(options: &[&str], words: &[&str], input: &[u8]) -> Option<Output> {
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
     // A command may end without reading everything.
     let fed = thread::spawn(move || drop(stdin.write_all(&input)));
-    let output = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().ended();
     fed.join().unwrap();
     Some(output)
 }
@@ -70,7 +70,7 @@ fn a_host_that_stands_still_is_ended() {
     wait_for(&["serve-files"]);
     let qemu = wait_for(&["qemu-system", "virtserialport"]);
     kill_process(qemu, Signal::STOP).unwrap();
-    let output = running.wait_with_output().unwrap();
+    let output = running.wait_with_output().ended();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{said}");
     assert!(said.contains("the emulated host has not ended the guest in 61 s, and is ended"), "{said}");
@@ -84,7 +84,7 @@ fn a_command_ends_when_nobody_reads_what_it_prints() {
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 2];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().ended();
     assert_eq!((&first, output.status.code()), (b"y\n", Some(128 + 13)), "{output:?}");
 }
 
@@ -190,7 +190,7 @@ fn coverage_of_a_command_is_of_its_processes() {
         "cat",
         "/etc/hostname",
     ];
-    let output = command(&binary, temporary.path(), &words).stdin(Stdio::null()).output().unwrap();
+    let output = command(&binary, temporary.path(), &words).stdin(Stdio::null()).output().ended();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(output.stdout, fs::read("/etc/hostname").unwrap());
     let text = String::from_utf8(report(&binary, &ran, &[])).unwrap();
@@ -318,7 +318,7 @@ fn what_was_mapped_is_written_and_what_is_usual_is_there() {
     let at = folder.path().to_str().unwrap();
     let script = format!("{} --exact writes_through_a_mapping_when_told_to && hostname", own.display());
     let mut run = command(&binary, folder.path(), &["run", "--rwdir", at, "--", "sh", "-c", &script]);
-    let output = run.current_dir(folder.path()).output().unwrap();
+    let output = run.current_dir(folder.path()).output().ended();
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
     assert!(fs::read(&file).unwrap().iter().all(|byte| *byte == b'm'), "it was not written");
     let name = fs::read_to_string("/etc/hostname").unwrap();

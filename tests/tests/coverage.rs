@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::process::Command;
 use tests::kernel::name_of;
-use tests::product::{Run, binary, coverage, initrd_with, kernel};
+use tests::product::{Ended, Run, binary, coverage, initrd_with, kernel};
 use tests::recording::header;
 
 /// What the guest's kprobes allow and we do not: a CPU that is started runs it before it can take a trap.
@@ -174,7 +174,7 @@ fn two_runs_are_compared() {
     record("none", &[]);
     let diff = |second: &str| {
         let mut command = Command::new(&binary);
-        command.args(["coverage", "--diff", "old", second]).current_dir(&folder).output().unwrap()
+        command.args(["coverage", "--diff", "old", second]).current_dir(&folder).output().ended()
     };
     let output = diff("new");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -194,7 +194,7 @@ fn a_tracefile_takes_debugging_information() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
     let output =
-        tests::product::command(&binary, folder.path(), &["coverage", "--format=lcov"]).output().unwrap();
+        tests::product::command(&binary, folder.path(), &["coverage", "--format=lcov"]).output().ended();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), output.stdout), (Some(2), Vec::new()), "{said}");
     assert!(said.contains("takes debugging information") && said.contains("--symbols"), "{said}");

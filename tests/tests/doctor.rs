@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use std::fs;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 #[test]
 fn a_report_tells_of_the_machine_and_of_guests_that_are_as_they_are_to_be() {
@@ -11,7 +11,7 @@ fn a_report_tells_of_the_machine_and_of_guests_that_are_as_they_are_to_be() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.txt");
     let words = ["doctor", "--report", report.to_str().unwrap()];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let said = String::from_utf8_lossy(&output.stderr);
     let text = fs::read_to_string(&report).unwrap();
     println!("{text}");
@@ -41,7 +41,7 @@ fn a_kernel_that_is_none_is_a_difference_in_words() {
     let (report, kernel) = (folder.path().join("report.txt"), folder.path().join("kernel"));
     fs::write(&kernel, "no kernel").unwrap();
     let words = ["doctor", "--kernel", kernel.to_str().unwrap(), "--report", report.to_str().unwrap()];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let text = fs::read_to_string(&report).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(text.matches("DIFFERS: the run ended with exit code 2").count(), 4, "{text}");
@@ -55,7 +55,7 @@ fn both(words: &[&str]) -> Option<(String, Value, Option<i32>)> {
     let folder = tempfile::tempdir().unwrap();
     let run = |more: &[&str]| {
         let words = [&["doctor"], words, more].concat();
-        let output = command(&binary, folder.path(), &words).output().unwrap();
+        let output = command(&binary, folder.path(), &words).output().ended();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         println!("{said}");
         (String::from_utf8(output.stdout).unwrap(), output.status.code())

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use tests::product::{Run, binary, command, initrd_with, run, run_in_vain};
+use tests::product::{Ended, Run, binary, command, initrd_with, run, run_in_vain};
 
 /// The guest lives for so many seconds.
 fn idle(seconds: u32) -> String {
@@ -67,7 +67,7 @@ fn what_a_guest_can_notice_is_named_and_can_be_refused() {
     assert!(refused.said.contains("cannot be used with"), "{}", refused.said);
     let folder = tempfile::tempdir().unwrap();
     let words = ["run", "--dry-run", "-p", "vfs_read", "--exec=/bin/true", "--cat=/proc/version"];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("notice: --exec '/bin/true', --cat /proc/version\n"), "{text}");

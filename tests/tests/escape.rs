@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 const SECRET: &str = "what the guest is not to know";
 const INNOCENT: &str = "what the guest may know";
@@ -273,7 +273,7 @@ fn a_command_that_writes_everywhere_changes_what_it_may_alone() {
     let script = format!("kept={kept}; written={written}; {each} cd /; {everywhere}");
     let mut run =
         command(&binary, temporary.path(), &["run", "--rwdir", &written, "--", "sh", "-c", &script]);
-    let output = run.output().unwrap();
+    let output = run.output().ended();
     let (said, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{said}{notes}");
     let [folders, .., over] = &said.lines().collect::<Vec<_>>()[..] else { panic!("{said}{notes}") };

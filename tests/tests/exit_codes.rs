@@ -5,7 +5,7 @@ use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::io::Read;
 use std::process::{Output, Stdio};
-use tests::product::{binary, child, command, json_lines};
+use tests::product::{Ended, binary, child, command, json_lines};
 
 /// In a module that nobody loads. A command that names the module might.
 const PENDING: &str = "--probe=dummy:dummy_xmit";
@@ -13,7 +13,7 @@ const PENDING: &str = "--probe=dummy:dummy_xmit";
 /// What `vmm run` with these words comes to.
 fn run(words: &[&str]) -> Option<Output> {
     let (binary, temporary) = (binary()?, tempfile::tempdir().unwrap());
-    Some(command(&binary, temporary.path(), &[&["run"], words].concat()).output().unwrap())
+    Some(command(&binary, temporary.path(), &[&["run"], words].concat()).output().ended())
 }
 
 /// Fails the test unless each of these runs ends with its code, and says this.
@@ -72,7 +72,7 @@ fn a_host_that_dies_ends_with_125() {
     running.stdout.take().unwrap().read_exact(&mut begun).unwrap();
     assert_eq!(&begun, b"begun\n");
     kill_process(child(running.id(), &["qemu-system"]).unwrap(), Signal::KILL).unwrap();
-    let output = running.wait_with_output().unwrap();
+    let output = running.wait_with_output().ended();
     assert_eq!(output.status.code(), Some(125), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
 use std::fs;
-use tests::product::{binary, command, run, run_in_vain};
+use tests::product::{Ended, binary, command, run, run_in_vain};
 
 /// All allocations of a system call fail, one after the other, and the guest stays well.
 #[test]
@@ -71,7 +71,7 @@ fail_nth = "syscall:chdir=-EIO"
     let cases = folder.path().join("cases.toml");
     fs::write(&cases, CASES).unwrap();
     let words = ["test", cases.to_str().unwrap()];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(125));

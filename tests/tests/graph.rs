@@ -6,7 +6,7 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
-use tests::product::{binary, command, report};
+use tests::product::{Ended, binary, command, report};
 
 /// The lines of the workload's own process without their times, from the first call of `function` on.
 fn calls_from(graph: &str, function: &str) -> Vec<(usize, String)> {
@@ -35,7 +35,7 @@ fn opens_nest_in_a_graph() {
         "--output",
         file.to_str().unwrap(),
     ];
-    let ran = command(&binary, folder.path(), &words).output().unwrap();
+    let ran = command(&binary, folder.path(), &words).output().ended();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.success(), "{said}");
     let graph = String::from_utf8(report(&binary, &file, &[])).unwrap();

@@ -10,7 +10,7 @@ use std::process::Output;
 use tempfile::TempDir;
 use tests::kernel::{is_default, under_test};
 use tests::pages::words;
-use tests::product::{binary, command, initrd_with, kernel};
+use tests::product::{Ended, binary, command, initrd_with, kernel};
 
 /// Commands whose examples boot a guest each. All others are found in the help.
 const WITH_GUESTS: [&str; 9] =
@@ -35,7 +35,7 @@ fn vmm(binary: &Path, folder: &Path, words: &[&str]) -> Output {
         // Other tests read the cache meanwhile.
         command.env("VMM_CACHE_DIR", folder.join("cache"));
     }
-    command.current_dir(folder).output().unwrap()
+    command.current_dir(folder).output().ended()
 }
 
 /// All commands that are shown and have none below them, and `vmm` itself.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test support: what goes wrong here is a failed test")]
 
 use std::fs;
-use tests::product::{binary, command, initrd_with, kernel};
+use tests::product::{Ended, binary, command, initrd_with, kernel};
 
 /// An event's name, its place and arguments, and its histogram.
 type Row = (&'static str, &'static str, &'static str);
@@ -81,7 +81,7 @@ fn histograms_are_those_of_the_guest() {
         format!("--probes={}", probes.display()),
         "--cmdline=workload=sh:/script".to_owned(),
     ];
-    let output = command(&binary, folder.path(), &words.each_ref().map(String::as_str)).output().unwrap();
+    let output = command(&binary, folder.path(), &words.each_ref().map(String::as_str)).output().ended();
     let (console, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{console}\n{said}");
     assert!(!console.contains("refused: ") && console.contains("that was all"), "{console}");

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// Set inside only: a file that was copied in.
 const FILE: &str = "VMM_TEST_FILE";
@@ -33,7 +33,7 @@ fn variables_are_text_or_files_of_this_machine() {
     let (file, text) = (format!("{FILE}={}", file.display()), format!("{TEXT}=a=b"));
     let name = "variables_are_text_or_files_of_this_machine";
     let words = ["host", "exec", "--env", &text, "--file", &file, own.to_str().unwrap(), "--nocapture", name];
-    let output = command(&binary, &env::temp_dir(), &words).output().unwrap();
+    let output = command(&binary, &env::temp_dir(), &words).output().ended();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("a=b=from outside\n2"), "{said}\n{errors}");
     assert_eq!(output.status.code(), Some(0), "{said}\n{errors}");
@@ -45,7 +45,7 @@ fn each_host_has_random_numbers_of_its_own() {
     let Some(binary) = binary() else { return };
     let numbers = || {
         let words = ["host", "exec", "/bin/busybox", "hexdump", "-n", "16", "/dev/urandom"];
-        let output = command(&binary, &env::temp_dir(), &words).output().unwrap();
+        let output = command(&binary, &env::temp_dir(), &words).output().ended();
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(output.stdout.len() > 16);
         output.stdout
@@ -63,7 +63,7 @@ fn a_variable_without_a_name_or_a_file_that_is_not_there_is_an_error() {
         (["--file", "NAME=/nonexistent/file"], "cannot read /nonexistent/file"),
     ] {
         let words = [&["host", "exec"], &option[..], &[own.to_str().unwrap()]].concat();
-        let output = command(&binary, &env::temp_dir(), &words).output().unwrap();
+        let output = command(&binary, &env::temp_dir(), &words).output().ended();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(says), "{said}");

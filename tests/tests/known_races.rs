@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 use tests::kernel::is_default;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 const ATTEMPTS: u32 = 200;
 
@@ -26,7 +26,7 @@ struct Said {
 /// `vmm` in `folder`, with two CPUs and with `options`, which runs the script.
 fn attempt(binary: &Path, folder: &TempDir, verb: &str, options: &[&str], script: &[&str]) -> Said {
     let words = [&[verb, "--cpus=2", "--timeout=600"], options, &["--", "sh"], script].concat();
-    let output = command(binary, folder.path(), &words).current_dir(folder.path()).output().unwrap();
+    let output = command(binary, folder.path(), &words).current_dir(folder.path()).output().ended();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Said { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }

@@ -15,7 +15,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use tests::product::{Run, binary, command, initrd_with, kernel, run, run_in_vain};
+use tests::product::{Ended, Run, binary, command, initrd_with, kernel, run, run_in_vain};
 
 /// Words that choose `kernel`.
 fn kernel_words(kernel: &Path) -> [&str; 2] {
@@ -359,7 +359,7 @@ fn a_signal_ends_the_run_and_what_was_seen_is_kept() {
     let id = i32::try_from(child.id()).unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(id).unwrap(), rustix::process::Signal::TERM)
         .unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().ended();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(143), "{said}");
     let hits = said.lines().filter(|line| line.contains(" do_sys_openat2(dfd=")).count();

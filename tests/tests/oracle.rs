@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 use tests::kernel::{name_of, under_test};
 use tests::linux_rig::subject;
-use tests::product::{binary, command, initrd_with, kernel, report};
+use tests::product::{Ended, binary, command, initrd_with, kernel, report};
 
 /// Defines all events and enables them for the subject, which is a program of a name of its own, and prints what they
 /// saw.
@@ -289,7 +289,7 @@ fn agrees_with_the_guest(rows: &[&[Row]], otherwise: &[&[(&str, &str)]]) {
         "--cmdline=workload=sh:/script".to_owned(),
     ];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let (console, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{console}\n{said}");
     assert!(!console.contains("refused: "), "{console}");

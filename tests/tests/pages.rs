@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use tests::kernel::is_default;
 use tests::pages::{Example, Page};
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// A test for each of these pages, by its name.
 macro_rules! pages {
@@ -56,7 +56,7 @@ fn check(name: &str) {
             }
         };
         // A command opens more files where a language is set.
-        let output = command.current_dir(folder.path()).env("LC_ALL", "C").output().unwrap();
+        let output = command.current_dir(folder.path()).env("LC_ALL", "C").output().ended();
         example.assert_printed_by(&output);
     }
     if page.definitions().is_empty() {
@@ -65,7 +65,7 @@ fn check(name: &str) {
     let file = folder.path().join("probes");
     fs::write(&file, page.definitions()).unwrap();
     let words = ["run", "--dry-run", "--probes", file.to_str().unwrap()];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

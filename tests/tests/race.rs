@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Output;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 const PLACES: &str = "syscall:umask,syscall:chdir";
 
@@ -24,7 +24,7 @@ fn script(when_early: &str) -> String {
 fn race(folder: &Path, words: &[&str]) -> Option<(Output, String)> {
     let binary = binary()?;
     let mut race = command(&binary, folder, &[&["race"], words].concat());
-    let output = race.current_dir(folder).output().unwrap();
+    let output = race.current_dir(folder).output().ended();
     let told = String::from_utf8(output.stdout.clone()).unwrap();
     println!("{told}\n{}", String::from_utf8_lossy(&output.stderr));
     Some((output, told))

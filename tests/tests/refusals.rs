@@ -9,7 +9,7 @@
 
 use guest_kernels::Series;
 use tests::kernel::under_test;
-use tests::product::{binary, command, initrd_with, kernel};
+use tests::product::{Ended, binary, command, initrd_with, kernel};
 
 /// Asks for each definition, and prints what the guest says to it. The kernel's log may print beside it.
 const SCRIPT: &str = r#"
@@ -91,14 +91,14 @@ fn what_the_guest_refuses_is_refused_at_the_same_place() {
     let kernel = format!("--kernel={}", kernel().display());
     let initrd = format!("--initrd={}", initrd.path().display());
     let words = ["run", &kernel, &initrd, "--cmdline=quiet workload=sh:/script"];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let console = String::from_utf8_lossy(&output.stdout).replace('\r', "");
     assert!(output.status.success() && console.contains("all asked"), "{console}");
     let mut wrong = Vec::new();
     for (definition, marks) in rows {
         let (taken, their_mark) = theirs(&console, definition);
         let words = ["run", "--dry-run", &kernel, "--probe", definition];
-        let ours = command(&binary, folder.path(), &words).output().unwrap();
+        let ours = command(&binary, folder.path(), &words).output().ended();
         let said = String::from_utf8_lossy(&ours.stderr);
         let our_mark = our_mark(&said);
         println!("{definition}: the guest's mark {their_mark:?}, ours {our_mark:?}");

@@ -13,7 +13,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use tests::product::{binary, command, json_lines, report};
+use tests::product::{Ended, binary, command, json_lines, report};
 
 /// Counts what is in a trace for Perfetto, by the messages of Perfetto's own package, which has to know every field.
 const READ_TRACE: &str = r#"
@@ -65,7 +65,7 @@ fn run(binary: &Path, recording: &Path, words: &[&str]) -> String {
 /// Runs these words, and records and shows what is seen. Gives what was shown.
 fn record(binary: &Path, recording: &Path, words: &[&str]) -> String {
     let place = ["--format=text", "--output", recording.to_str().unwrap()];
-    let ran = command(binary, recording.parent().unwrap(), &[words, &place].concat()).output().unwrap();
+    let ran = command(binary, recording.parent().unwrap(), &[words, &place].concat()).output().ended();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.success(), "{said}");
     let where_it_is = format!("vmm: the recording is in {}\n", recording.display());
@@ -92,7 +92,7 @@ fn a_reader_that_goes_early_finds_nothing_wrong() {
         .unwrap();
     let mut first = [0; 64];
     report.stdout.take().unwrap().read_exact(&mut first).unwrap();
-    let output = report.wait_with_output().unwrap();
+    let output = report.wait_with_output().ended();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
     assert!(output.status.success() && first.starts_with(b"["));
 }
@@ -171,7 +171,7 @@ fn quiet_says_nothing_of_files() {
     ] {
         let place = ["--output", file.to_str().unwrap()];
         let said = |more: &[&str]| {
-            let output = command(&binary, folder.path(), &[words, &place, more].concat()).output().unwrap();
+            let output = command(&binary, folder.path(), &[words, &place, more].concat()).output().ended();
             assert!(output.status.success());
             String::from_utf8(output.stderr).unwrap()
         };
@@ -271,7 +271,7 @@ fn jq_reads_every_stream_of_json() {
         &["graph", "--format=json", "do_filp_*", "--append=workload=open:1"],
         &["coverage", "--format=json", "vfs_*", "--append=workload=open:1"],
     ] {
-        let output = command(&binary, folder.path(), words).output().unwrap();
+        let output = command(&binary, folder.path(), words).output().ended();
         let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
         let text = folder.path().join("stream");
         fs::write(&text, &output.stdout).unwrap();

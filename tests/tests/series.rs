@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use tests::cases::{CaseVerdict, UNRECORDED, file, keep_from_recording, verdicts};
 use tests::kernel::is_default;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// The kernels of the suite.
 const KERNELS: [&str; 3] = ["debian:6.1", "debian:6.12", "debian:7"];
@@ -70,7 +70,7 @@ fn two_machines_come_to_the_verdicts_of_the_whole() {
         part.env("CI_NODE_INDEX", index).env("CI_NODE_TOTAL", "2").stdout(Stdio::piped());
         part.spawn().unwrap()
     });
-    let parts = parts.map(|part| part.wait_with_output().unwrap());
+    let parts = parts.map(|part| part.wait_with_output().ended());
     let run: Vec<usize> = parts.iter().map(|part| verdicts(part).len()).collect();
     assert_eq!(run, [12, 12]);
     let mut merge = Command::new(&binary);
@@ -87,7 +87,7 @@ fn its_quick_half_comes_to_the_same_verdicts_twenty_times() {
     let file = file("series.toml");
     for time in 1..=20 {
         let words = ["test", file.to_str().unwrap(), "quick:", "--format=json"];
-        let output = command(&binary, folder.path(), &words).output().unwrap();
+        let output = command(&binary, folder.path(), &words).output().ended();
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert_eq!(verdicts(&output), expected("quick:"), "time {time}: {}", said(&output));
         println!("time {time}: the same verdicts of 12 cases");

@@ -9,7 +9,7 @@
 use serde_json::Value;
 use tests::broken_module::{Bug, broken};
 use tests::kernel::under_test;
-use tests::product::{Run, binary, command, initrd_with, json_lines, module, run};
+use tests::product::{Ended, Run, binary, command, initrd_with, json_lines, module, run};
 
 const OPEN: &str = "do_sys_openat2";
 
@@ -162,7 +162,7 @@ fn a_command_runs_and_is_seen() {
     let printed = [&std::fs::read("/etc/passwd").unwrap()[..], b"and here\n"].concat();
     let run = |options: &[&str]| {
         let words = [&["run", "--cpus=2"], options, &["--", "cat", "/etc/passwd", "here"]].concat();
-        command(&binary, temporary.path(), &words).current_dir(folder.path()).output().unwrap()
+        command(&binary, temporary.path(), &words).current_dir(folder.path()).output().ended()
     };
     let output = run(&["--format=json", "--probe=do_sys_openat2"]);
     let stderr = String::from_utf8_lossy(&output.stderr);

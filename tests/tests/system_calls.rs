@@ -7,7 +7,7 @@
 )]
 
 use serde_json::Value;
-use tests::product::{binary, command, kernel, run};
+use tests::product::{Ended, binary, command, kernel, run};
 
 const OPENS: &str = "--append=workload=open:3,getppid:20";
 const FILES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hostname"];
@@ -53,7 +53,7 @@ fn handlers_are_named_and_what_does_not_enter_there() {
     let folder = tempfile::tempdir().unwrap();
     let of_kernel = format!("--kernel={}", kernel().display());
     let vmm = |words: &[&str]| {
-        let output = command(&binary, folder.path(), &[words, &[&of_kernel]].concat()).output().unwrap();
+        let output = command(&binary, folder.path(), &[words, &[&of_kernel]].concat()).output().ended();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };

@@ -9,7 +9,7 @@
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tests::kernel::under_test;
-use tests::product::{Run, binary, command, host_module, initrd_with, module, run};
+use tests::product::{Ended, Run, binary, command, host_module, initrd_with, module, run};
 
 /// A tracepoint; what is read there of ours, an argument or a field of the event, and what that is called in the line of tracefs,
 /// where a value is compared as well.
@@ -327,7 +327,7 @@ fn what_the_guest_can_notice_is_said_and_tracepoints_are_listed() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
     let output = |words: &[&str]| {
-        let output = command(&binary, folder.path(), words).output().unwrap();
+        let output = command(&binary, folder.path(), words).output().ended();
         assert!(output.status.success(), "{words:?}");
         String::from_utf8(output.stdout).unwrap()
     };

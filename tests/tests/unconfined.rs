@@ -9,7 +9,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Output;
-use tests::product::{binary, command};
+use tests::product::{Ended, binary, command};
 
 /// `vmm` with these words, where Landlock's system calls fail with `landlock`, and seccomp's with `seccomp`.
 fn without(landlock: i32, seccomp: i32, words: &[&str]) -> Option<Output> {
@@ -37,7 +37,7 @@ fn without(landlock: i32, seccomp: i32, words: &[&str]) -> Option<Output> {
     };
     // SAFETY: the closure makes system calls; the filters are made.
     let command = unsafe { command.pre_exec(confine) };
-    Some(command.output().unwrap())
+    Some(command.output().ended())
 }
 
 #[test]

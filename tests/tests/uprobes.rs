@@ -10,7 +10,7 @@ use object::{Object, ObjectSegment, ObjectSymbol};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tests::compiled::compiled;
-use tests::product::{Run, binary, command, run};
+use tests::product::{Ended, Run, binary, command, run};
 
 /// The program that the guest runs, and copies to where it is probed.
 const PROBED: &str = env!("CARGO_BIN_EXE_probed");
@@ -446,7 +446,7 @@ fn calls_of_a_program_and_of_the_kernel_are_one_graph() {
     let program = compiled(folder.path(), "nest", NEST, &["-O1"]);
     let pattern = format!("{}:[nlcj]*", program.display());
     let words = ["graph", &pattern, "__x64_sys_getppid", "--", program.to_str().unwrap()];
-    let output = command(&binary, folder.path(), &words).output().unwrap();
+    let output = command(&binary, folder.path(), &words).output().ended();
     let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     let lines = said.lines().chain(shown.lines()).filter_map(|line| Some(line.split_once("| ")?.1));
