@@ -1,5 +1,6 @@
 //! The guest's page tables, walked in software (Intel SDM volume 3, 4.5: 4-level and 5-level paging).
 
+pub mod leaves;
 pub mod window;
 
 use crate::addr::{Gpa, Gva};
@@ -123,6 +124,12 @@ impl AddressSpace {
         const SMAP: u64 = 1 << 21;
         let levels = if cr4 & LA57 != 0 { 5 } else { 4 };
         Self { root: Gpa(cr3 & FRAME), levels, smap: cr4 & SMAP != 0, ignores_read_only: false }
+    }
+
+    /// Those with this top table, of 4 levels and of 5.
+    #[must_use]
+    pub fn both_depths(root: Gpa) -> [Self; 2] {
+        [4, 5].map(|levels| Self { root, levels, smap: false, ignores_read_only: false })
     }
 
     /// The same, with CR0.WP clear.

@@ -51,6 +51,7 @@ pub mod program_file;
 pub mod program_place;
 pub(crate) mod read;
 pub mod relocations;
+pub mod running;
 pub mod sched_clock;
 pub mod scope;
 pub mod sleepers;

@@ -2,11 +2,11 @@
 
 use super::control::Control;
 use super::report::{Death, Outcome};
-use super::stage::RunningKernel;
 use crate::clock;
 use crate::guard::{Done, Finding, Found, Guard, Suspicion, Writer};
 use crate::memory::GuestRam;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::paging::{Access, PageFault};
 use probe_engine::virt_memory::VirtMemory;
 use std::io;

@@ -1,10 +1,10 @@
 //! The log of the guest's kernel, and the reports in it.
 
 use super::kept_console::ConsoleBytes;
-use super::stage::RunningKernel;
 use crate::memory::GuestRam;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::printk::{PrintkLayout, PrintkReader, PrintkRecord, console};
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::linux::splat::{Splat, SplatParser};
 use probe_engine::virt_memory::VirtMemory;
 use std::time::{Duration, Instant};

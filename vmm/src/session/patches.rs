@@ -1,11 +1,11 @@
 //! The bytes of ours that stand in the guest's text, and what each of them hides.
 
 use super::reasons::TextError;
-use super::stage::RunningKernel;
 use crate::memory::GuestRam;
 use crate::text::{Patch, patch};
 use crate::world::Parked;
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::Access;
 use std::cell::Cell;

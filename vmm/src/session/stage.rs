@@ -15,53 +15,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::linux::boot::Boot;
 use probe_engine::linux::bzimage::KernelJumps;
 use probe_engine::linux::landmarks::Landmarks;
-use probe_engine::memory::PhysMemory;
-use probe_engine::paging::AddressSpace;
-
-/// Where the running kernel is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct KernelMap {
-    /// What KASLR added to all link-time virtual addresses.
-    slide: u64,
-    /// The link-time address of `_text`, and where it lies physically.
-    text: (Gva, Gpa),
-}
-
-impl KernelMap {
-    /// A kernel whose `text` symbol, linked at `.0`, lies at physical `.1`, virtually moved by `slide`.
-    fn new(text: (Gva, Gpa), slide: u64) -> Self {
-        Self { slide, text }
-    }
-
-    /// What KASLR added to all link-time virtual addresses.
-    pub(super) fn slide(&self) -> u64 {
-        self.slide
-    }
-
-    /// Where its text was linked, and where that lies in guest-physical memory.
-    pub(super) fn text(&self) -> (Gva, Gpa) {
-        self.text
-    }
-
-    /// The address at which the guest uses what was linked at `link`.
-    pub(super) fn gva(&self, link: Gva) -> Gva {
-        link.add(self.slide)
-    }
-
-    /// Where in guest-physical memory lies what was linked at `link`: the kernel's image is contiguous.
-    pub(super) fn gpa(&self, link: Gva) -> Gpa {
-        let (linked, physical) = self.text;
-        physical.add(link.0.wrapping_sub(linked.0))
-    }
-}
-
-/// A running kernel: where it is, and how its memory is reached whatever the vCPUs are doing.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RunningKernel {
-    pub(super) map: KernelMap,
-    /// The kernel's own page tables.
-    pub(super) space: AddressSpace,
-}
+use probe_engine::linux::running::KernelMap;
 
 /// How far the guest's text is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,15 +143,7 @@ impl Stage {
 fn locate(kernel: &Landmarks, entry: Gpa, ram: &GuestRam) -> Result<KernelMap, StageError> {
     // The entry's place in the image is the same everywhere.
     let text = (kernel.text, kernel.text_load.add(entry.0.wrapping_sub(kernel.entry.0)));
-    let Some(pointer) = kernel.relocated else { return Ok(KernelMap::new(text, 0)) };
-    let mut moved = [0; 8];
-    ram.read(KernelMap::new(text, 0).gpa(pointer.at), &mut moved).map_err(|_| StageError::Lost)?;
-    let slide = u64::from_le_bytes(moved).wrapping_sub(pointer.value.0);
-    // The kernel's virtual window is 1 GiB, and it moves in steps of its alignment (2 MiB at least).
-    if slide >= 1 << 30 || slide % (2 << 20) != 0 {
-        return Err(StageError::Lost);
-    }
-    Ok(KernelMap::new(text, slide))
+    KernelMap::find(text, kernel.relocated, ram).ok_or(StageError::Lost)
 }
 
 /// `stage` in the first registers, the guest's `int3` handlers (where they are watched) in the last.

@@ -2,7 +2,6 @@
 
 use super::patches::Patches;
 use super::reasons::{NoSpace, TextError};
-use super::stage::RunningKernel;
 use super::text::GuestText;
 use crate::gate::{Gate, GateCode};
 use crate::memory::GuestRam;
@@ -13,6 +12,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::detour::instances::Instances;
 use probe_engine::gate::Form;
 use probe_engine::insn::INT3;
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::returns::Pool;
 use probe_engine::probe::table::ProbeSet;

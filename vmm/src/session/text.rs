@@ -2,13 +2,13 @@
 
 use super::patches::{PAGE, Patches};
 use super::reasons::{NoTrap, TextError};
-use super::stage::RunningKernel;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::detour::relocation::RelocatedCode;
 use probe_engine::insn::decode::instruction_at;
 use probe_engine::insn::plan::{StepPlan, plan, plan_copy, skip_endbr};
 use probe_engine::linux::ftrace_site::FTRACE_NOP;
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::jump_constraints::JumpConstraints;
 use std::ops::Range;
