@@ -20,4 +20,5 @@ pub mod paging;
 pub mod probe;
 pub mod regs;
 pub mod request;
+pub mod scan;
 pub mod virt_memory;

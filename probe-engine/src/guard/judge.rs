@@ -138,22 +138,7 @@ impl Judge {
             return Err(Objection::Place);
         }
         put(now, at.offset_from(site.at), bytes).ok_or(Objection::Place)?;
-        let fits = match site.kind {
-            SiteKind::JumpLabel(target) => {
-                is_nop(now) || self.leads(now, site.at, &[0xe9, 0xeb], |to| to == target)
-            }
-            SiteKind::Ftrace => is_nop(now) || self.leads(now, site.at, &[0xe8, 0xe9], |to| self.is_code(to)),
-            // lock, or ds: in its place
-            SiteKind::LockPrefix => matches!(now, [0xf0 | 0x3e | INT3]),
-            // Its middle may come in two steps that overlap. Nobody runs it meanwhile.
-            SiteKind::StaticCall if matches!(now, [INT3, _, _, _, _, _]) => true,
-            SiteKind::StaticCall => {
-                is_nop(now)
-                    || is_no_call(now)
-                    || self.leads(now, site.at, &[0xe8, 0xe9], |to| self.is_code(to))
-            }
-        };
-        if fits { Ok(patch) } else { Err(Objection::Bytes) }
+        if holds(site, now, |to| self.is_code(to)) { Ok(patch) } else { Err(Objection::Bytes) }
     }
 
     /// The guest's own kprobes: a breakpoint anywhere, a jump in its place, and what was there before.
@@ -195,13 +180,13 @@ impl Judge {
             // The first byte of a jump whose others are there.
             [JUMP_NEAR] if self.is_breakpoint(at) => {
                 let mut jump = [0; JUMP];
-                let fits = read(at, &mut jump) && self.leads(&jump, at, &[JUMP_NEAR], |to| self.is_code(to));
+                let fits = read(at, &mut jump) && leads(&jump, at, &[JUMP_NEAR], |to| self.is_code(to));
                 if fits { Ok(()) } else { Err(Objection::Bytes) }
             }
             [_, _, _, _] if self.is_breakpoint(Gva(at.0.wrapping_sub(1))) => {
                 let start = Gva(at.0.wrapping_sub(1));
                 let jump = [&[JUMP_NEAR], bytes].concat();
-                match self.leads(&jump, start, &[JUMP_NEAR], |to| self.is_code(to)) {
+                match leads(&jump, start, &[JUMP_NEAR], |to| self.is_code(to)) {
                     true => self.note(at, now, Part::Behind),
                     false => Err(Objection::Bytes),
                 }
@@ -227,26 +212,40 @@ impl Judge {
         Ok(())
     }
 
-    /// Whether `code` at `at` is one of these branches, or will be when its first byte is written, to what is `wanted`.
-    fn leads(&self, code: &[u8], at: Gva, opcodes: &[u8], wanted: impl Fn(Gva) -> bool) -> bool {
-        let end = at.add(code.len() as u64);
-        let (opcode, distance) = match code {
-            [0x0f, condition @ 0x80..=0x8f, a, b, c, d] => {
-                // A conditional tail call, since 6.2.
-                (*condition, i32::from_le_bytes([*a, *b, *c, *d]).into())
-            }
-            [opcode, a, b, c, d] => (*opcode, i64::from(i32::from_le_bytes([*a, *b, *c, *d]))),
-            [opcode, distance] => (*opcode, i64::from(*distance as i8)),
-            _ => return false,
-        };
-        let is_one = opcode == INT3 || code.len() == 6 || opcodes.contains(&opcode);
-        is_one && wanted(end.offset(distance))
-    }
-
     /// Whether code is at the link-time address `at`: the kernel's, a module's or what was generated.
     fn is_code(&self, at: Gva) -> bool {
         at.is_in(&self.kernel.text) || at.add(self.slide).is_in(&(self.kernel.generated..GENERATED_END))
     }
+}
+
+/// Whether a site may hold this, which the kernel has changed, or is about to: its first byte may still be a breakpoint. `is_code` says
+/// whether code is at a link-time address.
+pub(crate) fn holds(site: &Site, now: &[u8], is_code: impl Fn(Gva) -> bool) -> bool {
+    match site.kind {
+        SiteKind::JumpLabel(target) => is_nop(now) || leads(now, site.at, &[0xe9, 0xeb], |to| to == target),
+        SiteKind::Ftrace => is_nop(now) || leads(now, site.at, &[0xe8, 0xe9], is_code),
+        // lock, or ds: in its place
+        SiteKind::LockPrefix => matches!(now, [0xf0 | 0x3e | INT3]),
+        // Its middle may come in two steps that overlap. Nobody runs it meanwhile.
+        SiteKind::StaticCall if matches!(now, [INT3, _, _, _, _, _]) => true,
+        SiteKind::StaticCall => is_nop(now) || is_no_call(now) || leads(now, site.at, &[0xe8, 0xe9], is_code),
+    }
+}
+
+/// Whether `code` at `at` is one of these branches, or will be when its first byte is written, to what is `wanted`.
+fn leads(code: &[u8], at: Gva, opcodes: &[u8], wanted: impl Fn(Gva) -> bool) -> bool {
+    let end = at.add(code.len() as u64);
+    let (opcode, distance) = match code {
+        [0x0f, condition @ 0x80..=0x8f, a, b, c, d] => {
+            // A conditional tail call, since 6.2.
+            (*condition, i32::from_le_bytes([*a, *b, *c, *d]).into())
+        }
+        [opcode, a, b, c, d] => (*opcode, i64::from(i32::from_le_bytes([*a, *b, *c, *d]))),
+        [opcode, distance] => (*opcode, i64::from(*distance as i8)),
+        _ => return false,
+    };
+    let is_one = opcode == INT3 || code.len() == 6 || opcodes.contains(&opcode);
+    is_one && wanted(end.offset(distance))
 }
 
 /// Writes `bytes` over what is `offset` bytes into `now`, if they are all inside.
@@ -272,11 +271,12 @@ fn is_nop(now: &[u8]) -> bool {
     NOPS.iter().any(|nop| becomes(now, nop))
 }
 
-/// What stands in place of a static call of a function that returns, or returns zero (arch/x86/kernel/static_call.c).
+/// What stands in place of a static call of a function that returns, returns zero, or warns (arch/x86/kernel/static_call.c).
 fn is_no_call(now: &[u8]) -> bool {
     const RETURNS_ZERO: &[u8] = &[0x2e, 0x2e, 0x2e, 0x31, 0xc0];
     const RETURNS: &[u8] = &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
-    becomes(now, RETURNS_ZERO) || becomes(now, RETURNS)
+    const WARNS: &[u8] = &[0x67, 0x48, 0x0f, 0xb9, 0x3a];
+    [RETURNS_ZERO, RETURNS, WARNS].iter().any(|code| becomes(now, code))
 }
 
 #[cfg(test)]
@@ -383,7 +383,9 @@ mod tests {
             text.write(at, &NOP5);
             assert_eq!(text.poke(at, &[0xc3]), Err(Objection::Bytes));
         }
-        for no_call in [[0x2e, 0x2e, 0x2e, 0x31, 0xc0], [0xc3, 0xcc, 0xcc, 0xcc, 0xcc]] {
+        for no_call in
+            [[0x2e, 0x2e, 0x2e, 0x31, 0xc0], [0xc3, 0xcc, 0xcc, 0xcc, 0xcc], [0x67, 0x48, 0x0f, 0xb9, 0x3a]]
+        {
             assert_eq!(text.step_by_step(CALL, &no_call), Ok(Patch::StaticCall));
             assert_eq!(text.step_by_step(TRACED, &no_call), Err(Objection::Bytes));
             text.write(TRACED, &NOP5);

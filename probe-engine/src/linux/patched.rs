@@ -46,6 +46,13 @@ impl PatchedText {
         overlap(&self.always, &bytes).or_else(|| overlap(&self.booting, &bytes))
     }
 
+    /// The bytes around `at` that the guest may have rewritten while it booted.
+    pub(crate) fn booting_around(&self, at: Gva) -> Option<Range<Gva>> {
+        let first = self.booting.partition_point(|(range, _)| range.end <= at);
+        let (range, _) = self.booting.get(first)?;
+        at.is_in(range).then(|| range.clone())
+    }
+
     /// Whether an instruction that begins in these bytes may fault and be resumed elsewhere (`__ex_table`). The
     /// guest finds the place by the address of the fault, so that it must never run from a copy.
     #[must_use]

@@ -149,6 +149,11 @@ impl TaskList {
         self.0.contains_key(&at)
     }
 
+    /// All of them, by their `task_struct` (GVA).
+    pub fn tasks(&self) -> impl Iterator<Item = Gva> {
+        self.0.keys().copied()
+    }
+
     /// The task on whose stack `sp` is.
     #[must_use]
     pub fn of_stack(&self, sp: Gva) -> Option<Gva> {

@@ -1,0 +1,68 @@
+//! Executable pages of the kernel's half that belong to nobody: code of a module that is in no list, of a program that was never
+//! loaded as one.
+
+use super::code::Code;
+use super::finding::{Finding, What};
+use crate::addr::{Gpa, Gva};
+use crate::insn::INT3;
+use crate::memory::PhysMemory;
+use crate::paging::AddressSpace;
+use crate::paging::leaves::{EndlessTables, Leaf};
+
+const PAGE: u64 = 4096;
+
+/// Pages in a row that belong to nobody.
+struct Unowned {
+    at: Gva,
+    pages: u64,
+    is_writable: bool,
+}
+
+/// Calls `tell` with the pages that belong to nobody, and says how many executable ones there are.
+pub(super) fn check<M: PhysMemory + ?Sized>(
+    phys: &M,
+    space: AddressSpace,
+    code: &Code,
+    tell: &mut dyn FnMut(Finding),
+) -> Result<u64, EndlessTables> {
+    let mut looked_at = 0;
+    let mut open: Option<Unowned> = None;
+    let mut close = |unowned: Unowned| {
+        let Unowned { at, pages, is_writable } = unowned;
+        tell(Finding { at, what: What::Unowned { pages, is_writable } });
+    };
+    space.kernel_leaves(phys, |Leaf { at, gpa, size, is_writable, is_executable }| {
+        if !is_executable {
+            return;
+        }
+        for offset in (0..size).step_by(PAGE as usize) {
+            looked_at += 1;
+            let (at, gpa) = (at.add(offset), gpa.add(offset));
+            if code.has_any(&(at..at.add(PAGE))) || is_empty(phys, gpa) {
+                continue;
+            }
+            match &mut open {
+                Some(open) if open.at.add(open.pages * PAGE) == at && open.is_writable == is_writable => {
+                    open.pages += 1;
+                }
+                _ => {
+                    if let Some(unowned) = open.replace(Unowned { at, pages: 1, is_writable }) {
+                        close(unowned);
+                    }
+                }
+            }
+        }
+    })?;
+    if let Some(unowned) = open {
+        close(unowned);
+    }
+    Ok(looked_at)
+}
+
+/// Whether there is nothing to run: a kernel keeps room for code, filled with breakpoints or zeros. So is what is no memory.
+fn is_empty<M: PhysMemory + ?Sized>(phys: &M, at: Gpa) -> bool {
+    let mut page = [0; PAGE as usize];
+    phys.read(at, &mut page).is_err()
+        || page.iter().all(|byte| *byte == 0)
+        || page.iter().all(|byte| *byte == INT3)
+}

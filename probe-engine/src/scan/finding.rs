@@ -1,0 +1,249 @@
+//! What a scan finds.
+
+use super::code::Owner;
+use crate::addr::{Gpa, Gva};
+use crate::guest_text::Escaped;
+use crate::linux::names::Names;
+use std::fmt;
+
+/// What is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Check {
+    /// Code and constants, against the kernel's file.
+    Image,
+    /// Where the page tables of the kernel and of all processes lead for the kernel's code.
+    PageTables,
+    /// Code that belongs to nobody.
+    Executable,
+    /// Whether all lists have the same modules.
+    Modules,
+    /// The interrupt table.
+    Interrupts,
+    /// Who is called at ftrace's places and at kprobes.
+    Hooks,
+    /// Pointers to functions in data.
+    Pointers,
+    /// Whose rights processes have.
+    Credentials,
+}
+
+impl Check {
+    /// All, in the order in which they are made.
+    pub const ALL: [Self; 8] = [
+        Self::Image,
+        Self::PageTables,
+        Self::Executable,
+        Self::Modules,
+        Self::Interrupts,
+        Self::Hooks,
+        Self::Pointers,
+        Self::Credentials,
+    ];
+
+    /// Its name, one word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::PageTables => "page-tables",
+            Self::Executable => "executable",
+            Self::Modules => "modules",
+            Self::Interrupts => "interrupts",
+            Self::Hooks => "hooks",
+            Self::Pointers => "pointers",
+            Self::Credentials => "credentials",
+        }
+    }
+
+    /// What it has looked at, in plural.
+    #[must_use]
+    pub fn things(self) -> &'static str {
+        match self {
+            Self::Image => "bytes of code and constants",
+            Self::PageTables => "ways through page tables",
+            Self::Executable => "executable pages",
+            Self::Modules => "modules",
+            Self::Interrupts => "gates",
+            Self::Hooks => "hooks",
+            Self::Pointers => "pointers",
+            Self::Credentials => "processes",
+        }
+    }
+}
+
+/// Something is not as the kernel would have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Where (run-time GVA).
+    pub at: Gva,
+    /// What.
+    pub what: What,
+}
+
+/// What is not as the kernel would have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// Code or constants are not those of the file.
+    Changed {
+        /// What is there; the first bytes of it.
+        is: Vec<u8>,
+        /// What the file has there.
+        was: Vec<u8>,
+        /// How many bytes.
+        length: u64,
+        /// Why that is none of the kernel's own changes.
+        why: &'static str,
+    },
+    /// A page of the kernel's code is mapped to other memory.
+    Remapped {
+        /// Where it should lead.
+        own: Gpa,
+        /// Where it leads; nowhere if `None`.
+        to: Option<Gpa>,
+    },
+    /// A process has page tables of its own for the kernel's image.
+    OwnTables {
+        /// Its number.
+        pid: u32,
+        /// Its name as the guest has it: any bytes.
+        comm: Vec<u8>,
+    },
+    /// Code that belongs to nobody.
+    Unowned {
+        /// So many pages of 4 KiB from there on.
+        pages: u64,
+        /// Whether they can be written.
+        is_writable: bool,
+    },
+    /// A module is missing in one of the kernel's lists.
+    Hidden {
+        /// Its name.
+        name: String,
+        /// Which lists do not have it.
+        missing: Vec<&'static str>,
+    },
+    /// A gate of the interrupt table leads elsewhere.
+    Gate {
+        /// Its number.
+        vector: u8,
+        /// Where it leads.
+        to: Gva,
+    },
+    /// A hook calls code that belongs to nobody.
+    Handler {
+        /// What sort of hook.
+        kind: HookKind,
+        /// Whom it calls.
+        to: Gva,
+    },
+    /// A module changes where traced functions go.
+    Redirects {
+        /// The function that does.
+        by: Gva,
+        /// Whose that is.
+        module: String,
+    },
+    /// A pointer to a function leads elsewhere.
+    Pointer {
+        /// Which pointer.
+        of: String,
+        /// Where it leads.
+        to: Gva,
+        /// Whose that is.
+        owner: Option<Owner>,
+    },
+    /// A process has the credentials with which the kernel itself runs.
+    KernelsRights {
+        /// Its number.
+        pid: u32,
+        /// Its name as the guest has it: any bytes.
+        comm: Vec<u8>,
+    },
+}
+
+/// A hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HookKind {
+    /// At ftrace's places.
+    Ftrace,
+    /// A kprobe.
+    Kprobe,
+}
+
+impl HookKind {
+    /// Its name, one word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ftrace => "ftrace",
+            Self::Kprobe => "kprobe",
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel => f.write_str("the kernel"),
+            Self::Module(name) => write!(f, "module {name}"),
+            Self::Bpf => f.write_str("BPF"),
+            Self::Ftrace => f.write_str("ftrace"),
+            Self::Kprobes => f.write_str("kprobes"),
+            Self::RealMode => f.write_str("what a CPU runs that starts"),
+            Self::Vsyscall => f.write_str("vsyscall"),
+        }
+    }
+}
+
+impl Finding {
+    /// What was found, in one sentence without its place.
+    #[must_use]
+    pub fn told(&self, names: &Names<'_>) -> String {
+        let name = |at: Gva| names.symbol(at).map_or_else(|| at.to_string(), |name| name.to_string());
+        match &self.what {
+            What::Changed { is, was, length, why } => {
+                format!("{length} bytes are {}, the kernel's file has {}: {why}", hex(is), hex(was))
+            }
+            What::Remapped { own, to: Some(to) } => {
+                format!("the page of the kernel's image is mapped to {to}, and lies at {own}")
+            }
+            What::Remapped { own, to: None } => {
+                format!("the page of the kernel's image is not mapped, and lies at {own}")
+            }
+            What::OwnTables { pid, comm } => {
+                format!("process {pid} ({}) has page tables of its own for the kernel's image", Escaped(comm))
+            }
+            What::Unowned { pages, is_writable } => {
+                let writable = if *is_writable { ", and can be written" } else { "" };
+                format!("{pages} pages of code belong to nobody{writable}")
+            }
+            What::Hidden { name, missing } => {
+                format!("module {name} is hidden: {} do not have it", missing.join(" and "))
+            }
+            What::Gate { vector, to } => {
+                format!(
+                    "the gate of interrupt {vector} leads to {}, which is no entry of the kernel's",
+                    name(*to)
+                )
+            }
+            What::Handler { kind, to } => {
+                format!("{} calls {}, which belongs to nobody", kind.name(), name(*to))
+            }
+            What::Redirects { by, module } => {
+                format!("{} of module {module} changes where traced functions go", name(*by))
+            }
+            What::Pointer { of, to, owner } => match owner {
+                Some(owner) => format!("{of} leads to {}, code of {owner}", name(*to)),
+                None => format!("{of} leads to {}, which is no known code", name(*to)),
+            },
+            What::KernelsRights { pid, comm } => format!(
+                "process {pid} ({}) has the credentials of the kernel itself (init_cred)",
+                Escaped(comm)
+            ),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,123 @@
+//! The modules of a running kernel, by each of its lists: a module that hides takes itself from some of them.
+
+use super::finding::{Finding, What};
+use super::walk::{Unreadable, list, tree};
+use crate::addr::Gva;
+use crate::linux::btf::Btf;
+use crate::linux::kernel::Kernel;
+use crate::linux::modules::{Module, ModuleLayout, ModuleState};
+use crate::linux::names::ModuleNames;
+use crate::linux::running::RunningKernel;
+use crate::memory::PhysMemory;
+use crate::virt_memory::VirtMemory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A list of modules that a kernel has, by their `struct module`.
+struct Listed {
+    /// As it is told.
+    name: &'static str,
+    modules: BTreeSet<Gva>,
+}
+
+/// What is known of the modules.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Those that any list has.
+    pub(super) modules: Vec<Module>,
+    pub(super) findings: Vec<Finding>,
+}
+
+pub(super) fn read<M: PhysMemory + ?Sized>(
+    kernel: &Kernel,
+    btf: &Btf<'_>,
+    running: &RunningKernel,
+    memory: &VirtMemory<'_, M>,
+) -> Result<Found, Unreadable> {
+    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else { return Ok(Found::default()) };
+    let lists = lists(kernel, btf, running, memory, &layout)?;
+    let mut missing: BTreeMap<Gva, Vec<&'static str>> = BTreeMap::new();
+    for at in lists.iter().flat_map(|list| &list.modules) {
+        let without = lists.iter().filter(|list| !list.modules.contains(at)).map(|list| list.name);
+        missing.entry(*at).or_insert_with(|| without.collect());
+    }
+    let mut found = Found::default();
+    for (at, missing) in missing {
+        let Ok(module) = Module::read(&layout, memory, at) else {
+            let what = What::Hidden { name: "without a proper name".to_owned(), missing };
+            found.findings.push(Finding { at, what });
+            continue;
+        };
+        // One that comes or goes is not on all.
+        if module.state == ModuleState::Live && !missing.is_empty() {
+            let what = What::Hidden { name: module.name.clone(), missing };
+            found.findings.push(Finding { at, what });
+        }
+        if module.state != ModuleState::Unformed {
+            found.modules.push(module);
+        }
+    }
+    Ok(found)
+}
+
+/// What the functions of these modules are called, as far as that can be read.
+pub(super) fn names<M: PhysMemory + ?Sized>(
+    kernel: &Kernel,
+    btf: &Btf<'_>,
+    memory: &VirtMemory<'_, M>,
+    modules: &[Module],
+) -> Vec<Arc<ModuleNames>> {
+    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else { return Vec::new() };
+    let names = |module: &Module| {
+        let symbols = module.symbols(&layout, memory).ok()?.into();
+        let (text, init_text) = (module.text.clone(), module.init_text.clone());
+        Some(Arc::new(ModuleNames { name: module.name.clone(), text, init_text, symbols }))
+    };
+    modules.iter().filter_map(names).collect()
+}
+
+fn lists<M: PhysMemory + ?Sized>(
+    kernel: &Kernel,
+    btf: &Btf<'_>,
+    running: &RunningKernel,
+    memory: &VirtMemory<'_, M>,
+    layout: &ModuleLayout,
+) -> Result<Vec<Listed>, Unreadable> {
+    let symbol = |name: &str| kernel.symbol(name).map(|at| running.map.gva(at));
+    let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
+    let own = list(memory, running.map.gva(layout.head))?;
+    let own = own.into_iter().map(|node| node.offset(-i64::from(layout.list))).collect();
+    let mut lists = vec![Listed { name: "the list of modules", modules: own }];
+    // struct kset *module_kset, kernel/params.c; struct module_kobject, include/linux/module.h
+    if let (Some(kset), Some(head), Some(node), Some(object), Some(module)) = (
+        symbol("module_kset"),
+        offset("kset", "list"),
+        offset("kobject", "entry"),
+        offset("module_kobject", "kobj"),
+        offset("module_kobject", "mod"),
+    ) {
+        let kset = Gva(memory.read_u64(kset)?);
+        let mut modules = BTreeSet::new();
+        for found in list(memory, kset.add(head))? {
+            let object = Gva(found.0.wrapping_sub(node).wrapping_sub(object));
+            // What is built in has none.
+            modules.extend(Some(Gva(memory.read_u64(object.add(module))?)).filter(|at| at.0 != 0));
+        }
+        lists.push(Listed { name: "/sys/module", modules });
+    }
+    // struct mod_tree_root, kernel/module/tree_lookup.c
+    if let (Some(root), Some(trees), Some(node), Some(module)) = (
+        symbol("mod_tree"),
+        offset("mod_tree_root", "root.tree"),
+        offset("mod_tree_node", "node.node"),
+        offset("mod_tree_node", "mod"),
+    ) {
+        let mut modules = BTreeSet::new();
+        for found in tree(memory, root.add(trees))? {
+            let found = Gva(found.0.wrapping_sub(node));
+            modules.insert(Gva(memory.read_u64(found.add(module))?));
+        }
+        lists.push(Listed { name: "the tree by which addresses are looked up", modules });
+    }
+    Ok(lists)
+}
