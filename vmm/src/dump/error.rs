@@ -1,0 +1,29 @@
+//! Why memory cannot be read.
+
+use std::io;
+
+/// Memory of a guest that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// The file, or the process's memory, cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// Another kind of file.
+    #[error("it is no file with memory")]
+    NoFile,
+    /// A format that is not read, and what to do.
+    #[error("{0}")]
+    Format(&'static str),
+    /// Its headers do not hold.
+    #[error("it is damaged: its headers do not hold")]
+    Damaged,
+    /// There is no memory in it.
+    #[error("there is no memory in it")]
+    Empty,
+    /// The process's memory is not open to us.
+    #[error("its memory is not open: that takes the rights of who traces it (CAP_SYS_PTRACE, or its user)")]
+    Closed(#[source] io::Error),
+    /// No process, or one that is no monitor.
+    #[error("it has no memory that could be a guest's")]
+    NoGuest,
+}

@@ -1,0 +1,99 @@
+use super::*;
+use std::io::Write;
+use tempfile::NamedTempFile;
+
+fn file(bytes: &[u8]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn open(bytes: &[u8]) -> Result<Dump, DumpError> {
+    Dump::open(file(bytes).path())
+}
+
+fn bytes_at(dump: &Dump, at: u64) -> Option<[u8; 4]> {
+    let mut bytes = [0; 4];
+    dump.read(Gpa(at), &mut bytes).ok().map(|()| bytes)
+}
+
+/// An ELF core of these ranges, each of which is filled with its number.
+fn core_of(ranges: &[(u64, u64)]) -> Vec<u8> {
+    let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    let word = |header: &mut Vec<u8>, value: u64| header.extend(value.to_le_bytes());
+    header.extend([4, 0, 62, 0, 1, 0, 0, 0]);
+    for value in [0, 64, 0] {
+        word(&mut header, value);
+    }
+    header.extend([0, 0, 0, 0, 64, 0, 56, 0, ranges.len() as u8, 0, 0, 0, 0, 0, 0, 0]);
+    let mut contents = Vec::new();
+    for (number, (start, size)) in ranges.iter().enumerate() {
+        header.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+        let offset = (64 + 56 * ranges.len() + contents.len()) as u64;
+        for value in [offset, 0, *start, *size, *size, 0] {
+            word(&mut header, value);
+        }
+        contents.extend(vec![number as u8 + 1; *size as usize]);
+    }
+    [header, contents].concat()
+}
+
+#[test]
+fn a_core_has_its_ranges_where_its_headers_say() {
+    let bytes = core_of(&[(0x10_0000, 0x100), (0, 0x80)]);
+    let dump = open(&bytes).unwrap();
+    assert_eq!(dump.ranges(), [Gpa(0)..Gpa(0x80), Gpa(0x10_0000)..Gpa(0x10_0100)]);
+    assert_eq!(
+        [0, 0x7c, 0x10_0000].map(|at| bytes_at(&dump, at)),
+        [Some([2; 4]), Some([2; 4]), Some([1; 4])]
+    );
+    assert_eq!([0x7d, 0x80, 0x10_00fd, u64::MAX - 1].map(|at| bytes_at(&dump, at)), [None; 4]);
+    assert!(dump.write(Gpa(0), &[0]).is_err() && dump.compare_exchange(Gpa(0), 0, 0).is_err());
+    // A file that was cut off has what it has.
+    let cut = open(&bytes[..bytes.len() - 0x90]).unwrap();
+    assert_eq!([0, 0x10_00ec].map(|at| bytes_at(&cut, at)), [None, Some([1; 4])]);
+}
+
+#[test]
+fn limes_ranges_have_headers() {
+    let header = |start: u64, last: u64| {
+        [&b"EMiL\x01\0\0\0"[..], &start.to_le_bytes(), &last.to_le_bytes(), &[0; 8]].concat()
+    };
+    let bytes = [header(0x1000, 0x100f), vec![7; 16], header(0x8000, 0x8007), vec![9; 8]].concat();
+    let dump = open(&bytes).unwrap();
+    assert_eq!([0x1000, 0x8004, 0x100d].map(|at| bytes_at(&dump, at)), [Some([7; 4]), Some([9; 4]), None]);
+    for wrong in
+        [&bytes[..40], &[header(16, 8), vec![0; 16]].concat(), &[header(0, u64::MAX), vec![0; 9]].concat()]
+    {
+        assert!(matches!(open(wrong), Err(DumpError::Damaged | DumpError::Read(_))));
+    }
+}
+
+#[test]
+fn all_else_is_memory_from_address_0_on() {
+    let dump = open(&[5; 64]).unwrap();
+    assert_eq!([0, 60, 61].map(|at| bytes_at(&dump, at)), [Some([5; 4]), Some([5; 4]), None]);
+    let words = [&[0; 100][..], b"Linux version 1.2\n.."].concat();
+    assert_eq!(
+        open(&words).unwrap().words(b"Linux version ", 64).as_deref(),
+        Some(&b"Linux version 1.2"[..])
+    );
+    assert_eq!(dump.words(b"Linux version ", 64), None);
+}
+
+#[test]
+fn what_is_not_read_is_refused_in_words() {
+    for (bytes, words) in [
+        (&b"KDUMP   and more"[..], "compressed"),
+        (b"QEVM............", "dump-guest-memory"),
+        (b"", "no memory"),
+        (b"\x7fELF", "damaged"),
+    ] {
+        let refused = open(bytes).unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+    }
+    let mut executable = core_of(&[(0, 16)]);
+    executable[16] = 2;
+    assert!(open(&executable).unwrap_err().to_string().contains("no core"));
+    assert!(matches!(Dump::open(Path::new("/")), Err(DumpError::NoFile)));
+}
