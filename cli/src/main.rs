@@ -43,6 +43,7 @@ mod requests;
 mod requirements;
 mod run;
 mod say;
+mod scan;
 mod shard;
 mod shared_terminal;
 mod source_listing;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Profile(profile) => run::main(&Run::from(*profile)),
         Command::Guard(guard) => run::main(&Run::from(*guard)),
+        Command::Scan(args) => scan::main(&args),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),
         Command::Replay(replay) => bundle::replay(&replay),
         Command::Race(race) => race::main(*race),

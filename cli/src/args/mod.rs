@@ -22,6 +22,7 @@ mod replay;
 mod report;
 mod run;
 mod sampled;
+mod scan;
 mod shake;
 mod splats;
 mod test;
@@ -49,6 +50,7 @@ pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use sampled::Sampled;
+pub(crate) use scan::Scan;
 pub(crate) use shake::Shake;
 pub(crate) use splats::{SplatArgs, SplatChoice};
 pub(crate) use test::{Cases, ResultFormat};
@@ -102,6 +104,7 @@ pub(crate) enum Command {
     Graph(Box<Graph>),
     Profile(Box<Profile>),
     Guard(Box<Guard>),
+    Scan(Box<Scan>),
     Race(Box<Race>),
     Shake(Box<Shake>),
     Coverage(Box<Coverage>),
