@@ -22,5 +22,6 @@ pub mod linux_rig;
 pub mod optprobe;
 pub mod pages;
 pub mod product;
+pub mod qemu;
 pub mod recording;
 pub mod rig;

@@ -215,7 +215,10 @@ impl Finding {
             }
             What::Unowned { pages, is_writable } => {
                 let writable = if *is_writable { ", and can be written" } else { "" };
-                format!("{pages} pages of code belong to nobody{writable}")
+                match pages {
+                    1 => format!("a page of code belongs to nobody{writable}"),
+                    _ => format!("{pages} pages of code belong to nobody{writable}"),
+                }
             }
             What::Hidden { name, missing } => {
                 format!("module {name} is hidden: {} do not have it", missing.join(" and "))

@@ -161,8 +161,8 @@ impl<'a> Expected<'a> {
         let to = |link: Gva| {
             let at = map.gva(link);
             match (site.kind, code.owner(at)) {
-                // What ftrace has called there is its own.
-                (SiteKind::Ftrace, Some(Owner::Kernel)) => self.is_ftrace(link),
+                // What is called there is ftrace's own, which calls the tracers.
+                (SiteKind::Ftrace, Some(Owner::Kernel)) => self.is_ftrace(link) || self.is_ftrace(site.at),
                 (_, Some(owner)) => {
                     matches!(owner, Owner::Kernel | Owner::Module(_) | Owner::Bpf | Owner::Ftrace)
                 }

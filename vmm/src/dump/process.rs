@@ -10,7 +10,7 @@ use std::ops::Range;
 /// No guest has less memory, in bytes.
 const LEAST: u64 = 16 << 20;
 /// So many mappings are tried.
-const MOST_TRIED: usize = 8;
+const MOST_TRIED: usize = 16;
 /// Where RAM above the gap begins.
 const ABOVE: u64 = 4 << 30;
 /// Where the gap may begin: in QEMU's `pc` and `q35`, in Cloud Hypervisor and in Firecracker.
@@ -24,8 +24,6 @@ pub fn layouts(pid: u32) -> Result<Vec<Dump>, DumpError> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(closed)?;
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(closed)?;
     let mut mapped = mapped(&maps);
-    // The largest first.
-    mapped.sort_by_key(|range| range.start.wrapping_sub(range.end));
     mapped.truncate(MOST_TRIED);
     let mut found = Vec::new();
     for parts in mapped.iter().flat_map(|range| ways(range, &mapped)) {
@@ -41,25 +39,28 @@ fn closed(error: std::io::Error) -> DumpError {
     }
 }
 
-/// The mappings that can be written and are large enough (HVA). Neighbours are one.
+/// Where RAM may begin, and how far it may go (HVA): what can be written, from the start of each mapping to where no other
+/// follows. The largest mapping comes first.
 fn mapped(maps: &str) -> Vec<Range<u64>> {
-    let mut found: Vec<Range<u64>> = Vec::new();
-    for line in maps.lines() {
+    let parse = |line: &str| {
         let mut words = line.split(' ');
-        let range = words.next().and_then(|range| range.split_once('-'));
-        let range = range.and_then(|(start, end)| {
-            Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
-        });
-        let (Some(range), true) = (range, words.next().is_some_and(|access| access.starts_with("rw"))) else {
-            continue;
-        };
-        match found.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => found.push(range),
+        let (start, end) = words.next()?.split_once('-')?;
+        let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+        words.next().is_some_and(|access| access.starts_with("rw")).then_some(range)
+    };
+    let all: Vec<Range<u64>> = maps.lines().filter_map(parse).collect();
+    let mut found = Vec::new();
+    let mut end = 0;
+    for (number, range) in all.iter().enumerate().rev() {
+        let next = all.get(number + 1).map(|next| next.start);
+        if next != Some(range.end) {
+            end = range.end;
         }
+        found.push((range.end.saturating_sub(range.start), range.start..end));
     }
-    found.retain(|range| range.end - range.start >= LEAST);
-    found
+    found.retain(|(_, range)| range.end.saturating_sub(range.start) >= LEAST);
+    found.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
+    found.into_iter().map(|(_, range)| range).collect()
 }
 
 /// How `range` may be all RAM, or that below the gap.
@@ -91,7 +92,8 @@ mod tests {
 what is that
 ";
         let (large, small) = (0x7f00_0000_0000..0x7f01_4000_0000, 0x7f03_0000_0000..0x7f03_0200_0000);
-        assert_eq!(mapped(maps), [large.clone(), small.clone()]);
+        let behind = 0x7f03_0080_0000..small.end;
+        assert_eq!(mapped(maps), [large.clone(), behind, small.clone()]);
         let all = [large.clone(), small.clone()];
         let [first, .., last] = &*ways(&large, &all) else { panic!("no ways") };
         let part = |memory: Range<u64>, offset| Part { memory: Gpa(memory.start)..Gpa(memory.end), offset };

@@ -1,0 +1,258 @@
+//! `vmm scan` on guests of another monitor: what an attacker has done is found, and what a kernel does itself is not.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use probe_engine::linux::btf::Btf;
+use probe_engine::linux::kernel::Kernel;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use tests::broken_module::running;
+use tests::product::{Ended, binary, command, initrd_with, kernel, module};
+use tests::qemu::QemuGuest;
+
+/// What a kernel does to itself: ftrace, kprobes, a module.
+const CHURN: &str = "\
+insmod /dummy.ko
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'p:entry vfs_rmdir' > kprobe_events
+echo 'r:back vfs_rmdir' >> kprobe_events
+echo 'p:inside vfs_mkdir+OFFSET' >> kprobe_events
+echo 1 > events/kprobes/enable
+echo vfs_read vfs_write > set_ftrace_filter
+echo function > current_tracer
+";
+/// Behind all of it, so that the guest is there to be looked at. Init code of modules is freed a little later.
+const READY: &str = "sleep 2\necho it is ready\nsleep 1000\n";
+
+/// `vmm scan` with these words, of a guest with the kernel under test.
+fn scan(binary: &Path, words: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let words = [&["scan", "--kernel", kernel().to_str().unwrap()], words].concat();
+    command(binary, folder.path(), &words).output().ended()
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A guest that has run `script`, with these modules as files.
+fn guest(script: &str, modules: &[(&str, Vec<u8>)], cmdline: &str) -> QemuGuest {
+    let script = format!("{script}{READY}").into_bytes();
+    let modules = modules.iter().map(|(name, bytes)| (*name, 0o644, bytes.clone()));
+    let initrd = initrd_with(modules.chain([("script", 0o644, script)]));
+    QemuGuest::booted(initrd.path(), &format!("workload=sh:/script {cmdline}"), "it is ready")
+}
+
+fn read_kernel() -> Kernel {
+    Kernel::read(&fs::read(kernel()).unwrap(), None).unwrap()
+}
+
+/// A place in a function at which an instruction begins, behind its first.
+fn inside(kernel: &Kernel, function: &str) -> u64 {
+    use iced_x86::{Decoder, DecoderOptions};
+    let range = kernel.function(kernel.symbol(function).unwrap()).unwrap();
+    let code = kernel.image().bytes(&range).unwrap();
+    let instructions = Decoder::with_ip(64, code, range.start.0, DecoderOptions::NONE);
+    instructions.into_iter().nth(4).unwrap().ip() - range.start.0
+}
+
+#[test]
+fn what_a_kernel_does_itself_is_no_finding() {
+    let Some(binary) = binary() else { return };
+    let offset = format!("{:#x}", inside(&read_kernel(), "vfs_mkdir"));
+    let churn = CHURN.replace("OFFSET", &offset);
+    let mut guest = guest(&churn, &[("dummy.ko", module("dummy"))], "");
+    // The guest runs on while it is looked at.
+    let pid = guest.pid().to_string();
+    let output = scan(&binary, &[&pid, "--format=json"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}{said}{}",
+        String::from_utf8_lossy(&output.stdout),
+        guest.console()
+    );
+    let core = guest.dumped();
+    let core = core.to_str().unwrap();
+    let output = scan(&binary, &[core, "--format=json"]);
+    let found = lines(&output);
+    assert_eq!(output.status.code(), Some(0), "{found:?}");
+    let of_check = |check: &str| found.iter().find(|line| line["check"] == check).unwrap();
+    assert!(of_check("image")["looked_at"].as_u64().unwrap() > 10_000_000);
+    assert_eq!(of_check("modules")["looked_at"], 1);
+    assert!(of_check("hooks")["looked_at"].as_u64().unwrap() >= 4, "{found:?}");
+    for check in ["page-tables", "executable", "interrupts", "pointers", "credentials"] {
+        assert!(of_check(check)["looked_at"].as_u64().unwrap() > 0, "{check}");
+    }
+    for line in found.iter().filter(|line| line["type"] == "check") {
+        assert_eq!((&line["findings"], &line["failure"]), (&0.into(), &Value::Null), "{line}");
+    }
+    // What is there is listed.
+    let text = |words: &[&str]| {
+        let output = scan(&binary, &[&[core], words].concat());
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let processes = text(&["--ps"]);
+    assert!(processes.lines().any(|line| line.ends_with(" sleep")), "{processes}");
+    assert!(processes.lines().any(|line| line.ends_with(" [kthreadd]")), "{processes}");
+    assert!(text(&["--modules"]).contains(" live dummy\n"));
+    let hooks = text(&["--hooks"]);
+    assert!(hooks.contains(" vfs_rmdir+0x") && hooks.contains("ftrace 0x"), "{hooks}");
+    let symbols = text(&["--kallsyms"]);
+    assert!(symbols.lines().any(|line| line.ends_with(" T vfs_read")), "{symbols:.300}");
+}
+
+/// `mov r64, value` for RAX (0) and RCX (1): addresses without KASLR are 32-bit numbers with a sign.
+fn load(register: u8, value: u64) -> Vec<u8> {
+    [&[0x48, 0xc7, 0xc0 + register][..], &(value as u32).to_le_bytes()].concat()
+}
+
+/// `mov rdx, cr0; btr rdx, 16; mov cr0, rdx`, and the same with `bts`.
+const OPEN: &[u8] = &[0x0f, 0x20, 0xc2, 0x48, 0x0f, 0xba, 0xf2, 0x10, 0x0f, 0x22, 0xc2];
+const CLOSE: &[u8] = &[0x0f, 0x20, 0xc2, 0x48, 0x0f, 0xba, 0xea, 0x10, 0x0f, 0x22, 0xc2];
+/// `xor eax, eax; ret`: the module stays.
+const STAYS: &[u8] = &[0x31, 0xc0, 0xc3];
+
+/// What modules do that have all rights, without KASLR: what it is called, and its code.
+fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
+    let at = |name: &str| kernel.symbol(name).unwrap_or_else(|| panic!("no {name}")).0;
+    let member =
+        |structure: &str, path: &str| btf.member(structure, path).and_then(|member| member.offset()).unwrap();
+    let hides = [
+        // It is the first of the list: rcx = modules.next->next; modules.next = rcx; rcx->prev = &modules
+        load(0, at("modules")),
+        vec![0x48, 0x8b, 0x08, 0x48, 0x8b, 0x09, 0x48, 0x89, 0x08, 0x48, 0x89, 0x41, 0x08],
+    ];
+    // lea rcx, [rip]; mov [rax], rcx
+    let swaps = [
+        load(0, at("tcp_prot") + member("proto", "ioctl")),
+        vec![0x48, 0x8d, 0x0d, 0, 0, 0, 0, 0x48, 0x89, 0x08],
+    ];
+    // Process 1 is the first of the list: rax = init_task.tasks.next; mov [rax + disp32], rcx
+    let back = member("task_struct", "cred").wrapping_sub(member("task_struct", "tasks")) as u32;
+    let roots = [
+        load(0, at("init_task") + member("task_struct", "tasks")),
+        vec![0x48, 0x8b, 0x00],
+        load(1, at("init_cred")),
+        [&[0x48, 0x89, 0x88][..], &back.to_le_bytes()].concat(),
+    ];
+    // mov word [rax], 0x8000: bits 31:16 of where the gate leads
+    let gates = [
+        OPEN.to_vec(),
+        load(0, at("idt_table") + 64 * 16 + 6),
+        vec![0x66, 0xc7, 0x00, 0x00, 0x80],
+        CLOSE.to_vec(),
+    ];
+    let codes = [OPEN.to_vec(), load(0, at("proc_pid_limits")), vec![0xc6, 0x00, 0xf4], CLOSE.to_vec()];
+    // A page of memory with code: vmalloc(4096); mov byte [rax], 0xc3; set_memory_ro(rax, 1); set_memory_x(rax, 1)
+    let vmalloc = ["vmalloc", "vmalloc_noprof"].into_iter().find_map(|name| kernel.symbol(name)).unwrap().0;
+    let set = |name: &str| {
+        // push 1; pop rsi; mov rax, name; call rax
+        [&[0x6a, 1, 0x5e][..], &load(0, at(name)), &[0xff, 0xd0]].concat()
+    };
+    let pages = [
+        // push rbx; mov edi, 4096
+        vec![0x53, 0xbf, 0, 0x10, 0, 0],
+        load(0, vmalloc),
+        // call rax; mov rbx, rax; mov byte [rax], 0xc3; mov rdi, rax
+        vec![0xff, 0xd0, 0x48, 0x89, 0xc3, 0xc6, 0x00, 0xc3, 0x48, 0x89, 0xc7],
+        set("set_memory_ro"),
+        // mov rdi, rbx
+        vec![0x48, 0x89, 0xdf],
+        set("set_memory_x"),
+        vec![0x5b],
+    ];
+    let all: [(&str, &[Vec<u8>]); 6] = [
+        ("codes", &codes),
+        ("gates", &gates),
+        ("pages", &pages),
+        ("roots", &roots),
+        ("swaps", &swaps),
+        ("hides", &hides),
+    ];
+    all.into_iter().map(|(name, code)| (name, [code.concat(), STAYS.to_vec()].concat())).collect()
+}
+
+#[test]
+fn what_an_attacker_has_done_is_found() {
+    let Some(binary) = binary() else { return };
+    let kernel = read_kernel();
+    let attacks = attacks(&kernel, &kernel.btf().unwrap());
+    let files: Vec<String> = attacks.iter().map(|(name, _)| format!("{name}.ko")).collect();
+    let modules = attacks.iter().map(|(name, code)| running(code, name.as_bytes().try_into().unwrap()));
+    let modules: Vec<_> = files.iter().map(String::as_str).zip(modules).collect();
+    let script: String = files.iter().map(|file| format!("insmod /{file} && echo {file} is in\n")).collect();
+    let mut guest = guest(&script, &modules, "nokaslr");
+    for file in &files {
+        assert!(guest.console().contains(&format!("{file} is in")), "{}", guest.console());
+    }
+    let core = guest.dumped();
+    let output = scan(&binary, &[core.to_str().unwrap(), "--format=json"]);
+    let found = lines(&output);
+    assert_eq!(output.status.code(), Some(123), "{found:?}");
+    let findings: Vec<_> = found.iter().filter(|line| line["type"] == "finding").collect();
+    let text = |line: &Value| {
+        format!("{} {}", line["symbol"].as_str().unwrap_or(""), line["what"].as_str().unwrap())
+    };
+    for (check, words) in [
+        ("image", "proc_pid_limits+0x0"),
+        ("interrupts", "the gate of interrupt 64 leads to"),
+        ("executable", "a page of code belongs to nobody"),
+        ("credentials", "process 1 (init) has the credentials of the kernel itself"),
+        // Where its init was, which is freed.
+        ("pointers", "tcp_prot: ioctl leads to "),
+        ("modules", "module hides is hidden: the list of modules do not have it"),
+    ] {
+        let of_check: Vec<_> = findings.iter().filter(|line| line["check"] == check).collect();
+        let [finding] = of_check[..] else { panic!("{check}: {findings:#?}") };
+        assert!(text(finding).contains(words), "{words}: {finding}");
+    }
+    assert_eq!(findings.len(), attacks.len(), "{findings:#?}");
+    let output = scan(&binary, &[core.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("\nFINDING: modules: 0x")
+            && text.contains("modules              6 modules: 1 findings\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_cannot_be_scanned_is_refused_in_words() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let own = std::process::id().to_string();
+    for (memory, words) in [
+        (path("none", &[0; 8192]), "nor another Linux runs in this memory"),
+        (
+            path("other", b"\0Linux version 9.9.9-\x1b[2Jx (a@b)\n"),
+            "which says \"Linux version 9.9.9-\\x1b[2Jx (a@b)\"; --kernel names",
+        ),
+        (path("kdump", b"KDUMP   ..."), "it is compressed (kdump)"),
+        (path("elf", b"\x7fELF"), "it is damaged"),
+        (folder.path().join("absent").to_str().unwrap().to_owned(), "No such file or directory"),
+        (folder.path().to_str().unwrap().to_owned(), "it is no file with memory"),
+        ("4194305".to_owned(), "cannot read the memory of process 4194305"),
+        (own, "in this memory"),
+    ] {
+        let output = scan(&binary, &[&memory]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{memory}: {said}");
+        assert!(said.contains(words), "{memory}: {said}");
+    }
+}
