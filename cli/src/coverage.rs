@@ -73,6 +73,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 serving,
                 order: None,
                 guard: None,
+                is_scanned: false,
                 splats: SplatPolicy::default(),
             }
         }

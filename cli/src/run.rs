@@ -15,6 +15,7 @@ use crate::post_mortem::{say_death, say_stands};
 use crate::record::{self, Clocks, GateEnd, Header, HostKind, InjectionEnd, NthLine, RunsLine};
 use crate::requests::FAIL_NTH;
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
+use crate::scan::Scanner;
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::splats::{SplatMode, SplatVerdicts};
 use crate::target::{self, Serving, Target};
@@ -136,8 +137,10 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         || target.probes.iter().any(ProbeRequest::has_symbols);
     let work = files.work.as_ref().filter(|_| target.has_user_frames());
     let programs = work.map(|work| work.names(&args.guest)).transpose()?;
-    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, guard, .. } = target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, guard, is_scanned, .. } =
+        target;
     let image = std::mem::take(&mut files.image);
+    let scanner = is_scanned.then(|| Scanner::new(image.clone()));
     let asked = assisted::Asked::of(&args.assisted, &kernel, symbols.as_ref())?;
     let is_looking = splats.mode != SplatMode::Ignore;
     if is_looking && kernel.printk.is_none() {
@@ -159,8 +162,10 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
     };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
     let guest_names = GuestNames::new(symbols, lines).with_programs(programs);
-    let mut writer =
-        HitWriter::new(places, header, probes.clone(), guest_names).judging(verdicts).keeping(recent);
+    let mut writer = HitWriter::new(places, header, probes.clone(), guest_names)
+        .judging(verdicts)
+        .keeping(recent)
+        .scanning(scanner);
     let patterns = unarmed::patterns(&probes);
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let has_splatted = writer.has_splatted();
@@ -181,6 +186,7 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         gates: &writer.gates(&ran.report.gates),
         injections: &writer.injections(&ran.report.injections),
         have_splats_failed: writer.say_splats(),
+        scanned: writer.scanned(),
     };
     let code = exit_code(&ran, &asked, writer.names());
     if args.guest.emulated_at.is_some()
@@ -502,6 +508,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) injections: &'a [InjectionEnd],
     /// Whether the guest's kernel reported what is not allowed.
     pub(crate) have_splats_failed: bool,
+    /// How much a scan of its memory has found.
+    pub(crate) scanned: u64,
 }
 
 /// Says that an order was never reached.
@@ -538,10 +546,17 @@ pub(crate) fn exit_code(
     if let Some(failed) = (RunsLine { codes: runs.clone() }).failed() {
         say(failed);
     }
-    let findings = report.guard.as_ref().map_or(0, |guard| guard.findings);
-    if findings > 0 {
-        say(format_args!("the guard has found {findings} writes that are none of the kernel's own changes"));
+    let writes = report.guard.as_ref().map_or(0, |guard| guard.findings);
+    if writes > 0 {
+        say(format_args!("the guard has found {writes} writes that are none of the kernel's own changes"));
     }
+    if asked.scanned > 0 {
+        say(format_args!(
+            "the scan at the end has found {} things that an attacker may have changed",
+            asked.scanned
+        ));
+    }
+    let findings = writes + asked.scanned;
     match &report.end {
         Outcome::Guarded => {
             say(format_args!("{}", report.end));

@@ -1,6 +1,6 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
-use crate::args::{self, Guest, Run};
+use crate::args::{self, Guest, Run, ScanChoice};
 use crate::dry_run::kinds;
 use crate::file::read;
 use crate::guest_files::Files;
@@ -54,6 +54,8 @@ pub(crate) struct Target {
     pub(crate) order: Option<ObservedTurns>,
     /// How its kernel is guarded, if it is.
     pub(crate) guard: Option<Guarding>,
+    /// Whether its memory is scanned once the guest has ended.
+    pub(crate) is_scanned: bool,
 }
 
 /// How all probes of a run are served.
@@ -160,7 +162,20 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         allow_pending: run.allow_pending,
         sampling: run.sampled.profile.map(|frequency| Sampling { frequency, scope }),
     };
-    Ok(Target { kernel: landmarks, identity, probes, symbols, lines, unwind, serving, splats, order, guard })
+    let is_scanned = guard.is_some() && run.guarded.scan == ScanChoice::End;
+    Ok(Target {
+        kernel: landmarks,
+        identity,
+        probes,
+        symbols,
+        lines,
+        unwind,
+        serving,
+        splats,
+        order,
+        guard,
+        is_scanned,
+    })
 }
 
 /// How `kernel` is guarded.
@@ -389,6 +404,7 @@ mod tests {
             splats: SplatPolicy::default(),
             order: None,
             guard: None,
+            is_scanned: false,
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();

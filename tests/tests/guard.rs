@@ -126,6 +126,24 @@ fn attacks_by_a_module_are_denied_and_the_guest_goes_on() {
     assert!(run.said.contains("has found 6 writes"), "{}", run.said);
 }
 
+/// What is not sealed is looked at when the guest has ended.
+#[test]
+fn what_an_attacker_has_changed_in_data_is_found_at_the_end() {
+    let kernel = read_kernel();
+    let btf = kernel.btf().unwrap();
+    let ioctl = btf.member("proto", "ioctl").unwrap().offset().unwrap();
+    let at = kernel.symbol("tcp_prot").unwrap().0 + ioctl;
+    let attack = Attack { name: "swaps", at, by_alias: false, store: STORE_WORD };
+    let Some(run) = attacked(&[attack], &kernel, "deny") else { return };
+    run.assert_code(123);
+    assert_eq!(findings(&run), [&Value::Null; 0], "{}", run.said);
+    let scanned: Vec<_> = run.output.iter().filter(|line| line["type"] == "scan_finding").collect();
+    let [finding] = scanned[..] else { panic!("{scanned:?}") };
+    assert_eq!((&finding["check"], &finding["at"]), (&"pointers".into(), &format!("{at:#x}").into()));
+    assert_eq!(finding["what"], "tcp_prot: ioctl leads to 0xf4f4f4f4f4f4f4f4, which is no known code");
+    assert!(run.said.contains("the scan at the end has found 1 things"), "{}", run.said);
+}
+
 /// An exception whose frame has no room is not tried for ever, and what the host cannot carry out is not let through.
 #[test]
 fn a_write_that_is_not_understood_ends_the_guest() {
@@ -152,6 +170,12 @@ fn a_guest_that_nobody_attacks_has_no_findings() {
     let run = guard(&binary, &[&words[..], &["--append", "workload=open:20,pipe:200"]].concat());
     run.assert_success();
     assert!(findings(&run).is_empty(), "{}", run.said);
+    // Its memory has been looked at, when it had ended.
+    let checks: Vec<_> = run.output.iter().filter(|line| line["type"] == "scan_check").collect();
+    assert_eq!(checks.len(), 8, "{}", run.said);
+    for check in checks {
+        assert_eq!((&check["findings"], &check["failure"]), (&0.into(), &Value::Null), "{check}");
+    }
     let line = run.output.iter().find(|line| line["type"] == "guard").unwrap();
     assert!(line["pages"].as_u64().unwrap() > 5_000 && line["findings"] == 0, "{line}");
     let folder = tempfile::tempdir().unwrap();

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tests::kernel::{is_default, under_test};
 use tests::pages::words;
 use tests::product::{Ended, binary, command, initrd_with, kernel};
+use tests::qemu::QemuGuest;
 
 /// Commands whose examples boot a guest each. All others are found in the help.
 const WITH_GUESTS: [&str; 9] =
@@ -108,6 +109,12 @@ fn run_examples(is_meant: impl Fn(&str) -> bool) {
     }
     let Some(binary) = binary() else { return };
     let folder = folder();
+    if is_meant("scan") {
+        let script = b"echo it is ready\nsleep 1000\n".to_vec();
+        let initrd = initrd_with([("script", 0o644, script)]);
+        let mut guest = QemuGuest::booted(initrd.path(), "workload=sh:/script", "it is ready");
+        fs::rename(guest.dumped(), folder.path().join("guest.core")).unwrap();
+    }
     let is_long = env::var_os("VMM_LONG").is_some();
     let is_run = |name: &str| is_meant(name) && (is_long || !ON_PAGES.contains(&name));
     let commands: Vec<_> = commands(&binary).into_iter().filter(|command| is_run(&command.name)).collect();

@@ -93,7 +93,9 @@ fn what_a_kernel_does_itself_is_no_finding() {
     for check in ["page-tables", "executable", "interrupts", "pointers", "credentials"] {
         assert!(of_check(check)["looked_at"].as_u64().unwrap() > 0, "{check}");
     }
-    for line in found.iter().filter(|line| line["type"] == "check") {
+    let checks: Vec<_> = found.iter().filter(|line| line["type"] == "scan_check").collect();
+    assert_eq!(checks.len(), 8);
+    for line in checks {
         assert_eq!((&line["findings"], &line["failure"]), (&0.into(), &Value::Null), "{line}");
     }
     // What is there is listed.
@@ -200,7 +202,7 @@ fn what_an_attacker_has_done_is_found() {
     let output = scan(&binary, &[core.to_str().unwrap(), "--format=json"]);
     let found = lines(&output);
     assert_eq!(output.status.code(), Some(123), "{found:?}");
-    let findings: Vec<_> = found.iter().filter(|line| line["type"] == "finding").collect();
+    let findings: Vec<_> = found.iter().filter(|line| line["type"] == "scan_finding").collect();
     let text = |line: &Value| {
         format!("{} {}", line["symbol"].as_str().unwrap_or(""), line["what"].as_str().unwrap())
     };

@@ -1,6 +1,6 @@
 //! `vmm guard`: `vmm run` with a guarded kernel and without probes.
 
-use super::guarded::{Guarded, WriteChoice};
+use super::guarded::{Guarded, ScanChoice, WriteChoice};
 use super::{Arming, Guest, Records, Run, heading};
 use clap::Args;
 
@@ -12,7 +12,8 @@ use clap::Args;
 /// else is a finding, which a line tells with who wrote, and is made or not. The guest has no agent, and nothing in it can tell, but for
 /// the time that a write takes.
 ///
-/// Modules' code is not sealed yet, nor is data that the kernel changes. A run with findings ends with exit code 123.
+/// When the guest has ended, its memory is scanned for what an attacker has changed in data, and for modules that hide. Modules' code
+/// is not sealed. A run with findings ends with exit code 123.
 #[derive(Args)]
 #[command(after_long_help = "\
 Examples:
@@ -21,11 +22,14 @@ Examples:
   vmm guard --cpus 2 --append workload=open:100
 
 Exit codes are those of `vmm run`, and
-  123    somebody has written to sealed memory, or has tried to, whatever CMD's own exit code is")]
+  123    something was found, whatever CMD's own exit code is")]
 pub(crate) struct Guard {
     /// What becomes of a write that is none of the kernel's own changes
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help_heading = heading::PROBES)]
     on_write: WriteChoice,
+    /// When the memory is scanned for what an attacker has changed, as `vmm scan` does
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = heading::PROBES)]
+    scan: ScanChoice,
     #[command(flatten)]
     guest: Guest,
     #[command(flatten)]
@@ -33,8 +37,8 @@ pub(crate) struct Guard {
 }
 
 impl From<Guard> for Run {
-    fn from(Guard { on_write, guest, records }: Guard) -> Self {
-        let guarded = Guarded { guard: Some(on_write) };
+    fn from(Guard { on_write, scan, guest, records }: Guard) -> Self {
+        let guarded = Guarded { guard: Some(on_write), scan };
         Self { guarded, ..Self::of(guest, records, Arming::default()) }
     }
 }

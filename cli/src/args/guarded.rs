@@ -20,6 +20,26 @@ pub(crate) struct Guarded {
         conflicts_with = "target",
     )]
     pub(crate) guard: Option<WriteChoice>,
+    /// When the memory of a guarded guest is scanned for what an attacker has changed, as `vmm scan` does
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        hide_short_help = true,
+        conflicts_with = "target"
+    )]
+    pub(crate) scan: ScanChoice,
+}
+
+/// When the memory of a guarded guest is scanned
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScanChoice {
+    /// When the guest has ended
+    #[default]
+    End,
+    /// Not at all
+    Never,
 }
 
 /// What becomes of a write that is none of the kernel's own changes

@@ -36,7 +36,7 @@ pub(crate) use coverage::{Coverage, CoverageFormat};
 pub(crate) use doctor::Doctor;
 pub(crate) use followed::Followed;
 pub(crate) use guard::Guard;
-pub(crate) use guarded::Guarded;
+pub(crate) use guarded::{Guarded, ScanChoice};
 pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Records, Scope, parse_memory};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use injections::Injections;

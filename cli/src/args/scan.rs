@@ -15,7 +15,7 @@ use std::ffi::OsString;
 #[command(after_long_help = "\
 Examples:
   vmm scan --kernel debian:6.12 guest.core
-  vmm scan --kernel vmlinuz-6.12 --ps 4711
+  vmm scan --kernel bzImage --ps guest.core
 
 Exit codes:
   0      nothing was found

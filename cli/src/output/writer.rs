@@ -16,12 +16,15 @@ use crate::record::{
     ProbeEnd, RunsLine, SampledLine, SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
+use crate::scan::{ScanLines, Scanner};
 use crate::splats::SplatVerdicts;
 use crate::wall_clock;
 use probe_engine::capture::names::Names;
 use probe_engine::capture::shown::Shown;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::linux::splat::Splat;
+use probe_engine::memory::PhysMemory;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;
 use serde::{Serialize, Serializer};
@@ -54,6 +57,10 @@ pub(crate) struct HitWriter<'a> {
     samples: RunSamples,
     /// Keeps hits that are not written as they come.
     recorder: Option<FlightRecorder>,
+    /// Looks at the memory that the guest leaves.
+    scanner: Option<Scanner>,
+    /// How much that has found.
+    scanned: u64,
 }
 
 /// A probe whose hits are written.
@@ -112,7 +119,19 @@ impl<'a> HitWriter<'a> {
             has_splatted: Arc::default(),
             samples: RunSamples::default(),
             recorder: None,
+            scanner: None,
+            scanned: 0,
         }
+    }
+
+    /// The same, where the memory that the guest leaves is scanned.
+    pub(crate) fn scanning(self, scanner: Option<Scanner>) -> Self {
+        Self { scanner, ..self }
+    }
+
+    /// How much the scan has found.
+    pub(crate) fn scanned(&self) -> u64 {
+        self.scanned
     }
 
     /// The same, where reports of the kernel are judged so.
@@ -203,6 +222,26 @@ impl<'a> HitWriter<'a> {
                     Form::Json => json(out, &line)?,
                 }
                 out.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_scan(&mut self, lines: &ScanLines) -> io::Result<()> {
+        self.begin()?;
+        self.scanned = lines.found();
+        for Destination { out, form, .. } in &mut self.destinations {
+            match form {
+                Form::Text(text) => {
+                    text.finish(out)?;
+                    lines.findings.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                    let spoken = lines.checks.iter().filter(|check| !check.is_silent());
+                    spoken.into_iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                }
+                Form::Json => {
+                    lines.findings.iter().try_for_each(|line| json(out, line))?;
+                    lines.checks.iter().try_for_each(|line| json(out, line))?;
+                }
             }
         }
         Ok(())
@@ -448,6 +487,20 @@ impl Sink for HitWriter<'_> {
     fn about_to_report(&mut self) {
         if let Some(recorder) = &mut self.recorder {
             recorder.hold(Instant::now());
+        }
+    }
+
+    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel) {
+        let Some(scanner) = self.scanner.take() else { return };
+        let written = match scanner.scan(memory, running) {
+            Ok(lines) => self.write_scan(&lines),
+            Err(error) => {
+                say(format_args!("the memory was not scanned: {error:#}"));
+                return;
+            }
+        };
+        if let Err(error) = written {
+            self.failure.get_or_insert(error);
         }
     }
 

@@ -16,6 +16,7 @@ mod outcome;
 mod probe;
 mod reader;
 mod sample;
+mod scanned;
 mod splat;
 mod stack;
 mod stand;
@@ -40,6 +41,7 @@ pub(crate) use outcome::{
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use sample::{SampleLine, SampledLine, percent};
+pub(crate) use scanned::{ScanCheckLine, ScanFindingLine};
 pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
 pub(crate) use stand::{LockLine, SleeperLine, StoodLine, StoodStack};

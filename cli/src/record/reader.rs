@@ -6,7 +6,7 @@ use super::header::FORMAT;
 use super::{
     End, Entry, Filter, FindingLine, Function, GateEnd, GuardLine, Header, Histogram, HistogramEnd, Hit,
     HitLine, HoldLine, InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SampleLine,
-    SampledLine, SplatLine,
+    SampledLine, ScanCheckLine, ScanFindingLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -64,6 +64,8 @@ pub(crate) enum Line {
     Gate(GateEnd),
     Finding(Box<FindingLine>),
     Guard(GuardLine),
+    ScanFinding(ScanFindingLine),
+    ScanCheck(ScanCheckLine),
     Injection(InjectionEnd),
     Nth(NthLine),
     Runs(RunsLine),
@@ -258,6 +260,8 @@ impl<R: BufRead> Reader<R> {
                 Line::Finding(Box::new(finding.bounded()))
             }
             "guard" => Line::Guard(serde_json::from_str(line).map_err(damaged)?),
+            "scan_finding" => Line::ScanFinding(serde_json::from_str(line).map_err(damaged)?),
+            "scan_check" => Line::ScanCheck(serde_json::from_str(line).map_err(damaged)?),
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
             "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
             "fail_nth" => Line::Nth(serde_json::from_str(line).map_err(damaged)?),
@@ -354,6 +358,8 @@ mod tests {
                 Line::Hold(hold) => written.push(serde_json::to_string(&hold).unwrap()),
                 Line::Finding(finding) => written.push(serde_json::to_string(&finding).unwrap()),
                 Line::Guard(guard) => written.push(serde_json::to_string(&guard).unwrap()),
+                Line::ScanFinding(finding) => written.push(serde_json::to_string(&finding).unwrap()),
+                Line::ScanCheck(check) => written.push(serde_json::to_string(&check).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
                 Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
                 Line::Nth(run) => written.push(serde_json::to_string(&run).unwrap()),

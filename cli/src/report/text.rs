@@ -34,6 +34,9 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
             Line::Hold(hold) => write!(out, "{hold}")?,
             Line::Finding(finding) => write!(out, "{finding}")?,
             Line::Guard(guard) => writeln!(out, "{guard}")?,
+            Line::ScanFinding(finding) => writeln!(out, "{finding}")?,
+            Line::ScanCheck(check) if check.is_silent() => {}
+            Line::ScanCheck(check) => writeln!(out, "{check}")?,
             Line::Runs(runs) => {
                 if let Some(failed) = runs.failed() {
                     writeln!(out, "{failed}")?;

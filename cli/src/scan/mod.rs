@@ -1,9 +1,12 @@
 //! `vmm scan`: the integrity of a kernel, by the memory that it runs in.
 
-mod line;
+mod made;
+mod row;
 
-use self::line::ScanLine;
-use crate::args::{Format, Scan};
+pub(crate) use made::{ScanLines, Scanner};
+
+use self::row::ScanRow;
+use crate::args::{Format, Scan as Args};
 use crate::exit_codes;
 use crate::file::read;
 use crate::json::json;
@@ -15,7 +18,7 @@ use probe_engine::guest_text::Escaped;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::running::RunningKernel;
-use probe_engine::scan::{Checked, is_whole, scan};
+use probe_engine::scan::{Checked, Scan, is_whole, scan};
 use std::path::Path;
 use std::process::ExitCode;
 use vmm::dump::{Dump, layouts};
@@ -25,7 +28,7 @@ const BANNER: &[u8] = b"Linux version ";
 /// So many bytes of these are shown.
 const LONGEST_BANNER: usize = 160;
 
-pub(crate) fn main(args: &Scan) -> Result<ExitCode> {
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let files = args.kernel.which.files()?;
     let kernel = KernelSource::of(&files, &args.symbols).kernel(&read(&files.image)?)?;
     let shown = args.memory.display();
@@ -55,32 +58,24 @@ pub(crate) fn main(args: &Scan) -> Result<ExitCode> {
             ));
         }
     }
-    let names = Names { kernel: kernel.symbols(), slide: running.map.slide(), modules: &found.names };
-    let lines: Vec<ScanLine> = if args.ps || args.modules || args.hooks || args.kallsyms {
-        let mut lines = Vec::new();
-        if args.ps {
-            lines.extend(found.processes.iter().map(ScanLine::process));
-        }
-        if args.modules {
-            lines.extend(found.modules.iter().map(ScanLine::module));
-        }
-        if args.hooks {
-            lines.extend(found.hooks.iter().map(|hook| ScanLine::hook(hook, &names)));
-        }
-        if args.kallsyms {
-            lines.extend(kernel.symbols().iter().map(|symbol| ScanLine::symbol(&symbol, running.map)));
-        }
-        lines
-    } else {
-        let kernel = ScanLine::kernel(kernel.release(), &running);
-        let checks = found.checks.iter().flat_map(|made| {
-            let findings = made.findings.iter().map(|finding| ScanLine::finding(made.check, finding, &names));
-            findings.chain([ScanLine::check(made)]).collect::<Vec<_>>()
-        });
-        std::iter::once(kernel).chain(checks).collect()
-    };
+    let is_listing = args.ps || args.modules || args.hooks || args.kallsyms;
     list(|mut out| {
-        for line in &lines {
+        let mut row = |row: &ScanRow| match args.format {
+            Format::Text => writeln!(out, "{row}"),
+            Format::Json => json(&mut out, row),
+        };
+        if is_listing {
+            return listed(args, &kernel, &running, &found).iter().try_for_each(row);
+        }
+        row(&ScanRow::kernel(kernel.release(), &running))?;
+        let lines = ScanLines::of(&found, &kernel, &running);
+        for line in &lines.findings {
+            match args.format {
+                Format::Text => writeln!(out, "{line}")?,
+                Format::Json => json(&mut out, line)?,
+            }
+        }
+        for line in &lines.checks {
             match args.format {
                 Format::Text => writeln!(out, "{line}")?,
                 Format::Json => json(&mut out, line)?,
@@ -88,11 +83,30 @@ pub(crate) fn main(args: &Scan) -> Result<ExitCode> {
         }
         Ok(())
     })?;
-    Ok(exit_code(&found.checks))
+    Ok(if is_listing { ExitCode::SUCCESS } else { exit_code(&found.checks) })
+}
+
+/// What is listed instead of what was found.
+fn listed(args: &Args, kernel: &Kernel, running: &RunningKernel, found: &Scan) -> Vec<ScanRow> {
+    let names = Names { kernel: kernel.symbols(), slide: running.map.slide(), modules: &found.names };
+    let mut rows = Vec::new();
+    if args.ps {
+        rows.extend(found.processes.iter().map(ScanRow::process));
+    }
+    if args.modules {
+        rows.extend(found.modules.iter().map(ScanRow::module));
+    }
+    if args.hooks {
+        rows.extend(found.hooks.iter().map(|hook| ScanRow::hook(hook, &names)));
+    }
+    if args.kallsyms {
+        rows.extend(kernel.symbols().iter().map(|symbol| ScanRow::symbol(&symbol, running.map)));
+    }
+    rows
 }
 
 /// The process that is meant, if one is.
-fn process(args: &Scan) -> Option<u32> {
+fn process(args: &Args) -> Option<u32> {
     args.memory.to_str()?.parse().ok()
 }
 

@@ -40,11 +40,20 @@ pub enum Owner {
     Vsyscall,
 }
 
+/// A range of code.
+#[derive(Debug, Clone)]
+struct Owned {
+    range: Range<Gva>,
+    owner: Owner,
+    /// Where the last one ends of all that begin no later.
+    reach: Gva,
+}
+
 /// All that is known, at run-time addresses.
 #[derive(Debug, Clone, Default)]
 pub struct Code {
     /// Rising by where they begin.
-    owned: Vec<(Range<Gva>, Owner)>,
+    owned: Vec<Owned>,
     /// Whether all that the kernel generates is known.
     pub is_complete: bool,
 }
@@ -139,24 +148,30 @@ impl Code {
         }
         owned.retain(|(range, _)| range.start < range.end && range.start.is_kernels());
         owned.sort_by_key(|(range, _)| (range.start, range.end));
-        Ok(Self { owned, is_complete: packs.is_some() })
+        let mut reach = Gva(0);
+        let owned = owned.into_iter().map(|(range, owner)| {
+            reach = reach.max(range.end);
+            Owned { range, owner, reach }
+        });
+        Ok(Self { owned: owned.collect(), is_complete: packs.is_some() })
     }
 
     /// Whose the code at `at` is.
     #[must_use]
     pub fn owner(&self, at: Gva) -> Option<&Owner> {
         // Programs lie in packs, so that an earlier one may go on.
-        let behind = self.owned.partition_point(|(range, _)| range.start <= at);
-        let earlier = self.owned.get(..behind).unwrap_or_default();
-        earlier.iter().rev().find(|(range, _)| at < range.end).map(|(_, owner)| owner)
+        let behind = self.owned.partition_point(|owned| owned.range.start <= at);
+        let earlier = self.owned.get(..behind).unwrap_or_default().iter().rev();
+        let mut near = earlier.take_while(|owned| at < owned.reach);
+        near.find(|owned| at < owned.range.end).map(|owned| &owned.owner)
     }
 
     /// Whether any of the bytes in `range` is somebody's.
     #[must_use]
     pub fn has_any(&self, range: &Range<Gva>) -> bool {
         self.owner(range.start).is_some() || {
-            let next = self.owned.partition_point(|(owned, _)| owned.start < range.start);
-            self.owned.get(next).is_some_and(|(owned, _)| owned.start < range.end)
+            let next = self.owned.partition_point(|owned| owned.range.start < range.start);
+            self.owned.get(next).is_some_and(|owned| owned.range.start < range.end)
         }
     }
 }

@@ -10,6 +10,19 @@ use crate::paging::AddressSpace;
 use crate::paging::leaves::{EndlessTables, Leaf};
 
 const PAGE: u64 = 4096;
+/// So many executable pages are looked at; Linux has some 5,000.
+const MOST_PAGES: u64 = 1 << 21;
+
+/// Not all could be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unfinished {
+    #[error(transparent)]
+    Tables(#[from] EndlessTables),
+    #[error("there are more than {MOST_PAGES} executable pages")]
+    Pages,
+    #[error("what BPF has generated is not known: the kernel is from before 5.18")]
+    Unknown,
+}
 
 /// Pages in a row that belong to nobody.
 struct Unowned {
@@ -24,7 +37,10 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     space: AddressSpace,
     code: &Code,
     tell: &mut dyn FnMut(Finding),
-) -> Result<u64, EndlessTables> {
+) -> Result<u64, Unfinished> {
+    if !code.is_complete {
+        return Err(Unfinished::Unknown);
+    }
     let mut looked_at = 0;
     let mut open: Option<Unowned> = None;
     let mut close = |unowned: Unowned| {
@@ -36,6 +52,9 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
             return;
         }
         for offset in (0..size).step_by(PAGE as usize) {
+            if looked_at > MOST_PAGES {
+                return;
+            }
             looked_at += 1;
             let (at, gpa) = (at.add(offset), gpa.add(offset));
             if code.has_any(&(at..at.add(PAGE))) || is_empty(phys, gpa) {
@@ -56,7 +75,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     if let Some(unowned) = open {
         close(unowned);
     }
-    Ok(looked_at)
+    if looked_at > MOST_PAGES { Err(Unfinished::Pages) } else { Ok(looked_at) }
 }
 
 /// Whether there is nothing to run: a kernel keeps room for code, filled with breakpoints or zeros. So is what is no memory.

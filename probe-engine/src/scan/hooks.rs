@@ -19,6 +19,8 @@ const BUCKETS: u64 = 64;
 const OPTIMIZED: u32 = 4;
 /// FTRACE_OPS_FL_IPMODIFY, include/linux/ftrace.h
 const REDIRECTS: u64 = 1 << 13;
+/// So many hooks are read.
+const MOST_HOOKS: usize = 1 << 16;
 /// `jmp rel32`
 const JUMP: u64 = 5;
 const JUMP_NEAR: u8 = 0xe9;
@@ -106,6 +108,9 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                         .collect(),
                     false => vec![probe],
                 };
+                if hooks.len() + probes.len() > MOST_HOOKS {
+                    return Err(Unreadable::Endless);
+                }
                 for probe in probes {
                     for handler in handlers {
                         let mut handler = Gva(memory.read_u64(probe.add(handler))?);

@@ -138,7 +138,10 @@ pub fn scan<M: PhysMemory + ?Sized>(
         failures.push((Check::Hooks, error.to_string()));
         (Vec::new(), Overwritten::default())
     });
-    let processes = processes::read(kernel, &btf, running, &memory);
+    let (processes, are_more) = processes::read(kernel, &btf, running, &memory);
+    if are_more {
+        failures.push((Check::Credentials, "there are more tasks than are looked at".to_owned()));
+    }
     let page_table = btf.member("mm_struct", "pgd").and_then(|member| member.offset());
     let census = Census { kernel, btf: &btf, running, memory: &memory, code: &code };
     let made = |check| match check {

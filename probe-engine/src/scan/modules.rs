@@ -8,10 +8,14 @@ use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleLayout, ModuleState};
 use crate::linux::names::ModuleNames;
 use crate::linux::running::RunningKernel;
+use crate::linux::symbols::SymbolTable;
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// Most bytes of all modules' symbols.
+const MOST_NAME_BYTES: usize = 256 << 20;
 
 /// A list of modules that a kernel has, by their `struct module`.
 struct Listed {
@@ -68,8 +72,13 @@ pub(super) fn names<M: PhysMemory + ?Sized>(
     modules: &[Module],
 ) -> Vec<Arc<ModuleNames>> {
     let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else { return Vec::new() };
+    let mut bytes = 0;
     let names = |module: &Module| {
-        let symbols = module.symbols(&layout, memory).ok()?.into();
+        let symbols: Arc<SymbolTable> = module.symbols(&layout, memory).ok()?.into();
+        bytes += symbols.bytes();
+        if bytes > MOST_NAME_BYTES {
+            return None;
+        }
         let (text, init_text) = (module.text.clone(), module.init_text.clone());
         Some(Arc::new(ModuleNames { name: module.name.clone(), text, init_text, symbols }))
     };

@@ -29,16 +29,16 @@ pub struct Process {
     credentials: Option<Gva>,
 }
 
-/// The processes that the kernel's list has.
+/// The processes that the kernel's list has, and whether it has more.
 pub(super) fn read<M: PhysMemory + ?Sized>(
     kernel: &Kernel,
     btf: &Btf<'_>,
     running: &RunningKernel,
     memory: &VirtMemory<'_, M>,
-) -> Vec<Process> {
+) -> (Vec<Process>, bool) {
     let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
     let layouts = TaskListLayout::find(kernel.symbols(), btf).zip(TaskLayout::find(kernel.symbols(), btf));
-    let Some((list, layout)) = layouts else { return Vec::new() };
+    let Some((list, layout)) = layouts else { return (Vec::new(), false) };
     let [mm, parent, tgid, cred] =
         ["mm", "real_parent", "tgid", "cred"].map(|member| offset("task_struct", member));
     let pointer = |at: Gva, offset: Option<u64>| {
@@ -58,10 +58,10 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
             credentials: pointer(at, cred),
         })
     };
-    let mut found: Vec<Process> =
-        list.slid(running.map.slide()).read(memory).tasks().filter_map(process).collect();
+    let listed = list.slid(running.map.slide()).read(memory);
+    let mut found: Vec<Process> = listed.tasks().filter_map(process).collect();
     found.sort_by_key(|process| process.pid);
-    found
+    (found, listed.is_full())
 }
 
 /// Those that have the credentials of the kernel's own threads, without being one.

@@ -144,13 +144,14 @@ fn lime(file: &File) -> Result<Vec<Part>, DumpError> {
         let (words, _) = header.as_chunks::<8>();
         let &[magic, start, last, _] = words else { return Err(DumpError::Damaged) };
         let [start, last] = [start, last].map(u64::from_le_bytes);
-        let length = last.checked_sub(start).and_then(|length| length.checked_add(1));
+        let behind = last.checked_add(1);
+        let length = behind.and_then(|behind| behind.checked_sub(start));
         let offset = at + HEADER as u64;
         let (Some(length), true) = (length, magic.starts_with(LIME)) else { return Err(DumpError::Damaged) };
         if parts.len() == MOST_RANGES || length > end - offset {
             return Err(DumpError::Damaged);
         }
-        parts.push(Part { memory: Gpa(start)..Gpa(start + length), offset });
+        parts.push(Part { memory: Gpa(start)..Gpa(start.saturating_add(length)), offset });
         at = offset + length;
     }
     Ok(parts)

@@ -5,6 +5,7 @@ use super::handle::Message;
 use super::holds::Holds;
 use super::kernel_log::KernelLog;
 use super::keys::{Keys, Typed};
+use super::left::Left;
 use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
@@ -221,6 +222,9 @@ impl Control<'_> {
         self.arming.disarm(&mut self.registry, &Stop { parked: &parked, ram: &self.ram });
         drop(parked);
         let disarmed_in = begun.elapsed();
+        if let Some(running) = self.arming.running() {
+            self.sink.left(&Left(&self.ram), running);
+        }
         let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);
         let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));

@@ -38,6 +38,7 @@ mod instance_exhaustion;
 mod kept_console;
 mod kernel_log;
 mod keys;
+mod left;
 mod modules;
 mod occupancy;
 mod patches;
@@ -102,7 +103,9 @@ use kept_console::{ConsoleBytes, KeptConsole};
 use kernel_log::KernelLog;
 use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
+use probe_engine::linux::running::RunningKernel;
 use probe_engine::linux::splat::Splat;
+use probe_engine::memory::PhysMemory;
 use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
@@ -180,6 +183,12 @@ pub trait Sink {
     /// A CPU that was [held](probe_engine::probe::pace::Pace::Hold) goes on. The events of the hits before have been handed on.
     fn held(&mut self, held: &Held) {
         let _ = held;
+    }
+
+    /// The guest has ended, where its kernel came to run: this is its memory, in whose text nothing of ours is any more. What is not the
+    /// guest's is no memory here.
+    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel) {
+        let _ = (memory, running);
     }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.

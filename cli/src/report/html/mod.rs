@@ -90,6 +90,8 @@ impl Shown {
             | Line::Hold(_)
             | Line::Finding(_)
             | Line::Guard(_)
+            | Line::ScanFinding(_)
+            | Line::ScanCheck(_)
             | Line::Gate(_)
             | Line::Order(_)
             | Line::Injection(_)

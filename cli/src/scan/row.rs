@@ -1,4 +1,4 @@
-//! What a scan of a kernel's memory says, a line each.
+//! What a memory has, a line each.
 
 use crate::record::Address;
 use probe_engine::guest_text::Escaped;
@@ -6,8 +6,6 @@ use probe_engine::linux::modules::{Module, ModuleState};
 use probe_engine::linux::names::Names;
 use probe_engine::linux::running::{KernelMap, RunningKernel};
 use probe_engine::linux::symbols::Symbol;
-use probe_engine::scan::Checked;
-use probe_engine::scan::finding::{Check, Finding};
 use probe_engine::scan::hooks::Hook;
 use probe_engine::scan::processes::Process;
 use serde::Serialize;
@@ -16,7 +14,7 @@ use std::fmt;
 /// A line.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum ScanLine {
+pub(crate) enum ScanRow {
     /// Which kernel is looked at.
     Kernel {
         release: Option<String>,
@@ -25,24 +23,6 @@ pub(crate) enum ScanLine {
         /// The same, guest-physical.
         physical: Address,
         slide: Address,
-    },
-    /// What is not as it should be.
-    Finding {
-        check: &'static str,
-        at: Address,
-        symbol: Option<String>,
-        what: String,
-    },
-    /// What has come of a check.
-    Check {
-        check: &'static str,
-        looked_at: u64,
-        things: &'static str,
-        findings: u64,
-        /// Of those, how many have no line.
-        untold: u64,
-        /// Why it was not made, or not to its end.
-        failure: Option<String>,
     },
     Process {
         pid: u32,
@@ -73,7 +53,7 @@ pub(crate) enum ScanLine {
     },
 }
 
-impl ScanLine {
+impl ScanRow {
     pub(crate) fn kernel(release: Option<&str>, running: &RunningKernel) -> Self {
         let (text, physical) = running.map.text();
         Self::Kernel {
@@ -81,26 +61,6 @@ impl ScanLine {
             text: Address(running.map.gva(text).0),
             physical: Address(physical.0),
             slide: Address(running.map.slide()),
-        }
-    }
-
-    pub(crate) fn finding(check: Check, finding: &Finding, names: &Names<'_>) -> Self {
-        Self::Finding {
-            check: check.name(),
-            at: Address(finding.at.0),
-            symbol: names.symbol(finding.at).map(|name| name.to_string()),
-            what: finding.told(names),
-        }
-    }
-
-    pub(crate) fn check(made: &Checked) -> Self {
-        Self::Check {
-            check: made.check.name(),
-            looked_at: made.looked_at,
-            things: made.check.things(),
-            findings: made.findings.len() as u64 + made.untold,
-            untold: made.untold,
-            failure: made.failure.clone(),
         }
     }
 
@@ -151,7 +111,7 @@ impl ScanLine {
 }
 
 /// As a line of text, without its end.
-impl fmt::Display for ScanLine {
+impl fmt::Display for ScanRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or_dash =
             |number: &Option<u32>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
@@ -161,18 +121,6 @@ impl fmt::Display for ScanLine {
                 "kernel {} at {text}, physically {physical}, moved by {slide}",
                 release.as_deref().unwrap_or("without a name")
             ),
-            Self::Finding { check, at, symbol, what } => {
-                write!(f, "FINDING: {check}: {at}")?;
-                symbol.iter().try_for_each(|symbol| write!(f, " {symbol}"))?;
-                write!(f, ": {what}")
-            }
-            Self::Check { check, looked_at, things, findings, untold, failure } => {
-                write!(f, "{check:<12} {looked_at:>9} {things}: {findings} findings")?;
-                if *untold > 0 {
-                    write!(f, ", {untold} without a line")?;
-                }
-                failure.iter().try_for_each(|failure| write!(f, "; NOT TO ITS END: {failure}"))
-            }
             Self::Process { pid, ppid, uid, comm, is_kernel, .. } => {
                 let (ppid, uid) = (or_dash(ppid), or_dash(uid));
                 let (open, close) = if *is_kernel { ("[", "]") } else { ("", "") };
