@@ -183,5 +183,5 @@ fn a_guest_that_nobody_attacks_has_no_findings() {
     let lines: String = run.output.iter().map(|line| format!("{line}\n")).collect();
     fs::write(&recording, lines).unwrap();
     let text = String::from_utf8(report(&binary, &recording, &[])).unwrap();
-    assert!(text.contains("guard: ") && text.contains("; 0 findings\n"), "{text}");
+    assert!(text.contains("guard: ") && text.contains("; in the memory at the end 0 findings\n"), "{text}");
 }

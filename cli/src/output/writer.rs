@@ -60,7 +60,7 @@ pub(crate) struct HitWriter<'a> {
     /// Looks at the memory that the guest leaves.
     scanner: Option<Scanner>,
     /// How much that has found.
-    scanned: u64,
+    scanned: Option<u64>,
 }
 
 /// A probe whose hits are written.
@@ -120,7 +120,7 @@ impl<'a> HitWriter<'a> {
             samples: RunSamples::default(),
             recorder: None,
             scanner: None,
-            scanned: 0,
+            scanned: None,
         }
     }
 
@@ -131,7 +131,7 @@ impl<'a> HitWriter<'a> {
 
     /// How much the scan has found.
     pub(crate) fn scanned(&self) -> u64 {
-        self.scanned
+        self.scanned.unwrap_or(0)
     }
 
     /// The same, where reports of the kernel are judged so.
@@ -229,7 +229,7 @@ impl<'a> HitWriter<'a> {
 
     fn write_scan(&mut self, lines: &ScanLines) -> io::Result<()> {
         self.begin()?;
-        self.scanned = lines.found();
+        self.scanned = Some(lines.found());
         for Destination { out, form, .. } in &mut self.destinations {
             match form {
                 Form::Text(text) => {
@@ -382,7 +382,7 @@ impl<'a> HitWriter<'a> {
         let names = &|at| self.names.symbol(at);
         let injected = |id| self.probes.get(&id).and_then(|probe| probe.told.injected.clone());
         let probes = summary::probes(report, injected);
-        let guard = report.guard.as_ref().map(GuardLine::of);
+        let guard = report.guard.as_ref().map(|guard| GuardLine::of(guard, self.scanned));
         let (gates, injections) = (self.gates(&report.gates), self.injections(&report.injections));
         let order = report.turns.map(OrderLine::from);
         let is_count = |probe: &&ProbeEnd| {

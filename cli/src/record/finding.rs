@@ -62,6 +62,9 @@ pub(crate) struct GuardLine {
     locks: u64,
     findings: u64,
     untold: u64,
+    /// What a scan of the memory has found that the guest has left; None where there was none.
+    #[serde(default)]
+    scan_findings: Option<u64>,
 }
 
 impl FindingLine {
@@ -99,7 +102,7 @@ impl FindingLine {
 }
 
 impl GuardLine {
-    pub(crate) fn of(report: &GuardReport) -> Self {
+    pub(crate) fn of(report: &GuardReport, scan_findings: Option<u64>) -> Self {
         let count = |patch| report.patches.get(&patch).copied().unwrap_or(0);
         Self {
             pages: report.pages,
@@ -110,6 +113,7 @@ impl GuardLine {
             locks: count(Patch::LockPrefix),
             findings: report.findings,
             untold: report.untold,
+            scan_findings,
         }
     }
 }
@@ -160,7 +164,17 @@ impl fmt::Display for FindingLine {
 /// As a line of text.
 impl fmt::Display for GuardLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pages, jump_labels, static_calls, ftrace, kprobes, locks, findings, untold } = self;
+        let Self {
+            pages,
+            jump_labels,
+            static_calls,
+            ftrace,
+            kprobes,
+            locks,
+            findings,
+            untold,
+            scan_findings,
+        } = self;
         let Some(pages) = pages else {
             return f.write_str("guard: nothing was sealed: the kernel did not come to its first program");
         };
@@ -173,10 +187,10 @@ impl fmt::Display for GuardLine {
             f,
             "static calls {static_calls}, ftrace {ftrace}, kprobes {kprobes}, locks {locks}); {findings} findings"
         )?;
-        match untold {
-            0 => Ok(()),
-            untold => write!(f, ", {untold} of them came too fast to be told"),
+        if *untold > 0 {
+            write!(f, ", {untold} of them came too fast to be told")?;
         }
+        scan_findings.iter().try_for_each(|found| write!(f, "; in the memory at the end {found} findings"))
     }
 }
 
@@ -213,7 +227,7 @@ mod tests {
             "[    3.387017178] FINDING: 4096 bytes to 0xffffffff81000000 _text+0x0/0x40: a device was told to write \
              there; denied",
             "guard: 6825 pages sealed; 1316 writes of the kernel's own (jump labels 318, static calls 488, ftrace 510, \
-             kprobes 0, locks 0); 2 findings",
+             kprobes 0, locks 0); 2 findings; in the memory at the end 0 findings",
         ];
         assert_eq!(shown.lines().collect::<Vec<_>>(), expected);
     }
