@@ -18,6 +18,7 @@ use probe_engine::guest_text::Escaped;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::running::RunningKernel;
+use probe_engine::scan::finding::Finding;
 use probe_engine::scan::{Checked, Scan, is_whole, scan};
 use std::path::Path;
 use std::process::ExitCode;
@@ -41,7 +42,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             ]
         }
     };
-    let (memory, running) = running(&kernel, memory).with_context(|| format!("cannot scan {shown}"))?;
+    let (memory, running, is_alone) =
+        running(&kernel, memory).with_context(|| format!("cannot scan {shown}"))?;
     let mut found = scan(&kernel, &running, &memory)?;
     if process(args).is_some() && found.checks.iter().any(|made| !made.findings.is_empty()) {
         // What was changed while it was read is no finding: one that is there twice is.
@@ -49,7 +51,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         let mut passed = 0;
         for (first, second) in found.checks.iter_mut().zip(&again.checks) {
             let before = first.findings.len();
-            first.findings.retain(|finding| second.findings.contains(finding));
+            let is_there = |finding: &Finding| second.findings.iter().any(|again| again.is_still(finding));
+            // Where not all are told, others may be.
+            if first.untold == 0 && second.untold == 0 {
+                first.findings.retain(is_there);
+            }
             passed += before - first.findings.len();
         }
         if passed > 0 {
@@ -83,7 +89,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         Ok(())
     })?;
-    Ok(if is_listing { ExitCode::SUCCESS } else { exit_code(&found.checks) })
+    Ok(if is_listing { ExitCode::SUCCESS } else { exit_code(&found.checks, is_alone) })
 }
 
 /// What is listed instead of what was found.
@@ -110,22 +116,22 @@ fn process(args: &Args) -> Option<u32> {
     args.memory.to_str()?.parse().ok()
 }
 
-/// Finds `kernel` in the first of these that has it.
-fn running(kernel: &Kernel, memory: Vec<Dump>) -> Result<(Dump, RunningKernel)> {
+/// Finds `kernel` in the first of these that has it, and says whether only one place seems to be it.
+fn running(kernel: &Kernel, memory: Vec<Dump>) -> Result<(Dump, RunningKernel, bool)> {
     let mut banner = None;
     for memory in memory {
         let found = RunningKernel::find(kernel, &memory, &memory.ranges());
         let whole: Vec<_> =
             found.iter().filter(|running| is_whole(kernel, running, &memory)).copied().collect();
         match *whole.as_slice() {
-            [running] => return Ok((memory, running)),
+            [running] => return Ok((memory, running, true)),
             [first, ..] => {
                 let places: Vec<_> = whole.iter().map(|running| running.map.text().1.to_string()).collect();
                 note(format_args!(
                     "the kernel seems to run at {}; the first is looked at, and somebody may have made the others",
                     places.join(" and at ")
                 ));
-                return Ok((memory, first));
+                return Ok((memory, first, false));
             }
             [] => banner = banner.or_else(|| memory.words(BANNER, LONGEST_BANNER)),
         }
@@ -140,10 +146,11 @@ fn running(kernel: &Kernel, memory: Vec<Dump>) -> Result<(Dump, RunningKernel)> 
     }
 }
 
-fn exit_code(checks: &[Checked]) -> ExitCode {
-    if checks.iter().any(|made| !made.findings.is_empty()) {
+/// `is_alone`: there was no other that seemed to be the kernel.
+fn exit_code(checks: &[Checked], is_alone: bool) -> ExitCode {
+    if checks.iter().any(|made| !made.findings.is_empty() || made.untold > 0) {
         ExitCode::from(exit_codes::DIED)
-    } else if checks.iter().any(|made| made.failure.is_some()) {
+    } else if !is_alone || checks.iter().any(|made| made.failure.is_some()) {
         ExitCode::from(exit_codes::INFRASTRUCTURE)
     } else {
         ExitCode::SUCCESS

@@ -46,11 +46,10 @@ impl PatchedText {
         overlap(&self.always, &bytes).or_else(|| overlap(&self.booting, &bytes))
     }
 
-    /// The bytes around `at` that the guest may have rewritten while it booted.
-    pub(crate) fn booting_around(&self, at: Gva) -> Option<Range<Gva>> {
+    /// The bytes around `at` that the guest may have rewritten while it booted, and why.
+    pub(crate) fn booting_around(&self, at: Gva) -> Option<(Range<Gva>, Why)> {
         let first = self.booting.partition_point(|(range, _)| range.end <= at);
-        let (range, _) = self.booting.get(first)?;
-        at.is_in(range).then(|| range.clone())
+        self.booting.get(first).filter(|(range, _)| at.is_in(range)).cloned()
     }
 
     /// Whether an instruction that begins in these bytes may fault and be resumed elsewhere (`__ex_table`). The

@@ -102,14 +102,14 @@ impl RunningKernel {
         let mut found = Vec::new();
         let mut read = vec![0; banner.1.len()];
         for range in ranges {
-            let mut at = Gpa(load.0 % ALIGNMENT + range.start.0.next_multiple_of(ALIGNMENT));
-            while at < range.end {
+            let first = range.start.0.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+            let places = (first..range.end.0).step_by(ALIGNMENT as usize);
+            for at in places.map(|at| Gpa(at).add(load.0 % ALIGNMENT)) {
                 let here = KernelMap::new((text, at), 0);
                 if memory.read(here.gpa(banner.0), &mut read).is_ok() && read == banner.1 {
                     let map = KernelMap::find((text, at), kernel.relocated(), memory);
                     found.extend(map.and_then(|map| Self::at(map, tables, memory)));
                 }
-                at = at.add(ALIGNMENT);
             }
         }
         found

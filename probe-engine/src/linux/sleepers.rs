@@ -149,17 +149,6 @@ impl TaskList {
         self.0.contains_key(&at)
     }
 
-    /// Whether there may be more.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.0.len() >= MOST_TASKS
-    }
-
-    /// All of them, by their `task_struct` (GVA).
-    pub fn tasks(&self) -> impl Iterator<Item = Gva> {
-        self.0.keys().copied()
-    }
-
     /// The task on whose stack `sp` is.
     #[must_use]
     pub fn of_stack(&self, sp: Gva) -> Option<Gva> {

@@ -14,8 +14,8 @@ use std::ops::Range;
 const PAGE: u64 = 4096;
 /// What BPF takes at a time for each node of memory (BPF_PROG_PACK_SIZE, kernel/bpf/core.c).
 const PACK: u64 = 2 << 20;
-/// More nodes than a kernel has (MAX_NUMNODES).
-const MOST_NODES: u32 = 1 << 10;
+/// More nodes than a machine has.
+const MOST_NODES: u32 = 1 << 6;
 /// More than what a CPU runs that starts takes, in bytes.
 const LARGEST_REAL_MODE: u64 = 64 << 10;
 /// The page of system calls by address (arch/x86/include/uapi/asm/vsyscall.h).
@@ -40,20 +40,11 @@ pub enum Owner {
     Vsyscall,
 }
 
-/// A range of code.
-#[derive(Debug, Clone)]
-struct Owned {
-    range: Range<Gva>,
-    owner: Owner,
-    /// Where the last one ends of all that begin no later.
-    reach: Gva,
-}
-
 /// All that is known, at run-time addresses.
 #[derive(Debug, Clone, Default)]
 pub struct Code {
-    /// Rising by where they begin.
-    owned: Vec<Owned>,
+    /// Rising, and apart from each other.
+    owned: Vec<(Range<Gva>, Owner)>,
     /// Whether all that the kernel generates is known.
     pub is_complete: bool,
 }
@@ -103,7 +94,10 @@ impl Code {
             for named in list(memory, head)? {
                 let named = Gva(named.0.wrapping_sub(node));
                 let [start, end] = [memory.read_u64(named.add(start))?, memory.read_u64(named.add(end))?];
-                owned.push((Gva(start)..Gva(end), Owner::Bpf));
+                // None is larger than a pack.
+                if end.wrapping_sub(start) <= PACK {
+                    owned.push((Gva(start)..Gva(end), Owner::Bpf));
+                }
             }
         }
         // struct ftrace_ops, kernel/trace/ftrace.c
@@ -148,30 +142,27 @@ impl Code {
         }
         owned.retain(|(range, _)| range.start < range.end && range.start.is_kernels());
         owned.sort_by_key(|(range, _)| (range.start, range.end));
+        // Programs lie in packs: who begins first has it.
         let mut reach = Gva(0);
-        let owned = owned.into_iter().map(|(range, owner)| {
+        owned.retain_mut(|(range, _)| {
+            range.start = range.start.max(reach);
             reach = reach.max(range.end);
-            Owned { range, owner, reach }
+            range.start < range.end
         });
-        Ok(Self { owned: owned.collect(), is_complete: packs.is_some() })
+        Ok(Self { owned, is_complete: packs.is_some() })
     }
 
     /// Whose the code at `at` is.
     #[must_use]
     pub fn owner(&self, at: Gva) -> Option<&Owner> {
-        // Programs lie in packs, so that an earlier one may go on.
-        let behind = self.owned.partition_point(|owned| owned.range.start <= at);
-        let earlier = self.owned.get(..behind).unwrap_or_default().iter().rev();
-        let mut near = earlier.take_while(|owned| at < owned.reach);
-        near.find(|owned| at < owned.range.end).map(|owned| &owned.owner)
+        let next = self.owned.partition_point(|(range, _)| range.end <= at);
+        self.owned.get(next).filter(|(range, _)| range.start <= at).map(|(_, owner)| owner)
     }
 
     /// Whether any of the bytes in `range` is somebody's.
     #[must_use]
     pub fn has_any(&self, range: &Range<Gva>) -> bool {
-        self.owner(range.start).is_some() || {
-            let next = self.owned.partition_point(|owned| owned.range.start < range.start);
-            self.owned.get(next).is_some_and(|owned| owned.range.start < range.end)
-        }
+        let next = self.owned.partition_point(|(owned, _)| owned.end <= range.start);
+        self.owned.get(next).is_some_and(|(owned, _)| owned.start < range.end)
     }
 }

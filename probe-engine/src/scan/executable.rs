@@ -3,8 +3,8 @@
 
 use super::code::Code;
 use super::finding::{Finding, What};
+use super::thunks::are_thunks;
 use crate::addr::{Gpa, Gva};
-use crate::insn::INT3;
 use crate::memory::PhysMemory;
 use crate::paging::AddressSpace;
 use crate::paging::leaves::{EndlessTables, Leaf};
@@ -78,10 +78,9 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     if looked_at > MOST_PAGES { Err(Unfinished::Pages) } else { Ok(looked_at) }
 }
 
-/// Whether there is nothing to run: a kernel keeps room for code, filled with breakpoints or zeros. So is what is no memory.
+/// Whether there is nothing to run, or thunks alone: a kernel keeps room for code, filled with breakpoints or zeros. What is no memory has
+/// nothing either.
 fn is_empty<M: PhysMemory + ?Sized>(phys: &M, at: Gpa) -> bool {
     let mut page = [0; PAGE as usize];
-    phys.read(at, &mut page).is_err()
-        || page.iter().all(|byte| *byte == 0)
-        || page.iter().all(|byte| *byte == INT3)
+    phys.read(at, &mut page).is_err() || page.iter().all(|byte| *byte == 0) || are_thunks(&page)
 }

@@ -5,6 +5,7 @@ use crate::addr::{Gpa, Gva};
 use crate::guest_text::Escaped;
 use crate::linux::names::Names;
 use std::fmt;
+use std::mem::discriminant;
 
 /// What is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,6 +123,8 @@ pub enum What {
         /// Which lists do not have it.
         missing: Vec<&'static str>,
     },
+    /// What a list of modules has is no module.
+    Disguised,
     /// A gate of the interrupt table leads elsewhere.
     Gate {
         /// Its number.
@@ -196,6 +199,18 @@ impl fmt::Display for Owner {
 }
 
 impl Finding {
+    /// Whether this is the other one as well, or what has become of that since: a finding whose bytes go on changing is one.
+    #[must_use]
+    pub fn is_still(&self, other: &Self) -> bool {
+        let is_near = match (&self.what, &other.what) {
+            (What::Changed { length, .. }, What::Changed { length: others, .. }) => {
+                self.at < other.at.add(*others) && other.at < self.at.add(*length)
+            }
+            _ => self.at == other.at,
+        };
+        is_near && discriminant(&self.what) == discriminant(&other.what)
+    }
+
     /// What was found, in one sentence without its place.
     #[must_use]
     pub fn told(&self, names: &Names<'_>) -> String {
@@ -223,6 +238,7 @@ impl Finding {
             What::Hidden { name, missing } => {
                 format!("module {name} is hidden: {} do not have it", missing.join(" and "))
             }
+            What::Disguised => "a list of modules has what is no module".to_owned(),
             What::Gate { vector, to } => {
                 format!(
                     "the gate of interrupt {vector} leads to {}, which is no entry of the kernel's",
@@ -249,4 +265,27 @@ impl Finding {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_whose_bytes_go_on_changing_is_one() {
+        let changed = |at, length, is| Finding {
+            at: Gva(at),
+            what: What::Changed { is: vec![is], was: vec![0], length, why: "" },
+        };
+        let rights = |at, comm: &[u8]| Finding {
+            at: Gva(at),
+            what: What::KernelsRights { pid: 1, comm: comm.to_vec() },
+        };
+        assert!(
+            changed(8, 4, 1).is_still(&changed(10, 1, 2)) && changed(10, 1, 2).is_still(&changed(8, 4, 1))
+        );
+        assert!(!changed(8, 2, 1).is_still(&changed(10, 1, 1)));
+        assert!(rights(8, b"a").is_still(&rights(8, b"b")) && !rights(8, b"a").is_still(&rights(9, b"a")));
+        assert!(!rights(8, b"a").is_still(&changed(8, 1, 1)));
+    }
 }

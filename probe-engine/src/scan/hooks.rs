@@ -86,7 +86,11 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                 .map(|member| offset("kprobe", member));
         Some((symbol("kprobe_table")?, node?, at?, siblings?, [before?, after?], flags?))
     };
+    if kernel.symbol("register_kprobe").is_some() && layout().is_none() {
+        return Err(Unreadable::Unknown("kprobes"));
+    }
     let mut overwritten = Overwritten::default();
+    let mut looked_at = 0;
     if let Some((table, node, at, siblings, handlers, flags)) = layout() {
         let several = symbol("aggr_pre_handler");
         let of_returns = symbol("pre_handler_kretprobe");
@@ -99,7 +103,9 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                 let is_optimized = memory.read_u32(probe.add(flags))? & OPTIMIZED != 0;
                 let jump = slot.filter(|_| is_optimized);
                 let jump = jump.map(|slot| memory.read_u64(probe.add(slot))).transpose()?;
-                overwritten.0.insert(place, jump.map(Gva));
+                // A slot of anybody else's is no reason for a jump.
+                let slot = jump.map(Gva).filter(|slot| code.owner(*slot) == Some(&Owner::Kprobes));
+                overwritten.0.insert(place, slot);
                 let is_several = several == Some(Gva(memory.read_u64(probe.add(handlers[0]))?));
                 let probes = match is_several {
                     true => list(memory, probe.add(siblings))?
@@ -108,7 +114,8 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                         .collect(),
                     false => vec![probe],
                 };
-                if hooks.len() + probes.len() > MOST_HOOKS {
+                looked_at += probes.len();
+                if looked_at > MOST_HOOKS {
                     return Err(Unreadable::Endless);
                 }
                 for probe in probes {
@@ -131,6 +138,9 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
         let [function, next, flags] = ["func", "next", "flags"].map(|member| offset("ftrace_ops", member));
         Some((symbol("ftrace_ops_list")?, symbol("ftrace_list_end")?, function?, next?, flags?))
     };
+    if kernel.symbol("register_ftrace_function").is_some() && tracers().is_none() {
+        return Err(Unreadable::Unknown("tracers"));
+    }
     if let Some((first, end, function, next, flags)) = tracers() {
         for tracer in chain(memory, first, |at| at == end || at.0 == 0, next)? {
             let redirects = memory.read_u64(tracer.add(flags))? & REDIRECTS != 0;

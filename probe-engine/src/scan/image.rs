@@ -7,17 +7,20 @@
 use super::code::{Code, Owner};
 use super::finding::{Finding, What};
 use super::hooks::Overwritten;
+use super::thunks::{THUNK, is_thunk};
 use crate::addr::Gva;
 use crate::guard::judge::holds;
 use crate::guard::sealed::{SealedKernel, Site, SiteKind};
 use crate::linux::kernel::Kernel;
+use crate::linux::left_alone::Why;
 use crate::linux::patched::PatchedText;
 use crate::linux::relocations::{RelocationsError, relocate};
 use crate::linux::running::KernelMap;
 use crate::linux::symbols::SymbolTable;
 use crate::linux::vmlinux::Vmlinux;
 use crate::memory::{NoMemory, PhysMemory};
-use iced_x86::{Decoder, DecoderOptions};
+use crate::virt_memory::VirtMemory;
+use iced_x86::{Decoder, DecoderOptions, OpKind};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -79,7 +82,7 @@ impl<'a> Expected<'a> {
     /// Calls `tell` with each change that is none of the kernel's own.
     pub(super) fn compare<M: PhysMemory + ?Sized>(
         &self,
-        phys: &M,
+        memory: &VirtMemory<'_, M>,
         code: &Code,
         overwritten: &Overwritten,
         tell: &mut dyn FnMut(Finding),
@@ -92,13 +95,13 @@ impl<'a> Expected<'a> {
                 let length = (end.0 - at.0) as usize;
                 let mut page = [0; PAGE as usize];
                 let Some(now) = page.get_mut(..length) else { break };
-                phys.read(self.map.gpa(at), now)?;
+                memory.phys.read(self.map.gpa(at), now)?;
                 let was = self.image.bytes_at(at, length).unwrap_or_default();
                 if now != was {
                     let differing = now.iter().zip(was).zip(at.0..).filter(|((now, was), _)| now != was);
                     for ((now, was), at) in differing {
                         let at = Gva(at);
-                        let Err(why) = self.explained(at, phys, code, overwritten) else { continue };
+                        let Err(why) = self.explained(at, memory, code, overwritten) else { continue };
                         match &mut changed {
                             Some(open) if open.end == at && open.why == why => open.push(*now, *was),
                             _ => {
@@ -122,7 +125,7 @@ impl<'a> Expected<'a> {
     fn explained<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
-        phys: &M,
+        memory: &VirtMemory<'_, M>,
         code: &Code,
         overwritten: &Overwritten,
     ) -> Result<(), &'static str> {
@@ -131,7 +134,7 @@ impl<'a> Expected<'a> {
         }
         let read = |range: &Range<Gva>| {
             let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
-            phys.read(self.map.gpa(range.start), &mut bytes).ok().map(|()| bytes)
+            memory.phys.read(self.map.gpa(range.start), &mut bytes).ok().map(|()| bytes)
         };
         if let Some(range) = overwritten.around(self.map.gva(at)) {
             let range = self.map.link(range.start)..self.map.link(range.end);
@@ -147,10 +150,14 @@ impl<'a> Expected<'a> {
                 false => Err("the kernel never has these bytes there"),
             };
         }
-        let Some(range) = self.patched.booting_around(at) else {
+        let Some((range, why)) = self.patched.booting_around(at) else {
             return Err("the kernel lists no such place for patching");
         };
-        match read(&range).is_some_and(|now| self.is_own_code(&now, range.start)) {
+        // That is a number in an instruction.
+        if why == Why::RuntimeConstant {
+            return Ok(());
+        }
+        match read(&range).is_some_and(|now| self.is_own_code(&now, range.start, memory)) {
             true => Ok(()),
             false => Err("what stands there since the boot leads out of the kernel"),
         }
@@ -177,11 +184,18 @@ impl<'a> Expected<'a> {
         function.is_some_and(|function| function.symbol.name.starts_with("ftrace_"))
     }
 
-    /// Whether these instructions, as they stand at `at`, leave the kernel's own code nowhere.
-    fn is_own_code(&self, now: &[u8], at: Gva) -> bool {
+    /// Whether these instructions, as they stand at `at`, leave the kernel's own code nowhere: their direct branches lead to the kernel's
+    /// code, or to one of its thunks, and there is no branch by a pointer in memory.
+    fn is_own_code<M: PhysMemory + ?Sized>(&self, now: &[u8], at: Gva, memory: &VirtMemory<'_, M>) -> bool {
         Decoder::with_ip(64, now, at.0, DecoderOptions::NONE).into_iter().all(|instruction| {
-            let to = instruction.near_branch_target();
-            to == 0 || Gva(to).is_in(&self.sealed.text)
+            if instruction.op0_kind() == OpKind::NearBranch64 {
+                let to = Gva(instruction.near_branch_target());
+                let mut thunk = [0; THUNK];
+                return to.is_in(&self.sealed.text)
+                    || memory.read(self.map.gva(to), &mut thunk).is_ok() && is_thunk(&thunk);
+            }
+            let is_indirect = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
+            !instruction.is_invalid() && (!is_indirect || instruction.op0_kind() == OpKind::Register)
         })
     }
 }

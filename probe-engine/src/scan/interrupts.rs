@@ -1,10 +1,11 @@
 //! The interrupt table.
 
 use super::finding::{Finding, What};
+use super::walk::Unreadable;
 use crate::addr::Gva;
 use crate::linux::kernel::Kernel;
 use crate::linux::running::RunningKernel;
-use crate::memory::{NoMemory, PhysMemory};
+use crate::memory::PhysMemory;
 use std::ops::Range;
 
 /// Bytes of a gate (Intel SDM volume 3, 7.14.1).
@@ -18,11 +19,13 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     running: &RunningKernel,
     phys: &M,
     tell: &mut dyn FnMut(Finding),
-) -> Result<u64, NoMemory> {
-    let Some(table) = kernel.symbol("idt_table") else { return Ok(0) };
+) -> Result<u64, Unreadable> {
+    let Some(table) = kernel.symbol("idt_table") else {
+        return Err(Unreadable::Unknown("interrupt table"));
+    };
     let entries = entries(kernel);
     let mut bytes = [0; GATE * GATES];
-    phys.read(running.map.gpa(table), &mut bytes)?;
+    phys.read(running.map.gpa(table), &mut bytes).map_err(|_| Unreadable::Unknown("interrupt table"))?;
     let mut looked_at = 0;
     let (gates, _) = bytes.as_chunks::<GATE>();
     for (gate, vector) in gates.iter().zip(0..=u8::MAX) {

@@ -11,6 +11,7 @@ mod modules;
 mod pointers;
 pub mod processes;
 mod tables;
+mod thunks;
 mod walk;
 
 use self::code::Code;
@@ -138,15 +139,15 @@ pub fn scan<M: PhysMemory + ?Sized>(
         failures.push((Check::Hooks, error.to_string()));
         (Vec::new(), Overwritten::default())
     });
-    let (processes, are_more) = processes::read(kernel, &btf, running, &memory);
-    if are_more {
-        failures.push((Check::Credentials, "there are more tasks than are looked at".to_owned()));
-    }
+    let processes = processes::read(kernel, &btf, running, &memory).unwrap_or_else(|error| {
+        failures.extend([Check::Credentials, Check::PageTables].map(|check| (check, error.to_string())));
+        Vec::new()
+    });
     let page_table = btf.member("mm_struct", "pgd").and_then(|member| member.offset());
     let census = Census { kernel, btf: &btf, running, memory: &memory, code: &code };
     let made = |check| match check {
         Check::Image => Checked::make(check, |tell| {
-            expected.compare(phys, &code, &overwritten, tell).map(|()| expected.length())
+            expected.compare(&memory, &code, &overwritten, tell).map(|()| expected.length())
         }),
         Check::PageTables => Checked::make(check, |tell| {
             let ranges = expected.ranges();

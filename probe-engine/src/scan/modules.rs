@@ -14,6 +14,12 @@ use crate::virt_memory::VirtMemory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Most modules of a list.
+const MOST_MODULES: usize = 1 << 12;
+/// The list that users see.
+const SHOWN: &str = "/sys/module";
+/// So many modules' functions have names; a desktop has 200 modules.
+const MOST_NAMED: usize = 512;
 /// Most bytes of all modules' symbols.
 const MOST_NAME_BYTES: usize = 256 << 20;
 
@@ -38,9 +44,14 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
     running: &RunningKernel,
     memory: &VirtMemory<'_, M>,
 ) -> Result<Found, Unreadable> {
-    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else { return Ok(Found::default()) };
+    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else {
+        return Err(Unreadable::Unknown("modules"));
+    };
     let lists = lists(kernel, btf, running, memory, &layout)?;
     let mut missing: BTreeMap<Gva, Vec<&'static str>> = BTreeMap::new();
+    if lists.iter().any(|list| list.modules.len() > MOST_MODULES) {
+        return Err(Unreadable::Endless);
+    }
     for at in lists.iter().flat_map(|list| &list.modules) {
         let without = lists.iter().filter(|list| !list.modules.contains(at)).map(|list| list.name);
         missing.entry(*at).or_insert_with(|| without.collect());
@@ -48,12 +59,14 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
     let mut found = Found::default();
     for (at, missing) in missing {
         let Ok(module) = Module::read(&layout, memory, at) else {
-            let what = What::Hidden { name: "without a proper name".to_owned(), missing };
+            let what = What::Disguised;
             found.findings.push(Finding { at, what });
             continue;
         };
-        // One that comes or goes is not on all.
-        if module.state == ModuleState::Live && !missing.is_empty() {
+        // One that comes or goes is known by its addresses, and not shown to users.
+        let is_shown = module.state == ModuleState::Live;
+        let missing: Vec<_> = missing.into_iter().filter(|list| is_shown || *list != SHOWN).collect();
+        if !missing.is_empty() {
             let what = What::Hidden { name: module.name.clone(), missing };
             found.findings.push(Finding { at, what });
         }
@@ -82,7 +95,7 @@ pub(super) fn names<M: PhysMemory + ?Sized>(
         let (text, init_text) = (module.text.clone(), module.init_text.clone());
         Some(Arc::new(ModuleNames { name: module.name.clone(), text, init_text, symbols }))
     };
-    modules.iter().filter_map(names).collect()
+    modules.iter().take(MOST_NAMED).filter_map(names).collect()
 }
 
 fn lists<M: PhysMemory + ?Sized>(
@@ -112,7 +125,7 @@ fn lists<M: PhysMemory + ?Sized>(
             // What is built in has none.
             modules.extend(Some(Gva(memory.read_u64(object.add(module))?)).filter(|at| at.0 != 0));
         }
-        lists.push(Listed { name: "/sys/module", modules });
+        lists.push(Listed { name: SHOWN, modules });
     }
     // struct mod_tree_root, kernel/module/tree_lookup.c
     if let (Some(root), Some(trees), Some(node), Some(module)) = (

@@ -1,19 +1,22 @@
 //! The processes of a guest, and whose rights they have.
 
 use super::finding::{Finding, What};
+use super::walk::{Unreadable, list};
 use crate::addr::Gva;
 use crate::linux::btf::Btf;
 use crate::linux::kernel::Kernel;
 use crate::linux::running::RunningKernel;
-use crate::linux::sleepers::TaskListLayout;
 use crate::linux::task::TaskLayout;
 use crate::memory::PhysMemory;
 use crate::virt_memory::VirtMemory;
 
-/// A process: the first thread of it.
+/// So many tasks are looked at.
+const MOST_TASKS: usize = 1 << 16;
+
+/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its `task_struct` (GVA).
+    /// The `task_struct` of its first thread (GVA).
     pub at: Gva,
     /// Its number, in the first namespace.
     pub pid: u32,
@@ -23,45 +26,91 @@ pub struct Process {
     pub uid: Option<u32>,
     /// Its name as the guest has it: any bytes.
     pub comm: Vec<u8>,
-    /// Its `mm_struct` (GVA); `None` for the kernel's own threads.
+    /// Its `mm_struct` (GVA), of the first thread that has one; `None` for the kernel's own threads.
     pub memory: Option<Gva>,
-    /// Its credentials (GVA).
-    credentials: Option<Gva>,
+    /// The credentials of all its threads (GVA).
+    credentials: Vec<Gva>,
 }
 
-/// The processes that the kernel's list has, and whether it has more.
+/// Where a task's members are, in bytes.
+struct Layout {
+    tasks: u64,
+    thread_node: u64,
+    signal: u64,
+    thread_head: u64,
+    mm: u64,
+    parent: u64,
+    tgid: u64,
+    credentials: [u64; 2],
+}
+
+impl Layout {
+    fn find(btf: &Btf<'_>) -> Option<Self> {
+        let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
+        let task = |member: &str| offset("task_struct", member);
+        Some(Self {
+            tasks: task("tasks")?,
+            thread_node: task("thread_node")?,
+            signal: task("signal")?,
+            thread_head: offset("signal_struct", "thread_head")?,
+            mm: task("mm")?,
+            parent: task("real_parent")?,
+            tgid: task("tgid")?,
+            credentials: [task("cred")?, task("real_cred")?],
+        })
+    }
+}
+
+/// The processes that the kernel's list has, by their numbers.
 pub(super) fn read<M: PhysMemory + ?Sized>(
     kernel: &Kernel,
     btf: &Btf<'_>,
     running: &RunningKernel,
     memory: &VirtMemory<'_, M>,
-) -> (Vec<Process>, bool) {
-    let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
-    let layouts = TaskListLayout::find(kernel.symbols(), btf).zip(TaskLayout::find(kernel.symbols(), btf));
-    let Some((list, layout)) = layouts else { return (Vec::new(), false) };
-    let [mm, parent, tgid, cred] =
-        ["mm", "real_parent", "tgid", "cred"].map(|member| offset("task_struct", member));
-    let pointer = |at: Gva, offset: Option<u64>| {
-        let to = memory.read_u64(at.add(offset?)).ok()?;
-        (to != 0).then_some(Gva(to))
-    };
-    let process = |at: Gva| {
-        let task = layout.read_task(memory, at).ok()?;
-        let parent = pointer(at, parent).and_then(|parent| memory.read_u32(parent.add(tgid?)).ok());
-        (task.pid == task.tgid).then(|| Process {
-            at,
-            pid: task.tgid,
-            parent,
-            uid: task.uid,
-            comm: task.comm().to_vec(),
-            memory: pointer(at, mm),
-            credentials: pointer(at, cred),
-        })
-    };
-    let listed = list.slid(running.map.slide()).read(memory);
-    let mut found: Vec<Process> = listed.tasks().filter_map(process).collect();
+) -> Result<Vec<Process>, Unreadable> {
+    const UNKNOWN: Unreadable = Unreadable::Unknown("processes");
+    let first = kernel.symbol("init_task").map(|at| running.map.gva(at)).ok_or(UNKNOWN)?;
+    let layout = Layout::find(btf).ok_or(UNKNOWN)?;
+    let task = TaskLayout::find(kernel.symbols(), btf).ok_or(UNKNOWN)?;
+    let pointer = |at: Gva| memory.read_u64(at).map(Gva);
+    let behind = |node: Gva, offset: u64| Gva(node.0.wrapping_sub(offset));
+    let others = list(memory, first.add(layout.tasks))?;
+    let leaders = std::iter::once(first).chain(others.into_iter().map(|node| behind(node, layout.tasks)));
+    let (mut found, mut looked_at) = (Vec::new(), 0);
+    for leader in leaders {
+        let told = task.read_task(memory, leader)?;
+        let head = pointer(leader.add(layout.signal))?.add(layout.thread_head);
+        let mut threads: Vec<Gva> =
+            list(memory, head)?.into_iter().map(|node| behind(node, layout.thread_node)).collect();
+        // One that ends is on no list of threads any more.
+        if !threads.contains(&leader) {
+            threads.push(leader);
+        }
+        looked_at += threads.len();
+        if looked_at > MOST_TASKS {
+            return Err(Unreadable::Endless);
+        }
+        let mut credentials = Vec::new();
+        let mut mm = Gva(0);
+        for thread in threads {
+            for offset in layout.credentials {
+                credentials.push(pointer(thread.add(offset))?);
+            }
+            mm = if mm == Gva(0) { pointer(thread.add(layout.mm))? } else { mm };
+        }
+        let parent = pointer(leader.add(layout.parent))?;
+        found.push(Process {
+            at: leader,
+            pid: told.tgid,
+            parent: memory.read_u32(parent.add(layout.tgid)).ok(),
+            uid: told.uid,
+            comm: told.comm().to_vec(),
+            memory: (mm != Gva(0)).then_some(mm),
+            credentials,
+        });
+    }
     found.sort_by_key(|process| process.pid);
-    (found, listed.is_full())
+    Ok(found)
 }
 
 /// Those that have the credentials of the kernel's own threads, without being one.
@@ -73,7 +122,7 @@ pub(super) fn check(
 ) {
     let Some(own) = kernel.symbol("init_cred").map(|at| running.map.gva(at)) else { return };
     for Process { at, pid, comm, memory, credentials, .. } in processes {
-        if memory.is_some() && *credentials == Some(own) {
+        if memory.is_some() && credentials.contains(&own) {
             tell(Finding { at: *at, what: What::KernelsRights { pid: *pid, comm: comm.clone() } });
         }
     }

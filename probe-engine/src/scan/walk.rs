@@ -15,6 +15,9 @@ pub enum Unreadable {
     /// No memory is there.
     #[error("a list leads to where no memory is")]
     Memory(#[from] PageFault),
+    /// The kernel's file does not say where it is.
+    #[error("it is not known where the kernel has its {0}")]
+    Unknown(&'static str),
     /// It has more entries than any guest's.
     #[error("a list does not end")]
     Endless,

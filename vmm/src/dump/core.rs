@@ -19,9 +19,13 @@ pub(super) fn parts(file: &File) -> Result<Vec<Part>, DumpError> {
     if header.e_type(endian) != ET_CORE {
         return Err(DumpError::Format("it is an ELF file, but no core"));
     }
+    // More are said elsewhere (PN_XNUM).
+    if usize::from(header.e_phnum(endian)) > MOST_RANGES {
+        return Err(DumpError::Ranges);
+    }
     let segments = header.program_headers(endian, &cache).map_err(|_| DumpError::Damaged)?;
     let mut parts = Vec::new();
-    for segment in segments.iter().filter(|segment| segment.p_type(endian) == PT_LOAD).take(MOST_RANGES) {
+    for segment in segments.iter().filter(|segment| segment.p_type(endian) == PT_LOAD) {
         let (start, offset) = (segment.p_paddr(endian), segment.p_offset(endian));
         // What the file does not have any more was cut off.
         let size = segment.p_filesz(endian).min(length.saturating_sub(offset));

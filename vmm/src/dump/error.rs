@@ -17,6 +17,9 @@ pub enum DumpError {
     /// Its headers do not hold.
     #[error("it is damaged: its headers do not hold")]
     Damaged,
+    /// Its ranges are no guest's.
+    #[error("its ranges of memory overlap, are too many, or go beyond 64 TiB")]
+    Ranges,
     /// There is no memory in it.
     #[error("there is no memory in it")]
     Empty,

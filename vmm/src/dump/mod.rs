@@ -20,7 +20,9 @@ const ELF: &[u8] = b"\x7fELF";
 /// The same of LiME's format, whose header is before each range.
 const LIME: &[u8] = b"EMiL";
 /// Most ranges of one file.
-const MOST_RANGES: usize = 1 << 16;
+const MOST_RANGES: usize = 1 << 14;
+/// No guest has memory at addresses from here on.
+const MOST_MEMORY: Gpa = Gpa(1 << 46);
 
 /// Files that are refused, by how they begin, and what to do.
 const REFUSED: [(&[u8], &str); 6] = [
@@ -88,9 +90,13 @@ impl Dump {
 
     fn new(file: File, mut parts: Vec<Part>) -> Result<Self, DumpError> {
         parts.retain(|part| part.memory.start < part.memory.end);
-        parts.sort_by_key(|part| part.memory.start);
-        if parts.is_empty() {
-            return Err(DumpError::Empty);
+        parts.sort_by_key(|part| (part.memory.start, part.memory.end));
+        parts.dedup_by(|next, part| next.memory == part.memory);
+        let last = parts.last().ok_or(DumpError::Empty)?;
+        let overlap =
+            parts.iter().zip(parts.iter().skip(1)).any(|(part, next)| next.memory.start < part.memory.end);
+        if overlap || last.memory.end > MOST_MEMORY {
+            return Err(DumpError::Ranges);
         }
         Ok(Self { file, parts })
     }
@@ -162,7 +168,7 @@ impl PhysMemory for Dump {
         let behind = self.parts.partition_point(|part| part.memory.start <= at);
         let earlier = self.parts.get(..behind).unwrap_or_default();
         let end = Gpa(at.0.checked_add(buf.len() as u64).ok_or(NoMemory(at))?);
-        let part = earlier.iter().rev().find(|part| end <= part.memory.end).ok_or(NoMemory(at))?;
+        let part = earlier.last().filter(|part| end <= part.memory.end).ok_or(NoMemory(at))?;
         let offset = part.offset + (at.0 - part.memory.start.0);
         self.file.read_exact_at(buf, offset).map_err(|_| NoMemory(at))
     }

@@ -70,6 +70,23 @@ fn limes_ranges_have_headers() {
 }
 
 #[test]
+fn ranges_that_no_guest_has_are_refused() {
+    for ranges in [
+        &[(0, 0x100), (0x80, 0x100)][..],
+        &[(0xffff_ffff_ffff_f000, 0xfff)],
+        &[(1 << 46, 16)],
+        &[(0, 16), (0, 32)],
+    ] {
+        assert!(matches!(open(&core_of(ranges)), Err(DumpError::Ranges)), "{ranges:x?}");
+    }
+    // A file may have one twice, as a kernel's own text in /proc/vmcore.
+    assert_eq!(open(&core_of(&[(0, 16), (0, 16)])).unwrap().ranges(), [Gpa(0)..Gpa(16)]);
+    let mut many = core_of(&[(0, 16)]);
+    many[56..58].copy_from_slice(&[0xff, 0xff]);
+    assert!(matches!(open(&many), Err(DumpError::Ranges)));
+}
+
+#[test]
 fn all_else_is_memory_from_address_0_on() {
     let dump = open(&[5; 64]).unwrap();
     assert_eq!([0, 60, 61].map(|at| bytes_at(&dump, at)), [Some([5; 4]), Some([5; 4]), None]);
