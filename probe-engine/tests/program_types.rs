@@ -22,6 +22,7 @@ struct big { long words[4]; };
 struct mixed { double value; long number; };
 struct person { const char *name; int age; struct person *next; unsigned low : 3, high : 5; };
 enum kind { ONE = 1, TWO = 2 };
+struct two { long a, b; };
 typedef float vector __attribute__((vector_size(16)));
 volatile long sum;
 
@@ -35,6 +36,16 @@ __attribute__((noinline)) struct big make(long seed, struct mixed mixed, double 
 {
     sum += seed;
     return (struct big){{seed, mixed.number, value, last}};
+}
+__attribute__((noinline)) struct two two(long a)
+{
+    sum += a;
+    return (struct two){a, sum};
+}
+__attribute__((noinline)) __int128 wide(long a)
+{
+    sum += a;
+    return (__int128)a * sum;
 }
 __attribute__((noinline)) double half(struct point point, long after, double value, vector v, long double wide, int last)
 {
@@ -65,6 +76,7 @@ int main(int argc, char **argv)
     greet(&who, argv[0], TWO, 200);
     make(argc, (struct mixed){1, 2}, 3, 4);
     half(point, 1, 2, (vector){1}, 3, 4);
+    sum += two(argc).a + (long)wide(argc);
     return many(1, 2, 3, 4, 5, &who, &point, argc) == 0;
 }
 ";
@@ -162,6 +174,26 @@ fn parameters_are_where_the_abi_has_them() {
         assert!(spilled.ends_with(&places(&expected)[1..]), "{spilled}");
         let (many, _) = of("many");
         assert!(many.ends_with(&places(&[("g", Slot(6)), ("h", Slot(7))])[1..]), "{many}");
+    }
+}
+
+/// What is returned in two registers, or elsewhere, is not what one register has.
+#[test]
+fn a_result_that_one_register_does_not_hold_is_not_told() {
+    let debug = debug(&compiled("results", &["-g", "-O2", "-fno-ipa-cp", "-fno-ipa-sra"]));
+    let base = |name: &str| {
+        let function = debug.types(&debug.find(&symbol(name, 0)).unwrap()).unwrap();
+        let types = function.types.clone();
+        let btf = Btf::parse(&types).unwrap();
+        Signature::of_program(&btf, function)
+            .value(&btf, name, Expand::Small)
+            .map(|field| format!("{:?}", field.fetch.base))
+    };
+    for name in ["two", "wide", "make", "half"] {
+        assert_eq!(base(name).as_deref(), Some("Unknown"), "{name}");
+    }
+    for name in ["greet", "many"] {
+        assert_eq!(base(name).as_deref(), Some("Register(Rax)"), "{name}");
     }
 }
 

@@ -122,16 +122,18 @@ impl Signature {
         let types = Types { btf, owner: self.is_kernels.then_some(function), expand, depth: MOST_NESTED };
         let ty = self.returns?;
         let size = btf.size(ty)?;
-        let base = match is_returned_elsewhere(btf, ty) {
-            true => Base::Unknown,
-            false => Base::Register(Register::Rax),
+        // The kernel's functions are shown as its own events show them: by the first register alone.
+        let is_whole = self.is_kernels || size <= 8;
+        let base = match is_whole && !is_returned_elsewhere(btf, ty) {
+            true => Base::Register(Register::Rax),
+            false => Base::Unknown,
         };
         let (read, shape) = match types.shape("", ty) {
             Shape::Signed if size >= 4 && self.is_kernels => (Read::Word(size as u8), Shape::Result),
             // Addresses and errors alike.
             Shape::Unsigned if size == 8 && self.is_kernels => (Read::Word(8), Shape::Pointer(None)),
             Shape::Pointer(_) | Shape::Text => types.pointer("", ty),
-            Shape::Struct { .. } | Shape::Array { .. } => (Read::Word(8), Shape::Hex),
+            Shape::Struct { .. } | Shape::Array { .. } if self.is_kernels => (Read::Word(8), Shape::Hex),
             shape => (Read::Word(size.min(8) as u8), shape),
         };
         let fetch = Fetch { base, hops: Vec::new(), read };
