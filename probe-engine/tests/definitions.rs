@@ -226,6 +226,15 @@ const MALFORMED: &[(&str, &str)] = &[
     ("p ext4:«»", "a symbol is missing"),
     ("p «ext-4»:ext4_readdir", "'-' is in no name of a module"),
     ("p a:b«:c»", "':' is in no name of a function"),
+    ("r «/bin/ls:main+4»", "a function returns as a whole: there is no offset but 0"),
+    (
+        "r «/bin/ls:main.cold»",
+        "this is a part of a function, which the function jumps to: no call returns from there",
+    ),
+    (
+        "p «/bin/ls:main.cold.2»%return",
+        "this is a part of a function, which the function jumps to: no call returns from there",
+    ),
     ("r «./a.out»:main+4 x=%di", "a program is named by its whole path, which begins with `/`"),
     ("p /bin/ls:«ma*+4»", "a pattern takes no offset"),
     ("p /bin/ls:«ma[»", "the pattern has a '[' without a ']'"),

@@ -72,6 +72,7 @@ impl Mistake {
             Self::RelativeProgram => "write `/usr/bin/ls:main`",
             Self::ProgramEntry => "write `p` instead of `f`",
             Self::NeedsFunction => "write the function's name",
+            Self::ReturnOfFragment => "name the function without `.cold`",
             Self::BadSuffix(_) => "`%return` is all that may follow",
             Self::PatternModule | Self::PatternOffset => "name one function",
             Self::ReservedName(_) | Self::UsedName(_) => "write another name, and a `=`, before it",

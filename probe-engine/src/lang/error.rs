@@ -196,6 +196,8 @@ pub enum Mistake {
     AddressOffset,
     #[error("a function returns as a whole: there is no offset but 0")]
     ReturnOffset,
+    #[error("this is a part of a function, which the function jumps to: no call returns from there")]
+    ReturnOfFragment,
     #[error("an `f` probe is at a function's entry: there is no offset but 0")]
     EntryOffset,
     #[error("a function's name alone is needed here, no address and no line")]

@@ -5,7 +5,7 @@ use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, is_of_name, unsigned};
 use super::program;
 use crate::linux::glob::Glob;
-use crate::linux::program_place::InFile;
+use crate::linux::program_place::{InFile, is_fragment};
 use crate::linux::symbols::named::SymbolName;
 use crate::probe::spec::{LineOf, split_line};
 
@@ -53,7 +53,18 @@ pub(super) fn parse(
         if kind == DefinitionKind::Entry {
             return Err(place.wrong(Mistake::ProgramEntry));
         }
-        return Ok((kind, place.says(program::parse(place)?)));
+        let found = program::parse(place)?;
+        if let (DefinitionKind::Return, WrittenPlace::Program { at: InFile::Symbol { name, offset }, .. }) =
+            (kind, &found)
+        {
+            if *offset != 0 {
+                return Err(place.wrong(Mistake::ReturnOffset));
+            }
+            if is_fragment(name) {
+                return Err(place.wrong(Mistake::ReturnOfFragment));
+            }
+        }
+        return Ok((kind, place.says(found)));
     }
     let is_line = split_line(place.text()).is_some();
     let found = match place.text().starts_with(|c: char| c.is_ascii_digit()) && !is_line {

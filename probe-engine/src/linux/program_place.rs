@@ -63,6 +63,13 @@ impl InFile {
     }
 }
 
+/// Whether a symbol is of a part of a function that the compiler has put elsewhere (`f.cold`). The function jumps there: the word on the
+/// stack is no return address.
+#[must_use]
+pub fn is_fragment(symbol: &str) -> bool {
+    symbol.ends_with(".cold") || symbol.contains(".cold.")
+}
+
 impl ProgramPlace {
     /// Which argument of the kernel's handlers leads to the program's registers, from 0 on: `handler(consumer, registers)`,
     /// `ret_handler(consumer, entry, registers)` (include/linux/uprobes.h).

@@ -3,6 +3,7 @@
 use super::several::{is_indirect, notes};
 use super::{NoPlace, Segments, parse};
 use crate::linux::partial_file::PartialFile;
+use crate::linux::program_place::is_fragment;
 use object::{Object, ObjectSymbol, SymbolKind};
 use std::collections::BTreeMap;
 
@@ -59,7 +60,7 @@ pub(super) fn add_functions<'a>(
             continue;
         };
         let name = name.split('@').next().unwrap_or(name);
-        if name.len() > LONGEST_NAME || functions.len() >= MOST_FUNCTIONS {
+        if name.len() > LONGEST_NAME || functions.len() >= MOST_FUNCTIONS || is_fragment(name) {
             continue;
         }
         if let Some(offset) = segments.offset_of(symbol.address(), true) {

@@ -3,6 +3,7 @@
 use super::{Elf, FoundPlace, MOST_PLACES, NoPlace, Segments};
 use crate::linux::glob::Glob;
 use crate::linux::partial_file::PartialFile;
+use crate::linux::program_place::is_fragment;
 use crate::linux::usdt::{NOTE, OWNER, UsdtNote};
 use object::read::elf::{FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind, elf};
@@ -45,8 +46,9 @@ pub(super) fn functions(
         }
         let Ok(name) = name else { continue };
         // A version may follow an `@`.
-        let is_meant = glob.matches(name) || name.split('@').next().is_some_and(|name| glob.matches(name));
-        if !is_meant {
+        let unversioned = name.split('@').next().unwrap_or(name);
+        let is_meant = glob.matches(name) || glob.matches(unversioned);
+        if !is_meant || is_fragment(unversioned) {
             continue;
         }
         if let Some(offset) = segments.offset_of(symbol.address(), true) {
