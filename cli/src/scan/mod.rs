@@ -20,6 +20,9 @@ use probe_engine::linux::names::Names;
 use probe_engine::linux::running::RunningKernel;
 use probe_engine::scan::finding::Finding;
 use probe_engine::scan::{Checked, Scan, is_whole, scan};
+use serde::Serialize;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use vmm::dump::{Dump, layouts};
@@ -28,6 +31,9 @@ use vmm::dump::{Dump, layouts};
 const BANNER: &[u8] = b"Linux version ";
 /// So many bytes of these are shown.
 const LONGEST_BANNER: usize = 160;
+
+/// So often is memory read that changes meanwhile.
+const TRIES: u32 = 4;
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let files = args.kernel.which.files()?;
@@ -45,7 +51,15 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let (memory, running, is_alone) =
         running(&kernel, memory).with_context(|| format!("cannot scan {shown}"))?;
     let mut found = scan(&kernel, &running, &memory)?;
-    if process(args).is_some() && found.checks.iter().any(|made| !made.findings.is_empty()) {
+    let is_live = process(args).is_some();
+    for _ in 1..TRIES {
+        // A list that changes while it is read may lead nowhere.
+        if !is_live || found.checks.iter().all(|made| made.failure.is_none()) {
+            break;
+        }
+        found = scan(&kernel, &running, &memory)?;
+    }
+    if is_live && found.checks.iter().any(|made| !made.findings.is_empty()) {
         // What was changed while it was read is no finding: one that is there twice is.
         let again = scan(&kernel, &running, &memory)?;
         let mut passed = 0;
@@ -65,31 +79,25 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
     }
     let is_listing = args.ps || args.modules || args.hooks || args.kallsyms;
-    list(|mut out| {
-        let mut row = |row: &ScanRow| match args.format {
-            Format::Text => writeln!(out, "{row}"),
-            Format::Json => json(&mut out, row),
-        };
+    list(|out| {
         if is_listing {
-            return listed(args, &kernel, &running, &found).iter().try_for_each(row);
+            let rows = listed(args, &kernel, &running, &found);
+            return rows.iter().try_for_each(|row| write_line(out, args.format, row));
         }
-        row(&ScanRow::kernel(kernel.release(), &running))?;
+        write_line(out, args.format, &ScanRow::kernel(kernel.release(), &running))?;
         let lines = ScanLines::of(&found, &kernel, &running);
-        for line in &lines.findings {
-            match args.format {
-                Format::Text => writeln!(out, "{line}")?,
-                Format::Json => json(&mut out, line)?,
-            }
-        }
-        for line in &lines.checks {
-            match args.format {
-                Format::Text => writeln!(out, "{line}")?,
-                Format::Json => json(&mut out, line)?,
-            }
-        }
-        Ok(())
+        lines.findings.iter().try_for_each(|line| write_line(out, args.format, line))?;
+        lines.checks.iter().try_for_each(|line| write_line(out, args.format, line))
     })?;
     Ok(if is_listing { ExitCode::SUCCESS } else { exit_code(&found.checks, is_alone) })
+}
+
+/// Writes `line` as it is wanted.
+fn write_line(mut out: &mut dyn Write, format: Format, line: &(impl Display + Serialize)) -> io::Result<()> {
+    match format {
+        Format::Text => writeln!(out, "{line}"),
+        Format::Json => json(&mut out, line),
+    }
 }
 
 /// What is listed instead of what was found.
