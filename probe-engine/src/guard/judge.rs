@@ -13,13 +13,13 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The longest instruction that is written over code which nobody lists: the jump of an optimised kprobe.
-const JUMP: usize = 5;
+pub(crate) const JUMP: usize = 5;
 /// The longest site.
 const LONGEST: usize = 8;
 /// So many bytes are known that kprobes have overwritten.
 const MOST_OVERWRITTEN: usize = 1 << 18;
 /// `jmp rel32`.
-const JUMP_NEAR: u8 = 0xe9;
+pub(crate) const JUMP_NEAR: u8 = 0xe9;
 /// Where there are no modules any more, and nothing that the kernel generates (Documentation/arch/x86/x86_64/mm.rst).
 const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
 
@@ -233,7 +233,7 @@ pub(crate) fn holds(site: &Site, now: &[u8], is_code: impl Fn(Gva) -> bool) -> b
 }
 
 /// Whether `code` at `at` is one of these branches, or will be when its first byte is written, to what is `wanted`.
-fn leads(code: &[u8], at: Gva, opcodes: &[u8], wanted: impl Fn(Gva) -> bool) -> bool {
+pub(crate) fn leads(code: &[u8], at: Gva, opcodes: &[u8], wanted: impl Fn(Gva) -> bool) -> bool {
     let end = at.add(code.len() as u64);
     let (opcode, distance) = match code {
         [0x0f, condition @ 0x80..=0x8f, a, b, c, d] => {

@@ -90,10 +90,10 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// The entry of the top table through which `at` goes.
-    pub(crate) fn top_entry<M: PhysMemory + ?Sized>(&self, memory: &M, at: Gva) -> Option<u64> {
+    /// Where the entry of the top table leads through which `at` goes, whatever it says of its use.
+    pub(crate) fn top_frame<M: PhysMemory + ?Sized>(&self, memory: &M, at: Gva) -> Option<Gpa> {
         let index = at.0 >> (12 + 9 * (self.levels - 1)) & 0x1ff;
-        memory.read_u64(self.root.add(index * 8)).ok()
+        memory.read_u64(self.root.add(index * 8)).ok().map(|entry| Gpa(entry & FRAME))
     }
 
     /// The same depth, with another top table.

@@ -1,14 +1,11 @@
 //! Whose the code is that a kernel can run: its own, its modules', and what it generates.
 
-use super::walk::{Unreadable, list};
+use super::subject::Subject;
+use super::walk::Unreadable;
 use crate::addr::Gva;
-use crate::linux::btf::Btf;
-use crate::linux::kernel::Kernel;
 use crate::linux::modules::Module;
-use crate::linux::running::RunningKernel;
 use crate::memory::PhysMemory;
 use crate::paging::Access;
-use crate::virt_memory::VirtMemory;
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -54,15 +51,13 @@ impl Code {
     ///
     /// # Errors
     /// [`Unreadable`] where one of its lists is.
-    pub fn of<M: PhysMemory + ?Sized>(
-        kernel: &Kernel,
-        btf: &Btf<'_>,
-        running: &RunningKernel,
-        memory: &VirtMemory<'_, M>,
+    pub(super) fn of<M: PhysMemory + ?Sized>(
+        subject: &Subject<'_, M>,
         modules: &[Module],
     ) -> Result<Self, Unreadable> {
-        let symbol = |name: &str| kernel.symbol(name).map(|at| running.map.gva(at));
-        let offset = |structure: &str, member: &str| btf.member(structure, member)?.offset();
+        let symbol = |name| subject.symbol(name);
+        let offset = |structure, member| subject.offset(structure, member);
+        let read = |at: Gva| subject.pointer(at);
         let mut owned = vec![(VSYSCALL..VSYSCALL.add(PAGE), Owner::Vsyscall)];
         if let (Some(start), Some(end)) = (symbol("_text"), symbol("_etext")) {
             owned.push((start..end, Owner::Kernel));
@@ -77,10 +72,10 @@ impl Code {
         if let (Some(head), Some(node), Some(at)) =
             (packs, offset("bpf_prog_pack", "list"), offset("bpf_prog_pack", "ptr"))
         {
-            let nodes = symbol("nr_node_ids").and_then(|at| memory.read_u32(at).ok());
+            let nodes = symbol("nr_node_ids").and_then(|at| subject.memory.read_u32(at).ok());
             let size = PACK * u64::from(nodes.unwrap_or(1).clamp(1, MOST_NODES));
-            for pack in list(memory, head)? {
-                let start = Gva(memory.read_u64(Gva(pack.0.wrapping_sub(node)).add(at))?);
+            for pack in subject.listed(head, node)? {
+                let start = read(pack.add(at))?;
                 owned.push((start..start.add(size), Owner::Bpf));
             }
         }
@@ -91,12 +86,11 @@ impl Code {
             offset("bpf_ksym", "start"),
             offset("bpf_ksym", "end"),
         ) {
-            for named in list(memory, head)? {
-                let named = Gva(named.0.wrapping_sub(node));
-                let [start, end] = [memory.read_u64(named.add(start))?, memory.read_u64(named.add(end))?];
+            for named in subject.listed(head, node)? {
+                let (start, end) = (read(named.add(start))?, read(named.add(end))?);
                 // None is larger than a pack.
-                if end.wrapping_sub(start) <= PACK {
-                    owned.push((Gva(start)..Gva(end), Owner::Bpf));
+                if end.0.wrapping_sub(start.0) <= PACK {
+                    owned.push((start..end, Owner::Bpf));
                 }
             }
         }
@@ -107,38 +101,37 @@ impl Code {
             offset("ftrace_ops", "trampoline"),
             offset("ftrace_ops", "trampoline_size"),
         ) {
-            for ops in list(memory, head)? {
-                let ops = Gva(ops.0.wrapping_sub(node));
-                let [start, size] = [memory.read_u64(ops.add(at))?, memory.read_u64(ops.add(size))?];
-                owned.push((Gva(start)..Gva(start).add(size.min(PAGE)), Owner::Ftrace));
+            for ops in subject.listed(head, node)? {
+                let (start, size) = (read(ops.add(at))?, read(ops.add(size))?.0.min(PAGE));
+                owned.push((start..start.add(size), Owner::Ftrace));
             }
         }
         // struct kprobe_insn_page, kernel/kprobes.c
         for slots in ["kprobe_insn_slots", "kprobe_optinsn_slots"] {
-            if let (Some(head), Some(pages), Some(node), Some(at)) = (
+            if let (Some(slots), Some(pages), Some(node), Some(at)) = (
                 symbol(slots),
                 offset("kprobe_insn_cache", "pages"),
                 offset("kprobe_insn_page", "list"),
                 offset("kprobe_insn_page", "insns"),
             ) {
-                for page in list(memory, head.add(pages))? {
-                    let start = Gva(memory.read_u64(Gva(page.0.wrapping_sub(node)).add(at))?);
+                for page in subject.listed(slots.add(pages), node)? {
+                    let start = read(page.add(at))?;
                     owned.push((start..start.add(PAGE), Owner::Kprobes));
                 }
             }
         }
         // struct real_mode_header, arch/x86/include/asm/realmode.h: places in it are physical addresses
-        if let (Some(pointer), Some(text), Some(end)) = (
+        if let (Some(header), Some(text), Some(end)) = (
             symbol("real_mode_header"),
             offset("real_mode_header", "text_start"),
             offset("real_mode_header", "ro_end"),
         ) {
-            let header = Gva(memory.read_u64(pointer)?);
+            let (memory, header) = (&subject.memory, read(header)?);
             let own = memory.translate(header, Access::Read)?;
             let [text, end] = [memory.read_u32(header.add(text))?, memory.read_u32(header.add(end))?];
-            let at = |phys: u32| header.add(u64::from(phys).wrapping_sub(own.0));
+            let start = header.add(u64::from(text).wrapping_sub(own.0));
             let size = u64::from(end.saturating_sub(text)).min(LARGEST_REAL_MODE);
-            owned.push((at(text)..at(text).add(size), Owner::RealMode));
+            owned.push((start..start.add(size), Owner::RealMode));
         }
         owned.retain(|(range, _)| range.start < range.end && range.start.is_kernels());
         owned.sort_by_key(|(range, _)| (range.start, range.end));

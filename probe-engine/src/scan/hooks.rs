@@ -2,14 +2,12 @@
 
 use super::code::{Code, Owner};
 use super::finding::{Finding, HookKind, What};
-use super::walk::{Unreadable, chain, chained, list};
+use super::subject::{Subject, around};
+use super::walk::{Unreadable, chain, chained};
 use crate::addr::Gva;
+use crate::guard::judge::{JUMP, JUMP_NEAR, leads};
 use crate::insn::INT3;
-use crate::linux::btf::Btf;
-use crate::linux::kernel::Kernel;
-use crate::linux::running::RunningKernel;
 use crate::memory::PhysMemory;
-use crate::virt_memory::VirtMemory;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -21,9 +19,6 @@ const OPTIMIZED: u32 = 4;
 const REDIRECTS: u64 = 1 << 13;
 /// So many hooks are read.
 const MOST_HOOKS: usize = 1 << 16;
-/// `jmp rel32`
-const JUMP: u64 = 5;
-const JUMP_NEAR: u8 = 0xe9;
 
 /// What is called somewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +43,7 @@ impl Overwritten {
     /// The bytes that a kprobe has overwritten around `at`.
     pub(super) fn around(&self, at: Gva) -> Option<Range<Gva>> {
         let (start, jump) = self.0.range(..=at).next_back()?;
-        let range = *start..start.add(if jump.is_some() { JUMP } else { 1 });
+        let range = *start..start.add(if jump.is_some() { JUMP as u64 } else { 1 });
         at.is_in(&range).then_some(range)
     }
 
@@ -56,10 +51,7 @@ impl Overwritten {
     pub(super) fn fits(&self, at: Gva, now: &[u8]) -> bool {
         match (self.0.get(&at), now) {
             (Some(_), [INT3]) => true,
-            (Some(Some(slot)), [JUMP_NEAR | INT3, distance @ ..]) => {
-                let distance = distance.first_chunk().map(|distance| i32::from_le_bytes(*distance));
-                distance.is_some_and(|distance| at.add(JUMP).offset(distance.into()) == *slot)
-            }
+            (Some(Some(slot)), jump) => leads(jump, at, &[JUMP_NEAR], |to| to == *slot),
             _ => false,
         }
     }
@@ -67,15 +59,12 @@ impl Overwritten {
 
 /// All hooks, and where kprobes have overwritten code.
 pub(super) fn read<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    btf: &Btf<'_>,
-    running: &RunningKernel,
-    memory: &VirtMemory<'_, M>,
+    subject: &Subject<'_, M>,
     code: &Code,
 ) -> Result<(Vec<Hook>, Overwritten), Unreadable> {
     let mut hooks = Vec::new();
-    let symbol = |name: &str| kernel.symbol(name).map(|at| running.map.gva(at));
-    let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
+    let symbol = |name| subject.symbol(name);
+    let offset = |structure, path| subject.offset(structure, path);
     let hook = |kind, at, handler, redirects| {
         let owner = code.owner(handler).cloned();
         Hook { kind, at, handler, owner, redirects }
@@ -86,7 +75,7 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                 .map(|member| offset("kprobe", member));
         Some((symbol("kprobe_table")?, node?, at?, siblings?, [before?, after?], flags?))
     };
-    if kernel.symbol("register_kprobe").is_some() && layout().is_none() {
+    if symbol("register_kprobe").is_some() && layout().is_none() {
         return Err(Unreadable::Unknown("kprobes"));
     }
     let mut overwritten = Overwritten::default();
@@ -97,21 +86,18 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
         let slot = offset("optimized_kprobe", "optinsn.insn");
         let returned = offset("kretprobe", "kp").zip(offset("kretprobe", "handler"));
         for bucket in 0..BUCKETS {
-            for found in chained(memory, table.add(8 * bucket))? {
-                let probe = Gva(found.0.wrapping_sub(node));
-                let place = Gva(memory.read_u64(probe.add(at))?);
-                let is_optimized = memory.read_u32(probe.add(flags))? & OPTIMIZED != 0;
+            for found in chained(&subject.memory, table.add(8 * bucket))? {
+                let probe = around(found, node);
+                let place = subject.pointer(probe.add(at))?;
+                let is_optimized = subject.memory.read_u32(probe.add(flags))? & OPTIMIZED != 0;
                 let jump = slot.filter(|_| is_optimized);
-                let jump = jump.map(|slot| memory.read_u64(probe.add(slot))).transpose()?;
+                let jump = jump.map(|slot| subject.pointer(probe.add(slot))).transpose()?;
                 // A slot of anybody else's is no reason for a jump.
-                let slot = jump.map(Gva).filter(|slot| code.owner(*slot) == Some(&Owner::Kprobes));
+                let slot = jump.filter(|slot| code.owner(*slot) == Some(&Owner::Kprobes));
                 overwritten.0.insert(place, slot);
-                let is_several = several == Some(Gva(memory.read_u64(probe.add(handlers[0]))?));
+                let is_several = several == Some(subject.pointer(probe.add(handlers[0]))?);
                 let probes = match is_several {
-                    true => list(memory, probe.add(siblings))?
-                        .into_iter()
-                        .map(|node| Gva(node.0.wrapping_sub(siblings)))
-                        .collect(),
+                    true => subject.listed(probe.add(siblings), siblings)?,
                     false => vec![probe],
                 };
                 looked_at += probes.len();
@@ -120,11 +106,11 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
                 }
                 for probe in probes {
                     for handler in handlers {
-                        let mut handler = Gva(memory.read_u64(probe.add(handler))?);
+                        let mut handler = subject.pointer(probe.add(handler))?;
                         if Some(handler) == of_returns
                             && let Some((inside, own)) = returned
                         {
-                            handler = Gva(memory.read_u64(Gva(probe.0.wrapping_sub(inside)).add(own))?);
+                            handler = subject.pointer(around(probe, inside).add(own))?;
                         }
                         if handler.0 != 0 {
                             hooks.push(hook(HookKind::Kprobe, place, handler, false));
@@ -138,13 +124,13 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
         let [function, next, flags] = ["func", "next", "flags"].map(|member| offset("ftrace_ops", member));
         Some((symbol("ftrace_ops_list")?, symbol("ftrace_list_end")?, function?, next?, flags?))
     };
-    if kernel.symbol("register_ftrace_function").is_some() && tracers().is_none() {
+    if symbol("register_ftrace_function").is_some() && tracers().is_none() {
         return Err(Unreadable::Unknown("tracers"));
     }
     if let Some((first, end, function, next, flags)) = tracers() {
-        for tracer in chain(memory, first, |at| at == end || at.0 == 0, next)? {
-            let redirects = memory.read_u64(tracer.add(flags))? & REDIRECTS != 0;
-            let handler = Gva(memory.read_u64(tracer.add(function))?);
+        for tracer in chain(&subject.memory, first, |at| at == end || at.0 == 0, next)? {
+            let redirects = subject.pointer(tracer.add(flags))?.0 & REDIRECTS != 0;
+            let handler = subject.pointer(tracer.add(function))?;
             hooks.push(hook(HookKind::Ftrace, tracer, handler, redirects));
         }
     }

@@ -1,10 +1,10 @@
 //! The interrupt table.
 
 use super::finding::{Finding, What};
+use super::subject::Subject;
 use super::walk::Unreadable;
 use crate::addr::Gva;
 use crate::linux::kernel::Kernel;
-use crate::linux::running::RunningKernel;
 use crate::memory::PhysMemory;
 use std::ops::Range;
 
@@ -15,17 +15,15 @@ const PRESENT: u8 = 1 << 7;
 
 /// Calls `tell` with each gate that leads to no entry of the kernel's, and says how many there are.
 pub(super) fn check<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    running: &RunningKernel,
-    phys: &M,
+    subject: &Subject<'_, M>,
     tell: &mut dyn FnMut(Finding),
 ) -> Result<u64, Unreadable> {
-    let Some(table) = kernel.symbol("idt_table") else {
-        return Err(Unreadable::Unknown("interrupt table"));
-    };
+    const UNKNOWN: Unreadable = Unreadable::Unknown("interrupt table");
+    let Subject { kernel, running, memory, .. } = subject;
+    let table = kernel.symbol("idt_table").ok_or(UNKNOWN)?;
     let entries = entries(kernel);
     let mut bytes = [0; GATE * GATES];
-    phys.read(running.map.gpa(table), &mut bytes).map_err(|_| Unreadable::Unknown("interrupt table"))?;
+    memory.phys.read(running.map.gpa(table), &mut bytes).map_err(|_| UNKNOWN)?;
     let mut looked_at = 0;
     let (gates, _) = bytes.as_chunks::<GATE>();
     for (gate, vector) in gates.iter().zip(0..=u8::MAX) {

@@ -10,6 +10,7 @@ mod interrupts;
 mod modules;
 mod pointers;
 pub mod processes;
+mod subject;
 mod tables;
 mod thunks;
 mod walk;
@@ -21,6 +22,7 @@ use self::image::Expected;
 use self::modules::Found;
 use self::pointers::Census;
 use self::processes::Process;
+use self::subject::Subject;
 use crate::guard::sealed::{NotSealable, SealedKernel};
 use crate::linux::btf::BtfError;
 use crate::linux::kernel::Kernel;
@@ -125,33 +127,33 @@ pub fn scan<M: PhysMemory + ?Sized>(
     let sealed = SealedKernel::of(kernel)?;
     let expected = Expected::of(kernel, &sealed, running.map)?;
     let memory = VirtMemory::new(phys, running.space);
+    let subject = Subject { kernel, btf: &btf, running, memory };
     let mut failures = Vec::new();
-    let found = modules::read(kernel, &btf, running, &memory).unwrap_or_else(|error| {
+    let found = modules::read(&subject).unwrap_or_else(|error| {
         failures.push((Check::Modules, error.to_string()));
         Found::default()
     });
-    let code = Code::of(kernel, &btf, running, &memory, &found.modules).unwrap_or_else(|error| {
+    let code = Code::of(&subject, &found.modules).unwrap_or_else(|error| {
         failures.push((Check::Executable, error.to_string()));
         Code::default()
     });
-    let read = hooks::read(kernel, &btf, running, &memory, &code);
+    let read = hooks::read(&subject, &code);
     let (hooks, overwritten) = read.unwrap_or_else(|error| {
         failures.push((Check::Hooks, error.to_string()));
         (Vec::new(), Overwritten::default())
     });
-    let processes = processes::read(kernel, &btf, running, &memory).unwrap_or_else(|error| {
+    let processes = processes::read(&subject).unwrap_or_else(|error| {
         failures.extend([Check::Credentials, Check::PageTables].map(|check| (check, error.to_string())));
         Vec::new()
     });
-    let page_table = btf.member("mm_struct", "pgd").and_then(|member| member.offset());
-    let census = Census { kernel, btf: &btf, running, memory: &memory, code: &code };
+    let census = Census { subject: &subject, code: &code };
     let made = |check| match check {
         Check::Image => Checked::make(check, |tell| {
-            expected.compare(&memory, &code, &overwritten, tell).map(|()| expected.length())
+            expected.compare(&subject.memory, &code, &overwritten, tell).map(|()| expected.length())
         }),
         Check::PageTables => Checked::make(check, |tell| {
             let ranges = expected.ranges();
-            let looked_at = tables::check(running, &memory, ranges, &processes, page_table, tell);
+            let looked_at = tables::check(&subject, ranges, &processes, tell);
             Ok::<_, ScanError>(looked_at)
         }),
         Check::Executable => Checked::make(check, |tell| executable::check(phys, running.space, &code, tell)),
@@ -159,14 +161,14 @@ pub fn scan<M: PhysMemory + ?Sized>(
             found.findings.iter().cloned().for_each(tell);
             Ok::<_, ScanError>(found.modules.len() as u64)
         }),
-        Check::Interrupts => Checked::make(check, |tell| interrupts::check(kernel, running, phys, tell)),
+        Check::Interrupts => Checked::make(check, |tell| interrupts::check(&subject, tell)),
         Check::Hooks => Checked::make(check, |tell| {
             hooks.iter().filter_map(hooks::finding).for_each(tell);
             Ok::<_, ScanError>(hooks.len() as u64)
         }),
         Check::Pointers => Checked::make(check, |tell| census.check(tell)),
         Check::Credentials => Checked::make(check, |tell| {
-            processes::check(kernel, running, &processes, tell);
+            processes::check(&subject, &processes, tell);
             Ok::<_, ScanError>(processes.len() as u64)
         }),
     };
@@ -176,6 +178,6 @@ pub fn scan<M: PhysMemory + ?Sized>(
             made.failure = Some(failure);
         }
     }
-    let names = modules::names(kernel, &btf, &memory, &found.modules);
+    let names = modules::names(&subject, &found.modules);
     Ok(Scan { checks, modules: found.modules, names, processes, hooks })
 }

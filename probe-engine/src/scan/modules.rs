@@ -1,16 +1,13 @@
 //! The modules of a running kernel, by each of its lists: a module that hides takes itself from some of them.
 
 use super::finding::{Finding, What};
-use super::walk::{Unreadable, list, tree};
+use super::subject::{Subject, around};
+use super::walk::{Unreadable, tree};
 use crate::addr::Gva;
-use crate::linux::btf::Btf;
-use crate::linux::kernel::Kernel;
 use crate::linux::modules::{Module, ModuleLayout, ModuleState};
 use crate::linux::names::ModuleNames;
-use crate::linux::running::RunningKernel;
 use crate::linux::symbols::SymbolTable;
 use crate::memory::PhysMemory;
-use crate::virt_memory::VirtMemory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -38,16 +35,10 @@ pub(super) struct Found {
     pub(super) findings: Vec<Finding>,
 }
 
-pub(super) fn read<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    btf: &Btf<'_>,
-    running: &RunningKernel,
-    memory: &VirtMemory<'_, M>,
-) -> Result<Found, Unreadable> {
-    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else {
-        return Err(Unreadable::Unknown("modules"));
-    };
-    let lists = lists(kernel, btf, running, memory, &layout)?;
+pub(super) fn read<M: PhysMemory + ?Sized>(subject: &Subject<'_, M>) -> Result<Found, Unreadable> {
+    let layout = ModuleLayout::find(subject.kernel.symbols(), subject.btf);
+    let layout = layout.ok_or(Unreadable::Unknown("modules"))?;
+    let lists = lists(subject, &layout)?;
     let mut missing: BTreeMap<Gva, Vec<&'static str>> = BTreeMap::new();
     if lists.iter().any(|list| list.modules.len() > MOST_MODULES) {
         return Err(Unreadable::Endless);
@@ -58,9 +49,8 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
     }
     let mut found = Found::default();
     for (at, missing) in missing {
-        let Ok(module) = Module::read(&layout, memory, at) else {
-            let what = What::Disguised;
-            found.findings.push(Finding { at, what });
+        let Ok(module) = Module::read(&layout, &subject.memory, at) else {
+            found.findings.push(Finding { at, what: What::Disguised });
             continue;
         };
         // One that comes or goes is known by its addresses, and not shown to users.
@@ -79,15 +69,13 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
 
 /// What the functions of these modules are called, as far as that can be read.
 pub(super) fn names<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    btf: &Btf<'_>,
-    memory: &VirtMemory<'_, M>,
+    subject: &Subject<'_, M>,
     modules: &[Module],
 ) -> Vec<Arc<ModuleNames>> {
-    let Some(layout) = ModuleLayout::find(kernel.symbols(), btf) else { return Vec::new() };
+    let Some(layout) = ModuleLayout::find(subject.kernel.symbols(), subject.btf) else { return Vec::new() };
     let mut bytes = 0;
     let names = |module: &Module| {
-        let symbols: Arc<SymbolTable> = module.symbols(&layout, memory).ok()?.into();
+        let symbols: Arc<SymbolTable> = module.symbols(&layout, &subject.memory).ok()?.into();
         bytes += symbols.bytes();
         if bytes > MOST_NAME_BYTES {
             return None;
@@ -99,17 +87,13 @@ pub(super) fn names<M: PhysMemory + ?Sized>(
 }
 
 fn lists<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    btf: &Btf<'_>,
-    running: &RunningKernel,
-    memory: &VirtMemory<'_, M>,
+    subject: &Subject<'_, M>,
     layout: &ModuleLayout,
 ) -> Result<Vec<Listed>, Unreadable> {
-    let symbol = |name: &str| kernel.symbol(name).map(|at| running.map.gva(at));
-    let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
-    let own = list(memory, running.map.gva(layout.head))?;
-    let own = own.into_iter().map(|node| node.offset(-i64::from(layout.list))).collect();
-    let mut lists = vec![Listed { name: "the list of modules", modules: own }];
+    let symbol = |name| subject.symbol(name);
+    let offset = |structure, path| subject.offset(structure, path);
+    let own = subject.listed(subject.running.map.gva(layout.head), layout.list.into())?;
+    let mut lists = vec![Listed { name: "the list of modules", modules: own.into_iter().collect() }];
     // struct kset *module_kset, kernel/params.c; struct module_kobject, include/linux/module.h
     if let (Some(kset), Some(head), Some(node), Some(object), Some(module)) = (
         symbol("module_kset"),
@@ -118,12 +102,12 @@ fn lists<M: PhysMemory + ?Sized>(
         offset("module_kobject", "kobj"),
         offset("module_kobject", "mod"),
     ) {
-        let kset = Gva(memory.read_u64(kset)?);
+        let kset = subject.pointer(kset)?;
         let mut modules = BTreeSet::new();
-        for found in list(memory, kset.add(head))? {
-            let object = Gva(found.0.wrapping_sub(node).wrapping_sub(object));
+        for found in subject.listed(kset.add(head), node)? {
             // What is built in has none.
-            modules.extend(Some(Gva(memory.read_u64(object.add(module))?)).filter(|at| at.0 != 0));
+            let module = subject.pointer(around(found, object).add(module))?;
+            modules.extend(Some(module).filter(|at| at.0 != 0));
         }
         lists.push(Listed { name: SHOWN, modules });
     }
@@ -135,9 +119,8 @@ fn lists<M: PhysMemory + ?Sized>(
         offset("mod_tree_node", "mod"),
     ) {
         let mut modules = BTreeSet::new();
-        for found in tree(memory, root.add(trees))? {
-            let found = Gva(found.0.wrapping_sub(node));
-            modules.insert(Gva(memory.read_u64(found.add(module))?));
+        for found in tree(&subject.memory, root.add(trees))? {
+            modules.insert(subject.pointer(around(found, node).add(module))?);
         }
         lists.push(Listed { name: "the tree by which addresses are looked up", modules });
     }

@@ -2,13 +2,10 @@
 
 use super::code::{Code, Owner};
 use super::finding::{Finding, What};
-use super::walk::{Unreadable, chain, list};
-use crate::addr::Gva;
-use crate::linux::btf::{Btf, Kind};
-use crate::linux::kernel::Kernel;
-use crate::linux::running::RunningKernel;
+use super::subject::Subject;
+use super::walk::{Unreadable, chain};
+use crate::linux::btf::Kind;
 use crate::memory::PhysMemory;
-use crate::virt_memory::VirtMemory;
 
 /// Where such pointers are. Names are the kernel's own; what a kernel does not have is left out.
 enum Row {
@@ -60,10 +57,7 @@ const ROWS: [Row; 24] = [
 
 /// What is needed to look.
 pub(super) struct Census<'a, M: PhysMemory + ?Sized> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) btf: &'a Btf<'a>,
-    pub(super) running: &'a RunningKernel,
-    pub(super) memory: &'a VirtMemory<'a, M>,
+    pub(super) subject: &'a Subject<'a, M>,
     pub(super) code: &'a Code,
 }
 
@@ -79,8 +73,9 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
 
     /// The pointers of one row; `None` where the kernel does not have it.
     fn row(&self, row: &Row, tell: &mut dyn FnMut(Finding)) -> Result<Option<u64>, Unreadable> {
-        let symbol = |name: &str| self.kernel.symbol(name).map(|at| self.running.map.gva(at));
-        let offset = |structure: &str, path: &str| self.btf.member(structure, path)?.offset();
+        let Self { subject, code } = self;
+        let symbol = |name| subject.symbol(name);
+        let offset = |structure, path| subject.offset(structure, path);
         let (name, structure, is_own, found) = match *row {
             Row::Own { symbol: name, structure } => {
                 let Some(at) = symbol(name) else { return Ok(None) };
@@ -91,8 +86,7 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
                 let mut found = Vec::new();
                 for number in 0..lists {
                     // struct list_head {next, prev}
-                    let nodes = list(self.memory, head.add(16 * number))?;
-                    found.extend(nodes.into_iter().map(|at| Gva(at.0.wrapping_sub(node))));
+                    found.extend(subject.listed(head.add(16 * number), node)?);
                 }
                 (name, structure, false, found)
             }
@@ -101,13 +95,14 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
                 let Some(((at, inside), next)) = symbol(name).zip(inside).zip(offset(structure, next)) else {
                     return Ok(None);
                 };
-                (name, structure, false, self.chained(at.add(inside), next)?)
+                let found = chain(&subject.memory, at.add(inside), |at| at.0 == 0, next)?;
+                (name, structure, false, found)
             }
             Row::Pointed { symbol: name, count, structure } => {
                 let Some(at) = symbol(name) else { return Ok(None) };
                 let mut found = Vec::new();
                 for number in 0..count {
-                    found.extend(Some(Gva(self.memory.read_u64(at.add(8 * number))?)).filter(|at| at.0 != 0));
+                    found.extend(Some(subject.pointer(at.add(8 * number))?).filter(|at| at.0 != 0));
                 }
                 (name, structure, false, found)
             }
@@ -115,8 +110,8 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
         let members = self.functions(structure);
         for at in &found {
             for (member, offset) in &members {
-                let to = Gva(self.memory.read_u64(at.add(*offset))?);
-                let owner = self.code.owner(to);
+                let to = subject.pointer(at.add(*offset))?;
+                let owner = code.owner(to);
                 let is_right = match owner {
                     _ if to.0 == 0 => true,
                     Some(Owner::Kernel) => true,
@@ -132,16 +127,12 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
         Ok(Some((found.len() * members.len()) as u64))
     }
 
-    /// Structures that point to the next one `next` bytes behind their start; at `head` is the pointer to the first.
-    fn chained(&self, head: Gva, next: u64) -> Result<Vec<Gva>, Unreadable> {
-        chain(self.memory, head, |at| at.0 == 0, next)
-    }
-
     /// The members of a structure that are pointers to functions, and where these are.
     fn functions(&self, structure: &str) -> Vec<(&str, u64)> {
-        let members = self.btf.structure(structure).into_iter().flat_map(|structure| structure.members());
+        let btf = self.subject.btf;
+        let members = btf.structure(structure).into_iter().flat_map(|structure| structure.members());
         let is_function = |ty| {
-            let to = self.btf.pointee(ty).and_then(|to| self.btf.plain(to));
+            let to = btf.pointee(ty).and_then(|to| btf.plain(to));
             to.is_some_and(|to| matches!(to.kind, Kind::Prototype(_)))
         };
         members.filter(|member| is_function(member.ty)).filter_map(|m| Some((m.name, m.offset()?))).collect()

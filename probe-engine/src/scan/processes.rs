@@ -1,14 +1,11 @@
 //! The processes of a guest, and whose rights they have.
 
 use super::finding::{Finding, What};
-use super::walk::{Unreadable, list};
+use super::subject::Subject;
+use super::walk::Unreadable;
 use crate::addr::Gva;
-use crate::linux::btf::Btf;
-use crate::linux::kernel::Kernel;
-use crate::linux::running::RunningKernel;
 use crate::linux::task::TaskLayout;
 use crate::memory::PhysMemory;
-use crate::virt_memory::VirtMemory;
 
 /// So many tasks are looked at.
 const MOST_TASKS: usize = 1 << 16;
@@ -45,14 +42,13 @@ struct Layout {
 }
 
 impl Layout {
-    fn find(btf: &Btf<'_>) -> Option<Self> {
-        let offset = |structure: &str, path: &str| btf.member(structure, path)?.offset();
-        let task = |member: &str| offset("task_struct", member);
+    fn find<M: PhysMemory + ?Sized>(subject: &Subject<'_, M>) -> Option<Self> {
+        let task = |member| subject.offset("task_struct", member);
         Some(Self {
             tasks: task("tasks")?,
             thread_node: task("thread_node")?,
             signal: task("signal")?,
-            thread_head: offset("signal_struct", "thread_head")?,
+            thread_head: subject.offset("signal_struct", "thread_head")?,
             mm: task("mm")?,
             parent: task("real_parent")?,
             tgid: task("tgid")?,
@@ -62,26 +58,19 @@ impl Layout {
 }
 
 /// The processes that the kernel's list has, by their numbers.
-pub(super) fn read<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    btf: &Btf<'_>,
-    running: &RunningKernel,
-    memory: &VirtMemory<'_, M>,
-) -> Result<Vec<Process>, Unreadable> {
+pub(super) fn read<M: PhysMemory + ?Sized>(subject: &Subject<'_, M>) -> Result<Vec<Process>, Unreadable> {
     const UNKNOWN: Unreadable = Unreadable::Unknown("processes");
-    let first = kernel.symbol("init_task").map(|at| running.map.gva(at)).ok_or(UNKNOWN)?;
-    let layout = Layout::find(btf).ok_or(UNKNOWN)?;
-    let task = TaskLayout::find(kernel.symbols(), btf).ok_or(UNKNOWN)?;
-    let pointer = |at: Gva| memory.read_u64(at).map(Gva);
-    let behind = |node: Gva, offset: u64| Gva(node.0.wrapping_sub(offset));
-    let others = list(memory, first.add(layout.tasks))?;
-    let leaders = std::iter::once(first).chain(others.into_iter().map(|node| behind(node, layout.tasks)));
+    let memory = &subject.memory;
+    let first = subject.symbol("init_task").ok_or(UNKNOWN)?;
+    let layout = Layout::find(subject).ok_or(UNKNOWN)?;
+    let task = TaskLayout::find(subject.kernel.symbols(), subject.btf).ok_or(UNKNOWN)?;
+    let others = subject.listed(first.add(layout.tasks), layout.tasks)?;
+    let leaders = std::iter::once(first).chain(others);
     let (mut found, mut looked_at) = (Vec::new(), 0);
     for leader in leaders {
         let told = task.read_task(memory, leader)?;
-        let head = pointer(leader.add(layout.signal))?.add(layout.thread_head);
-        let mut threads: Vec<Gva> =
-            list(memory, head)?.into_iter().map(|node| behind(node, layout.thread_node)).collect();
+        let head = subject.pointer(leader.add(layout.signal))?.add(layout.thread_head);
+        let mut threads = subject.listed(head, layout.thread_node)?;
         // One that ends is on no list of threads any more.
         if !threads.contains(&leader) {
             threads.push(leader);
@@ -94,11 +83,11 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
         let mut mm = Gva(0);
         for thread in threads {
             for offset in layout.credentials {
-                credentials.push(pointer(thread.add(offset))?);
+                credentials.push(subject.pointer(thread.add(offset))?);
             }
-            mm = if mm == Gva(0) { pointer(thread.add(layout.mm))? } else { mm };
+            mm = if mm == Gva(0) { subject.pointer(thread.add(layout.mm))? } else { mm };
         }
-        let parent = pointer(leader.add(layout.parent))?;
+        let parent = subject.pointer(leader.add(layout.parent))?;
         found.push(Process {
             at: leader,
             pid: told.tgid,
@@ -114,13 +103,12 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
 }
 
 /// Those that have the credentials of the kernel's own threads, without being one.
-pub(super) fn check(
-    kernel: &Kernel,
-    running: &RunningKernel,
+pub(super) fn check<M: PhysMemory + ?Sized>(
+    subject: &Subject<'_, M>,
     processes: &[Process],
     tell: &mut dyn FnMut(Finding),
 ) {
-    let Some(own) = kernel.symbol("init_cred").map(|at| running.map.gva(at)) else { return };
+    let Some(own) = subject.symbol("init_cred") else { return };
     for Process { at, pid, comm, memory, credentials, .. } in processes {
         if memory.is_some() && credentials.contains(&own) {
             tell(Finding { at: *at, what: What::KernelsRights { pid: *pid, comm: comm.clone() } });

@@ -2,29 +2,26 @@
 
 use super::finding::{Finding, What};
 use super::processes::Process;
+use super::subject::Subject;
 use crate::addr::Gva;
 use crate::linux::running::RunningKernel;
 use crate::memory::PhysMemory;
 use crate::paging::{Access, AddressSpace};
-use crate::virt_memory::VirtMemory;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
-/// What the kernel's top page table entry says of its use, and not of where it leads: accessed, dirty and software bits.
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// Calls `tell` with each page of `ranges` (link-time) that is not where the image is, and with each process that has another
 /// entry for it in its top table. Says how many ways it has looked at.
 pub(super) fn check<M: PhysMemory + ?Sized>(
-    running: &RunningKernel,
-    memory: &VirtMemory<'_, M>,
+    subject: &Subject<'_, M>,
     ranges: &[Range<Gva>],
     processes: &[Process],
-    page_table: Option<u64>,
     tell: &mut dyn FnMut(Finding),
 ) -> u64 {
-    let RunningKernel { map, space } = running;
+    let RunningKernel { map, space } = subject.running;
+    let phys = subject.memory.phys;
     let mut looked_at = 0;
     let mut pages = BTreeSet::new();
     for range in ranges {
@@ -33,20 +30,20 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     for link in pages {
         looked_at += 1;
         let (at, own) = (map.gva(link), map.gpa(link));
-        let to = space.translate(memory.phys, at, Access::Read).ok();
+        let to = space.translate(phys, at, Access::Read).ok();
         if to != Some(own) {
             tell(Finding { at, what: What::Remapped { own, to } });
         }
     }
     let text = map.gva(map.text().0);
-    let own = space.top_entry(memory.phys, text).map(|entry| entry & FRAME);
+    let own = space.top_frame(phys, text);
+    let page_table = subject.offset("mm_struct", "pgd");
     for (process, table) in
         processes.iter().filter_map(|process| Some((process, process.memory?.add(page_table?))))
     {
-        let Some(space) = address_space(memory, table, *space) else { continue };
+        let Some(space) = address_space(subject, table) else { continue };
         looked_at += 1;
-        let entry = space.top_entry(memory.phys, text).map(|entry| entry & FRAME);
-        if entry != own {
+        if space.top_frame(phys, text) != own {
             let Process { pid, comm, at, .. } = process;
             tell(Finding { at: *at, what: What::OwnTables { pid: *pid, comm: comm.clone() } });
         }
@@ -55,11 +52,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
 }
 
 /// The page tables to whose top table a pointer is at `table`.
-fn address_space<M: PhysMemory + ?Sized>(
-    memory: &VirtMemory<'_, M>,
-    table: Gva,
-    like: AddressSpace,
-) -> Option<AddressSpace> {
-    let top = Gva(memory.read_u64(table).ok()?);
-    Some(like.with_root(memory.translate(top, Access::Read).ok()?))
+fn address_space<M: PhysMemory + ?Sized>(subject: &Subject<'_, M>, table: Gva) -> Option<AddressSpace> {
+    let top = subject.pointer(table).ok()?;
+    Some(subject.running.space.with_root(subject.memory.translate(top, Access::Read).ok()?))
 }

@@ -11,7 +11,7 @@ const MOST: usize = 1 << 16;
 
 /// What cannot be read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub(super) enum Unreadable {
     /// No memory is there.
     #[error("a list leads to where no memory is")]
     Memory(#[from] PageFault),
