@@ -9,6 +9,7 @@ use probe_engine::addr::{Gpa, Gva};
 use probe_engine::guard::attempt::{NoAttempt, Write};
 use probe_engine::guard::judge::{Judge, Objection, Patch};
 use probe_engine::guard::sealed::SealedKernel;
+use probe_engine::linux::running::KernelMap;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::AddressSpace;
@@ -147,10 +148,8 @@ pub struct Guard {
 /// A kernel whose pages are sealed.
 struct Sealed {
     judge: Mutex<Judge>,
-    /// What KASLR added to its addresses.
-    slide: u64,
-    /// Where its text was linked, and where that lies.
-    text: (Gva, Gpa),
+    /// Where it is.
+    map: KernelMap,
     /// The page tables by which its patching code writes.
     poking: Gpa,
 }
@@ -158,14 +157,8 @@ struct Sealed {
 impl Sealed {
     /// Where was linked what lies at `at`: the kernel's image is in one piece.
     fn link(&self, at: Gpa) -> Gva {
-        let (linked, lies) = self.text;
+        let (linked, lies) = self.map.text();
         linked.add(at.0.wrapping_sub(lies.0))
-    }
-
-    /// Where lies what was linked at `link`.
-    fn gpa(&self, link: Gva) -> Gpa {
-        let (linked, lies) = self.text;
-        lies.add(link.0.wrapping_sub(linked.0))
     }
 }
 
@@ -185,11 +178,10 @@ impl Guard {
         &self.kernel
     }
 
-    /// The kernel's pages are sealed: it runs `slide` bytes behind where it was linked, its text lies at `text` and its patching code
-    /// writes by the page tables at `poking`.
-    pub(crate) fn stands(&self, slide: u64, text: (Gva, Gpa), poking: Gpa) {
-        let judge = Mutex::new(Judge::new(self.kernel.clone(), slide));
-        if self.sealed.set(Sealed { judge, slide, text, poking }).is_ok() {
+    /// The kernel's pages are sealed: it is where `map` says, and its patching code writes by the page tables at `poking`.
+    pub(crate) fn stands(&self, map: KernelMap, poking: Gpa) {
+        let judge = Mutex::new(Judge::new(self.kernel.clone(), map.slide()));
+        if self.sealed.set(Sealed { judge, map, poking }).is_ok() {
             let pages = self.kernel.pages.iter().map(|range| (range.end.0 - range.start.0) / 4096);
             self.seen().report.pages = Some(pages.sum());
         }
@@ -203,7 +195,7 @@ impl Guard {
     /// The function that writes then, in the running kernel.
     pub(crate) fn poke(&self) -> Option<Range<Gva>> {
         let Range { start, end } = self.kernel.poke;
-        self.sealed.get().map(|sealed| start.add(sealed.slide)..end.add(sealed.slide))
+        self.sealed.get().map(|sealed| sealed.map.gva(start)..sealed.map.gva(end))
     }
 
     /// Whether there is sealed memory.
@@ -214,7 +206,7 @@ impl Guard {
     /// Makes this write, if the kernel may make it itself, which `is_poking` or not. What it may is counted.
     pub(crate) fn carry_out(&self, write: &Write, is_poking: bool, ram: &GuestRam) -> Result<(), Objection> {
         let sealed = self.sealed.get().ok_or(Objection::Writer)?;
-        let read = |link: Gva, buf: &mut [u8]| ram.read(sealed.gpa(link), buf).is_ok();
+        let read = |link: Gva, buf: &mut [u8]| ram.read(sealed.map.gpa(link), buf).is_ok();
         // Judged and made in one step: another CPU may write beside it.
         let mut judge = lock(&sealed.judge);
         let patch = judge.judge(sealed.link(write.at), &write.bytes, is_poking, read)?;
@@ -252,7 +244,7 @@ impl Guard {
 
     /// Where the kernel has what lies at `at` (GVA).
     pub(crate) fn place(&self, at: Gpa) -> Gva {
-        self.sealed.get().map_or(Gva(at.0), |sealed| sealed.link(at).add(sealed.slide))
+        self.sealed.get().map_or(Gva(at.0), |sealed| sealed.map.gva(sealed.link(at)))
     }
 
     pub(crate) fn report(&self) -> GuardReport {

@@ -74,7 +74,7 @@ fn seal(guard: &Guard, ram: &GuestRam, RunningKernel { map, space }: RunningKern
     let poking = memory.read_u64(map.gva(kernel.poking_space))?;
     let top = memory.read_u64(Gva(poking).add(kernel.page_table))?;
     let poking: Gpa = memory.translate(Gva(top), Access::Read)?;
-    guard.stands(map.slide(), map.text(), poking);
+    guard.stands(map, poking);
     for pages in &kernel.pages {
         ram.seal(&(map.gpa(pages.start)..map.gpa(pages.end)))?;
     }
