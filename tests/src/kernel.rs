@@ -12,6 +12,17 @@ const RENAMED: [(&str, &str); 5] = [
     ("pipe_write", "anon_pipe_write"),
 ];
 
+/// Has the guest's kernel probe itself by its tracefs, at vfs_rmdir and behind `OFFSET` bytes of vfs_mkdir: for its shell.
+pub const KPROBES: &str = "\
+set -e
+mount -t tracefs tracefs /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 'p:entry vfs_rmdir' > kprobe_events
+echo 'r:back vfs_rmdir' >> kprobe_events
+echo 'p:inside vfs_mkdir+OFFSET' >> kprobe_events
+echo 1 > events/kprobes/enable
+";
+
 /// The kernel that guests run.
 pub fn under_test() -> &'static Kernel {
     let name = std::env::var("VMM_TEST_KERNEL").unwrap_or_else(|_| DEFAULT_KERNEL.to_string());

@@ -11,7 +11,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::probe::place::{Behind, SiteInfo, in_kernel};
 use serde_json::Value;
 use std::fs;
-use tests::kernel::name_of;
+use tests::kernel::{KPROBES, name_of};
 use tests::product::{Run, binary, initrd_with, kernel, run};
 
 /// A guest's kernel, and what is known about it from its file.
@@ -90,16 +90,6 @@ fn calls(guest: &Guest, run: &Run, function: &str) -> u64 {
     inside
 }
 
-/// The guest's own probes come first, while nothing stands behind the entry.
-const KPROBES: &str = "\
-set -e
-mount -t tracefs tracefs /sys/kernel/tracing
-cd /sys/kernel/tracing
-echo 'p:entry vfs_rmdir' > kprobe_events
-echo 'r:back vfs_rmdir' >> kprobe_events
-echo 'p:inside vfs_mkdir+OFFSET' >> kprobe_events
-echo 1 > events/kprobes/enable
-";
 const KPROBES_OFF: &str = "\
 set -e
 cd /sys/kernel/tracing
@@ -137,6 +127,7 @@ fn traces(run: &Run) -> Vec<(&str, u64)> {
 #[test]
 fn tracers_and_probes_share_functions() {
     let guest = Guest::new();
+    // The guest's own probes come first, while nothing stands behind the entry.
     let kprobes = KPROBES.replace("OFFSET", &guest.inner("vfs_mkdir", 1)[0].to_string());
     let steps = "walk:20,sh:/kprobes,walk:20,sh:/kprobes_off,walk:20,sh:/some,walk:20,open:50,sh:/off,walk:20,\
         sh:/some,walk:20,fork:5,sh:/off,sh:/graph,walk:20,open:50,sh:/off,walk:20,fentry:do_sys_openat2,walk:20";

@@ -13,18 +13,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 use tests::broken_module::running;
+use tests::kernel::KPROBES;
 use tests::product::{Ended, binary, command, initrd_with, kernel, module};
 use tests::qemu::QemuGuest;
 
-/// What a kernel does to itself: ftrace, kprobes, a module.
+/// What a kernel does to itself beside that: ftrace, and a module.
 const CHURN: &str = "\
 insmod /dummy.ko
-mount -t tracefs tracefs /sys/kernel/tracing
-cd /sys/kernel/tracing
-echo 'p:entry vfs_rmdir' > kprobe_events
-echo 'r:back vfs_rmdir' >> kprobe_events
-echo 'p:inside vfs_mkdir+OFFSET' >> kprobe_events
-echo 1 > events/kprobes/enable
 echo vfs_read vfs_write > set_ftrace_filter
 echo function > current_tracer
 ";
@@ -68,7 +63,7 @@ fn inside(kernel: &Kernel, function: &str) -> u64 {
 fn what_a_kernel_does_itself_is_no_finding() {
     let Some(binary) = binary() else { return };
     let offset = format!("{:#x}", inside(&read_kernel(), "vfs_mkdir"));
-    let churn = CHURN.replace("OFFSET", &offset);
+    let churn = KPROBES.replace("OFFSET", &offset) + CHURN;
     let mut guest = guest(&churn, &[("dummy.ko", module("dummy"))], "");
     // The guest runs on while it is looked at.
     let pid = guest.pid().to_string();
