@@ -127,7 +127,8 @@ impl<'a> ProbeRow<'a> {
         }));
         match &asked.place {
             Place::Kernel { info, .. } => {
-                row.address = Some(info.at.to_string());
+                // In a program, that is where the kernel is.
+                row.address = asked.plan.program.is_none().then(|| info.at.to_string());
                 row.how = match place::plan_of(info, detours.kernel) {
                     Ok(_) if asked.plan.once => "put back".to_owned(),
                     Ok(StepPlan::Emulate(_)) => "emulate".to_owned(),

@@ -15,7 +15,6 @@ use probe_engine::linux::btf::Btf;
 use probe_engine::linux::current::Preemption;
 use probe_engine::linux::debug_info::DebugInfo;
 use probe_engine::linux::kernel::Kernel;
-use probe_engine::linux::program_file::FoundPlace;
 use probe_engine::linux::task::TaskLayout;
 use probe_engine::linux::unwind::KernelCode;
 use probe_engine::probe::inject::{Inject, InjectionId, Turns};
@@ -31,9 +30,6 @@ use std::path::Path;
 
 /// The calls of which one fails in each run.
 pub(crate) const FAIL_NTH: InjectionId = InjectionId(0);
-
-/// A longer name of a program's function may have been cut, in bytes.
-const LONGEST_NAME: usize = 100;
 
 /// What definitions are looked up in. The types are read once for all of them.
 #[derive(Clone, Copy)]
@@ -128,65 +124,35 @@ fn split(all: &[Followed]) -> (Vec<ProbeSpec>, Vec<&str>) {
     (own, in_programs)
 }
 
-/// The probes that count the calls of functions of a program.
+/// The probes that count the calls of functions of a program. Where nobody knows which functions a pattern stands for, they are
+/// counted together.
 fn counted(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
-    // Where nobody knows which functions a pattern stands for, they are counted together.
-    let places = functions(text, known).unwrap_or_else(|_| vec![text.to_owned()]);
-    let mut probes = Vec::new();
-    for place in places {
-        for mut probe in plain(&format!("p {place} %sp"), known)? {
-            (probe.plan.capture, probe.plan.action) = (Capture::default(), Action::Count);
-            probes.push(probe);
-        }
+    let mut probes = in_program('p', text, known)?;
+    for probe in &mut probes {
+        (probe.plan.capture, probe.plan.action) = (Capture::default(), Action::Count);
     }
     Ok(probes)
 }
 
 /// The probes that follow the calls of functions of a program: of each function an entry, and its returns behind that.
 fn followed(text: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
-    let mut probes = Vec::new();
-    for place in functions(text, known)? {
-        for kind in ["p", "r"] {
-            // What reads a register needs no types.
-            probes.extend(plain(&format!("{kind} {place} %sp"), known)?);
-        }
-    }
+    let (entries, returns) = (in_program('p', text, known)?, in_program('r', text, known)?);
+    let mut probes: Vec<_> =
+        entries.into_iter().zip(returns).flat_map(|(entry, returns)| [entry, returns]).collect();
     for probe in &mut probes {
+        if probe.plan.program.as_ref().is_some_and(|program| program.at.is_several()) {
+            let why = probe.remark.as_deref().unwrap_or("its file is not known on this machine");
+            bail!("{text}: which functions these are is not known: {why}; name them");
+        }
         probe.plan.capture.fields.clear();
         probe.style = Style::Graph;
     }
     Ok(probes)
 }
 
-/// The functions of a program that `text` stands for.
-fn functions(text: &str, known: Known<'_, '_>) -> Result<Vec<String>> {
-    let (path, pattern) = text.rsplit_once(':').with_context(|| format!("{text} has no function"))?;
-    if !pattern.contains(['*', '?', '[']) {
-        return Ok(vec![text.to_owned()]);
-    }
-    let program = known.files.and_then(|files| files.find(path)).with_context(|| {
-        format!("{text}: which functions these are is not known, because {path} is not found outside the guest: name them")
-    })?;
-    let found = program.functions(pattern).with_context(|| format!("cannot follow {text}"))?;
-    let name = |place: &FoundPlace| Some(place.name.as_deref()?.split('@').next()?.to_owned());
-    let names: Vec<_> = found.iter().map(name).collect();
-    // A name of several functions, or one that is no word of ours, says less than where it is.
-    let written = |(place, name): (&FoundPlace, &Option<String>)| match name {
-        Some(name)
-            if is_word(name) && names.iter().filter(|other| other.as_ref() == Some(name)).count() == 1 =>
-        {
-            format!("{path}:{name}")
-        }
-        _ => format!("{path}:{:#x}", place.offset),
-    };
-    Ok(found.iter().zip(&names).map(written).collect())
-}
-
-fn is_word(name: &str) -> bool {
-    let is_of_word = |c: char| c.is_ascii_alphanumeric() || "_.$".contains(c);
-    name.len() < LONGEST_NAME
-        && name.starts_with(|c: char| !c.is_ascii_digit())
-        && name.chars().all(is_of_word)
+/// The probes at functions of a program. What reads a register needs no types.
+fn in_program(kind: char, place: &str, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    plain(&format!("{kind} {place} %sp"), known)
 }
 
 /// The probes of a definition that we have written for a place of the user's.

@@ -27,6 +27,7 @@ use probe_engine::probe::resolve::Refused;
 use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use vmm::guard::{Guarding, OnWrite};
 use vmm::guest::Optimize;
 use vmm::samples::Sampling;
@@ -135,6 +136,9 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         KernelConstraints::new(&kernel).note_all(&mut probes);
     }
     refused.iter().for_each(|(pattern, refused)| report_refused(pattern, refused));
+    let in_programs = probes.iter().filter(|asked| asked.plan.program.is_some());
+    let doubts: BTreeSet<_> = in_programs.filter_map(|asked| asked.remark.as_deref()).collect();
+    doubts.into_iter().for_each(|doubt| note(format_args!("{doubt}")));
     // A guest that dies is spoken of by name, and with its stack.
     let symbols = Some(kernel.symbols().clone());
     let lines = match run.probes.stack.is_some() || run.sampled.profile.is_some() || source.is_named() {

@@ -51,7 +51,11 @@ pub(crate) fn complaints(
     for (pattern, probes) in found {
         // What was overwritten is said already.
         let silence = |probe: &&ProbeReport| {
-            Reason::of(probe).filter(|reason| !probe.has_stood && *reason != Reason::Overwritten)
+            let is_allowed = match probe.state {
+                ProbeState::Pending(_) | ProbeState::NoFile(_) => allow_pending,
+                _ => probe.has_stood,
+            };
+            Reason::of(probe).filter(|reason| !is_allowed && *reason != Reason::Overwritten)
         };
         if probes.iter().all(|probe| silence(probe).is_some())
             && let Some((first, reason)) = probes.first().and_then(|first| Some((first, silence(first)?)))

@@ -379,9 +379,9 @@ fn a_packaged_program_tells_of_itself_by_its_own_tracepoints() {
     assert!(ended.iter().all(|found| *found >= 0), "{ended:?}");
 }
 
-/// All functions that are called so: the table has the hits of each.
+/// All functions that are called so, in a file that this machine has as well: each is probed by its own name.
 #[test]
-fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
+fn a_pattern_of_a_known_file_is_a_probe_for_each_function() {
     let Some(binary) = binary() else { return };
     let library = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
     let library = library.into_iter().find(|path| std::fs::exists(path).unwrap()).unwrap();
@@ -389,20 +389,44 @@ fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
     let one = format!("-pp:one {library}:malloc if comm == \"ls\"");
     let run = run(&binary, &[&all, &one, "--cpus=2", "--", "ls", "/usr/bin"]);
     run.assert_success();
+    let mut probes = run.of_type("probe");
+    let one = probes.pop().unwrap();
+    let name = |of: &Value| of["probe"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
+    let counts: BTreeMap<_, _> =
+        probes.iter().map(|probe| (name(probe), probe["hits"].as_u64().unwrap())).collect();
+    println!("{counts:?}");
+    assert_eq!(counts.get("malloc").copied(), one["hits"].as_u64(), "{counts:?}");
+    assert!(counts.contains_key("calloc") && counts["malloc"] > 10, "{counts:?}");
+    let mut seen = BTreeMap::<_, u64>::new();
+    passes(&run)
+        .filter(|hit| hit["event"] == "memory")
+        .for_each(|hit| *seen.entry(name(hit)).or_default() += 1);
+    assert!(counts.iter().all(|(name, hits)| seen.get(name).copied().unwrap_or(0) == *hits), "{seen:?}");
+    let table = run.said.lines().find(|line| line.starts_with(&format!("{library}:malloc ")));
+    assert!(table.is_some_and(|line| line.contains(&counts["malloc"].to_string())), "{}", run.said);
+}
+
+/// All functions that are called so, in a file that the guest makes: the table has the hits of each.
+#[test]
+fn the_table_has_the_hits_of_each_function_that_a_pattern_means() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled(folder.path(), "nest", NEST, &["-O1"]);
+    let copy = folder.path().join("copy");
+    let [program, copy] = [&program, &copy].map(|path| path.to_str().unwrap());
+    let (all, made) = (format!("-pp:all {copy}:[nlj]*"), format!("cp {program} {copy} && {copy}"));
+    let run = run(&binary, &[&all, "--cpus=2", "--", "sh", "-c", &made]);
+    run.assert_success();
     let probes = run.of_type("probe");
-    let [all, one] = probes.as_slice() else { panic!("{probes:?}") };
-    let places: BTreeMap<_, _> = all["places"]
-        .as_array()
-        .unwrap()
+    let [all] = probes.as_slice() else { panic!("{probes:?}") };
+    let places = all["places"].as_array().unwrap();
+    let places: BTreeMap<_, _> = places
         .iter()
         .map(|place| (place["place"].as_str().unwrap(), place["hits"].as_u64().unwrap()))
         .collect();
-    println!("{places:?}");
-    assert_eq!(places.get("malloc").copied(), one["hits"].as_u64(), "{places:?}");
-    assert!(places.contains_key("calloc") && places["malloc"] > 10, "{places:?}");
-    assert_eq!(places.values().sum::<u64>(), all["hits"].as_u64().unwrap());
-    let table = run.said.lines().find(|line| line.trim_start().starts_with("malloc "));
-    assert!(table.is_some_and(|line| line.contains(&places["malloc"].to_string())), "{}", run.said);
+    assert_eq!(places, BTreeMap::from([("nest", 2), ("leaf", 2), ("jumps", 2)]), "{}", run.said);
+    assert_eq!(all["hits"], 6);
+    assert!(run.said.lines().any(|line| line.trim_start().starts_with("nest ")), "{}", run.said);
 }
 
 /// Parameters by name, of a program with debugging information and of one that has that in a file beside it.

@@ -148,6 +148,15 @@ const CASES: &[Case] = &[
     ),
     case(&["--dry-run", "--probe", "p /bin/ls:main @jiffies"], &["the kernel's, and not the program's"]),
     case(
+        &["--dry-run", "--probe", "p /bin/ls:main hist:keys=__probe_ip"],
+        &["`__probe_ip` cannot be read in a program", "`ip=%ip`"],
+    ),
+    case(
+        &["--dry-run", "--probe", "/bin/ls:ls.c:25"],
+        &["lines of a program's source are not probed", "0x1234"],
+    ),
+    case(&["--dry-run", "--probe", "p /bin/ls:ns::f"], &["`::` is in none of those names", "mangled"]),
+    case(
         &["--dry-run", "--assist=off", "--probe", "p /bin/ls:main"],
         &["/bin/ls:main is registered with the guest's own kernel", "--assist=off"],
     ),

@@ -85,6 +85,22 @@ impl Filter {
         self.holds(capture, values, at, DEEPEST)
     }
 
+    /// Whether it compares `operand`. One that is nested too deep may.
+    pub(super) fn asks(&self, operand: Operand) -> bool {
+        self.asks_within(operand, DEEPEST)
+    }
+
+    fn asks_within(&self, operand: Operand, depth: usize) -> bool {
+        match self {
+            _ if depth == 0 => true,
+            Self::All(filters) | Self::Any(filters) => {
+                filters.iter().any(|filter| filter.asks_within(operand, depth - 1))
+            }
+            Self::Not(filter) => filter.asks_within(operand, depth - 1),
+            Self::Test(own, _) => *own == operand,
+        }
+    }
+
     fn holds(&self, capture: &Capture, values: Values<'_>, at: &Circumstances<'_>, depth: usize) -> bool {
         if depth == 0 {
             return false;

@@ -1,6 +1,8 @@
 //! What is read of a program, where the kernel has others called for it: its registers are those that the kernel has saved, and its
 //! memory is a process's.
 
+use super::filter::Operand;
+use super::hist::Histogram;
 use super::shape::Shape;
 use super::{Base, Capture, Fetch, Field, Hop, Read, Register, Value, What};
 use crate::addr::Gva;
@@ -15,6 +17,9 @@ pub enum NotOfProgram {
     /// It was there when the function was entered.
     #[error("a function's arguments are gone when it returns")]
     Argument,
+    /// It is where the kernel calls a function at which the hit is seen.
+    #[error("it is an address of the kernel's, and the program's own is a field, as in `ip=%ip`")]
+    Ip,
 }
 
 /// The words behind the return address are arguments from this one on, where a function has more than registers hold.
@@ -22,6 +27,9 @@ const ON_STACK: u8 = 6;
 
 /// The first and the last of the registers of a program that are kept, as they lie in `struct pt_regs`.
 const KEPT: [Register; 2] = [Register::R9, Register::Rsp];
+
+/// What filters and histograms call the address of a hit.
+const IP: &str = "__probe_ip";
 
 /// The registers of a program that has come to a place, or has returned there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +80,27 @@ impl Capture {
             Ok(fetch) => Ok(Field { fetch, ..field }),
             Err(error) => Err((field.name, error)),
         };
+        if self.filter.as_ref().is_some_and(|filter| filter.asks(Operand::Ip)) {
+            return Err((IP.to_owned(), NotOfProgram::Ip));
+        }
         let all = |fields: Vec<Field>| fields.into_iter().map(of_program).collect::<Result<Vec<_>, _>>();
         Ok(Self { fields: all(self.fields)?, hidden: all(self.hidden)?, ..self })
+    }
+}
+
+impl Histogram {
+    /// Whether it counts what is of a program.
+    ///
+    /// # Errors
+    /// The name of what is not, and why.
+    pub fn is_of_program(&self) -> Result<(), (String, NotOfProgram)> {
+        let mut asked =
+            self.keys.iter().map(|key| key.operand).chain(self.values.iter().map(|sum| sum.operand));
+        if asked.any(|operand| operand == Operand::Ip) {
+            Err((IP.to_owned(), NotOfProgram::Ip))
+        } else {
+            Ok(())
+        }
     }
 }
 

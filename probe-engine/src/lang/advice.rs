@@ -120,6 +120,16 @@ impl Mistake {
                 "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
             }
             Self::StringOfOther => "fetch a member that is one, or leave out the type",
+            Self::ProgramLine => {
+                "take a function, PATH:FUNCTION+OFFSET, or an offset into the file, PATH:0x1234"
+            }
+            Self::QualifiedName => {
+                "names of C++ and Rust are mangled: `vmm list --kind user PATH` has them, and a pattern may find \
+                 one, as PATH:_ZN*name*"
+            }
+            Self::StructureInRegisters => {
+                "fetch bits of a register: `%di:b32@0/64` are the lower half of one"
+            }
             Self::NotAWord | Self::NotANumber => "fetch a member, or give it a type",
             Self::DotOnPointer => "write `->`",
             Self::ArrowOnStructure => "write `.`",

@@ -204,6 +204,10 @@ pub enum Mistake {
     NeedsFunction,
     #[error("a program is named by its whole path, which begins with `/`")]
     RelativeProgram,
+    #[error("lines of a program's source are not probed")]
+    ProgramLine,
+    #[error("a function is called here as its file has it, and `::` is in none of those names")]
+    QualifiedName,
     #[error("an `f` probe is at a function of the kernel")]
     ProgramEntry,
     #[error("`{field}` cannot be read in a program: {why}")]
@@ -306,6 +310,8 @@ pub enum Mistake {
     StackArgumentOfReturn,
     #[error("this is no single word in a register or on the stack")]
     NotAWord,
+    #[error("this is a structure in registers, whose members have no names there")]
+    StructureInRegisters,
     #[error("this is no number and no pointer")]
     NotANumber,
     #[error("the kernel has no structure `{name}`")]
@@ -375,6 +381,8 @@ pub enum Mistake {
     NotFilterable(String),
     #[error("`{0}` is a number, and is not compared with text")]
     TextForNumber(String),
+    #[error("`{name}` is none of the names that `{field}` has{}", nearest::suggestion(.nearest))]
+    UnknownValue { name: String, field: String, nearest: Vec<String> },
     #[error("`{0}` is text, and is not compared with a number")]
     NumberForText(String),
     #[error("`{0}` has no sign, and is never negative")]

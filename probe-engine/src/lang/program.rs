@@ -5,15 +5,20 @@ use super::error::{Error, Mistake, Wanted};
 use super::part::{Part, unsigned};
 use crate::linux::glob::Glob;
 use crate::linux::program_place::InFile;
-use crate::probe::spec::{LineOf, is_in_program, split_line};
+use crate::probe::spec::{LineOf, is_in_program, is_source, split_line};
+
+/// Whether a path is `PATH:FILE` of a program and a file of its source.
+fn is_source_of_program(path: &str) -> bool {
+    path.rsplit_once(':').is_some_and(|(program, file)| !is_source(program) && is_source(file))
+}
 
 /// Whether a place is one in a program. A number behind the name of a file is an offset, unless that is a file of source.
 #[must_use]
 pub fn is_program(place: &str) -> bool {
-    const SOURCES: [&str; 4] = [".c", ".h", ".S", ".rs"];
     match split_line(place) {
         Some((of, _)) => {
-            of.starts_with('/') && !SOURCES.iter().any(|end| of.ends_with(end)) && LineOf::is_file(of)
+            let is_kernels = is_source(of) && !is_source_of_program(of);
+            of.starts_with('/') && !is_kernels && LineOf::is_file(of)
         }
         None => is_in_program(place),
     }
@@ -52,6 +57,12 @@ pub(super) fn parse(place: Part<'_>) -> Result<WrittenPlace, Error> {
     rest.take_char();
     if !path.text().starts_with('/') {
         return Err(path.wrong(Mistake::RelativeProgram));
+    }
+    if path.text().ends_with(':') {
+        return Err(place.wrong(Mistake::QualifiedName));
+    }
+    if is_source_of_program(path.text()) && rest.text().bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(place.wrong(Mistake::ProgramLine));
     }
     let path = path.text().to_owned();
     if rest.first().is_some_and(|c| c.is_ascii_digit()) {

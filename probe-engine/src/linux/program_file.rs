@@ -4,15 +4,16 @@ mod known;
 mod listing;
 mod named;
 mod several;
+mod symbol;
 
+use super::nearest::suggestion;
 use super::partial_file::PartialFile;
 use super::usdt::UsdtArgument;
 use crate::addr::Gva;
 use crate::insn::decode::{BoundaryError, instruction_at};
 use crate::linux::program_place::{InFile, KnownFile};
 use object::read::elf::{ElfFile64, FileHeader};
-use object::{Object, ObjectSegment, ObjectSymbol, ReadRef, SegmentFlags, SymbolFlags, SymbolKind, elf};
-use std::collections::BTreeSet;
+use object::{Object, ObjectSegment, ReadRef, SegmentFlags, elf};
 use std::ops::Range;
 
 /// Bytes of the longest instruction.
@@ -30,8 +31,17 @@ pub enum NoPlace {
     #[error("its tables are larger than those of a program are")]
     TooLarge,
     /// It has no such symbol.
-    #[error("it has no symbol `{0}`; a file without symbols takes an offset, as PATH:0x1234")]
-    NoSymbol(String),
+    #[error(
+        "it has no symbol `{name}`{}",
+        if nearest.is_empty() { "; a file without symbols takes an offset, as PATH:0x1234".to_owned() }
+        else { suggestion(nearest) }
+    )]
+    NoSymbol {
+        /// What it is called.
+        name: String,
+        /// Those that it has and that are called much like it.
+        nearest: Vec<String>,
+    },
     /// It has several.
     #[error("it has {1} functions `{0}`: take one by its offset, as PATH:0x1234")]
     SeveralSymbols(String, usize),
@@ -39,7 +49,10 @@ pub enum NoPlace {
     #[error("nothing is executed at {0:#x} of the file")]
     NotExecuted(u64),
     /// The symbol is code that finds a function.
-    #[error("`{0}` is a function that finds another one when the program is linked (IFUNC)")]
+    #[error(
+        "`{0}` is a function that finds another one when the program is linked (IFUNC), and what it finds is chosen by the processor: \
+         take that by its own name or its offset, as PATH:0x1234"
+    )]
     Indirect(String),
     /// No function is called so.
     #[error("no function of it is called like `{0}`")]
@@ -55,6 +68,9 @@ pub enum NoPlace {
         /// Those that it has, or some of them.
         others: Vec<String>,
     },
+    /// A tracepoint of a program's own, written without the word for that.
+    #[error("it is no program; a tracepoint of a program's own is written `usdt PATH:PROVIDER:NAME`")]
+    Unmarked,
     /// What was said of the place is of another file.
     #[error("it is another build than the file that its places and types were taken from")]
     OtherBuild,
@@ -104,6 +120,8 @@ pub enum Looked {
 pub use known::{ProgramDebug, ProgramDebugError, ProgramFunction};
 pub use listing::{ListedFunction, ListedTracepoint, Listing, list};
 pub use named::{FunctionTable, NamedOffset};
+pub use several::LONGEST_NAME;
+use symbol::address_of;
 
 /// Looks for a place in `file`, which has to be the one that is `known`, if one is.
 ///
@@ -227,55 +245,10 @@ fn is_same(parsed: &Elf<'_>, file: &PartialFile, known: &KnownFile) -> bool {
     }
 }
 
-/// The address of the function that is called so.
-fn address_of(file: &PartialFile, parsed: &Elf<'_>, name: &str) -> Result<u64, NoPlace> {
-    match function(file, parsed.symbols(), name)? {
-        Some(address) => Ok(address),
-        None => {
-            function(file, parsed.dynamic_symbols(), name)?.ok_or_else(|| NoPlace::NoSymbol(name.to_owned()))
-        }
-    }
-}
-
-/// The address of the function that is called so, if there is one. Where more of the file has to be known for that, none.
-fn function<'a>(
-    file: &PartialFile,
-    symbols: impl Iterator<Item = impl ObjectSymbol<'a>>,
-    name: &str,
-) -> Result<Option<u64>, NoPlace> {
-    let mut addresses = BTreeSet::new();
-    let mut is_indirect = false;
-    for symbol in symbols.filter(|symbol| symbol.is_definition()) {
-        let kind = match symbol.flags() {
-            SymbolFlags::Elf { st_info, .. } => st_info & 0xf,
-            _ => elf::STT_NOTYPE,
-        };
-        let own = symbol.name();
-        if file.is_needed() {
-            return Ok(None);
-        }
-        let is_function = symbol.kind() == SymbolKind::Text || kind == elf::STT_NOTYPE;
-        let is_ifunc = kind == elf::STT_GNU_IFUNC;
-        if (is_function || is_ifunc) && own.is_ok_and(|own| is_called(own, name)) {
-            is_indirect |= is_ifunc;
-            addresses.insert(symbol.address());
-        }
-    }
-    match addresses.len() {
-        _ if is_indirect => Err(NoPlace::Indirect(name.to_owned())),
-        0 | 1 => Ok(addresses.first().copied()),
-        count => Err(NoPlace::SeveralSymbols(name.to_owned(), count)),
-    }
-}
-
-/// Whether a symbol is called so; a version behind an `@` may be left out.
-fn is_called(symbol: &str, name: &str) -> bool {
-    symbol == name || symbol.split('@').next() == Some(name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object::ObjectSymbol as _;
 
     /// What looking for it in our own test program comes to, and how much of that had to be known.
     fn looked(at: &InFile) -> (Result<u64, NoPlace>, u64, Vec<u8>) {
@@ -330,7 +303,7 @@ mod tests {
     #[test]
     fn what_is_no_place_is_refused() {
         let (missing, ..) = looked(&symbol("no_such_function", 0));
-        assert_eq!(missing, Err(NoPlace::NoSymbol("no_such_function".to_owned())));
+        assert!(matches!(missing, Err(NoPlace::NoSymbol { name, .. }) if name == "no_such_function"));
         // The header of the file.
         assert_eq!(looked(&InFile::Offset(4)).0, Err(NoPlace::NotExecuted(4)));
         assert!(matches!(looked(&InFile::Offset(1 << 50)).0, Err(NoPlace::NotExecuted(_))));

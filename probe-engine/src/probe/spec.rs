@@ -102,9 +102,14 @@ impl LineOf {
     /// Whether `name` is that of a file of source, and no symbol.
     #[must_use]
     pub fn is_file(name: &str) -> bool {
-        const EXTENSIONS: [&str; 4] = [".c", ".h", ".S", ".rs"];
-        name.contains('/') || EXTENSIONS.iter().any(|extension| name.ends_with(extension))
+        name.contains('/') || is_source(name)
     }
+}
+
+/// Whether a file that is called so is one of source.
+pub(crate) fn is_source(name: &str) -> bool {
+    const EXTENSIONS: [&str; 7] = [".c", ".h", ".S", ".rs", ".cc", ".cpp", ".hpp"];
+    EXTENSIONS.iter().any(|extension| name.ends_with(extension))
 }
 
 /// What is before and behind the last `:` of a place, where that is a number.

@@ -4,7 +4,7 @@ mod injection;
 
 use super::error::chain;
 use super::programs::{FindProgram, Programs};
-use super::target::Target;
+use super::target::{ProgramTarget, Target};
 use super::{Counted, DefinitionError, PlaceError, ProbeRequest, Style};
 use super::{programs, system_call, tracepoints};
 use crate::capture::typed::{Expand, Signature};
@@ -185,8 +185,10 @@ impl<'a, 'd> Definitions<'a, 'd> {
                 tracepoints::count_own(&mut capture, tag);
             }
             if let Some(program) = &target.program {
-                capture = programs::capture(capture, &program.place, &definition.place.span)?;
+                capture =
+                    programs::capture(capture, histogram.as_ref(), &program.place, &definition.place.span)?;
             }
+            let remark = target.program.as_ref().and_then(ProgramTarget::remark);
             let max_active = definition.max_active.as_ref().map(|calls| calls.value);
             // The kernel follows the calls of programs itself.
             let trigger = trigger(returns && target.program.is_none(), max_active);
@@ -204,7 +206,7 @@ impl<'a, 'd> Definitions<'a, 'd> {
                 (None, Some(program)) => probe.plan.capture = probe.plan.capture.keeping_state(program),
                 (None, None) => {}
             }
-            let remark = self.system_call(&probe.place).map(|call| call.unseen());
+            let remark = remark.or_else(|| self.system_call(&probe.place).map(|call| call.unseen()));
             probes.push(ProbeRequest { style, counted, written, remark, ..probe });
         }
         self.found.probes.extend(probes);
@@ -291,8 +293,8 @@ impl<'a, 'd> Definitions<'a, 'd> {
         if let Some(program) = programs::place(&definition.place.value, returns) {
             let written = program.to_string();
             let are_named = programs::has_names(definition) || self.filter.is_some();
-            let all = vec![programs::target(program, self.kernel, &self.programs, are_named)?];
-            return Ok(Targets { all, written, is_pattern: false });
+            let (all, is_pattern) = programs::targets(program, self.kernel, &self.programs, are_named)?;
+            return Ok(Targets { all, written, is_pattern });
         }
         let spec: ProbeSpec = spec(&definition.place.value, returns).parse()?;
         let places = self.places(&spec)?;

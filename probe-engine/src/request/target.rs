@@ -3,7 +3,7 @@
 use crate::capture::typed::Signature;
 use crate::lang::compile::FilePlace;
 use crate::linux::btf::Btf;
-use crate::linux::program_file::{ProgramDebug, ProgramFunction};
+use crate::linux::program_file::{NoPlace, ProgramDebug, ProgramFunction};
 use crate::linux::program_place::{InFile, ProgramPlace};
 use crate::probe::place::Place;
 use crate::probe::plan::SwitchedTracepoint;
@@ -27,6 +27,16 @@ pub(super) struct ProgramTarget {
     pub(super) place: ProgramPlace,
     /// What is said of it outside the guest, or why nothing is.
     pub(super) said: Result<ProgramSaid, String>,
+    /// Why it is not in the file outside the guest, if that is there and does not have it.
+    pub(super) doubt: Option<NoPlace>,
+}
+
+impl ProgramTarget {
+    /// What is to be known of it before the guest runs.
+    pub(super) fn remark(&self) -> Option<String> {
+        let doubt = self.doubt.as_ref()?;
+        Some(format!("{}, as it is on this machine: {doubt}", self.place.path))
+    }
 }
 
 /// What a program's files outside the guest say of a place.

@@ -1,7 +1,7 @@
 //! From a filter's text to its comparisons: names become numbers of fields.
 
-use super::super::ast::{FilterExpr, Literal, Operator, Spanned};
-use super::super::error::{Error, Mistake};
+use super::super::ast::{FilterExpr, Literal, Operator, Span, Spanned};
+use super::super::error::{Error, Mistake, nearest};
 use super::operand::{Class, class, operand};
 use crate::capture::filter::{Filter, Operand, Order, Test};
 use crate::capture::shape::Shape;
@@ -47,6 +47,11 @@ impl FilterCompiler<'_> {
                             mistake: Mistake::NeverNegative(field.value.clone()),
                         })?;
                         (false, Test::Number(order, than))
+                    }
+                    (Class::Number(Shape::Enum(names)), Literal::Text(name), Some(order)) => {
+                        let number = named(names, name, field, &value.span)?;
+                        let width = self.field(field).map_or(64, width);
+                        (false, Test::Number(order, signed(number, width)))
                     }
                     _ => test(*op, value, matches!(class, Class::Text), field)?,
                 };
@@ -109,6 +114,39 @@ impl FilterCompiler<'_> {
         })?;
         Ok(self.hide(Field { name: field.value.clone(), fetch, shape: Shape::Text }))
     }
+}
+
+/// The number that has this name in the enumeration that `field` is of.
+fn named(names: &[(i64, String)], name: &str, field: &Spanned<String>, span: &Span) -> Result<i128, Error> {
+    match names.iter().find(|(_, own)| own == name) {
+        Some((number, _)) => Ok((*number).into()),
+        None => {
+            let nearest = nearest(names.iter().map(|(_, own)| own.as_str()), name);
+            let mistake =
+                Mistake::UnknownValue { name: name.to_owned(), field: field.value.clone(), nearest };
+            Err(Error { span: span.clone(), mistake })
+        }
+    }
+}
+
+/// How many bits of a field are kept.
+fn width(field: &Field) -> u32 {
+    if let Shape::BitField { width, .. } = field.shape {
+        return width.into();
+    }
+    match field.fetch.read {
+        Read::Word(bytes) | Read::Address(_, bytes) | Read::Extended { of: bytes, .. } => {
+            8 * u32::from(bytes)
+        }
+        Read::Memory(_, What::Bytes(bytes)) => 8 * u32::from(bytes),
+        Read::Memory(..) | Read::Pointee { .. } => 64,
+    }
+}
+
+/// What a number is in so many bits, of which the highest one is the sign: so an enumeration is read.
+fn signed(number: i128, width: u32) -> i128 {
+    let is_negative = (1..64).contains(&width) && number >> (width - 1) == 1;
+    if is_negative { number - (1 << width) } else { number }
 }
 
 /// Whether it is the whole of what a function returns.
@@ -188,6 +226,50 @@ mod tests {
         let mut capture = Capture { fields, ..Capture::default() };
         compile(&parse_filter(filter).unwrap().value, &[], &mut capture)?;
         Ok(capture)
+    }
+
+    #[test]
+    fn an_enumeration_is_compared_by_its_names() {
+        let names = || Shape::Enum(vec![(-1, "NONE".to_owned()), (2, "GREEN".to_owned())]);
+        let field = |name: &str, shape| Field {
+            name: name.to_owned(),
+            fetch: Fetch::word(Base::Argument(0), 4),
+            shape,
+        };
+        let bits = Shape::BitField { low: 4, width: 4, of: Box::new(names()) };
+        let two = Shape::BitField { low: 6, width: 2, of: Box::new(names()) };
+        let compiled = |filter: &str| {
+            let mut capture = Capture {
+                fields: vec![field("c", names()), field("bits", bits.clone()), field("two", two.clone())],
+                ..Capture::default()
+            };
+            compile(&parse_filter(filter).unwrap().value, &[], &mut capture).map(|()| capture)
+        };
+        let passes = |filter: &str, rdi| {
+            let (ram, regs) = (Ram::new(), Regs { rdi, ..Regs::default() });
+            let memory = ram.memory();
+            compiled(filter).unwrap().take(&Scene::of_registers(&regs, &memory), &mut Vec::new())
+        };
+        for (filter, rdi, expected) in [
+            ("c == GREEN", 2, true),
+            ("c == \"GREEN\"", 3, false),
+            ("c != GREEN", 3, true),
+            ("c == NONE", 0xffff_ffff, true),
+            ("bits == GREEN", 0x21, true),
+            ("bits == GREEN", 0x12, false),
+            // Its highest bit is set.
+            ("two == GREEN", 0x80, true),
+            ("two != GREEN", 0x80, false),
+            ("two == GREEN", 0x40, false),
+        ] {
+            assert_eq!(passes(filter, rdi), expected, "{filter}, {rdi:#x}");
+        }
+        let mistake = Mistake::UnknownValue {
+            name: "GREN".to_owned(),
+            field: "c".to_owned(),
+            nearest: vec!["GREEN".to_owned()],
+        };
+        assert_eq!(compiled("c == GREN").map_err(|error| error.mistake), Err(mistake));
     }
 
     #[test]

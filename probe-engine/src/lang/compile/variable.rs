@@ -236,6 +236,9 @@ pub(super) fn step_to(btf: &Btf<'_>, at: Typed, step: &Step) -> Result<Typed, Er
             member_of(btf, structure, &step.member)
         }
         (Kind::Pointer(_), false) => Err(wrong(Mistake::DotOnPointer)),
+        (Kind::Structure(_), true) if matches!(at.way.end, WayEnd::Value) => {
+            Err(wrong(Mistake::StructureInRegisters))
+        }
         (Kind::Structure(_), true) => Err(wrong(Mistake::ArrowOnStructure)),
         _ => member_of(btf, at, &step.member),
     }
@@ -247,9 +250,8 @@ pub(super) fn member_of(btf: &Btf<'_>, at: Typed, name: &Spanned<String>) -> Res
     let mut way = at.way;
     match &mut way.end {
         WayEnd::Memory(hop) => hop.offset = hop.offset.wrapping_add_unsigned(member.bit / 8),
-        // A structure that is passed in registers.
         WayEnd::Value | WayEnd::Address(_) => {
-            return Err(Error { span: name.span.clone(), mistake: Mistake::NotAWord });
+            return Err(Error { span: name.span.clone(), mistake: Mistake::StructureInRegisters });
         }
     }
     let bits = member.bits.map(|width| ((member.bit % 8) as u8, width));

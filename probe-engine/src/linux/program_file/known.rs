@@ -1,6 +1,7 @@
 //! What the file of a program says that lies outside the guest, and the file with its debugging information beside it.
 
-use super::{FoundPlace, NoPlace, Segments, address_of, identity, parse, several};
+use super::symbol::{address_of, like};
+use super::{Elf, FoundPlace, NoPlace, Segments, identity, look, parse, several};
 use crate::addr::Gva;
 use crate::linux::dwarf::{DebugFile, DwarfError, FunctionTypes, NoFunction, VariablesInScope};
 use crate::linux::partial_file::PartialFile;
@@ -60,6 +61,12 @@ impl ProgramDebug {
         Ok(Self { program: file, beside, own: program })
     }
 
+    /// What tells its file from others.
+    #[must_use]
+    pub fn identity(&self) -> KnownFile {
+        identity(&self.program)
+    }
+
     pub(super) fn program(&self) -> &PartialFile {
         &self.program
     }
@@ -79,8 +86,8 @@ impl ProgramDebug {
         let (address, symbol, is_inside) = match at {
             InFile::Symbol { name, offset } => {
                 let (address, symbol) = match address_of(&self.program, &parsed, name) {
-                    Err(NoPlace::NoSymbol(name)) => {
-                        let address = self.address_beside(&name)?;
+                    Err(NoPlace::NoSymbol { .. }) => {
+                        let address = self.address_beside(&parsed, name)?;
                         let at = segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?;
                         (address, Some(at))
                     }
@@ -96,9 +103,18 @@ impl ProgramDebug {
                 return Err(NoPlace::NoTracepoint { name: format!("{provider}:{name}"), others: Vec::new() });
             }
         };
-        let known = KnownFile { symbol, ..identity(&self.program) };
+        let known = KnownFile { symbol, ..self.identity() };
         let offset = segments.offset_of(address, true).ok_or(NoPlace::NotExecuted(address))?;
         Ok(ProgramFunction { known, offset, address, is_inside })
+    }
+
+    /// Whether there is a probe's place in it, or are those that the place stands for.
+    ///
+    /// # Errors
+    /// [`NoPlace`], why not.
+    pub fn check(&self, at: &InFile) -> Result<(), NoPlace> {
+        let known = if at.is_several() { None } else { Some(self.find(at)?.known) };
+        look(&self.program, at, known.as_ref()).map(|_| ())
     }
 
     /// All functions that a pattern stands for.
@@ -111,10 +127,14 @@ impl ProgramDebug {
     }
 
     /// The address of a symbol that only the file beside the program has.
-    fn address_beside(&self, name: &str) -> Result<u64, NoPlace> {
-        let beside = self.beside.as_deref().ok_or_else(|| NoPlace::NoSymbol(name.to_owned()))?;
-        let beside = whole(beside)?;
-        address_of(&beside, &parse(&beside)?, name)
+    fn address_beside(&self, parsed: &Elf<'_>, name: &str) -> Result<u64, NoPlace> {
+        let beside = self.beside();
+        let beside = beside.as_ref().map(|file| Ok::<_, NoPlace>((file, parse(file)?))).transpose()?;
+        let found = beside.as_ref().map(|(file, parsed)| address_of(file, parsed, name));
+        found.unwrap_or_else(|| {
+            let nearest = like(parsed, name);
+            Err(NoPlace::NoSymbol { name: name.to_owned(), nearest })
+        })
     }
 
     /// What the function takes and returns that begins at a place.

@@ -1,10 +1,11 @@
 //! What can be probed in a file by its name.
 
-use super::several::{is_indirect, notes};
+use super::several::notes;
+use super::symbol::{is_function, is_indirect};
 use super::{NoPlace, Segments, parse};
 use crate::linux::partial_file::PartialFile;
 use crate::linux::program_place::is_fragment;
-use object::{Object, ObjectSymbol, SymbolKind};
+use object::{Object, ObjectSymbol};
 use std::collections::BTreeMap;
 
 /// A function with a longer name has none, in bytes. In a file, names may lie in each other.
@@ -54,11 +55,8 @@ pub(super) fn add_functions<'a>(
     segments: &Segments,
     functions: &mut Functions<'a>,
 ) {
-    for symbol in symbols.filter(|symbol| symbol.is_definition()) {
-        let is_indirect = is_indirect(&symbol);
-        let (Ok(name), true) = (symbol.name(), symbol.kind() == SymbolKind::Text || is_indirect) else {
-            continue;
-        };
+    for symbol in symbols.filter(is_function) {
+        let (Ok(name), is_indirect) = (symbol.name(), is_indirect(&symbol)) else { continue };
         let name = name.split('@').next().unwrap_or(name);
         if name.len() > LONGEST_NAME || functions.len() >= MOST_FUNCTIONS || is_fragment(name) {
             continue;

@@ -1,12 +1,13 @@
 //! What stands for as many places as a file has: patterns of functions, and tracepoints of the program's own.
 
+use super::symbol::{is_function, is_indirect};
 use super::{Elf, FoundPlace, MOST_PLACES, NoPlace, Segments};
 use crate::linux::glob::Glob;
 use crate::linux::partial_file::PartialFile;
 use crate::linux::program_place::is_fragment;
 use crate::linux::usdt::{NOTE, OWNER, UsdtNote};
 use object::read::elf::{FileHeader, SectionHeader};
-use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind, elf};
+use object::{Object, ObjectSection, ObjectSymbol, elf};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most symbols of a file, in both of its tables.
@@ -19,7 +20,9 @@ const NAMED: usize = 20;
 /// So many functions are counted, and no more.
 const MOST_COUNTED: usize = 1 << 17;
 /// No name is longer in a message, in bytes.
-const LONGEST_NAME: usize = 100;
+const LONGEST_SHOWN: usize = 100;
+/// A function's name that is longer is cut, in bytes.
+pub const LONGEST_NAME: usize = 256;
 
 /// The entries of all functions that `pattern` matches. Of several names of one place, the first in order is given.
 pub(super) fn functions(
@@ -37,7 +40,7 @@ pub(super) fn functions(
             return Err(NoPlace::TooLarge);
         }
         // Code that finds a function is none that programs call.
-        if !symbol.is_definition() || symbol.kind() != SymbolKind::Text || is_indirect(&symbol) {
+        if !is_function(&symbol) || is_indirect(&symbol) {
             continue;
         }
         let name = symbol.name();
@@ -141,13 +144,8 @@ pub(super) fn notes<'a>(file: &'a PartialFile, parsed: &Elf<'a>) -> Result<Vec<U
     Ok(found)
 }
 
-/// Whether a symbol is code that finds a function when the program is linked.
-pub(super) fn is_indirect<'a>(symbol: &impl ObjectSymbol<'a>) -> bool {
-    matches!(symbol.flags(), SymbolFlags::Elf { st_info, .. } if st_info & 0xf == elf::STT_GNU_IFUNC)
-}
-
 /// What the file calls a tracepoint, as far as a message shows that.
 fn shown(provider: &[u8], name: &[u8]) -> String {
-    let shown = |text: &[u8]| text.get(..LONGEST_NAME).unwrap_or(text).escape_ascii().to_string();
+    let shown = |text: &[u8]| text.get(..LONGEST_SHOWN).unwrap_or(text).escape_ascii().to_string();
     format!("{}:{}", shown(provider), shown(name))
 }
