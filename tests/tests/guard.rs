@@ -40,6 +40,13 @@ const STORE_VECTOR: &[u8] = &[0x0f, 0x11, 0x07];
 /// `mov rsp, rdi; ud2`
 const FAULT_THERE: &[u8] = &[0x48, 0x89, 0xfc, 0x0f, 0x0b];
 
+/// `push rdx; mov rax, rdi; mov rdx, rdi; shr rdx, 32; mov ecx, IA32_CSTAR; wrmsr; pop rdx`: no program of the guest's makes such
+/// system calls.
+const SET_ENTRY: &[u8] = &[
+    0x52, 0x48, 0x89, 0xf8, 0x48, 0x89, 0xfa, 0x48, 0xc1, 0xea, 0x20, 0xb9, 0x83, 0, 0, 0xc0, 0x0f, 0x30,
+    0x5a,
+];
+
 impl Attack {
     /// A module that clears CR0.WP, stores, sets CR0.WP, and is refused (-1) where the payload is there then.
     fn module(&self, kernel: &Kernel) -> Vec<u8> {
@@ -134,14 +141,21 @@ fn what_an_attacker_has_changed_in_data_is_found_at_the_end() {
     let ioctl = btf.member("proto", "ioctl").unwrap().offset().unwrap();
     let at = kernel.symbol("tcp_prot").unwrap().0 + ioctl;
     let attack = Attack { name: "swaps", at, by_alias: false, store: STORE_WORD };
-    let Some(run) = attacked(&[attack], &kernel, "deny") else { return };
+    let entry = kernel.symbol("proc_pid_limits").unwrap().0;
+    let calls = Attack { name: "calls", at: entry, by_alias: false, store: SET_ENTRY };
+    let Some(run) = attacked(&[attack, calls], &kernel, "deny") else { return };
     run.assert_code(123);
     assert_eq!(findings(&run), [&Value::Null; 0], "{}", run.said);
     let scanned: Vec<_> = run.output.iter().filter(|line| line["type"] == "scan_finding").collect();
-    let [finding] = scanned[..] else { panic!("{scanned:?}") };
+    let [finding, processor] = scanned[..] else { panic!("{scanned:?}") };
+    assert_eq!(
+        (&processor["check"], &processor["at"]),
+        (&"processors".into(), &format!("{entry:#x}").into())
+    );
+    assert!(processor["what"].as_str().unwrap().ends_with("no entry for them (CSTAR)"), "{processor}");
     assert_eq!((&finding["check"], &finding["at"]), (&"pointers".into(), &format!("{at:#x}").into()));
     assert_eq!(finding["what"], "tcp_prot: ioctl leads to 0xf4f4f4f4f4f4f4f4, which is no known code");
-    assert!(run.said.contains("the scan at the end has found 1 things"), "{}", run.said);
+    assert!(run.said.contains("the scan at the end has found 2 things"), "{}", run.said);
 }
 
 /// An exception whose frame has no room is not tried for ever, and what the host cannot carry out is not let through.
@@ -172,7 +186,9 @@ fn a_guest_that_nobody_attacks_has_no_findings() {
     assert!(findings(&run).is_empty(), "{}", run.said);
     // Its memory has been looked at, when it had ended.
     let checks: Vec<_> = run.output.iter().filter(|line| line["type"] == "scan_check").collect();
-    assert_eq!(checks.len(), 8, "{}", run.said);
+    assert_eq!(checks.len(), 9, "{}", run.said);
+    let processors = checks.iter().find(|line| line["check"] == "processors").unwrap();
+    assert_eq!(processors["looked_at"], 1);
     for check in checks {
         assert_eq!((&check["findings"], &check["failure"]), (&0.into(), &Value::Null), "{check}");
     }

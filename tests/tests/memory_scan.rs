@@ -85,11 +85,11 @@ fn what_a_kernel_does_itself_is_no_finding() {
     assert!(of_check("image")["looked_at"].as_u64().unwrap() > 10_000_000);
     assert_eq!(of_check("modules")["looked_at"], 1);
     assert!(of_check("hooks")["looked_at"].as_u64().unwrap() >= 4, "{found:?}");
-    for check in ["page-tables", "executable", "interrupts", "pointers", "credentials"] {
+    for check in ["page-tables", "executable", "interrupts", "pointers", "credentials", "processors"] {
         assert!(of_check(check)["looked_at"].as_u64().unwrap() > 0, "{check}");
     }
     let checks: Vec<_> = found.iter().filter(|line| line["type"] == "scan_check").collect();
-    assert_eq!(checks.len(), 8);
+    assert_eq!(checks.len(), 9);
     for line in checks {
         assert_eq!((&line["findings"], &line["failure"]), (&0.into(), &Value::Null), "{line}");
     }
@@ -169,12 +169,26 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
         set("set_memory_x"),
         vec![0x5b],
     ];
-    let all: [(&str, &[Vec<u8>]); 6] = [
+    // The processor has a copy of the interrupt table.
+    let table = [
+        // mov edi, 4096
+        vec![0xbf, 0, 0x10, 0, 0],
+        load(0, vmalloc),
+        // call rax; mov rdi, rax; sub rsp, 16; sidt [rsp]; mov rsi, [rsp + 2]; mov [rsp + 2], rdi
+        vec![0xff, 0xd0, 0x48, 0x89, 0xc7, 0x48, 0x83, 0xec, 0x10, 0x0f, 0x01, 0x0c, 0x24],
+        vec![0x48, 0x8b, 0x74, 0x24, 0x02, 0x48, 0x89, 0x7c, 0x24, 0x02],
+        // mov ecx, 512; rep movsq; lidt [rsp]; add rsp, 16
+        vec![0xb9, 0, 0x02, 0, 0, 0xf3, 0x48, 0xa5, 0x0f, 0x01, 0x1c, 0x24, 0x48, 0x83, 0xc4, 0x10],
+    ];
+    let opens = [OPEN.to_vec()];
+    let all: [(&str, &[Vec<u8>]); 8] = [
         ("codes", &codes),
         ("gates", &gates),
         ("pages", &pages),
         ("roots", &roots),
         ("swaps", &swaps),
+        ("table", &table),
+        ("opens", &opens),
         ("hides", &hides),
     ];
     all.into_iter().map(|(name, code)| (name, [code.concat(), STAYS.to_vec()].concat())).collect()
@@ -214,12 +228,17 @@ fn what_an_attacker_has_done_is_found() {
         let [finding] = of_check[..] else { panic!("{check}: {findings:#?}") };
         assert!(text(finding).contains(words), "{words}: {finding}");
     }
+    let of_processors: Vec<_> =
+        findings.iter().filter(|line| line["check"] == "processors").map(|line| text(line)).collect();
+    let [protection, table] = &*of_processors else { panic!("{findings:#?}") };
+    assert!(protection.contains("processor 0 works without CR0.WP"), "{protection}");
+    assert!(table.contains("processor 0 has another interrupt table"), "{table}");
     assert_eq!(findings.len(), attacks.len(), "{findings:#?}");
     let output = scan(&binary, &[core.to_str().unwrap()]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("\nFINDING: modules: 0x")
-            && text.contains("modules              6 modules: 1 findings\n"),
+            && text.contains("modules              8 modules: 1 findings\n"),
         "{text}"
     );
 }

@@ -13,6 +13,7 @@ use probe_engine::linux::running::KernelMap;
 use probe_engine::linux::task::Task;
 use probe_engine::memory::PhysMemory;
 use probe_engine::paging::AddressSpace;
+use probe_engine::scan::processors::ProcessorState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -166,6 +167,8 @@ impl Sealed {
 struct Seen {
     found: Vec<Found>,
     report: GuardReport,
+    /// What vCPUs were set to when they ended.
+    processors: BTreeMap<usize, ProcessorState>,
 }
 
 impl Guard {
@@ -235,6 +238,18 @@ impl Guard {
     /// What was found since the last call.
     pub(crate) fn take(&self) -> Vec<Found> {
         std::mem::take(&mut self.seen().found)
+    }
+
+    /// The vCPU of this number has ended.
+    pub(crate) fn ended(&self, id: usize, processor: ProcessorState) {
+        self.seen().processors.insert(id, processor);
+    }
+
+    /// What vCPUs were set to when they ended, by their numbers. One of which nobody knows is set to nothing.
+    pub(crate) fn processors(&self) -> Vec<ProcessorState> {
+        let seen = self.seen();
+        let count = seen.processors.last_key_value().map_or(0, |(last, _)| last + 1);
+        (0..count).map(|id| seen.processors.get(&id).cloned().unwrap_or_default()).collect()
     }
 
     /// Findings that were taken, and could not be handed on.

@@ -27,6 +27,7 @@ use probe_engine::linux::splat::Splat;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;
+use probe_engine::scan::processors::ProcessorState;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -490,9 +491,9 @@ impl Sink for HitWriter<'_> {
         }
     }
 
-    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel) {
+    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel, processors: &[ProcessorState]) {
         let Some(scanner) = self.scanner.take() else { return };
-        let written = match scanner.scan(memory, running) {
+        let written = match scanner.scan(memory, running, processors) {
             Ok(lines) => self.write_scan(&lines),
             Err(error) => {
                 say(format_args!("the memory was not scanned: {error:#}"));

@@ -6,6 +6,7 @@ use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::running::RunningKernel;
 use probe_engine::memory::PhysMemory;
+use probe_engine::scan::processors::ProcessorState;
 use probe_engine::scan::{Scan, scan};
 
 /// Scans the memory of a guest that has ended.
@@ -26,9 +27,14 @@ impl Scanner {
         Self { image }
     }
 
-    pub(crate) fn scan(&self, memory: &dyn PhysMemory, running: &RunningKernel) -> Result<ScanLines> {
+    pub(crate) fn scan(
+        &self,
+        memory: &dyn PhysMemory,
+        running: &RunningKernel,
+        processors: &[ProcessorState],
+    ) -> Result<ScanLines> {
         let kernel = Kernel::read(&self.image, None)?;
-        Ok(ScanLines::of(&scan(&kernel, running, memory)?, &kernel, running))
+        Ok(ScanLines::of(&scan(&kernel, running, memory, processors)?, &kernel, running))
     }
 }
 

@@ -50,18 +50,18 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     };
     let (memory, running, is_alone) =
         running(&kernel, memory).with_context(|| format!("cannot scan {shown}"))?;
-    let mut found = scan(&kernel, &running, &memory)?;
+    let mut found = scan(&kernel, &running, &memory, memory.processors())?;
     let is_live = process(args).is_some();
     for _ in 1..TRIES {
         // A list that changes while it is read may lead nowhere.
         if !is_live || found.checks.iter().all(|made| made.failure.is_none()) {
             break;
         }
-        found = scan(&kernel, &running, &memory)?;
+        found = scan(&kernel, &running, &memory, memory.processors())?;
     }
     if is_live && found.checks.iter().any(|made| !made.findings.is_empty()) {
         // What was changed while it was read is no finding: one that is there twice is.
-        let again = scan(&kernel, &running, &memory)?;
+        let again = scan(&kernel, &running, &memory, memory.processors())?;
         let mut passed = 0;
         for (first, second) in found.checks.iter_mut().zip(&again.checks) {
             let before = first.findings.len();

@@ -26,11 +26,13 @@ pub enum Check {
     Pointers,
     /// Whose rights processes have.
     Credentials,
+    /// What processors are set to.
+    Processors,
 }
 
 impl Check {
     /// All, in the order in which they are made.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Image,
         Self::PageTables,
         Self::Executable,
@@ -39,6 +41,7 @@ impl Check {
         Self::Hooks,
         Self::Pointers,
         Self::Credentials,
+        Self::Processors,
     ];
 
     /// Its name, one word.
@@ -53,6 +56,7 @@ impl Check {
             Self::Hooks => "hooks",
             Self::Pointers => "pointers",
             Self::Credentials => "credentials",
+            Self::Processors => "processors",
         }
     }
 
@@ -68,6 +72,7 @@ impl Check {
             Self::Hooks => "hooks",
             Self::Pointers => "pointers",
             Self::Credentials => "processes",
+            Self::Processors => "processors",
         }
     }
 }
@@ -161,6 +166,25 @@ pub enum What {
         pid: u32,
         /// Its name as the guest has it: any bytes.
         comm: Vec<u8>,
+    },
+    /// A processor works without a protection that the kernel has switched on.
+    Unprotected {
+        /// Its number.
+        processor: u32,
+        /// The bit that is not set.
+        bit: &'static str,
+    },
+    /// A processor has another interrupt table.
+    InterruptTable {
+        /// Its number.
+        processor: u32,
+    },
+    /// System calls lead elsewhere.
+    Entry {
+        /// Which processor's.
+        processor: u32,
+        /// The register that says where they lead.
+        register: &'static str,
     },
 }
 
@@ -258,6 +282,15 @@ impl Finding {
             What::KernelsRights { pid, comm } => format!(
                 "process {pid} ({}) has the credentials of the kernel itself (init_cred)",
                 Escaped(comm)
+            ),
+            What::Unprotected { processor, bit } => {
+                format!("processor {processor} works without {bit}, which the kernel has set")
+            }
+            What::InterruptTable { processor } => {
+                format!("processor {processor} has another interrupt table than the kernel's")
+            }
+            What::Entry { processor, register } => format!(
+                "system calls of processor {processor} lead to where the kernel has no entry for them ({register})"
             ),
         }
     }

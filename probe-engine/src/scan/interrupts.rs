@@ -42,7 +42,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
 }
 
 /// Where the kernel's entries are, at link-time addresses. Exceptions that no CPU raises keep those of the early boot.
-fn entries(kernel: &Kernel) -> Vec<Range<Gva>> {
+pub(super) fn entries(kernel: &Kernel) -> Vec<Range<Gva>> {
     let own = || Some(kernel.symbol("__entry_text_start")?..kernel.symbol("__entry_text_end")?);
     let early = || kernel.function(kernel.symbol("early_idt_handler_array")?);
     own().into_iter().chain(early()).collect()

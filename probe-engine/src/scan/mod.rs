@@ -10,6 +10,7 @@ mod interrupts;
 mod modules;
 mod pointers;
 pub mod processes;
+pub mod processors;
 mod subject;
 mod tables;
 mod thunks;
@@ -22,6 +23,7 @@ use self::image::Expected;
 use self::modules::Found;
 use self::pointers::Census;
 use self::processes::Process;
+use self::processors::ProcessorState;
 use self::subject::Subject;
 use crate::guard::sealed::{NotSealable, SealedKernel};
 use crate::linux::btf::BtfError;
@@ -114,7 +116,8 @@ pub fn is_whole<M: PhysMemory + ?Sized>(kernel: &Kernel, running: &RunningKernel
     head.is_some_and(|head| walk::list(&memory, head).is_ok_and(|processes| !processes.is_empty()))
 }
 
-/// Looks at the `running` kernel, of which `kernel` is the file, in this memory.
+/// Looks at the `running` kernel, of which `kernel` is the file, in this memory, and at its `processors`, as far as anything is known of
+/// them.
 ///
 /// # Errors
 /// [`ScanError`] where the kernel's file does not say enough. What the memory does not say is the failure of a check.
@@ -122,6 +125,7 @@ pub fn scan<M: PhysMemory + ?Sized>(
     kernel: &Kernel,
     running: &RunningKernel,
     phys: &M,
+    processors: &[ProcessorState],
 ) -> Result<Scan, ScanError> {
     let btf = kernel.btf()?;
     let sealed = SealedKernel::of(kernel)?;
@@ -171,6 +175,7 @@ pub fn scan<M: PhysMemory + ?Sized>(
             processes::check(&subject, &processes, tell);
             Ok::<_, ScanError>(processes.len() as u64)
         }),
+        Check::Processors => Checked::make(check, |tell| processors::check(&subject, processors, tell)),
     };
     let mut checks: Vec<Checked> = Check::ALL.into_iter().map(made).collect();
     for (check, failure) in failures {

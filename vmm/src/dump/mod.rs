@@ -9,6 +9,7 @@ pub use process::layouts;
 
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};
+use probe_engine::scan::processors::ProcessorState;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -52,6 +53,7 @@ pub struct Dump {
     file: File,
     /// Rising.
     parts: Vec<Part>,
+    processors: Vec<ProcessorState>,
 }
 
 /// A range of it.
@@ -78,14 +80,17 @@ impl Dump {
         if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
             return Err(DumpError::Format(why));
         }
+        let mut processors = Vec::new();
         let parts = if start.starts_with(ELF) {
-            core::parts(&file)?
+            let core = core::read(&file)?;
+            processors = core.processors;
+            core.parts
         } else if start.starts_with(LIME) {
             lime(&file)?
         } else {
             vec![Part { memory: Gpa(0)..Gpa(file.metadata()?.len()), offset: 0 }]
         };
-        Self::new(file, parts)
+        Ok(Self { processors, ..Self::new(file, parts)? })
     }
 
     fn new(file: File, mut parts: Vec<Part>) -> Result<Self, DumpError> {
@@ -98,13 +103,19 @@ impl Dump {
         if overlap || last.memory.end > MOST_MEMORY {
             return Err(DumpError::Ranges);
         }
-        Ok(Self { file, parts })
+        Ok(Self { file, parts, processors: Vec::new() })
     }
 
     /// Where there is memory.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range<Gpa>> {
         self.parts.iter().map(|part| part.memory.clone()).collect()
+    }
+
+    /// What the guest's processors were set to, by their numbers, where the memory came with that.
+    #[must_use]
+    pub fn processors(&self) -> &[ProcessorState] {
+        &self.processors
     }
 
     /// The first words in memory that begin with those `wanted`: up to the end of the line or the string, and so many bytes at `most`.

@@ -54,6 +54,42 @@ fn a_core_has_its_ranges_where_its_headers_say() {
     assert_eq!([0, 0x10_00ec].map(|at| bytes_at(&cut, at)), [None, Some([1; 4])]);
 }
 
+/// What QEMU writes of processors (`QEMUCPUState`), among notes of others.
+#[test]
+fn a_core_says_what_processors_were_set_to() {
+    let mut core = core_of(&[(0, 0x1000), (0, 0x80)]);
+    let note = |name: &[u8; 8], desc: &[u8]| {
+        let length = |bytes: usize| (bytes as u32).to_le_bytes();
+        [&length(5)[..], &length(desc.len()), &[0; 4], name, desc].concat()
+    };
+    let mut state = vec![0; 0x1b8];
+    let mut put = |at: usize, bytes: &[u8]| state[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &[1]);
+    put(0x88, &0x1111_u64.to_le_bytes());
+    put(0x174, &0xfff_u32.to_le_bytes());
+    put(0x180, &0xffff_fe00_0000_0000_u64.to_le_bytes());
+    put(0x188, &0x8005_0033_u64.to_le_bytes());
+    put(0x1a8, &0x30_06f0_u64.to_le_bytes());
+    let notes =
+        [note(b"CORE\0\0\0\0", &[1; 8]), note(b"QEMU\0\0\0\0", &state), note(b"QEMU\0\0\0\0", &[1, 0])];
+    let notes = notes.concat();
+    // The first segment becomes one of notes.
+    let at = 64 + 2 * 56;
+    core[64] = 4;
+    core[64 + 32..64 + 40].copy_from_slice(&(notes.len() as u64).to_le_bytes());
+    core[at..at + notes.len()].copy_from_slice(&notes);
+    let dump = open(&core).unwrap();
+    let processor = ProcessorState {
+        rip: 0x1111,
+        cr0: 0x8005_0033,
+        cr4: 0x30_06f0,
+        interrupts: (0xffff_fe00_0000_0000, 0xfff),
+        calls: None,
+    };
+    assert_eq!(dump.processors(), [processor]);
+    assert_eq!(dump.ranges(), [Gpa(0)..Gpa(0x80)]);
+}
+
 #[test]
 fn limes_ranges_have_headers() {
     let header = |start: u64, last: u64| {

@@ -11,6 +11,7 @@ use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::{Regs, rflags};
+use probe_engine::scan::processors::ProcessorState;
 use std::cell::OnceCell;
 use std::num::NonZeroU32;
 use vmm_sys_util::errno;
@@ -273,6 +274,21 @@ impl KvmVcpu {
     /// Where the interrupt descriptor table is.
     pub fn idt(&mut self) -> Gva {
         Gva(self.sregs().idt.base)
+    }
+
+    /// What it is set to. The registers are those of the last exit.
+    pub fn processor(&mut self) -> ProcessorState {
+        /// IA32_LSTAR, IA32_CSTAR, IA32_SYSENTER_EIP.
+        const CALLS: [u32; 3] = [0xc000_0082, 0xc000_0083, 0x176];
+        let entries = CALLS.map(|index| kvm_msr_entry { index, ..Default::default() });
+        let calls = Msrs::from_entries(&entries).ok().and_then(|mut msrs| {
+            self.fd.get_msrs(&mut msrs).ok().filter(|read| *read == CALLS.len())?;
+            msrs.as_slice().iter().map(|entry| entry.data).collect::<Vec<_>>().try_into().ok()
+        });
+        let rip = self.regs().rip;
+        let sregs = self.sregs();
+        let interrupts = (sregs.idt.base, sregs.idt.limit.into());
+        ProcessorState { rip, cr0: sregs.cr0, cr4: sregs.cr4, interrupts, calls }
     }
 
     /// Whether the last exit found the CPU in user mode.

@@ -223,7 +223,8 @@ impl Control<'_> {
         drop(parked);
         let disarmed_in = begun.elapsed();
         if let Some(running) = self.arming.running() {
-            self.sink.left(&Left(&self.ram), running);
+            let processors = self.guard.as_ref().map(|guard| guard.processors()).unwrap_or_default();
+            self.sink.left(&Left(&self.ram), running, &processors);
         }
         let probes = self.list();
         let end = self.outcome.unwrap_or(Outcome::Quit);

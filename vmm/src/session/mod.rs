@@ -109,6 +109,7 @@ use probe_engine::memory::PhysMemory;
 use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
+use probe_engine::scan::processors::ProcessorState;
 use programs::Programs;
 use registry::Registry;
 use resolver::Resolver;
@@ -186,9 +187,9 @@ pub trait Sink {
     }
 
     /// The guest has ended, where its kernel came to run: this is its memory, in whose text nothing of ours is any more. What is not the
-    /// guest's is no memory here.
-    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel) {
-        let _ = (memory, running);
+    /// guest's is no memory here. Where the guest was [guarded](Guest::guard), this is what its `processors` were set to.
+    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel, processors: &[ProcessorState]) {
+        let _ = (memory, running, processors);
     }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.

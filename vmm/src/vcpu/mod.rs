@@ -125,6 +125,9 @@ impl Vcpu {
             self.sample(&tables);
             flow = if self.world.wants_attention() { self.rest(&mut tables) } else { self.run(&mut tables) };
         }
+        if let Some(guard) = &self.guard {
+            guard.ended(self.id, self.kvm.processor());
+        }
     }
 
     fn run(&mut self, tables: &mut Arc<VcpuTables>) -> Flow {
