@@ -48,6 +48,8 @@ pub(crate) enum ReportFormat {
     Pprof,
     /// A trace for https://ui.perfetto.dev: tasks and CPUs as tracks, calls whose returns were probed as slices
     Perfetto,
+    /// Findings of a guard as events of OCSF (Detection Finding, 2004), one a line: for what collects security events
+    Ocsf,
     /// One page for web browsers: timeline, hits, durations, histograms and a flame graph, to be filtered and searched
     Html,
 }

@@ -95,6 +95,21 @@ impl FindingLine {
         }
     }
 
+    /// Nanoseconds since the guest was started.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.time_ns
+    }
+
+    /// The task that wrote, if it can be told.
+    pub(crate) fn task(&self) -> Option<&Task> {
+        self.task.as_ref()
+    }
+
+    /// Whether the write was not made, and the guest went on.
+    pub(crate) fn was_denied(&self) -> bool {
+        self.done == FindingDone::Denied
+    }
+
     /// The same with bounds for what was read.
     pub(super) fn bounded(self) -> Self {
         Self { stack: self.stack.bounded(), ..self }
@@ -102,6 +117,11 @@ impl FindingLine {
 }
 
 impl GuardLine {
+    /// How many findings came too fast to be told.
+    pub(crate) fn untold(&self) -> u64 {
+        self.untold
+    }
+
     pub(crate) fn of(report: &GuardReport, scan_findings: Option<u64>) -> Self {
         let count = |patch| report.patches.get(&patch).copied().unwrap_or(0);
         Self {
@@ -121,17 +141,25 @@ impl GuardLine {
 /// As lines of text, each with its end.
 impl fmt::Display for FindingLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { time_ns, guest_ns, vcpu, task, at, symbol, length, bytes, rip, writer, why, done, stack } =
-            self;
-        let time = Time { nanos: *time_ns, guest_nanos: *guest_ns };
-        match vcpu {
+        let time = Time { nanos: self.time_ns, guest_nanos: self.guest_ns };
+        match self.vcpu {
             Some(vcpu) => write!(f, "{time} cpu{vcpu} ")?,
             None => write!(f, "{time} ")?,
         }
-        if let Some(task) = task {
+        if let Some(task) = &self.task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
         }
-        f.write_str("FINDING: ")?;
+        writeln!(f, "FINDING: {}", FoundWrite(self))?;
+        self.stack.fmt(f)
+    }
+}
+
+/// What was written, by whom, what is wrong with that, and what became of it.
+pub(crate) struct FoundWrite<'a>(pub(crate) &'a FindingLine);
+
+impl fmt::Display for FoundWrite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FindingLine { at, symbol, length, bytes, rip, writer, why, done, .. } = self.0;
         match at {
             None => f.write_str("a write")?,
             Some(at) => {
@@ -156,8 +184,7 @@ impl fmt::Display for FindingLine {
             FindingDone::Denied => "denied",
             FindingDone::Stopped => "the guest was stopped",
         };
-        writeln!(f, ": {why}; {done}")?;
-        stack.fmt(f)
+        write!(f, ": {why}; {done}")
     }
 }
 

@@ -28,7 +28,7 @@ mod value;
 pub(crate) use address::Address;
 pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
 pub(crate) use filter::Filter;
-pub(crate) use finding::{FindingLine, GuardLine};
+pub(crate) use finding::{FindingLine, FoundWrite, GuardLine};
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
 pub(crate) use hit::{Hit, HitLine};
 pub(crate) use hold::{GateEnd, HeldCpu, HoldLine};
@@ -41,7 +41,7 @@ pub(crate) use outcome::{
 pub(crate) use probe::{Field, Histogram, Kind, Probe, Style};
 pub(crate) use reader::{Line, ReadError, Reader};
 pub(crate) use sample::{SampleLine, SampledLine, percent};
-pub(crate) use scanned::{ScanCheckLine, ScanFindingLine};
+pub(crate) use scanned::{FoundThing, ScanCheckLine, ScanFindingLine};
 pub(crate) use splat::{NamedFrame, SplatLine};
 pub(crate) use stack::{BOTTOM, Frame, Inlined, Stack, USER, UserStack};
 pub(crate) use stand::{LockLine, SleeperLine, StoodLine, StoodStack};

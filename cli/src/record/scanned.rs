@@ -48,6 +48,11 @@ impl ScanFindingLine {
             what: finding.told(names),
         }
     }
+
+    /// The name of the check.
+    pub(crate) fn check(&self) -> &str {
+        &self.check
+    }
 }
 
 impl ScanCheckLine {
@@ -67,6 +72,11 @@ impl ScanCheckLine {
         self.untold == 0 && self.failure.is_none()
     }
 
+    /// How much of what it has found has no line.
+    pub(crate) fn untold(&self) -> u64 {
+        self.untold
+    }
+
     /// How much it has found.
     pub(crate) fn findings(&self) -> u64 {
         self.findings
@@ -76,8 +86,17 @@ impl ScanCheckLine {
 /// As a line of text, without its end.
 impl fmt::Display for ScanFindingLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { check, at, symbol, what } = self;
-        write!(f, "FINDING: {check}: {at}")?;
+        write!(f, "FINDING: {}: {}", self.check, FoundThing(self))
+    }
+}
+
+/// What was found, and where.
+pub(crate) struct FoundThing<'a>(pub(crate) &'a ScanFindingLine);
+
+impl fmt::Display for FoundThing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ScanFindingLine { at, symbol, what, .. } = self.0;
+        write!(f, "{at}")?;
         symbol.iter().try_for_each(|symbol| write!(f, " {symbol}"))?;
         write!(f, ": {what}")
     }

@@ -3,6 +3,7 @@
 mod harmless;
 mod html;
 mod json;
+mod ocsf;
 mod perfetto;
 mod pprof;
 mod stacked;
@@ -138,6 +139,7 @@ fn write(
         ReportFormat::Svg => stacks::write_svg(recording, out),
         ReportFormat::Pprof => pprof::write(recording, out),
         ReportFormat::Perfetto => perfetto::write(recording, out),
+        ReportFormat::Ocsf => ocsf::write(recording, out),
         ReportFormat::Html => html::write(recording, out),
     }
 }
@@ -214,9 +216,15 @@ mod tests {
         assert!(text.split(|byte| *byte == b'\n').all(|line| line.len() < 5000));
     }
 
+    /// A recording that has something for each format.
+    fn all() -> String {
+        let finding = example("jsonl finding").lines().nth(1).unwrap();
+        example("json").replace("{\"type\":\"end\"", &format!("{finding}\n{{\"type\":\"end\""))
+    }
+
     #[test]
     fn a_recording_that_was_cut_anywhere_is_shown_to_its_last_whole_line() {
-        let whole = example("json");
+        let whole = all();
         for format in ReportFormat::value_variants() {
             let mut lines = 0;
             let mut expected = Vec::new();
@@ -236,7 +244,7 @@ mod tests {
     }
     #[test]
     fn names_of_any_length_are_shown() {
-        let long = example("json").replace("vfs_read%return", &"x".repeat(100_000));
+        let long = all().replace("vfs_read%return", &"x".repeat(100_000));
         let prefix =
             format!("{{\"type\":\"prefix\",\"prefix\":\"{}\",\"ran\":1,\"armed\":1}}\n", "x".repeat(100_000));
         for format in ReportFormat::value_variants() {
