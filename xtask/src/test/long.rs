@@ -24,6 +24,8 @@ pub(super) enum Piece {
     Tracepoints,
     /// Probes in programs that come and go under load for a minute, and beside the guest's own: on each kernel.
     Uprobes,
+    /// Guarded kernels that change themselves in five boots, of which nothing may be found: on each kernel.
+    Guard,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -61,6 +63,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("errands", Piece::Errands),
         ("tracepoints", Piece::Tracepoints),
         ("uprobes", Piece::Uprobes),
+        ("guard", Piece::Guard),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -110,6 +113,7 @@ impl Piece {
             Self::Errands => each_kernel(start, vmm, kvm, "errands::", None)?,
             Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::", None)?,
             Self::Uprobes => each_kernel(start, vmm, kvm, "uprobes::", Some("uprobes"))?,
+            Self::Guard => each_kernel(start, vmm, kvm, "guard::", Some("churn"))?,
             Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}

@@ -13,8 +13,18 @@ use std::process::{Command, Stdio};
 const OF_GUESTS: &str = "tests";
 /// Those of them that are run in ways of their own: in the emulated host, for long, in each series, or for a kernel that is not
 /// tested in full.
-const APART: [&str; 9] =
-    ["boots", "built", "contract", "differential", "optimized", "probeable", "session", "smoke", "soak"];
+const APART: [&str; 10] = [
+    "boots",
+    "built",
+    "churn",
+    "contract",
+    "differential",
+    "optimized",
+    "probeable",
+    "session",
+    "smoke",
+    "soak",
+];
 /// Those of suites of cases and what belongs to them, which boot many guests: a piece of `--long`. The pages of the documentation
 /// have an example of each in CI.
 pub(super) const OF_SUITES: [&str; 4] = ["bundles", "cases", "fail_nth", "race"];
