@@ -120,9 +120,9 @@ impl<'a> Programs<'a> {
 /// A function, and what a call of it has.
 type Called = (String, Option<Signature>);
 
-/// What probes at `program` come to in `kernel`, and whether they are those that a pattern stands for. Where the program has what is not known until the guest has its file, but for
-/// what `programs` say: which functions a pattern stands for, and what functions take and have variables for, where a definition
-/// names any of that.
+/// What probes at `program` come to in `kernel`, and whether they are those that a pattern stands for. Where the program has what is
+/// not known until the guest has its file, but for what `programs` say: which functions a pattern stands for, and what functions take
+/// and have variables for, where a definition names any of that.
 pub(super) fn targets(
     program: ProgramPlace,
     kernel: &Kernel,
