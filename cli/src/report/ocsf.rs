@@ -17,7 +17,7 @@ const NANOS_OF_MILLI: u64 = 1_000_000;
 
 /// What an event says.
 struct Detection {
-    /// One word: what has found it.
+    /// What has found it: the guard, or a check of a scan.
     kind: String,
     title: &'static str,
     /// All of it in one sentence.

@@ -40,9 +40,6 @@ pub struct ProcessorState {
     pub calls: Option<[u64; 3]>,
 }
 
-/// What those registers are called.
-const CALLS: [&str; 3] = ["LSTAR", "CSTAR", "SYSENTER_EIP"];
-
 /// What the kernel has set processors to.
 struct Kernels<'a> {
     /// Its interrupt table.
@@ -104,17 +101,20 @@ impl Kernels<'_> {
         if is_used && (self.translate)(Gva(table)) != Some(self.interrupts) {
             found.push(Finding { at: Gva(table), what: What::InterruptTable { processor } });
         }
-        for (register, to) in CALLS.into_iter().zip(state.calls.into_iter().flatten()) {
-            let to = Gva(to);
+        if let Some([long, compatible, fast]) = state.calls.map(|calls| calls.map(Gva)) {
             // An AMD processor has no `sysenter` in 64-bit mode, and keeps half of where it would lead.
-            let is_half = |own: &Range<Gva>| (own.start.0 as u32..own.end.0 as u32).contains(&(to.0 as u32));
-            let is_own = match register {
-                "LSTAR" => to == self.entry,
-                "SYSENTER_EIP" if to.0 >> 32 == 0 => self.entries.iter().any(is_half),
-                _ => self.entries.iter().any(|own| to.is_in(own)),
-            };
-            if to != Gva(0) && !is_own {
-                found.push(Finding { at: to, what: What::Entry { processor, register } });
+            let is_half =
+                |own: &Range<Gva>| (own.start.0 as u32..own.end.0 as u32).contains(&(fast.0 as u32));
+            let is_entry = |to: Gva| self.entries.iter().any(|own| to.is_in(own));
+            let is_fast = if fast.0 >> 32 == 0 { self.entries.iter().any(is_half) } else { is_entry(fast) };
+            for (register, to, is_own) in [
+                ("LSTAR", long, long == self.entry),
+                ("CSTAR", compatible, is_entry(compatible)),
+                ("SYSENTER_EIP", fast, is_fast),
+            ] {
+                if to != Gva(0) && !is_own {
+                    found.push(Finding { at: to, what: What::Entry { processor, register } });
+                }
             }
         }
         found
