@@ -9,10 +9,11 @@ use crate::host::{self, Inside};
 use crate::json::json;
 use crate::lcov::{self, Probed};
 use crate::output::{FunctionText, GuestNames, Out, PrefixTable, end, say_armed};
-use crate::record::{Address, End, Function, FunctionCount, Header, Prefix};
+use crate::record::{Address, End, Function, FunctionCount, Header, KernelIdentity, Prefix};
 use crate::requests::traced;
 use crate::run::{self, Machine, Ran, SessionKernel};
 use crate::say::{self, note, say, standard_error};
+use crate::scan_policy::ScanPolicy;
 use crate::splats::SplatPolicy;
 use crate::symbol_file::KernelSource;
 use crate::target::{self, Serving, Target};
@@ -54,17 +55,24 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
             let all = ["*".parse()?];
             let patterns = if args.patterns.is_empty() { &all } else { &args.patterns[..] };
             let mut probes = traced(patterns, &kernel)?;
-            let identity = target::identity(&kernel);
+            let identity = KernelIdentity::of(&kernel);
             let kernel = target::booted(&args.guest, kernel, &mut files)?;
             let scope = target::scope(&args.guest, &kernel, true)?;
             for ProbeRequest { plan, .. } in &mut probes {
                 (plan.once, plan.scope) = (true, scope);
             }
             // A detour stays where it is after the first hit.
-            let serving =
-                Serving { optimize: Optimize::Off, fall_back: false, allow_pending: false, sampling: None };
+            let serving = Serving {
+                optimize: Optimize::Off,
+                fall_back: false,
+                allow_pending: false,
+                sampling: None,
+                from_command: false,
+                paused: false,
+            };
             Target {
                 probes,
+                scope,
                 kernel,
                 identity,
                 symbols: None,
@@ -73,7 +81,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 serving,
                 order: None,
                 guard: None,
-                is_scanned: false,
+                scans: ScanPolicy::default(),
                 splats: SplatPolicy::default(),
             }
         }
@@ -81,7 +89,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
     let code = match choosing.chosen()? {
         Chosen::Emulated(begun) => {
             let (format, output) = (args.format.map(|format| word(&format)), args.output.as_deref());
-            let inside = Inside { verb: "coverage", format, output, assisted: None };
+            let inside =
+                Inside { verb: "coverage", format, output, assisted: None, keeping: None, control: None };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
         Chosen::Kvm(here) => {
@@ -112,6 +121,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 order: None,
                 guard: None,
                 before_splats: false,
+                stops_at_splats: false,
             };
             let machine = Machine {
                 guest: &args.guest,
@@ -120,6 +130,8 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 host: &here,
                 has_splatted: std::sync::Arc::default(),
                 asked: None,
+                dropped: None,
+                control: None,
             };
             let ran = run::session(machine, probes.collect(), &mut calls)?;
             // Each batch is in order; a vCPU may have been interrupted between taking the time and noting it down.
@@ -144,7 +156,7 @@ pub(crate) fn main(args: &Coverage) -> Result<ExitCode> {
                 let _ = standard_error().write_all(table.to_string().as_bytes());
             }
             // None of them is in a module.
-            let asked = run::Asked { patterns: &patterns, gates: &[], ..run::Asked::default() };
+            let asked = run::Asked { patterns, gates: &[], ..run::Asked::default() };
             let code = run::exit_code(&ran, &asked, &GuestNames::default());
             Ok(exit_codes::with_loss(code, loss.as_ref()))
         }

@@ -94,6 +94,23 @@ impl NewFile {
         }
     }
 
+    /// Begins a file that is to be `path`, which its owner alone can read.
+    pub(crate) fn begin_private(path: &Path) -> Result<Self> {
+        refuse_dash(path)?;
+        let old = fs::metadata(path).ok();
+        if old.as_ref().is_some_and(|old| !old.is_file()) {
+            bail!("cannot write {}: it is no file", path.display());
+        }
+        let begin = || -> io::Result<Self> {
+            // A link stays a link.
+            let path = if old.is_some() { fs::canonicalize(path)? } else { path.to_owned() };
+            let (file, path) = beside(&path, None)?;
+            file.as_file().set_permissions(Permissions::from_mode(0o600))?;
+            Ok(Self::Beside(file, path))
+        };
+        begin().with_context(|| format!("cannot write {}", path.display()))
+    }
+
     /// Where it is written.
     pub(crate) fn file(&self) -> &File {
         match self {
@@ -193,6 +210,18 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let private = NewFile::begin_private(&path).unwrap();
+        private.file().write_all(b"private").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        private.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"private");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(
+            [folder.path(), Path::new("-"), Path::new("/dev/null")]
+                .map(NewFile::begin_private)
+                .iter()
+                .all(Result::is_err)
+        );
         assert!(NewFile::begin(Path::new("/dev/null"), &input).is_ok());
         assert!(NewFile::begin(Path::new("-"), &input).is_err() && create(Path::new("-")).is_err());
     }

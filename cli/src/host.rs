@@ -1,6 +1,8 @@
 //! The emulated host: `vmm host`, and how a guest comes to run there.
 
 use crate::args::{Assisted, Guest, Host, HostCommand as HostVerb};
+use crate::control::Server;
+use crate::dropped::Keeping;
 use crate::exit_codes;
 use crate::file::create;
 use crate::guest_files::{Files, cmdline};
@@ -42,7 +44,7 @@ pub(crate) fn main(args: &Host) -> Result<ExitCode> {
                 let path = Path::new(path);
                 bytes += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
             }
-            run_in_host(None, memory_for(0, bytes), None, None, || {
+            run_in_host(None, memory_for(0, bytes), Served::default(), None, || {
                 let mut command = HostCommand::of_file(program);
                 for word in words {
                     command = command.arg(word);
@@ -68,6 +70,10 @@ pub(crate) struct Inside<'a> {
     pub(crate) output: Option<&'a Path>,
     /// What the guest is to do for us.
     pub(crate) assisted: Option<&'a Assisted>,
+    /// Who keeps the files that the command leaves, if anybody does.
+    pub(crate) keeping: Option<&'a Keeping>,
+    /// Who sends it commands of others, if anybody does.
+    pub(crate) control: Option<&'a Server>,
 }
 
 /// Runs the guest inside the emulated host, by this same program and with the same arguments.
@@ -91,6 +97,7 @@ pub(crate) fn run_emulated(
     boot::check(guest.memory.0, payload)?;
     let output = inside.output.map(RecordFile::create).transpose()?;
     let console = guest.console.as_deref().map(RecordFile::create).transpose()?;
+    let left = inside.keeping.map(Keeping::stream).transpose()?.map(Arc::new);
     let has_names = files.work.is_some() && target.has_user_frames();
     let target = target.bytes()?;
     let memory = memory_for(guest.memory.0 >> 20, (files.image.len() + files.initramfs.len()) as u64);
@@ -98,8 +105,8 @@ pub(crate) fn run_emulated(
     if inside.format.as_deref().is_some_and(|format| format != "text") {
         say::reserve_standard_output();
     }
-    let work_outside = files.work.as_ref().map(|work| Served { work, has_names });
-    let ended = run_in_host(begun, memory, work_outside, longest(guest), || {
+    let served = Served { work: files.work.as_ref(), has_names, control: inside.control };
+    let ended = run_in_host(begun, memory, served, longest(guest), || {
         let mut command = HostCommand::new()
             .arg(inside.verb)
             .arg("--host=kvm")
@@ -116,6 +123,9 @@ pub(crate) fn run_emulated(
         }
         if has_names {
             command = command.arg("--names-port");
+        }
+        if inside.control.is_some() {
+            command = command.arg("--control-port");
         }
         if guest.verbose {
             command = command.arg("--verbose");
@@ -150,6 +160,9 @@ pub(crate) fn run_emulated(
         if let Some(console) = &console {
             command = command.arg("--console").output(console.outlet());
         }
+        if let Some(left) = &left {
+            command = command.arg("--dropped-to").output(Outlet::plain(left.clone()));
+        }
         command
     });
     for file in [&output, &console].into_iter().flatten() {
@@ -182,12 +195,15 @@ impl RecordFile {
     }
 }
 
-/// A command in a guest inside, whose files are outside.
-#[derive(Clone, Copy)]
+/// What is outside for a guest inside.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Served<'a> {
-    work: &'a Work,
+    /// The files of its command.
+    work: Option<&'a Work>,
     /// Whether what its programs have is to have names.
     has_names: bool,
+    /// Who sends it commands of others.
+    control: Option<&'a Server>,
 }
 
 /// Runs what `command` says inside an emulated host with `memory` MiB, which may have `begun`, with our terminal, streams and signals. A host that
@@ -196,7 +212,7 @@ pub(crate) struct Served<'a> {
 pub(crate) fn run_in_host<'a>(
     mut begun: Option<Begun>,
     memory: u64,
-    served: Option<Served<'_>>,
+    served: Served<'_>,
     longest: Option<Duration>,
     command: impl Fn() -> HostCommand<'a>,
 ) -> Result<ExitCode> {
@@ -211,11 +227,15 @@ pub(crate) fn run_in_host<'a>(
             Some(begun) => begun.map(|(host, stays)| (host, Some(stays)))?,
             None => (with_image(|image| Ok(EmulatedHost::start(image, memory)?))?, None),
         };
-        if let Some(Served { work, has_names }) = served {
+        let Served { work, has_names, control } = served;
+        if let Some(work) = work {
             work.serve(host.files().context("cannot share a socket")?)?;
             if has_names {
                 work.serve_names(host.names().context("cannot share a socket")?)?;
             }
+        }
+        if let Some(control) = control {
+            control.link(host.commands().context("cannot share a socket")?);
         }
         let (is_over, over) = mpsc::channel::<()>();
         let end = host.end().context("cannot share a socket")?;
@@ -239,7 +259,7 @@ pub(crate) fn run_in_host<'a>(
     };
     let mut ended = run();
     // What was begun may have changed files that are kept, and with them what would be run here for it once more.
-    let can_repeat = served.is_none_or(|served| !served.work.keeps_changes());
+    let can_repeat = served.work.is_none_or(|work| !work.keeps_changes());
     if let Ok(Some(Err(RunError::Unseen(error)))) = &ended
         && can_repeat
     {

@@ -1,11 +1,15 @@
 //! `vmm kernel`: the kernels of Debian that are fetched.
 
-use crate::args::{FetchKernels, KernelCommand};
+use crate::args::{FetchKernels, KernelCommand, KernelSymbols};
+use crate::file::read;
 use crate::kernel_choice::{all_known, unfetched};
 use crate::listing::list;
 use crate::say::note;
+use crate::symbol_elf;
+use crate::symbol_file::KernelSource;
 use anyhow::{Context, Result};
 use guest_kernels::{Cache, Fetcher, Kernel};
+use std::fs;
 use std::process::ExitCode;
 
 /// `vmm kernel`.
@@ -13,6 +17,7 @@ pub(crate) fn main(command: &KernelCommand) -> Result<ExitCode> {
     match command {
         KernelCommand::Fetch(FetchKernels { kernels }) => fetch(kernels)?,
         KernelCommand::List => list_all()?,
+        KernelCommand::Symbols(args) => write_symbols(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -27,6 +32,16 @@ fn fetch(kernels: &[Kernel]) -> Result<()> {
         list(|out| writeln!(out, "{fetched}"))?;
     }
     Ok(())
+}
+
+fn write_symbols(args: &KernelSymbols) -> Result<()> {
+    let KernelSymbols { kernel, source, file } = args;
+    let files = kernel.which.files()?;
+    let image = read(&files.image)?;
+    let kernel = KernelSource::of(&files, source).kernel(&image)?;
+    let text = kernel.image().text_start();
+    let elf = symbol_elf::written(kernel.symbols(), text).context("the symbols cannot be written")?;
+    fs::write(file, elf).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn list_all() -> Result<()> {

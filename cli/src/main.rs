@@ -3,25 +3,32 @@
 mod advice;
 mod args;
 mod assisted;
+mod attack;
 mod bisect;
 mod bundle;
 mod cases;
 mod choice;
+mod control;
 mod coverage;
 mod coverage_diff;
+mod ctl;
 mod demangled;
+mod detection;
 mod doctor;
+mod dropped;
 mod dry_run;
 mod ending_signals;
 mod exit_codes;
 mod fail_nth;
 mod file;
+mod gdb;
 mod guest_files;
 mod host;
 mod host_image;
 mod imposed;
 mod json;
 mod kept_console;
+mod kept_memory;
 mod kernel;
 mod kernel_choice;
 mod lcov;
@@ -29,6 +36,7 @@ mod limits;
 mod list;
 mod listing;
 mod manual;
+mod metrics;
 mod mistake;
 mod module_files;
 mod output;
@@ -36,30 +44,37 @@ mod post_mortem;
 mod program_files;
 mod program_listing;
 mod program_names;
+mod qmp;
 mod race;
 mod record;
 mod report;
 mod requests;
 mod requirements;
+mod rules;
 mod run;
 mod say;
 mod scan;
+mod scan_policy;
+mod served;
 mod shard;
 mod shared_terminal;
 mod source_listing;
 mod splats;
+mod symbol_elf;
 mod symbol_file;
 mod system_calls;
 mod target;
 mod time_limits;
+mod top;
 mod tracepoints;
 mod types;
 mod unarmed;
+mod vmcore;
 mod wall_clock;
 mod work;
 
 use advice::Advised;
-use args::{Cli, Command, Run};
+use args::{Cli, Command, Guard, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use say::say;
@@ -80,7 +95,7 @@ fn main() -> ExitCode {
         Command::Count(count) => run::main(&Run::from(*count)),
         Command::Graph(graph) => run::main(&Run::from(*graph)),
         Command::Profile(profile) => run::main(&Run::from(*profile)),
-        Command::Guard(guard) => run::main(&Run::from(*guard)),
+        Command::Guard(guard) => guarded(*guard),
         Command::Scan(args) => scan::main(&args),
         Command::Shake(shake) => bundle::run(Run::from(*shake)),
         Command::Replay(replay) => bundle::replay(&replay),
@@ -90,6 +105,8 @@ fn main() -> ExitCode {
         Command::Test(cases) => cases::main(&cases),
         Command::Bisect(question) => bisect::main(&question),
         Command::List(list) => list::main(&list),
+        Command::Ctl(args) => ctl::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Report(report) => report::main(&report),
         Command::Types(types) => types::main(&types),
         Command::Doctor(doctor) => doctor::main(&doctor),
@@ -100,6 +117,7 @@ fn main() -> ExitCode {
         Command::ServeFiles { folders, noting } => {
             work::serve_files(&folders, noting).map(|()| ExitCode::SUCCESS)
         }
+        Command::KeepFiles { folder } => dropped::keep_files(&folder),
         Command::ServeNames { root } => work::serve_names(&root).map(|()| ExitCode::SUCCESS),
     };
     let code = done.unwrap_or_else(|error| {
@@ -108,6 +126,17 @@ fn main() -> ExitCode {
     });
     say::finish_all();
     code
+}
+
+/// Runs a guarded guest, or says what rules there are.
+fn guarded(guard: Guard) -> anyhow::Result<ExitCode> {
+    let (is_list, explained) = (guard.list, guard.explain.clone());
+    let run = Run::from(guard);
+    match (is_list, explained) {
+        (true, _) => rules::list(&run.guarded.rules),
+        (false, Some(name)) => rules::explain(&name, &run),
+        (false, None) => run::main(&run),
+    }
 }
 
 /// Says what is wrong with the words, and ends with what clap ends with.

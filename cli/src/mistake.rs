@@ -42,6 +42,24 @@ pub(crate) fn at(written: &Written<'_>, span: Span, message: String, hint: Optio
     of(written, &Mistake { span, message, hint })
 }
 
+/// What is wrong at `span` of a file, of which the line is shown where it begins.
+pub(crate) fn in_file(
+    (name, text): (&str, &str),
+    span: Span,
+    message: String,
+    hint: Option<String>,
+) -> anyhow::Error {
+    let begin = text.floor_char_boundary(span.start.min(text.len()));
+    let (above, _) = text.split_at(begin);
+    let start = above.rfind('\n').map_or(0, |at| at + 1);
+    let line = text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+    // What goes on in the next line is marked to the end of its first one.
+    let from = (begin - start).min(line.len());
+    let to = span.end.saturating_sub(start).min(line.len()).max(from);
+    let number = above.matches('\n').count() + 1;
+    at(&Written { text: line, name, line: number }, from..to, message, hint)
+}
+
 fn of(written: &Written<'_>, mistake: &Mistake) -> anyhow::Error {
     Picture(render(written, mistake, io::stderr().is_terminal())).into()
 }

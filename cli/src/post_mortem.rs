@@ -3,7 +3,7 @@
 use crate::output::{GuestNames, named_lock, sleeper};
 use crate::say::say;
 use probe_engine::addr::Gva;
-use probe_engine::regs::Regs;
+use probe_engine::regs::{Register, Regs};
 use vmm::session::{Death, Stands, Stood};
 use vmm::stack::Stack;
 
@@ -51,27 +51,9 @@ fn say_registers(r: &Regs, names: &GuestNames) {
     say(format_args!("rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}", r.rsi, r.rdi, r.rbp, r.r8));
     say(format_args!("r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}", r.r9, r.r10, r.r11, r.r12));
     say(format_args!("r13 {:016x} r14 {:016x} r15 {:016x}", r.r13, r.r14, r.r15));
-    let all = [
-        ("rip", r.rip),
-        ("rax", r.rax),
-        ("rbx", r.rbx),
-        ("rcx", r.rcx),
-        ("rdx", r.rdx),
-        ("rsi", r.rsi),
-        ("rdi", r.rdi),
-        ("rbp", r.rbp),
-        ("r8", r.r8),
-        ("r9", r.r9),
-        ("r10", r.r10),
-        ("r11", r.r11),
-        ("r12", r.r12),
-        ("r13", r.r13),
-        ("r14", r.r14),
-        ("r15", r.r15),
-    ];
-    for (register, value) in all {
-        if let Some(name) = names.pointee(Gva(value)) {
-            say(format_args!("{register} is {name}"));
+    for register in Register::ALL.into_iter().filter(|register| *register != Register::Rflags) {
+        if let Some(name) = names.pointee(Gva(register.of(r))) {
+            say(format_args!("{} is {name}", register.processor_name()));
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::assisted;
 use crate::file::read;
 use crate::mistake::{self, Written};
 use crate::program_files::ProgramFiles;
+use crate::rules::{self, ResolvedRules, RuleFile};
 use crate::say::note;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use probe_engine::capture::Capture;
@@ -33,12 +34,12 @@ pub(crate) const FAIL_NTH: InjectionId = InjectionId(0);
 
 /// What definitions are looked up in. The types are read once for all of them.
 #[derive(Clone, Copy)]
-struct Known<'a, 'd> {
-    kernel: &'a Kernel,
-    btf: Option<&'a Btf<'a>>,
-    debug: &'a DebugInfo<'d>,
+pub(crate) struct Known<'a, 'd> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) btf: Option<&'a Btf<'a>>,
+    pub(crate) debug: &'a DebugInfo<'d>,
     /// The files of the guest, where they are known.
-    files: Option<&'a ProgramFiles>,
+    pub(crate) files: Option<&'a ProgramFiles>,
 }
 
 impl<'a, 'd> Known<'a, 'd> {
@@ -98,7 +99,8 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
     if let Some(places) = &run.orders.shaken {
         found.probes.extend(shaken(places, run.bundled.bundle.is_some(), known)?);
     }
-    if found.probes.is_empty() {
+    let rules = ruled(run, known)?;
+    if found.probes.is_empty() && rules.is_empty() {
         let options = [("--stack", run.probes.stack.is_some()), ("--once", run.probes.once)];
         if let Some((option, _)) = options.iter().find(|(_, is_said)| *is_said) {
             bail!("{option} is for probes, and there is none: say which with --probe");
@@ -108,7 +110,8 @@ pub(crate) fn requests(run: &Run, kernel: &Kernel, debug: &DebugInfo<'_>) -> Res
         bail!("too many probes");
     }
     assisted::check_probes(run.assisted.assist, &found.probes)?;
-    found.probes.iter_mut().for_each(|probe| apply(run, &mut probe.plan));
+    found.probes.iter_mut().for_each(|probe| ForAll::of(run).apply(&mut probe.plan));
+    found.probes.extend(rules);
     Ok(found)
 }
 
@@ -268,9 +271,29 @@ fn shaken(shaken: &Shaken, is_kept: bool, known: Known<'_, '_>) -> Result<Vec<Pr
     Ok(probes)
 }
 
+/// The probes of the rules of a guard. Says which functions the kernel lacks.
+fn ruled(run: &Run, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let files = RuleFile::read_all(&run.guarded.rules)?;
+    let first = u32::try_from(run.injections.injects.len()).context("too many injections")?;
+    let mut definitions = known.definitions(Expand::Small);
+    let ResolvedRules { mut probes, missing, empty } = rules::resolved(&files, &mut definitions, first)?;
+    for (rule, functions) in &missing {
+        let what =
+            if empty.contains(rule) { "it sees nothing" } else { "it sees what its other functions see" };
+        note(format_args!("rule {rule}: this kernel has no {}: {what}", functions.join(", ")));
+    }
+    for plan in probes.iter_mut().map(|probe| &mut probe.plan) {
+        if let Action::Record { stack } = &mut plan.action {
+            *stack = run.probes.stack.map(usize::from);
+        }
+    }
+    assisted::check_probes(run.assisted.assist, &probes)?;
+    Ok(probes)
+}
+
 /// What --probe and --probes say.
 fn defined(run: &Run, known: Known<'_, '_>) -> Result<Found> {
-    let mut definitions = known.definitions(if run.deep { Expand::All } else { Expand::Small });
+    let mut definitions = known.definitions(ForAll::of(run).expand());
     let filter =
         Written { text: run.probes.filter.as_deref().unwrap_or_default(), name: "--filter", line: 1 };
     if run.probes.filter.is_some() && run.probes.probes.is_empty() && run.probes.files.is_empty() {
@@ -330,14 +353,58 @@ pub(crate) fn traced(patterns: &[ProbeSpec], kernel: &Kernel) -> Result<Vec<Prob
     Ok(probes)
 }
 
-/// Has a plan do what the options for all probes say.
-fn apply(run: &Run, plan: &mut ProbePlan) {
-    match &mut plan.trigger {
-        Trigger::Pass => plan.once = run.probes.once,
-        Trigger::Return { max_active } => *max_active = max_active.or(run.arming.maxactive),
-        Trigger::Access => {}
+/// The probes of definitions that come while the guest runs, all or none.
+pub(crate) fn added(texts: &[String], for_all: ForAll, known: Known<'_, '_>) -> Result<Vec<ProbeRequest>> {
+    let mut definitions = known.definitions(for_all.expand());
+    for text in texts {
+        let written = Written { text, name: "add", line: 1 };
+        definitions.read(text).map_err(|error| said(error, &written, &written))?;
     }
-    if let Action::Record { stack } = &mut plan.action {
-        *stack = run.probes.stack.map(usize::from).or(*stack);
+    let Found { mut probes, .. } = definitions.finish();
+    if probes.is_empty() {
+        bail!("add: none of these functions can be probed: `vmm list --kind refused` says why");
+    }
+    assisted::check_probes(for_all.assist, &probes)?;
+    probes.iter_mut().for_each(|probe| for_all.apply(&mut probe.plan));
+    Ok(probes)
+}
+
+/// What options say of all probes.
+#[derive(Clone, Copy)]
+pub(crate) struct ForAll {
+    once: bool,
+    maxactive: Option<u32>,
+    stack: Option<u16>,
+    deep: bool,
+    assist: Assist,
+}
+
+impl ForAll {
+    /// What those of `run` say.
+    pub(crate) fn of(run: &Run) -> Self {
+        Self {
+            once: run.probes.once,
+            maxactive: run.arming.maxactive,
+            stack: run.probes.stack,
+            deep: run.deep,
+            assist: run.assisted.assist,
+        }
+    }
+
+    /// What is shown of structures.
+    fn expand(self) -> Expand {
+        if self.deep { Expand::All } else { Expand::Small }
+    }
+
+    /// Has a plan do that.
+    fn apply(self, plan: &mut ProbePlan) {
+        match &mut plan.trigger {
+            Trigger::Pass => plan.once = self.once,
+            Trigger::Return { max_active } => *max_active = max_active.or(self.maxactive),
+            Trigger::Access => {}
+        }
+        if let Action::Record { stack } = &mut plan.action {
+            *stack = self.stack.map(usize::from).or(*stack);
+        }
     }
 }

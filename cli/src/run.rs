@@ -3,6 +3,8 @@
 use crate::args::{Format, Guest, Run, word};
 use crate::assisted;
 use crate::choice::{Choosing, Chosen};
+use crate::control::{Additions, Attendant, Server};
+use crate::dropped::{DroppedFiles, Keeping};
 use crate::dry_run;
 use crate::exit_codes;
 use crate::fail_nth::{self, NthSteps};
@@ -14,8 +16,10 @@ use crate::output::{GuestNames, HitWriter, Out};
 use crate::post_mortem::{say_death, say_stands};
 use crate::record::{self, Clocks, GateEnd, Header, HostKind, InjectionEnd, NthLine, RunsLine};
 use crate::requests::FAIL_NTH;
+use crate::rules::RuleFile;
 use crate::say::{self, finish, hurry, is_standard_output_reserved, note, say};
-use crate::scan::Scanner;
+use crate::scan::{GuardedScans, LateKernel};
+use crate::served::Sockets;
 use crate::shared_terminal::{self, Tame, is_shared};
 use crate::splats::{SplatMode, SplatVerdicts};
 use crate::target::{self, Serving, Target};
@@ -27,26 +31,31 @@ use anyhow::{Context, Result};
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::scope::Scope;
 use probe_engine::linux::unwind::KernelCode;
+use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::ProbeRequest;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use vmm::command::{GuestCommand, GuestCommandError};
 use vmm::confine::{self, Role};
 use vmm::devices::virtio::Extras;
 use vmm::guard::Guarding;
 use vmm::guest::{Host, Terminal};
+use vmm::host::agent::{PortEnds, commands_port};
 use vmm::host::{CommandExit, Escape, Outlet, RawMode, Streams};
 use vmm::printer::Printer;
 use vmm::probe::Probe;
-use vmm::session::{Command, Outcome, RegisterError, Report, Sink, Unread};
+use vmm::session::{Command, CommandError, Handle, Outcome, RegisterError, Report, Sink, Unread};
 use vmm::trap::Delivery;
 
 pub(crate) fn main(args: &Run) -> Result<ExitCode> {
@@ -71,20 +80,26 @@ pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Re
         work.fail_from = Some(from);
     }
     let probes = args.probes.files.iter().map(PathBuf::as_path);
-    for output in [&args.records.output, &args.guest.console] {
-        let inputs = files.read_from(&args.guest).chain(probes.clone());
+    let named: Vec<&Path> = probes.chain(RuleFile::paths(&args.guarded.rules)).collect();
+    for output in [&args.records.output, &args.guest.console, &args.splats.vmcore] {
+        let inputs = files.read_from(&args.guest).chain(named.iter().copied());
         file::refuse_an_input(output.as_deref(), inputs)?;
     }
+    let sockets = Sockets::open(args)?;
     let target = target::target(args, &mut files)?;
     assisted::Asked::of(&args.assisted, &target.kernel, target.symbols.as_ref())?;
+    let served = sockets.serve(|| Additions::new(args, &files, &target).definer())?;
+    let control = served.control();
     // Without probes nothing of ours is shown while a command has the terminal.
-    let is_silent = target.probes.is_empty() && target.guard.is_none();
+    let is_silent = target.probes.is_empty() && target.guard.is_none() && control.is_none();
     let is_all_the_commands = files.work.is_some() && is_silent && !args.guest.verbose;
     if !is_all_the_commands || args.guest.marked {
         share_terminal(&args.guest, args.records.shown().is_some());
     }
-    match choosing.chosen()? {
-        Chosen::Kvm(here) => run_here(args, files, target, &here),
+    let kept = args.dropped.keep_files.as_deref().zip(files.work.as_ref());
+    let keeping = kept.map(|(folder, work)| Keeping::begin(folder, work)).transpose()?;
+    let code = match choosing.chosen()? {
+        Chosen::Kvm(here) => run_here(args, files, target, &here, (keeping.as_ref(), control)),
         Chosen::Emulated(begun) => {
             // What the host could not watch is not worth a host.
             let most = Delivery::Reflected.watches();
@@ -96,10 +111,47 @@ pub(crate) fn with_files(args: &Run, mut files: Files, choosing: Choosing) -> Re
                 format: args.records.format.map(|format| word(&format)),
                 output: args.records.output.as_deref(),
                 assisted: Some(&args.assisted),
+                keeping: keeping.as_ref(),
+                control,
             };
             host::run_emulated(begun, &args.guest, &files, &target, inside)
         }
+    }?;
+    Ok(keeping.map_or(code, |keeping| keeping.finish(code)))
+}
+
+/// Where commands to the guest come from while it runs, and where what comes of them goes, if there may be any.
+fn commands(args: &Run, control: Option<&Server>) -> Result<Option<PortEnds>> {
+    if args.controlled.control_port {
+        return Ok(Some(commands_port().context("cannot reach the commands outside")?));
     }
+    let Some(control) = control else { return Ok(None) };
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+    control.link(theirs);
+    let answers = ours.try_clone().context("cannot share a socket")?;
+    Ok(Some((Box::new(answers), Box::new(ours))))
+}
+
+/// Enables the probes, but for those that somebody has removed since.
+fn enable(handle: &Handle, mut ids: Vec<ProbeId>) {
+    while let Err(CommandError::Unknown(removed)) = handle.command(Command::Enable(ids.clone())) {
+        ids.retain(|id| *id != removed);
+    }
+}
+
+/// Has others command the guest, if anybody may.
+fn attend(control: Option<Attendant>, handle: &Handle) -> Result<()> {
+    control.map_or(Ok(()), |control| control.attend(handle.clone())).context("the host has no thread left")
+}
+
+/// Where the files go that the command leaves, if anybody wants them.
+fn dropped(args: &Run, keeping: Option<&Keeping>) -> Result<Option<DroppedFiles>> {
+    let to = match (keeping, &args.dropped.dropped_to) {
+        (Some(keeping), _) => keeping.stream()?,
+        (None, Some(path)) => file::create(path)?,
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(DroppedFiles::going_to(to)))
 }
 
 /// Says where the recording of a run that is over is.
@@ -125,22 +177,34 @@ fn write_target(args: &Run, folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result<ExitCode> {
+fn run_here(
+    args: &Run,
+    mut files: Files,
+    target: Target,
+    host: &Host,
+    (keeping, control): (Option<&Keeping>, Option<&Server>),
+) -> Result<ExitCode> {
+    let dropped = dropped(args, keeping)?;
     let places = places(args.records.output.as_deref(), args.records.shown())?;
     let header = header(&args.guest, &files, &target);
     let late = target.is_late();
+    let is_controlled = control.is_some() || args.controlled.control_port;
     let names = target.has_stacks()
         || target.has_orders()
         || target.serving.sampling.is_some()
         || target.guard.is_some()
         || files.work.is_some()
+        || is_controlled
         || target.probes.iter().any(ProbeRequest::has_symbols);
     let work = files.work.as_ref().filter(|_| target.has_user_frames());
     let programs = work.map(|work| work.names(&args.guest)).transpose()?;
-    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, guard, is_scanned, .. } =
-        target;
+    let Target { kernel, probes, symbols, lines, unwind, serving, splats, order, guard, scans, .. } = target;
     let image = std::mem::take(&mut files.image);
-    let scanner = is_scanned.then(|| Scanner::new(image.clone()));
+    let scanned = LateKernel::new(if guard.is_some() { image.clone() } else { Vec::new() });
+    if guard.as_ref().is_some_and(|guard| guard.scanned_every.is_some()) {
+        scanned.get().context("the memory cannot be scanned")?;
+    }
+    let scans = scans.is_wanted.then(|| GuardedScans::new(&scanned, scans.on_failure));
     let asked = assisted::Asked::of(&args.assisted, &kernel, symbols.as_ref())?;
     let is_looking = splats.mode != SplatMode::Ignore;
     if is_looking && kernel.printk.is_none() {
@@ -157,36 +221,49 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         late,
         splats: is_looking,
         before_splats: is_looking && splats.recent.is_some(),
+        stops_at_splats: splats.mode.stops(),
         order,
         guard,
     };
     let (recent, verdicts) = (splats.recent, SplatVerdicts::new(splats));
+    let named = if is_controlled { symbols.clone() } else { None };
     let guest_names = GuestNames::new(symbols, lines).with_programs(programs);
+    let (tell, added) = mpsc::channel();
+    let commands = commands(args, control)?;
     let mut writer = HitWriter::new(places, header, probes.clone(), guest_names)
         .judging(verdicts)
         .keeping(recent)
-        .scanning(scanner);
-    let patterns = unarmed::patterns(&probes);
+        .scanning(scans)
+        .following(commands.is_some().then_some(added));
+    let histograms = writer.histograms();
+    let control = commands.map(|ends| Attendant::new(ends, named, &probes, (histograms, tell)));
     let probes = probes.into_iter().map(|asked| Probe::of_plan(asked.place, asked.plan)).collect();
     let has_splatted = writer.has_splatted();
-    let machine = Machine { guest: &args.guest, files: &files, kernel, host, has_splatted, asked };
+    let guest = &args.guest;
+    let dropped_to = dropped.clone();
+    let machine =
+        Machine { guest, files: &files, kernel, host, has_splatted, asked, dropped: dropped_to, control };
     let ran = session(machine, probes, &mut writer)?;
     let code = ran.exit_code();
     let summary = writer
         .runs(&ran.runs)
         .and_then(|()| writer.nth(&ran.nth))
-        .and_then(|()| writer.summary(&ran.report, code));
+        .and_then(|()| dropped.as_ref().map_or(Ok(true), |dropped| writer.dropped(dropped)))
+        .and_then(|all_came| writer.summary(&ran.report, code).map(|()| all_came));
     let loss = writer.failure().or(summary.as_ref().err());
     if let Some(error) = loss {
         say(format_args!("hits could not be written and are counted as missed: {error}"));
     }
+    writer.say_repeats();
     let asked = Asked {
-        patterns: &patterns,
+        patterns: writer.patterns(),
         allow_pending: serving.allow_pending,
         gates: &writer.gates(&ran.report.gates),
-        injections: &writer.injections(&ran.report.injections),
+        injections: &writer.asked_injections(&ran.report.injections),
         have_splats_failed: writer.say_splats(),
-        scanned: writer.scanned(),
+        ending_rules: writer.ending_rules(&ran.report),
+        scanned: writer.scans().map_or(0, GuardedScans::found),
+        is_blind: writer.scans().is_some_and(GuardedScans::is_blind),
     };
     let code = exit_code(&ran, &asked, writer.names());
     if args.guest.emulated_at.is_some()
@@ -196,7 +273,11 @@ fn run_here(args: &Run, mut files: Files, target: Target, host: &Host) -> Result
         say(INTERRUPTED_TWICE);
         return Ok(ExitCode::from(exit_codes::INFRASTRUCTURE));
     }
-    Ok(exit_codes::with_loss(code, loss))
+    // Whoever took the run for a success would take the files that are there for all.
+    match summary {
+        Ok(false) if code == ExitCode::SUCCESS => Ok(exit_codes::INFRASTRUCTURE.into()),
+        _ => Ok(exit_codes::with_loss(code, loss)),
+    }
 }
 
 /// Keeps our lines and those of the guest's console apart where both are on one terminal. Lines of JSON are marked there,
@@ -301,6 +382,8 @@ pub(crate) struct SessionKernel {
     pub(crate) splats: bool,
     /// Whether it is noticed when it begins to report.
     pub(crate) before_splats: bool,
+    /// Whether it may stand still at the end of a report.
+    pub(crate) stops_at_splats: bool,
     /// The order that is imposed on its tasks.
     pub(crate) order: Option<ObservedTurns>,
     /// How it is guarded.
@@ -317,6 +400,10 @@ pub(crate) struct Machine<'a> {
     pub(crate) has_splatted: Arc<AtomicBool>,
     /// What the guest does for us, where it has no command.
     pub(crate) asked: Option<assisted::Asked>,
+    /// Where the files go that its command leaves, if anybody wants them.
+    pub(crate) dropped: Option<DroppedFiles>,
+    /// Carries out what others want while the guest runs, if anybody may.
+    pub(crate) control: Option<Attendant>,
 }
 
 /// Runs the guest with `probes` to its end, with this process's terminal.
@@ -324,7 +411,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     if let Some(work) = &machine.files.work {
         return with_command(machine, work, probes, sink);
     }
-    let Machine { guest, files, mut kernel, host, asked, .. } = machine;
+    let Machine { guest, files, mut kernel, host, asked, control, .. } = machine;
     let kept = KeptConsole::create(guest.console.as_deref())?;
     let interactive = io::stdin().is_terminal();
     let input = io::stdin().as_fd().try_clone_to_owned().ok().map(File::from);
@@ -350,6 +437,7 @@ pub(crate) fn session(machine: Machine<'_>, probes: Vec<Probe>, sink: &mut dyn S
     order.into_iter().for_each(|order| session.impose(order));
     session.register_all(probes)?;
     let handle = session.handle();
+    attend(control, &handle)?;
     let (report, done) = thread::scope(|scope| {
         let asking = asked.map(|asked| {
             scope.spawn(move || {
@@ -391,15 +479,17 @@ fn built<'a>(guest: &Guest, files: &'a Files, kernel: SessionKernel) -> vmm::gue
         .fall_back(kernel.serving.fall_back)
         .sampling(kernel.serving.sampling)
         .guard(kernel.guard)
+        .paused(kernel.serving.paused)
         .splats(kernel.splats)
         .before_splats(kernel.before_splats)
+        .stops_at_splats(kernel.stops_at_splats)
         .unwind(kernel.unwind.map(Arc::new))
         .confine(true)
 }
 
 /// Runs the guest until its command has ended, with this process's terminal.
 fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mut dyn Sink) -> Result<Ran> {
-    let Machine { guest, files, mut kernel, host, has_splatted, .. } = machine;
+    let Machine { guest, files, mut kernel, host, has_splatted, dropped, control, .. } = machine;
     let (command, port) = GuestCommand::new().context("the host has no descriptor left")?;
     let are_files_lost = Arc::new(AtomicBool::new(false));
     let lost = {
@@ -424,6 +514,7 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
     order.into_iter().for_each(|order| session.impose(order));
     let probes = if late { probes.into_iter().map(Probe::disabled).collect() } else { probes };
     let ids = session.register_all(probes)?;
+    attend(control, &session.handle())?;
     let repeat = work.repeat;
     let steps = work.fail_from.map(|from| NthSteps::new(session.injector(FAIL_NTH), from, has_splatted));
     let stepper = steps.clone();
@@ -438,7 +529,7 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
         false => printer.clone().into(),
     };
     let streams = Streams::of_this_process(outlet(&stdout), outlet(&stderr));
-    let streams = Streams { escape: Escape::Obeyed, ..streams };
+    let streams = Streams { escape: Escape::Obeyed, left: dropped.map(Outlet::plain), ..streams };
     let is_up = AtomicBool::new(false);
     let (report, ended) = thread::scope(|scope| {
         let is_up = &is_up;
@@ -448,7 +539,9 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
             let ready = command.wait(limit);
             is_up.store(ready.is_ok(), Ordering::Relaxed);
             // The guest may have ended by itself, now and below.
-            let _ = late.then(|| handle.command(Command::Enable(ids)));
+            if late {
+                enable(&handle, ids);
+            }
             let ended = ready.and_then(|()| match (repeat, stepper) {
                 (_, Some(steps)) => {
                     let next = move |code| steps.next(code);
@@ -500,7 +593,7 @@ fn with_command(machine: Machine<'_>, work: &Work, probes: Vec<Probe>, sink: &mu
 #[derive(Default)]
 pub(crate) struct Asked<'a> {
     /// The pattern of each probe, where one has found it.
-    pub(crate) patterns: &'a [Option<String>],
+    pub(crate) patterns: BTreeMap<ProbeId, String>,
     pub(crate) allow_pending: bool,
     /// The orders that were to be forced.
     pub(crate) gates: &'a [GateEnd],
@@ -508,14 +601,18 @@ pub(crate) struct Asked<'a> {
     pub(crate) injections: &'a [InjectionEnd],
     /// Whether the guest's kernel reported what is not allowed.
     pub(crate) have_splats_failed: bool,
-    /// How much a scan of its memory has found.
+    /// How much scans of its memory have found.
     pub(crate) scanned: u64,
+    /// The rules that have ended it.
+    pub(crate) ending_rules: Vec<String>,
+    /// Whether its guard was to end it because a scan failed.
+    pub(crate) is_blind: bool,
 }
 
 /// Says that an order was never reached.
 fn unreached(gate: &GateEnd) -> Option<String> {
-    let GateEnd { hold, until, reached, timed_out, unfinished, .. } = gate;
-    let held = timed_out + unfinished;
+    let GateEnd { hold, until, reached, timed_out, released, unfinished, .. } = gate;
+    let held = timed_out + released + unfinished;
     (*reached == 0).then(|| match held {
         0 => format!("the order was never tried: no task came to {hold} in the scope"),
         _ => format!(
@@ -532,7 +629,8 @@ pub(crate) fn exit_code(
     names: &GuestNames,
 ) -> ExitCode {
     if report.waits > 0 {
-        note(format_args!("a CPU waited {} times because hits were not read fast enough", report.waits));
+        let times = if report.waits == 1 { "once".to_owned() } else { format!("{} times", report.waits) };
+        note(format_args!("a CPU waited {times} because hits were not read fast enough"));
     }
     if report.log_lost > 0 {
         say(format_args!(
@@ -548,22 +646,31 @@ pub(crate) fn exit_code(
     }
     let writes = report.guard.as_ref().map_or(0, |guard| guard.findings);
     if writes > 0 {
-        say(format_args!("the guard has found {writes} writes that are none of the kernel's own changes"));
+        say(match writes {
+            1 => "the guard has found a write that is none of the kernel's own changes".to_owned(),
+            _ => format!("the guard has found {writes} writes that are none of the kernel's own changes"),
+        });
     }
     if asked.scanned > 0 {
-        say(format_args!(
-            "the scan at the end has found {} things that an attacker may have changed",
-            asked.scanned
-        ));
+        say(match asked.scanned {
+            1 => "scans of the memory have found a thing that an attacker may have changed".to_owned(),
+            count => {
+                format!("scans of the memory have found {count} things that an attacker may have changed")
+            }
+        });
     }
     let findings = writes + asked.scanned;
     match &report.end {
         Outcome::Guarded => {
-            say(format_args!("{}", report.end));
-            ExitCode::from(exit_codes::DIED)
+            match asked.ending_rules.join(", ") {
+                rules if rules.is_empty() => say(&report.end),
+                rules => say(format_args!("{} (rule {rules})", report.end)),
+            }
+            let is_blind = asked.is_blind && findings == 0;
+            ExitCode::from(if is_blind { exit_codes::INFRASTRUCTURE } else { exit_codes::DIED })
         }
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Stopped => {
-            let mut complaints = unarmed::complaints(&report.probes, asked.patterns, asked.allow_pending);
+            let mut complaints = unarmed::complaints(&report.probes, &asked.patterns, asked.allow_pending);
             complaints.extend(asked.gates.iter().filter_map(unreached));
             // Who began with a later call knows what the others came to.
             let injections = asked.injections.iter().filter(|_| nth.is_empty());
@@ -576,6 +683,7 @@ pub(crate) fn exit_code(
             complaints.iter().for_each(say);
             match (command, complaints.is_empty()) {
                 _ if asked.have_splats_failed || findings > 0 => ExitCode::from(exit_codes::DIED),
+                _ if asked.is_blind => ExitCode::from(exit_codes::INFRASTRUCTURE),
                 (Some(Some(exit)), _) if exit.code() != 0 => ExitCode::from(exit.code()),
                 // It was not begun, or its end is not known.
                 (Some(None), _) => ExitCode::from(exit_codes::INFRASTRUCTURE),

@@ -1,6 +1,6 @@
 //! What is to be probed, resolved: everything that a run needs to know about its kernel, as plain data.
 
-use crate::args::{self, Guest, Run, ScanChoice};
+use crate::args::{self, Guest, Run};
 use crate::dry_run::kinds;
 use crate::file::read;
 use crate::guest_files::Files;
@@ -11,6 +11,7 @@ use crate::record::KernelIdentity;
 use crate::requests::requests;
 use crate::requirements;
 use crate::say::note;
+use crate::scan_policy::ScanPolicy;
 use crate::splats::{SplatPolicy, policy};
 use anyhow::{Context, Result, bail, ensure};
 use probe_engine::guard::sealed::SealedKernel;
@@ -28,6 +29,7 @@ use probe_engine::probe::turns::ObservedTurns;
 use probe_engine::request::{Found, KernelConstraints, ProbeRequest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use vmm::guard::{Guarding, OnWrite};
 use vmm::guest::Optimize;
 use vmm::samples::Sampling;
@@ -42,6 +44,8 @@ pub(crate) struct Target {
     /// Which kernel it is.
     pub(crate) identity: KernelIdentity,
     pub(crate) probes: Vec<ProbeRequest>,
+    /// Whose hits count, of probes that do not say it.
+    pub(crate) scope: Scope,
     /// The kernel's symbols, where addresses may be shown by their names.
     pub(crate) symbols: Option<SymbolTable>,
     /// From which line of the source its text is, where that is known and shown.
@@ -55,8 +59,8 @@ pub(crate) struct Target {
     pub(crate) order: Option<ObservedTurns>,
     /// How its kernel is guarded, if it is.
     pub(crate) guard: Option<Guarding>,
-    /// Whether its memory is scanned once the guest has ended.
-    pub(crate) is_scanned: bool,
+    /// When its memory is scanned, and what follows.
+    pub(crate) scans: ScanPolicy,
 }
 
 /// How all probes of a run are served.
@@ -70,6 +74,10 @@ pub(crate) struct Serving {
     pub(crate) allow_pending: bool,
     /// How often, and when, its CPUs are sampled, if they are.
     pub(crate) sampling: Option<Sampling>,
+    /// Whether probes are armed no sooner than the command begins, whatever they do: rules are about that, and not about the boot.
+    pub(crate) from_command: bool,
+    /// Whether the guest begins by standing still.
+    pub(crate) paused: bool,
 }
 
 impl Target {
@@ -82,7 +90,8 @@ impl Target {
     /// would cost the boot an exit for each other one.
     pub(crate) fn is_late(&self) -> bool {
         let costs = |plan: &ProbePlan| plan.once || plan.inject.is_some();
-        self.probes.iter().any(|ProbeRequest { plan, .. }| costs(plan) && plan.scope == Scope::Command)
+        self.serving.from_command
+            || self.probes.iter().any(|ProbeRequest { plan, .. }| costs(plan) && plan.scope == Scope::Command)
     }
 
     /// Whether tasks are held. Where they stood is shown.
@@ -153,24 +162,32 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
     let guard = run
         .guarded
         .guard
-        .map(|choice| guarding(choice.to_session(), &kernel, unwind.is_some()))
+        .map(|choice| guarding(choice.to_session(), run.guarded.scan.every(), &kernel, unwind.is_some()))
         .transpose()?;
-    let identity = identity(&kernel);
+    let identity = KernelIdentity::of(&kernel);
     let landmarks = booted(&run.guest, kernel, files)?;
     let scope = scope(&run.guest, &landmarks, run.probes.once)?;
-    probes.iter_mut().for_each(|asked| asked.plan.scope = scope);
+    // What a sample has others do is its doing as well.
+    let of_rules = if run.guest.scope.is_some() { scope } else { Scope::Boot };
+    let has_rules = probes.iter().any(|asked| asked.rule.is_some());
+    for asked in &mut probes {
+        asked.plan.scope = if asked.rule.is_some() { of_rules } else { scope };
+    }
     let order = imposed::order(run.orders.imposed.as_ref(), &mut probes);
     let serving = Serving {
         optimize: run.arming.optimize.to_session(),
         fall_back: run.arming.fall_back,
         allow_pending: run.allow_pending,
         sampling: run.sampled.profile.map(|frequency| Sampling { frequency, scope }),
+        from_command: has_rules && run.guest.has_command() && run.guest.scope.is_none(),
+        paused: run.controlled.gdb_wait,
     };
-    let is_scanned = guard.is_some() && run.guarded.scan == ScanChoice::End;
+    let scans = guard.as_ref().map(|_| run.guarded.scans()).unwrap_or_default();
     Ok(Target {
         kernel: landmarks,
         identity,
         probes,
+        scope,
         symbols,
         lines,
         unwind,
@@ -178,27 +195,23 @@ pub(crate) fn target(run: &Run, files: &mut Files) -> Result<Target> {
         splats,
         order,
         guard,
-        is_scanned,
+        scans,
     })
 }
 
 /// How `kernel` is guarded.
-fn guarding(on_write: OnWrite, kernel: &Kernel, has_stacks: bool) -> Result<Guarding> {
+fn guarding(
+    on_write: OnWrite,
+    scanned_every: Option<Duration>,
+    kernel: &Kernel,
+    has_stacks: bool,
+) -> Result<Guarding> {
     const CANNOT: &str = "this kernel cannot be guarded";
     ensure!(
         has_stacks,
         "{CANNOT}: its stacks cannot be walked, by which its own changes are told (CONFIG_UNWINDER_ORC)"
     );
-    Ok(Guarding { kernel: SealedKernel::of(kernel).context(CANNOT)?, on_write })
-}
-
-/// Which kernel it is, as recordings say it.
-pub(crate) fn identity(kernel: &Kernel) -> KernelIdentity {
-    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
-    KernelIdentity {
-        release: kernel.release().map(str::to_owned),
-        build_id: kernel.image().build_id().map(hex),
-    }
+    Ok(Guarding { kernel: SealedKernel::of(kernel).context(CANNOT)?, on_write, scanned_every })
 }
 
 /// The landmarks of `kernel`, which is booted as `guest` says. The unpacked image takes the place of the file where that is
@@ -233,7 +246,7 @@ pub(crate) fn can_work(files: &Files, kernel: &Kernel) -> Result<()> {
 }
 
 /// Checks that `kernel` can have what is probed in modules.
-fn check_modules(kernel: &Kernel, probes: &[ProbeRequest]) -> Result<()> {
+pub(crate) fn check_modules(kernel: &Kernel, probes: &[ProbeRequest]) -> Result<()> {
     let in_module = probes.iter().find(|asked| matches!(asked.place, Place::Module { .. }));
     let has_modules = kernel.symbols().lookup("do_init_module").next().is_some();
     match in_module.filter(|_| !has_modules) {
@@ -394,13 +407,20 @@ mod tests {
         let mut symbols = SymbolTableBuilder::default();
         symbols.push(Gva(0xffff_ffff_8100_2000), b'T', "rest_init").unwrap();
         let symbols = Some(symbols.finish());
-        let serving =
-            Serving { optimize: Optimize::Auto, fall_back: true, allow_pending: false, sampling: None };
+        let serving = Serving {
+            optimize: Optimize::Auto,
+            fall_back: true,
+            allow_pending: false,
+            sampling: None,
+            from_command: true,
+            paused: false,
+        };
         let release = Some("6.12.48+deb13-amd64".to_owned());
         let written = Target {
             kernel,
             identity: KernelIdentity { release, build_id: None },
             probes: vec![probe, watch, filtered],
+            scope: Scope::Command,
             symbols,
             lines: None,
             unwind: None,
@@ -408,7 +428,7 @@ mod tests {
             splats: SplatPolicy::default(),
             order: None,
             guard: None,
-            is_scanned: false,
+            scans: ScanPolicy::default(),
         };
         assert_eq!(written.watches(), 1);
         fs::write(&file, written.bytes().unwrap()).unwrap();
@@ -416,6 +436,7 @@ mod tests {
         let Command::Run(run) = Cli::parse_from(words).command else { panic!("another command") };
         let read = resolved(&run.guest).unwrap().unwrap();
         assert_eq!((read.kernel, read.identity), (written.kernel, written.identity));
+        assert_eq!(read.scope, written.scope);
         assert_eq!(read.probes, written.probes);
         assert_eq!(read.serving, written.serving);
         assert!(read.symbols.unwrap().iter().eq(written.symbols.unwrap().iter()));

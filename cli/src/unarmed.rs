@@ -16,26 +16,28 @@
 //! A guest that died, and a signal, have their own exit codes, which win.
 
 use crate::output::shown_name;
+use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;
 use std::collections::BTreeMap;
 use vmm::session::{ProbeReport, ProbeState};
 
-/// The pattern of each probe, where one has found it.
-pub(crate) fn patterns(probes: &[ProbeRequest]) -> Vec<Option<String>> {
-    probes.iter().map(|asked| asked.pattern.clone()).collect()
+/// The pattern of each probe that one has found. They are registered in this order.
+pub(crate) fn patterns(probes: &[ProbeRequest]) -> BTreeMap<ProbeId, String> {
+    let pattern = |(id, asked): (u32, &ProbeRequest)| Some((ProbeId(id), asked.pattern.clone()?));
+    (0..).zip(probes).filter_map(pattern).collect()
 }
 
 /// A sentence for each reason why probes were overwritten or never armed: which, and what to do. `patterns` are those
-/// of the probes, in their order.
+/// by which probes were found.
 pub(crate) fn complaints(
     probes: &[ProbeReport],
-    patterns: &[Option<String>],
+    patterns: &BTreeMap<ProbeId, String>,
     allow_pending: bool,
 ) -> Vec<String> {
     let mut reasons = BTreeMap::<Reason, Vec<String>>::new();
     let mut found = BTreeMap::<&str, Vec<&ProbeReport>>::new();
-    for (n, probe) in probes.iter().enumerate() {
-        let reason = match (patterns.get(n).and_then(Option::as_deref), &probe.state) {
+    for probe in probes {
+        let reason = match (patterns.get(&probe.id), &probe.state) {
             (Some(pattern), state) => {
                 found.entry(pattern).or_default().push(probe);
                 matches!(state, ProbeState::Overwritten(_)).then_some(Reason::Overwritten)
@@ -180,7 +182,18 @@ mod tests {
 
     /// What is said of probes that were asked for as `pattern` says.
     fn said(probes: &[ProbeReport], pattern: Option<&str>) -> Vec<String> {
-        complaints(probes, &vec![pattern.map(str::to_owned); probes.len()], false)
+        complaints(probes, &found_by(&vec![pattern; probes.len()]), false)
+    }
+
+    /// The probes with these numbers were found by these patterns.
+    fn found_by(patterns: &[Option<&str>]) -> BTreeMap<ProbeId, String> {
+        let found = |(id, pattern): (u32, &Option<&str>)| Some((ProbeId(id), (*pattern)?.to_owned()));
+        (0..).zip(patterns).filter_map(found).collect()
+    }
+
+    /// With the numbers that probes get.
+    fn numbered(probes: impl IntoIterator<Item = ProbeReport>) -> Vec<ProbeReport> {
+        (0..).zip(probes).map(|(id, probe)| ProbeReport { id: ProbeId(id), ..probe }).collect()
     }
 
     #[test]
@@ -229,26 +242,26 @@ mod tests {
             (vec![probe("a", false, ProbeState::Waiting)], Some("none of the 1 functions")),
         ];
         for (probes, expected) in table {
-            let said = said(&probes, Some("vfs_*"));
+            let said = said(&numbered(probes.clone()), Some("vfs_*"));
             assert_eq!(said.len(), usize::from(expected.is_some()), "{probes:?}: {said:?}");
             assert!(expected.is_none_or(|words| said[0].contains(words)), "{said:?}");
         }
-        let patterns = [Some("x_*"), Some("y_*")].map(|pattern| pattern.map(str::to_owned));
-        let both = complaints(&[stands(), probe("y_a", false, refused())], &patterns, false);
+        let patterns = found_by(&[Some("x_*"), Some("y_*")]);
+        let both = complaints(&numbered([stands(), probe("y_a", false, refused())]), &patterns, false);
         assert_eq!(both.len(), 1, "each pattern is judged by itself: {both:?}");
     }
 
     #[test]
     fn a_module_may_be_missing_where_that_is_allowed() {
-        let probes = [probe("dummy:f", false, pending()), probe("g", false, refused())];
-        assert_eq!(complaints(&probes, &[None, None], false).len(), 2);
-        let said = complaints(&probes, &[None, None], true);
+        let probes = numbered([probe("dummy:f", false, pending()), probe("g", false, refused())]);
+        assert_eq!(complaints(&probes, &BTreeMap::new(), false).len(), 2);
+        let said = complaints(&probes, &BTreeMap::new(), true);
         assert!(matches!(&said[..], [said] if said.starts_with("g could not be armed")), "{said:?}");
     }
 
     #[test]
     fn one_sentence_is_said_for_each_reason() {
-        let many: Vec<_> = (0..7).map(|n| probe(&format!("m:f{n}"), false, pending())).collect();
+        let many = numbered((0..7).map(|n| probe(&format!("m:f{n}"), false, pending())));
         let said = said(&many, None);
         assert!(
             matches!(&said[..], [said] if said.starts_with("m:f0, m:f1, m:f2, m:f3, m:f4 and 2 more: never armed")),

@@ -229,7 +229,7 @@ impl Work {
 }
 
 /// A server, which is this program.
-fn server(verb: &str) -> Command {
+pub(crate) fn server(verb: &str) -> Command {
     let mut server = Command::new(THIS_PROGRAM);
     server.arg0("vmm").arg(verb).stdout(Stdio::null()).env_clear();
     // A group of its own: Ctrl-C is not for it.

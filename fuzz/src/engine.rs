@@ -6,6 +6,8 @@
 //! which it did not would show nothing.
 
 use probe_engine::addr::{Gpa, Gva};
+use probe_engine::guard::kprobes::KprobeTable;
+use probe_engine::guard::module::SealedModule;
 use probe_engine::lang;
 use probe_engine::lang::ast::Statement;
 use probe_engine::linux::btf::{Btf, Kind, c};
@@ -142,6 +144,10 @@ pub fn modules(input: &[u8]) -> bool {
         }
         let Ok(loaded) = LoadedModule::read(module, layout, &memory) else { continue };
         is_read = true;
+        if let Ok(symbols) = module.symbols(layout, &memory) {
+            let kprobes = KprobeTable { lists: layout.head, node: 0, at: 8, opcode: 16, behind: Some(17) };
+            let _ = SealedModule::read(module, layout, &memory, &symbols, (Some(&kprobes), 0));
+        }
         for (symbol, offset) in
             [("first", 0), ("first", 1), ("second", 4), ("nobody", 0), ("start", u64::MAX)]
         {

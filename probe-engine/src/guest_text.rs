@@ -8,7 +8,7 @@
 use std::fmt::{self, Write};
 
 /// Text on one line: what is no printable character is written as an escape (`\n`, `\x1b`, `\u{202e}`), and so is the
-/// backslash.
+/// backslash. `\x80` to `\xff` are bytes that are no character. So two texts are never written alike.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
@@ -48,7 +48,7 @@ fn escape(f: &mut impl Write, text: &[u8], in_quotes: bool) -> fmt::Result {
                 '"' if in_quotes => f.write_str("\\\"")?,
                 '\n' => f.write_str("\\n")?,
                 '\t' => f.write_str("\\t")?,
-                c if c.is_control() => write!(f, "\\x{:02x}", u32::from(c))?,
+                c if c.is_ascii_control() => write!(f, "\\x{:02x}", u32::from(c))?,
                 c if is_special(c) => write!(f, "\\u{{{:x}}}", u32::from(c))?,
                 c => f.write_char(c)?,
             }
@@ -87,7 +87,7 @@ mod tests {
             (b"\r\x1b[1A\x1b[2K", "\\x0d\\x1b[1A\\x1b[2K"),
             (b"a\nb\tc", "a\\nb\\tc"),
             (b"\\n\"", "\\\\n\""),
-            (b"\xc2\x9b2J", "\\x9b2J"),
+            (b"\xc2\x9b2J", "\\u{9b}2J"),
             (b"\x9b2J\xff", "\\x9b2J\\xff"),
             ("\u{202e}toor\u{2028}".as_bytes(), "\\u{202e}toor\\u{2028}"),
             (
@@ -107,6 +107,17 @@ mod tests {
             let shown = Escaped(&text).to_string();
             prop_assert!(!shown.chars().any(is_special));
             prop_assert_eq!(is_plain(&String::from_utf8_lossy(&text)) && str::from_utf8(&text).is_ok(), shown.as_bytes() == text);
+        }
+
+        #[test]
+        fn no_byte_more_is_shown_alike(
+            text in prop::collection::vec(prop::sample::select(&b"\x9b\xc2\\x9bu{}"[..]), 0..6),
+            at: prop::sample::Index,
+            byte in prop::sample::select(&b"\x9b\xc2\\x"[..]),
+        ) {
+            let mut more = text.clone();
+            more.insert(at.index(text.len() + 1), byte);
+            prop_assert_ne!(Escaped(&text).to_string(), Escaped(&more).to_string());
         }
     }
 }

@@ -21,4 +21,5 @@ pub mod probe;
 pub mod regs;
 pub mod request;
 pub mod scan;
+pub mod system_regs;
 pub mod virt_memory;

@@ -59,6 +59,28 @@ pub enum Register {
 }
 
 impl Register {
+    /// All of them: RIP, the general registers, RFLAGS.
+    pub const ALL: [Self; 18] = [
+        Self::Rip,
+        Self::Rax,
+        Self::Rbx,
+        Self::Rcx,
+        Self::Rdx,
+        Self::Rsi,
+        Self::Rdi,
+        Self::Rsp,
+        Self::Rbp,
+        Self::R8,
+        Self::R9,
+        Self::R10,
+        Self::R11,
+        Self::R12,
+        Self::R13,
+        Self::R14,
+        Self::R15,
+        Self::Rflags,
+    ];
+
     /// By the name that the kernel's probes have for it (`di`, `ip`, `flags`) or the processor's (`rdi`).
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -107,6 +129,24 @@ impl Register {
             Self::R15 => "r15",
             Self::Rip => "ip",
             Self::Rflags => "flags",
+        }
+    }
+
+    /// By the processor's name.
+    #[must_use]
+    pub fn processor_name(self) -> &'static str {
+        match self {
+            Self::Rax => "rax",
+            Self::Rbx => "rbx",
+            Self::Rcx => "rcx",
+            Self::Rdx => "rdx",
+            Self::Rsi => "rsi",
+            Self::Rdi => "rdi",
+            Self::Rsp => "rsp",
+            Self::Rbp => "rbp",
+            Self::Rip => "rip",
+            Self::Rflags => "rflags",
+            other => other.name(),
         }
     }
 
@@ -166,7 +206,7 @@ impl Register {
         }
     }
 
-    /// Its value.
+    /// Its value among `regs`.
     #[must_use]
     pub fn of(self, regs: &Regs) -> u64 {
         match self {
@@ -224,4 +264,21 @@ pub mod rflags {
     pub const AC: u64 = 1 << 18;
     /// A flag that can be changed: the CPU has CPUID.
     pub const ID: u64 = 1 << 21;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_register_has_two_names_and_a_place_of_its_own() {
+        let mut regs = Regs::default();
+        for (n, register) in (1..).zip(Register::ALL) {
+            assert_eq!(Register::named(register.name()), Some(register));
+            assert_eq!(Register::named(register.processor_name()), Some(register));
+            assert_eq!(register.of(&regs), 0, "{register:?}");
+            *register.slot(&mut regs) = n;
+            assert_eq!(register.of(&regs), n);
+        }
+    }
 }

@@ -371,6 +371,13 @@ fn what_is_sealed_is_found() {
             assert!(matches!(site.length, 1 | 2 | 5 | 6), "{site:x?}: {bytes:02x?}");
         }
         assert!(sealed.sites.is_sorted() && sealed.pages.len() == 3);
+        // What is sealed of modules.
+        assert!(sealed.kprobes.is_some_and(|kprobes| kprobes.behind.is_some()));
+        let layout = Landmarks::of(&kernel).modules.unwrap();
+        let read_only = layout.read_only.unwrap();
+        assert_ne!(read_only.constants, read_only.after_init);
+        let tables = layout.tables;
+        assert!(tables.jump_labels.is_some() && tables.static_calls.is_some() && tables.ftrace.is_some());
     });
 }
 

@@ -3,7 +3,7 @@
 //! Nothing is built for them, so that they load wherever that module does. A relocation of what was overwritten is made none.
 
 use crate::product::module;
-use object::elf::R_X86_64_NONE;
+use object::elf::{R_X86_64_64, R_X86_64_NONE};
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, RelocationTarget};
 use std::ops::Range;
@@ -95,8 +95,47 @@ pub fn running(code: &[u8], name: &[u8; 5]) -> Vec<u8> {
     unsigned(bytes)
 }
 
-/// Puts `code` in the place of the function's own, behind what it begins with for an indirect call and for ftrace.
-fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) {
+/// The same, whose code has the address of this function of the module's in its 8 bytes from `place` on.
+pub fn running_with(code: &[u8], name: &[u8; 5], place: usize, function: &str) -> Vec<u8> {
+    let mut bytes = module("dummy");
+    let (_, _, relocations) = layout(&bytes, &INIT);
+    let start = replace(&mut bytes, &INIT, code);
+    let overwritten =
+        relocations.iter().find(|Relocation { at, .. }| (start..start + code.len()).contains(at));
+    let entry = overwritten.unwrap().entry;
+    let symbol = {
+        let file = ElfFile64::<LittleEndian>::parse(&*bytes).unwrap();
+        file.symbols().find(|symbol| symbol.name() == Ok(function)).unwrap().index().0 as u64
+    };
+    // Elf64_Rela {u64 offset, u64 info, s64 addend}
+    let words = [(start + place) as u64, symbol << 32 | u64::from(R_X86_64_64), 0];
+    for (at, word) in (entry..).step_by(8).zip(words) {
+        bytes[at..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    rename(&mut bytes, name);
+    unsigned(bytes)
+}
+
+/// This file of the module `dummy` under this name of five letters.
+pub fn renamed(mut bytes: Vec<u8>, name: &[u8; 5]) -> Vec<u8> {
+    rename(&mut bytes, name);
+    unsigned(bytes)
+}
+
+/// The place behind the call of ftrace's at the start of a function of this module.
+pub fn behind_call(bytes: &[u8], function: &str) -> String {
+    let file = ElfFile64::<LittleEndian>::parse(bytes).unwrap();
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok(function)).unwrap();
+    let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
+    let code = &section.data().unwrap()[symbol.address() as usize..];
+    let before = if code.starts_with(&ENDBR64) { ENDBR64.len() } else { 0 };
+    assert_eq!(code[before], CALL);
+    format!("{function}+{}", before + LONG_NOP.len())
+}
+
+/// Puts `code` in the place of the function's own, behind what it begins with for an indirect call and for ftrace. Returns where in
+/// its section.
+fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) -> usize {
     let (text, Range { mut start, end }, relocations) = layout(bytes, function);
     if bytes[text + start..].starts_with(&ENDBR64) {
         start += ENDBR64.len();
@@ -112,6 +151,7 @@ fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) {
             bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
         }
     }
+    start
 }
 
 /// A signature that does not fit is refused, and one that is not there is not.

@@ -74,6 +74,16 @@ fn initrd() -> Vec<u8> {
     read("VMM_GUEST_INITRD", || Cache::open().unwrap().initramfs().unwrap())
 }
 
+/// The module `name` of the kernel under test. A variable such as `VMM_GUEST_MODULE_DUMMY` may say where its file is, otherwise it is in
+/// the cache.
+pub fn module(name: &str) -> Vec<u8> {
+    let cached = || {
+        let kernel = Cache::open().unwrap().kernel(under_test()).unwrap();
+        kernel.guest_module(name).unwrap().to_owned()
+    };
+    read(&format!("VMM_GUEST_MODULE_{}", name.to_uppercase()), cached)
+}
+
 fn read(variable: &str, cached: impl FnOnce() -> PathBuf) -> Vec<u8> {
     fs::read(std::env::var_os(variable).map_or_else(cached, PathBuf::from)).unwrap()
 }
@@ -197,14 +207,14 @@ impl Guest {
         self
     }
 
-    /// With the module `name` of its kernel as the file `/NAME.ko`. A variable such as `VMM_GUEST_MODULE_DUMMY` may say
-    /// where that is, otherwise it is in the cache.
-    pub fn module(mut self, name: &str) -> Self {
-        let cached = || {
-            let kernel = Cache::open().unwrap().kernel(under_test()).unwrap();
-            kernel.guest_module(name).unwrap().to_owned()
-        };
-        let module = read(&format!("VMM_GUEST_MODULE_{}", name.to_uppercase()), cached);
+    /// With the module `name` of its kernel as the file `/NAME.ko`.
+    pub fn module(self, name: &str) -> Self {
+        let module = module(name);
+        self.module_file(name, module)
+    }
+
+    /// With this module as the file `/NAME.ko`.
+    pub fn module_file(mut self, name: &str, module: Vec<u8>) -> Self {
         self.files.push(file(&format!("{name}.ko"), module));
         self
     }
@@ -284,7 +294,7 @@ impl Guest {
             .fall_back(fall_back)
             .guard(guard.map(|on_write| {
                 let kernel = SealedKernel::of(&subject.kernel).unwrap();
-                Guarding { kernel, on_write }
+                Guarding { kernel, on_write, scanned_every: None }
             }))
             .terminal(Terminal {
                 out: Box::new(console.clone()),

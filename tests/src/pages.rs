@@ -77,6 +77,16 @@ impl Page {
         self.blocks("toml").first().copied()
     }
 
+    /// The file `rules.yaml`, which is the first `yaml` block of a page that has rules.
+    pub fn rules(&self) -> Option<&str> {
+        self.blocks("yaml").first().copied()
+    }
+
+    /// The first program in Python.
+    pub fn python(&self) -> Option<&str> {
+        self.blocks("python").first().copied()
+    }
+
     /// The file `greet.c`, which is the first `c` block of a page that has it compiled.
     pub fn source(&self) -> Option<&str> {
         self.blocks("c").first().copied()
@@ -167,6 +177,17 @@ impl Example {
     /// Whether it is of a kernel that was built.
     pub fn needs_build(&self) -> bool {
         self.words.iter().any(|word| word == Self::BUILD)
+    }
+
+    /// Whether it starts a guest that goes on, or is about one.
+    pub fn needs_guest(&self) -> bool {
+        self.words.first().is_some_and(|verb| verb == "ctl")
+            || self.words.last().is_some_and(|word| word == "&")
+    }
+
+    /// The lines that it is said to print.
+    pub fn shown(&self) -> &[String] {
+        &self.shown
     }
 
     /// The words with the kernel in `folder`.

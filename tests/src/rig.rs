@@ -11,6 +11,7 @@ use probe_engine::linux::unwind::KernelCode;
 use probe_engine::memory::PhysMemory;
 use probe_engine::probe::once::OneShot;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, ProbeId, ProbeSet, Site, StepMethod};
+use probe_engine::regs::Regs;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::num::NonZeroU32;
@@ -36,7 +37,7 @@ use vmm::selftest::BreakpointDelivery;
 use vmm::selftest::micro::{self, ExceptionStack, MicroGuest, Privilege};
 use vmm::signals;
 use vmm::text::{Patch, patch};
-use vmm::vcpu::{End, Mailbox, Vcpu, VcpuTables, World};
+use vmm::vcpu::{Cause, End, Mailbox, Vcpu, VcpuTables, World};
 use vmm::world::{self, Parked};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -319,6 +320,8 @@ impl Rig {
                 clock: clock.clone(),
                 mailbox: Mailbox::unattended().unwrap(),
                 passed: None,
+                step: None,
+                was_moved: false,
                 area: None,
                 devices: devices.clone(),
                 ram: self.guest.ram().clone(),
@@ -429,6 +432,53 @@ impl Running {
         let before = Instant::now();
         drop(self.world.park(|id| signals::kick(&self.threads[id])));
         before.elapsed()
+    }
+
+    /// Has all vCPUs stand still until they [go on](Self::thaw).
+    pub fn freeze(&self) {
+        self.world.freeze(|id| signals::kick(&self.threads[id]));
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) {
+        self.world.thaw();
+    }
+
+    /// Writes to the guest's memory.
+    pub fn write(&self, at: Gva, bytes: &[u8]) {
+        self.guest.write(at, bytes).unwrap();
+    }
+
+    /// The u64 at `at`.
+    pub fn u64(&self, at: Gva) -> u64 {
+        self.guest.read_u64(at).unwrap()
+    }
+
+    /// Has `vcpu` execute one instruction while all stand still, and gives the registers behind it.
+    pub fn step(&self, vcpu: usize) -> Regs {
+        let park = || self.world.park(|id| signals::kick(&self.threads[id]));
+        let set = |parked: &Parked<'_>, stepping| {
+            let tables = VcpuTables { stepping, ..VcpuTables::clone(&self.world.tables()) };
+            self.world.set_tables(parked, tables);
+        };
+        let parked = park();
+        set(&parked, Some(vcpu));
+        parked.let_alone(vcpu);
+        drop(parked);
+        let deadline = Instant::now() + PATIENCE;
+        let request = loop {
+            match self.world.take_requests().pop() {
+                Some(request) => break request,
+                None => assert!(Instant::now() < deadline, "the vCPU does not come back from its step"),
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        };
+        assert!(matches!(request.cause, Cause::Stepped) && request.vcpu == vcpu);
+        let parked = park();
+        set(&parked, None);
+        parked.freeze();
+        parked.release(vcpu);
+        request.regs
     }
 
     /// Stops all vCPUs, maps the reserved memory near `text`, and lets them go on behind `fill`.

@@ -23,6 +23,9 @@ const DRY: [&str; 3] = ["run", "count", "graph"];
 /// set alone.
 const ON_PAGES: [&str; 4] = ["guard", "race", "test", "bisect"];
 
+/// They take the socket of a guest that runs: `tests/tests/control.rs` has one.
+const WITH_SOCKET: [&str; 2] = ["ctl", "top"];
+
 /// A command as it is typed, `kernel fetch`, and its help.
 struct Command {
     name: String,
@@ -51,7 +54,8 @@ fn commands(binary: &Path) -> Vec<Command> {
         let help = String::from_utf8(output.stdout).unwrap();
         let below = section(&help, "Commands:");
         let below = below.iter().filter_map(|line| line.split_whitespace().next());
-        let below: Vec<&str> = below.filter(|command| *command != "help").collect();
+        let below: Vec<&str> =
+            below.filter(|command| *command != "help" && !WITH_SOCKET.contains(command)).collect();
         open.extend(below.iter().map(|command| format!("{name} {command}").trim().to_owned()));
         if below.is_empty() || name.is_empty() {
             found.push(Command { name, help });

@@ -241,6 +241,109 @@ fn what_a_guest_has_named_is_text() {
 }
 
 #[test]
+fn findings_and_dropped_files_are_among_the_hits_and_marked() {
+    const HITS: u64 = 200;
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = Vec::new();
+    recording::write(&mut bytes, Size { hits: HITS, has_stacks: false });
+    let whole = String::from_utf8(bytes).unwrap();
+    let (hits, end) = whole.split_at(whole.rfind("{\"").unwrap());
+    let at = |hit: u64| FIRST + STEP * hit + 1;
+    let scan = |time: Option<u64>, what: &str| {
+        json!({
+            "type": "scan_finding", "time_ns": time, "guest_ns": time.map(|time| time - 1_000_000_000),
+            "check": "modules", "at": "0xffffffffc0227040", "symbol": null, "what": what,
+        })
+    };
+    let dropped = |path: &str, target: Option<&str>| {
+        json!({
+            "type": "dropped", "time_ns": at(300), "path": path, "kind": target.map_or("file", |_| "link"), "mode": "0644",
+            "size": 8, "modified_ns": 1, "sha256": null, "target": target, "kept": false, "why": null,
+        })
+    };
+    let splat = json!({
+        "type": "splat", "number": 1, "time_ns": at(1), "guest_ns": at(1), "kind": "warning", "title": "WARNING in evil",
+        "fingerprint": "warning:evil", "task": null, "cpu": 1, "taint": null, "at": null, "frames": [], "allowed": null,
+        "expired": false, "until": null, "repeats": 0, "impossible": null, "text": [],
+    });
+    // Not in order of time: a recording is written by several threads.
+    let lines = [
+        scan(Some(at(60)), "module evil is hidden"),
+        json!({
+            "type": "finding", "time_ns": at(50), "guest_ns": at(50) - 1_000_000_000, "vcpu": 1,
+            "task": { "comm": HOSTILE_COMM, "pid": 7, "tgid": 7, "ns_pid": null, "uid": 0, "context": null, "at": "0x8" },
+            "at": "0xffffffff814ff6a0", "symbol": "proc_pid_limits+0x0/0x190", "register": null, "length": 1,
+            "bytes": "f4", "rip": "0xffffffffc020702e", "writer": "evil_init+0x1e/0xe6 [evil]", "why": "nobody may",
+            "done": "denied", "stack": [{ "address": "0xffffffffc020702e", "name": "evil_init+0x1e/0xe6 [evil]" }],
+            "stack_end": "bottom",
+        }),
+        scan(None, "evil is there at the end"),
+        dropped("tmp/evil", None),
+        dropped("tmp/evil-link", Some("</script><img src=x onerror=alert(2)>")),
+        json!({ "type": "dropped_end", "files": 2, "kept": 0, "has_more": true, "failure": "the guest died" }),
+        json!({
+            "type": "guard", "pages": 1, "unsealed_modules": 2, "jump_labels": 0, "static_calls": 0, "ftrace": 0, "kprobes": 0,
+            "findings": 10_007, "untold": 7, "guards_entries": false,
+        }),
+    ];
+    let lines: String =
+        std::iter::repeat_n(&splat, 101).chain(&lines).map(|line| format!("{line}\n")).collect();
+    let (path, page) = (folder.path().join("recording.json"), folder.path().join("report.html"));
+    fs::write(&path, format!("{hits}{lines}{end}")).unwrap();
+    report(&binary, &path, "html", &page);
+    let mut browser = Browser::start();
+    browser.open(&page, "", READY);
+    let names = texts(&mut browser, "#facts dt");
+    let facts: Vec<_> = names.into_iter().zip(texts(&mut browser, "#facts dd")).collect();
+    for (name, value) in [("Hits", "200"), ("Findings", "3 ⚠"), ("Dropped files", "2")] {
+        assert!(facts.contains(&(name.to_owned(), value.to_owned())), "{name}: {value} in {facts:?}");
+    }
+    // However many reports of the kernel there are, what is not on the page is said.
+    let notes = text(&mut browser, "#notes");
+    for note in [
+        "; there are more than are told; NOT TO THE END: the guest died",
+        "guard: 2 modules could not be sealed",
+        "guard: 7 findings came too fast to be told",
+        "guard: nobody asks where system calls lead",
+        "… and 96 more; the recording has them.",
+    ] {
+        assert!(notes.contains(note), "no {note} in {notes}");
+    }
+    browser.evaluate(
+        "(() => { const field = document.getElementById('filter-text'); field.value = 'evil'; \
+         field.dispatchEvent(new Event('input')) })()",
+    );
+    browser.wait("document.getElementById('shown').textContent === '5 of 205 events'");
+    wait_for_rows(&mut browser, 5);
+    let kinds = texts(&mut browser, "#table-body .row .probe");
+    let finding = "FINDING";
+    let scanned = "FINDING of a scan";
+    assert_eq!(kinds, [finding, scanned, scanned, "DROPPED file", "DROPPED file"], "in order of time");
+    let marked = |mark: &str| format!("document.querySelectorAll('#table-body .row.{mark}').length");
+    assert_eq!(
+        (browser.evaluate(&marked("found")), browser.evaluate(&marked("dropped"))),
+        (json!(3), json!(2))
+    );
+    let values = texts(&mut browser, "#table-body .row .values");
+    assert!(
+        values[0].starts_with("1 byte (f4) to 0xffffffff814ff6a0 proc_pid_limits+0x0/0x190 by"),
+        "{values:?}"
+    );
+    assert!(values[4].contains("a link to </script><img src=x onerror=alert(2)>"), "{values:?}");
+    // What the scan at the end has found is where the hits end.
+    let times = texts(&mut browser, "#table-body .row .time");
+    assert!(times[2].starts_with(&format!("{:.9}", (FIRST + STEP * (HITS - 1)) as f64 / 1e9)), "{times:?}");
+    browser.evaluate("document.querySelector('#table-body .row').click()");
+    browser.wait("!document.getElementById('detail').hidden");
+    let detail = text(&mut browser, "#detail");
+    assert!(detail.contains("evil_init+0x1e/0xe6 [evil]") && detail.contains("on cpu1"), "{detail}");
+    browser.evaluate("[...document.querySelectorAll('#table-body .row')].at(-1).click()");
+    browser.wait("document.getElementById('detail').innerText.includes('no CPU')");
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
+#[test]
 fn it_is_light_or_dark_and_fits_a_phone() {
     let Some(binary) = binary() else { return };
     let (mut browser, _report) = shown(&binary, 500);

@@ -6,16 +6,24 @@
     reason = "test support: what goes wrong here is a failed test"
 )]
 
+use object::LittleEndian;
+use object::elf::{FileHeader64, PT_LOAD};
+use object::read::elf::FileHeader;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::running::RunningKernel;
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use tests::broken_module::running;
 use tests::kernel::KPROBES;
 use tests::product::{Ended, binary, command, initrd_with, kernel, module};
 use tests::qemu::QemuGuest;
+use vmm::dump::Dump;
+
+/// The kernel's own mapping of itself, without KASLR (`__START_KERNEL_map`).
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
 /// What a kernel does to itself beside that: ftrace, and a module.
 const CHURN: &str = "\
@@ -85,13 +93,27 @@ fn what_a_kernel_does_itself_is_no_finding() {
     assert!(of_check("image")["looked_at"].as_u64().unwrap() > 10_000_000);
     assert_eq!(of_check("modules")["looked_at"], 1);
     assert!(of_check("hooks")["looked_at"].as_u64().unwrap() >= 4, "{found:?}");
-    for check in ["page-tables", "executable", "interrupts", "pointers", "credentials", "processors"] {
+    for check in
+        ["page-tables", "executable", "interrupts", "pointers", "credentials", "helpers", "processors"]
+    {
         assert!(of_check(check)["looked_at"].as_u64().unwrap() > 0, "{check}");
     }
     let checks: Vec<_> = found.iter().filter(|line| line["type"] == "scan_check").collect();
-    assert_eq!(checks.len(), 9);
+    assert_eq!(checks.len(), 10);
     for line in checks {
         assert_eq!((&line["findings"], &line["failure"]), (&0.into(), &Value::Null), "{line}");
+    }
+    // The same memory, in which other code is mapped in place of the kernel's.
+    let elsewhere = remapped(Path::new(core), &read_kernel(), "proc_pid_limits");
+    let output = scan(&binary, &[elsewhere.to_str().unwrap(), "--format=json"]);
+    let found = lines(&output);
+    assert_eq!(output.status.code(), Some(123), "{found:?}");
+    let findings: Vec<_> = found.iter().filter(|line| line["type"] == "scan_finding").collect();
+    assert!((1..=512).contains(&findings.len()), "{}", findings.len());
+    for finding in findings {
+        let what = finding["what"].as_str().unwrap();
+        assert!(what.starts_with("the page is mapped to 0x"), "{finding}");
+        assert_eq!(finding["check"], "page-tables");
     }
     // What is there is listed.
     let text = |words: &[&str]| {
@@ -107,6 +129,38 @@ fn what_a_kernel_does_itself_is_no_finding() {
     assert!(hooks.contains(" vfs_rmdir+0x") && hooks.contains("ftrace 0x"), "{hooks}");
     let symbols = text(&["--kallsyms"]);
     assert!(symbols.lines().any(|line| line.ends_with(" T vfs_read")), "{symbols:.300}");
+}
+
+/// Where in an ELF core the byte at `at` of physical memory is.
+fn place_in_core(core: &[u8], at: u64) -> usize {
+    let elf = FileHeader64::<LittleEndian>::parse(core).unwrap();
+    let loads = elf.program_headers(LittleEndian, core).unwrap().iter();
+    let parts = loads.filter(|part| part.p_type.get(LittleEndian) == PT_LOAD).map(|part| {
+        [part.p_paddr.get(LittleEndian), part.p_filesz.get(LittleEndian), part.p_offset.get(LittleEndian)]
+    });
+    let mut parts = parts;
+    let [from, _, offset] = parts.find(|[from, size, _]| (*from..from + size).contains(&at)).unwrap();
+    (at - from + offset) as usize
+}
+
+/// The kernel's own page tables map 2 MiB of its code to other memory.
+fn remapped(core: &Path, kernel: &Kernel, function: &str) -> PathBuf {
+    const LARGE: u64 = 2 << 20;
+    const IS_LARGE: u64 = 1 << 7;
+    let mut bytes = fs::read(core).unwrap();
+    let memory = Dump::open(core).unwrap();
+    let running = RunningKernel::find(kernel, &memory, &memory.ranges());
+    let [running] = running[..] else { panic!("{} kernels", running.len()) };
+    let entry = running.map.gpa(kernel.symbol("level2_kernel_pgt").unwrap()).0
+        + (running.map.gva(kernel.symbol(function).unwrap()).0 - KERNEL_MAP) / LARGE * 8;
+    let place = place_in_core(&bytes, entry);
+    let entry: &mut [u8; 8] = bytes[place..].first_chunk_mut().unwrap();
+    let now = u64::from_le_bytes(*entry);
+    assert!(now & IS_LARGE != 0, "{now:#x}");
+    *entry = (now ^ (16 * LARGE)).to_le_bytes();
+    let path = core.with_file_name("remapped");
+    fs::write(&path, bytes).unwrap();
+    path
 }
 
 /// `mov r64, value` for RAX (0) and RCX (1): addresses without KASLR are 32-bit numbers with a sign.
@@ -181,7 +235,10 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
         vec![0xb9, 0, 0x02, 0, 0, 0xf3, 0x48, 0xa5, 0x0f, 0x01, 0x1c, 0x24, 0x48, 0x83, 0xc4, 0x10],
     ];
     let opens = [OPEN.to_vec()];
-    let all: [(&str, &[Vec<u8>]); 8] = [
+    // mov rcx, "/tmp/x"; mov [rax], rcx
+    let paths =
+        [load(0, at("modprobe_path")), [&[0x48, 0xb9][..], b"/tmp/x\0\0", &[0x48, 0x89, 0x08]].concat()];
+    let all: [(&str, &[Vec<u8>]); 9] = [
         ("codes", &codes),
         ("gates", &gates),
         ("pages", &pages),
@@ -189,6 +246,7 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
         ("swaps", &swaps),
         ("table", &table),
         ("opens", &opens),
+        ("paths", &paths),
         ("hides", &hides),
     ];
     all.into_iter().map(|(name, code)| (name, [code.concat(), STAYS.to_vec()].concat())).collect()
@@ -222,6 +280,7 @@ fn what_an_attacker_has_done_is_found() {
         ("credentials", "process 1 (init) has the credentials of the kernel itself"),
         // Where its init was, which is freed.
         ("pointers", "tcp_prot: ioctl leads to "),
+        ("helpers", "modprobe_path names /tmp/x, which is in none of the system's folders"),
         ("modules", "module hides is hidden: the list of modules do not have it"),
     ] {
         let of_check: Vec<_> = findings.iter().filter(|line| line["check"] == check).collect();
@@ -234,11 +293,20 @@ fn what_an_attacker_has_done_is_found() {
     assert!(protection.contains("processor 0 works without CR0.WP"), "{protection}");
     assert!(table.contains("processor 0 has another interrupt table"), "{table}");
     assert_eq!(findings.len(), attacks.len(), "{findings:#?}");
+    let output = scan(&binary, &[core.to_str().unwrap(), "--format=ocsf"]);
+    let events = lines(&output);
+    assert_eq!((output.status.code(), events.len()), (Some(123), findings.len()), "{events:#?}");
+    let event = events.iter().find(|event| event["finding_info"]["types"][0] == "scan: modules").unwrap();
+    assert_eq!(event["finding_info"]["attacks"][0]["sub_technique"]["uid"], "T1547.006");
+    assert_eq!((&event["class_uid"], &event["severity"]), (&2004.into(), &"Critical".into()));
+    let listed = scan(&binary, &[core.to_str().unwrap(), "--format=ocsf", "--modules"]);
+    let said = String::from_utf8_lossy(&listed.stderr);
+    assert!(listed.status.code() == Some(2) && said.contains("what is listed is no finding"), "{said}");
     let output = scan(&binary, &[core.to_str().unwrap()]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("\nFINDING: modules: 0x")
-            && text.contains("modules              8 modules: 1 findings\n"),
+            && text.contains("modules              9 modules: 1 findings\n"),
         "{text}"
     );
 }
@@ -263,7 +331,7 @@ fn what_cannot_be_scanned_is_refused_in_words() {
         (path("elf", b"\x7fELF"), "it is damaged"),
         (folder.path().join("absent").to_str().unwrap().to_owned(), "No such file or directory"),
         (folder.path().to_str().unwrap().to_owned(), "it is no file with memory"),
-        ("4194305".to_owned(), "cannot read the memory of process 4194305"),
+        ("4194305".to_owned(), "cannot read the memory of process 4194305: there is no such process"),
         // Whether it has as much as a guest may have is chance.
         (own, " memory"),
     ] {

@@ -25,6 +25,7 @@ pages! {
     injection: "docs/injection.md",
     language: "docs/language.md",
     orders: "docs/orders.md",
+    rules: "docs/rules.md",
     testing: "docs/testing.md",
     tracepoints: "docs/tracepoints.md",
     programs: "docs/programs.md",
@@ -41,6 +42,9 @@ fn check(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     if let Some(cases) = page.cases() {
         fs::write(folder.path().join("cases.toml"), cases).unwrap();
+    }
+    if let Some(rules) = page.rules() {
+        fs::write(folder.path().join("rules.yaml"), rules).unwrap();
     }
     if let Some(source) = page.source() {
         fs::write(folder.path().join("greet.c"), source).unwrap();
@@ -69,9 +73,9 @@ fn check(name: &str) {
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Those of the program alone, and of a kernel that was built, have tests of their own.
+/// Those of the program alone, of a kernel that was built, and of a guest that runs, have tests of their own.
 fn is_run_here(example: &Example) -> bool {
-    ["vmm", "cc"].contains(&&*example.program) && !example.needs_build()
+    ["vmm", "cc"].contains(&&*example.program) && !example.needs_build() && !example.needs_guest()
 }
 
 #[test]

@@ -8,9 +8,11 @@
 )]
 
 use guest_kernels::Cache;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::product::{Ended, binary, command, json_lines, report};
@@ -73,14 +75,95 @@ fn record(binary: &Path, recording: &Path, words: &[&str]) -> String {
     said.split_inclusive('\n').filter(|line| !line.starts_with("vmm: ")).collect()
 }
 
+/// What `docs/recording.md` has as its example in a block of this kind.
+fn example(kind: &str) -> String {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recording.md")).unwrap();
+    let block = page.split(&format!("```{kind}\n")).nth(1).unwrap();
+    block.split("```").next().unwrap().to_owned()
+}
+
+/// Takes one request, whose body it gives.
+fn take_request(listener: &TcpListener) -> Value {
+    let mut stream = BufReader::new(listener.accept().unwrap().0);
+    let (mut line, mut length) = (String::new(), 0);
+    while line != "\r\n" {
+        line.clear();
+        stream.read_line(&mut line).unwrap();
+        let line = line.to_ascii_lowercase();
+        if let Some(number) = line.strip_prefix("content-length: ") {
+            length = number.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    stream.get_mut().write_all(answer).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// The end of the recording ends what sends it, and not the signal that a terminal sends to all of a pipe.
+#[test]
+fn findings_are_sent_while_the_guest_runs_and_once_more_after_a_signal() {
+    let Some(binary) = binary() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let mut sender = Command::new(&binary)
+        .args(["report", "-", "--format=otlp", "--to", &endpoint])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut recording = sender.stdin.take().unwrap();
+    let text = example("jsonl finding");
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        recording.write_all(line.as_bytes()).unwrap();
+        if line.contains("\"type\":\"finding\"") {
+            let request = take_request(&listener);
+            let logs = &request["resourceLogs"][0]["scopeLogs"][0]["logRecords"];
+            assert_eq!(logs.as_array().unwrap().len(), 1, "{request}");
+            assert_eq!(logs[0]["eventName"], "vmm.guard.finding", "line {number}");
+            if number == 1 {
+                kill_process(Pid::from_child(&sender), Signal::INT).unwrap();
+            }
+        }
+    }
+    drop(recording);
+    let output = sender.wait_with_output().ended();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(said, format!("vmm: 2 events were delivered to {endpoint}\n"));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn what_nobody_takes_is_no_success() {
+    let Some(binary) = binary() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("recording");
+    fs::write(&recording, example("jsonl finding")).unwrap();
+    let endpoint = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    };
+    let words = ["report", recording.to_str().unwrap(), "--format=otlp", "--to", &endpoint];
+    let output = command(&binary, folder.path(), &words).output().ended();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("the receiver does not take events: Connection refused"), "{said}");
+    assert!(
+        said.contains(&format!("2 of 2 events were not delivered to {endpoint}: Connection refused")),
+        "{said}"
+    );
+}
+
 /// Whoever reads the first lines alone is not told that the recording has no more.
 #[test]
 fn a_reader_that_goes_early_finds_nothing_wrong() {
-    const PAGE: &str = include_str!("../../docs/recording.md");
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
     let recording = folder.path().join("hits.json");
-    let example = PAGE.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let example = example("json");
     let hit = example.split_inclusive('\n').find(|line| line.contains("\"type\":\"hit\"")).unwrap();
     fs::write(&recording, example.replacen(hit, &hit.repeat(5000), 1)).unwrap();
     let mut report = Command::new(&binary)
@@ -228,8 +311,7 @@ fn stacks_and_traces_are_what_was_recorded() {
 fn a_recording_that_is_cut_or_none_is_spoken_of() {
     let Some(binary) = binary() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let docs = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recording.md")).unwrap();
-    let example = docs.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let example = example("json");
     let path = folder.path().join("recording");
     let said = |recording: &[u8]| {
         fs::write(&path, recording).unwrap();

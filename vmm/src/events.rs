@@ -423,6 +423,12 @@ impl Reader {
         self.detours.as_mut().map(|detours| detours.close(known)).unwrap_or_default()
     }
 
+    /// What hits of `known` probes have come to so far that are counted in the guest, in the order of their first hits.
+    #[must_use]
+    pub fn groups(&self, known: &HashMap<u32, DetouredProbe>) -> Vec<(ProbeId, Group)> {
+        self.detours.as_ref().map(|detours| detours.groups(known)).unwrap_or_default()
+    }
+
     /// How often any vCPU waited for the reader.
     #[must_use]
     pub fn waits(&self) -> u64 {

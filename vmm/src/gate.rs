@@ -28,8 +28,10 @@ mod state {
     pub(super) const OPENED: u64 = 3 << 32;
     /// The time was over.
     pub(super) const OVERDUE: u64 = 4 << 32;
-    /// One of the two, and the guest is being told.
-    pub(super) const ENDING: u64 = 5 << 32;
+    /// Somebody outside has let it go.
+    pub(super) const RELEASED: u64 = 5 << 32;
+    /// One of the three, and the guest is being told.
+    pub(super) const ENDING: u64 = 6 << 32;
     pub(super) const ALL: u64 = !0 << 32;
 }
 
@@ -49,6 +51,7 @@ pub(crate) struct Gate {
     holding: Mutex<Option<HeldTask>>,
     reached: AtomicU64,
     timed_out: AtomicU64,
+    released: AtomicU64,
     entered: AtomicU64,
     passed: AtomicU64,
 }
@@ -78,12 +81,23 @@ pub(crate) struct HeldTask {
     pub(crate) begun: u64,
     /// Until when.
     pub(crate) ended: u64,
-    /// Which vCPU has opened the gate.
-    pub(crate) by: Option<usize>,
+    /// Why it went on.
+    pub(crate) why: WentOn,
     /// The nop at which it was counted just before (GVA), if it was at one.
     pub(crate) counted_at: Option<Gva>,
     /// What its vCPU does meanwhile.
     pub(crate) mode: HoldMode,
+}
+
+/// Why a task that was held went on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WentOn {
+    /// This vCPU has opened the gate.
+    Opened(usize),
+    /// Somebody outside has let it go.
+    Released,
+    /// Its time was over.
+    Overdue,
 }
 
 /// What a gate came to.
@@ -95,6 +109,8 @@ pub struct GateReport {
     pub reached: u64,
     /// How often its time was over first.
     pub timed_out: u64,
+    /// How often somebody outside has [let it go](crate::session::Handle::release) first.
+    pub released: u64,
     /// How often the guest ended first.
     pub unfinished: u64,
     /// How many tasks passed because another one was held.
@@ -114,6 +130,7 @@ impl Gate {
             holding: Mutex::new(None),
             reached: zero(),
             timed_out: zero(),
+            released: zero(),
             entered: zero(),
             passed: zero(),
         }
@@ -183,10 +200,28 @@ impl Gate {
         is_held && now >= self.deadline.load(Ordering::Relaxed)
     }
 
+    /// Gives the one that is held so many ticks more.
+    pub(crate) fn postpone(&self, ticks: u64) {
+        self.deadline.fetch_add(ticks, Ordering::Relaxed);
+    }
+
     /// Lets the one go on that is held if its time is over at `now`, in ticks, and says whether that is so.
     pub(crate) fn give_up(&self, now: u64, ram: &GuestRam) -> bool {
         let held = self.state.load(Ordering::Acquire);
         self.is_overdue(now) && self.end(held, state::OVERDUE, ram)
+    }
+
+    /// Lets the one go on that is held, and says whether one is.
+    pub(crate) fn release(&self, ram: &GuestRam) -> bool {
+        let held = self.state.load(Ordering::Acquire);
+        held & state::ALL == state::HELD && self.end(held, state::RELEASED, ram)
+    }
+
+    /// The one that is held now.
+    pub(crate) fn held(&self) -> Option<HeldTask> {
+        let is_held = self.state.load(Ordering::Acquire) & state::ALL == state::HELD;
+        let holding = self.holding.lock().unwrap_or_else(PoisonError::into_inner);
+        holding.filter(|_| is_held)
     }
 
     /// Ends the hold that `held` says, unless it has ended before, and says whether that is so.
@@ -209,7 +244,8 @@ impl Gate {
 
     /// Whether the one that is held may go on.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(self.state.load(Ordering::Acquire) & state::ALL, state::OPENED | state::OVERDUE)
+        const OPEN: [u64; 3] = [state::OPENED, state::OVERDUE, state::RELEASED];
+        OPEN.contains(&(self.state.load(Ordering::Acquire) & state::ALL))
     }
 
     /// The one that was held goes on at `now`, in ticks: tells of it. `None` where nobody was.
@@ -221,12 +257,16 @@ impl Gate {
             thread::yield_now();
             ended = self.state.load(Ordering::Acquire);
         }
-        let by = (ended & state::ALL == state::OPENED).then_some((ended & !state::ALL) as usize);
-        if by.is_some() { &self.reached } else { &self.timed_out }.fetch_add(1, Ordering::Relaxed);
+        let (why, count) = match ended & state::ALL {
+            state::OPENED => (WentOn::Opened((ended & !state::ALL) as usize), &self.reached),
+            state::RELEASED => (WentOn::Released, &self.released),
+            _ => (WentOn::Overdue, &self.timed_out),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
         // The next one may be there at once.
         self.say(0, ram);
         self.state.store(state::FREE, Ordering::Release);
-        Some(HeldTask { ended: now, by, ..held })
+        Some(HeldTask { ended: now, why, ..held })
     }
 
     /// The vCPU of the one that is held waits with it after all.
@@ -237,11 +277,11 @@ impl Gate {
     }
 
     pub(crate) fn report(&self) -> GateReport {
-        let [reached, timed_out, entered, passed] =
-            [&self.reached, &self.timed_out, &self.entered, &self.passed]
+        let [reached, timed_out, released, entered, passed] =
+            [&self.reached, &self.timed_out, &self.released, &self.entered, &self.passed]
                 .map(|count| count.load(Ordering::Relaxed));
-        let unfinished = entered.saturating_sub(reached).saturating_sub(timed_out);
-        GateReport { gate: self.id, reached, timed_out, unfinished, passed }
+        let unfinished = entered.saturating_sub(reached + timed_out + released);
+        GateReport { gate: self.id, reached, timed_out, released, unfinished, passed }
     }
 }
 
@@ -262,7 +302,7 @@ mod tests {
             task: None,
             begun: 10,
             ended: 0,
-            by: None,
+            why: WentOn::Overdue,
             counted_at: None,
             mode: HoldMode::Cpu,
         }
@@ -299,7 +339,7 @@ mod tests {
         gate.open(2, None, &ram);
         assert!(gate.is_open() && byte() == 1 && !gate.is_overdue(1000));
         let left = gate.leave(50, &ram).unwrap();
-        assert_eq!((left.vcpu, left.begun, left.ended, left.by, byte()), (0, 10, 50, Some(1), 0));
+        assert_eq!((left.vcpu, left.begun, left.ended, left.why, byte()), (0, 10, 50, WentOn::Opened(1), 0));
         assert!(gate.leave(50, &ram).is_none());
         assert_eq!(counts(&gate), (1, 0, 0, 1));
     }
@@ -331,9 +371,25 @@ mod tests {
         assert!(!gate.give_up(99, &ram) && !gate.is_open());
         assert!(gate.give_up(100, &ram) && !gate.give_up(100, &ram));
         gate.open(1, None, &ram);
-        assert_eq!(gate.leave(101, &ram).unwrap().by, None);
+        assert_eq!(gate.leave(101, &ram).unwrap().why, WentOn::Overdue);
         assert!(gate.enter(held(5), 100));
         assert_eq!(counts(&gate), (0, 1, 1, 0));
+    }
+
+    #[test]
+    fn somebody_outside_may_let_it_go_first() {
+        let (gate, ram) = (Gate::new(GateId(3)), ram());
+        assert!(!gate.release(&ram) && gate.held().is_none());
+        assert!(gate.enter(held(5), 100));
+        assert_eq!(gate.held().unwrap().vcpu, 5);
+        assert!(gate.release(&ram) && gate.is_open() && !gate.release(&ram) && gate.held().is_none());
+        gate.open(1, None, &ram);
+        assert!(!gate.give_up(200, &ram));
+        assert_eq!(gate.leave(50, &ram).unwrap().why, WentOn::Released);
+        assert_eq!((gate.report().released, counts(&gate)), (1, (0, 0, 0, 0)));
+        assert!(gate.enter(held(5), 100));
+        gate.postpone(50);
+        assert!(!gate.is_overdue(149) && gate.is_overdue(150));
     }
 
     /// The time of the first one is over, and another one has come before that is seen to.
@@ -342,7 +398,7 @@ mod tests {
         let (gate, ram) = (Gate::new(GateId(3)), ram());
         assert!(gate.enter(held(5), 100) && gate.is_overdue(100));
         gate.open(1, None, &ram);
-        assert_eq!(gate.leave(100, &ram).unwrap().by, Some(1));
+        assert_eq!(gate.leave(100, &ram).unwrap().why, WentOn::Opened(1));
         assert!(gate.enter(held(5), 200));
         assert!(!gate.give_up(100, &ram) && !gate.is_open());
     }
@@ -364,7 +420,7 @@ mod tests {
                                 std::hint::spin_loop();
                             }
                             gate.give_up(0, ram);
-                            assert_ne!(gate.leave(0, ram).unwrap().by, Some(vcpu));
+                            assert_ne!(gate.leave(0, ram).unwrap().why, WentOn::Opened(vcpu));
                         } else {
                             gate.open(vcpu, None, ram);
                         }

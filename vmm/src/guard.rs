@@ -1,23 +1,34 @@
 //! The guard of a guest's kernel: which writes to its sealed pages are made, and what is told of the others.
 //!
 //! vCPUs ask when a store of the guest's has come back; devices when they are about to store. The control thread seals the kernel's
-//! pages once it has booted, and hands on what was found.
+//! pages once it has booted, those of modules as long as they are loaded, and hands on what was found.
+
+mod modules;
+mod pages;
+
+pub(crate) use pages::SealedWrite;
 
 use crate::memory::GuestRam;
 use crate::stack::Stack;
+use pages::SealedPages;
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::guard::attempt::{NoAttempt, Write};
-use probe_engine::guard::judge::{Judge, Objection, Patch};
+use probe_engine::guard::entries::{EntryRegister, KernelsEntries};
+use probe_engine::guard::judge::{Objection, Patch};
+use probe_engine::guard::module::SealedModule;
 use probe_engine::guard::sealed::SealedKernel;
 use probe_engine::linux::running::KernelMap;
 use probe_engine::linux::task::Task;
-use probe_engine::memory::PhysMemory;
 use probe_engine::paging::AddressSpace;
 use probe_engine::scan::processors::ProcessorState;
+use probe_engine::scan::seals::Seals;
+use probe_engine::virt_memory::VirtMemory;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// So many findings wait to be handed on; what comes beyond is counted.
@@ -34,6 +45,8 @@ pub struct Guarding {
     pub kernel: SealedKernel,
     /// What becomes of a write that is none of the kernel's own changes.
     pub on_write: OnWrite,
+    /// How long it is from one [look](crate::session::Sink::scan) at the memory to the next while the guest runs. `None`: nobody looks.
+    pub scanned_every: Option<Duration>,
 }
 
 /// What becomes of a write that is none of the kernel's own changes. It is told in any case.
@@ -99,6 +112,9 @@ pub enum Suspicion {
     /// A descriptor leads there.
     #[error("a device was told to write there")]
     Device,
+    /// It is to a register of the processor by which programs enter the kernel.
+    #[error("{0} was to be {1:#x}, by which programs enter the kernel, and which the kernel does not set so")]
+    Entry(EntryRegister, u64),
 }
 
 /// What became of a write.
@@ -115,21 +131,31 @@ pub enum Done {
 /// What the guard has seen.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GuardReport {
-    /// How many pages were sealed; `None` where the kernel did not come to that.
+    /// How many pages of the kernel were sealed; `None` where that did not come so far.
     pub pages: Option<u64>,
+    /// How many pages of modules were sealed, one after the other.
+    pub module_pages: u64,
+    /// How many modules were loaded that could not be sealed, or not as a whole.
+    pub unsealed_modules: u64,
     /// The kernel's own changes of its text, in steps.
     pub patches: BTreeMap<Patch, u64>,
     /// What else was written.
     pub findings: u64,
     /// Findings that came too fast to be told.
     pub untold: u64,
+    /// Whether the registers are guarded by which programs enter the kernel: a KVM from before Linux 5.10 cannot.
+    pub guards_entries: bool,
+    /// How often the memory was looked at while the guest ran.
+    pub scans: u64,
+    /// How long the guest stood still for the longest look.
+    pub longest_scan: Duration,
 }
 
 /// A finding without its times.
 #[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) ticks: u64,
-    pub(crate) at: Option<Gpa>,
+    pub(crate) at: Option<Gva>,
     pub(crate) length: usize,
     pub(crate) bytes: Vec<u8>,
     pub(crate) writer: Writer,
@@ -148,31 +174,29 @@ pub struct Guard {
 
 /// A kernel whose pages are sealed.
 struct Sealed {
-    judge: Mutex<Judge>,
+    pages: Mutex<SealedPages>,
     /// Where it is.
     map: KernelMap,
     /// The page tables by which its patching code writes.
     poking: Gpa,
-}
-
-impl Sealed {
-    /// Where was linked what lies at `at`: the kernel's image is in one piece.
-    fn link(&self, at: Gpa) -> Gva {
-        let (linked, lies) = self.map.text();
-        linked.add(at.0.wrapping_sub(lies.0))
-    }
+    /// How programs enter it.
+    entries: KernelsEntries,
+    /// Whether it says when modules are made ready, and freed.
+    follows_modules: bool,
 }
 
 #[derive(Default)]
 struct Seen {
     found: Vec<Found>,
     report: GuardReport,
-    /// What vCPUs were set to when they ended.
+    /// What vCPUs were set to when they stopped last.
     processors: BTreeMap<usize, ProcessorState>,
+    /// What they had in the registers by which programs enter the kernel, when they stopped last before that was sealed.
+    entries: BTreeMap<usize, Vec<(EntryRegister, u64)>>,
 }
 
 impl Guard {
-    pub(crate) fn new(Guarding { kernel, on_write }: Guarding, wake: Arc<EventFd>) -> Self {
+    pub(crate) fn new(Guarding { kernel, on_write, scanned_every: _ }: Guarding, wake: Arc<EventFd>) -> Self {
         Self { on_write, kernel: Arc::new(kernel), sealed: OnceLock::new(), seen: Mutex::default(), wake }
     }
 
@@ -182,9 +206,11 @@ impl Guard {
     }
 
     /// The kernel's pages are sealed: it is where `map` says, and its patching code writes by the page tables at `poking`.
-    pub(crate) fn stands(&self, map: KernelMap, poking: Gpa) {
-        let judge = Mutex::new(Judge::new(self.kernel.clone(), map.slide()));
-        if self.sealed.set(Sealed { judge, map, poking }).is_ok() {
+    /// `follows_modules`: it says when modules are made ready, and freed.
+    pub(crate) fn stands(&self, map: KernelMap, poking: Gpa, follows_modules: bool) {
+        let pages = Mutex::new(SealedPages::new(self.kernel.clone(), map));
+        let entries = self.seen().entries.values().flatten().copied().collect();
+        if self.sealed.set(Sealed { pages, map, poking, entries, follows_modules }).is_ok() {
             let pages = self.kernel.pages.iter().map(|range| (range.end.0 - range.start.0) / 4096);
             self.seen().report.pages = Some(pages.sum());
         }
@@ -206,16 +232,80 @@ impl Guard {
         self.sealed.get().is_some()
     }
 
+    /// Seals the module whose `struct module` is at `at` (GVA).
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn seal_module(
+        &self,
+        at: Gva,
+        module: &SealedModule,
+        memory: &VirtMemory<'_, GuestRam>,
+    ) -> io::Result<()> {
+        let Some(sealed) = self.sealed.get() else { return Ok(()) };
+        let pages = lock(&sealed.pages).seal_module(at, module, memory)?;
+        self.count_module(pages);
+        Ok(())
+    }
+
+    /// Seals what is left of the module at `at` (GVA), whose init has run.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn module_initialized(&self, at: Gva, memory: &VirtMemory<'_, GuestRam>) -> io::Result<()> {
+        let Some(sealed) = self.sealed.get() else { return Ok(()) };
+        let pages = lock(&sealed.pages).module_initialized(at, memory)?;
+        self.count_module(pages);
+        Ok(())
+    }
+
+    /// Opens the module at `at` (GVA), which is about to be freed.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn open_module(&self, at: Gva, ram: &GuestRam) -> io::Result<()> {
+        let Some(sealed) = self.sealed.get() else { return Ok(()) };
+        lock(&sealed.pages).open_module(at, ram)
+    }
+
+    /// The module at `at` (GVA) is not sealed: it cannot be read.
+    pub(crate) fn leave_out_module(&self, at: Gva) {
+        if let Some(sealed) = self.sealed.get() {
+            lock(&sealed.pages).leave_out(at);
+            self.count_module(None);
+        }
+    }
+
+    /// What is sealed of modules, to be compared with what the kernel says of them, where that says what becomes of modules.
+    pub(crate) fn seals(&self) -> Option<Seals> {
+        let sealed = self.sealed.get().filter(|sealed| sealed.follows_modules)?;
+        Some(lock(&sealed.pages).seals())
+    }
+
+    /// Counts so many pages that were sealed of a module, or a module that cannot be sealed.
+    fn count_module(&self, pages: Option<u64>) {
+        let mut seen = self.seen();
+        match pages {
+            Some(pages) => seen.report.module_pages += pages,
+            None => seen.report.unsealed_modules += 1,
+        }
+    }
+
+    /// These writes to sealed memory, of which those are one that follow one another as the kernel has it.
+    pub(crate) fn pieces(&self, writes: Vec<Write>) -> Vec<SealedWrite> {
+        self.sealed.get().map(|sealed| lock(&sealed.pages).pieces(writes)).unwrap_or_default()
+    }
+
     /// Makes this write, if the kernel may make it itself, which `is_poking` or not. What it may is counted.
-    pub(crate) fn carry_out(&self, write: &Write, is_poking: bool, ram: &GuestRam) -> Result<(), Objection> {
+    pub(crate) fn carry_out(
+        &self,
+        write: &SealedWrite,
+        is_poking: bool,
+        ram: &GuestRam,
+    ) -> Result<(), Objection> {
         let sealed = self.sealed.get().ok_or(Objection::Writer)?;
-        let read = |link: Gva, buf: &mut [u8]| ram.read(sealed.map.gpa(link), buf).is_ok();
         // Judged and made in one step: another CPU may write beside it.
-        let mut judge = lock(&sealed.judge);
-        let patch = judge.judge(sealed.link(write.at), &write.bytes, is_poking, read)?;
-        let made = ram.unsealed().write(write.at, &write.bytes);
-        drop(judge);
-        made.map_err(|_| Objection::Place)?;
+        let patch = lock(&sealed.pages).carry_out(write, is_poking, ram)?;
         *self.seen().report.patches.entry(patch).or_default() += 1;
         Ok(())
     }
@@ -240,16 +330,38 @@ impl Guard {
         std::mem::take(&mut self.seen().found)
     }
 
-    /// The vCPU of this number has ended.
-    pub(crate) fn ended(&self, id: usize, processor: ProcessorState) {
+    /// Whether the kernel itself sets this register so.
+    pub(crate) fn permits(&self, register: EntryRegister, value: u64) -> bool {
+        self.sealed.get().is_some_and(|sealed| sealed.entries.permits(register, value))
+    }
+
+    /// What the vCPU of this number has in the registers by which programs enter the kernel, while that boots.
+    pub(crate) fn enters_by(&self, id: usize, registers: Vec<(EntryRegister, u64)>) {
+        self.seen().entries.insert(id, registers);
+    }
+
+    /// The vCPU of this number has stopped.
+    pub(crate) fn stopped(&self, id: usize, processor: ProcessorState) {
         self.seen().processors.insert(id, processor);
     }
 
-    /// What vCPUs were set to when they ended, by their numbers. One of which nobody knows is set to nothing.
+    /// What vCPUs were set to when they stopped last, by their numbers. One of which nobody knows is set to nothing.
     pub(crate) fn processors(&self) -> Vec<ProcessorState> {
         let seen = self.seen();
         let count = seen.processors.last_key_value().map_or(0, |(last, _)| last + 1);
         (0..count).map(|id| seen.processors.get(&id).cloned().unwrap_or_default()).collect()
+    }
+
+    /// The registers are guarded by which programs enter the kernel.
+    pub(crate) fn guards_entries(&self) {
+        self.seen().report.guards_entries = true;
+    }
+
+    /// The memory was looked at, for which the guest stood still so long.
+    pub(crate) fn scanned(&self, time: Duration) {
+        let mut seen = self.seen();
+        seen.report.scans += 1;
+        seen.report.longest_scan = seen.report.longest_scan.max(time);
     }
 
     /// Findings that were taken, and could not be handed on.
@@ -257,9 +369,9 @@ impl Guard {
         self.seen().report.untold += findings;
     }
 
-    /// Where the kernel has what lies at `at` (GVA).
+    /// Where the kernel has what lies at `at` (run-time GVA).
     pub(crate) fn place(&self, at: Gpa) -> Gva {
-        self.sealed.get().map_or(Gva(at.0), |sealed| sealed.map.gva(sealed.link(at)))
+        self.sealed.get().map_or(Gva(at.0), |sealed| lock(&sealed.pages).gva(at))
     }
 
     pub(crate) fn report(&self) -> GuardReport {

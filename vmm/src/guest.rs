@@ -121,6 +121,7 @@ pub struct Guest<'a> {
     pub(crate) fall_back: bool,
     pub(crate) splats: bool,
     pub(crate) before_splats: bool,
+    pub(crate) stops_at_splats: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) signals: bool,
     pub(crate) terminal: Terminal,
@@ -128,6 +129,7 @@ pub struct Guest<'a> {
     pub(crate) confine: bool,
     pub(crate) sampling: Option<Sampling>,
     pub(crate) guarding: Option<Guarding>,
+    pub(crate) paused: bool,
 }
 
 impl<'a> Guest<'a> {
@@ -167,6 +169,7 @@ impl<'a> Guest<'a> {
             fall_back: false,
             splats: false,
             before_splats: false,
+            stops_at_splats: false,
             timeout: None,
             signals: true,
             terminal: Terminal { out: Box::new(io::sink()), input: None, interactive: false },
@@ -174,6 +177,7 @@ impl<'a> Guest<'a> {
             confine: false,
             sampling: None,
             guarding: None,
+            paused: false,
         }
     }
 
@@ -198,6 +202,12 @@ impl<'a> Guest<'a> {
     /// The kernel's command line as a whole.
     pub fn whole_cmdline(mut self, words: &str) -> Self {
         words.clone_into(&mut self.cmdline);
+        self
+    }
+
+    /// Whether it stands still in front of its first instruction, until somebody says [`Resume`](crate::session::Command::Resume).
+    pub fn paused(mut self, is_paused: bool) -> Self {
+        self.paused = is_paused;
         self
     }
 
@@ -294,6 +304,14 @@ impl<'a> Guest<'a> {
     /// it is not, but for a panic. Traps of the session's own stand for that on functions that only reports call.
     pub fn before_splats(mut self, is_told: bool) -> Self {
         self.before_splats = is_told;
+        self
+    }
+
+    /// Whether [`Sink::splat`](crate::session::Sink::splat) is told of a report while the CPU that has written it is still in it, so that
+    /// the guest can be [stopped](crate::session::AfterSplat::Stop) there; by default it is not. A trap of the session's own stands for
+    /// that where the kernel marks itself as tainted. Reports that do not taint it (lockdep's, stalls) are told a moment later.
+    pub fn stops_at_splats(mut self, stops: bool) -> Self {
+        self.stops_at_splats = stops;
         self
     }
 

@@ -1,6 +1,6 @@
 //! An order that is imposed on the guest's tasks: who comes before its turn waits at a gate of its own.
 
-use crate::gate::{Gate, HeldTask};
+use crate::gate::{Gate, HeldTask, WentOn};
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::linux::task::Task;
@@ -71,7 +71,7 @@ impl ImposedOrder {
                 task: *task,
                 begun: now,
                 ended: now,
-                by: None,
+                why: WentOn::Overdue,
                 counted_at: *counted_at,
                 mode: HoldMode::Cpu,
             };

@@ -15,6 +15,7 @@ pub mod clock;
 pub mod command;
 pub mod confine;
 pub mod devices;
+pub mod dropped;
 pub mod dump;
 pub mod errands;
 pub mod events;

@@ -51,18 +51,22 @@ impl GuestRam {
     /// # Errors
     /// [`OutOfMemory`] when the host has no address space for it.
     pub fn new(size: u64) -> Result<Self, OutOfMemory> {
-        let ram = Self::map(size, None).map_err(|source| OutOfMemory { mib: size >> 20, source })?;
-        ram.want_large_pages();
-        Ok(ram)
+        Self::of(size, || Self::map(size, None))
     }
 
-    /// The same, of which pages can be [sealed](Self::seal). The guest has small pages then: those of a file in memory are.
+    /// The same, of which pages can be [sealed](Self::seal). It is a file in memory, whose pages are small on hosts that do not
+    /// give such files large ones (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`).
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn sealable(size: u64) -> Result<Self, OutOfMemory> {
-        let map = || Self::map(size, Some(&Arc::new(seals::ram_file(size)?)));
-        map().map_err(|source| OutOfMemory { mib: size >> 20, source })
+        Self::of(size, || Self::map(size, Some(&Arc::new(seals::ram_file(size)?))))
+    }
+
+    fn of(size: u64, map: impl FnOnce() -> io::Result<Self>) -> Result<Self, OutOfMemory> {
+        let ram = map().map_err(|source| OutOfMemory { mib: size >> 20, source })?;
+        ram.want_large_pages();
+        Ok(ram)
     }
 
     /// `file`: what the RAM is, if that is to be mapped twice.
@@ -97,7 +101,8 @@ impl GuestRam {
     /// Asks for pages of 2 MiB: fewer faults and a shorter way to each page for the guest, and for who looks at all of them.
     /// A host that has none goes on with small ones.
     fn want_large_pages(&self) {
-        for region in self.regions() {
+        let views = self.seals.iter().flat_map(Seals::views);
+        for region in self.regions().chain(views) {
             // SAFETY: the region is a mapping of this size that `self` owns, and the advice does not change what it holds.
             let _ = unsafe { madvise(region.as_ptr().cast(), region.len() as usize, Advice::LinuxHugepage) };
         }

@@ -10,8 +10,8 @@ mod stop;
 pub use stop::{Parked, VcpuPosition};
 
 use probe_engine::addr::Gva;
-use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use probe_engine::system_regs::SystemRegs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use stop::{Resumed, StopState};
@@ -25,10 +25,8 @@ pub struct VcpuRequest<C> {
     pub cause: C,
     /// Its general registers there; RIP is on the instruction that it stopped at.
     pub regs: Regs,
-    /// Its address space there.
-    pub space: AddressSpace,
-    /// Where its interrupt descriptor table is.
-    pub idt: Gva,
+    /// Its other registers there.
+    pub system: SystemRegs,
 }
 
 /// What a vCPU does after it stood still.
@@ -83,7 +81,7 @@ impl<T, C> World<T, C> {
     /// Holds the vCPU of `request` until the control thread has answered.
     pub fn hold(&self, request: VcpuRequest<C>) -> AfterStop<T> {
         let vcpu = request.vcpu;
-        let at = Some((request.regs, request.space));
+        let at = Some((request.regs, request.system));
         let position = VcpuPosition { rip: Gva(request.regs.rip), is_halted: false, at };
         let resumed = self.stops.hold(vcpu, position, || {
             lock(&self.requests).push(request);
@@ -105,8 +103,13 @@ impl<T, C> World<T, C> {
     }
 
     /// The same, because it [waits](Self::has_waiting) for whoever reads the events.
-    pub fn wait(&self, id: usize, rip: Gva, time: Duration) -> AfterStop<T> {
-        self.after(self.stops.pause(id, VcpuPosition { rip, ..VcpuPosition::default() }, time, true))
+    pub fn wait(&self, id: usize, position: VcpuPosition, time: Duration) -> AfterStop<T> {
+        self.after(self.stops.pause(id, position, time, true))
+    }
+
+    /// The registers with which vCPU `id` goes on, where somebody has [changed](Parked::set_regs) them in the stop that is over.
+    pub fn take_regs(&self, id: usize) -> Option<Regs> {
+        self.stops.take_regs(id)
     }
 
     /// Says that the thread of vCPU `id` is about to end.
@@ -148,6 +151,11 @@ impl<T, C> World<T, C> {
     /// meanwhile, and nobody runs between them.
     pub fn freeze(&self, kick: impl Fn(usize)) {
         self.stops.freeze(kick);
+    }
+
+    /// The same of a world that is to begin so.
+    pub fn begin_frozen(&self) {
+        self.stops.begin_frozen();
     }
 
     /// Lets them go on.

@@ -5,6 +5,7 @@ mod boots;
 mod calls;
 mod files;
 mod goals;
+mod guarded;
 mod runs;
 
 use crate::bochs::{self, Contents, Entry, Outcome};
@@ -34,6 +35,9 @@ pub(crate) struct Options {
     /// Only those of boots, beside plain QEMU
     #[arg(long, group = "only")]
     boots: bool,
+    /// Only those of a guarded guest, beside one without a guard
+    #[arg(long, group = "only")]
+    guard: bool,
     /// Only those of exits, counted in Bochs
     #[arg(long, group = "only")]
     exits: bool,
@@ -55,6 +59,9 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
     }
     if options.boots {
         return write(&boots::rows(vmm)?);
+    }
+    if options.guard {
+        return write(&guarded::rows(vmm)?);
     }
     if options.calls {
         let entries = calls::entries().into();
@@ -87,6 +94,7 @@ pub(crate) fn run(options: &Options, vmm: &Path) -> anyhow::Result<()> {
     rows.push(runs::exits(vmm)?);
     rows.extend(files::rows(vmm)?);
     rows.extend(boots::rows(vmm)?);
+    rows.extend(guarded::rows(vmm)?);
     rows.extend(here("replay")?);
     rows.extend(here("counters")?);
     rows.extend(scan(vmm)?);

@@ -3,6 +3,7 @@
 //! One kernel is tested in full, the others by a few guests each. `--long NAME` runs what takes longer.
 
 mod built;
+mod churn;
 mod examples;
 mod guests;
 mod hosts;
@@ -13,6 +14,7 @@ mod pool;
 mod programs;
 mod races;
 mod repeat;
+mod resumed;
 mod selftests;
 mod vmx;
 

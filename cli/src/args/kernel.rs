@@ -61,6 +61,26 @@ pub(crate) enum KernelCommand {
 Examples:
   vmm kernel list")]
     List,
+    /// Write the symbols of a kernel to an ELF file, for gdb
+    ///
+    /// Distributions strip their kernels: this is what gdb needs of one to know names. It has neither code nor types; docs/gdb.md says what
+    /// that leaves out.
+    #[command(after_long_help = "\
+Examples:
+  vmm kernel symbols -k debian:6.12 vmlinux.sym")]
+    Symbols(KernelSymbols),
+}
+
+/// Which symbols go where
+#[derive(Args)]
+pub(crate) struct KernelSymbols {
+    #[command(flatten)]
+    pub(crate) kernel: KernelArg,
+    #[command(flatten)]
+    pub(crate) source: SymbolSource,
+    /// The file to write
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 /// Fetch kernels, or bring them to the version that Debian offers

@@ -3,10 +3,15 @@
 mod assisted;
 mod bisect;
 mod bundle;
+mod controlled;
 mod counting;
 mod coverage;
+mod ctl;
 mod doctor;
+mod dropped;
+mod endpoint;
 mod followed;
+mod gdb_place;
 mod guard;
 mod guarded;
 mod guest;
@@ -14,6 +19,7 @@ mod host;
 mod injections;
 mod kernel;
 mod list;
+mod metrics_place;
 mod orders;
 mod probes;
 mod profile;
@@ -26,22 +32,30 @@ mod scan;
 mod shake;
 mod splats;
 mod test;
+mod time;
+mod top;
 mod types;
 
 pub(crate) use assisted::{Assist, Assisted};
 pub(crate) use bisect::Bisect;
 pub(crate) use bundle::Bundled;
+pub(crate) use controlled::Controlled;
 pub(crate) use counting::{Count, Graph};
 pub(crate) use coverage::{Coverage, CoverageFormat};
+pub(crate) use ctl::{Ctl, CtlCommand};
 pub(crate) use doctor::Doctor;
+pub(crate) use dropped::Dropped;
+pub(crate) use endpoint::Endpoint;
 pub(crate) use followed::Followed;
+pub(crate) use gdb_place::GdbPlace;
 pub(crate) use guard::Guard;
-pub(crate) use guarded::{Guarded, ScanChoice};
+pub(crate) use guarded::Guarded;
 pub(crate) use guest::{Boot, Format, Guest, HostArgs, HostChoice, Memory, Records, Scope, parse_memory};
 pub(crate) use host::{Host, HostCommand};
 pub(crate) use injections::Injections;
-pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelTask, SymbolSource};
+pub(crate) use kernel::{FetchKernels, KernelArg, KernelCommand, KernelSymbols, KernelTask, SymbolSource};
 pub(crate) use list::{List, ListKind};
+pub(crate) use metrics_place::MetricsPlace;
 pub(crate) use orders::{HoldModeChoice, Imposed, Orders, Shaken};
 pub(crate) use probes::{Arming, Optimize, Probes};
 pub(crate) use profile::Profile;
@@ -50,10 +64,11 @@ pub(crate) use replay::Replay;
 pub(crate) use report::{Report, ReportFormat};
 pub(crate) use run::Run;
 pub(crate) use sampled::Sampled;
-pub(crate) use scan::Scan;
+pub(crate) use scan::{Scan, ScanFormat};
 pub(crate) use shake::Shake;
 pub(crate) use splats::{SplatArgs, SplatChoice};
 pub(crate) use test::{Cases, ResultFormat};
+pub(crate) use top::Top;
 pub(crate) use types::Types;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
@@ -111,6 +126,8 @@ pub(crate) enum Command {
     Test(Box<Cases>),
     Bisect(Box<Bisect>),
     Replay(Box<Replay>),
+    Ctl(Ctl),
+    Top(Top),
     Report(Report),
     #[command(alias = "symbols")]
     List(List),
@@ -142,6 +159,12 @@ pub(crate) enum Command {
         /// Note on standard output what the guest looks at.
         #[arg(long)]
         noting: bool,
+    },
+    /// Make files of what a guest sends over standard input
+    #[command(hide = true)]
+    KeepFiles {
+        /// Where it begins.
+        folder: PathBuf,
     },
     /// Answer which functions the files below a folder have: questions come in over standard input
     #[command(hide = true)]

@@ -103,7 +103,7 @@ impl Race {
         let records = Records { output: Some(path), format: None };
         let (holds, untils) = (vec![second], vec![first]);
         let orders = Orders { holds, untils, within, hold_mode, ..Orders::default() };
-        let splats = SplatArgs { splat: SplatChoice::Fail, allow_splats, recent: None };
+        let splats = SplatArgs { splat: SplatChoice::Fail, allow_splats, vmcore: None, recent: None };
         Run { orders, splats, ..Run::of(guest, records, Arming::default()) }
     }
 }

@@ -1,6 +1,6 @@
 //! `vmm report`.
 
-use super::heading;
+use super::{Endpoint, heading};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -15,7 +15,12 @@ Examples:
   vmm report hits.json --format html --output hits.html
   vmm report hits.json --filter 'comm == \"init\"' --format folded
   vmm report hits.json --format svg --output flames.svg
-  vmm report hits.json --format json | jq 'select(.type == \"hit\").fields'")]
+  vmm report hits.json --format json | jq 'select(.type == \"hit\").fields'
+
+Exit codes:
+  0      the recording was shown
+  2      the words are wrong, or the recording cannot be read
+  125    not all was delivered to --to")]
 pub(crate) struct Report {
     /// The recording; - is standard input
     #[arg(value_name = "FILE")]
@@ -32,6 +37,13 @@ pub(crate) struct Report {
     /// Write it to this file instead of standard output
     #[arg(long, short = 'o', value_name = "FILE", help_heading = heading::OUTPUT)]
     pub(crate) output: Option<PathBuf>,
+    /// Send it to this receiver of OpenTelemetry instead of standard output: with --format otlp
+    ///
+    /// As in http://127.0.0.1:4318, which gets it at /v1/logs, as JSON. With - as the recording, what is found is sent while the guest runs,
+    /// which never waits: what a slow receiver does not take is counted. The first signal ends nothing: the recording's end does. A second one ends
+    /// at once.
+    #[arg(long, value_name = "URL", conflicts_with = "output", help_heading = heading::OUTPUT)]
+    pub(crate) to: Option<Endpoint>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,6 +62,8 @@ pub(crate) enum ReportFormat {
     Perfetto,
     /// Findings of a guard as events of OCSF (Detection Finding, 2004), one a line: for what collects security events
     Ocsf,
+    /// The same as logs of OpenTelemetry: a request of OTLP a line, as JSON
+    Otlp,
     /// One page for web browsers: timeline, hits, durations, histograms and a flame graph, to be filtered and searched
     Html,
 }

@@ -1,8 +1,8 @@
 //! `vmm run`.
 
 use super::{
-    Arming, Assisted, Bundled, Guarded, Guest, Injections, Orders, Probes, Records, Sampled, SplatArgs,
-    heading,
+    Arming, Assisted, Bundled, Controlled, Dropped, Guarded, Guest, Injections, Orders, Probes, Records,
+    Sampled, SplatArgs, heading,
 };
 use clap::Args;
 use std::path::PathBuf;
@@ -59,6 +59,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) guarded: Guarded,
     #[command(flatten)]
+    pub(crate) dropped: Dropped,
+    #[command(flatten)]
     pub(crate) orders: Orders,
     #[command(flatten)]
     pub(crate) injections: Injections,
@@ -74,6 +76,8 @@ pub(crate) struct Run {
     pub(crate) arming: Arming,
     #[command(flatten)]
     pub(crate) bundled: Bundled,
+    #[command(flatten)]
+    pub(crate) controlled: Controlled,
     /// A module whose functions are probed need not be loaded
     ///
     /// Without this, a probe in a module that is neither in the guest's initramfs nor, with a command, among the kernel's
@@ -102,6 +106,7 @@ impl Run {
             probes: Probes::default(),
             sampled: Sampled::default(),
             guarded: Guarded::default(),
+            dropped: Dropped::default(),
             orders: Orders::default(),
             injections: Injections::default(),
             guest,
@@ -110,6 +115,7 @@ impl Run {
             splats: SplatArgs::default(),
             arming,
             bundled: Bundled::default(),
+            controlled: Controlled::default(),
             allow_pending: false,
             deep: false,
             write_target: None,

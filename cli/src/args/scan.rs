@@ -1,7 +1,7 @@
 //! `vmm scan`.
 
-use super::{Format, KernelArg, SymbolSource, heading};
-use clap::Args;
+use super::{KernelArg, SymbolSource, heading};
+use clap::{Args, ValueEnum};
 use std::ffi::OsString;
 
 /// Check the integrity of a kernel in a memory dump, or in another virtual machine
@@ -46,7 +46,17 @@ pub(crate) struct Scan {
     /// List the symbols with their addresses at run time, and make no checks
     #[arg(long, help_heading = heading::OUTPUT)]
     pub(crate) kallsyms: bool,
-    /// What is written to standard output: text, or an object a line
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text, help_heading = heading::OUTPUT)]
-    pub(crate) format: Format,
+    /// What is written to standard output
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ScanFormat::Text, help_heading = heading::OUTPUT)]
+    pub(crate) format: ScanFormat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScanFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+    /// Findings as events of OCSF (Detection Finding, 2004), one a line: for what collects security events
+    Ocsf,
 }

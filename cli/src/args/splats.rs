@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Args, Default)]
 #[command(next_help_heading = heading::OUTPUT)]
 pub(crate) struct SplatArgs {
-    /// What follows when the kernel reports a bug of its own: fail, report or ignore
+    /// What follows when the kernel reports a bug of its own: fail, report, hold, dump or ignore
     ///
     /// Panics, oopses, warnings, stalls, and what lockdep, KASAN and the like find are read from the kernel's own log, which has
     /// them whatever its loglevel is, and which no process can write them to.
@@ -16,6 +16,11 @@ pub(crate) struct SplatArgs {
     /// - fail: it is said and recorded, and the run ends with 123
     ///
     /// - report: it is said and recorded. A guest that panics has died, which ends with 123 as ever
+    ///
+    /// - hold: the same, and the guest stands still, its CPU still in the report where the kernel marks itself as tainted. It waits for
+    ///   whoever is at --control or --qmp, and goes on when `vmm ctl SOCKET resume` says so
+    ///
+    /// - dump: the same, and the first report that is not allowed leaves the guest's memory in the file that --vmcore names
     ///
     /// - ignore: nobody looks
     #[arg(long, value_enum, default_value_t, hide_possible_values = true, value_name = "MODE")]
@@ -27,6 +32,9 @@ pub(crate) struct SplatArgs {
     /// the report fails again.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) allow_splats: Vec<PathBuf>,
+    /// Where --splat dump leaves the guest's memory: an ELF core, which drgn, crash and `vmm scan` read
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) vmcore: Option<PathBuf>,
     /// Keep the last N hits of each CPU, and show them at a splat, a time-out or a standstill; no others
     ///
     /// What is shown are the hits before the moment at which the report began. All hits are counted in the table at the end.
@@ -42,6 +50,10 @@ pub(crate) enum SplatChoice {
     /// It is said and recorded
     #[default]
     Report,
+    /// So it is, and the guest stands still
+    Hold,
+    /// So it is, and the guest's memory is kept
+    Dump,
     /// Nobody looks
     Ignore,
 }

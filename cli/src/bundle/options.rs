@@ -1,7 +1,7 @@
 //! The options of a run, kept as the words that say them, and read again.
 
 use super::manifest::KeptCommand;
-use crate::args::{Cli, Command, Guest, Injections, Orders, Probes, Run, SplatArgs};
+use crate::args::{Cli, Command, Guarded, Guest, Injections, Orders, Probes, Run, SplatArgs};
 use crate::say::note;
 use crate::work::Work;
 use anyhow::{Context, Result, bail};
@@ -45,18 +45,22 @@ pub(super) fn named_files(run: &mut Run) -> Vec<(&mut PathBuf, String)> {
             Probes { files: probes, probes: _, filter: _, watches: _, stack: _, once: _, counts: _, graphs: _ },
         orders: Orders { holds: _, untils: _, within: _, hold_mode: _, shaken: _, imposed: _ },
         // With the others no bundle is made.
+        controlled: _,
         injections: Injections { injects: _, force: _, fail_nth: _, fail_from: _, fail_record: _ },
         guest,
         // Not with a bundle.
         assisted: _,
-        splats: SplatArgs { allow_splats, splat: _, recent: _ },
+        splats: SplatArgs { allow_splats, splat: _, vmcore: _, recent: _ },
         // Where something is written.
         records: _,
         bundled: _,
         write_target: _,
         arming: _,
         sampled: _,
-        guarded: _,
+        // Rules are not with a bundle.
+        guarded: Guarded { guard: _, scan: _, fail: _, rules: _ },
+        // Of a guard, of which no bundle is made, and of the emulated host.
+        dropped: _,
         allow_pending: _,
         deep: _,
     } = run;

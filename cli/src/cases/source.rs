@@ -1,7 +1,7 @@
 //! The text of a file of cases, and where in it a mistake is.
 
 use crate::file;
-use crate::mistake::{self, Written};
+use crate::mistake;
 use anyhow::{Context, Error, Result};
 use probe_engine::linux::nearest::nearest;
 use serde::de::DeserializeOwned;
@@ -46,15 +46,7 @@ impl SuiteSource {
 
     /// What is wrong at `span` of the file, and what to write instead.
     pub(crate) fn mistake(&self, span: Range<usize>, message: String, hint: Option<String>) -> Error {
-        let begin = self.text.floor_char_boundary(span.start.min(self.text.len()));
-        let (above, _) = self.text.split_at(begin);
-        let start = above.rfind('\n').map_or(0, |at| at + 1);
-        let line = self.text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
-        // What goes on in the next line is marked to the end of its first one.
-        let from = (begin - start).min(line.len());
-        let to = span.end.saturating_sub(start).min(line.len()).max(from);
-        let number = above.matches('\n').count() + 1;
-        mistake::at(&Written { text: line, name: &self.name, line: number }, from..to, message, hint)
+        mistake::in_file((&self.name, &self.text), span, message, hint)
     }
 
     /// The line of a value, counted from 1.

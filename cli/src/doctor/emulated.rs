@@ -25,6 +25,7 @@ fn report() -> Result<Tested> {
         terminal: None,
         signals: true,
         escape: Escape::Observed,
+        left: None,
     };
     let host = with_image(|image| Ok(EmulatedHost::start(image, memory_for(0, 0))?))?;
     host.run(HostCommand::new().arg("doctor").arg("--host=kvm").arg("--json"), streams)?;

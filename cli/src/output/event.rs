@@ -1,6 +1,7 @@
 //! One event as a line of text.
 
 use crate::record::{Function, MOST_OF_A_HIT, Moment, Probe, Style, write_bounded};
+use probe_engine::guest_text::Escaped;
 use std::fmt::{self, Display};
 use vmm::events::{Event, Nanos, What};
 
@@ -70,9 +71,12 @@ impl<'f, F: Iterator<Item = (&'f str, V)> + Clone, V: Display> Display for Event
             }
             (_, What::Access { old, new }) => write!(f, "{probe} rip={rip} old={old:#x} new={new:#x}"),
         }?;
-        match (&self.probe.injected, what) {
-            (Some(value), What::Hit { .. }) => write!(f, " injected {value}"),
-            _ => Ok(()),
+        if let (Some(value), What::Hit { .. }) = (&self.probe.injected, what) {
+            write!(f, " injected {value}")?;
+        }
+        match &self.probe.message {
+            Some(message) => write!(f, "; {}", Escaped(message.as_bytes())),
+            None => Ok(()),
         }
     }
 }

@@ -32,7 +32,7 @@ impl GateNames {
                     (ends.hold, ends.mode) = (name(), mode);
                 }
                 Some(Pace::Open { gate }) => gates.entry(gate).or_default().until = name(),
-                Some(Pace::Delay(_) | Pace::Turn { .. }) | None => {}
+                Some(Pace::Delay(_) | Pace::Turn { .. } | Pace::Stop) | None => {}
             }
         }
         Self(gates)
@@ -47,6 +47,7 @@ impl GateNames {
         let Ends { hold, until, mode } = self.ends(held.gate);
         let (by, cpus, sleepers) = match &held.end {
             HoldEnd::Opened { by } => (u32::try_from(*by).ok(), Vec::new(), Vec::new()),
+            HoldEnd::Released => (None, Vec::new(), Vec::new()),
             HoldEnd::TimedOut(Stands { cpus, sleepers }) => (
                 None,
                 cpus.iter().map(|stood| stands::cpu(stood, names)).collect(),
@@ -67,6 +68,7 @@ impl GateNames {
                 (HoldMode::Task, HoldMode::Cpu) => HeldCpu::CouldNot,
             },
             by,
+            released: held.end == HoldEnd::Released,
             cpus,
             sleepers,
         }
@@ -75,7 +77,7 @@ impl GateNames {
     /// What a gate came to.
     pub(super) fn end(&self, gate: &GateReport) -> GateEnd {
         let Ends { hold, until, .. } = self.ends(gate.gate);
-        let GateReport { reached, timed_out, unfinished, passed, .. } = *gate;
-        GateEnd { hold, until, reached, timed_out, unfinished, passed }
+        let GateReport { reached, timed_out, released, unfinished, passed, .. } = *gate;
+        GateEnd { hold, until, reached, timed_out, released, unfinished, passed }
     }
 }

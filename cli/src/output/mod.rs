@@ -12,6 +12,7 @@ mod prefixes;
 mod reasons;
 mod recent;
 mod registered;
+mod repeats;
 mod samples;
 mod stack;
 mod stands;
@@ -23,20 +24,22 @@ mod writer;
 pub(crate) use crate::json::json;
 use crate::say::note;
 pub(crate) use event::FunctionText;
-pub(crate) use hist::{begin_text as begin_histogram, end_text as end_histogram};
+pub(crate) use hist::{
+    LiveHistogram, LiveLine, RunHistograms, begin_text as begin_histogram, end_text as end_histogram,
+};
 pub(crate) use names::GuestNames;
 pub(crate) use out::{Out, is_read_at_leisure};
 pub(crate) use prefixes::PrefixTable;
 pub(crate) use reasons::{FEW, by_kind};
-pub(crate) use stands::{named_lock, sleeper};
+pub(crate) use stands::{cpu as stood_line, named_lock, sleeper};
 use std::time::Duration;
 pub(crate) use summary::{counts, end, shown_name, table};
 pub(crate) use text::Text;
 pub(crate) use top::Top;
 use vmm::session::{ProbeReport, ProbeState};
-pub(crate) use writer::HitWriter;
 #[cfg(test)]
 use writer::testing;
+pub(crate) use writer::{AddedProbes, HitWriter};
 
 /// Says how many are armed, and how long the guest stood still for it.
 pub(crate) fn say_armed(probes: &[ProbeReport], stopped: Duration) {

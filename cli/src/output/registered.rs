@@ -44,6 +44,9 @@ pub(super) fn registered(id: u32, asked: &ProbeRequest) -> Probe {
         address,
         shown: matches!(asked.plan.action, Action::Record { .. }),
         histogram,
+        rule: asked.rule.as_ref().map(|rule| rule.name.clone()),
+        message: asked.rule.as_ref().and_then(|rule| rule.message.clone()),
+        tags: asked.rule.as_ref().map(|rule| rule.tags.clone()).unwrap_or_default(),
         injected: asked.injected.as_ref().map(|injected| injected.value.clone()),
         fields: fields.collect(),
     }

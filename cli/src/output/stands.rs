@@ -6,8 +6,8 @@ use vmm::session::{AwaitedLock, Sleeper, Stood};
 use vmm::stack::Stack;
 
 /// The line of a CPU.
-pub(super) fn cpu(stood: &Stood, names: &GuestNames) -> StoodLine {
-    let Stood { rip, is_halted, stack, task, lock } = stood;
+pub(crate) fn cpu(stood: &Stood, names: &GuestNames) -> StoodLine {
+    let Stood { rip, regs: _, system: _, is_halted, stack, task, lock } = stood;
     StoodLine {
         rip: Address(rip.0),
         name: names.symbol(*rip),

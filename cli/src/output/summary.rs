@@ -2,16 +2,17 @@
 
 use super::reasons::{FEW, by_kind};
 use super::{WIDEST, width};
-use crate::record::{ARMED, Address, End, Kind, PlaceEnd, ProbeEnd};
+use crate::record::{ARMED, Address, End, Kind, PlaceEnd, Probe, ProbeEnd};
 use probe_engine::probe::table::ProbeId;
 use std::cmp::Reverse;
 use std::fmt::Display;
 use std::time::Duration;
 use vmm::session::{Missed, Outcome, PlaceReport, ProbeKind, ProbeReport, ProbeState, Report};
 
-/// What each probe came to. `injected` is what callers get, of a probe whose hits are calls that fail.
-pub(super) fn probes(report: &Report, injected: impl Fn(ProbeId) -> Option<String>) -> Vec<ProbeEnd> {
-    let of = |probe: &ProbeReport| ProbeEnd {
+/// What each probe came to, those that were removed before the end included, in order of their numbers. `injected` is what
+/// callers get, of a probe whose hits are calls that fail.
+pub(super) fn probes<'a>(report: &Report, told: impl Fn(ProbeId) -> Option<&'a Probe>) -> Vec<ProbeEnd> {
+    let of = |probe: &ProbeReport, state: String| ProbeEnd {
         id: probe.id.0,
         probe: shown_name(probe),
         kind: match probe.kind {
@@ -26,13 +27,21 @@ pub(super) fn probes(report: &Report, injected: impl Fn(ProbeId) -> Option<Strin
         missed: probe.missed.hits(),
         reasons: reasons(&probe.missed),
         outstanding: probe.outstanding,
-        state: state_name(&probe.state),
-        injected: injected(probe.id),
+        state,
+        injected: told(probe.id).and_then(|told| told.injected.clone()),
+        rule: told(probe.id).and_then(|told| told.rule.clone()),
         trapped: probe.trapped.clone(),
         places: probe.places.iter().map(place_end).collect(),
     };
-    report.probes.iter().map(of).collect()
+    let removed = report.removed.iter().map(|probe| of(probe, REMOVED.to_owned()));
+    let mut ends: Vec<_> = report.probes.iter().map(|probe| of(probe, state_name(&probe.state))).collect();
+    ends.extend(removed);
+    ends.sort_by_key(|end| end.id);
+    ends
 }
+
+/// The state of a probe that somebody has removed.
+const REMOVED: &str = "[REMOVED]";
 
 fn place_end(place: &PlaceReport) -> PlaceEnd {
     PlaceEnd { place: place.place.clone(), hits: place.hits, refused: place.refused.clone() }
@@ -85,7 +94,11 @@ pub(crate) fn table(probes: &[&ProbeEnd]) -> String {
             }
             state => notes.push(state.to_owned()),
         }
-        notes.extend(probe.injected.as_ref().map(|value| format!("injected {value} {} times", probe.hits)));
+        notes.extend(probe.rule.as_ref().map(|rule| format!("rule {rule}")));
+        notes.extend(probe.injected.as_ref().map(|value| match probe.hits {
+            1 => format!("injected {value} once"),
+            hits => format!("injected {value} {hits} times"),
+        }));
         notes.extend(probe.trapped.as_ref().filter(|_| probe.injected.is_none()).map(|reason| {
             match on_traps.len() > FEW {
                 true => "on a trap".to_owned(),
@@ -232,6 +245,7 @@ mod tests {
             outstanding: 0,
             state: state.to_owned(),
             injected: None,
+            rule: None,
             trapped: None,
             places: Vec::new(),
         }

@@ -6,39 +6,43 @@ use super::holds::GateNames;
 use super::injections::InjectionNames;
 use super::recent::FlightRecorder;
 use super::registered::registered;
+use super::repeats::RuleRepeats;
 use super::samples::RunSamples;
 use super::summary;
 use super::{GuestNames, Out, Text, say_armed};
 use crate::args::Format;
+use crate::dropped::DroppedFiles;
 use crate::json::json;
 use crate::record::{
     self, Address, GateEnd, GuardLine, Header, HitLine, InjectionEnd, NamedFrame, NthLine, OrderLine,
     ProbeEnd, RunsLine, SampledLine, SplatLine,
 };
 use crate::say::{finish, is_quiet, note, say, standard_error};
-use crate::scan::{ScanLines, Scanner};
+use crate::scan::{GuardedScans, ScanLines};
 use crate::splats::SplatVerdicts;
 use crate::wall_clock;
 use probe_engine::capture::names::Names;
 use probe_engine::capture::shown::Shown;
 use probe_engine::linux::names::ModuleNames;
-use probe_engine::linux::running::RunningKernel;
 use probe_engine::linux::splat::Splat;
-use probe_engine::memory::PhysMemory;
+use probe_engine::probe::plan::GuardAction;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::request::ProbeRequest;
-use probe_engine::scan::processors::ProcessorState;
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use vmm::events::Event;
 use vmm::guard::Finding;
 use vmm::printer::Printer;
 use vmm::samples::Sample;
-use vmm::session::{Death, GateReport, Held, InjectionReport, Outcome, ProbeReport, Report, Sink};
+use vmm::session::{
+    AfterScan, AfterSplat, Death, GateReport, Held, InjectionReport, Outcome, ProbeReport, Report, Sink,
+    StoodStill,
+};
 
 /// Writes hits as they come.
 pub(crate) struct HitWriter<'a> {
@@ -58,11 +62,16 @@ pub(crate) struct HitWriter<'a> {
     samples: RunSamples,
     /// Keeps hits that are not written as they come.
     recorder: Option<FlightRecorder>,
-    /// Looks at the memory that the guest leaves.
-    scanner: Option<Scanner>,
-    /// How much that has found.
-    scanned: Option<u64>,
+    /// Hits of rules that are not told once more.
+    repeats: RuleRepeats,
+    /// Looks at the guest's memory, if anybody does.
+    scans: Option<GuardedScans<'a>>,
+    /// Who tells of probes that are added, if anybody does.
+    added: Option<Receiver<AddedProbes>>,
 }
+
+/// Probes that are registered while the guest runs, with their numbers. Their hits come after this.
+pub(crate) type AddedProbes = Vec<(ProbeId, ProbeRequest)>;
 
 /// A probe whose hits are written.
 struct WrittenProbe {
@@ -100,8 +109,7 @@ impl<'a> HitWriter<'a> {
                 Format::Json => Form::Json,
             },
         };
-        let mut histograms = RunHistograms::default();
-        probes.iter().for_each(|asked| histograms.register(asked));
+        let histograms = RunHistograms::of(&probes);
         let gates = GateNames::of(&probes);
         let injections = InjectionNames::of(&probes);
         let known = |(id, asked)| (ProbeId(id), WrittenProbe { told: registered(id, &asked), asked });
@@ -120,19 +128,25 @@ impl<'a> HitWriter<'a> {
             has_splatted: Arc::default(),
             samples: RunSamples::default(),
             recorder: None,
-            scanner: None,
-            scanned: None,
+            repeats: RuleRepeats::default(),
+            scans: None,
+            added: None,
         }
     }
 
-    /// The same, where the memory that the guest leaves is scanned.
-    pub(crate) fn scanning(self, scanner: Option<Scanner>) -> Self {
-        Self { scanner, ..self }
+    /// The same, where probes are added while the guest runs.
+    pub(crate) fn following(self, added: Option<Receiver<AddedProbes>>) -> Self {
+        Self { added, ..self }
     }
 
-    /// How much the scan has found.
-    pub(crate) fn scanned(&self) -> u64 {
-        self.scanned.unwrap_or(0)
+    /// The same, where the guest's memory is scanned.
+    pub(crate) fn scanning(self, scans: Option<GuardedScans<'a>>) -> Self {
+        Self { scans, ..self }
+    }
+
+    /// The scans of the guest's memory, if there are any.
+    pub(crate) fn scans(&self) -> Option<&GuardedScans<'a>> {
+        self.scans.as_ref()
     }
 
     /// The same, where reports of the kernel are judged so.
@@ -156,29 +170,60 @@ impl<'a> HitWriter<'a> {
         self.failure.as_ref()
     }
 
+    /// In which hits are counted. Those of probes that are added are made by whoever adds them.
+    pub(crate) fn histograms(&self) -> RunHistograms {
+        self.histograms.clone()
+    }
+
     /// Where things are in the guest.
     pub(crate) fn names(&self) -> &GuestNames {
         &self.names
     }
 
-    /// Writes what comes before the first hit, if that was not done yet.
+    /// Writes what comes before the next hit, if that was not done yet: the header, and the probes that there are.
     fn begin(&mut self) -> io::Result<()> {
-        if std::mem::replace(&mut self.has_begun, true) {
-            return Ok(());
+        let mut told = self.take_added();
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if is_first {
+            told = self.probes.keys().copied().collect();
         }
         for Destination { out, .. } in
             self.destinations.iter_mut().filter(|place| matches!(place.form, Form::Json))
         {
-            json(out, &self.header)?;
-            self.probes.values().try_for_each(|probe| json(out, &probe.told))?;
+            if is_first {
+                json(out, &self.header)?;
+            }
+            let told = told.iter().filter_map(|id| self.probes.get(id));
+            told.into_iter().try_for_each(|probe| json(out, &probe.told))?;
         }
         Ok(())
     }
 
+    /// Knows the probes that were added since, and gives their numbers.
+    fn take_added(&mut self) -> Vec<ProbeId> {
+        let mut told = Vec::new();
+        for added in self.added.iter().flat_map(Receiver::try_iter) {
+            for (id, asked) in added {
+                self.probes.insert(id, WrittenProbe { told: registered(id.0, &asked), asked });
+                told.push(id);
+            }
+        }
+        told
+    }
+
+    /// The pattern of each probe that one has found, by its number.
+    pub(crate) fn patterns(&self) -> BTreeMap<ProbeId, String> {
+        let pattern = |(id, probe): (&ProbeId, &WrittenProbe)| Some((*id, probe.asked.pattern.clone()?));
+        self.probes.iter().filter_map(pattern).collect()
+    }
+
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let Some(WrittenProbe { asked, .. }) = self.probes.get(&event.probe) else { return Ok(()) };
-        if let Some(counted) = &asked.counted {
-            self.histograms.add(event, asked, counted);
+        if asked.counted.is_some() {
+            self.histograms.add(event, asked);
+            return Ok(());
+        }
+        if asked.rule.as_ref().is_some_and(|rule| !self.repeats.tells(event, rule)) {
             return Ok(());
         }
         match &mut self.recorder {
@@ -230,7 +275,6 @@ impl<'a> HitWriter<'a> {
 
     fn write_scan(&mut self, lines: &ScanLines) -> io::Result<()> {
         self.begin()?;
-        self.scanned = Some(lines.found());
         for Destination { out, form, .. } in &mut self.destinations {
             match form {
                 Form::Text(text) => {
@@ -244,6 +288,7 @@ impl<'a> HitWriter<'a> {
                     lines.checks.iter().try_for_each(|line| json(out, line))?;
                 }
             }
+            out.flush()?;
         }
         Ok(())
     }
@@ -266,9 +311,8 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
-    /// Writes a report, which came so many nanoseconds after the start, to where the hits go.
-    fn write_splat(&mut self, splat: &Splat, nanos: u64) -> io::Result<()> {
-        self.begin()?;
+    /// A report, which came so many nanoseconds after the start, with what is thought of it.
+    fn judged(&mut self, splat: &Splat, nanos: u64) -> SplatLine {
         let frames =
             splat.frames.iter().map(|frame| NamedFrame::of(frame, self.names.source(frame))).collect();
         let at = splat.own_frames().next().and_then(|frame| self.names.source(frame));
@@ -278,20 +322,26 @@ impl<'a> HitWriter<'a> {
         if line.allowed.is_none() {
             self.has_splatted.store(true, Ordering::Relaxed);
         }
+        line
+    }
+
+    /// Writes a report to where the hits go. It began at `nanos` of the guest's clock.
+    fn write_splat(&mut self, line: &SplatLine, nanos: u64) -> io::Result<()> {
+        self.begin()?;
         // What leads to one leads to all with its fingerprint.
         if line.repeats == 0 {
-            self.write_recent(line.number, splat.nanos, "the splat")?;
+            self.write_recent(line.number, nanos, "the splat")?;
         }
         for Destination { out, form, .. } in &mut self.destinations {
             match form {
                 Form::Text(text) => text.finish(out)?,
-                Form::Json => json(out, &line)?,
+                Form::Json => json(out, line)?,
             }
             out.flush()?;
         }
         match (line.repeats, &line.allowed) {
-            (0, None) => say(&line),
-            (0, Some(_)) => note(&line),
+            (0, None) => say(line),
+            (0, Some(_)) => note(line),
             _ => {}
         }
         Ok(())
@@ -328,6 +378,27 @@ impl<'a> HitWriter<'a> {
         injections.iter().map(|injection| self.injections.end(injection)).collect()
     }
 
+    /// The same of those that the user has asked for: that a rule denies nothing is no failure.
+    pub(crate) fn asked_injections(&self, injections: &[InjectionReport]) -> Vec<InjectionEnd> {
+        let of_rule = |injection: &InjectionReport| {
+            let mut probes = self.probes.values().map(|probe| &probe.asked);
+            let is_it = |asked: &ProbeRequest| {
+                asked.plan.inject.is_some_and(|own| own.injection() == injection.injection)
+            };
+            probes.any(|asked| asked.rule.is_some() && is_it(asked))
+        };
+        injections.iter().filter(|own| !of_rule(own)).map(|own| self.injections.end(own)).collect()
+    }
+
+    /// The rules of which a hit has ended the guest.
+    pub(crate) fn ending_rules(&self, report: &Report) -> Vec<String> {
+        let ends = |asked: &ProbeRequest| asked.plan.guard == Some(GuardAction::Stop);
+        let hit = report.probes.iter().filter(|probe| probe.hits > 0);
+        let known = hit.filter_map(|probe| self.probes.get(&probe.id)).filter(|probe| ends(&probe.asked));
+        let rules: BTreeSet<String> = known.filter_map(|probe| probe.told.rule.clone()).collect();
+        rules.into_iter().collect()
+    }
+
     /// Writes how the runs of the command have ended, where there were several.
     pub(crate) fn runs(&mut self, codes: &[u8]) -> io::Result<()> {
         if codes.is_empty() {
@@ -354,6 +425,39 @@ impl<'a> HitWriter<'a> {
         Ok(())
     }
 
+    /// Writes which files the command has left. Whether the guest has sent all that it was to send.
+    pub(crate) fn dropped(&mut self, dropped: &DroppedFiles) -> io::Result<bool> {
+        self.begin()?;
+        let (lines, end) = dropped.take_lines(self.header.wall_ns);
+        for Destination { out, form, .. } in &mut self.destinations {
+            match form {
+                Form::Text(text) => {
+                    text.finish(out)?;
+                    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                    writeln!(out, "{end}")?;
+                }
+                Form::Json => {
+                    lines.iter().try_for_each(|line| json(out, line))?;
+                    json(out, &end)?;
+                }
+            }
+        }
+        let is_shown = self.destinations.iter().any(|place| matches!(place.form, Form::Text(_)));
+        if !end.is_whole() && !is_shown {
+            say(&end);
+        }
+        Ok(end.is_whole())
+    }
+
+    /// Says how many hits of rules were not told because they repeat others.
+    pub(crate) fn say_repeats(&self) {
+        for (id, count) in self.repeats.untold() {
+            if let Some(rule) = self.probes.get(&id).and_then(|probe| probe.told.rule.as_ref()) {
+                note(format_args!("rule {rule}: {count} hits repeat others, and were not told (rateLimit)"));
+            }
+        }
+    }
+
     /// Whether the guest has run into a fault of what emulates its processor.
     pub(crate) fn has_machine_failed(&self) -> bool {
         self.verdicts.are_of_the_machine()
@@ -374,23 +478,23 @@ impl<'a> HitWriter<'a> {
         if needs_explanation(&report.end) {
             self.write_recent(0, u64::MAX, "the end")?;
         }
-        for (probe, group) in &report.groups {
-            let counted = self.probes.get(probe).and_then(|probe| probe.asked.counted.as_ref());
-            if let Some(counted) = counted {
-                self.histograms.add_group(counted, group);
-            }
-        }
+        self.histograms.add_groups(&report.groups);
         let names = &|at| self.names.symbol(at);
-        let injected = |id| self.probes.get(&id).and_then(|probe| probe.told.injected.clone());
-        let probes = summary::probes(report, injected);
-        let guard = report.guard.as_ref().map(|guard| GuardLine::of(guard, self.scanned));
+        let probes = summary::probes(report, |id| self.probes.get(&id).map(|probe| &probe.told));
+        let guard = report
+            .guard
+            .as_ref()
+            .map(|guard| GuardLine::of(guard, self.scans.as_ref().and_then(GuardedScans::at_end)));
         let (gates, injections) = (self.gates(&report.gates), self.injections(&report.injections));
         let order = report.turns.map(OrderLine::from);
         let is_count = |probe: &&ProbeEnd| {
             let known = self.probes.get(&ProbeId(probe.id));
             known.is_some_and(|probe| probe.told.is_only_counted() && probe.asked.plan.inject.is_none())
         };
-        let (counts, shown): (Vec<_>, Vec<_>) = probes.iter().partition(is_count);
+        let (counts, mut shown): (Vec<_>, Vec<_>) = probes.iter().partition(is_count);
+        // Of a rule that nothing has met there is nothing to say.
+        let is_of_rule = |id| self.probes.get(&ProbeId(id)).is_some_and(|probe| probe.told.rule.is_some());
+        shown.retain(|probe| !probe.is_quiet() || !is_of_rule(probe.id));
         for Destination { out, printer, form } in &mut self.destinations {
             match form {
                 Form::Text(text) => {
@@ -479,10 +583,16 @@ impl Sink for HitWriter<'_> {
         self.names.change(slide, modules);
     }
 
-    fn splat(&mut self, splat: &Splat, nanos: u64) {
-        if let Err(error) = self.write_splat(splat, nanos) {
+    fn splat(&mut self, splat: &Splat, nanos: u64) -> AfterSplat {
+        let line = self.judged(splat, nanos);
+        if let Err(error) = self.write_splat(&line, splat.nanos) {
             self.failure.get_or_insert(error);
         }
+        let after = self.verdicts.after(&line);
+        if after == AfterSplat::Stop && self.verdicts.hold() {
+            say("the guest stands still: `vmm ctl SOCKET resume` lets it go on, and `quit` ends it");
+        }
+        after
     }
 
     fn about_to_report(&mut self) {
@@ -491,17 +601,35 @@ impl Sink for HitWriter<'_> {
         }
     }
 
-    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel, processors: &[ProcessorState]) {
-        let Some(scanner) = self.scanner.take() else { return };
-        let written = match scanner.scan(memory, running, processors) {
-            Ok(lines) => self.write_scan(&lines),
+    fn scan(&mut self, stood: &StoodStill<'_>) -> AfterScan {
+        let Some(scans) = &mut self.scans else { return AfterScan::GoOn };
+        match scans.look(stood) {
+            Ok((lines, after)) => {
+                let written = self.write_scan(&lines);
+                let _ = self.remembered(written);
+                after
+            }
+            Err(error) => {
+                // The same is so each time.
+                if scans.is_new_failure() {
+                    say(format_args!("the memory cannot be scanned: {error:#}"));
+                }
+                scans.failed()
+            }
+        }
+    }
+
+    fn left(&mut self, stood: &StoodStill<'_>) {
+        let Some(scans) = &mut self.scans else { return };
+        match scans.last(stood) {
+            Ok(lines) => {
+                let written = self.write_scan(&lines);
+                let _ = self.remembered(written);
+            }
             Err(error) => {
                 say(format_args!("the memory was not scanned: {error:#}"));
-                return;
+                scans.failed();
             }
-        };
-        if let Err(error) = written {
-            self.failure.get_or_insert(error);
         }
     }
 
@@ -574,6 +702,7 @@ pub(super) mod testing {
             probes: Vec::new(),
             groups: Vec::new(),
             sampled: None,
+            removed: Vec::new(),
             unregistered: Default::default(),
             refused: Default::default(),
             unread: Vec::new(),

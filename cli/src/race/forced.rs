@@ -75,7 +75,9 @@ impl ForcedRuns {
     fn add(&mut self, line: Line) {
         match line {
             Line::Gate(gate) => self.gate = Some(gate),
-            Line::Hold(hold) if hold.by.is_none() && self.late.is_none() => self.late = Some(*hold),
+            Line::Hold(hold) if hold.by.is_none() && !hold.released && self.late.is_none() => {
+                self.late = Some(*hold)
+            }
             Line::Runs(runs) => {
                 runs.codes.iter().for_each(|code| *self.codes.entry(*code).or_default() += 1);
                 self.failed = runs.codes.into_iter().find(|code| *code != 0);

@@ -47,6 +47,7 @@ mod tests {
             until: "b".to_owned(),
             reached: 9,
             timed_out: 1,
+            released: 0,
             unfinished: 0,
             passed: 0,
         };

@@ -69,7 +69,7 @@ mod tests {
 
     fn runs(code: u8, reached: u64) -> ForcedRuns {
         let (hold, until) = ("x".to_owned(), "y".to_owned());
-        let gate = GateEnd { hold, until, reached, timed_out: 0, unfinished: 0, passed: 0 };
+        let gate = GateEnd { hold, until, reached, timed_out: 0, released: 0, unfinished: 0, passed: 0 };
         ForcedRuns { code, gate: Some(gate), ..ForcedRuns::default() }
     }
 

@@ -8,6 +8,13 @@ use std::borrow::Cow;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Address(pub(crate) u64);
 
+impl Address {
+    /// The address that `0x1f` is.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        parse(text).map(Self)
+    }
+}
+
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:#x}", self.0)
@@ -23,7 +30,7 @@ impl Serialize for Address {
 impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(deserializer)?;
-        parse(&text).map(Self).ok_or_else(|| D::Error::custom("no hexadecimal number"))
+        Self::parse(&text).ok_or_else(|| D::Error::custom("no hexadecimal number"))
     }
 }
 

@@ -45,7 +45,12 @@ impl Filter {
                 false => field.shape.clone(),
             },
         };
-        let fields = probe.fields.iter().map(field).collect();
+        let of_probe = texts_of(probe).map(|(name, _)| Field {
+            name: name.to_owned(),
+            fetch: Fetch::word(Base::Unknown, 0),
+            shape: Shape::Text,
+        });
+        let fields = probe.fields.iter().map(field).chain(of_probe).collect();
         let mut capture = Capture { fields, ..Capture::default() };
         let kind = match probe.kind {
             Kind::Return => ast::DefinitionKind::Return,
@@ -70,10 +75,23 @@ impl Filter {
         for field in &probe.fields {
             put(&field.shape, hit.fields.get(&field.name), &mut record);
         }
+        for (_, text) in texts_of(probe) {
+            text.map_or(Plain::Missing, |text| Plain::Text(text.as_bytes())).put(&mut record);
+        }
         let event = &hit.event;
         let at = Circumstances { cpu: event.vcpu, task: event.task.as_ref(), ip: event.rip.0 };
         condition.passes(capture, Values::of(&record), &at)
     }
+}
+
+/// What a probe is called, which a condition may compare as well, unless a field has that name.
+fn texts_of(probe: &Probe) -> impl Iterator<Item = (&'static str, Option<&str>)> {
+    let texts = [
+        ("probe", Some(probe.probe.as_str())),
+        ("event", probe.event.as_deref()),
+        ("rule", probe.rule.as_deref()),
+    ];
+    texts.into_iter().filter(|(name, _)| probe.fields.iter().all(|field| field.name != *name))
 }
 
 /// Whether text was recorded. That is so of an address as well whose symbol was recorded.
@@ -170,6 +188,8 @@ mod tests {
             ("common_pid == 135", &[OPEN, "vfs_read"]),
             ("return < 0", &["vfs_read"]),
             ("cpu > 0", &[]),
+            ("probe ~ \"vfs_*\"", &["vfs_read"]),
+            ("rule == \"secrets\"", &[]),
         ] {
             let expected = expected.iter().map(|place| (*place).to_owned()).collect();
             assert_eq!(left(example("json"), filter), (expected, None), "{filter}");

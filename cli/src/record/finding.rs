@@ -2,13 +2,13 @@
 
 use super::bounded::{name, some_name};
 use super::moment::Time;
-use super::{Address, StoodStack, task};
+use super::{Address, Frame, StoodStack, task};
 use probe_engine::addr::Gva;
 use probe_engine::guard::judge::Patch;
 use probe_engine::linux::task::Task;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use vmm::guard::{Done, Finding, GuardReport, Writer};
+use vmm::guard::{Done, Finding, GuardReport, Suspicion, Writer};
 
 /// Somebody has written to sealed memory, or has tried to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub(crate) struct FindingLine {
     at: Option<Address>,
     #[serde(default, deserialize_with = "some_name")]
     symbol: Option<String>,
+    /// The processor's register that was to be written, if it is one.
+    #[serde(default, deserialize_with = "some_name")]
+    register: Option<String>,
     length: u64,
     /// In hexadecimal, the first of them.
     #[serde(deserialize_with = "name")]
@@ -52,19 +55,34 @@ enum FindingDone {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "guard")]
 pub(crate) struct GuardLine {
-    /// None where the kernel did not come to that.
-    pages: Option<u64>,
-    jump_labels: u64,
-    static_calls: u64,
-    ftrace: u64,
-    kprobes: u64,
+    /// Of the kernel; None where that did not come so far.
+    pub(crate) pages: Option<u64>,
+    /// Of modules, one after the other.
     #[serde(default)]
-    locks: u64,
-    findings: u64,
-    untold: u64,
+    pub(crate) module_pages: u64,
+    /// Modules that could not be sealed, or not as a whole.
+    #[serde(default)]
+    pub(crate) unsealed_modules: u64,
+    pub(crate) jump_labels: u64,
+    pub(crate) static_calls: u64,
+    pub(crate) ftrace: u64,
+    pub(crate) kprobes: u64,
+    #[serde(default)]
+    pub(crate) locks: u64,
+    pub(crate) findings: u64,
+    pub(crate) untold: u64,
     /// What a scan of the memory has found that the guest has left; None where there was none.
     #[serde(default)]
-    scan_findings: Option<u64>,
+    pub(crate) scan_findings: Option<u64>,
+    /// Whether the registers are guarded by which programs enter the kernel.
+    #[serde(default)]
+    pub(crate) guards_entries: bool,
+    /// How often the memory was scanned while the guest ran.
+    #[serde(default)]
+    pub(crate) scans: u64,
+    /// How long the guest stood still for the longest of these.
+    #[serde(default)]
+    pub(crate) longest_scan_ns: u64,
 }
 
 impl FindingLine {
@@ -81,6 +99,10 @@ impl FindingLine {
             task,
             at: finding.at.map(|at| Address(at.0)),
             symbol: finding.at.and_then(&symbol),
+            register: match &finding.why {
+                Suspicion::Entry(register, _) => Some(register.to_string()),
+                _ => None,
+            },
             length: finding.length as u64,
             bytes: finding.bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
             rip: rip.map(|rip| Address(rip.0)),
@@ -100,9 +122,29 @@ impl FindingLine {
         self.time_ns
     }
 
+    /// The same by the guest's own clock, where that is known.
+    pub(crate) fn guest_nanos(&self) -> Option<u64> {
+        self.guest_ns
+    }
+
+    /// The CPU that wrote; none where a device was told to write.
+    pub(crate) fn vcpu(&self) -> Option<u32> {
+        self.vcpu
+    }
+
+    /// Who had called, the innermost frame first.
+    pub(crate) fn frames(&self) -> &[Frame] {
+        self.stack.frames()
+    }
+
     /// The task that wrote, if it can be told.
     pub(crate) fn task(&self) -> Option<&Task> {
         self.task.as_ref()
+    }
+
+    /// Whether it was a register of the processor.
+    pub(crate) fn is_register(&self) -> bool {
+        self.register.is_some()
     }
 
     /// Whether the write was not made, and the guest went on.
@@ -122,10 +164,30 @@ impl GuardLine {
         self.untold
     }
 
+    /// What was not guarded, or not told, a sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        if self.pages.is_none() {
+            return vec![self.to_string()];
+        }
+        let mut warnings = Vec::new();
+        if self.unsealed_modules > 0 {
+            warnings.push(format!("guard: {} modules could not be sealed", self.unsealed_modules));
+        }
+        if self.untold > 0 {
+            warnings.push(format!("guard: {} findings came too fast to be told", self.untold));
+        }
+        if !self.guards_entries {
+            warnings.push(format!("guard: {UNGUARDED_ENTRIES}"));
+        }
+        warnings
+    }
+
     pub(crate) fn of(report: &GuardReport, scan_findings: Option<u64>) -> Self {
         let count = |patch| report.patches.get(&patch).copied().unwrap_or(0);
         Self {
             pages: report.pages,
+            module_pages: report.module_pages,
+            unsealed_modules: report.unsealed_modules,
             jump_labels: count(Patch::JumpLabel),
             static_calls: count(Patch::StaticCall),
             ftrace: count(Patch::Ftrace),
@@ -134,6 +196,9 @@ impl GuardLine {
             findings: report.findings,
             untold: report.untold,
             scan_findings,
+            guards_entries: report.guards_entries,
+            scans: report.scans,
+            longest_scan_ns: u64::try_from(report.longest_scan.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -188,11 +253,15 @@ impl fmt::Display for FoundWrite<'_> {
     }
 }
 
+const UNGUARDED_ENTRIES: &str = "nobody asks where system calls lead: this KVM is from before Linux 5.10";
+
 /// As a line of text.
 impl fmt::Display for GuardLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             pages,
+            module_pages,
+            unsealed_modules,
             jump_labels,
             static_calls,
             ftrace,
@@ -201,21 +270,35 @@ impl fmt::Display for GuardLine {
             findings,
             untold,
             scan_findings,
+            guards_entries,
+            scans,
+            longest_scan_ns,
         } = self;
         let Some(pages) = pages else {
             return f.write_str("guard: nothing was sealed: the kernel did not come to its first program");
         };
         let written = jump_labels + static_calls + ftrace + kprobes + locks;
-        write!(
-            f,
-            "guard: {pages} pages sealed; {written} writes of the kernel's own (jump labels {jump_labels}, "
-        )?;
+        write!(f, "guard: {pages} pages sealed")?;
+        if *module_pages > 0 {
+            write!(f, ", and {module_pages} of modules")?;
+        }
+        if *unsealed_modules > 0 {
+            write!(f, "; {unsealed_modules} modules could not be sealed")?;
+        }
+        write!(f, "; {written} writes of the kernel's own (jump labels {jump_labels}, ")?;
         write!(
             f,
             "static calls {static_calls}, ftrace {ftrace}, kprobes {kprobes}, locks {locks}); {findings} findings"
         )?;
         if *untold > 0 {
             write!(f, ", {untold} of them came too fast to be told")?;
+        }
+        if !guards_entries {
+            write!(f, "; {UNGUARDED_ENTRIES}")?;
+        }
+        if *scans > 0 {
+            let millis = longest_scan_ns / 1_000_000;
+            write!(f, "; the memory was scanned {scans} times while the guest ran, for {millis} ms at most")?;
         }
         scan_findings.iter().try_for_each(|found| write!(f, "; in the memory at the end {found} findings"))
     }
@@ -253,8 +336,9 @@ mod tests {
             "  ... and goes on: no code at 0x0",
             "[    3.387017178] FINDING: 4096 bytes to 0xffffffff81000000 _text+0x0/0x40: a device was told to write \
              there; denied",
-            "guard: 6825 pages sealed; 1316 writes of the kernel's own (jump labels 318, static calls 488, ftrace 510, \
-             kprobes 0, locks 0); 2 findings; in the memory at the end 0 findings",
+            "guard: 6825 pages sealed, and 11 of modules; 1316 writes of the kernel's own (jump labels 318, static calls 488, ftrace 510, \
+             kprobes 0, locks 0); 2 findings; the memory was scanned 12 times while the guest ran, for 31 ms at most; in \
+             the memory at the end 0 findings",
         ];
         assert_eq!(shown.lines().collect::<Vec<_>>(), expected);
     }

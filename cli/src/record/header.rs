@@ -1,6 +1,7 @@
 //! The first line of a recording: where and when it was made, and by what its times are told.
 
 use super::Address;
+use probe_engine::linux::kernel::Kernel;
 use serde::{Deserialize, Serialize};
 
 /// The version of the format. It changes when a reader of the old one would misunderstand what is written.
@@ -41,6 +42,14 @@ pub(crate) struct KernelIdentity {
     pub(crate) release: Option<String>,
     /// What its linker has computed of the whole kernel, in hexadecimal.
     pub(crate) build_id: Option<String>,
+}
+
+impl KernelIdentity {
+    /// That of `kernel`.
+    pub(crate) fn of(kernel: &Kernel) -> Self {
+        let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { release: kernel.release().map(str::to_owned), build_id: kernel.image().build_id().map(hex) }
+    }
 }
 
 /// Where the guest ran.

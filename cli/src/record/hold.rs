@@ -32,8 +32,11 @@ pub(crate) struct HoldLine {
     /// What its CPU did meanwhile.
     #[serde(default)]
     pub(crate) cpu: HeldCpu,
-    /// On which CPU another task came there; none where the time was over first.
+    /// On which CPU another task came there; none where something else ended it first.
     pub(crate) by: Option<u32>,
+    /// Whether a client of a control socket has let it go first. Otherwise the time was over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) released: bool,
     /// Where each CPU stood when the time was over.
     pub(crate) cpus: Vec<StoodLine>,
     /// Tasks that slept then until what they wait for would have come.
@@ -66,10 +69,17 @@ pub(crate) struct GateEnd {
     pub(crate) reached: u64,
     /// How often the time was over first.
     pub(crate) timed_out: u64,
+    /// How often a client of a control socket has let it go first.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) released: u64,
     /// How often the guest ended first.
     pub(crate) unfinished: u64,
     /// How many tasks passed because another one was held.
     pub(crate) passed: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl HoldLine {
@@ -98,7 +108,8 @@ impl HoldLine {
 /// As lines of text, each with its end.
 impl fmt::Display for HoldLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, cpu, by, cpus, sleepers } = self;
+        let Self { time_ns, guest_ns, vcpu, task, hold, until, waited_ns, cpu, by, released, cpus, sleepers } =
+            self;
         write!(f, "{} ", Moment { nanos: *time_ns, guest_nanos: *guest_ns, vcpu: *vcpu as usize })?;
         if let Some(task) = task {
             write!(f, "{}-{} ", task.shown(), task.pid)?;
@@ -107,6 +118,7 @@ impl fmt::Display for HoldLine {
             fmt::from_fn(|f| write!(f, "{}.{:03} ms", waited_ns / 1_000_000, waited_ns / 1000 % 1000));
         match by {
             Some(by) => write!(f, "held at {hold} for {waited}, until cpu{by} came to {until}")?,
+            None if *released => write!(f, "held at {hold} for {waited}, and let go by a client")?,
             None => write!(f, "held at {hold} for {waited}: no other task came to {until}")?,
         }
         match cpu {
@@ -138,13 +150,16 @@ impl fmt::Display for HoldLine {
 impl GateEnd {
     /// How often the order was reached, and how often not.
     pub(crate) fn counts(&self) -> impl fmt::Display {
-        let Self { reached, timed_out, unfinished, passed, .. } = *self;
+        let Self { reached, timed_out, released, unfinished, passed, .. } = *self;
         let times = |count: u64| match count {
             1 => "once".to_owned(),
             count => format!("{count} times"),
         };
         fmt::from_fn(move |f| {
             write!(f, "reached {}, not reached in time {}", times(reached), times(timed_out))?;
+            if released > 0 {
+                write!(f, ", let go {} by a client", times(released))?;
+            }
             if unfinished > 0 {
                 write!(f, ", {unfinished} held when the guest ended")?;
             }
@@ -202,6 +217,7 @@ mod tests {
             waited_ns: 1000,
             cpu: HeldCpu::CouldNot,
             by: None,
+            released: false,
             cpus,
             sleepers,
         };
@@ -221,6 +237,8 @@ mod tests {
         );
         let line = serde_json::to_string(&told).unwrap();
         assert_eq!(serde_json::from_str::<HoldLine>(&line).unwrap(), told);
+        let released = HoldLine { released: true, ..held(vec![], vec![]) };
+        assert!(released.to_string().ends_with("for 0.001 ms, and let go by a client; its CPU waited with it: the kernel could not be preempted there\n"), "{released}");
         assert!(held(vec![stood(3, lock(1))], vec![]).blocked().is_some());
         assert!(held(vec![stood(3, lock(2))], vec![sleeper(4, None)]).blocked().is_none());
     }

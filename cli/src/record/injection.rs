@@ -23,6 +23,7 @@ impl InjectionEnd {
         let Self { injection, calls, injected } = self;
         (*injected == 0).then(|| match calls {
             0 => format!("{injection}: nothing was injected, as there was no such call in the scope"),
+            1 => format!("{injection}: nothing was injected, as it was not the turn of the only call"),
             _ => format!("{injection}: nothing was injected, as it was the turn of none of {calls} calls"),
         })
     }
@@ -33,7 +34,8 @@ impl fmt::Display for InjectionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { injection, calls, injected } = self;
         let times = if *injected == 1 { "once".to_owned() } else { format!("{injected} times") };
-        write!(f, "{injection}: injected {times}, in {calls} calls")
+        let calls = if *calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
+        write!(f, "{injection}: injected {times}, in {calls}")
     }
 }
 
@@ -48,6 +50,8 @@ mod tests {
         assert!(end(0, 0).untried().unwrap().contains("no such call"));
         assert!(end(3, 0).untried().unwrap().contains("none of 3 calls"));
         assert_eq!(end(9, 1).to_string(), "f=NULL: injected once, in 9 calls");
+        assert!(end(1, 0).untried().unwrap().contains("the only call"));
+        assert_eq!(end(1, 1).to_string(), "f=NULL: injected once, in 1 call");
         assert_eq!(end(9, 2).to_string(), "f=NULL: injected 2 times, in 9 calls");
     }
 }

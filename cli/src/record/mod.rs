@@ -4,6 +4,7 @@
 
 mod address;
 mod bounded;
+mod dropped;
 mod filter;
 mod finding;
 mod header;
@@ -27,6 +28,7 @@ mod value;
 
 pub(crate) use address::Address;
 pub(crate) use bounded::{MOST_OF_A_HIT, write_bounded};
+pub(crate) use dropped::{DroppedEnd, DroppedLine, LeftBehind};
 pub(crate) use filter::Filter;
 pub(crate) use finding::{FindingLine, FoundWrite, GuardLine};
 pub(crate) use header::{Clocks, FORMAT, Header, HostKind, KernelIdentity};
@@ -34,6 +36,7 @@ pub(crate) use hit::{Hit, HitLine};
 pub(crate) use hold::{GateEnd, HeldCpu, HoldLine};
 pub(crate) use injection::InjectionEnd;
 pub(crate) use moment::Moment;
+pub(crate) use moment::Time;
 pub(crate) use nth::NthLine;
 pub(crate) use outcome::{
     ARMED, End, Entry, Function, FunctionCount, HistogramEnd, PlaceEnd, Prefix, ProbeEnd, RunsLine,

@@ -19,9 +19,10 @@ impl Moment {
 }
 
 /// When something was, as of a moment.
-pub(super) struct Time {
-    pub(super) nanos: u64,
-    pub(super) guest_nanos: Option<u64>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Time {
+    pub(crate) nanos: u64,
+    pub(crate) guest_nanos: Option<u64>,
 }
 
 impl Display for Moment {

@@ -63,12 +63,22 @@ pub(crate) struct ProbeEnd {
     /// What callers got, where its hits are calls that failed.
     #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
     pub(crate) injected: Option<String>,
+    /// The rule of a guard for which it was there.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) rule: Option<String>,
     /// Why it was not served by a detour, where it was to be.
     #[serde(default, deserialize_with = "some_name")]
     pub(crate) trapped: Option<String>,
     /// Those that it stood for, if it was at several places.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) places: Vec<PlaceEnd>,
+}
+
+impl ProbeEnd {
+    /// Whether it stood to the end, and has neither seen nor missed anything.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.hits == 0 && self.missed == 0 && self.state == ARMED
+    }
 }
 
 /// What one of several places came to that a probe stood for.
@@ -165,6 +175,19 @@ pub(crate) struct End {
     pub(crate) armed_us: u64,
     /// And to be disarmed at its end.
     pub(crate) disarmed_us: u64,
+}
+
+impl End {
+    /// What is said of a guest that nobody has ended and that has ended itself.
+    const IN_ORDER: [&str; 7] =
+        ["powered off", "reset", "quit", "stopped", "stopped by its guard", "timed out", "signal"];
+
+    /// Whether the guest has died.
+    pub(crate) fn has_died(&self) -> bool {
+        // A signal has its number behind it.
+        let name = if self.end.starts_with("signal ") { "signal" } else { &self.end };
+        !Self::IN_ORDER.contains(&name)
+    }
 }
 
 #[cfg(test)]

@@ -37,14 +37,23 @@ pub(crate) struct Probe {
     /// What callers get, where its hits are calls that fail.
     #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
     pub(crate) injected: Option<String>,
+    /// The rule of a guard for which it is there.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) rule: Option<String>,
+    /// What its hits mean, in the rule's words.
+    #[serde(default, deserialize_with = "some_name", skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+    /// What the rule belongs to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tags: Vec<String>,
     /// What each hit reads, in the order in which it is shown.
     pub(crate) fields: Vec<Field>,
 }
 
 impl Probe {
-    /// Whether its hits are counted, and nothing else is made of them.
+    /// Whether its hits are counted, and nothing else is made of them. Those of a rule are findings, also where they are not told.
     pub(crate) fn is_only_counted(&self) -> bool {
-        !self.shown && self.histogram.is_none()
+        !self.shown && self.histogram.is_none() && self.rule.is_none()
     }
 }
 

@@ -4,9 +4,9 @@
 
 use super::header::FORMAT;
 use super::{
-    End, Entry, Filter, FindingLine, Function, GateEnd, GuardLine, Header, Histogram, HistogramEnd, Hit,
-    HitLine, HoldLine, InjectionEnd, NthLine, OrderLine, Prefix, Probe, ProbeEnd, RunsLine, SampleLine,
-    SampledLine, ScanCheckLine, ScanFindingLine, SplatLine,
+    DroppedEnd, DroppedLine, End, Entry, Filter, FindingLine, Function, GateEnd, GuardLine, Header,
+    Histogram, HistogramEnd, Hit, HitLine, HoldLine, InjectionEnd, NthLine, OrderLine, Prefix, Probe,
+    ProbeEnd, RunsLine, SampleLine, SampledLine, ScanCheckLine, ScanFindingLine, SplatLine,
 };
 use probe_engine::lang;
 use serde::Deserialize;
@@ -66,6 +66,8 @@ pub(crate) enum Line {
     Guard(GuardLine),
     ScanFinding(ScanFindingLine),
     ScanCheck(ScanCheckLine),
+    Dropped(DroppedLine),
+    DroppedEnd(DroppedEnd),
     Injection(InjectionEnd),
     Nth(NthLine),
     Runs(RunsLine),
@@ -262,6 +264,8 @@ impl<R: BufRead> Reader<R> {
             "guard" => Line::Guard(serde_json::from_str(line).map_err(damaged)?),
             "scan_finding" => Line::ScanFinding(serde_json::from_str(line).map_err(damaged)?),
             "scan_check" => Line::ScanCheck(serde_json::from_str(line).map_err(damaged)?),
+            "dropped" => Line::Dropped(serde_json::from_str(line).map_err(damaged)?),
+            "dropped_end" => Line::DroppedEnd(serde_json::from_str(line).map_err(damaged)?),
             "gate" => Line::Gate(serde_json::from_str(line).map_err(damaged)?),
             "order" => Line::Order(serde_json::from_str(line).map_err(damaged)?),
             "fail_nth" => Line::Nth(serde_json::from_str(line).map_err(damaged)?),
@@ -360,6 +364,8 @@ mod tests {
                 Line::Guard(guard) => written.push(serde_json::to_string(&guard).unwrap()),
                 Line::ScanFinding(finding) => written.push(serde_json::to_string(&finding).unwrap()),
                 Line::ScanCheck(check) => written.push(serde_json::to_string(&check).unwrap()),
+                Line::Dropped(file) => written.push(serde_json::to_string(&file).unwrap()),
+                Line::DroppedEnd(end) => written.push(serde_json::to_string(&end).unwrap()),
                 Line::Gate(gate) => written.push(serde_json::to_string(&gate).unwrap()),
                 Line::Order(order) => written.push(serde_json::to_string(&order).unwrap()),
                 Line::Nth(run) => written.push(serde_json::to_string(&run).unwrap()),
@@ -376,6 +382,17 @@ mod tests {
             let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
             assert_eq!(value(line), value(written));
         }
+    }
+
+    #[test]
+    fn a_probe_of_a_rule_is_written_as_it_is_read() {
+        let mut reader = Reader::open(example("jsonl rule").as_bytes()).unwrap();
+        assert!(matches!(reader.next(), Ok(Some(Line::Registered))));
+        let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let written = serde_json::to_string(reader.probe(0).unwrap()).unwrap();
+        assert_eq!(value(reader.text()), value(&written));
+        assert!(matches!(reader.next(), Ok(Some(Line::Hit(_)))));
+        assert!(matches!(reader.next(), Ok(Some(Line::End))));
     }
 
     #[test]

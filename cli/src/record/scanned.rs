@@ -2,6 +2,7 @@
 
 use super::Address;
 use super::bounded::{name, some_name};
+use super::moment::Time;
 use probe_engine::linux::names::Names;
 use probe_engine::scan::Checked;
 use probe_engine::scan::finding::{Check, Finding};
@@ -12,6 +13,11 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "scan_finding")]
 pub(crate) struct ScanFindingLine {
+    /// When that was seen; None where no guest of ours was looked at.
+    #[serde(default)]
+    time_ns: Option<u64>,
+    #[serde(default)]
+    guest_ns: Option<u64>,
     #[serde(deserialize_with = "name")]
     check: String,
     at: Address,
@@ -40,13 +46,25 @@ pub(crate) struct ScanCheckLine {
 }
 
 impl ScanFindingLine {
-    pub(crate) fn of(check: Check, finding: &Finding, names: &Names<'_>) -> Self {
+    pub(crate) fn of(check: Check, finding: &Finding, names: &Names<'_>, time: Option<Time>) -> Self {
         Self {
+            time_ns: time.map(|time| time.nanos),
+            guest_ns: time.and_then(|time| time.guest_nanos),
             check: check.name().to_owned(),
             at: Address(finding.at.0),
             symbol: names.symbol(finding.at).map(|name| name.to_string()),
             what: finding.told(names),
         }
+    }
+
+    /// Nanoseconds since the guest was started.
+    pub(crate) fn nanos(&self) -> Option<u64> {
+        self.time_ns
+    }
+
+    /// The same by the guest's own clock, where that is known.
+    pub(crate) fn guest_nanos(&self) -> Option<u64> {
+        self.guest_ns
     }
 
     /// The name of the check.
@@ -72,6 +90,11 @@ impl ScanCheckLine {
         self.untold == 0 && self.failure.is_none()
     }
 
+    /// Whether it was not made, or not to its end.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// How much of what it has found has no line.
     pub(crate) fn untold(&self) -> u64 {
         self.untold
@@ -86,6 +109,9 @@ impl ScanCheckLine {
 /// As a line of text, without its end.
 impl fmt::Display for ScanFindingLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(nanos) = self.time_ns {
+            write!(f, "{} ", Time { nanos, guest_nanos: self.guest_ns })?;
+        }
         write!(f, "FINDING: {}: {}", self.check, FoundThing(self))
     }
 }
@@ -127,7 +153,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&read).unwrap(), finding);
         assert_eq!(
             read.to_string(),
-            "FINDING: modules: 0xffffffffc0227040: module hides is hidden: the list of modules do not have it"
+            "[    4.366815158] FINDING: modules: 0xffffffffc0227040: module hides is hidden: the list of modules do not have it"
         );
         let read: ScanCheckLine = serde_json::from_str(check).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), check);

@@ -104,6 +104,11 @@ impl SplatLine {
         }
     }
 
+    /// Whether it tells of a fault of the guest's kernel that is not allowed.
+    pub(crate) fn is_fault(&self) -> bool {
+        self.allowed.is_none() && self.impossible.is_none()
+    }
+
     /// The same, where its text names no line of the source, at this one.
     pub(crate) fn or_at(self, at: Option<String>) -> Self {
         Self { at: self.at.or(at), ..self }

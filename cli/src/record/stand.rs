@@ -71,6 +71,11 @@ impl StoodStack {
         Self { stack, stack_end }
     }
 
+    /// The innermost frame first.
+    pub(crate) fn frames(&self) -> &[Frame] {
+        &self.stack
+    }
+
     /// The same with bounds for what was read.
     pub(super) fn bounded(self) -> Self {
         let (stack, end) = bounded(self.stack, self.stack_end.unwrap_or_default());

@@ -1,9 +1,11 @@
 //! `vmm report`: a recording in the forms in which people and other programs want it.
 
+mod detections;
 mod harmless;
 mod html;
 mod json;
 mod ocsf;
+mod otlp;
 mod perfetto;
 mod pprof;
 mod stacked;
@@ -12,12 +14,15 @@ mod text;
 
 pub(crate) use html::{STYLE, hash};
 
-use crate::args::{Report, ReportFormat};
+use self::otlp::{Delivery, WhenFull};
+use crate::args::{Endpoint, Report, ReportFormat};
+use crate::ending_signals::only_the_second_ends;
+use crate::exit_codes;
 use crate::file::{self, NewFile};
 use crate::listing::list;
 use crate::mistake::{self, Written};
 use crate::record::{Filter, ReadError, Reader};
-use crate::say::say;
+use crate::say::{note, say};
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
@@ -43,6 +48,12 @@ pub(crate) enum ReportError {
 
 pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     let name = args.recording.display();
+    if args.to.is_some() {
+        if args.format != ReportFormat::Otlp {
+            bail!("--to goes with --format otlp");
+        }
+        only_the_second_ends()?;
+    }
     let input = input(&args.recording).with_context(|| format!("cannot read {name}"))?;
     let mut recording = Reader::open(BufReader::with_capacity(CHUNK, &input))
         .with_context(|| format!("cannot show {name}"))?;
@@ -67,9 +78,18 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
             Ok(())
         }
     };
-    match &args.output {
-        None => list(write)?,
-        Some(path) => {
+    let mut code = ExitCode::SUCCESS;
+    match (&args.to, &args.output) {
+        (Some(endpoint), _) => {
+            // A file waits for a slow receiver; at a pipe's other end is a guest.
+            let is_file = input.metadata().is_ok_and(|input| input.is_file());
+            let when_full = if is_file { WhenFull::Wait } else { WhenFull::Lose };
+            let (read, delivery) = otlp::send(&mut recording, endpoint, when_full);
+            (failed, is_written) = (read.err(), true);
+            code = told(&delivery, endpoint);
+        }
+        (None, None) => list(write)?,
+        (None, Some(path)) => {
             let new = NewFile::begin(path, &input)?;
             let mut out = BufWriter::new(new.file());
             let written = write(&mut out).and_then(|()| out.flush());
@@ -104,7 +124,19 @@ pub(crate) fn main(args: &Report) -> Result<ExitCode> {
     if let Some(path) = &args.output {
         file::note_written("the report", path);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// Says what has come of the events that were sent to `endpoint`, and what the program ends with.
+fn told(delivery: &Delivery, endpoint: &Endpoint) -> ExitCode {
+    let Delivery { delivered, lost, why } = delivery;
+    if *lost == 0 {
+        note(format_args!("{delivered} events were delivered to {endpoint}"));
+        return ExitCode::SUCCESS;
+    }
+    let why = why.as_deref().unwrap_or("it takes them too slowly");
+    say(format_args!("{lost} of {} events were not delivered to {endpoint}: {why}", delivered + lost));
+    ExitCode::from(exit_codes::INFRASTRUCTURE)
 }
 
 /// Writes what is left of `recording`, whatever it is, in all forms.
@@ -140,6 +172,7 @@ fn write(
         ReportFormat::Pprof => pprof::write(recording, out),
         ReportFormat::Perfetto => perfetto::write(recording, out),
         ReportFormat::Ocsf => ocsf::write(recording, out),
+        ReportFormat::Otlp => otlp::write(recording, out),
         ReportFormat::Html => html::write(recording, out),
     }
 }
@@ -169,7 +202,7 @@ mod tests {
         fs::write(&recording, example("json")).unwrap();
         let write = |format, output: &Path| {
             let output = Some(output.to_owned());
-            main(&Report { recording: recording.clone(), format, filter: None, output })
+            main(&Report { recording: recording.clone(), format, filter: None, output, to: None })
         };
         let error = write(ReportFormat::Text, &recording).unwrap_err();
         assert!(error.to_string().ends_with("is the recording itself: name another file with --output"));

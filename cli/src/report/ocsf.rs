@@ -1,209 +1,28 @@
-//! Findings as events of the Open Cybersecurity Schema Framework: its class Detection Finding (2004), one JSON object a line. Each has
-//! the technique of MITRE ATT&CK that the finding is a trace of.
+//! What was found, as events of the Open Cybersecurity Schema Framework, one JSON object a line.
 
-use super::ReportError;
+use super::{ReportError, detections};
+use crate::detection::{Source, ocsf};
 use crate::json::json;
-use crate::record::{FindingLine, FoundThing, FoundWrite, Header, Line, Reader, ScanFindingLine};
-use probe_engine::linux::task::Task;
-use serde::Serialize;
-use serde_json::{Value, json as object};
+use crate::record::Reader;
 use std::io::{BufRead, Write};
 
-/// The version of the schema.
-const SCHEMA: &str = "1.3.0";
-/// The version of ATT&CK.
-const ATTACK: &str = "15.1";
-const NANOS_OF_MILLI: u64 = 1_000_000;
-
-/// What an event says.
-struct Detection {
-    /// What has found it: the guard, or a check of a scan.
-    kind: String,
-    title: &'static str,
-    /// All of it in one sentence.
-    said: String,
-    /// Whether it came to nothing.
-    is_blocked: bool,
-    technique: Technique,
-    process: Option<Value>,
-    /// The recording's own line.
-    line: Value,
-    /// For how many findings it stands.
-    count: u64,
-}
-
-/// What an attacker does, in ATT&CK's words: its number and its name.
-type Technique = (&'static str, &'static str);
-
-const ROOTKIT: Technique = ("T1014", "Rootkit");
-const MODULES: Technique = ("T1547.006", "Kernel Modules and Extensions");
-const LOADING: Technique = ("T1620", "Reflective Code Loading");
-const ESCALATION: Technique = ("T1068", "Exploitation for Privilege Escalation");
-
-/// The title and the technique of what a check of a scan has found.
-fn of_check(check: &str) -> (&'static str, Technique) {
-    match check {
-        "image" => ("The kernel's code or constants were changed", ROOTKIT),
-        "page-tables" => ("The kernel's pages are mapped elsewhere", ROOTKIT),
-        "executable" => ("Code in the kernel belongs to nobody", LOADING),
-        "modules" => ("A kernel module is hidden", MODULES),
-        "interrupts" => ("The interrupt table was changed", ROOTKIT),
-        "hooks" => ("A function of the kernel is hooked", ROOTKIT),
-        "pointers" => ("A function pointer of the kernel leads elsewhere", ROOTKIT),
-        "credentials" => ("A process has the kernel's rights", ESCALATION),
-        "processors" => ("A processor is not set as the kernel sets it", ROOTKIT),
-        _ => ("The kernel's memory was changed", ROOTKIT),
-    }
-}
-
-/// Writes an event for each finding of `recording`, and one for those that have no line.
+/// Writes an event for each detection of `recording`. Whoever reads them has each one at once.
 pub(super) fn write(
     recording: &mut Reader<impl BufRead>,
     mut out: &mut dyn Write,
 ) -> Result<(), ReportError> {
-    // What is found at the end has no time of its own: it has that of the last line which has one.
-    let (mut last, mut number) = (0, 0);
-    while let Some(line) = recording.next()? {
-        let (nanos, detection) = match &line {
-            Line::Hit(hit) => (hit.event.nanos, None),
-            Line::Finding(finding) => (finding.nanos(), Some(Detection::of_write(finding))),
-            Line::ScanFinding(finding) => (last, Some(Detection::of_scan(finding))),
-            Line::Guard(guard) => (last, Detection::untold("guard", guard.untold(), guard)),
-            Line::ScanCheck(check) => (last, Detection::untold("scan", check.untold(), check)),
-            _ => (last, None),
-        };
-        last = last.max(nanos);
-        if let Some(detection) = detection {
-            number += 1;
-            json(&mut out, &detection.event(recording.header(), nanos, number))?;
-        }
-    }
-    Ok(())
-}
-
-impl Detection {
-    fn of_write(finding: &FindingLine) -> Self {
-        Self {
-            kind: "guard".to_owned(),
-            title: match finding.was_denied() {
-                true => "A write to the kernel's code or constants was denied",
-                false => "The kernel's code or constants were written to",
-            },
-            said: FoundWrite(finding).to_string(),
-            is_blocked: finding.was_denied(),
-            technique: ROOTKIT,
-            process: finding.task().map(process),
-            line: value(finding),
-            count: 1,
-        }
-    }
-
-    fn of_scan(finding: &ScanFindingLine) -> Self {
-        let (title, technique) = of_check(finding.check());
-        Self {
-            kind: format!("scan: {}", finding.check()),
-            title,
-            said: FoundThing(finding).to_string(),
-            is_blocked: false,
-            technique,
-            process: None,
-            line: value(finding),
-            count: 1,
-        }
-    }
-
-    /// Of so many findings that have no line.
-    fn untold(kind: &str, count: u64, line: &impl Serialize) -> Option<Self> {
-        (count > 0).then(|| Self {
-            kind: kind.to_owned(),
-            title: "There were more findings than are told",
-            said: format!("{count} more findings"),
-            is_blocked: false,
-            technique: ROOTKIT,
-            process: None,
-            line: value(line),
-            count,
-        })
-    }
-
-    /// The event, which is finding `number` of a recording, so many nanoseconds from its start.
-    fn event(self, header: &Header, nanos: u64, number: u64) -> Value {
-        let Self { kind, title, said, is_blocked, technique: (uid, name), process, line, count } = self;
-        let time = header.wall_ns.saturating_add(nanos) / NANOS_OF_MILLI;
-        let (severity_id, severity) = if is_blocked { (4, "High") } else { (5, "Critical") };
-        // A technique with a `.` is one of another.
-        let technique = match uid.split_once('.') {
-            None => object!({ "version": ATTACK, "technique": { "uid": uid, "name": name } }),
-            Some((of, _)) => object!({
-                "version": ATTACK,
-                "technique": { "uid": of },
-                "sub_technique": { "uid": uid, "name": name },
-            }),
-        };
-        let mut evidence = object!({ "data": line });
-        if let (Some(process), Some(evidence)) = (process, evidence.as_object_mut()) {
-            evidence.insert("process".to_owned(), process);
-        }
-        object!({
-            "class_uid": 2004,
-            "class_name": "Detection Finding",
-            "category_uid": 2,
-            "category_name": "Findings",
-            "activity_id": 1,
-            "activity_name": "Create",
-            "type_uid": 200_401,
-            "type_name": "Detection Finding: Create",
-            "time": time,
-            "severity_id": severity_id,
-            "severity": severity,
-            "status_id": 1,
-            "status": "New",
-            "count": count,
-            "message": format!("{title}: {said}"),
-            "metadata": {
-                "version": SCHEMA,
-                "product": { "name": "vmm", "vendor_name": "vmm", "version": header.vmm },
-            },
-            "finding_info": {
-                "uid": format!("{}-{number}", header.wall_ns),
-                "title": title,
-                "desc": said,
-                "types": [kind],
-                "created_time": time,
-                "attacks": [technique],
-            },
-            "evidences": [evidence],
-            "resources": [{
-                "type": "Linux kernel",
-                "name": header.kernel.release,
-                "uid": header.kernel.build_id,
-            }],
-        })
-    }
-}
-
-/// A process object: what ran.
-fn process(task: &Task) -> Value {
-    let mut process = object!({
-        "pid": task.tgid,
-        "tid": task.pid,
-        "name": String::from_utf8_lossy(task.comm()),
-    });
-    if let (Some(uid), Some(process)) = (task.uid, process.as_object_mut()) {
-        process.insert("user".to_owned(), object!({ "uid": uid.to_string() }));
-    }
-    process
-}
-
-/// Lines have nothing that JSON does not.
-fn value(line: &impl Serialize) -> Value {
-    serde_json::to_value(line).unwrap_or_default()
+    let source = Source::from(recording.header());
+    detections::each(recording, |found| {
+        json(&mut out, &ocsf::event(&source, found))?;
+        out.flush()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::example;
+    use serde_json::{Value, json as object};
 
     type IsOfType = fn(&Value) -> bool;
 
@@ -262,10 +81,75 @@ mod tests {
         assert_eq!((&device["evidences"][0]["process"], &device["severity_id"]), (&Value::Null, &4.into()));
         assert_eq!([untold, write, more].map(|event| event["count"].as_u64()), [7, 1, 2].map(Some));
         assert!(write["time"].as_u64() < device["time"].as_u64());
-        assert_eq!(module["time"], device["time"], "nothing is later");
+        assert!(module["time"].as_u64() > device["time"].as_u64());
+        assert_eq!(more["time"], module["time"], "nothing is later");
         assert_eq!(module["finding_info"]["attacks"][0]["sub_technique"]["uid"], "T1547.006");
         let numbers: Vec<_> = events.iter().map(|event| event["finding_info"]["uid"].clone()).collect();
         assert!(numbers.iter().zip(numbers.iter().skip(1)).all(|(one, next)| one != next));
         assert!(self::events(example("json")).is_empty());
+    }
+
+    #[test]
+    fn faults_and_the_death_of_the_guest_are_events_of_the_schema() {
+        let recording = example("jsonl finding");
+        let splat = object!({
+            "type": "splat", "number": 1, "time_ns": 7, "guest_ns": 7, "kind": "oops", "title": "Oops: 0002", "fingerprint": "f",
+            "task": null, "cpu": 0, "frames": [], "expired": false, "repeats": 0, "text": []
+        });
+        let mut allowed = splat.clone();
+        allowed["allowed"] = "it is known".into();
+        let died = recording
+            .replace("\"end\":\"powered off\"", "\"end\":\"the kernel has panicked: Fatal exception\"")
+            .replace("{\"type\":\"end\"", &format!("{allowed}\n{splat}\n{{\"type\":\"end\""));
+        assert_ne!(died, recording);
+        let events = events(&died);
+        let of_kernel: Vec<_> =
+            events.iter().filter(|event| event["finding_info"]["types"][0] == "kernel").collect();
+        let messages: Vec<_> = of_kernel.iter().map(|event| event["message"].as_str().unwrap()).collect();
+        assert_eq!(
+            messages,
+            [
+                "The kernel has reported a fault: Oops: 0002",
+                "The guest has died: the kernel has panicked: Fatal exception"
+            ]
+        );
+        for (event, (pointer, is_of_type)) in
+            of_kernel.iter().flat_map(|event| REQUIRED.map(|required| (event, required)))
+        {
+            assert!(event.pointer(pointer).is_some_and(is_of_type), "{pointer}: {event}");
+        }
+    }
+
+    #[test]
+    fn hits_of_rules_are_events_of_the_schema() {
+        let recording = example("jsonl rule");
+        let [event] = &events(recording)[..] else { panic!() };
+        for (pointer, is_of_type) in REQUIRED {
+            assert!(event.pointer(pointer).is_some_and(is_of_type), "{pointer}: {event}");
+        }
+        assert_eq!(event["message"], "a kernel module is loaded: do_init_module name=\"dummy\"");
+        assert_eq!(event["finding_info"]["types"][0], "rule: module-load");
+        assert_eq!((&event["severity_id"], &event["severity"]), (&4.into(), &"High".into()));
+        let attack = &event["finding_info"]["attacks"][0];
+        assert_eq!(
+            (&attack["technique"]["uid"], &attack["sub_technique"]["uid"]),
+            (&"T1547".into(), &"T1547.006".into())
+        );
+        let evidence = &event["evidences"][0];
+        assert_eq!(
+            (&evidence["process"]["name"], &evidence["data"]["fields"]["name"]),
+            (&"insmod".into(), &"dummy".into())
+        );
+        // A rule need not say what it belongs to, nor in other words what it means.
+        let bare = recording.replace(
+            "\"message\":\"a kernel module is loaded\",\"tags\":[\"attack.T1547.006\",\"severity.high\"],",
+            "",
+        );
+        let [event] = &events(&bare)[..] else { panic!() };
+        assert_eq!(
+            (&event["severity"], &event["finding_info"]["title"]),
+            (&"Medium".into(), &"module-load".into())
+        );
+        assert_eq!(event["finding_info"]["attacks"], object!([]));
     }
 }

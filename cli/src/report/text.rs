@@ -37,6 +37,8 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
             Line::ScanFinding(finding) => writeln!(out, "{finding}")?,
             Line::ScanCheck(check) if check.is_silent() => {}
             Line::ScanCheck(check) => writeln!(out, "{check}")?,
+            Line::Dropped(file) => writeln!(out, "{file}")?,
+            Line::DroppedEnd(end) => writeln!(out, "{end}")?,
             Line::Runs(runs) => {
                 if let Some(failed) = runs.failed() {
                     writeln!(out, "{failed}")?;
@@ -79,7 +81,9 @@ pub(super) fn write(recording: &mut Reader<impl BufRead>, out: &mut dyn Write) -
     };
     text.finish(&mut out)?;
     let is_count = |end: &&ProbeEnd| recording.probe(end.id).is_some_and(|probe| probe.is_only_counted());
-    let (counted, others): (Vec<_>, Vec<_>) = ends.values().partition(is_count);
+    let (counted, mut others): (Vec<_>, Vec<_>) = ends.values().partition(is_count);
+    let is_of_rule = |id| recording.probe(id).is_some_and(|probe| probe.rule.is_some());
+    others.retain(|end| !end.is_quiet() || !is_of_rule(end.id));
     out.write_all(counts(&counted).as_bytes())?;
     if !top.is_empty() {
         write!(out, "{top}")?;

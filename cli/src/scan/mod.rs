@@ -1,25 +1,34 @@
 //! `vmm scan`: the integrity of a kernel, by the memory that it runs in.
 
+mod events;
+mod guarded;
+mod late_kernel;
 mod made;
 mod row;
+mod sightings;
 
-pub(crate) use made::{ScanLines, Scanner};
+pub(crate) use guarded::GuardedScans;
+pub(crate) use late_kernel::LateKernel;
+pub(crate) use made::ScanLines;
 
 use self::row::ScanRow;
-use crate::args::{Format, Scan as Args};
+use crate::args::{Scan as Args, ScanFormat};
+use crate::detection::Source;
 use crate::exit_codes;
 use crate::file::read;
 use crate::json::json;
 use crate::listing::list;
-use crate::say::note;
+use crate::record::KernelIdentity;
+use crate::say::{note, say};
 use crate::symbol_file::KernelSource;
+use crate::wall_clock;
 use anyhow::{Context, Result, bail};
 use probe_engine::guest_text::Escaped;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::names::Names;
 use probe_engine::linux::running::RunningKernel;
 use probe_engine::scan::finding::Finding;
-use probe_engine::scan::{Checked, Scan, is_whole, scan};
+use probe_engine::scan::{Checked, Scan, Scanner, is_whole};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -36,6 +45,12 @@ const LONGEST_BANNER: usize = 160;
 const TRIES: u32 = 4;
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let is_listing = args.ps || args.modules || args.hooks || args.kallsyms;
+    if is_listing && args.format == ScanFormat::Ocsf {
+        bail!(
+            "what is listed is no finding: --format ocsf goes with no --ps, --modules, --hooks or --kallsyms"
+        );
+    }
     let files = args.kernel.which.files()?;
     let kernel = KernelSource::of(&files, &args.symbols).kernel(&read(&files.image)?)?;
     let shown = args.memory.display();
@@ -50,18 +65,20 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     };
     let (memory, running, is_alone) =
         running(&kernel, memory).with_context(|| format!("cannot scan {shown}"))?;
-    let mut found = scan(&kernel, &running, &memory, memory.processors())?;
+    let mut scanner = Scanner::new(&kernel, &running)?;
+    let scanned_at = wall_clock::now();
+    let mut found = scanner.scan(&memory, memory.processors(), None);
     let is_live = process(args).is_some();
     for _ in 1..TRIES {
         // A list that changes while it is read may lead nowhere.
         if !is_live || found.checks.iter().all(|made| made.failure.is_none()) {
             break;
         }
-        found = scan(&kernel, &running, &memory, memory.processors())?;
+        found = scanner.scan(&memory, memory.processors(), None);
     }
     if is_live && found.checks.iter().any(|made| !made.findings.is_empty()) {
         // What was changed while it was read is no finding: one that is there twice is.
-        let again = scan(&kernel, &running, &memory, memory.processors())?;
+        let again = scanner.scan(&memory, memory.processors(), None);
         let mut passed = 0;
         for (first, second) in found.checks.iter_mut().zip(&again.checks) {
             let before = first.findings.len();
@@ -78,25 +95,40 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             ));
         }
     }
-    let is_listing = args.ps || args.modules || args.hooks || args.kallsyms;
-    list(|out| {
-        if is_listing {
-            let rows = listed(args, &kernel, &running, &found);
-            return rows.iter().try_for_each(|row| write_line(out, args.format, row));
-        }
-        write_line(out, args.format, &ScanRow::kernel(kernel.release(), &running))?;
-        let lines = ScanLines::of(&found, &kernel, &running);
-        lines.findings.iter().try_for_each(|line| write_line(out, args.format, line))?;
-        lines.checks.iter().try_for_each(|line| write_line(out, args.format, line))
-    })?;
-    Ok(if is_listing { ExitCode::SUCCESS } else { exit_code(&found.checks, is_alone) })
+    if is_listing {
+        let rows = listed(args, &kernel, &running, &found);
+        list(|out| rows.iter().try_for_each(|row| write_line(out, args.format, row)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let lines = ScanLines::of(&found, &kernel, &running, None);
+    if args.format == ScanFormat::Ocsf {
+        let source = Source {
+            vmm: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: KernelIdentity::of(&kernel),
+            wall_ns: scanned_at,
+        };
+        list(|out| events::write(out, &source, &lines))?;
+        // A check that was not made is no finding.
+        lines.checks.iter().filter(|check| check.has_failed()).for_each(say);
+    } else {
+        list(|out| {
+            write_line(out, args.format, &ScanRow::kernel(kernel.release(), &running))?;
+            lines.findings.iter().try_for_each(|line| write_line(out, args.format, line))?;
+            lines.checks.iter().try_for_each(|line| write_line(out, args.format, line))
+        })?;
+    }
+    Ok(exit_code(&found.checks, is_alone))
 }
 
-/// Writes `line` as it is wanted.
-fn write_line(mut out: &mut dyn Write, format: Format, line: &(impl Display + Serialize)) -> io::Result<()> {
+/// Writes `line` as text, or as an object.
+fn write_line(
+    mut out: &mut dyn Write,
+    format: ScanFormat,
+    line: &(impl Display + Serialize),
+) -> io::Result<()> {
     match format {
-        Format::Text => writeln!(out, "{line}"),
-        Format::Json => json(&mut out, line),
+        ScanFormat::Text => writeln!(out, "{line}"),
+        ScanFormat::Json | ScanFormat::Ocsf => json(&mut out, line),
     }
 }
 

@@ -5,5 +5,5 @@ mod policy;
 mod verdicts;
 
 pub(crate) use allow::AllowEntry;
-pub(crate) use policy::{SplatMode, SplatPolicy, policy};
+pub(crate) use policy::{SplatMode, SplatPolicy, check, policy};
 pub(crate) use verdicts::SplatVerdicts;

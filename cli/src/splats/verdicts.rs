@@ -5,6 +5,7 @@ use super::policy::{SplatMode, SplatPolicy};
 use crate::record::SplatLine;
 use regex::Regex;
 use std::collections::BTreeMap;
+use vmm::session::AfterSplat;
 
 /// So many fingerprints are known again: a guest may make as many as it likes.
 const MOST_KNOWN: usize = 1000;
@@ -18,6 +19,7 @@ pub(crate) struct SplatVerdicts {
     known: BTreeMap<String, u64>,
     number: u64,
     has_forbidden: bool,
+    has_stopped: bool,
     has_impossible: bool,
 }
 
@@ -62,6 +64,25 @@ impl SplatVerdicts {
             text,
             ..line
         }
+    }
+
+    /// What follows from a report of which this is thought: the guest stands still at what is not allowed. What comes again has been
+    /// looked at, and its memory is kept once.
+    pub(crate) fn after(&mut self, line: &SplatLine) -> AfterSplat {
+        let is_new = line.allowed.is_none() && line.repeats == 0;
+        let stops = is_new
+            && match self.mode {
+                SplatMode::Hold => true,
+                SplatMode::Dump => !self.has_stopped,
+                SplatMode::Fail | SplatMode::Report | SplatMode::Ignore => false,
+            };
+        self.has_stopped |= stops;
+        if stops { AfterSplat::Stop } else { AfterSplat::GoOn }
+    }
+
+    /// Whether the guest stands still at reports until somebody has looked.
+    pub(crate) fn hold(&self) -> bool {
+        self.mode == SplatMode::Hold
     }
 
     /// The fingerprints that came more than once, and how often.
@@ -129,6 +150,24 @@ mod tests {
             (reason("because of x"), false, false)
         );
         assert_eq!(judged(SplatMode::Fail, &[("y", false)]), (None, false, true));
+    }
+
+    #[test]
+    fn the_guest_stands_still_at_what_is_new_and_not_allowed() {
+        let stops = |mode, allowed: &[(&str, bool)]| {
+            let mut all = verdicts(mode, allowed);
+            ["a", "b", "a"].map(|print| {
+                let line = all.judge(line("t", print));
+                all.after(&line) == AfterSplat::Stop
+            })
+        };
+        assert_eq!(stops(SplatMode::Hold, &[]), [true, true, false]);
+        assert_eq!(stops(SplatMode::Hold, &[("^a$", false)]), [false, true, false]);
+        assert_eq!(stops(SplatMode::Dump, &[]), [true, false, false]);
+        assert_eq!(stops(SplatMode::Dump, &[("^a$", false)]), [false, true, false]);
+        for mode in [SplatMode::Fail, SplatMode::Report, SplatMode::Ignore] {
+            assert_eq!(stops(mode, &[]), [false; 3]);
+        }
     }
 
     #[test]

@@ -12,9 +12,9 @@ impl Field {
                 (u16::from(bytes), false)
             }
             Read::Memory(hop, What::Bytes(bytes)) => (bytes, hop.user),
-            Read::Memory(hop, What::String(_) | What::Strings(_)) => (8, hop.user),
+            Read::Memory(hop, What::String(_) | What::Strings(_) | What::Path(_)) => (8, hop.user),
             Read::Pointee { what: What::Bytes(bytes), .. } => (bytes, false),
-            Read::Pointee { what: What::String(_) | What::Strings(_), .. } => (8, false),
+            Read::Pointee { what: What::String(_) | What::Strings(_) | What::Path(_), .. } => (8, false),
         };
         let name = type_name(&self.shape, bytes);
         if user && self.shape.is_text() { format!("u{name}") } else { name }
@@ -95,6 +95,7 @@ impl Base {
             Self::Current => "$current".to_owned(),
             Self::Text(text) => format!("\\\"{text}\""),
             Self::Cgroup(_) => "$cgroup".to_owned(),
+            Self::CommandLine(_) => "$cmdline".to_owned(),
             Self::Unknown => "nowhere that can be read".to_owned(),
         }
     }

@@ -4,6 +4,8 @@ use super::scene::{LONGEST_RECORD, Scene};
 use super::value;
 use crate::addr::Gva;
 use crate::linux::cgroup::{self, CgroupLayout};
+use crate::linux::command_line::{self, CommandLineLayout, Words};
+use crate::linux::path::{self, NoPath, PathLayout};
 use crate::paging::PageFault;
 use crate::regs::Register;
 use crate::virt_memory::{LONGEST_STRING, ReadVirt, page_rest};
@@ -41,6 +43,8 @@ pub enum Base {
     Current,
     /// The path of that task's control group.
     Cgroup(CgroupLayout),
+    /// The words with which that task's program was started.
+    CommandLine(CommandLineLayout),
     /// A text.
     Text(String),
     /// Nowhere that can be read.
@@ -110,6 +114,8 @@ pub enum What {
     String(u16),
     /// So many pointers to strings.
     Strings(u16),
+    /// The path that a `struct path` there is.
+    Path(PathLayout),
 }
 
 /// Where a value comes from.
@@ -172,6 +178,15 @@ impl Fetch {
                 value::put_text(record, &[], false);
                 layout.path(scene.memory, task, record)?;
                 value::finish_text(record, start, false);
+                return Ok(());
+            }
+            Base::CommandLine(layout) => {
+                fits(command_line::LONGEST, room)?;
+                let task = scene.task.ok_or(Lack::Missing)?.at;
+                let start = record.len();
+                value::put_text(record, &[], false);
+                let read = layout.words(scene.memory, task, record)?;
+                value::finish_text(record, start, read == Words::Cut);
                 return Ok(());
             }
             Base::Text(text) => {
@@ -265,6 +280,15 @@ impl From<PageFault> for Lack {
     }
 }
 
+impl From<NoPath> for Lack {
+    fn from(none: NoPath) -> Self {
+        match none {
+            NoPath::Fault(fault) => fault.into(),
+            NoPath::Endless => Self::Missing,
+        }
+    }
+}
+
 /// Room for every value that keeps no more than a pointer and a word.
 const LEAST_ROOM: usize = 2 * value::LONGEST_HEAD;
 
@@ -319,6 +343,14 @@ impl<M: ReadVirt + ?Sized> Scene<'_, M> {
                 Ok(self.memory.read(at, value::put_room(record, len))?)
             }
             What::String(most) => self.put_string(at, most, record, room),
+            What::Path(layout) => {
+                fits(path::LONGEST, room)?;
+                let start = record.len();
+                value::put_text(record, &[], false);
+                layout.path(self.memory, at, record)?;
+                value::finish_text(record, start, false);
+                Ok(())
+            }
             What::Strings(count) => {
                 let end = record.len() + room;
                 value::put_count(record, count);

@@ -126,6 +126,7 @@ impl Fetch {
             Base::Current
             | Base::Comm
             | Base::Cgroup(_)
+            | Base::CommandLine(_)
             | Base::Text(_)
             | Base::Unknown
             | Base::Usdt(_)

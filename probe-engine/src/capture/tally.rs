@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 /// Hits counted by keys. It keeps as many different keys as its plan says; hits with others are counted as dropped.
+#[derive(Clone)]
 pub struct Tally {
     plan: Histogram,
     entries: HashMap<Vec<KeyValue>, TallyEntry>,
@@ -21,6 +22,7 @@ pub struct Tally {
 }
 
 /// What hits with one key came to.
+#[derive(Clone)]
 struct TallyEntry {
     hits: u64,
     sums: Vec<i128>,

@@ -81,6 +81,7 @@ impl Given {
             | Base::Arguments(_)
             | Base::Comm
             | Base::Cgroup(_)
+            | Base::CommandLine(_)
             | Base::Text(_)
             | Base::Unknown => None,
         }
@@ -184,7 +185,7 @@ impl Kept {
         match what {
             What::Bytes(bytes) => Ok(Self::Bytes(bytes)),
             What::String(most) => Ok(Self::String(most.min(LONGEST_STRING))),
-            What::Strings(_) => Err(CannotRead),
+            What::Strings(_) | What::Path(_) => Err(CannotRead),
         }
     }
 

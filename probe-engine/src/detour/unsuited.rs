@@ -12,6 +12,9 @@ pub enum Unsuited {
     /// A detour executes the function.
     #[error("calls of the function may be failed there")]
     Inject,
+    /// The guest can reach what a detour notes down.
+    #[error("it guards the guest, which could change what a detour notes down")]
+    Guard,
     /// A detour stays where it is.
     #[error("only its first hit counts")]
     Once,
@@ -24,9 +27,9 @@ pub enum Unsuited {
     /// More than a detour keeps, or an array of strings, or half in memory.
     #[error("`{0}` reads memory, and {1}")]
     Memory(String, &'static str),
-    /// The path of a control group.
-    #[error("`{0}` reads the task's control group")]
-    Cgroup(String),
+    /// The path of a control group, or a command line.
+    #[error("`{0}` reads what only the host follows to its end")]
+    OfTask(String),
     /// More than a record holds.
     #[error("it reads too many registers")]
     TooManyRegisters,

@@ -49,8 +49,18 @@ impl Work {
     /// # Errors
     /// [`Unsuited`]: it has to stay on a trap.
     pub fn of(probe: u32, plan: &ProbePlan) -> Result<Self, Unsuited> {
-        let ProbePlan { trigger, capture, action, scope, once, pace, inject, tracepoint: _, program: _ } =
-            plan;
+        let ProbePlan {
+            trigger,
+            capture,
+            action,
+            scope,
+            once,
+            pace,
+            inject,
+            guard,
+            tracepoint: _,
+            program: _,
+        } = plan;
         if plan.stack().is_some() {
             return Err(Unsuited::Stack);
         }
@@ -62,6 +72,9 @@ impl Work {
         }
         if inject.is_some() {
             return Err(Unsuited::Inject);
+        }
+        if guard.is_some() {
+            return Err(Unsuited::Guard);
         }
         if probe >= COUNTERS {
             return Err(Unsuited::TooManyProbes);
@@ -211,7 +224,7 @@ impl Fetch {
             Base::Comm | Base::Text(_) | Base::Usdt(_) | Base::Place | Base::Unknown => {
                 return Ok(Needs::Nothing);
             }
-            Base::Cgroup(_) => return Err(Unsuited::Cgroup(name.to_owned())),
+            Base::Cgroup(_) | Base::CommandLine(_) => return Err(Unsuited::OfTask(name.to_owned())),
             // Every record has the task.
             Base::Register(Register::Rip) | Base::Constant(_) | Base::Kernel(_) | Base::Current => None,
             Base::Register(register) => Some(register),

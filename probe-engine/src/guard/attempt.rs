@@ -19,6 +19,8 @@ use std::cell::RefCell;
 const PAGE: u64 = 4096;
 /// The longest instruction, in bytes.
 const LONGEST: usize = 15;
+/// So many bytes of a string are stored in one piece wherever a page ends: the kernel changes no more of its text at once.
+const LONGEST_PIECE: u64 = 16;
 
 /// An instruction, or as many steps of one that repeats as stay in a page, and what comes of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,7 +164,7 @@ impl StringStore {
         Some(Self { size, copies })
     }
 
-    /// As many steps as have their first byte in the page of the first one.
+    /// As many steps as have their first byte in the page of the first one, and the others as well where all of them are few bytes.
     fn step<M: PhysMemory + ?Sized>(
         &self,
         instruction: &Instruction,
@@ -173,7 +175,11 @@ impl StringStore {
         let is_down = regs.rflags & DF != 0;
         let inside = regs.rdi % PAGE;
         let room = if is_down { inside / self.size + 1 } else { (PAGE - inside).div_ceil(self.size) };
-        let steps = if repeats { regs.rcx.min(room) } else { 1 };
+        let steps = match regs.rcx {
+            _ if !repeats => 1,
+            all if self.is_piece(all, regs.rdi, is_down, memory) => all,
+            all => all.min(room),
+        };
         let size = self.size as usize;
         for _ in 0..steps {
             let mut bytes = regs.rax.to_le_bytes();
@@ -201,6 +207,24 @@ impl StringStore {
             regs.rip = instruction.next_ip();
         }
         Ok(())
+    }
+}
+
+impl StringStore {
+    /// Whether so many steps from `at` on store few bytes, all of which can be stored.
+    fn is_piece<M: PhysMemory + ?Sized>(
+        &self,
+        steps: u64,
+        at: u64,
+        is_down: bool,
+        memory: &VirtMemory<'_, M>,
+    ) -> bool {
+        if steps == 0 || steps > LONGEST_PIECE / self.size {
+            return false;
+        }
+        let before_last = (steps - 1) * self.size;
+        let last = if is_down { at.wrapping_sub(before_last) } else { at.wrapping_add(before_last) };
+        memory.translate(Gva(last), Access::Write).is_ok()
     }
 }
 

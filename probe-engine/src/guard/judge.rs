@@ -1,15 +1,17 @@
-//! Whether a write to sealed memory is the kernel's own patching of its text.
+//! Whether a write to sealed memory is the kernel's own patching of its text, or that of its modules.
 //!
 //! Who writes, where, and what must all be right. The kernel changes an instruction in three steps (`text_poke_bp_batch` in
 //! arch/x86/kernel/alternative.c): a breakpoint over its first byte, the bytes behind that, the first byte. Each step must lead to what the
 //! place may hold.
 
-use super::sealed::{SealedKernel, Site, SiteKind};
+use super::module::SealedModule;
+use super::sealed::{SealedKernel, Site, SiteKind, site_at};
 use crate::addr::Gva;
 use crate::insn::INT3;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The longest instruction that is written over code which nobody lists: the jump of an optimised kprobe.
@@ -20,8 +22,9 @@ const LONGEST: usize = 8;
 const MOST_OVERWRITTEN: usize = 1 << 18;
 /// `jmp rel32`.
 pub(crate) const JUMP_NEAR: u8 = 0xe9;
-/// Where there are no modules any more, and nothing that the kernel generates (Documentation/arch/x86/x86_64/mm.rst).
-const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
+/// A lock prefix, and what stands in its place while there is one CPU.
+const LOCK: [u8; 1] = [0xf0];
+const DS: [u8; 1] = [0x3e];
 
 /// What the kernel has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -62,14 +65,25 @@ impl fmt::Display for Objection {
     }
 }
 
-/// Judges writes to the sealed memory of one kernel. All addresses are link-time addresses.
+/// Judges writes to the sealed memory of one kernel and its modules. All addresses are link-time addresses: a module counts as linked as
+/// far before where it runs as the kernel is.
 #[derive(Debug)]
 pub struct Judge {
     kernel: Arc<SealedKernel>,
     /// What KASLR added to them.
     slide: u64,
+    /// The modules, by where the text of each begins. No two of them have an address in common.
+    modules: BTreeMap<Gva, ModuleText>,
     /// What kprobes have overwritten, byte by byte.
     overwritten: BTreeMap<Gva, Overwritten>,
+}
+
+/// The text of a module.
+#[derive(Debug)]
+struct ModuleText {
+    end: Gva,
+    /// Where it is changed, rising.
+    sites: Vec<Site>,
 }
 
 /// A byte that a kprobe has overwritten.
@@ -92,7 +106,74 @@ impl Judge {
     /// One that has seen nothing yet, of a kernel that runs `slide` bytes behind where it was linked.
     #[must_use]
     pub fn new(kernel: Arc<SealedKernel>, slide: u64) -> Self {
-        Self { kernel, slide, overwritten: BTreeMap::new() }
+        Self { kernel, slide, modules: BTreeMap::new(), overwritten: BTreeMap::new() }
+    }
+
+    /// `module` is sealed. No other one is where that is.
+    pub fn enter(&mut self, module: &SealedModule) {
+        let text = self.linked(&module.text);
+        if text.is_empty() {
+            return;
+        }
+        self.forget(&text);
+        for kprobe in &module.kprobes {
+            let parts = std::iter::once(Part::First).chain(std::iter::repeat(Part::Behind));
+            let at = Gva(kprobe.at.0.wrapping_sub(self.slide));
+            for ((at, before), part) in (at.0..).map(Gva).zip(&kprobe.before).zip(parts) {
+                if self.overwritten.len() < MOST_OVERWRITTEN {
+                    self.overwritten.insert(at, Overwritten { before: *before, part });
+                }
+            }
+        }
+        let link = |at: Gva| Gva(at.0.wrapping_sub(self.slide));
+        let site = |site: &Site| Site {
+            at: link(site.at),
+            kind: match site.kind {
+                SiteKind::JumpLabel(to) => SiteKind::JumpLabel(link(to)),
+                other => other,
+            },
+            ..*site
+        };
+        let sites = module.sites.iter().map(site).collect();
+        self.modules.insert(text.start, ModuleText { end: text.end, sites });
+    }
+
+    /// The module with this text (run-time GVA) goes, and what was known of its text.
+    pub fn leave(&mut self, text: &Range<Gva>) {
+        let text = self.linked(text);
+        if text.is_empty() {
+            return;
+        }
+        self.modules.remove(&text.start);
+        self.forget(&text);
+    }
+
+    /// Forgets what kprobes have overwritten in `text`.
+    fn forget(&mut self, text: &Range<Gva>) {
+        let gone: Vec<Gva> = self.overwritten.range(text.clone()).map(|(at, _)| *at).collect();
+        for at in gone {
+            self.overwritten.remove(&at);
+        }
+    }
+
+    /// Where a range of run-time addresses counts as linked.
+    fn linked(&self, range: &Range<Gva>) -> Range<Gva> {
+        let link = |at: Gva| Gva(at.0.wrapping_sub(self.slide));
+        link(range.start)..link(range.end)
+    }
+
+    /// The module whose text `at` is in.
+    fn module(&self, at: Gva) -> Option<&ModuleText> {
+        let (_, module) = self.modules.range(..=at).next_back()?;
+        (at < module.end).then_some(module)
+    }
+
+    /// The site that `at` is in.
+    fn site(&self, at: Gva) -> Option<&Site> {
+        match self.module(at) {
+            Some(module) => site_at(&module.sites, at),
+            None => self.kernel.site(at),
+        }
     }
 
     /// Whether `bytes` may be written at `at` by the kernel's [patching code](SealedKernel::poke), if it `is_poking`. `read` fills a
@@ -107,14 +188,17 @@ impl Judge {
         is_poking: bool,
         read: impl Fn(Gva, &mut [u8]) -> bool,
     ) -> Result<Patch, Objection> {
-        if !at.is_in(&self.kernel.text) {
+        let is_module = self.module(at).is_some();
+        if !is_module && !at.is_in(&self.kernel.text) {
             return Err(Objection::Data);
         }
         if !is_poking {
             return Err(Objection::Writer);
         }
-        match self.kernel.site(at).copied() {
+        match self.site(at).copied() {
             Some(site) => self.at_site(&site, at, bytes, read),
+            // No table of a module's own lists its lock prefixes. They are put back when a second CPU comes.
+            None if is_module && bytes == LOCK && is_there(at, DS, &read) => Ok(Patch::LockPrefix),
             None => self.anywhere(at, bytes, read).map(|()| Patch::Kprobe),
         }
     }
@@ -151,7 +235,7 @@ impl Judge {
         let mut now = [0; JUMP];
         let now = now.get_mut(..bytes.len()).ok_or(Objection::Place)?;
         let places = (at.0..at.0.saturating_add(bytes.len() as u64)).map(Gva);
-        if places.clone().any(|at| self.kernel.site(at).is_some()) || !read(at, now) {
+        if places.clone().any(|at| self.site(at).is_some()) || !read(at, now) {
             return Err(Objection::Place);
         }
         let is_before = |(at, byte): (Gva, &u8)| {
@@ -214,7 +298,7 @@ impl Judge {
 
     /// Whether code is at the link-time address `at`: the kernel's, a module's or what was generated.
     fn is_code(&self, at: Gva) -> bool {
-        at.is_in(&self.kernel.text) || at.add(self.slide).is_in(&(self.kernel.generated..GENERATED_END))
+        at.is_in(&self.kernel.text) || at.add(self.slide).is_in(&self.kernel.generated)
     }
 }
 
@@ -246,6 +330,12 @@ pub(crate) fn leads(code: &[u8], at: Gva, opcodes: &[u8], wanted: impl Fn(Gva) -
     };
     let is_one = opcode == INT3 || code.len() == 6 || opcodes.contains(&opcode);
     is_one && wanted(end.offset(distance))
+}
+
+/// Whether this byte is at `at` now.
+fn is_there(at: Gva, byte: [u8; 1], read: impl Fn(Gva, &mut [u8]) -> bool) -> bool {
+    let mut now = [0];
+    read(at, &mut now) && now == byte
 }
 
 /// Writes `bytes` over what is `offset` bytes into `now`, if they are all inside.
@@ -280,186 +370,4 @@ fn is_no_call(now: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
-    const LABEL: Gva = Gva(TEXT.0 + 0x100);
-    const SHORT: Gva = Gva(TEXT.0 + 0x110);
-    const CALL: Gva = Gva(TEXT.0 + 0x200);
-    const TRACED: Gva = Gva(TEXT.0 + 0x300);
-    const PLAIN: Gva = Gva(TEXT.0 + 0x400);
-    const GENERATED: Gva = Gva(0xffff_ffff_c000_0000);
-    const LOCKED: Gva = Gva(TEXT.0 + 0x500);
-    const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-    const BEFORE: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x90];
-
-    struct Text(RefCell<Vec<u8>>, Judge);
-
-    impl Text {
-        fn new() -> Self {
-            let site = |at, length, kind| Site { at, length, kind };
-            let sites = vec![
-                site(LABEL, 5, SiteKind::JumpLabel(Gva(LABEL.0 + 5 + 0x40))),
-                site(SHORT, 2, SiteKind::JumpLabel(Gva(SHORT.0 + 2 + 0x40))),
-                site(CALL, 5, SiteKind::StaticCall),
-                site(TRACED, 5, SiteKind::Ftrace),
-                site(LOCKED, 1, SiteKind::LockPrefix),
-            ];
-            let kernel = SealedKernel {
-                pages: vec![TEXT..TEXT.add(0x2000)],
-                text: TEXT..TEXT.add(0x1000),
-                sealed_at: TEXT,
-                poke: TEXT..TEXT.add(0x10),
-                poking_space: TEXT.add(0x1000),
-                page_table: 0x48,
-                generated: GENERATED,
-                sites,
-            };
-            let text = Self(RefCell::new(vec![0x90; 0x2000]), Judge::new(Arc::new(kernel), 0x20_0000));
-            for at in [LABEL, TRACED] {
-                text.write(at, &NOP5);
-            }
-            text.write(SHORT, &[0x66, 0x90]);
-            text.write(CALL, &[0xe8, 0x10, 0, 0, 0]);
-            text.write(PLAIN, &BEFORE);
-            text
-        }
-
-        fn write(&self, at: Gva, bytes: &[u8]) {
-            put(&mut self.0.borrow_mut(), at.offset_from(TEXT), bytes).unwrap();
-        }
-
-        fn by(&mut self, is_poking: bool, at: Gva, bytes: &[u8]) -> Result<Patch, Objection> {
-            let Self(text, judge) = self;
-            let verdict = judge.judge(at, bytes, is_poking, |at, buf| {
-                let from = (at.0 - TEXT.0) as usize;
-                buf.copy_from_slice(&text.borrow()[from..from + buf.len()]);
-                true
-            });
-            if verdict.is_ok() {
-                self.write(at, bytes);
-            }
-            verdict
-        }
-
-        fn poke(&mut self, at: Gva, bytes: &[u8]) -> Result<Patch, Objection> {
-            self.by(true, at, bytes)
-        }
-
-        /// As the kernel does it.
-        fn step_by_step(&mut self, at: Gva, bytes: &[u8]) -> Result<Patch, Objection> {
-            self.poke(at, &[INT3])?;
-            self.poke(at.add(1), &bytes[1..])?;
-            self.poke(at, &bytes[..1])
-        }
-    }
-
-    #[test]
-    fn a_jump_label_leads_where_it_may() {
-        let mut text = Text::new();
-        for _ in 0..2 {
-            assert_eq!(text.step_by_step(LABEL, &[0xe9, 0x40, 0, 0, 0]), Ok(Patch::JumpLabel));
-            assert_eq!(text.step_by_step(LABEL, &NOP5), Ok(Patch::JumpLabel));
-            assert_eq!(text.step_by_step(SHORT, &[0xeb, 0x40]), Ok(Patch::JumpLabel));
-            assert_eq!(text.step_by_step(SHORT, &[0x66, 0x90]), Ok(Patch::JumpLabel));
-        }
-        assert_eq!(text.step_by_step(LABEL, &[0xe9, 0x41, 0, 0, 0]), Err(Objection::Bytes));
-        assert_eq!(text.poke(LABEL, &[0xe8]), Err(Objection::Bytes));
-        assert_eq!(text.poke(LABEL.add(4), &[0, 0]), Err(Objection::Place), "it goes on behind the site");
-    }
-
-    #[test]
-    fn static_calls_and_ftraces_places_call_code() {
-        let mut text = Text::new();
-        let generated = (GENERATED.0 + 0x1000_0000 - 0x20_0000 - TRACED.0 - 5) as u32;
-        let far = |opcode: u8, distance: u32| [&[opcode][..], &distance.to_le_bytes()].concat();
-        for (at, patch) in [(CALL, Patch::StaticCall), (TRACED, Patch::Ftrace)] {
-            assert_eq!(text.step_by_step(at, &far(0xe8, 0x20)), Ok(patch));
-            assert_eq!(text.step_by_step(at, &far(0xe9, generated)), Ok(patch));
-            assert_eq!(text.step_by_step(at, &NOP5), Ok(patch));
-            assert_eq!(text.step_by_step(at, &far(0xe8, 0x10_0000)), Err(Objection::Bytes), "that is data");
-            text.write(at, &NOP5);
-            assert_eq!(text.poke(at, &[0xc3]), Err(Objection::Bytes));
-        }
-        for no_call in
-            [[0x2e, 0x2e, 0x2e, 0x31, 0xc0], [0xc3, 0xcc, 0xcc, 0xcc, 0xcc], [0x67, 0x48, 0x0f, 0xb9, 0x3a]]
-        {
-            assert_eq!(text.step_by_step(CALL, &no_call), Ok(Patch::StaticCall));
-            assert_eq!(text.step_by_step(TRACED, &no_call), Err(Objection::Bytes));
-            text.write(TRACED, &NOP5);
-        }
-    }
-
-    #[test]
-    fn a_kprobe_takes_away_what_it_has_put_there() {
-        let mut text = Text::new();
-        for _ in 0..2 {
-            assert_eq!(text.poke(PLAIN, &[INT3]), Ok(Patch::Kprobe));
-            // It is optimised, and is so no more.
-            assert_eq!(text.step_by_step(PLAIN, &[0xe9, 0x10, 0, 0, 0]), Ok(Patch::Kprobe));
-            assert_eq!(text.poke(PLAIN, &[INT3]), Ok(Patch::Kprobe));
-            assert_eq!(
-                text.poke(PLAIN, &BEFORE[..1]),
-                Err(Objection::Bytes),
-                "the jump's rest is still there"
-            );
-            for _ in 0..2 {
-                assert_eq!(text.poke(PLAIN.add(1), &BEFORE[1..]), Ok(Patch::Kprobe), "as memcpy() may do it");
-            }
-            assert_eq!(text.poke(PLAIN, &BEFORE[..1]), Ok(Patch::Kprobe));
-        }
-        assert_eq!(text.poke(PLAIN, &[0x90]), Err(Objection::Place), "there is no breakpoint");
-        assert_eq!(text.poke(PLAIN, &[INT3]), Ok(Patch::Kprobe));
-        assert_eq!(text.poke(PLAIN, &[0xc3]), Err(Objection::Bytes));
-        assert_eq!(text.poke(PLAIN.add(1), &[1, 2, 3, 0x7f]), Err(Objection::Bytes), "no code is there");
-        assert_eq!(text.poke(PLAIN.add(1), &[1, 2]), Err(Objection::Place));
-    }
-
-    #[test]
-    fn kprobes_may_be_next_to_each_other() {
-        let mut text = Text::new();
-        for [first, second] in [[0, 2], [2, 0], [1, 3]] {
-            for at in [first, second] {
-                assert_eq!(text.poke(PLAIN.add(at), &[INT3]), Ok(Patch::Kprobe));
-            }
-            for at in [first, second] {
-                let before = BEFORE[at as usize];
-                assert_eq!(text.poke(PLAIN.add(at), &[before]), Ok(Patch::Kprobe));
-            }
-            assert_eq!(text.0.borrow()[0x400..0x405], BEFORE);
-        }
-    }
-
-    #[test]
-    fn a_kprobe_is_put_neither_in_padding_nor_into_what_is_listed() {
-        let mut text = Text::new();
-        text.write(PLAIN, &[INT3]);
-        assert_eq!(text.poke(PLAIN, &[INT3]), Err(Objection::Place));
-        let before = Gva(LABEL.0 - 1);
-        assert_eq!(text.poke(before, &[INT3]), Ok(Patch::Kprobe));
-        assert_eq!(text.poke(before, &[0x90]), Ok(Patch::Kprobe));
-        assert_eq!(text.poke(before, &[INT3, INT3]), Err(Objection::Place), "it runs into a jump label");
-        assert_eq!(text.poke(Gva(TEXT.0 + 0x1000 - 1), &[INT3]), Ok(Patch::Kprobe));
-    }
-
-    #[test]
-    fn locks_come_and_go_with_cpus() {
-        let mut text = Text::new();
-        for byte in [0xf0, 0x3e, 0xf0] {
-            assert_eq!(text.poke(LOCKED, &[byte]), Ok(Patch::LockPrefix));
-        }
-        assert_eq!(text.poke(LOCKED, &[0x90]), Err(Objection::Bytes));
-    }
-
-    #[test]
-    fn nobody_else_writes_and_nothing_else_is_written() {
-        let mut text = Text::new();
-        assert_eq!(text.by(false, LABEL, &[INT3]), Err(Objection::Writer));
-        assert_eq!(text.poke(TEXT.add(0x1000), &[INT3]), Err(Objection::Data));
-        assert_eq!(text.by(false, TEXT.add(0x1800), &[0]), Err(Objection::Data));
-        assert_eq!(text.poke(Gva(TEXT.0 - 1), &[INT3]), Err(Objection::Data));
-        assert_eq!(text.poke(PLAIN, &[INT3, INT3]), Err(Objection::Place));
-    }
-}
+mod tests;

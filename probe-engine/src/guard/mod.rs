@@ -2,5 +2,8 @@
 //! change there nevertheless.
 
 pub mod attempt;
+pub mod entries;
 pub mod judge;
+pub mod kprobes;
+pub mod module;
 pub mod sealed;

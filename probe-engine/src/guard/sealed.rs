@@ -1,5 +1,6 @@
 //! What of a kernel is sealed once it has booted, and where it rewrites itself nevertheless, as plain data at link-time addresses.
 
+use super::kprobes::KprobeTable;
 use crate::addr::Gva;
 use crate::linux::ftrace::FtraceSites;
 use crate::linux::ftrace_site::FTRACE_SITE;
@@ -19,6 +20,9 @@ const POKING_SPACE: [&str; 2] = ["text_poke_mm", "poking_mm"];
 /// configuration with more than one CPU (init/main.c).
 const SEALED: &str = "rcu_end_inkernel_boot";
 
+/// Where there are no modules any more, and nothing that the kernel generates (Documentation/arch/x86/x86_64/mm.rst).
+const GENERATED_END: Gva = Gva(0xffff_ffff_ff00_0000);
+
 /// What is sealed of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedKernel {
@@ -34,10 +38,12 @@ pub struct SealedKernel {
     pub poking_space: Gva,
     /// Where an `mm_struct` has the pointer to its top page table, in bytes.
     pub page_table: u64,
-    /// Where modules begin, and what the kernel generates (GVA): no KASLR moves that.
-    pub generated: Gva,
+    /// Where modules are, and what the kernel generates (GVA): no KASLR moves that.
+    pub generated: Range<Gva>,
     /// Where text is changed, rising.
     pub sites: Vec<Site>,
+    /// Where it lists its kprobes, if it has such.
+    pub kprobes: Option<KprobeTable>,
 }
 
 /// Where a kernel changes its text.
@@ -94,12 +100,13 @@ impl SealedKernel {
         let moves = kernel.relocated().is_some();
         Ok(Self {
             pages: pages.to_vec(),
-            generated: Gva(if moves { 0xffff_ffff_c000_0000 } else { 0xffff_ffff_a000_0000 }),
+            generated: Gva(if moves { 0xffff_ffff_c000_0000 } else { 0xffff_ffff_a000_0000 })..GENERATED_END,
             sealed_at: symbol(SEALED)?,
             poke,
             poking_space: poking_space.ok_or(NotSealable::NoSymbol(older))?,
             page_table: page_table.ok_or(NotSealable::NoTypes)?,
             sites: sites(kernel, &text),
+            kprobes: KprobeTable::of(kernel),
             text,
         })
     }
@@ -107,10 +114,15 @@ impl SealedKernel {
     /// The site that `at` is in.
     #[must_use]
     pub fn site(&self, at: Gva) -> Option<&Site> {
-        let behind = self.sites.partition_point(|site| site.at <= at);
-        let site = self.sites.get(behind.checked_sub(1)?)?;
-        (at < site.at.add(site.length.into())).then_some(site)
+        site_at(&self.sites, at)
     }
+}
+
+/// The one of these `sites`, which rise, that `at` is in.
+pub(super) fn site_at(sites: &[Site], at: Gva) -> Option<&Site> {
+    let behind = sites.partition_point(|site| site.at <= at);
+    let site = sites.get(behind.checked_sub(1)?)?;
+    (at < site.at.add(site.length.into())).then_some(site)
 }
 
 /// The pages that a range begins in, up to its end's.

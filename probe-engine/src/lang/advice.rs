@@ -119,6 +119,7 @@ impl Mistake {
             Self::NoParameters(_) => {
                 "fetch registers: the first parameters come in `%di`, `%si`, `%dx`, `%cx`, `%r8`, `%r9`"
             }
+            Self::PathOfOther => "fetch a member that is one: a `struct file` has `f_path`",
             Self::StringOfOther => "fetch a member that is one, or leave out the type",
             Self::ProgramLine => {
                 "take a function, PATH:FUNCTION+OFFSET, or an offset into the file, PATH:0x1234"

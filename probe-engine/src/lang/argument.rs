@@ -118,7 +118,8 @@ fn split_type(body: Part<'_>) -> (Part<'_>, Option<Part<'_>>) {
 
 /// Whether a value of `fetch` can be read as `ty`, as far as that does not depend on the function's parameters.
 fn check_type(fetch: &FetchExpr, ty: &FetchType) -> Result<(), Mistake> {
-    let is_text = matches!(fetch, FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_));
+    let is_text =
+        matches!(fetch, FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::CommandLine | FetchExpr::Text(_));
     if is_text && *ty != (FetchType { element: Element::String, count: None }) {
         return Err(Mistake::NeedsString);
     }

@@ -158,6 +158,8 @@ pub enum FetchExpr {
     Current,
     /// `$cgroup`: the path of the task's control group; the kernel has no such fetch.
     Cgroup,
+    /// `$cmdline`: the words with which the task's program was started; the kernel has no such fetch.
+    CommandLine,
     /// `@ADDR`: what lies there.
     Memory(u64),
     /// `@SYM[#N][+|-offs]`: what lies there.
@@ -277,6 +279,8 @@ pub enum Element {
     Dentry,
     /// `%pD`: the name of a `struct file`.
     File,
+    /// `path`: the whole path of a `struct path`; the kernel has no such type.
+    Path,
 }
 
 /// Which hits count.

@@ -97,6 +97,7 @@ impl Display for FetchExpr {
             Self::Comm => f.write_str("$comm"),
             Self::Current => f.write_str("$current"),
             Self::Cgroup => f.write_str("$cgroup"),
+            Self::CommandLine => f.write_str("$cmdline"),
             Self::Memory(address) => write!(f, "@{address:#x}"),
             Self::Symbol { symbol, offset: 0 } => write!(f, "@{symbol}"),
             Self::Symbol { symbol, offset } => write!(f, "@{symbol}{offset:+}"),
@@ -180,6 +181,7 @@ impl Display for Element {
             Self::BitField { width, offset, container } => write!(f, "b{width}@{offset}/{container}"),
             Self::Dentry => f.write_str("%pd"),
             Self::File => f.write_str("%pD"),
+            Self::Path => f.write_str("path"),
         }
     }
 }

@@ -304,6 +304,8 @@ pub enum Mistake {
     NoSuchParameter { number: u32, function: String, count: usize },
     #[error("this is no `char *` and no array of `char`, and so no string")]
     StringOfOther,
+    #[error("this is no `struct path`, and leads to none")]
+    PathOfOther,
     #[error("the function returns nothing")]
     ReturnsNothing,
     #[error("an argument on the stack is not known any more when the function returns")]

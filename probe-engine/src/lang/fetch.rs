@@ -116,6 +116,7 @@ fn variable(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<FetchExpr, 
         }
         None if name == "comm" || name == "COMM" => FetchExpr::Comm,
         None if name == "cgroup" => FetchExpr::Cgroup,
+        None if name == "cmdline" => FetchExpr::CommandLine,
         _ => {
             let name = written.text();
             let nearest = nearest(VARIABLES, name);
@@ -276,7 +277,7 @@ fn inside(rest: Part<'_>) -> Result<Part<'_>, Error> {
 fn address(part: Part<'_>, site: PlaceKind, depth: usize) -> Result<Spanned<FetchExpr>, Error> {
     let of = parse(part, site, depth)?;
     match of.value {
-        FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_) => {
+        FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::CommandLine | FetchExpr::Text(_) => {
             Err(part.wrong(Mistake::DereferencedText))
         }
         _ => Ok(of),

@@ -1,4 +1,4 @@
-//! `TYPE`: `u32`, `x8[16]`, `string`, `b4@0/32`, `%pd`.
+//! `TYPE`: `u32`, `x8[16]`, `string`, `b4@0/32`, `%pd`, `path`.
 
 use super::ast::{Element, FetchType, Spanned};
 use super::error::{Error, Mistake, Wanted, nearest};
@@ -7,7 +7,7 @@ use super::part::{Part, unsigned};
 /// The kernel's MAX_ARRAY_LEN.
 const LONGEST_ARRAY: u32 = 64;
 
-const NAMED: [(&str, Element); 19] = [
+const NAMED: [(&str, Element); 20] = [
     ("u8", Element::Unsigned(8)),
     ("u16", Element::Unsigned(16)),
     ("u32", Element::Unsigned(32)),
@@ -27,6 +27,7 @@ const NAMED: [(&str, Element); 19] = [
     ("ustring", Element::UserString),
     ("%pd", Element::Dentry),
     ("%pD", Element::File),
+    ("path", Element::Path),
 ];
 
 /// A whole type.
@@ -36,7 +37,9 @@ pub(super) fn parse(part: Part<'_>) -> Result<Spanned<FetchType>, Error> {
         Some((name, length)) => (name, Some(array_length(length)?)),
     };
     let element = element(name)?;
-    if count.is_some() && matches!(element, Element::Dentry | Element::File | Element::SymbolString) {
+    if count.is_some()
+        && matches!(element, Element::Dentry | Element::File | Element::Path | Element::SymbolString)
+    {
         return Err(part.wrong(Mistake::NoArray));
     }
     Ok(part.says(FetchType { element, count }))

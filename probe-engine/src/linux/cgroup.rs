@@ -2,9 +2,10 @@
 //! the root (include/linux/cgroup-defs.h, kernfs.h).
 
 use super::btf::Btf;
+use super::file_name::append_name;
 use crate::addr::Gva;
 use crate::paging::PageFault;
-use crate::virt_memory::{ReadVirt, page_rest};
+use crate::virt_memory::ReadVirt;
 use serde::{Deserialize, Serialize};
 
 /// Deepest group that is named; what is above is left out.
@@ -70,13 +71,7 @@ impl CgroupLayout {
         }
         for name in names.iter().take(depth).rev() {
             path.push(b'/');
-            let mut bytes = [0; LONGEST_NAME];
-            let (now, later) = bytes.split_at_mut(page_rest(*name).min(LONGEST_NAME));
-            memory.read(*name, now)?;
-            if !now.contains(&0) && !later.is_empty() {
-                memory.read(name.add(now.len() as u64), later)?;
-            }
-            path.extend(bytes.iter().take_while(|byte| **byte != 0));
+            append_name::<LONGEST_NAME, _>(memory, *name, path)?;
         }
         Ok(())
     }

@@ -124,6 +124,8 @@ pub struct HookAddresses {
     pub panic_told: Option<(Gva, Gva)>,
     /// Functions that nothing but reports calls. One report may call several of them.
     pub reports: [Option<Gva>; REPORTS.len()],
+    /// `add_taint(flag, lockdep_ok)`: where it is reported that something is wrong, the report has been written, and the CPU is still in it.
+    pub tainted: Option<Gva>,
     /// `__put_task_struct(task)`: a task of this address does not exist any more.
     pub task_free: Option<Gva>,
 }
@@ -167,6 +169,7 @@ impl HookAddresses {
                 .symbol("atomic_notifier_call_chain")
                 .zip(kernel.symbols().address_of("panic_notifier_list")),
             reports: REPORTS.map(|name| kernel.symbol(name)),
+            tainted: kernel.symbol("add_taint"),
             task_free: kernel.symbol("__put_task_struct"),
         }
     }

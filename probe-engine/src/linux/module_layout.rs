@@ -36,6 +36,8 @@ pub struct ModuleLayout {
     pub text: CountedArray,
     /// Text that is freed when the module's init has run.
     pub init_text: CountedArray,
+    /// Data that nobody writes; absent where the kernel does not tell them from others.
+    pub read_only: Option<ReadOnlyFields>,
     /// `kallsyms`, a pointer to `struct mod_kallsyms`.
     pub kallsyms: u32,
     /// `symtab` and `num_symtab`, in `struct mod_kallsyms`.
@@ -52,6 +54,16 @@ pub struct ModuleLayout {
     pub btf: Option<ModuleBtf>,
     /// Its ORC table; absent where the kernel was built with another unwinder.
     pub orc: Option<ModuleOrc>,
+}
+
+/// The data of a module that nobody writes. Until 6.3 the text lies before them in the same area, and is counted as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadOnlyFields {
+    /// From the start: `mem[MOD_RODATA]`; until 6.3 what `core_layout.ro_size` counts.
+    pub constants: CountedArray,
+    /// From when its init has run: `mem[MOD_RO_AFTER_INIT]`; until 6.3 what `core_layout.ro_after_init_size` counts, the constants
+    /// included.
+    pub after_init: CountedArray,
 }
 
 /// The two parts of a module's ORC table.
@@ -97,6 +109,11 @@ impl ModuleLayout {
         let text = area("MOD_TEXT").or_else(|| counted("core_layout.base", "core_layout.text_size"))?;
         let init_text =
             area("MOD_INIT_TEXT").or_else(|| counted("init_layout.base", "init_layout.text_size"))?;
+        let read_only = |kind: &str, size: &str| area(kind).or_else(|| counted("core_layout.base", size));
+        let constants = read_only("MOD_RODATA", "core_layout.ro_size");
+        let after_init = read_only("MOD_RO_AFTER_INIT", "core_layout.ro_after_init_size");
+        let read_only =
+            constants.zip(after_init).map(|(constants, after_init)| ReadOnlyFields { constants, after_init });
         let kallsyms = |path: &str| offset(btf, "mod_kallsyms", path);
         Some(Self {
             head: symbols.address_of("modules")?,
@@ -105,6 +122,7 @@ impl ModuleLayout {
             name: module("name")?,
             text,
             init_text,
+            read_only,
             kallsyms: module("kallsyms")?,
             symtab: self::counted(btf, "mod_kallsyms", "symtab", "num_symtab")
                 .filter(|symtab| symtab.entry as usize == SYMBOL_LEN)?,

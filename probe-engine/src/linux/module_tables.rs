@@ -72,10 +72,9 @@ impl Module {
                 None => missing.push(why),
             }
         }
+        found.extend(trampolines(symbols).map(|range| (range, Why::StaticCall)));
         for symbol in symbols.text() {
-            if symbol.name.starts_with("__SCT__") {
-                found.push((symbol.at..symbol.at.add(TRAMPOLINE), Why::StaticCall));
-            } else if symbol.is_padding()
+            if symbol.is_padding()
                 && let Some(function) = symbols.function_at(symbol.at)
             {
                 found.push((function.range(), Why::Padding));
@@ -98,6 +97,50 @@ impl Module {
         let sites = layout.tables.ftrace.map(|place| ModuleTables { module: self, memory }.functions(place));
         Ok(sites.transpose()?.unwrap_or_default())
     }
+
+    /// Its jump labels: where each is, and where it leads once it is enabled. At run-time addresses, and right from `do_init_module` on.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when the table cannot be read.
+    pub fn jump_labels<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<Vec<(Range<Gva>, Gva)>, ModuleError> {
+        let tables = ModuleTables { module: self, memory };
+        let Some(place) = layout.tables.jump_labels else { return Ok(Vec::new()) };
+        let label = |at, bytes: &[u8]| Some((distant(at, bytes, 0)?, distant(at, bytes, 4)?));
+        let labels = tables.entries(place, label)?.into_iter().filter(|(at, _)| self.is_text(*at));
+        Ok(labels.map(|(at, to)| (tables.jump_label(at, to), to)).collect())
+    }
+
+    /// Its static calls, and the trampolines of those that it has, `symbols` being its own: at run-time addresses, and right from
+    /// `do_init_module` on.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when the table cannot be read.
+    pub fn static_calls<M: PhysMemory + ?Sized>(
+        &self,
+        layout: &ModuleLayout,
+        memory: &VirtMemory<'_, M>,
+        symbols: &SymbolTable,
+    ) -> Result<Vec<Range<Gva>>, ModuleError> {
+        let tables = ModuleTables { module: self, memory };
+        let calls = layout.tables.static_calls.map(|place| tables.targets(place)).transpose()?;
+        let calls = calls.unwrap_or_default().into_iter().map(|at| tables.static_call(at));
+        Ok(calls.chain(trampolines(symbols)).collect())
+    }
+}
+
+/// The trampolines of a module's static calls (`__SCT__NAME`, include/linux/static_call_types.h).
+fn trampolines(symbols: &SymbolTable) -> impl Iterator<Item = Range<Gva>> {
+    let trampolines = symbols.text().filter(|symbol| symbol.name.starts_with("__SCT__"));
+    trampolines.map(|symbol| symbol.at..symbol.at.add(TRAMPOLINE))
+}
+
+/// Where the 32-bit distance leads that is `field` bytes into an entry at `at`.
+fn distant(at: Gva, entry: &[u8], field: usize) -> Option<Gva> {
+    Some(at.add(field as u64).offset((u32_at(entry, field)? as i32).into()))
 }
 
 /// The tables of one module, in the guest's memory.
@@ -107,12 +150,12 @@ struct ModuleTables<'a, M: PhysMemory + ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> ModuleTables<'_, M> {
-    /// What `of` makes of each entry's address and first bytes, as far as it is text of the module.
-    fn entries(
+    /// What `of` makes of each entry's address and first bytes.
+    fn entries<T>(
         &self,
         place: CountedArray,
-        of: impl Fn(Gva, &[u8]) -> Option<Gva>,
-    ) -> Result<Vec<Gva>, ModuleError> {
+        of: impl Fn(Gva, &[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, ModuleError> {
         let (start, count) = counted_at(self.memory, self.module.at, place)?;
         if count > MOST_ENTRIES {
             return Err(ModuleError::Large(self.module.at));
@@ -123,19 +166,44 @@ impl<M: PhysMemory + ?Sized> ModuleTables<'_, M> {
             let mut bytes = [0; LARGEST_ENTRY];
             let bytes = bytes.get_mut(..(place.entry as usize).min(LARGEST_ENTRY)).unwrap_or_default();
             self.memory.read(at, bytes)?;
-            found.extend(of(at, bytes).filter(|at| self.module.is_text(*at)));
+            found.extend(of(at, bytes));
         }
         Ok(found)
     }
 
-    /// What the 32-bit distance at the start of each entry points to.
+    /// What the 32-bit distance at the start of each entry points to, as far as it is text of the module.
     fn targets(&self, place: CountedArray) -> Result<Vec<Gva>, ModuleError> {
-        self.entries(place, |at, bytes| Some(at.offset((u32_at(bytes, 0)? as i32).into())))
+        let is_text = |at: &Gva| self.module.is_text(*at);
+        self.entries(place, |at, bytes| distant(at, bytes, 0).filter(is_text))
     }
 
-    /// The 64-bit addresses in a table.
+    /// The 64-bit addresses in a table, as far as they are text of the module.
     fn functions(&self, place: CountedArray) -> Result<Vec<Gva>, ModuleError> {
-        self.entries(place, |_, bytes| u64_at(bytes, 0).map(Gva))
+        let is_text = |at: &Gva| self.module.is_text(*at);
+        self.entries(place, |_, bytes| u64_at(bytes, 0).map(Gva).filter(is_text))
+    }
+
+    /// The jump label at `at` that leads `to`. Where the guest is just rewriting that, it is as long as the assembler makes a jump over such a
+    /// distance.
+    fn jump_label(&self, at: Gva, to: Gva) -> Range<Gva> {
+        /// `jmp rel8`, `jmp rel32`
+        const LENGTHS: [u64; 2] = [2, 5];
+        let range = self.instruction(at);
+        if range.end.offset_from(at).is_some_and(|length| LENGTHS.contains(&length)) {
+            return range;
+        }
+        let [short, near] = LENGTHS;
+        let distance = to.0.wrapping_sub(at.add(short).0).cast_signed();
+        at..at.add(if i8::try_from(distance).is_ok() { short } else { near })
+    }
+
+    /// The static call at `at`. Where the guest is just rewriting that, the condition of a conditional jump tells that from a call.
+    fn static_call(&self, at: Gva) -> Range<Gva> {
+        let mut bytes = [0; 2];
+        match self.memory.read(at, &mut bytes) {
+            Ok(()) if matches!(bytes, [INT3 | 0x0f, 0x80..=0x8f]) => at..at.add(TRAMPOLINE + 1),
+            _ => at..at.add(TRAMPOLINE),
+        }
     }
 
     /// A range of text that is not empty.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::module_layout::SYMBOL_LEN;
-pub use super::module_layout::{CountedArray, ModuleLayout, ModuleTableFields};
+pub use super::module_layout::{CountedArray, ModuleLayout, ModuleTableFields, ReadOnlyFields};
 use super::orc::OrcError;
 use super::read::{u16_at, u32_at, u64_at};
 use super::symbols::{SymbolTable, SymbolTableBuilder};
@@ -111,20 +111,26 @@ impl Module {
             3 => ModuleState::Unformed,
             state => return Err(ModuleError::State { at, state }),
         };
-        let text = |place| {
-            let (start, size) = counted_at(memory, at, place)?;
-            match size {
-                0 => Ok(start..start),
-                _ => kernel_range(start, size.into()).ok_or(ModuleError::Text(at)),
-            }
-        };
         Ok(Self {
             at,
             name: name.ok_or(ModuleError::Name(at))?,
             state,
-            text: text(layout.text)?,
-            init_text: text(layout.init_text)?,
+            text: area(memory, at, layout.text)?,
+            init_text: area(memory, at, layout.init_text)?,
         })
+    }
+
+    /// Where its data are that nobody writes, and those that nobody writes once its init has run. One of these ranges may have its text
+    /// as well, and one the other.
+    ///
+    /// # Errors
+    /// [`ModuleError`] when they are in no memory of the kernel's.
+    pub fn read_only<M: PhysMemory + ?Sized>(
+        &self,
+        fields: ReadOnlyFields,
+        memory: &VirtMemory<'_, M>,
+    ) -> Result<[Range<Gva>; 2], ModuleError> {
+        Ok([area(memory, self.at, fields.constants)?, area(memory, self.at, fields.after_init)?])
     }
 
     /// Whether `at` is this module's text, init text included.
@@ -256,6 +262,19 @@ pub(super) fn counted_at<M: PhysMemory + ?Sized>(
 ) -> Result<(Gva, u32), PageFault> {
     let start = memory.read_u64(field(structure, place.start))?;
     Ok((Gva(start), memory.read_u32(field(structure, place.count))?))
+}
+
+/// An area of the module at `at`; empty where it has none of that kind.
+fn area<M: PhysMemory + ?Sized>(
+    memory: &VirtMemory<'_, M>,
+    at: Gva,
+    place: CountedArray,
+) -> Result<Range<Gva>, ModuleError> {
+    let (start, size) = counted_at(memory, at, place)?;
+    match size {
+        0 => Ok(start..start),
+        _ => kernel_range(start, size.into()).ok_or(ModuleError::Text(at)),
+    }
 }
 
 /// `len` bytes, for which room is made as they turn out to exist.

@@ -60,6 +60,9 @@ pub enum Pace {
         /// When it goes on all the same, and the order is lost.
         within: Duration,
     },
+    /// All CPUs stand still: this one in front of the probed instruction, or behind the access that is watched. They go on when
+    /// somebody says so. A pass is a hit when its CPU goes on there.
+    Stop,
 }
 
 /// Times that chance chooses, the same ones for the same seed.

@@ -32,6 +32,18 @@ pub struct ProbePlan {
     pub tracepoint: Option<SwitchedTracepoint>,
     /// The place in a program for which the guest's own kernel has it called, if it is in one.
     pub program: Option<ProgramPlace>,
+    /// What becomes of the guest at a hit that counts, if the probe guards it.
+    pub guard: Option<GuardAction>,
+}
+
+/// What becomes of the guest at a hit of a probe that guards it. Such a probe stays on a trap: what a detour notes down lies where the
+/// guest can reach it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GuardAction {
+    /// It goes on.
+    GoOn,
+    /// It is ended.
+    Stop,
 }
 
 /// A tracepoint of the guest's, which calls nobody as long as it is switched off.
@@ -117,6 +129,12 @@ impl ProbePlan {
         Self { inject: Some(inject), ..self }
     }
 
+    /// The same, which guards the guest: this becomes of it at each hit that counts.
+    #[must_use]
+    pub fn guarding(self, action: GuardAction) -> Self {
+        Self { guard: Some(action), ..self }
+    }
+
     /// The same, at this tracepoint.
     #[must_use]
     pub fn at_tracepoint(self, tracepoint: SwitchedTracepoint) -> Self {
@@ -144,7 +162,7 @@ impl ProbePlan {
     /// Whether a hit is told with the task that ran.
     #[must_use]
     pub fn tells_task(&self) -> bool {
-        self.reads() || self.pace.is_some() || self.inject.is_some()
+        self.reads() || self.pace.is_some() || self.inject.is_some() || self.guard.is_some()
     }
 
     /// The histogram by whose keys hits are counted, if they are.

@@ -80,6 +80,8 @@ pub enum Internal {
     Panic,
     /// The kernel is about to report something about itself.
     Report,
+    /// The kernel is tainted, at the end of a report or by what it loads.
+    Tainted,
     /// It has formatted its last message, and calls notifiers: its panic's, or others'.
     PanicTold,
     /// A module's text is final, and nothing of it has run yet.

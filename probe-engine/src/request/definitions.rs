@@ -125,6 +125,12 @@ impl<'a, 'd> Definitions<'a, 'd> {
         }
     }
 
+    /// What was found so far, of which nothing is left.
+    #[must_use]
+    pub fn take(&mut self) -> Found {
+        std::mem::take(&mut self.found)
+    }
+
     /// All that was found.
     #[must_use]
     pub fn finish(self) -> Found {

@@ -6,6 +6,7 @@ mod definitions;
 mod error;
 mod jump_constraints;
 mod programs;
+mod rule;
 mod system_call;
 mod target;
 mod traced;
@@ -15,6 +16,7 @@ pub use definitions::{Definitions, Found, trigger_of};
 pub use error::{DefinitionError, PlaceError};
 pub use jump_constraints::KernelConstraints;
 pub use programs::FindProgram;
+pub use rule::{Repeats, RepeatsOf, Rule};
 pub use traced::{Traced, TracedError, traced_functions};
 
 use crate::capture::hist::Form;
@@ -38,6 +40,8 @@ pub struct ProbeRequest {
     pub pattern: Option<String>,
     /// How its calls fail, if they do.
     pub injected: Option<Injected>,
+    /// The rule of a guard for which it is there, if it is for one.
+    pub rule: Option<Rule>,
     /// Its filter and its histogram as they were written, for whoever asks what will be done.
     #[serde(skip)]
     pub written: Vec<String>,
@@ -89,6 +93,7 @@ impl ProbeRequest {
             counted: None,
             pattern: None,
             injected: None,
+            rule: None,
             written: Vec::new(),
             remark: None,
         }

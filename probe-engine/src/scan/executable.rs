@@ -8,6 +8,7 @@ use crate::addr::{Gpa, Gva};
 use crate::memory::PhysMemory;
 use crate::paging::AddressSpace;
 use crate::paging::leaves::{EndlessTables, Leaf};
+use std::ops::Range;
 
 const PAGE: u64 = 4096;
 /// So many executable pages are looked at; Linux has some 5,000.
@@ -31,11 +32,12 @@ struct Unowned {
     is_writable: bool,
 }
 
-/// Calls `tell` with the pages that belong to nobody, and says how many executable ones there are.
+/// Calls `tell` with the pages that belong to nobody and are not being `freed`, and says how many executable ones there are.
 pub(super) fn check<M: PhysMemory + ?Sized>(
     phys: &M,
     space: AddressSpace,
     code: &Code,
+    freed: &[Range<Gva>],
     tell: &mut dyn FnMut(Finding),
 ) -> Result<u64, Unfinished> {
     if !code.is_complete {
@@ -57,7 +59,9 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
             }
             looked_at += 1;
             let (at, gpa) = (at.add(offset), gpa.add(offset));
-            if code.has_any(&(at..at.add(PAGE))) || is_empty(phys, gpa) {
+            let page = at..at.add(PAGE);
+            let is_freed = freed.iter().any(|range| range.start < page.end && page.start < range.end);
+            if code.has_any(&page) || is_freed || is_empty(phys, gpa) {
                 continue;
             }
             match &mut open {

@@ -5,7 +5,6 @@ use crate::addr::{Gpa, Gva};
 use crate::guest_text::Escaped;
 use crate::linux::names::Names;
 use std::fmt;
-use std::mem::discriminant;
 
 /// What is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,13 +25,15 @@ pub enum Check {
     Pointers,
     /// Whose rights processes have.
     Credentials,
+    /// Programs that the kernel starts by itself.
+    Helpers,
     /// What processors are set to.
     Processors,
 }
 
 impl Check {
     /// All, in the order in which they are made.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Image,
         Self::PageTables,
         Self::Executable,
@@ -41,6 +42,7 @@ impl Check {
         Self::Hooks,
         Self::Pointers,
         Self::Credentials,
+        Self::Helpers,
         Self::Processors,
     ];
 
@@ -56,6 +58,7 @@ impl Check {
             Self::Hooks => "hooks",
             Self::Pointers => "pointers",
             Self::Credentials => "credentials",
+            Self::Helpers => "helpers",
             Self::Processors => "processors",
         }
     }
@@ -72,6 +75,7 @@ impl Check {
             Self::Hooks => "hooks",
             Self::Pointers => "pointers",
             Self::Credentials => "processes",
+            Self::Helpers => "names of programs",
             Self::Processors => "processors",
         }
     }
@@ -100,7 +104,7 @@ pub enum What {
         /// Why that is none of the kernel's own changes.
         why: &'static str,
     },
-    /// A page of the kernel's code is mapped to other memory.
+    /// A page of the kernel's image, or a sealed one of a module, is mapped to other memory.
     Remapped {
         /// Where it should lead.
         own: Gpa,
@@ -130,6 +134,13 @@ pub enum What {
     },
     /// What a list of modules has is no module.
     Disguised,
+    /// A module that the guard has sealed, and that was not freed, is in none of the kernel's lists.
+    Unlisted,
+    /// A module is loaded that the guard has not seen coming, or has seen going.
+    NotSealed {
+        /// Its name.
+        name: String,
+    },
     /// A gate of the interrupt table leads elsewhere.
     Gate {
         /// Its number.
@@ -166,6 +177,13 @@ pub enum What {
         pid: u32,
         /// Its name as the guest has it: any bytes.
         comm: Vec<u8>,
+    },
+    /// The kernel starts a program that is in none of the system's folders.
+    Helper {
+        /// What names the program.
+        of: &'static str,
+        /// The name as the guest has it: any bytes.
+        program: Vec<u8>,
     },
     /// A processor works without a protection that the kernel has switched on.
     Unprotected {
@@ -223,16 +241,22 @@ impl fmt::Display for Owner {
 }
 
 impl Finding {
-    /// Whether this is the other one as well, or what has become of that since: a finding whose bytes go on changing is one.
+    /// Whether this is the other one as well, or what has become of that since: bytes that go on changing where the other one is are the same
+    /// finding, and a processor is the same wherever it stands.
     #[must_use]
     pub fn is_still(&self, other: &Self) -> bool {
-        let is_near = match (&self.what, &other.what) {
+        match (&self.what, &other.what) {
             (What::Changed { length, .. }, What::Changed { length: others, .. }) => {
-                self.at < other.at.add(*others) && other.at < self.at.add(*length)
+                let (end, others) = (self.at.add(*length), other.at.add(*others));
+                (other.at <= self.at && end <= others) || (self.at <= other.at && others <= end)
             }
-            _ => self.at == other.at,
-        };
-        is_near && discriminant(&self.what) == discriminant(&other.what)
+            (What::Unprotected { processor, bit }, What::Unprotected { processor: other, bit: others }) => {
+                (processor, bit) == (other, others)
+            }
+            (What::KernelsRights { pid, .. }, What::KernelsRights { pid: other, .. })
+            | (What::OwnTables { pid, .. }, What::OwnTables { pid: other, .. }) => pid == other,
+            (one, other_one) => self.at == other.at && one == other_one,
+        }
     }
 
     /// What was found, in one sentence without its place.
@@ -244,10 +268,10 @@ impl Finding {
                 format!("{length} bytes are {}, the kernel's file has {}: {why}", hex(is), hex(was))
             }
             What::Remapped { own, to: Some(to) } => {
-                format!("the page of the kernel's image is mapped to {to}, and lies at {own}")
+                format!("the page is mapped to {to}, and lies at {own}")
             }
             What::Remapped { own, to: None } => {
-                format!("the page of the kernel's image is not mapped, and lies at {own}")
+                format!("the page is not mapped, and lies at {own}")
             }
             What::OwnTables { pid, comm } => {
                 format!("process {pid} ({}) has page tables of its own for the kernel's image", Escaped(comm))
@@ -263,6 +287,10 @@ impl Finding {
                 format!("module {name} is hidden: {} do not have it", missing.join(" and "))
             }
             What::Disguised => "a list of modules has what is no module".to_owned(),
+            What::Unlisted => "a module that its guard has sealed is in no list of modules".to_owned(),
+            What::NotSealed { name } => {
+                format!("module {name} is loaded, and its guard has not seen it come, or has seen it go")
+            }
             What::Gate { vector, to } => {
                 format!(
                     "the gate of interrupt {vector} leads to {}, which is no entry of the kernel's",
@@ -282,6 +310,10 @@ impl Finding {
             What::KernelsRights { pid, comm } => format!(
                 "process {pid} ({}) has the credentials of the kernel itself (init_cred)",
                 Escaped(comm)
+            ),
+            What::Helper { of, program } => format!(
+                "{of} names {}, which is in none of the system's folders, and which the kernel starts with all rights",
+                Escaped(program)
             ),
             What::Unprotected { processor, bit } => {
                 format!("processor {processor} works without {bit}, which the kernel has set")
@@ -310,15 +342,31 @@ mod tests {
             at: Gva(at),
             what: What::Changed { is: vec![is], was: vec![0], length, why: "" },
         };
-        let rights = |at, comm: &[u8]| Finding {
+        let rights = |at, pid, comm: &[u8]| Finding {
             at: Gva(at),
-            what: What::KernelsRights { pid: 1, comm: comm.to_vec() },
+            what: What::KernelsRights { pid, comm: comm.to_vec() },
         };
         assert!(
             changed(8, 4, 1).is_still(&changed(10, 1, 2)) && changed(10, 1, 2).is_still(&changed(8, 4, 1))
         );
         assert!(!changed(8, 2, 1).is_still(&changed(10, 1, 1)));
-        assert!(rights(8, b"a").is_still(&rights(8, b"b")) && !rights(8, b"a").is_still(&rights(9, b"a")));
-        assert!(!rights(8, b"a").is_still(&changed(8, 1, 1)));
+        assert!(!changed(8, 4, 1).is_still(&changed(10, 4, 1)), "there is more of it");
+        assert!(rights(8, 1, b"a").is_still(&rights(8, 1, b"b")));
+        assert!(!rights(8, 1, b"a").is_still(&rights(8, 2, b"a")), "another process has its place");
+        assert!(!rights(8, 1, b"a").is_still(&changed(8, 1, 1)));
+    }
+
+    #[test]
+    fn a_processor_is_the_same_wherever_it_stands_and_another_program_is_another_finding() {
+        let unprotected =
+            |at, processor, bit| Finding { at: Gva(at), what: What::Unprotected { processor, bit } };
+        assert!(unprotected(8, 0, "CR0.WP").is_still(&unprotected(16, 0, "CR0.WP")));
+        assert!(!unprotected(8, 0, "CR0.WP").is_still(&unprotected(8, 1, "CR0.WP")));
+        assert!(!unprotected(8, 0, "CR0.WP").is_still(&unprotected(8, 0, "CR4.SMEP")));
+        let helper = |program: &[u8]| Finding {
+            at: Gva(8),
+            what: What::Helper { of: "core_pattern", program: program.to_vec() },
+        };
+        assert!(helper(b"|/a").is_still(&helper(b"|/a")) && !helper(b"|/a").is_still(&helper(b"|/b")));
     }
 }

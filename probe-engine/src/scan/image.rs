@@ -22,6 +22,7 @@ use crate::memory::{NoMemory, PhysMemory};
 use crate::virt_memory::VirtMemory;
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -34,15 +35,27 @@ pub(super) struct Expected<'a> {
     map: KernelMap,
     /// Where they are compared, at link-time addresses.
     ranges: Vec<Range<Gva>>,
-    sealed: &'a SealedKernel,
+    sealed: SealedKernel,
     patched: &'a PatchedText,
     symbols: &'a SymbolTable,
+    /// The kernel's code at run time.
+    kernels: Range<Gva>,
+    /// What was found in memory and is the kernel's own for ever, by the part of a page, at link-time addresses.
+    accepted: HashMap<Gva, Box<[u8]>>,
+}
+
+/// A change of the kernel's own.
+struct Own {
+    /// Where it ends.
+    end: Gva,
+    /// Whether that does not depend on what the kernel generates and loads.
+    is_lasting: bool,
 }
 
 impl<'a> Expected<'a> {
     pub(super) fn of(
         kernel: &'a Kernel,
-        sealed: &'a SealedKernel,
+        sealed: SealedKernel,
         map: KernelMap,
     ) -> Result<Self, RelocationsError> {
         let mut image = Cow::Borrowed(kernel.image());
@@ -66,7 +79,9 @@ impl<'a> Expected<'a> {
         });
         let mut ranges: Vec<Range<Gva>> = std::iter::once(sealed.text.clone()).chain(constants).collect();
         ranges.sort_unstable_by_key(|range| range.start);
-        Ok(Self { image, map, ranges, sealed, patched: kernel.patched(), symbols: kernel.symbols() })
+        let kernels = map.gva(sealed.text.start)..map.gva(sealed.text.end);
+        let (patched, symbols) = (kernel.patched(), kernel.symbols());
+        Ok(Self { image, map, ranges, sealed, patched, symbols, kernels, accepted: HashMap::new() })
     }
 
     /// How many bytes are compared.
@@ -81,36 +96,61 @@ impl<'a> Expected<'a> {
 
     /// Calls `tell` with each change that is none of the kernel's own.
     pub(super) fn compare<M: PhysMemory + ?Sized>(
-        &self,
+        &mut self,
         memory: &VirtMemory<'_, M>,
         code: &Code,
         overwritten: &Overwritten,
         tell: &mut dyn FnMut(Finding),
     ) -> Result<(), NoMemory> {
+        let mut accepted = Vec::new();
+        let mut page = [0; PAGE as usize];
         for range in &self.ranges {
             let mut at = range.start;
             let mut changed: Option<Changed> = None;
             while at < range.end {
                 let end = Gva((at.0 | (PAGE - 1)).saturating_add(1)).min(range.end);
                 let length = (end.0 - at.0) as usize;
-                let mut page = [0; PAGE as usize];
                 let Some(now) = page.get_mut(..length) else { break };
                 memory.phys.read(self.map.gpa(at), now)?;
-                let was = self.image.bytes_at(at, length).unwrap_or_default();
+                let now = &*now;
+                let of_file = || self.image.bytes_at(at, length).unwrap_or_default();
+                let was = self.accepted.get(&at).map_or_else(of_file, |accepted| &**accepted);
                 if now != was {
-                    let differing = now.iter().zip(was).zip(at.0..).filter(|((now, was), _)| now != was);
-                    for ((now, was), at) in differing {
-                        let at = Gva(at);
-                        let Err(why) = self.explained(at, memory, code, overwritten) else { continue };
-                        match &mut changed {
-                            Some(open) if open.end == at && open.why == why => open.push(*now, *was),
-                            _ => {
-                                if let Some(open) = changed.replace(Changed::new(at, *now, *was, why)) {
-                                    tell(open.finding(self.map));
+                    let mut kept: Option<Box<[u8]>> = None;
+                    let mut explained_to = at;
+                    for (place, is, was_it) in differing(now, was) {
+                        let byte = at.add(place as u64);
+                        if byte < explained_to {
+                            continue;
+                        }
+                        match self.explained(byte, Page { at, bytes: now }, memory, code, overwritten) {
+                            Ok(Own { end: to, is_lasting }) => {
+                                explained_to = to;
+                                let (from, to) = ((byte.0 - at.0) as usize, (to.min(end).0 - at.0) as usize);
+                                let kept = is_lasting.then(|| kept.get_or_insert_with(|| was.into()));
+                                let kept = kept.and_then(|kept| kept.get_mut(from..to));
+                                if let Some((kept, now)) = kept.zip(now.get(from..to)) {
+                                    kept.copy_from_slice(now);
+                                }
+                            }
+                            Err(why) => {
+                                let of_file = self.image.bytes_at(byte, 1).and_then(<[u8]>::first);
+                                let of_file = of_file.copied().unwrap_or(was_it);
+                                match &mut changed {
+                                    Some(open) if open.end == byte && open.why == why => {
+                                        open.push(is, of_file)
+                                    }
+                                    _ => {
+                                        let new = Changed::new(byte, is, of_file, why);
+                                        if let Some(open) = changed.replace(new) {
+                                            tell(open.finding(self.map));
+                                        }
+                                    }
                                 }
                             }
                         }
                     }
+                    accepted.extend(kept.map(|kept| (at, kept)));
                 }
                 at = end;
             }
@@ -118,56 +158,72 @@ impl<'a> Expected<'a> {
                 tell(open.finding(self.map));
             }
         }
+        self.accepted.extend(accepted);
         Ok(())
     }
 
-    /// Whether the byte at `at`, which is not that of the file, is of one of the kernel's own changes, or why not.
+    /// Which of the kernel's own changes the byte at `at` is of, which is not that of the file and lies in `page`, or why of none.
     fn explained<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
+        page: Page<'_>,
         memory: &VirtMemory<'_, M>,
         code: &Code,
         overwritten: &Overwritten,
-    ) -> Result<(), &'static str> {
+    ) -> Result<Own, &'static str> {
         if !at.is_in(&self.sealed.text) {
             return Err("these are constants");
         }
-        let read = |range: &Range<Gva>| {
-            let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
-            memory.phys.read(self.map.gpa(range.start), &mut bytes).ok().map(|()| bytes)
+        let read = |range: &Range<Gva>| match page.part(range) {
+            Some(bytes) => Cow::Borrowed(bytes),
+            None => {
+                let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
+                let is_there = memory.phys.read(self.map.gpa(range.start), &mut bytes).is_ok();
+                Cow::Owned(if is_there { bytes } else { Vec::new() })
+            }
         };
         if let Some(range) = overwritten.around(self.map.gva(at)) {
             let range = self.map.link(range.start)..self.map.link(range.end);
-            let now = read(&range).unwrap_or_default();
+            let now = read(&range);
             if overwritten.fits(self.map.gva(range.start), &now) {
-                return Ok(());
+                return Ok(Own { end: range.end, is_lasting: false });
             }
         }
         if let Some(site) = self.sealed.site(at) {
-            let now = read(&(site.at..site.at.add(site.length.into()))).unwrap_or_default();
-            return match self.fits(site, &now, code) {
-                true => Ok(()),
+            let end = site.at.add(site.length.into());
+            let now = read(&(site.at..end));
+            let is_lasting = self.fits(site, &now, |at| at.is_in(&self.kernels).then_some(&Owner::Kernel));
+            return match is_lasting || self.fits(site, &now, |at| code.owner(at)) {
+                true => Ok(Own { end, is_lasting }),
                 false => Err("the kernel never has these bytes there"),
             };
         }
         let Some((range, why)) = self.patched.booting_around(at) else {
             return Err("the kernel lists no such place for patching");
         };
-        // That is a number in an instruction.
+        // A runtime constant is a number in an instruction.
+        let end = range.end;
         if why == Why::RuntimeConstant {
-            return Ok(());
+            return Ok(Own { end, is_lasting: true });
         }
-        match read(&range).is_some_and(|now| self.is_own_code(&now, range.start, memory)) {
-            true => Ok(()),
+        let now = read(&range);
+        let is_lasting = self.is_own_code(&now, range.start, |_| false);
+        let is_thunk_there = |to: Gva| {
+            let mut thunk = [0; THUNK];
+            memory.read(self.map.gva(to), &mut thunk).is_ok() && is_thunk(&thunk)
+        };
+        match is_lasting || self.is_own_code(&now, range.start, is_thunk_there) {
+            true => Ok(Own { end, is_lasting }),
             false => Err("what stands there since the boot leads out of the kernel"),
         }
     }
 
-    fn fits(&self, site: &Site, now: &[u8], code: &Code) -> bool {
+    /// Whether a site may hold this, where code has these owners.
+    fn fits<'o>(&self, site: &Site, now: &[u8], owner: impl Fn(Gva) -> Option<&'o Owner>) -> bool {
         let map = self.map;
         let to = |link: Gva| {
             let at = map.gva(link);
-            match (site.kind, code.owner(at)) {
+            match (site.kind, owner(at)) {
                 // What is called there is ftrace's own, which calls the tracers.
                 (SiteKind::Ftrace, Some(Owner::Kernel)) => self.is_ftrace(link) || self.is_ftrace(site.at),
                 (_, Some(owner)) => {
@@ -185,18 +241,32 @@ impl<'a> Expected<'a> {
     }
 
     /// Whether these instructions, as they stand at `at`, leave the kernel's own code nowhere: their direct branches lead to the kernel's
-    /// code, or to one of its thunks, and there is no branch by a pointer in memory.
-    fn is_own_code<M: PhysMemory + ?Sized>(&self, now: &[u8], at: Gva, memory: &VirtMemory<'_, M>) -> bool {
+    /// code, or to what `is_thunk`, and there is no branch by a pointer in memory.
+    fn is_own_code(&self, now: &[u8], at: Gva, is_thunk: impl Fn(Gva) -> bool) -> bool {
         Decoder::with_ip(64, now, at.0, DecoderOptions::NONE).into_iter().all(|instruction| {
             if instruction.op0_kind() == OpKind::NearBranch64 {
                 let to = Gva(instruction.near_branch_target());
-                let mut thunk = [0; THUNK];
-                return to.is_in(&self.sealed.text)
-                    || memory.read(self.map.gva(to), &mut thunk).is_ok() && is_thunk(&thunk);
+                return to.is_in(&self.sealed.text) || is_thunk(to);
             }
             let is_indirect = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
             !instruction.is_invalid() && (!is_indirect || instruction.op0_kind() == OpKind::Register)
         })
+    }
+}
+
+/// What is there, of a page or of a part of one.
+#[derive(Clone, Copy)]
+struct Page<'b> {
+    /// Where, at a link-time address.
+    at: Gva,
+    bytes: &'b [u8],
+}
+
+impl<'b> Page<'b> {
+    /// What of that is in `range`, which may reach beyond.
+    fn part(&self, range: &Range<Gva>) -> Option<&'b [u8]> {
+        let place = |at: Gva| usize::try_from(at.offset_from(self.at)?).ok();
+        self.bytes.get(place(range.start)?..place(range.end)?)
     }
 }
 
@@ -225,5 +295,32 @@ impl Changed {
     fn finding(self, map: KernelMap) -> Finding {
         let Self { start, end, is, was, why } = self;
         Finding { at: map.gva(start), what: What::Changed { is, was, length: end.0 - start.0, why } }
+    }
+}
+
+/// Where these differ, and what both have there. Most of a page does not differ, and is passed over by the piece.
+fn differing<'b>(now: &'b [u8], was: &'b [u8]) -> impl Iterator<Item = (usize, u8, u8)> + 'b {
+    const PIECE: usize = 64;
+    let pieces = now.chunks(PIECE).zip(was.chunks(PIECE)).zip((0..).step_by(PIECE));
+    pieces.filter(|((now, was), _)| now != was).flat_map(|((now, was), from)| {
+        let bytes = now.iter().zip(was).zip(from..).filter(|((now, was), _)| now != was);
+        bytes.map(|((now, was), place)| (place, *now, *was))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::differing;
+
+    #[test]
+    fn each_byte_that_differs_is_found_at_its_place() {
+        let was = [7; 200];
+        let mut now = was;
+        for (place, byte) in [(0, 1), (63, 2), (64, 3), (199, 4)] {
+            now[place] = byte;
+        }
+        let found: Vec<_> = differing(&now, &was).collect();
+        assert_eq!(found, [(0, 1, 7), (63, 2, 7), (64, 3, 7), (199, 4, 7)]);
+        assert_eq!(differing(&was, &was).next(), None);
     }
 }

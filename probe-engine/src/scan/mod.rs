@@ -4,6 +4,7 @@
 pub mod code;
 mod executable;
 pub mod finding;
+mod helpers;
 pub mod hooks;
 mod image;
 mod interrupts;
@@ -11,6 +12,7 @@ mod modules;
 mod pointers;
 pub mod processes;
 pub mod processors;
+pub mod seals;
 mod subject;
 mod tables;
 mod thunks;
@@ -24,9 +26,10 @@ use self::modules::Found;
 use self::pointers::Census;
 use self::processes::Process;
 use self::processors::ProcessorState;
+use self::seals::Seals;
 use self::subject::Subject;
 use crate::guard::sealed::{NotSealable, SealedKernel};
-use crate::linux::btf::BtfError;
+use crate::linux::btf::{Btf, BtfError};
 use crate::linux::kernel::Kernel;
 use crate::linux::modules::Module;
 use crate::linux::names::ModuleNames;
@@ -116,73 +119,98 @@ pub fn is_whole<M: PhysMemory + ?Sized>(kernel: &Kernel, running: &RunningKernel
     head.is_some_and(|head| walk::list(&memory, head).is_ok_and(|processes| !processes.is_empty()))
 }
 
-/// Looks at the `running` kernel, of which `kernel` is the file, in this memory, and at its `processors`, as far as anything is known of
-/// them.
-///
-/// # Errors
-/// [`ScanError`] where the kernel's file does not say enough. What the memory does not say is the failure of a check.
-pub fn scan<M: PhysMemory + ?Sized>(
-    kernel: &Kernel,
-    running: &RunningKernel,
-    phys: &M,
-    processors: &[ProcessorState],
-) -> Result<Scan, ScanError> {
-    let btf = kernel.btf()?;
-    let sealed = SealedKernel::of(kernel)?;
-    let expected = Expected::of(kernel, &sealed, running.map)?;
-    let memory = VirtMemory::new(phys, running.space);
-    let subject = Subject { kernel, btf: &btf, running, memory };
-    let mut failures = Vec::new();
-    let found = modules::read(&subject).unwrap_or_else(|error| {
-        failures.push((Check::Modules, error.to_string()));
-        Found::default()
-    });
-    let code = Code::of(&subject, &found.modules).unwrap_or_else(|error| {
-        failures.push((Check::Executable, error.to_string()));
-        Code::default()
-    });
-    let read = hooks::read(&subject, &code);
-    let (hooks, overwritten) = read.unwrap_or_else(|error| {
-        failures.push((Check::Hooks, error.to_string()));
-        (Vec::new(), Overwritten::default())
-    });
-    let processes = processes::read(&subject).unwrap_or_else(|error| {
-        failures.extend([Check::Credentials, Check::PageTables].map(|check| (check, error.to_string())));
-        Vec::new()
-    });
-    let census = Census { subject: &subject, code: &code };
-    let made = |check| match check {
-        Check::Image => Checked::make(check, |tell| {
-            expected.compare(&subject.memory, &code, &overwritten, tell).map(|()| expected.length())
-        }),
-        Check::PageTables => Checked::make(check, |tell| {
-            let ranges = expected.ranges();
-            let looked_at = tables::check(&subject, ranges, &processes, tell);
-            Ok::<_, ScanError>(looked_at)
-        }),
-        Check::Executable => Checked::make(check, |tell| executable::check(phys, running.space, &code, tell)),
-        Check::Modules => Checked::make(check, |tell| {
-            found.findings.iter().cloned().for_each(tell);
-            Ok::<_, ScanError>(found.modules.len() as u64)
-        }),
-        Check::Interrupts => Checked::make(check, |tell| interrupts::check(&subject, tell)),
-        Check::Hooks => Checked::make(check, |tell| {
-            hooks.iter().filter_map(hooks::finding).for_each(tell);
-            Ok::<_, ScanError>(hooks.len() as u64)
-        }),
-        Check::Pointers => Checked::make(check, |tell| census.check(tell)),
-        Check::Credentials => Checked::make(check, |tell| {
-            processes::check(&subject, &processes, tell);
-            Ok::<_, ScanError>(processes.len() as u64)
-        }),
-        Check::Processors => Checked::make(check, |tell| processors::check(&subject, processors, tell)),
-    };
-    let mut checks: Vec<Checked> = Check::ALL.into_iter().map(made).collect();
-    for (check, failure) in failures {
-        if let Some(made) = checks.iter_mut().find(|made| made.check == check) {
-            made.failure = Some(failure);
-        }
+/// Looks at one kernel as often as it is wanted.
+pub struct Scanner<'a> {
+    kernel: &'a Kernel,
+    btf: Btf<'a>,
+    running: RunningKernel,
+    expected: Expected<'a>,
+}
+
+impl<'a> Scanner<'a> {
+    /// One for the `running` kernel, of which `kernel` is the file.
+    ///
+    /// # Errors
+    /// [`ScanError`] where the kernel's file does not say enough.
+    pub fn new(kernel: &'a Kernel, running: &RunningKernel) -> Result<Self, ScanError> {
+        let (btf, running) = (kernel.btf()?, *running);
+        let expected = Expected::of(kernel, SealedKernel::of(kernel)?, running.map)?;
+        Ok(Self { kernel, btf, running, expected })
     }
-    let names = modules::names(&subject, &found.modules);
-    Ok(Scan { checks, modules: found.modules, names, processes, hooks })
+
+    /// Looks at this memory, at the `processors`, as far as anything is known of them, and at what a guard has sealed of modules, where
+    /// there is one. What the memory does not say is the failure of a check.
+    pub fn scan<M: PhysMemory + ?Sized>(
+        &mut self,
+        phys: &M,
+        processors: &[ProcessorState],
+        seals: Option<&Seals>,
+    ) -> Scan {
+        let Self { kernel, btf, running, expected } = self;
+        let memory = VirtMemory::new(phys, running.space);
+        let subject = Subject { kernel, btf, running, memory };
+        let mut failures = Vec::new();
+        let found = modules::read(&subject).unwrap_or_else(|error| {
+            failures.push((Check::Modules, error.to_string()));
+            Found::default()
+        });
+        let code = Code::of(&subject, &found.modules).unwrap_or_else(|error| {
+            failures.push((Check::Executable, error.to_string()));
+            Code::default()
+        });
+        let read = hooks::read(&subject, &code);
+        let (hooks, overwritten) = read.unwrap_or_else(|error| {
+            failures.push((Check::Hooks, error.to_string()));
+            (Vec::new(), Overwritten::default())
+        });
+        let processes = processes::read(&subject).unwrap_or_else(|error| {
+            failures.extend([Check::Credentials, Check::PageTables].map(|check| (check, error.to_string())));
+            Vec::new()
+        });
+        let census = Census { subject: &subject, code: &code };
+        let made = |check| match check {
+            Check::Image => Checked::make(check, |tell| {
+                expected.compare(&subject.memory, &code, &overwritten, tell).map(|()| expected.length())
+            }),
+            Check::PageTables => Checked::make(check, |tell| {
+                let ranges = expected.ranges();
+                let kernels = tables::check(&subject, ranges, &processes, tell);
+                let modules = seals.map_or(0, |seals| seals.check_pages(&subject.memory, tell));
+                Ok::<_, ScanError>(kernels + modules)
+            }),
+            Check::Executable => {
+                let freed = seals.map_or(&[][..], |seals| &seals.freed);
+                Checked::make(check, |tell| executable::check(phys, running.space, &code, freed, tell))
+            }
+            Check::Modules => Checked::make(check, |tell| {
+                found.findings.iter().cloned().for_each(&mut *tell);
+                if let Some(seals) = seals {
+                    seals.check_modules(&found.modules, tell);
+                }
+                Ok::<_, ScanError>(found.modules.len() as u64)
+            }),
+            Check::Interrupts => Checked::make(check, |tell| interrupts::check(&subject, tell)),
+            Check::Hooks => Checked::make(check, |tell| {
+                hooks.iter().filter_map(hooks::finding).for_each(tell);
+                Ok::<_, ScanError>(hooks.len() as u64)
+            }),
+            Check::Pointers => Checked::make(check, |tell| census.check(tell)),
+            Check::Credentials => Checked::make(check, |tell| {
+                processes::check(&subject, &processes, tell);
+                Ok::<_, ScanError>(processes.len() as u64)
+            }),
+            Check::Helpers => Checked::make(check, |tell| helpers::check(&subject, tell)),
+            Check::Processors => Checked::make(check, |tell| processors::check(&subject, processors, tell)),
+        };
+        let mut checks: Vec<Checked> = Check::ALL.into_iter().map(made).collect();
+        for (check, failure) in failures {
+            if let Some(made) = checks.iter_mut().find(|made| made.check == check) {
+                made.failure = Some(failure);
+            }
+        }
+        // Findings and hooks alone are told by names.
+        let is_named = !hooks.is_empty() || checks.iter().any(|made| !made.findings.is_empty());
+        let names = if is_named { modules::names(&subject, &found.modules) } else { Vec::new() };
+        Scan { checks, modules: found.modules, names, processes, hooks }
+    }
 }

@@ -40,6 +40,14 @@ pub struct ProcessorState {
     pub calls: Option<[u64; 3]>,
 }
 
+impl ProcessorState {
+    /// Whether it was started.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.cr0 & CR0_PG != 0
+    }
+}
+
 /// What the kernel has set processors to.
 struct Kernels<'a> {
     /// Its interrupt table.
@@ -78,7 +86,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     };
     let mut looked_at = 0;
     for (number, state) in (0..).zip(processors) {
-        if state.cr0 & CR0_PG != 0 {
+        if state.is_used() {
             looked_at += 1;
             kernels.faults(number, state).into_iter().for_each(&mut *tell);
         }

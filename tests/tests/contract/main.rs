@@ -8,6 +8,7 @@
 )]
 
 mod branches;
+mod entries;
 mod entry;
 mod errands;
 mod fault_in;
@@ -27,5 +28,6 @@ mod reserved;
 mod samples;
 mod sealed;
 mod selftest;
+mod steps;
 mod stops;
 mod watch;

@@ -3,7 +3,8 @@
 use probe_engine::addr::Gva;
 use probe_engine::guard::judge::{Objection, Patch};
 use std::time::Duration;
-use tests::linux_rig::{Ended, Guest, Subject, subject};
+use tests::broken_module::{behind_call, renamed};
+use tests::linux_rig::{Ended, Guest, Subject, module, subject};
 use vmm::guard::{Done, Finding, GuardReport, OnWrite, Suspicion, Writer};
 use vmm::session::{Call, ErrandError, Handle, Next, Outcome};
 
@@ -78,7 +79,10 @@ fn attacked(on_write: OnWrite, attack: impl FnOnce(&Attack, &Handle) + Send) -> 
     Some(guest.run_with("open:1,sh:/gate", |handle, console| {
         console.wait_for("workload: open", 1);
         attack(&functions, handle);
-        console.open_gate();
+        // A guest that was stopped reads nothing any more.
+        if on_write != OnWrite::Stop {
+            console.open_gate();
+        }
     }))
 }
 
@@ -126,25 +130,41 @@ fn the_kernels_own_function_writes_what_belongs_there_alone() {
     assert_eq!(ended.findings.len(), 1);
 }
 
-/// Modules come and go, and the guest's own tracer, probes and counters change its text meanwhile.
+/// Modules come and go, one of them without success, and the guest's own tracer, probes and counters change its text and theirs meanwhile. A
+/// probe is there before its module is. What was a module's memory is used for something else.
 const CHURN: &str = "\
 set -e
 mount -t tracefs tracefs /sys/kernel/tracing
 cd /sys/kernel/tracing
-echo 'vfs_*' > set_ftrace_filter
 for round in 1 2 3; do
+    echo 'p:early dummy:INSIDE' > kprobe_events
+    echo 1 > events/kprobes/early/enable
     insmod /dummy.ko
+    echo 'vfs_*' > set_ftrace_filter
+    echo ':mod:dummy' >> set_ftrace_filter
     echo function > current_tracer
-    echo 'p:mine do_sys_openat2' > kprobe_events
+    echo 'p:mine do_sys_openat2' >> kprobe_events
     echo 'p:inside PLACE' >> kprobe_events
     echo 1 > events/kprobes/enable
     echo 1 > events/sched/enable
     cat /proc/version > /dev/null
+    insmod /other.ko && exit 1
+    sleep 1
     echo 0 > events/sched/enable
     echo 0 > events/kprobes/enable
     echo > kprobe_events
+    echo 'p:late dummy:INSIDE' > kprobe_events
+    echo 1 > events/kprobes/enable
+    sleep 1
     rmmod dummy
+    echo 0 > events/kprobes/enable
+    echo > kprobe_events
     echo nop > current_tracer
+    dd if=/dev/zero of=/fill bs=1M count=64
+    rm /fill
+    insmod /other.ko
+    insmod /dummy.ko && exit 1
+    rmmod other
 done
 echo the churn is over
 ";
@@ -154,8 +174,11 @@ fn what_the_kernel_changes_itself_is_let_through() {
     let Some(guest) = Guest::new() else { return };
     // ftrace makes no call of that.
     let place = &guest.subject.instructions("vfs_read")[6].place;
-    let script = CHURN.replace("PLACE", place);
-    let guest = guest.cpus(2).module("dummy").program("script", script.as_bytes());
+    let dummy = module("dummy");
+    let script = CHURN.replace("PLACE", place).replace("INSIDE", &behind_call(&dummy, "dummy_xmit"));
+    let other = renamed(dummy.clone(), b"other");
+    let guest = guest.cpus(2).module_file("dummy", dummy).module_file("other", other);
+    let guest = guest.program("script", script.as_bytes());
     let guest = guest.patience(10 * LONG).guard(OnWrite::Stop);
     let ended = guest.run("sh:/script");
     assert_eq!(ended.findings, []);
@@ -165,4 +188,6 @@ fn what_the_kernel_changes_itself_is_let_through() {
     for patch in [Patch::JumpLabel, Patch::Ftrace, Patch::Kprobe] {
         assert!(report.patches.get(&patch).is_some_and(|count| *count >= 3), "{patch:?}: {report:?}");
     }
+    // Of each load at least a page of text and one of constants.
+    assert!(report.module_pages >= 4 * 3 * 2 && report.unsealed_modules == 0, "{report:?}");
 }

@@ -128,7 +128,7 @@ fn a_task_that_has_its_cpu_run_others_is_found_where_it_is_held() {
     };
     let stands = ended.holds.iter().map(|held| match &held.end {
         HoldEnd::TimedOut(stands) => stands,
-        HoldEnd::Opened { .. } => panic!("{held:?}"),
+        HoldEnd::Opened { .. } | HoldEnd::Released => panic!("{held:?}"),
     });
     // Another task may run at that moment.
     let found = stands.clone().filter(|stands| stands.cpus.iter().any(is_found)).count();

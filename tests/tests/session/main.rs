@@ -9,6 +9,7 @@
 mod branches;
 mod changes;
 mod commands;
+mod control;
 mod detoured_returns;
 mod detours;
 mod errands;

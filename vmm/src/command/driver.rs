@@ -151,6 +151,7 @@ impl GuestCommand {
             folder: Some(folder),
             files: Vec::new(),
             outputs: outputs.len(),
+            keeps_files: streams.left.is_some(),
             terminal: streams.terminal,
             time,
             seed: None,

@@ -152,13 +152,16 @@ const WRITES: [i64; 25] = [
     SYS_setresgid,
 ];
 
+/// What a thread needs beside [`COMMON`] that makes files in a folder that is open, and removes those that it has made in part.
+const KEEPS: [i64; 3] = [SYS_openat, SYS_mkdirat, SYS_unlinkat];
+
 /// Calls that are answered as by a kernel which has none.
-pub(super) fn absent(role: Role) -> List {
+pub(super) fn absent(role: Role) -> Result<List, BackendError> {
     // The C library makes threads by `clone` then, whose flags can be looked at, and guesses the number of CPUs. A panic has
     // no file's lines.
-    let mut absent = vec![SYS_clone3];
+    let mut absent = List::from([(SYS_clone3, vec![])]);
     if !matches!(role, Role::Files { .. } | Role::Names) {
-        absent.extend([
+        let without_conditions = [
             SYS_open,
             SYS_openat,
             SYS_openat2,
@@ -168,9 +171,15 @@ pub(super) fn absent(role: Role) -> List {
             SYS_readlink,
             SYS_getcwd,
             SYS_access,
-        ]);
+        ];
+        absent.extend(without_conditions.map(|number| (number, vec![])));
     }
-    absent.into_iter().map(|number| (number, vec![])).collect()
+    if role == Role::Keeper {
+        // A folder is opened as a place (O_PATH), and a file is made (O_CREAT with O_EXCL): nothing that is there is read or changed.
+        let others = [masked(2, O_PATH | O_CREAT, 0)?, masked(2, O_PATH | O_EXCL, 0)?];
+        absent.insert(SYS_openat, others.to_vec());
+    }
+    Ok(absent)
 }
 
 /// Calls that are made.
@@ -179,11 +188,12 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
     let mut always = |numbers: &[i64]| list.extend(numbers.iter().map(|number| (*number, vec![])));
     always(&COMMON);
     // The other filter answers them.
-    always(&absent(role).into_keys().collect::<Vec<_>>());
+    always(&absent(role)?.into_keys().collect::<Vec<_>>());
     match role {
         Role::Vcpu => always(&VCPU),
         Role::Device => {}
         Role::Control => always(&CONTROL),
+        Role::Keeper => always(&KEEPS),
         Role::Names => {
             always(&READS);
             // A path is looked up below a folder. That the file is not changed, Landlock sees to.
@@ -220,7 +230,6 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
         Role::Control => {
             list.insert(SYS_ioctl, any(1, &control_requests())?);
             list.insert(SYS_kill, any(0, &[ours])?);
-            list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, CLONE_THREAD)?]);
         }
         Role::Names | Role::Files { writable: false } => {
             // For nothing but reading.
@@ -228,7 +237,10 @@ pub(super) fn allowed(role: Role) -> Result<List, BackendError> {
             list.insert(SYS_open, vec![masked(1, changes, O_RDONLY)?]);
             list.insert(SYS_openat, vec![masked(2, changes, O_RDONLY)?]);
         }
-        Role::Files { writable: true } => {}
+        Role::Keeper | Role::Files { writable: true } => {}
+    }
+    if let Role::Control | Role::Keeper = role {
+        list.insert(SYS_clone, vec![masked(0, CLONE_THREAD, CLONE_THREAD)?]);
     }
     Ok(list)
 }

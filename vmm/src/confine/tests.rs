@@ -13,13 +13,14 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const ROLES: [Role; 6] = [
+const ROLES: [Role; 7] = [
     Role::Vcpu,
     Role::Device,
     Role::Control,
     Role::Files { writable: false },
     Role::Files { writable: true },
     Role::Names,
+    Role::Keeper,
 ];
 
 /// Names the case that a child is to carry out.
@@ -171,7 +172,16 @@ fn work(role: Role) {
         Role::Files { writable: false } | Role::Names => unreachable!("it may not open for writing"),
         _ => assert_eq!(error, Err(Some(libc::ENOSYS))),
     }
-    if role == Role::Control {
+    if role == Role::Keeper {
+        // What is there is neither read nor written to, and what is not there is made.
+        let create = |path: &str| File::create_new(path).map(drop).map_err(|error| error.raw_os_error());
+        assert_eq!(create("/proc/self/nothing"), Err(Some(libc::ENOENT)));
+        assert_eq!(create("/proc/self/status"), Err(Some(libc::EEXIST)));
+        for how in [File::options().read(true), File::options().write(true), File::options().append(true)] {
+            assert_eq!(how.open("/dev/null").unwrap_err().raw_os_error(), Some(libc::ENOSYS));
+        }
+    }
+    if let Role::Control | Role::Keeper = role {
         std::thread::Builder::new().name("more".to_owned()).spawn(|| ()).unwrap().join().unwrap();
     }
 }
@@ -181,6 +191,31 @@ fn a_thread_does_its_work_and_may_panic() {
     for (n, role) in ROLES.iter().enumerate() {
         let output = child(&n.to_string());
         assert!(output.status.success(), "{role:?}: {output:?}");
+    }
+}
+
+#[test]
+fn whoever_keeps_files_makes_new_ones_and_does_no_more() {
+    let calls = lists::allowed(Role::Keeper).unwrap();
+    for call in [libc::SYS_openat, libc::SYS_mkdirat, libc::SYS_unlinkat, libc::SYS_write] {
+        assert!(calls.contains_key(&call), "{call}");
+    }
+    for call in [
+        libc::SYS_renameat2,
+        libc::SYS_linkat,
+        libc::SYS_symlinkat,
+        libc::SYS_mknodat,
+        libc::SYS_fchmod,
+        libc::SYS_fchmodat,
+        libc::SYS_fchownat,
+        libc::SYS_ftruncate,
+        libc::SYS_pwrite64,
+        libc::SYS_copy_file_range,
+        libc::SYS_setresuid,
+        libc::SYS_readlinkat,
+        libc::SYS_getdents64,
+    ] {
+        assert!(!calls.contains_key(&call), "{call}");
     }
 }
 
@@ -204,7 +239,7 @@ fn a_terminal_is_left_as_it_was_found() {
     let modes = || tcgetattr(&terminal).unwrap().local_modes;
     assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
     for (n, role) in
-        ROLES.iter().enumerate().filter(|(_, role)| !matches!(role, Role::Files { .. } | Role::Names))
+        ROLES.iter().enumerate().filter(|(_, role)| matches!(role, Role::Vcpu | Role::Device | Role::Control))
     {
         let output = child_with(terminal.try_clone().unwrap(), &format!("{n} 0"));
         assert_eq!(output.status.code(), Some(125), "{role:?}: {output:?}");

@@ -54,8 +54,12 @@ pub(super) fn read(file: &File) -> Result<Core, DumpError> {
     }
     for segment in segments.iter().filter(|segment| segment.p_type(endian) == PT_LOAD) {
         let (start, offset) = (segment.p_paddr(endian), segment.p_offset(endian));
-        // What the file does not have any more was cut off.
-        let size = segment.p_filesz(endian).min(length.saturating_sub(offset));
+        let size = segment.p_filesz(endian);
+        // What is not in the file any more would be taken for what the guest does not have.
+        match offset.checked_add(size) {
+            Some(whole) if whole > length => return Err(DumpError::Cut { length, whole }),
+            whole => whole.ok_or(DumpError::Damaged)?,
+        };
         if let Some(end) = start.checked_add(size) {
             parts.push(Part { memory: Gpa(start)..Gpa(end), offset });
         }

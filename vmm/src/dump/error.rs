@@ -17,6 +17,14 @@ pub enum DumpError {
     /// Its headers do not hold.
     #[error("it is damaged: its headers do not hold")]
     Damaged,
+    /// The file has been cut off.
+    #[error("it has been cut off: its headers tell of {whole} bytes, and {length} are there")]
+    Cut {
+        /// How long the file is, in bytes.
+        length: u64,
+        /// How long the file was at least.
+        whole: u64,
+    },
     /// Its ranges are no guest's.
     #[error("its ranges of memory overlap, are too many, or go beyond 64 TiB")]
     Ranges,
@@ -26,7 +34,10 @@ pub enum DumpError {
     /// The process's memory is not open to us.
     #[error("its memory is not open: that takes the rights of who traces it (CAP_SYS_PTRACE, or its user)")]
     Closed(#[source] io::Error),
-    /// No process, or one that is no monitor.
+    /// No process has this number.
+    #[error("there is no such process")]
+    NoProcess,
+    /// It is no monitor.
     #[error("it has no memory that could be a guest's")]
     NoGuest,
 }

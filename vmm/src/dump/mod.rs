@@ -1,11 +1,13 @@
-//! The memory of a guest that runs under another monitor, or ran: a file, or what another process has. It is only read.
+//! The memory of a guest that runs under another monitor, or ran: a file, or what another process has. It is only read. Guests of ours are [written](CoreHead) to such files.
 
 mod core;
 mod error;
 mod process;
+mod written;
 
 pub use error::DumpError;
 pub use process::layouts;
+pub use written::{CoreHead, NamedRegs, Notes};
 
 use probe_engine::addr::Gpa;
 use probe_engine::memory::{NoMemory, PhysMemory};

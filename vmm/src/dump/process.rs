@@ -35,6 +35,7 @@ pub fn layouts(pid: u32) -> Result<Vec<Dump>, DumpError> {
 fn closed(error: std::io::Error) -> DumpError {
     match error.kind() {
         ErrorKind::PermissionDenied => DumpError::Closed(error),
+        ErrorKind::NotFound => DumpError::NoProcess,
         _ => error.into(),
     }
 }

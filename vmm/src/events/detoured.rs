@@ -116,6 +116,16 @@ impl DetourRings {
     /// There will be no more: reads what hits of `known` probes came to that were counted in the guest, by their first hits.
     pub(super) fn close(&mut self, known: &HashMap<u32, DetouredProbe>) -> Vec<(ProbeId, Group)> {
         self.is_closed = true;
+        let read = self.groups(known);
+        for (probe, group) in &read {
+            let hits = self.read.entry(probe.0).or_default();
+            *hits = hits.saturating_add(group.hits());
+        }
+        read
+    }
+
+    /// What hits of `known` probes have come to so far that are counted in the guest, by their first hits.
+    pub(super) fn groups(&self, known: &HashMap<u32, DetouredProbe>) -> Vec<(ProbeId, Group)> {
         let plan = |probe: &u32| known.get(probe)?.work.groups.as_ref();
         if known.keys().all(|probe| plan(probe).is_none()) {
             return Vec::new();
@@ -126,10 +136,6 @@ impl DetourRings {
             read.extend(groups.iter().map(|raw| (ProbeId(probe), plan.read(raw))));
         }
         read.sort_by_key(|(_, group)| group.first());
-        for (probe, group) in &read {
-            let hits = self.read.entry(probe.0).or_default();
-            *hits = hits.saturating_add(group.hits());
-        }
         read
     }
 

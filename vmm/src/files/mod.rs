@@ -9,6 +9,7 @@
 
 mod confine;
 mod hidden;
+mod kept;
 mod noted;
 mod planted;
 mod read_only;
@@ -17,6 +18,7 @@ mod server;
 
 pub use confine::{Confined, LandlockError, confine_to_reading, confined_here};
 pub use hidden::kernels_own_in;
+pub use kept::{KeepError, KeptFolder, Told};
 pub use noted::SeenFiles;
 pub use server::{Files, ServeError};
 

@@ -157,6 +157,8 @@ pub struct Streams<'a> {
     pub signals: bool,
     /// At a terminal, what becomes of Ctrl-A x.
     pub escape: Escape,
+    /// Where the [files](crate::dropped) go that a guest's command leaves in its root, if anybody wants them.
+    pub left: Option<Outlet>,
 }
 
 impl Streams<'static> {
@@ -171,6 +173,7 @@ impl Streams<'static> {
             terminal: CommandTerminal::of_this_process(),
             signals: true,
             escape: Escape::Observed,
+            left: None,
         }
     }
 }

@@ -71,7 +71,7 @@ impl Read for Until<'_> {
     }
 }
 
-/// Hands `job` over by `control`, and carries `streams` and `outputs` until it has ended.
+/// Hands `job` over by `control`, and carries `streams` and `outputs` until it has ended, and what it leaves, where the streams take that.
 ///
 /// A first signal to end is the command's to obey; a second one, half a second or more later, closes `control`, and a
 /// third ends this process.
@@ -99,6 +99,7 @@ pub(crate) fn converse(
     let (taken, credit) = mpsc::sync_channel(STDIN_WINDOW);
     let (messages, waiting) = mpsc::sync_channel(MESSAGES);
     let (stdout, stderr) = (streams.stdout, streams.stderr);
+    let outputs = outputs.into_iter().chain(streams.left).collect();
     let mut sinks =
         Sinks { stdout, stderr, outputs, lost: None, messages: messages.clone(), taken, is_seen: false };
 

@@ -120,6 +120,14 @@ impl EmulatedHost {
         self.machine.names().try_clone()
     }
 
+    /// The way of commands to a session inside, and of its answers.
+    ///
+    /// # Errors
+    /// When this machine is out of descriptors.
+    pub fn commands(&self) -> io::Result<UnixStream> {
+        self.machine.commands().try_clone()
+    }
+
     /// What ends [`run`](Self::run) from another thread, and the host with it: to be shut down.
     ///
     /// # Errors
@@ -145,6 +153,7 @@ impl EmulatedHost {
             folder: None,
             files,
             outputs: outputs.len(),
+            keeps_files: streams.left.is_some(),
             terminal: streams.terminal,
             time,
             seed: Some(seed().map_err(EmulatorError::SetUp)?),

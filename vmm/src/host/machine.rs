@@ -60,6 +60,7 @@ pub(super) struct QemuProcess {
     control: UnixStream,
     files: UnixStream,
     names: UnixStream,
+    commands: UnixStream,
     monitor: UnixStream,
     /// What QEMU and the kernel's console say.
     log: File,
@@ -79,8 +80,8 @@ impl QemuProcess {
         let (command, ends) = command(qemu, image.kernel, size, disk, start).map_err(EmulatorError::SetUp)?;
         let processor = Processor::take(&image.folder());
         let child = spawn::bound_to_us(command, ends.inherited, &processor).map_err(EmulatorError::Start)?;
-        let Ends { control, files, names, monitor, log, .. } = ends;
-        Ok(Self { child, control, files, names, monitor, log, _processor: processor })
+        let Ends { control, files, names, commands, monitor, log, .. } = ends;
+        Ok(Self { child, control, files, names, commands, monitor, log, _processor: processor })
     }
 
     /// Waits until the agent inside answers.
@@ -109,6 +110,11 @@ impl QemuProcess {
     /// The port for names of what programs outside have.
     pub(super) fn names(&self) -> &UnixStream {
         &self.names
+    }
+
+    /// The port for commands to a session inside.
+    pub(super) fn commands(&self) -> &UnixStream {
+        &self.commands
     }
 
     /// QEMU's monitor.
@@ -162,6 +168,7 @@ struct Ends {
     control: UnixStream,
     files: UnixStream,
     names: UnixStream,
+    commands: UnixStream,
     monitor: UnixStream,
     log: File,
     inherited: Vec<OwnedFd>,
@@ -177,6 +184,7 @@ fn command(
     let (control, control_inside) = UnixStream::pair()?;
     let (files, files_inside) = UnixStream::pair()?;
     let (names, names_inside) = UnixStream::pair()?;
+    let (commands, commands_inside) = UnixStream::pair()?;
     let (monitor, monitor_inside) = UnixStream::pair()?;
     let log = File::from(memfd_create("vmm-log", MemfdFlags::CLOEXEC)?);
     fcntl_setfl(&log, OFlags::APPEND)?;
@@ -187,6 +195,7 @@ fn command(
     option("-chardev", format!("socket,id=control,fd={}", control_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=files,fd={}", files_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=names,fd={}", names_inside.as_raw_fd()));
+    option("-chardev", format!("socket,id=commands,fd={}", commands_inside.as_raw_fd()));
     option("-chardev", format!("socket,id=monitor,fd={}", monitor_inside.as_raw_fd()));
     option("-mon", "chardev=monitor,mode=control".into());
     option("-chardev", "file,id=log,append=on,path=/proc/self/fd/1".into());
@@ -211,9 +220,10 @@ fn command(
     command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
     // A group of its own: Ctrl-C is for us, and we pass it on.
     command.process_group(0);
-    let sockets = [control_inside, files_inside, names_inside, monitor_inside].map(OwnedFd::from);
+    let sockets = [control_inside, files_inside, names_inside, commands_inside, monitor_inside];
+    let sockets = sockets.map(OwnedFd::from);
     let inherited = sockets.into_iter().chain([image, beginning]).collect();
-    Ok((command, Ends { control, files, names, monitor, log, inherited }))
+    Ok((command, Ends { control, files, names, commands, monitor, log, inherited }))
 }
 
 /// The path by which a child opens an inherited descriptor.

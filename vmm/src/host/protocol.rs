@@ -34,6 +34,8 @@ pub(crate) const PORT_NAME: &str = "vmm.control";
 pub(crate) const FILES_PORT: &str = "vmm.files";
 /// The name of the port for names of what programs outside have.
 pub(crate) const NAMES_PORT: &str = "vmm.names";
+/// The name of the port for commands to a session inside.
+pub(crate) const COMMANDS_PORT: &str = "vmm.commands";
 /// The longest payload of a frame, in bytes.
 pub(crate) const MAX_PAYLOAD: usize = 1 << 20;
 /// How many `Stdin` frames may be under way.
@@ -78,6 +80,8 @@ pub(crate) struct Job {
     pub(crate) files: Vec<DiskFile>,
     /// How many pipes [`Arg::Output`] may name.
     pub(crate) outputs: usize,
+    /// Whether the files that the command leaves are sent when it has ended, as one output more.
+    pub(crate) keeps_files: bool,
     /// The terminal the command gets, if any.
     pub(crate) terminal: Option<crate::terminal::CommandTerminal>,
     /// Wall-clock time outside, in seconds since 1970.

@@ -1,6 +1,6 @@
 //! Which QEMU is here, and what it is told.
 
-use super::protocol::{FILES_PORT, NAMES_PORT, PORT_NAME};
+use super::protocol::{COMMANDS_PORT, FILES_PORT, NAMES_PORT, PORT_NAME};
 use std::error::Error;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -142,6 +142,7 @@ pub(super) fn machine_args(kernel: &Path, size: HostSize) -> Vec<OsString> {
     let port = format!("virtserialport,chardev=control,name={PORT_NAME}");
     let files = format!("virtserialport,chardev=files,name={FILES_PORT}");
     let names = format!("virtserialport,chardev=names,name={NAMES_PORT}");
+    let commands = format!("virtserialport,chardev=commands,name={COMMANDS_PORT}");
     let fixed = [
         // Not reserved: what the guest does not touch need not be there.
         ["-object", &backend],
@@ -159,6 +160,7 @@ pub(super) fn machine_args(kernel: &Path, size: HostSize) -> Vec<OsString> {
         ["-device", &port],
         ["-device", &files],
         ["-device", &names],
+        ["-device", &commands],
         ["-device", "virtio-blk-pci,drive=files"],
         ["-serial", "chardev:log"],
         ["-append", KERNEL_COMMAND_LINE],

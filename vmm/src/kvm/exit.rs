@@ -1,5 +1,7 @@
 //! Why a vCPU came back from the guest.
 
+use probe_engine::guard::entries::EntryRegister;
+
 /// How a vCPU left the guest.
 #[derive(Debug)]
 pub enum Left<'a> {
@@ -51,6 +53,9 @@ pub enum Exit {
     /// the registers are those of before. What writes may be the instruction at RIP, but also an exception that it raises or a walk of the
     /// page tables.
     Sealed,
+    /// The guest is about to write to a register by which programs enter its kernel, where KVM is to [ask](super::EntryFilter::ask) about that. The
+    /// register is not written when the guest goes on.
+    EntryWritten(EntryRegister, u64),
     /// A triple fault.
     Shutdown,
     /// KVM could not go on; the text says what it reported.
@@ -64,4 +69,9 @@ pub struct DebugExit {
     pub exception: u32,
     /// The cause of a #DB (Intel SDM volume 3, 18.2.3).
     pub dr6: u64,
+}
+
+impl DebugExit {
+    /// The bit of DR6 that says that one instruction was executed (BS).
+    pub const STEP: u64 = 1 << 14;
 }

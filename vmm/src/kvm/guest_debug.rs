@@ -1,9 +1,10 @@
 //! Guest debugging of one vCPU: software breakpoints intercepted, debug registers set, exceptions given back.
 
+use super::exit::DebugExit;
 use super::vcpu::KvmVcpu;
 use kvm_bindings::{
-    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB, KVM_GUESTDBG_USE_HW_BP,
-    KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB,
+    KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 use probe_engine::addr::Gva;
 use probe_engine::probe::watch::{Condition, Length};
@@ -122,7 +123,7 @@ pub enum DebugException {
 
 impl DebugException {
     /// #DB of one step (Intel SDM volume 3, 18.2.3): BS, among bits that read as ones.
-    pub(crate) const STEP: Self = Self::Debug { dr6: 0xffff_0ff0 | 1 << 14 };
+    pub(crate) const STEP: Self = Self::Debug { dr6: 0xffff_0ff0 | DebugExit::STEP };
 }
 
 impl KvmVcpu {
@@ -132,6 +133,24 @@ impl KvmVcpu {
     /// What KVM_SET_GUEST_DEBUG said.
     pub fn debug(&self, breakpoints: &Breakpoints) -> Result<(), errno::Error> {
         self.fd().set_guest_debug(&breakpoints.control())
+    }
+
+    /// The same for one instruction, at which the guest takes no interrupt: it ends with a debug exit that has [`STEP`](DebugExit::STEP).
+    /// Registers that were set have to be KVM's by now: KVM steps where RIP is at this moment.
+    ///
+    /// # Errors
+    /// What KVM_SET_GUEST_DEBUG said.
+    pub fn debug_step(&self, breakpoints: &Breakpoints) -> Result<(), errno::Error> {
+        let mut debug = breakpoints.control();
+        debug.control |= KVM_GUESTDBG_SINGLESTEP | KVM_GUESTDBG_BLOCKIRQ;
+        match self.fd().set_guest_debug(&debug) {
+            // A KVM from before Linux 5.15 cannot keep interrupts away: the instruction may be the first one of a handler.
+            Err(error) if error.errno() == libc::EINVAL => {
+                debug.control &= !KVM_GUESTDBG_BLOCKIRQ;
+                self.fd().set_guest_debug(&debug)
+            }
+            set => set,
+        }
     }
 
     /// Gives the guest its `exception` when it next runs. Registers must not be written in between: that would

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "a memory slot hands host memory to the guest by address")]
 
 use super::Hypervisor;
+use super::entry_filter::EntryFilter;
 use super::vcpu::KvmVcpu;
 use crate::boot;
 use crate::layout;
@@ -158,6 +159,12 @@ impl Machine {
     #[must_use]
     pub fn ring_at_store(&self, at: Gpa, event: &EventFd) -> bool {
         self.vm.register_ioevent(event, &IoEventAddress::Mmio(at.0), NoDatamatch).is_ok()
+    }
+
+    /// By what KVM asks about the registers by which programs enter the guest's kernel. `None` where this KVM cannot.
+    #[must_use]
+    pub fn entry_filter(&self) -> Option<EntryFilter> {
+        EntryFilter::new(self.vm.clone()).ok()
     }
 
     /// By what interrupt messages are sent.

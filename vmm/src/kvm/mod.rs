@@ -2,6 +2,7 @@
 
 mod counters;
 mod entry;
+mod entry_filter;
 mod exit;
 mod fault;
 mod guest_debug;
@@ -10,6 +11,7 @@ mod vcpu;
 
 pub use counters::Statistics;
 pub use entry::Shadow;
+pub use entry_filter::EntryFilter;
 pub use exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 pub use fault::Exception;
 pub use guest_debug::{Breakpoints, DebugException, DebugRegister};

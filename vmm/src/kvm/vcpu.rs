@@ -4,14 +4,16 @@ use super::entry::{self, Shadow};
 use super::exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 use kvm_bindings::{
     KVM_EXIT_IO, KVM_EXIT_MMIO, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_VCPUEVENT_VALID_SHADOW, Msrs,
-    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_dtable, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use probe_engine::addr::Gva;
+use probe_engine::guard::entries::EntryRegister;
 use probe_engine::insn::emulate::Segments;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::scan::processors::ProcessorState;
+use probe_engine::system_regs::{DescriptorTable, Segment, SystemRegs};
 use std::cell::OnceCell;
 use std::num::NonZeroU32;
 use vmm_sys_util::errno;
@@ -140,6 +142,10 @@ impl KvmVcpu {
             Ok(VcpuExit::Debug(debug)) => {
                 Exit::Debug(DebugExit { exception: debug.exception, dr6: debug.dr6 })
             }
+            Ok(VcpuExit::X86Wrmsr(write)) => match EntryRegister::of(write.index) {
+                Some(register) => Exit::EntryWritten(register, write.data),
+                None => Exit::Failed(format!("KVM asked about register {:#x}", write.index)),
+            },
             Ok(VcpuExit::Intr | VcpuExit::Hlt) => Exit::Interrupted,
             Ok(VcpuExit::Shutdown) => Exit::Shutdown,
             Ok(VcpuExit::InternalError) => {
@@ -260,20 +266,46 @@ impl KvmVcpu {
     /// Where the kernel's area of this CPU is (GVA): GS's base, or in user mode what `swapgs` would make it. In the first
     /// instructions behind an entry it is neither.
     pub fn per_cpu_area(&mut self) -> Option<Gva> {
-        /// IA32_KERNEL_GS_BASE.
-        const KERNEL_GS_BASE: u32 = 0xc000_0102;
         if !self.in_user_mode() {
             return Some(Gva(self.system().segments().gs_base));
         }
+        self.kernel_gs_base().map(Gva)
+    }
+
+    /// What `swapgs` makes the base of GS.
+    fn kernel_gs_base(&self) -> Option<u64> {
+        /// IA32_KERNEL_GS_BASE.
+        const KERNEL_GS_BASE: u32 = 0xc000_0102;
         let entry = kvm_msr_entry { index: KERNEL_GS_BASE, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[entry]).ok()?;
         self.fd.get_msrs(&mut msrs).ok().filter(|read| *read == 1)?;
-        msrs.as_slice().first().map(|entry| Gva(entry.data))
+        msrs.as_slice().first().map(|entry| entry.data)
     }
 
-    /// Where the interrupt descriptor table is.
-    pub fn idt(&mut self) -> Gva {
-        Gva(self.sregs().idt.base)
+    /// The system registers at the last exit, all of them.
+    pub fn system_regs(&mut self) -> SystemRegs {
+        let kernel_gs_base = self.kernel_gs_base().unwrap_or_default();
+        let sregs = self.sregs();
+        let table = |table: &kvm_dtable| DescriptorTable { base: table.base, limit: table.limit };
+        SystemRegs {
+            cs: segment(&sregs.cs),
+            ds: segment(&sregs.ds),
+            es: segment(&sregs.es),
+            fs: segment(&sregs.fs),
+            gs: segment(&sregs.gs),
+            ss: segment(&sregs.ss),
+            ldt: segment(&sregs.ldt),
+            tr: segment(&sregs.tr),
+            gdt: table(&sregs.gdt),
+            idt: table(&sregs.idt),
+            cr0: sregs.cr0,
+            cr2: sregs.cr2,
+            cr3: sregs.cr3,
+            cr4: sregs.cr4,
+            cr8: sregs.cr8,
+            efer: sregs.efer,
+            kernel_gs_base,
+        }
     }
 
     /// What it is set to. The registers are those of the last exit.
@@ -289,6 +321,24 @@ impl KvmVcpu {
         let sregs = self.sregs();
         let interrupts = (sregs.idt.base, sregs.idt.limit.into());
         ProcessorState { rip, cr0: sregs.cr0, cr4: sregs.cr4, interrupts, calls }
+    }
+
+    /// What it has in the registers by which programs enter the kernel, as far as it has them.
+    pub fn entry_registers(&self) -> Vec<(EntryRegister, u64)> {
+        let value = |register: EntryRegister| {
+            let entry = kvm_msr_entry { index: register.index(), ..Default::default() };
+            let mut msrs = Msrs::from_entries(&[entry]).ok()?;
+            self.fd.get_msrs(&mut msrs).ok().filter(|read| *read == 1)?;
+            msrs.as_slice().first().map(|entry| (register, entry.data))
+        };
+        EntryRegister::ALL.into_iter().filter_map(value).collect()
+    }
+
+    /// Sets one of these. Says whether it is set.
+    pub fn set_entry_register(&self, register: EntryRegister, data: u64) -> bool {
+        let entry = kvm_msr_entry { index: register.index(), data, ..Default::default() };
+        let msrs = Msrs::from_entries(&[entry]).ok();
+        msrs.is_some_and(|msrs| self.fd.set_msrs(&msrs).is_ok_and(|set| set == 1))
     }
 
     /// Whether the last exit found the CPU in user mode.
@@ -344,6 +394,22 @@ impl KvmVcpu {
     pub fn excuse_pause(&self) {
         let _ = self.fd.kvmclock_ctrl();
     }
+}
+
+/// As the descriptor has it (Intel SDM volume 3, 3.4.5), whose bits KVM keeps apart.
+fn segment(k: &kvm_segment) -> Segment {
+    let bits = [
+        (u32::from(k.type_), 8),
+        (u32::from(k.s), 12),
+        (u32::from(k.dpl), 13),
+        (u32::from(k.present), 15),
+        (u32::from(k.avl), 20),
+        (u32::from(k.l), 21),
+        (u32::from(k.db), 22),
+        (u32::from(k.g), 23),
+    ];
+    let attributes = bits.into_iter().fold(0, |all, (bit, at)| all | bit << at);
+    Segment { selector: k.selector, base: k.base, limit: k.limit, attributes }
 }
 
 fn from_kvm(k: &kvm_regs) -> Regs {

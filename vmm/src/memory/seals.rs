@@ -51,6 +51,11 @@ impl Seals {
         Self { views: views.into_iter().map(view).collect(), refused: Mutex::default() }
     }
 
+    /// The guest's view of all RAM.
+    pub(super) fn views(&self) -> impl Iterator<Item = &GuestRegionMmap> {
+        self.views.iter().map(|view| &view.mapping)
+    }
+
     /// Where the guest's view of the region that begins at `start` is in the host (HVA).
     pub(super) fn host_address(&self, start: Gpa) -> Option<u64> {
         let view = self.views.iter().find(|view| view.start() == start)?;

@@ -79,6 +79,8 @@ pub(crate) enum Pacing {
     Delay(Delay, AtomicU64),
     /// They wait for their turns, so long at most.
     Turn(Arc<ImposedOrder>, Duration),
+    /// All vCPUs stand still.
+    Stop,
 }
 
 /// The user's handlers, and what belongs to each kind of probe.
@@ -217,7 +219,7 @@ impl Active {
         let (gates, mode) = match &self.pacing {
             Some(Pacing::Hold(gate, _, mode)) => (std::slice::from_ref(gate), *mode),
             Some(Pacing::Turn(order, _)) => (order.gates(), HoldMode::Cpu),
-            Some(Pacing::Open(_) | Pacing::Delay(..)) | None => (&[][..], HoldMode::Cpu),
+            Some(Pacing::Open(_) | Pacing::Delay(..) | Pacing::Stop) | None => (&[][..], HoldMode::Cpu),
         };
         gates.iter().map(move |gate| (&**gate, mode))
     }
@@ -226,8 +228,13 @@ impl Active {
     pub(crate) fn turns(&self) -> Option<(&ImposedOrder, Duration)> {
         match &self.pacing {
             Some(Pacing::Turn(order, within)) => Some((order, *within)),
-            Some(Pacing::Hold(..) | Pacing::Open(_) | Pacing::Delay(..)) | None => None,
+            Some(Pacing::Hold(..) | Pacing::Open(_) | Pacing::Delay(..) | Pacing::Stop) | None => None,
         }
+    }
+
+    /// Whether the guest is to stand still at its hits.
+    pub(crate) fn stops_guest(&self) -> bool {
+        matches!(self.pacing, Some(Pacing::Stop)) && !self.is_broken() && !self.is_retired()
     }
 
     /// Whether a hit may have to wait in front of its instruction.
@@ -245,8 +252,8 @@ impl Active {
         requests: &mut Vec<HandlerRequest>,
     ) {
         match &self.pacing {
-            // A hit of a turn has waited before it was one.
-            None | Some(Pacing::Turn(..)) => {}
+            // A hit of a turn has waited before it was one, and so has one at which the guest stood still.
+            None | Some(Pacing::Turn(..) | Pacing::Stop) => {}
             Some(Pacing::Open(gate)) => gate.open(vcpu, task.as_ref(), ram),
             Some(Pacing::Hold(gate, within, mode)) => {
                 let (gate, within, mode, probe) = (gate.clone(), *within, *mode, self.told_as);

@@ -22,6 +22,12 @@ pub enum Command {
     Arm(bool),
     /// Has all probes served by detours where they can be, or none.
     Optimize(bool),
+    /// Has all CPUs of the guest stand still. Commands are carried out meanwhile, and the time that the guest may take goes on.
+    Pause,
+    /// Lets them go on.
+    Resume,
+    /// The same, unless the guest stands still because of a [report](crate::session::AfterSplat::Stop) of its kernel.
+    LetGo,
     /// Ends the guest.
     Stop,
     /// Ends the guest as one that took too long, and says where its CPUs stand.

@@ -332,6 +332,7 @@ impl Seen {
             Self::Exit(Exit::NotStarted) => "the vCPU did not start".to_owned(),
             Self::Exit(Exit::Shutdown) => "a triple fault of the guest".to_owned(),
             Self::Exit(Exit::Sealed) => "KVM_RUN failed: EFAULT".to_owned(),
+            Self::Exit(Exit::EntryWritten(register, _)) => format!("a question about {register}"),
             Self::Exit(Exit::Failed(words)) => words.clone(),
         }
     }

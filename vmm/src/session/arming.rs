@@ -4,7 +4,7 @@ mod wanted;
 
 use super::detours::Detours;
 use super::hooks::GuestHooks;
-use super::patches::Patches;
+use super::patches::{Hidden, Patches};
 use super::reasons::NoSpace;
 use super::registry::Registry;
 use super::sites::Sites;
@@ -15,14 +15,15 @@ use super::watches;
 use crate::probe::Active;
 use crate::reserved::{Reserved, TRAMPOLINES};
 use crate::vcpu::VcpuTables;
-use probe_engine::addr::Gva;
+use probe_engine::addr::{Gpa, Gva};
 use probe_engine::errand::{CODE, Code};
 use probe_engine::linux::branches::{Branches, UnknownReturn};
 use probe_engine::linux::errands::ErrandLayout;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::running::RunningKernel;
 use probe_engine::probe::table::ProbeSet;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What is armed in a guest.
@@ -37,6 +38,16 @@ pub(super) struct Arming {
 }
 
 impl Arming {
+    /// The bytes of ours in the text, by where they are in guest-physical memory.
+    pub(super) fn hidden(&self) -> BTreeMap<Gpa, Hidden> {
+        self.patches.in_memory()
+    }
+
+    /// Those of them that are in `memory`.
+    pub(super) fn hidden_in(&self, memory: &Range<Gpa>) -> BTreeMap<Gpa, Hidden> {
+        self.patches.within(memory)
+    }
+
     /// Nothing is armed yet, and the kernel tells by `hooks` what it does.
     pub(super) fn new(kernel: Landmarks, hooks: GuestHooks, detours: Detours) -> Self {
         Self {
@@ -158,6 +169,21 @@ impl Arming {
     pub(super) fn forget(&mut self, lost: &[Gva], stop: &Stop<'_>, tables: &mut VcpuTables) {
         if let Some((sites, mut guest)) = self.stopped(stop, &mut tables.sites) {
             sites.forget(lost, &mut guest);
+        }
+    }
+
+    /// Takes out what of ours stands in this memory, which is about to change. What is wanted there is put in anew, as the text is
+    /// then, when that is [reconciled](Self::reconcile).
+    pub(super) fn lift_over(
+        &mut self,
+        memory: Range<Gpa>,
+        registry: &mut Registry,
+        stop: &Stop<'_>,
+        tables: &mut VcpuTables,
+    ) {
+        let ours = self.patches.at(memory);
+        if let Some((sites, mut guest)) = self.stopped(stop, &mut tables.sites).filter(|_| !ours.is_empty()) {
+            sites.lift(&ours, registry, &mut guest);
         }
     }
 

@@ -1,14 +1,18 @@
 //! What vCPUs ask for and what is commanded, carried out in one stop of the world.
 
 use super::control::{Control, GuestPanic, PANIC_GRACE};
+use super::guarding::ModuleStep;
 use super::handle::{CommandError, Done, Message};
 use super::modules::Modules;
 use super::registry::Registry;
+use super::removed::RemovedProbe;
 use super::report::{Death, Outcome, ProbeState};
 use super::resolver::RegisterError;
 use super::stage::{self, BootPhase, Reached};
 use super::stop::Stop;
 use super::tracepoints::Answering;
+use super::watches;
+use crate::clock;
 use crate::errands::Closed;
 use crate::memory::GuestRam;
 use crate::probe::{Command, HandlerRequest};
@@ -19,6 +23,7 @@ use probe_engine::addr::Gva;
 use probe_engine::linux::modules::ModuleState;
 use probe_engine::linux::running::{KernelMap, RunningKernel};
 use probe_engine::paging::PageFault;
+use probe_engine::probe::pace::Pace;
 use probe_engine::probe::table::{Internal, ProbeId};
 use probe_engine::virt_memory::VirtMemory;
 use std::collections::HashSet;
@@ -29,7 +34,7 @@ impl Control<'_> {
     /// done before, all in one stop of the world.
     pub(super) fn attend(&mut self) {
         // What a handler has asked for before a message was sent is there as well.
-        let messages: Vec<Message> = self.messages.try_iter().collect();
+        let messages = self.serve_unstopped(self.messages.try_iter());
         let asked: Vec<HandlerRequest> = self.requests.try_iter().collect();
         let may_change_names = !self.ledger.has_names() || self.takes_events();
         let requests = self.postponed.due(self.world.take_requests(), may_change_names);
@@ -52,6 +57,8 @@ impl Control<'_> {
                 Cause::Breakpoint => self.stage_reached(&request, &parked, &mut tables),
                 Cause::Internal(internal) => self.hook_reached(&request, internal, &parked, &mut tables),
                 Cause::Called => {}
+                Cause::Stop(probe) => self.stop_reached(vcpu, probe, request.regs, &mut tables),
+                Cause::Stepped => self.stepped(vcpu, request.regs, &mut tables),
                 Cause::Device => self.arming.sites.run_from_copy(Gva(request.regs.rip)),
                 Cause::Commands(commands) => {
                     for command in commands {
@@ -81,14 +88,50 @@ impl Control<'_> {
         let mut answers = Vec::new();
         for message in messages {
             match message {
-                Message::Command(command, answer) => {
+                Message::Command(command, told, answer) => {
                     let is_switching = self.is_about_switching(&command);
                     let is_register = matches!(command, Command::Register(_));
                     let result = self.carry_out(command, &parked, &mut tables);
+                    if let (Some(told), Ok(done)) = (told, &result) {
+                        told(&done.ids);
+                    }
                     answers.push(Answering { answer, result, is_switching, is_register });
                 }
                 Message::List(answer) => {
                     let _ = answer.send(self.list());
+                }
+                Message::Counters(answer) => {
+                    let _ = answer.send(self.counters(parked.positions().len()));
+                }
+                Message::Standing(answer) => {
+                    let _ = answer.send(self.standing(&parked.positions(), &tables));
+                }
+                // Those are answered already.
+                Message::Unstopped(_) => {}
+                Message::Held(answer) => {
+                    let _ = answer.send(self.held());
+                }
+                Message::Release(gate, answer) => {
+                    let _ = answer.send(self.release(gate));
+                }
+                Message::Follow(follower, answer) => {
+                    self.follow(follower);
+                    let _ = answer.send(());
+                }
+                Message::Kernel(answer) => {
+                    let _ = answer.send(self.kernel_place());
+                }
+                Message::Step(vcpu, answer) => {
+                    let _ = answer.send(self.step(vcpu, &parked, &mut tables));
+                }
+                Message::SetRegs(vcpu, regs, answer) => {
+                    let _ = answer.send(self.set_regs(vcpu, *regs, &parked, &tables));
+                }
+                Message::Write(wanted, answer) => {
+                    let _ = answer.send(self.write(&wanted, &parked, &mut tables));
+                }
+                Message::Read(wanted, answer) => {
+                    let _ = answer.send(self.read(wanted, &parked.positions(), &tables));
                 }
             }
         }
@@ -101,6 +144,7 @@ impl Control<'_> {
         }
         let answers = self.answerable(answers, &parked, &mut tables);
         self.send_for_worker(&parked, &mut tables);
+        self.tell_stopped(&parked, &tables);
         world.set_tables(&parked, tables);
         if self.outcome.is_some() {
             parked.end();
@@ -113,7 +157,7 @@ impl Control<'_> {
             let is_switching = self.has_tracepoints_to_switch() || self.has_programs_to_place();
             if self.arming.is_ready() && !is_switching {
                 self.announced = true;
-                let probes = self.list();
+                let probes = self.observed();
                 self.sink.armed(&probes, self.stopped);
             }
         }
@@ -125,6 +169,11 @@ impl Control<'_> {
     pub(super) fn reconcile(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
         self.note_switched_on();
         self.arming.reconcile(&mut self.registry, &Stop { parked, ram: &self.ram }, tables);
+        if !self.arming.is_ready()
+            && let (Some(map), Ok(stage)) = (self.stage.map(), self.stage.breakpoints(&self.kernel))
+        {
+            watches::set_early(&mut self.registry, &map, &stage, tables);
+        }
         tables.gates = self.registry.known_gates();
     }
 
@@ -163,16 +212,24 @@ impl Control<'_> {
             }
             Command::Unregister(mut ids) => {
                 known(&self.registry, &ids)?;
+                // Returns that are not read are not wanted any more afterwards.
+                if self.takes_events() {
+                    self.drain();
+                }
                 let mut seen = HashSet::new();
                 ids.retain(|id| seen.insert(*id));
                 let removed = self.registry.report_of(&ids, &self.reader, |id| self.lost(id));
-                for probe in &removed {
-                    self.unregistered.probes += 1;
-                    self.unregistered.hits += probe.hits;
-                    self.unregistered.missed += probe.missed.hits();
-                    self.unregistered.yields += probe.missed.yields;
+                for report in &removed {
+                    let plan = self.registry.get(report.id).map(|entry| entry.active.plan.clone());
+                    if plan.as_ref().is_some_and(|plan| plan.pace == Some(Pace::Stop)) {
+                        continue;
+                    }
+                    let records = plan.is_some_and(|plan| plan.records());
+                    let lost = self.lost(report.id);
+                    self.removed.push(RemovedProbe::new(report, records, &self.reader, lost));
                 }
                 self.registry.unregister(&ids);
+                self.durations.forget(&ids);
                 Ok(Done { ids, removed })
             }
             Command::Enable(ids) => {
@@ -193,6 +250,23 @@ impl Control<'_> {
                 self.arming.sites.detours.switch(on);
                 Ok(Vec::new().into())
             }
+            Command::Pause => {
+                self.paused.get_or_insert_with(clock::ticks);
+                tables.stepping = None;
+                parked.freeze();
+                Ok(Vec::new().into())
+            }
+            Command::Resume => {
+                tables.stepping = None;
+                self.resume(parked);
+                Ok(Vec::new().into())
+            }
+            Command::LetGo => {
+                if !self.has_stopped_for_splat {
+                    self.resume(parked);
+                }
+                Ok(Vec::new().into())
+            }
             Command::Stop => {
                 self.outcome = Some(Outcome::Stopped);
                 Ok(Vec::new().into())
@@ -201,6 +275,18 @@ impl Control<'_> {
                 self.standstill.expire(Instant::now());
                 Ok(Vec::new().into())
             }
+        }
+    }
+
+    /// Nobody wants the guest to stand still any more. Tasks that are held have been so by no time in which nobody could come.
+    fn resume(&mut self, parked: &Parked<'_>) {
+        let Some(since) = self.paused.take() else { return };
+        self.has_stopped_for_splat = false;
+        let ticks = clock::ticks().saturating_sub(since);
+        self.registry.known_gates().0.values().for_each(|gate| gate.postpone(ticks));
+        // Who waits for the sink ends that by himself.
+        if !self.patience.has_ended() {
+            parked.thaw();
         }
     }
 
@@ -225,7 +311,7 @@ impl Control<'_> {
                     Reached::Late(map) => (BootPhase::Late, Some(map)),
                 };
                 if phase == BootPhase::Late {
-                    self.sending.idt = Some(request.idt);
+                    self.sending.idt = Some(Gva(request.system.idt.base));
                 }
                 if let Some(map) = map {
                     match self.watched_handlers(request, phase, &map) {
@@ -236,7 +322,7 @@ impl Control<'_> {
                             return;
                         }
                     }
-                    self.arming.advance(phase, RunningKernel { map, space: request.space }, &stop);
+                    self.arming.advance(phase, RunningKernel { map, space: request.system.space() }, &stop);
                     self.sink.names(map.slide(), &[]);
                 }
                 self.stage.breakpoints(&self.kernel)
@@ -260,8 +346,8 @@ impl Control<'_> {
         match self.delivery {
             Delivery::Intercepted => Ok([None; 2]),
             Delivery::Reflected => {
-                let memory = VirtMemory::new(&*self.ram, request.space);
-                let now = crate::trap::handler(request.idt, 3, &memory)?;
+                let memory = VirtMemory::new(&*self.ram, request.system.space());
+                let now = crate::trap::handler(Gva(request.system.idt.base), 3, &memory)?;
                 let next = self.kernel.int3_entry.filter(|_| phase == BootPhase::Start);
                 Ok([Some(now), next.map(|link| map.gva(link))])
             }
@@ -280,6 +366,7 @@ impl Control<'_> {
         match internal {
             Internal::ModuleReady => {
                 self.change_modules(parked, tables, |modules| modules.ready(argument));
+                self.follow_module(argument, ModuleStep::Ready, tables);
                 self.switch_tracepoints(Some(request.vcpu), parked, tables);
             }
             Internal::Exec => self.place_programs(Some(request.vcpu), parked, tables),
@@ -290,19 +377,27 @@ impl Control<'_> {
                 let going = self.modules().map(|(mut modules, _)| modules.going(module)).unwrap_or_default();
                 self.tracepoints_go(&going, request.vcpu, parked, tables);
             }
-            Internal::ModuleGone => self.change_modules(parked, tables, |modules| {
-                modules.gone(argument);
-                Vec::new()
-            }),
-            Internal::ModuleInitDone => self.change_modules(parked, tables, |modules| {
-                modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
-                Vec::new()
-            }),
-            Internal::Sealed => self.seal(),
+            Internal::ModuleGone => {
+                // What was found there has its names still.
+                self.follow_module(argument, ModuleStep::Gone, tables);
+                self.change_modules(parked, tables, |modules| {
+                    modules.gone(argument);
+                    Vec::new()
+                });
+            }
+            Internal::ModuleInitDone => {
+                self.change_modules(parked, tables, |modules| {
+                    modules.init_done(&(Gva(request.regs.rsi)..Gva(request.regs.rdx)));
+                    Vec::new()
+                });
+                self.follow_module(argument, ModuleStep::Initialized, tables);
+            }
+            Internal::Sealed => self.seal(tables),
             Internal::Report => self.about_to_report(),
+            Internal::Tainted => self.reported(parked),
             Internal::Panic if self.panic.is_none() => {
                 self.about_to_report();
-                let memory = VirtMemory::new(&*self.ram, request.space);
+                let memory = VirtMemory::new(&*self.ram, request.system.space());
                 let message = read_text(argument, &memory);
                 let deadline = Instant::now() + PANIC_GRACE;
                 let stack = tables.stack(&memory, &request.regs, None);
@@ -310,10 +405,13 @@ impl Control<'_> {
                 self.panic = Some(GuestPanic { message, regs: request.regs, stack, deadline });
             }
             Internal::PanicTold if self.arming.hooks.is_panic(argument, tables.kernel.slide) => {
-                let memory = VirtMemory::new(&*self.ram, request.space);
+                let memory = VirtMemory::new(&*self.ram, request.system.space());
                 let message = read_text(Gva(request.regs.rdx), &memory);
                 if let Some(panic) = self.panic.as_mut().filter(|_| !message.is_empty()) {
                     panic.message = message;
+                }
+                if self.arming.hooks.stops_at_splats() {
+                    self.reported(parked);
                 }
             }
             _ => {}

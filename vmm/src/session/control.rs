@@ -1,31 +1,34 @@
 //! The control thread: one event loop for requests of vCPUs, signals, what the user types, and the drain timer.
 
 use super::arming::Arming;
+use super::counters::{AllDurations, Counters};
 use super::handle::Message;
 use super::holds::Holds;
 use super::kernel_log::KernelLog;
 use super::keys::{Keys, Typed};
-use super::left::Left;
 use super::modules::Ledger;
 use super::patience::Patience;
 use super::postponed::Postponed;
 use super::programs::Programs;
 use super::registry::Registry;
-use super::report::{Death, Outcome, ProbeReport, Refused, Report, Unregistered};
+use super::removed::{self, RemovedProbe};
+use super::report::{Death, Outcome, ProbeReport, Refused, Report};
+use super::scanning::Scanning;
 use super::sending::Sending;
 use super::spent::Sweep;
 use super::stage::Stage;
 use super::standstill::Standstill;
 use super::stop::Stop;
+use super::stopped::Debugging;
 use super::tracepoints::Tracepoints;
-use super::{SessionError, Sink};
-use crate::clock::Clock;
+use super::{AfterSplat, SessionError, Sink};
+use crate::clock::{self, Clock};
 use crate::confine::{self, Role};
 use crate::devices::{Devices, PowerEvent};
 use crate::errands::Closed;
 use crate::events::{Event, Reader};
 use crate::guard::Guard;
-use crate::kvm::Statistics;
+use crate::kvm::{EntryFilter, Statistics};
 use crate::memory::GuestRam;
 use crate::probe::HandlerRequest;
 use crate::samples::SampleReader;
@@ -33,7 +36,9 @@ use crate::signals::Signals;
 use crate::stack::Stack;
 use crate::trap::Delivery;
 use crate::vcpu::{End, Vcpu, World};
+use crate::world::Parked;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use probe_engine::capture::tally::Group;
 use probe_engine::linux::landmarks::Landmarks;
 use probe_engine::linux::splat::Splat;
 use probe_engine::probe::table::ProbeId;
@@ -125,6 +130,10 @@ pub(super) struct Control<'a> {
     pub(super) samples: Option<SampleReader>,
     /// Who is asked about writes to the kernel's sealed pages, if these are guarded.
     pub(super) guard: Option<Arc<Guard>>,
+    /// By what the registers are guarded by which programs enter its kernel, where they can be.
+    pub(super) entry_filter: Option<EntryFilter>,
+    /// When the guarded guest's memory is looked at while the guest runs, if it is.
+    pub(super) scanning: Option<Scanning>,
     /// Of each vCPU; `None` where its KVM has none.
     pub(super) statistics: Option<Vec<Statistics>>,
     pub(super) clock: Arc<Clock>,
@@ -136,9 +145,15 @@ pub(super) struct Control<'a> {
     pub(super) stopped: Duration,
     /// Hits that the sink did not take, by probe.
     pub(super) lost: HashMap<ProbeId, u64>,
-    pub(super) unregistered: Unregistered,
+    /// How long calls took.
+    pub(super) durations: AllDurations,
+    /// When the guest was started.
+    pub(super) started: Instant,
+    pub(super) removed: Vec<RemovedProbe>,
     pub(super) refused: Refused,
     pub(super) holds: Holds,
+    /// Who is told where the guest stands.
+    pub(super) debugging: Debugging,
     /// What the guest is to call for us.
     pub(super) sending: Sending,
     /// Which tracepoints are switched on.
@@ -157,6 +172,10 @@ pub(super) struct Control<'a> {
     pub(super) keys: Keys,
     pub(super) panic: Option<GuestPanic>,
     pub(super) outcome: Option<Outcome>,
+    /// Since when all CPUs stand still because somebody wants that, in ticks.
+    pub(super) paused: Option<u64>,
+    /// Whether they do because of a report of its kernel.
+    pub(super) has_stopped_for_splat: bool,
     pub(super) standstill: Standstill,
 }
 
@@ -184,7 +203,6 @@ pub(super) const PANIC_GRACE: Duration = Duration::from_secs(10);
 impl Control<'_> {
     /// Runs the guest to its end.
     pub(super) fn run(mut self) -> Result<Report, SessionError> {
-        let started = Instant::now();
         let signals = self.signals.then(Signals::catch).transpose();
         let signals = signals.map_err(|e| SessionError::Host("signal handlers", e))?;
         let failed = |_| SessionError::Host("an event loop", io::ErrorKind::Other.into());
@@ -200,11 +218,12 @@ impl Control<'_> {
             }
         }
         let Loop { control, .. } = manager.remove_subscriber(id).map_err(failed)?;
-        Ok(control.finish(started.elapsed()))
+        Ok(control.finish())
     }
 
     /// Ends the threads, drains what is left, restores the text.
-    fn finish(mut self, ran: Duration) -> Report {
+    fn finish(mut self) -> Report {
+        let ran = self.started.elapsed();
         self.threads.end();
         self.sending.errands.close(Closed::Ended);
         self.drain();
@@ -214,29 +233,29 @@ impl Control<'_> {
         // What the console shows without an end is shown.
         self.devices.console.flush();
         let splats = self.log.finish(self.arming.running(), &self.ram);
-        self.tell_splats(&splats);
+        let _ = self.tell_splats(&splats);
         let groups = self.reader.close(self.arming.sites.detours.known());
-        let groups = groups.into_iter().map(|(id, group)| (self.registry.told_as(id), group)).collect();
+        let groups = self.told_as(groups);
         let begun = Instant::now();
         let parked = self.world.park(|_| {});
         self.arming.disarm(&mut self.registry, &Stop { parked: &parked, ram: &self.ram });
         drop(parked);
         let disarmed_in = begun.elapsed();
-        if let Some(running) = self.arming.running() {
-            let processors = self.guard.as_ref().map(|guard| guard.processors()).unwrap_or_default();
-            self.sink.left(&Left(&self.ram), running, &processors);
-        }
-        let probes = self.list();
-        let end = self.outcome.unwrap_or(Outcome::Quit);
-        let (unregistered, refused) = (self.unregistered, std::mem::take(&mut self.refused));
-        let exits = self.statistics.map(|all| all.iter().map(Statistics::exits).sum());
+        self.scan_at_end();
+        let probes = self.observed();
+        let end = self.outcome.take().unwrap_or(Outcome::Quit);
+        let finished = |probe: &RemovedProbe| probe.finish(&self.reader, self.lost(probe.report().id));
+        let removed: Vec<_> = self.removed.iter().map(finished).collect();
+        let refused = std::mem::take(&mut self.refused);
+        let exits = exits(self.statistics.as_deref());
         Report {
             end,
             exits,
             probes,
             groups,
             sampled: self.samples.as_ref().map(|samples| samples.time(self.clock.rate())),
-            unregistered,
+            unregistered: removed::sum(&removed),
+            removed,
             refused,
             unread: self.ledger.unread().to_vec(),
             guard: self.guard.as_ref().map(|guard| guard.report()),
@@ -250,9 +269,41 @@ impl Control<'_> {
         }
     }
 
+    /// Everything that is counted, so far, while no vCPU runs.
+    pub(super) fn counters(&self, vcpus: usize) -> Counters {
+        let probes = self.list();
+        let mut durations = self.durations.all().clone();
+        durations.retain(|id, _| probes.iter().any(|probe| probe.id == *id));
+        Counters {
+            ran: self.started.elapsed(),
+            vcpus,
+            is_armed: self.announced,
+            is_paused: self.paused.is_some(),
+            exits: exits(self.statistics.as_deref()),
+            waits: self.reader.waits(),
+            log_lost: self.log.lost(),
+            probes,
+            durations,
+            groups: self.told_as(self.reader.groups(self.arming.sites.detours.known())),
+            guard: self.guard.as_ref().map(|guard| guard.report()),
+        }
+    }
+
+    /// The same groups, under the numbers of the probes that the sink is told.
+    fn told_as(&self, groups: Vec<(ProbeId, Group)>) -> Vec<(ProbeId, Group)> {
+        groups.into_iter().map(|(id, group)| (self.registry.told_as(id), group)).collect()
+    }
+
     /// All probes with what they have seen so far.
     pub(super) fn list(&self) -> Vec<ProbeReport> {
         self.registry.report(&self.reader, |id| self.lost(id))
+    }
+
+    /// The same, but for those at which the guest stands still: whoever has them looks at the guest himself.
+    pub(super) fn observed(&self) -> Vec<ProbeReport> {
+        let mut probes = self.list();
+        probes.retain(|probe| !self.registry.get(probe.id).is_some_and(|entry| entry.active.stops_guest()));
+        probes
     }
 
     /// Hits of `id` that the sink did not take.
@@ -266,6 +317,7 @@ impl Control<'_> {
         if !self.postponed.is_empty() && self.takes_events() {
             self.attend();
         }
+        self.scan_if_due();
         self.keep_up();
         self.end_holds();
         self.arming.sites.detours.look(&self.ram);
@@ -301,8 +353,10 @@ impl Control<'_> {
     /// Ends a guest whose time is over, and one that will do nothing any more.
     fn look_after(&mut self, now: Instant) {
         let is_over = self.standstill.is_over(now);
-        let exits = || Some(self.statistics.as_ref()?.iter().map(Statistics::exits).sum());
-        if !is_over && !self.standstill.is_silent(now, exits) {
+        if !is_over
+            && (self.paused.is_some()
+                || !self.standstill.is_silent(now, || exits(self.statistics.as_deref())))
+        {
             return;
         }
         let parked = self.world.park(|id| self.threads.kick(id));
@@ -345,14 +399,15 @@ impl Control<'_> {
     /// Hands the events on that have come in. A vCPU waits when there is no room for another one, and the others wait
     /// with it where that takes long.
     fn keep_up(&mut self) {
+        let now = Instant::now();
+        // A guest that stands still does not get on with its panic.
+        let stands_still = self.paused.is_some() || self.patience.has_ended();
+        if let Some(panic) = self.panic.as_mut().filter(|_| stands_still) {
+            panic.deadline = panic.deadline.max(now + PANIC_GRACE);
+        }
         if !self.takes_events() {
-            let now = Instant::now();
             if self.patience.is_over(now, || self.world.has_waiting() || !self.postponed.is_empty()) {
                 self.world.freeze(|id| self.threads.kick(id));
-            }
-            // A guest that stands still does not get on with its panic.
-            if let Some(panic) = self.panic.as_mut().filter(|_| self.patience.has_ended()) {
-                panic.deadline = panic.deadline.max(now + PANIC_GRACE);
             }
             return;
         }
@@ -367,7 +422,7 @@ impl Control<'_> {
         self.hand_on_samples();
         self.hand_on_findings();
         self.hand_on_held();
-        if self.patience.begin_anew() {
+        if self.patience.begin_anew() && self.paused.is_none() {
             self.world.thaw();
         }
     }
@@ -384,7 +439,10 @@ impl Control<'_> {
     /// Hands on what the kernel has reported, behind the events from before.
     fn look_at_log(&mut self, now: Instant) {
         let splats = self.log.look(self.arming.running(), &self.ram, now);
-        self.tell_splats(&splats);
+        if self.tell_splats(&splats) == AfterSplat::Stop && self.outcome.is_none() {
+            let world = self.world.clone();
+            self.stop_for_splat(&world.park(|id| self.threads.kick(id)));
+        }
     }
 
     /// The kernel is about to report something, while no vCPU runs. Where nobody takes events, it goes on without being noticed in
@@ -397,10 +455,34 @@ impl Control<'_> {
         }
     }
 
-    fn tell_splats(&mut self, splats: &[Splat]) {
-        for splat in splats {
-            self.sink.splat(splat, self.reader.since_start(splat.nanos, self.clock.rate()));
+    /// The kernel has written a report, if it was one, while no vCPU runs: one of them is still in it.
+    pub(super) fn reported(&mut self, parked: &Parked<'_>) {
+        if self.takes_events() {
+            self.drain();
+            let splats = self.log.told(self.arming.running(), &self.ram, Instant::now());
+            if self.tell_splats(&splats) == AfterSplat::Stop {
+                self.stop_for_splat(parked);
+            }
         }
+    }
+
+    /// Says what is to follow.
+    fn tell_splats(&mut self, splats: &[Splat]) -> AfterSplat {
+        let mut after = AfterSplat::GoOn;
+        for splat in splats {
+            let nanos = self.reader.since_start(splat.nanos, self.clock.rate());
+            if self.sink.splat(splat, nanos) == AfterSplat::Stop {
+                after = AfterSplat::Stop;
+            }
+        }
+        after
+    }
+
+    /// All CPUs stand still until somebody lets them go on.
+    fn stop_for_splat(&mut self, parked: &Parked<'_>) {
+        self.paused.get_or_insert_with(clock::ticks);
+        self.has_stopped_for_splat = true;
+        parked.freeze();
     }
 
     /// Whether events can be handed on without filling memory. One that has failed is not asked.
@@ -423,6 +505,7 @@ impl Control<'_> {
         if events.is_empty() {
             return;
         }
+        self.durations.add(events);
         if self.sink_failed || self.sink.events(events).is_err() {
             self.sink_failed = true;
             for event in events {
@@ -467,6 +550,11 @@ impl Control<'_> {
             }
         }
     }
+}
+
+/// How often CPUs have left the guest, where KVM counts that.
+fn exits(statistics: Option<&[Statistics]>) -> Option<u64> {
+    Some(statistics?.iter().map(Statistics::exits).sum())
 }
 
 /// The control thread's one subscriber.

@@ -1,13 +1,18 @@
 //! Tasks that are held: those whose time is over go on, and the sink is told what became of each.
 
 use super::control::Control;
-use super::report::{Held, HoldEnd};
+use super::report::{Held, HeldNow, HoldEnd};
 use crate::clock;
-use crate::gate::HeldTask;
+use crate::gate::{HeldTask, WentOn};
+use probe_engine::probe::pace::GateId;
 
 impl Control<'_> {
     /// Has those go on whose time is over.
     pub(super) fn end_holds(&mut self) {
+        // Nobody comes to a gate while all stand still.
+        if self.paused.is_some() {
+            return;
+        }
         let now = clock::ticks();
         let gates = self.registry.known_gates();
         if !gates.0.values().any(|gate| gate.is_overdue(now)) {
@@ -23,9 +28,31 @@ impl Control<'_> {
         }
     }
 
+    /// The tasks that are held now, but for those that wait for their turn.
+    pub(super) fn held(&self) -> Vec<HeldNow> {
+        let (now, rate) = (clock::ticks(), self.clock.rate());
+        let gates = self.registry.known_gates();
+        let held = gates.0.values().filter(|gate| !gate.id().is_of_turns()).filter_map(|gate| gate.held());
+        let held = held.map(|HeldTask { gate, probe, vcpu, task, begun, .. }| HeldNow {
+            gate,
+            probe,
+            vcpu,
+            task,
+            waited: rate.duration(now.saturating_sub(begun)),
+        });
+        held.collect()
+    }
+
+    /// Lets the task go on that is held at `gate`, or all but those that wait for their turn. Gives how many these were.
+    pub(super) fn release(&self, gate: Option<GateId>) -> usize {
+        let gates = self.registry.known_gates();
+        let own = gates.0.values().filter(|own| !own.id().is_of_turns());
+        own.filter(|own| gate.is_none_or(|gate| gate == own.id()) && own.release(&self.ram)).count()
+    }
+
     /// Keeps what became of `held` until all is handed on that comes before.
     pub(super) fn note_held(&mut self, held: HeldTask) {
-        let HeldTask { gate, probe, vcpu, task, begun, ended, by, mode, .. } = held;
+        let HeldTask { gate, probe, vcpu, task, begun, ended, why, mode, .. } = held;
         let stands = self.holds.stands.remove(&gate).unwrap_or_default();
         // What became of an order is told in the end.
         if gate.is_of_turns() {
@@ -41,7 +68,11 @@ impl Control<'_> {
             guest_nanos: self.reader.guest_nanos(begun),
             waited: rate.duration(ended.saturating_sub(begun)),
             mode,
-            end: by.map_or(HoldEnd::TimedOut(stands), |by| HoldEnd::Opened { by }),
+            end: match why {
+                WentOn::Opened(by) => HoldEnd::Opened { by },
+                WentOn::Released => HoldEnd::Released,
+                WentOn::Overdue => HoldEnd::TimedOut(stands),
+            },
         };
         self.holds.ended.push(held);
     }

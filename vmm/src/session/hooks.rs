@@ -29,6 +29,8 @@ pub(super) struct GuestHooks {
     all_modules: bool,
     /// Whether it is of interest when the kernel begins to report.
     before_splats: bool,
+    /// Whether the guest may have to stand still at the end of a report.
+    stops_at_splats: bool,
     /// Updates of ftrace's sites that have begun and not ended.
     updates: u32,
 }
@@ -38,7 +40,7 @@ impl GuestHooks {
         kernel: &Landmarks,
         sealed: Option<Gva>,
         all_modules: bool,
-        before_splats: bool,
+        (before_splats, stops_at_splats): (bool, bool),
     ) -> Self {
         Self {
             addresses: kernel.hooks,
@@ -54,6 +56,7 @@ impl GuestHooks {
             panicked: false,
             all_modules,
             before_splats,
+            stops_at_splats,
             updates: 0,
         }
     }
@@ -70,6 +73,7 @@ impl GuestHooks {
         let all = [
             (Internal::Panic, self.panic, !self.panicked),
             (Internal::PanicTold, addresses.panic_told.map(|(function, _)| function), self.panicked),
+            (Internal::Tainted, addresses.tainted, self.stops_at_splats),
             (Internal::FreeInitText, self.free_init, late && !self.init_freed),
             (Internal::Sealed, self.sealed, late),
             (Internal::ModuleReady, addresses.module_init, modules),
@@ -138,6 +142,11 @@ impl GuestHooks {
     /// Whether this kernel tells when it works on ftrace's sites.
     pub(super) fn follows_ftrace(&self) -> bool {
         self.addresses.ftrace_begin.is_some() && self.addresses.ftrace_end.is_some()
+    }
+
+    /// Whether the guest may have to stand still at the end of a report.
+    pub(super) fn stops_at_splats(&self) -> bool {
+        self.stops_at_splats
     }
 
     /// Whether the text of `link` was freed.

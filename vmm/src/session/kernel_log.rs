@@ -66,6 +66,20 @@ impl KernelLog {
         splats
     }
 
+    /// The same where no CPU runs, and one is at the end of what it reports: whole or not.
+    pub(super) fn told(
+        &mut self,
+        running: Option<&RunningKernel>,
+        ram: &GuestRam,
+        now: Instant,
+    ) -> Vec<Splat> {
+        self.looked = now;
+        let mut splats = Vec::new();
+        while self.read(running, ram, false, &mut splats) {}
+        splats.extend(self.parser.finish());
+        splats
+    }
+
     /// The same when the guest has ended: whole or not.
     pub(super) fn finish(&mut self, running: Option<&RunningKernel>, ram: &GuestRam) -> Vec<Splat> {
         let mut splats = Vec::new();

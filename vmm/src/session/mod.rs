@@ -27,9 +27,12 @@
 mod arming;
 mod attend;
 mod control;
+mod counters;
+mod debugging;
 mod detours;
 mod errands;
 mod guarding;
+mod guests_own;
 mod handle;
 mod held;
 mod holds;
@@ -38,7 +41,7 @@ mod instance_exhaustion;
 mod kept_console;
 mod kernel_log;
 mod keys;
-mod left;
+mod looks;
 mod modules;
 mod occupancy;
 mod patches;
@@ -49,36 +52,46 @@ mod programs;
 mod reasons;
 mod registry;
 mod relocation;
+mod removed;
 mod report;
 mod resolver;
+mod scanning;
 mod sending;
 mod sites;
 mod spent;
 mod stage;
+mod standing;
 mod stands;
 mod standstill;
 mod stop;
+mod stopped;
 mod switching;
 mod text;
 mod tracepoints;
+mod unstopped;
 mod watches;
 
 pub use crate::errands::{Next, Worker};
 pub use crate::gate::{GateReport, Gates, LONGEST_WAIT};
 pub use crate::injector::{InjectionReport, Injector};
 pub use crate::probe::Command;
-pub use handle::{Answer, CommandError, ErrandError, Handle};
+pub use counters::{Counters, Durations};
+pub use handle::{
+    Answer, CommandError, DebugError, ErrandError, Handle, PhysicalError, ReadError, StandsFor,
+};
 pub(crate) use keys::{Keys, Typed};
 pub use probe_engine::errand::Call;
 pub use report::{
-    AwaitedLock, Death, Held, HoldEnd, Missed, Outcome, PlaceReport, ProbeKind, ProbeReport, ProbeState,
-    Refused, Report, Sleeper, Stands, Stood, Unread, Unregistered,
+    AwaitedLock, Death, Held, HeldNow, HoldEnd, Missed, Outcome, PlaceReport, ProbeKind, ProbeReport,
+    ProbeState, Refused, Report, Sleeper, Standing, Stands, Stood, Unread, Unregistered,
 };
 pub use resolver::RegisterError;
+pub use scanning::{AfterScan, StoodStill};
 pub use stage::StageError;
+pub use stopped::{KernelPlace, StopCause, Stopped};
 
 use crate::boot::{self, BootError, Payload};
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::devices::virtio::Plugged;
 use crate::devices::{Devices, console::SerialConsole};
 use crate::errands::Errands;
@@ -103,16 +116,14 @@ use kept_console::{ConsoleBytes, KeptConsole};
 use kernel_log::KernelLog;
 use modules::Ledger;
 use probe_engine::linux::names::ModuleNames;
-use probe_engine::linux::running::RunningKernel;
 use probe_engine::linux::splat::Splat;
-use probe_engine::memory::PhysMemory;
 use probe_engine::probe::inject::InjectionId;
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::ObservedTurns;
-use probe_engine::scan::processors::ProcessorState;
 use programs::Programs;
 use registry::Registry;
 use resolver::Resolver;
+use scanning::Scanning;
 use sending::Sending;
 use stage::Stage;
 use standstill::Standstill;
@@ -172,9 +183,10 @@ pub trait Sink {
     }
 
     /// The guest's kernel has reported that something is wrong with it, where [that](Guest::splats) is wanted: so many
-    /// nanoseconds after the guest's start, as far as the guest's clock can be related to that.
-    fn splat(&mut self, splat: &Splat, nanos: u64) {
+    /// nanoseconds after the guest's start, as far as the guest's clock can be related to that. Says what is to follow.
+    fn splat(&mut self, splat: &Splat, nanos: u64) -> AfterSplat {
         let _ = (splat, nanos);
+        AfterSplat::GoOn
     }
 
     /// The guest's kernel panics, or where [that](Guest::before_splats) is wanted, is about to report something, or says
@@ -186,16 +198,32 @@ pub trait Sink {
         let _ = held;
     }
 
-    /// The guest has ended, where its kernel came to run: this is its memory, in whose text nothing of ours is any more. What is not the
-    /// guest's is no memory here. Where the guest was [guarded](Guest::guard), this is what its `processors` were set to.
-    fn left(&mut self, memory: &dyn PhysMemory, running: &RunningKernel, processors: &[ProcessorState]) {
-        let _ = (memory, running, processors);
+    /// The memory of a [guarded](Guest::guard) guest is to be looked at, while no CPU of the guest runs: first when the kernel has sealed
+    /// itself. Says what is to follow.
+    fn scan(&mut self, stood: &StoodStill<'_>) -> AfterScan {
+        let _ = stood;
+        AfterScan::GoOn
+    }
+
+    /// The guest has ended, where its kernel came to run.
+    fn left(&mut self, stood: &StoodStill<'_>) {
+        let _ = stood;
     }
 
     /// The guest has booted so far that all probes are armed that can be. For that it was `stopped` so long.
     fn armed(&mut self, probes: &[ProbeReport], stopped: Duration) {
         let _ = (probes, stopped);
     }
+}
+
+/// What follows from a report of the guest's kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterSplat {
+    /// The guest goes on.
+    GoOn,
+    /// All its CPUs stand still until [somebody](Command::Resume) lets them go on. Where that was [wanted](Guest::stops_at_splats)
+    /// beforehand, the CPU that has reported is still in the report, for most kinds of these.
+    Stop,
 }
 
 /// A sink for nothing.
@@ -358,6 +386,8 @@ impl Session<'_> {
             None => GuestRam::new(guest.memory),
         };
         let ram = Arc::new(ram?);
+        let scanning =
+            guest.guarding.as_ref().and_then(|guarding| guarding.scanned_every).map(Scanning::every);
         let guard = guest.guarding.map(|guarding| Arc::new(Guard::new(guarding, wake.clone())));
         let pci = !guest.extras.is_none();
         let (unwind, symbols) = (guest.unwind.clone(), guest.symbols);
@@ -417,10 +447,15 @@ impl Session<'_> {
             clock: clock.clone(),
             mailbox: mailbox.clone(),
             passed: None,
+            step: None,
+            was_moved: false,
             area: None,
             ends: ends.clone(),
         };
         let vcpus = (0..).zip(kvms).zip(recorders).map(vcpu).collect();
+        if guest.paused {
+            world.begin_frozen();
+        }
         let threads = Threads::start(vcpus, world.clone(), guest.confine)?;
         let control = Control {
             arming: Arming::new(
@@ -428,8 +463,8 @@ impl Session<'_> {
                 GuestHooks::new(
                     &guest.kernel,
                     guard.as_ref().map(|guard| guard.kernel().sealed_at),
-                    guest.names || guest.unwind.is_some(),
-                    guest.before_splats,
+                    guest.names || guest.unwind.is_some() || guard.is_some(),
+                    (guest.before_splats, guest.stops_at_splats),
                 ),
                 Detours::new(guest.optimize, guest.fall_back, guest.cpus, &guest.kernel),
             ),
@@ -448,7 +483,9 @@ impl Session<'_> {
             kernel: guest.kernel,
             reader,
             samples,
+            entry_filter: guard.as_ref().and_then(|_| machine.entry_filter()),
             guard,
+            scanning,
             statistics,
             clock,
             sink,
@@ -456,9 +493,12 @@ impl Session<'_> {
             announced: false,
             stopped: Duration::ZERO,
             lost: HashMap::new(),
-            unregistered: Unregistered::default(),
+            durations: Default::default(),
+            started: Instant::now(),
+            removed: Vec::new(),
             refused: Refused::default(),
             holds: Default::default(),
+            debugging: Default::default(),
             sending: Sending::new(errands, machine.messages()),
             tracepoints: Tracepoints::default(),
             programs: Programs::default(),
@@ -472,6 +512,8 @@ impl Session<'_> {
             keys: keys::Keys::default(),
             panic: None,
             outcome: None,
+            paused: guest.paused.then(clock::ticks),
+            has_stopped_for_splat: false,
             standstill: Standstill::new(Instant::now(), guest.timeout),
         };
         let _own = OwnThread::enter();

@@ -122,6 +122,7 @@ mod tests {
             name: 24,
             text: counted(88, 96, 1),
             init_text: counted(104, 112, 1),
+            read_only: None,
             kallsyms: 80,
             symtab: counted(0, 8, 24),
             strtab: 16,

@@ -10,6 +10,7 @@ use probe_engine::memory::PhysMemory;
 use probe_engine::paging::Access;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The trap bytes and jumps that stand in the text.
 #[derive(Default)]
@@ -28,6 +29,19 @@ struct Planted {
     gpa: Gpa,
     ours: u8,
     original: u8,
+}
+
+impl Planted {
+    fn hidden(&self) -> (Gpa, Hidden) {
+        (self.gpa, Hidden { ours: self.ours, original: self.original })
+    }
+}
+
+/// What a byte of ours hides, wherever that is.
+#[derive(Clone, Copy)]
+pub(super) struct Hidden {
+    pub(super) ours: u8,
+    pub(super) original: u8,
 }
 
 impl Patches {
@@ -65,6 +79,22 @@ impl Patches {
                 *byte = *original;
             }
         }
+    }
+
+    /// Where each byte of ours is in guest-physical memory.
+    pub(super) fn in_memory(&self) -> BTreeMap<Gpa, Hidden> {
+        self.planted.values().map(Planted::hidden).collect()
+    }
+
+    /// Those of them that are in `memory`.
+    pub(super) fn within(&self, memory: &Range<Gpa>) -> BTreeMap<Gpa, Hidden> {
+        self.planted.values().filter(|byte| memory.contains(&byte.gpa)).map(Planted::hidden).collect()
+    }
+
+    /// Where bytes of ours are that lie in this guest-physical memory.
+    pub(super) fn at(&self, memory: Range<Gpa>) -> Vec<Gva> {
+        let is_there = |gpa: Gpa| memory.contains(&gpa);
+        self.planted.iter().filter(|(_, planted)| is_there(planted.gpa)).map(|(at, _)| *at).collect()
     }
 
     /// Writes `ours` over one instruction of as many bytes, which is `original`. Each byte comes with where it is.

@@ -38,12 +38,11 @@ fn changes_names(cause: &Cause) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::addr::Gva;
-    use probe_engine::paging::AddressSpace;
     use probe_engine::regs::Regs;
+    use probe_engine::system_regs::SystemRegs;
 
     fn request(vcpu: usize, cause: Cause) -> VcpuRequest {
-        VcpuRequest { vcpu, cause, regs: Regs::default(), space: AddressSpace::new(0, 0), idt: Gva(0) }
+        VcpuRequest { vcpu, cause, regs: Regs::default(), system: SystemRegs::default() }
     }
 
     #[test]

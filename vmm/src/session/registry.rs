@@ -135,7 +135,9 @@ impl Registry {
     /// Registers one, which may be there for another one.
     fn insert(&mut self, probe: ResolvedProbe, kin: Kin<'_>) -> Result<ProbeId, RegisterError> {
         let ResolvedProbe { place, plan, handlers, enabled } = probe;
-        if plan.pace.is_some() && (plan.once || matches!(place, Place::Watch(_))) {
+        let is_watch = matches!(place, Place::Watch(_));
+        let stops = plan.pace == Some(Pace::Stop);
+        if plan.pace.is_some() && (plan.once || is_watch && !stops) || stops && plan.is_return() {
             return Err(RegisterError::Unpaced(place.name()));
         }
         let has_place = match plan.inject {
@@ -231,6 +233,7 @@ impl Registry {
             Pace::Turn { within } => Pacing::Turn(self.order.clone()?, within.min(LONGEST_WAIT)),
             Pace::Hold { gate: id, within, mode } => Pacing::Hold(gate(id), within.min(LONGEST_WAIT), mode),
             Pace::Open { gate: id } => Pacing::Open(gate(id)),
+            Pace::Stop => Pacing::Stop,
             Pace::Delay(delay) => {
                 let most = delay.most.min(LONGEST_WAIT);
                 Pacing::Delay(Delay { most, ..delay }, AtomicU64::new(0))

@@ -8,13 +8,16 @@ use crate::stack::Stack;
 use probe_engine::addr::Gva;
 use probe_engine::capture::tally::Group;
 use probe_engine::linux::locks::LockKind;
+use probe_engine::linux::names::ModuleNames;
 use probe_engine::linux::task::Task;
 use probe_engine::probe::pace::{GateId, HoldMode};
 use probe_engine::probe::table::ProbeId;
 use probe_engine::probe::turns::TurnsReport;
 use probe_engine::regs::Regs;
+use probe_engine::system_regs::SystemRegs;
 use std::fmt;
 use std::ops::AddAssign;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Everything there is to say when the guest has ended.
@@ -27,7 +30,9 @@ pub struct Report {
     /// What hits came to that were counted for a [histogram](crate::probe::Probe::histogram) in the guest, in the order of
     /// their first hits.
     pub groups: Vec<(ProbeId, Group)>,
-    /// What probes saw that were unregistered before the end.
+    /// What probes saw that were unregistered before the end, in the order in which they went.
+    pub removed: Vec<ProbeReport>,
+    /// The same, summed up.
     pub unregistered: Unregistered,
     /// Commands of handlers that could not be carried out.
     pub refused: Refused,
@@ -295,6 +300,10 @@ pub struct AwaitedLock {
 pub struct Stood {
     /// Where it would have gone on (GVA).
     pub rip: Gva,
+    /// Its registers, where it is between two instructions of the guest.
+    pub regs: Option<Regs>,
+    /// Its other registers, where those are known.
+    pub system: Option<SystemRegs>,
     /// Whether it waited for what no interrupt brings.
     pub is_halted: bool,
     /// Who had called, where the kernel's stacks can be walked.
@@ -308,8 +317,19 @@ pub struct Stood {
 impl Stood {
     /// One of which nothing else is known than where it would go on.
     pub(super) fn at(rip: Gva) -> Self {
-        Self { rip, is_halted: false, stack: None, task: None, lock: None }
+        Self { rip, regs: None, system: None, is_halted: false, stack: None, task: None, lock: None }
     }
+}
+
+/// Where the guest's CPUs stand at a moment, and what gives names to addresses then.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// Each vCPU.
+    pub cpus: Vec<Stood>,
+    /// What KASLR added to the kernel's link-time addresses, once that is known.
+    pub slide: Option<u64>,
+    /// The modules that are loaded, where the session knows [names](crate::guest::Guest::names).
+    pub modules: Vec<Arc<ModuleNames>>,
 }
 
 /// A task that was held went on.
@@ -343,8 +363,25 @@ pub enum HoldEnd {
         /// Its number.
         by: usize,
     },
+    /// Somebody has let it go by a [`Handle`](super::Handle::release).
+    Released,
     /// Its time was over. Where all stood then.
     TimedOut(Stands),
+}
+
+/// A task that is held at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldNow {
+    /// Where.
+    pub gate: GateId,
+    /// The probe that holds it.
+    pub probe: ProbeId,
+    /// The CPU on which it came.
+    pub vcpu: usize,
+    /// The task, if it can be told.
+    pub task: Option<Task>,
+    /// For how long, in nanoseconds.
+    pub waited: u64,
 }
 
 /// How a guest dies.

@@ -221,6 +221,21 @@ impl Sites {
         }
     }
 
+    /// Takes down what has a byte at one of `bytes`. It is free to be put in anew.
+    pub(super) fn lift(&mut self, bytes: &[Gva], registry: &mut Registry, guest: &mut StoppedGuest<'_>) {
+        let is_there = |at: Gva, site: &Site| match &site.state {
+            SiteState::Free => false,
+            SiteState::Trap(_) => bytes.contains(&at),
+            SiteState::Detour(detour) => bytes.iter().any(|byte| byte.is_in(&detour.range(at))),
+        };
+        let there = self.sites.iter().filter(|(key, site)| is_there(key.at, site));
+        for at in there.map(|(key, _)| key.at).collect::<Vec<_>>() {
+            if !self.take_down(at, false, guest) {
+                registry.overwritten(at);
+            }
+        }
+    }
+
     /// Restores all text at the end. A site that the guest has changed is left as it is, and reported.
     pub(super) fn restore(&mut self, registry: &mut Registry, guest: &mut StoppedGuest<'_>) {
         for at in self.sites.keys().map(|key| key.at).collect::<Vec<_>>() {

@@ -133,6 +133,14 @@ impl Stage {
         Ok(Some(reached))
     }
 
+    /// Where the kernel is that is about to start.
+    pub(super) fn map(&self) -> Option<KernelMap> {
+        match self {
+            Self::Entered(map) | Self::Kernel(map) => Some(*map),
+            Self::Decompressor { .. } | Self::Handover { .. } | Self::Running => None,
+        }
+    }
+
     /// Whether all sites are armed that can be.
     pub(super) fn is_over(&self) -> bool {
         matches!(self, Self::Running)

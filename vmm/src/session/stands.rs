@@ -1,7 +1,7 @@
 //! Where the guest stands: its CPUs, and its tasks that sleep until what they wait for has come.
 
 use super::control::Control;
-use super::report::{AwaitedLock, Sleeper, Stands, Stood};
+use super::report::{AwaitedLock, Sleeper, Standing, Stands, Stood};
 use crate::memory::GuestRam;
 use crate::stack::Stack;
 use crate::vcpu::VcpuTables;
@@ -30,28 +30,47 @@ impl Control<'_> {
     /// for.
     pub(super) fn stands(&self, positions: &[VcpuPosition], tables: &VcpuTables) -> Stands {
         let tasks = self.known_tasks();
+        let cpus = self.cpus(positions, tables, tasks.as_ref());
+        let sleepers = tasks.iter().flat_map(|tasks| tasks.sleepers(tables)).take(MOST_SLEEPERS).collect();
+        Stands { cpus, sleepers }
+    }
+
+    /// The same of the vCPUs alone, with what gives names to addresses.
+    pub(super) fn standing(&self, positions: &[VcpuPosition], tables: &VcpuTables) -> Standing {
+        let kernel = &tables.kernel;
+        Standing {
+            cpus: self.cpus(positions, tables, self.known_tasks().as_ref()),
+            slide: kernel.is_found.then_some(kernel.slide),
+            modules: kernel.names.to_vec(),
+        }
+    }
+
+    fn cpus(
+        &self,
+        positions: &[VcpuPosition],
+        tables: &VcpuTables,
+        tasks: Option<&KnownTasks<'_>>,
+    ) -> Vec<Stood> {
         let cpu = |position: &VcpuPosition| match position.at {
             None => Stood { is_halted: position.is_halted, ..Stood::at(position.rip) },
-            Some((regs, space)) => {
-                let memory = VirtMemory::new(&*self.ram, space);
+            Some((regs, system)) => {
+                let memory = VirtMemory::new(&*self.ram, system.space());
                 let regs = tables.behind_gates(regs, &memory);
-                let task = tasks.as_ref().and_then(|tasks| tasks.list.of_stack(Gva(regs.rsp)));
+                let task = tasks.and_then(|tasks| tasks.list.of_stack(Gva(regs.rsp)));
                 let stack = tables.stack(&memory, &regs, task);
+                let rip = tables.shown(Gva(regs.rip));
                 Stood {
-                    rip: tables.shown(Gva(regs.rip)),
+                    rip,
+                    regs: Some(Regs { rip: rip.0, ..regs }),
+                    system: Some(system),
                     is_halted: position.is_halted,
-                    lock: tasks
-                        .as_ref()
-                        .zip(task)
-                        .and_then(|(tasks, task)| tasks.lock(task, &regs, stack.as_ref())),
-                    task: tasks.as_ref().zip(task).and_then(|(tasks, task)| tasks.named(task)),
+                    lock: tasks.zip(task).and_then(|(tasks, task)| tasks.lock(task, &regs, stack.as_ref())),
+                    task: tasks.zip(task).and_then(|(tasks, task)| tasks.named(task)),
                     stack,
                 }
             }
         };
-        let cpus = positions.iter().map(cpu).collect();
-        let sleepers = tasks.iter().flat_map(|tasks| tasks.sleepers(tables)).take(MOST_SLEEPERS).collect();
-        Stands { cpus, sleepers }
+        positions.iter().map(cpu).collect()
     }
 
     fn known_tasks(&self) -> Option<KnownTasks<'_>> {

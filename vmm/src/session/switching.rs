@@ -92,7 +92,12 @@ impl Control<'_> {
                 ids.iter().any(is_at_one)
             }
             Command::Arm(_) => self.registry.has_tracepoints() || self.registry.has_programs(),
-            Command::Optimize(_) | Command::Stop | Command::GiveUp => false,
+            Command::Optimize(_)
+            | Command::Pause
+            | Command::Resume
+            | Command::LetGo
+            | Command::Stop
+            | Command::GiveUp => false,
         }
     }
 

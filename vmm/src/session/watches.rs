@@ -7,7 +7,8 @@ use super::stage;
 use crate::kvm::DebugRegister;
 use crate::memory::GuestRam;
 use crate::vcpu::{VcpuTables, value};
-use probe_engine::linux::running::RunningKernel;
+use probe_engine::addr::Gva;
+use probe_engine::linux::running::{KernelMap, RunningKernel};
 use probe_engine::probe::place::Place;
 use probe_engine::probe::watch::Condition;
 use probe_engine::virt_memory::VirtMemory;
@@ -20,7 +21,7 @@ pub(super) fn set(registry: &mut Registry, running: &RunningKernel, ram: &GuestR
     let armed = registry.is_armed();
     let mut free = tables.breakpoints.0.iter_mut().zip(&mut tables.watches).filter(|(r, _)| r.is_none());
     for entry in registry.iter_mut() {
-        let Some(register) = wanted(entry, running, armed) else { continue };
+        let Some(register) = wanted(entry, &running.map, armed) else { continue };
         // The registry takes no more watches than there are registers.
         let Some((free, watch)) = free.next() else { break };
         entry.state = match start(entry, &register, running, ram) {
@@ -34,8 +35,28 @@ pub(super) fn set(registry: &mut Registry, running: &RunningKernel, ram: &GuestR
     }
 }
 
+/// Gives registers that the boot, which is followed by `stage`, does not need to watches of instructions. The others wait: what is
+/// watched may not be mapped yet.
+pub(super) fn set_early(registry: &mut Registry, map: &KernelMap, stage: &[Gva], tables: &mut VcpuTables) {
+    tables.breakpoints = stage::breakpoints(stage, tables.int3_handlers);
+    tables.watches = Default::default();
+    let armed = registry.is_armed();
+    let mut free = tables.breakpoints.0.iter_mut().zip(&mut tables.watches).filter(|(r, _)| r.is_none());
+    for entry in registry.iter_mut() {
+        let Some(register) = wanted(entry, map, armed) else { continue };
+        entry.state = ProbeState::Waiting;
+        if register.condition == Condition::Execute
+            && let Some((free, watch)) = free.next()
+        {
+            entry.stood = Some(register.at);
+            (*free, *watch) = (Some(register), Some(entry.active.clone()));
+            entry.state = ProbeState::Armed(register.at);
+        }
+    }
+}
+
 /// The register for `entry`, if that is a watch that is to be set.
-fn wanted(entry: &mut RegisteredProbe, running: &RunningKernel, armed: bool) -> Option<DebugRegister> {
+fn wanted(entry: &mut RegisteredProbe, map: &KernelMap, armed: bool) -> Option<DebugRegister> {
     let Place::Watch(watch) = &entry.place else { return None };
     if entry.active.is_broken() || matches!(entry.state, ProbeState::Refused(_)) {
         return None;
@@ -44,7 +65,7 @@ fn wanted(entry: &mut RegisteredProbe, running: &RunningKernel, armed: bool) -> 
         entry.state = ProbeState::Disabled;
         return None;
     }
-    let at = running.map.gva(watch.at);
+    let at = map.gva(watch.at);
     Some(DebugRegister { at, length: watch.length, condition: watch.condition })
 }
 

@@ -1,13 +1,13 @@
 //! An `int3` was executed: whose it is, and what has to happen before it is passed.
 
-use super::hit::Taken;
+use super::hit::{Passed, Taken};
 use super::tables::{Cause, VcpuTables};
 use super::{Flow, Vcpu, guest_exception};
 use crate::kvm::{DebugException, Exception, Shadow};
-use crate::probe::Fault;
+use crate::probe::{Active, Fault};
 use crate::trap::{Breakpoint, Delivery, GuestException};
 use probe_engine::addr::Gva;
-use probe_engine::probe::table::{Internal, Verdict};
+use probe_engine::probe::table::{Attached, Internal, ProbeId, Site, Verdict};
 use probe_engine::regs::Regs;
 use std::sync::Arc;
 
@@ -17,6 +17,8 @@ enum Wait {
     Control(Internal),
     /// Space for so many records.
     Reader(usize),
+    /// Somebody who has the guest stand still at this probe.
+    Stop(ProbeId),
 }
 
 impl Vcpu {
@@ -34,14 +36,19 @@ impl Vcpu {
     ) -> Flow {
         let at = Gva(breakpoint.regs.rip);
         let passed = self.passed.take();
+        self.was_moved = false;
+        let mut has_stood = false;
         loop {
             let wait = match tables.sites.judge(at, || self.byte_at(at)) {
                 // A task is back at a trap that is not there any more.
-                Verdict::Foreign if answered => {
+                Verdict::Foreign if answered || has_stood => {
                     return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept);
                 }
                 Verdict::Foreign => return self.give_back(guest_exception(breakpoint.delivery), tables),
                 Verdict::Stale => return self.go_on(breakpoint, &breakpoint.regs, Shadow::Kept),
+                Verdict::Ours(site) if !has_stood && stop(site, passed, &breakpoint.regs).is_some() => {
+                    stop(site, passed, &breakpoint.regs).map_or(Wait::Reader(0), Wait::Stop)
+                }
                 Verdict::Ours(site) => match site.internal {
                     Some(internal) if internal.holds() && !answered => Wait::Control(internal),
                     internal => {
@@ -90,9 +97,16 @@ impl Vcpu {
                     answered = true;
                     self.hold(Cause::Internal(internal), breakpoint.regs, tables)
                 }
+                Wait::Stop(probe) => {
+                    has_stood = true;
+                    self.hold(Cause::Stop(probe), breakpoint.regs, tables)
+                }
             };
             if let Flow::End = flow {
                 return Flow::End;
+            }
+            if std::mem::take(&mut self.was_moved) {
+                return Flow::Run;
             }
             if answered && let Some(regs) = self.first_call(breakpoint, tables) {
                 return self.go_on(breakpoint, &regs, Shadow::Over);
@@ -152,4 +166,12 @@ impl Vcpu {
             Err(error) => self.failed("KVM refused registers", error, *regs),
         }
     }
+}
+
+/// The probe of `site` at which the guest is to stand still that comes there with these registers.
+fn stop(site: &Site<Arc<Active>>, passed: Option<Passed>, regs: &Regs) -> Option<ProbeId> {
+    let passed = passed.filter(|passed| passed.is_next(regs));
+    let is_new = |attached: &&Attached<Arc<Active>>| !passed.is_some_and(|passed| passed.counted(attached));
+    let stops = |attached: &&Attached<Arc<Active>>| attached.probe.stops_guest();
+    site.probes.iter().filter(is_new).find(stops).map(|attached| attached.probe.id)
 }

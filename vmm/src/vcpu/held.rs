@@ -4,7 +4,7 @@ use super::hit::Passed;
 use super::tables::VcpuTables;
 use super::{Flow, Vcpu, guest_exception};
 use crate::clock;
-use crate::gate::{Gate, HeldTask, LONGEST_WAIT};
+use crate::gate::{Gate, HeldTask, LONGEST_WAIT, WentOn};
 use crate::kvm::Shadow;
 use crate::probe::{HandlerRequest, Waiting};
 use crate::trap::Breakpoint;
@@ -36,7 +36,7 @@ impl Vcpu {
                         task,
                         begun,
                         ended: begun,
-                        by: None,
+                        why: WentOn::Overdue,
                         counted_at,
                         mode: if self.may_yield(&gate, mode, tables) {
                             HoldMode::Task
@@ -149,7 +149,8 @@ impl Vcpu {
     fn stand(&mut self, time: Duration, may_go_on: impl Fn() -> bool, tables: &mut Arc<VcpuTables>) -> Flow {
         let until = Instant::now() + time;
         let regs = self.kvm.regs();
-        let at = Some((regs, self.kvm.address_space()));
+        self.show_processor();
+        let at = Some((regs, self.kvm.system_regs()));
         let position = VcpuPosition { rip: Gva(regs.rip), is_halted: false, at };
         while !may_go_on() {
             let left = until.saturating_duration_since(Instant::now());

@@ -14,6 +14,7 @@ use probe_engine::insn::emulate::{Passed as How, Segments};
 use probe_engine::insn::fault::EmulationFault;
 use probe_engine::linux::ftrace_site::FTRACE_SITE;
 use probe_engine::probe::inject::skip_function;
+use probe_engine::probe::plan::GuardAction;
 use probe_engine::probe::table::{Anchor, Attached, CopyEnd, Site, StepMethod};
 use probe_engine::regs::{Regs, rflags};
 use probe_engine::virt_memory::VirtMemory;
@@ -53,7 +54,7 @@ impl Passed {
     }
 
     /// Whether the probe was counted there.
-    fn counted(&self, attached: &Attached<Arc<Active>>) -> bool {
+    pub(super) fn counted(&self, attached: &Attached<Arc<Active>>) -> bool {
         attached.anchor == Anchor::Behind(self.nop)
     }
 }
@@ -147,6 +148,9 @@ impl Vcpu {
                         hit.program = ProgramRegs::of(&probe.plan, &entered, memory);
                         probe.pre(&mut hit);
                         regs = hit.regs;
+                    }
+                    if probe.plan.guard == Some(GuardAction::Stop) {
+                        return (Taken::Over(self.over(End::Guarded)), requests);
                     }
                     probe.pace(self.id, task, &self.ram, &mut requests);
                 }

@@ -12,6 +12,7 @@ mod note;
 mod ring_full;
 mod sample;
 mod sealed;
+mod step;
 mod tables;
 mod watch;
 
@@ -37,6 +38,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
+pub use step::Step;
 use tables::AfterStop;
 pub use tables::{Cause, Detoured, VcpuRequest, VcpuTables, World};
 use vmm_sys_util::errno;
@@ -79,6 +81,10 @@ pub struct Vcpu {
     pub mailbox: Mailbox,
     /// Where it has just been counted.
     pub passed: Option<Passed>,
+    /// The instruction that it is to execute while all others stand still.
+    pub step: Option<Step>,
+    /// Whether its registers were changed while it stood still.
+    pub was_moved: bool,
     /// Where the kernel keeps what it has of this vCPU (GVA), once that is known and stays.
     pub area: Option<Gva>,
     /// Where it says that the run is over.
@@ -123,10 +129,25 @@ impl Vcpu {
         }
         while let Flow::Run = flow {
             self.sample(&tables);
-            flow = if self.world.wants_attention() { self.rest(&mut tables) } else { self.run(&mut tables) };
+            flow = match self.world.wants_attention() {
+                false => self.run(&mut tables),
+                true => match self.rest(&mut tables) {
+                    Flow::Run if self.step.is_some() => self.step_on(&mut tables),
+                    flow => flow,
+                },
+            };
         }
+        self.show_processor();
+    }
+
+    /// Says what this vCPU is set to, which stands still now, to who looks at a guarded guest.
+    fn show_processor(&mut self) {
         if let Some(guard) = &self.guard {
-            guard.ended(self.id, self.kvm.processor());
+            let processor = self.kvm.processor();
+            if !guard.is_standing() && processor.is_used() {
+                guard.enters_by(self.id, self.kvm.entry_registers());
+            }
+            guard.stopped(self.id, processor);
         }
     }
 
@@ -152,6 +173,7 @@ impl Vcpu {
                 self.over(End::TripleFault(regs))
             }
             Exit::Sealed => self.at_sealed(tables),
+            Exit::EntryWritten(register, value) => self.at_entry_register(register, value, tables),
             Exit::Failed(words) => {
                 let regs = self.kvm.regs();
                 self.over(End::Failed(words, regs))
@@ -195,7 +217,12 @@ impl Vcpu {
             return Flow::End;
         }
         let regs = self.kvm.regs();
-        let at = Some((regs, self.kvm.address_space()));
+        if self.has_stepped(&regs, tables) {
+            self.step = None;
+            return self.hold(Cause::Stepped, regs, tables);
+        }
+        self.show_processor();
+        let at = Some((regs, self.kvm.system_regs()));
         let stand = VcpuPosition { rip: Gva(regs.rip), is_halted: self.kvm.is_halted(&regs), at };
         let next = self.world.rest(self.id, stand);
         self.obey(next, &regs, tables)
@@ -204,6 +231,17 @@ impl Vcpu {
     /// Goes on after a stop, in which the guest was at `regs`.
     fn obey(&mut self, next: AfterStop, regs: &Regs, tables: &mut Arc<VcpuTables>) -> Flow {
         self.pass_over();
+        let changed = self.world.take_regs(self.id);
+        if let Some(changed) = &changed
+            && let Err(error) = self.kvm.write_regs(changed)
+        {
+            return self.failed("KVM refused registers", error, *changed);
+        }
+        self.was_moved |= changed.is_some();
+        let regs = changed.as_ref().unwrap_or(regs);
+        if let AfterStop::Run(new) = &next {
+            self.begin_step(regs, new);
+        }
         match next {
             AfterStop::End => Flow::End,
             AfterStop::Run(new) if Arc::ptr_eq(&new, tables) => {
@@ -239,6 +277,7 @@ impl Vcpu {
     }
 
     fn debug_exit(&mut self, exit: DebugExit, tables: &mut Arc<VcpuTables>) -> Flow {
+        let Some(exit) = self.without_step(exit) else { return Flow::Run };
         let handlers = tables.int3_handlers;
         match trap::classify(exit, &mut self.kvm, &self.ram, &tables.breakpoints, handlers) {
             Trap::Breakpoint(breakpoint) => self.met_int3(&breakpoint, tables),
@@ -321,9 +360,11 @@ impl Vcpu {
         may_go_on: impl Fn(&Self) -> bool,
     ) -> Flow {
         self.recorder.count_wait();
+        self.show_processor();
         let before = tables.clone();
+        let position = VcpuPosition { rip: Gva(regs.rip), ..VcpuPosition::default() };
         while Arc::ptr_eq(&before, tables) && !may_go_on(self) {
-            let next = self.world.wait(self.id, Gva(regs.rip), Duration::from_millis(1));
+            let next = self.world.wait(self.id, position, Duration::from_millis(1));
             if let Flow::End = self.obey(next, regs, tables) {
                 return Flow::End;
             }
@@ -332,8 +373,8 @@ impl Vcpu {
     }
 
     fn hold(&mut self, cause: Cause, regs: Regs, tables: &mut Arc<VcpuTables>) -> Flow {
-        let request =
-            VcpuRequest { vcpu: self.id, cause, regs, space: self.kvm.address_space(), idt: self.kvm.idt() };
+        self.show_processor();
+        let request = VcpuRequest { vcpu: self.id, cause, regs, system: self.kvm.system_regs() };
         let next = self.world.hold(request);
         self.obey(next, &regs, tables)
     }

@@ -1,14 +1,15 @@
-//! A store of the guest's to a sealed page, which has come back before it was made.
+//! A write of the guest's to a sealed page, or to a register by which programs enter its kernel, which has come back before it was made.
 
 use super::tables::VcpuTables;
 use super::{End, Flow, Vcpu};
 use crate::clock;
-use crate::guard::{Done, Found, Guard, OnWrite, Suspicion, Writer};
+use crate::guard::{Done, Found, Guard, OnWrite, SealedWrite, Suspicion, Writer};
 use crate::kvm::{Data, DeviceAccess, Space};
 use crate::memory::GuestRam;
 use crate::stack::{self, Piece, Stack, Walked};
 use probe_engine::addr::{Gpa, Gva};
 use probe_engine::guard::attempt::{Write, attempt};
+use probe_engine::guard::entries::EntryRegister;
 use probe_engine::guard::judge::Objection;
 use probe_engine::memory::PhysMemory;
 use probe_engine::regs::Regs;
@@ -39,7 +40,7 @@ impl Vcpu {
         let is_poking = guard.is_poking(space) && self.is_in_poke(&guard, &regs, tables);
         let (sealed, others): (Vec<Write>, Vec<Write>) =
             tried.writes.into_iter().partition(|write| ram.is_sealed(write.at, write.bytes.len()));
-        let sealed = joined(sealed);
+        let sealed = guard.pieces(sealed);
         let objection = match &*sealed {
             [write] => guard.carry_out(write, is_poking, &ram).err(),
             // The kernel changes one place at a time.
@@ -48,7 +49,7 @@ impl Vcpu {
         if let Some(objection) = objection {
             let done = done(guard.on_write);
             let found = self.found(&regs, tables, Suspicion::Objection(objection), done);
-            for Write { at, bytes } in &sealed {
+            for SealedWrite { at, bytes, .. } in &sealed {
                 guard.tell(Found {
                     at: Some(*at),
                     length: bytes.len(),
@@ -61,7 +62,7 @@ impl Vcpu {
                 Done::Denied => {}
                 // It is RAM, as was found when it was tried.
                 Done::Written => sealed.iter().for_each(|write| {
-                    let _ = ram.unsealed().write(write.at, &write.bytes);
+                    let _ = write.make(&ram);
                 }),
             }
         }
@@ -82,8 +83,33 @@ impl Vcpu {
         let regs = self.kvm.regs();
         // None of the kernel's patching code is what KVM carries out.
         let found = self.found(&regs, tables, Suspicion::Objection(Objection::Writer), done);
-        guard.tell(Found { at: Some(write.at), length: write.bytes.len(), bytes: write.bytes, ..found });
+        let at = Some(guard.place(write.at));
+        guard.tell(Found { at, length: write.bytes.len(), bytes: write.bytes, ..found });
         if done == Done::Stopped { self.over(End::Guarded) } else { Flow::Run }
+    }
+
+    /// The guest is about to write to a register by which programs enter its kernel.
+    pub(super) fn at_entry_register(
+        &mut self,
+        register: EntryRegister,
+        value: u64,
+        tables: &VcpuTables,
+    ) -> Flow {
+        let Some(guard) = self.guard.clone() else { return Flow::Run };
+        if guard.permits(register, value) {
+            self.kvm.set_entry_register(register, value);
+            return Flow::Run;
+        }
+        let done = done(guard.on_write);
+        let regs = self.kvm.regs();
+        guard.tell(self.found(&regs, tables, Suspicion::Entry(register, value), done));
+        match done {
+            Done::Stopped => return self.over(End::Guarded),
+            Done::Denied => {}
+            // A value that the processor does not take is not set, without an exception.
+            Done::Written => drop(self.kvm.set_entry_register(register, value)),
+        }
+        Flow::Run
     }
 
     /// Whether the function that changes text runs, or has called what does.
@@ -122,18 +148,6 @@ pub(super) fn stored(access: &DeviceAccess<'_>, ram: &GuestRam) -> Option<Write>
         }
         _ => None,
     }
-}
-
-/// The same, of which those are one that follow one another: the kernel's image is in one piece.
-fn joined(writes: Vec<Write>) -> Vec<Write> {
-    let mut all: Vec<Write> = Vec::new();
-    for write in writes {
-        match all.last_mut() {
-            Some(last) if last.at.add(last.bytes.len() as u64) == write.at => last.bytes.extend(write.bytes),
-            _ => all.push(write),
-        }
-    }
-    all
 }
 
 fn done(on_write: OnWrite) -> Done {

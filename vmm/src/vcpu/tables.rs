@@ -15,7 +15,7 @@ use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::gate;
 use probe_engine::paging::{AddressSpace, Spaces, window};
-use probe_engine::probe::table::{Anchor, Internal, ProbeSet, Site, StepMethod};
+use probe_engine::probe::table::{Anchor, Internal, ProbeId, ProbeSet, Site, StepMethod};
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
 use std::ops::Range;
@@ -59,6 +59,8 @@ pub struct VcpuTables {
     pub gates: Gates,
     /// What the guest is to call for us.
     pub errands: Arc<Errands>,
+    /// The vCPU that is to execute one instruction, while all others stand still.
+    pub stepping: Option<usize>,
 }
 
 /// What a vCPU stopped at.
@@ -73,6 +75,10 @@ pub enum Cause {
     Device,
     /// What a handler wants to have done before the vCPU goes on.
     Commands(Vec<Command>),
+    /// A probe at which the guest is to stand still, before its instruction, or behind the access that it watches.
+    Stop(ProbeId),
+    /// The one instruction is executed that the vCPU was to execute.
+    Stepped,
 }
 
 /// Calls that detours follow.

@@ -26,11 +26,18 @@ impl Vcpu {
             fired.filter_map(|((register, watch), _)| register.as_ref().zip(watch.as_ref()))
         };
         let count = watches().count();
-        if count == 0 {
+        // The boot may have come to a step where somebody watches as well.
+        let fired_of_boot =
+            at_exit.watches.iter().zip(fired.registers).any(|(watch, fired)| fired && watch.is_none());
+        if fired.execution && fired_of_boot {
             let flow = self.hold(Cause::Breakpoint, fired.regs, tables);
-            // The breakpoint may still be there: RF lets its instruction pass.
-            self.resume_past_breakpoint();
-            return flow;
+            if count == 0 {
+                // The breakpoint may still be there: RF lets its instruction pass.
+                self.resume_past_breakpoint();
+            }
+            if count == 0 || matches!(flow, Flow::End) {
+                return flow;
+            }
         }
         while !self.recorder.has_space(count) {
             let may_go_on = |vcpu: &Self| vcpu.recorder.has_space(count);
@@ -38,6 +45,7 @@ impl Vcpu {
                 return Flow::End;
             }
         }
+        let stop = watches().find(|(_, probe)| probe.stops_guest()).map(|(_, probe)| probe.id);
         let (mut regs, requests) = self.serve(fired, watches(), &at_exit);
         if fired.execution && regs.rip == fired.regs.rip {
             regs.rflags |= rflags::RF;
@@ -56,7 +64,14 @@ impl Vcpu {
         {
             return self.failed("KVM refused registers", error, regs);
         }
-        match (self.grant(Flow::Run, requests, tables), fired.guest) {
+        let flow = match (self.grant(Flow::Run, requests, tables), stop) {
+            (Flow::Run, Some(probe)) => {
+                let regs = self.kvm.regs();
+                self.hold(Cause::Stop(probe), regs, tables)
+            }
+            (flow, _) => flow,
+        };
+        match (flow, fired.guest) {
             (Flow::Run, Some(exception)) => self.give_back(GuestException::Intercepted(exception), tables),
             (flow, _) => flow,
         }

@@ -3,6 +3,7 @@
 use probe_engine::addr::Gva;
 use probe_engine::paging::AddressSpace;
 use probe_engine::regs::Regs;
+use probe_engine::system_regs::SystemRegs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +32,12 @@ struct State {
     positions: Vec<VcpuPosition>,
     /// Whether nobody runs between two stops either.
     is_frozen: bool,
+    /// The vCPU that does so all the same.
+    alone: Option<usize>,
+    /// Whether a stop is under way.
+    is_stop: bool,
+    /// The registers with which vCPUs go on, where they are not those with which they have stopped.
+    changed: Vec<Option<Regs>>,
 }
 
 /// Where a vCPU stands.
@@ -40,8 +47,16 @@ pub struct VcpuPosition {
     pub rip: Gva,
     /// Whether it waits for what no interrupt brings: it is halted with interrupts off, or was never started.
     pub is_halted: bool,
-    /// Its registers and its address space, where it is between two instructions of the guest.
-    pub at: Option<(Regs, AddressSpace)>,
+    /// Its registers, where it is between two instructions of the guest.
+    pub at: Option<(Regs, SystemRegs)>,
+}
+
+impl VcpuPosition {
+    /// Its address space, where that is known.
+    #[must_use]
+    pub fn space(&self) -> Option<AddressSpace> {
+        self.at.map(|(_, system)| system.space())
+    }
 }
 
 /// How a vCPU goes on after it stood still.
@@ -69,6 +84,9 @@ impl StopState {
             vcpus: vec![VcpuState::Running; cpus],
             positions: vec![VcpuPosition::default(); cpus],
             is_frozen: false,
+            alone: None,
+            is_stop: false,
+            changed: vec![None; cpus],
         };
         Self { attention: AtomicBool::new(false), state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -121,7 +139,10 @@ impl StopState {
         loop {
             match state.phase {
                 Phase::Ending => return Resumed::Ending,
-                Phase::Running if state.vcpus.get(id) != Some(&VcpuState::Held) => {
+                phase
+                    if state.vcpus.get(id) != Some(&VcpuState::Held)
+                        && (phase == Phase::Running || state.runs_alone(id)) =>
+                {
                     state.becomes(id, VcpuState::Running);
                     return Resumed::Running;
                 }
@@ -136,6 +157,7 @@ impl StopState {
 
     /// See [`World::park`](super::World::park).
     pub(super) fn park(&self, kick: impl Fn(usize)) -> Parked<'_> {
+        self.lock().is_stop = true;
         let state = self.gather(Phase::Parking, &kick, |s| s == VcpuState::Running);
         drop(state);
         Parked { stops: self, stop: STOPS.fetch_add(1, Ordering::Relaxed) }
@@ -147,17 +169,29 @@ impl StopState {
 
     /// See [`World::freeze`](super::World::freeze).
     pub(super) fn freeze(&self, kick: impl Fn(usize)) {
-        self.lock().is_frozen = true;
-        drop(self.park(kick));
+        self.park(kick).freeze();
+    }
+
+    /// See [`World::begin_frozen`](super::World::begin_frozen).
+    pub(super) fn begin_frozen(&self) {
+        let mut state = self.lock();
+        (state.phase, state.is_frozen) = (Phase::Parking, true);
+        self.attention.store(true, Ordering::Release);
     }
 
     pub(super) fn thaw(&self) {
         let mut state = self.lock();
-        state.is_frozen = false;
+        (state.is_frozen, state.alone) = (false, None);
         self.go_on(state);
     }
 
+    /// The registers with which vCPU `id` goes on, where they are others than those with which it has stopped.
+    pub(super) fn take_regs(&self, id: usize) -> Option<Regs> {
+        self.lock().changed.get_mut(id)?.take()
+    }
+
     fn go_on(&self, mut state: MutexGuard<'_, State>) {
+        state.is_stop = false;
         if state.phase == Phase::Parking && !state.is_frozen {
             state.phase = Phase::Running;
             self.attention.store(false, Ordering::Release);
@@ -203,6 +237,11 @@ impl StopState {
 }
 
 impl State {
+    /// Whether vCPU `id` runs while all others stand still.
+    fn runs_alone(&self, id: usize) -> bool {
+        self.phase == Phase::Parking && self.is_frozen && self.alone == Some(id) && !self.is_stop
+    }
+
     fn is_at(&mut self, id: usize, position: VcpuPosition) {
         if let Some(at) = self.positions.get_mut(id) {
             *at = position;
@@ -245,6 +284,33 @@ impl Parked<'_> {
     /// Makes every vCPU thread end instead of going on.
     pub fn end(&self) {
         self.stops.lock().phase = Phase::Ending;
+    }
+
+    /// Nobody runs either when this stop is over, until the world [thaws](Self::thaw).
+    pub fn freeze(&self) {
+        let mut state = self.stops.lock();
+        (state.is_frozen, state.alone) = (true, None);
+    }
+
+    /// When this stop is over, vCPU `id` alone goes on, in a world that is [frozen](Self::freeze).
+    pub fn let_alone(&self, id: usize) {
+        self.stops.lock().alone = Some(id);
+    }
+
+    /// The world goes on when this stop is over.
+    pub fn thaw(&self) {
+        let mut state = self.stops.lock();
+        (state.is_frozen, state.alone) = (false, None);
+    }
+
+    /// vCPU `id` goes on with these registers.
+    pub fn set_regs(&self, id: usize, regs: Regs) {
+        let mut state = self.stops.lock();
+        if let Some((at, changed)) = state.positions.get(id).copied().zip(state.changed.get_mut(id)) {
+            *changed = Some(regs);
+            let at = VcpuPosition { rip: Gva(regs.rip), at: at.at.map(|(_, system)| (regs, system)), ..at };
+            state.is_at(id, at);
+        }
     }
 
     /// Lets the held vCPU `id` go on when the stop is over.

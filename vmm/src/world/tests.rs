@@ -50,13 +50,7 @@ fn nothing_runs_while_parked_and_everything_runs_after() {
 #[test]
 fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
     let world = world(1);
-    let request = VcpuRequest {
-        vcpu: 0,
-        cause: (),
-        regs: Regs::default(),
-        space: AddressSpace::new(0, 0),
-        idt: Gva(0),
-    };
+    let request = VcpuRequest { vcpu: 0, cause: (), regs: Regs::default(), system: SystemRegs::default() };
     thread::scope(|scope| {
         let held = scope.spawn(|| match world.hold(request) {
             AfterStop::Run(tables) => Some(*tables),
@@ -77,13 +71,7 @@ fn a_held_vcpu_counts_as_parked_and_goes_on_when_released() {
 fn nobody_goes_on_after_a_stop_in_which_the_world_ended() {
     let world = world(2);
     let count = AtomicUsize::new(0);
-    let request = VcpuRequest {
-        vcpu: 0,
-        cause: (),
-        regs: Regs::default(),
-        space: AddressSpace::new(0, 0),
-        idt: Gva(0),
-    };
+    let request = VcpuRequest { vcpu: 0, cause: (), regs: Regs::default(), system: SystemRegs::default() };
     thread::scope(|scope| {
         let held = scope.spawn(|| {
             let next = world.hold(request);
@@ -177,7 +165,7 @@ fn who_waits_is_known_as_long_as_that_takes() {
     let _ = world.pause(0, Gva(0x1000), Duration::from_millis(1));
     assert!(!world.has_waiting());
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| world.wait(0, Gva(0x1000), Duration::from_secs(60)));
+        let waiting = scope.spawn(|| world.wait(0, VcpuPosition::default(), Duration::from_secs(60)));
         while !world.has_waiting() {
             thread::yield_now();
         }

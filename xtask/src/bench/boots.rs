@@ -154,8 +154,8 @@ fn moments(command: &mut Command) -> anyhow::Result<[f64; 3]> {
     Ok([first, init, begun.elapsed().as_secs_f64()])
 }
 
-/// Of each moment.
-fn median(runs: &[[f64; 3]]) -> [f64; 3] {
+/// Of each moment, or part.
+pub(super) fn median(runs: &[[f64; 3]]) -> [f64; 3] {
     [0, 1, 2].map(|moment| {
         let mut seconds: Vec<f64> = runs.iter().filter_map(|run| run.get(moment).copied()).collect();
         seconds.sort_by(f64::total_cmp);

@@ -18,6 +18,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xorriso", "writing that disc"),
     ("mtools", "writing that disc"),
     ("chromium", "the browser in which tests open pages"),
+    ("gdb", "the debugger to which tests show guests"),
     ("jq", "the tests' second opinion on JSON"),
     ("python3-pip", "Perfetto's own package, the tests' second opinion on traces"),
 ];

@@ -1,4 +1,4 @@
-//! Packages of Python from which tests take a second opinion.
+//! Packages of Python from which tests take a second opinion, and what our own one is built with.
 
 use super::{Log, quietly};
 use anyhow::Context as _;
@@ -8,8 +8,18 @@ use std::io::ErrorKind;
 use std::process::Command;
 
 /// The packages, with what for.
-const PACKAGES: [(&str, &str); 2] =
-    [("perfetto==0.59.1", "the schema of its traces"), ("protobuf==7.36.2", "reading by that schema")];
+const PACKAGES: [(&str, &str); 10] = [
+    ("drgn==0.3.0", "reading guests and their dumps"),
+    ("perfetto==0.59.1", "the schema of its traces"),
+    ("protobuf==7.36.2", "reading by that schema"),
+    ("flit_core==4.2.0", "building our own package"),
+    ("mypy==2.4.1", "checking its types"),
+    ("ast_serialize==0.13.1", "for mypy"),
+    ("librt==0.17.0", "for mypy"),
+    ("mypy_extensions==1.2.0", "for mypy"),
+    ("pathspec==1.1.1", "for mypy"),
+    ("typing_extensions==4.16.0", "for mypy"),
+];
 
 /// What is installed is listed here, once all is.
 const LIST: &str = "packages";

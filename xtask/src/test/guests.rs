@@ -83,10 +83,15 @@ impl Guests<'_> {
         self.alone(&format!("{name}, for long,"), tests)
     }
 
-    /// One program of the product's tests, as long as it may take, beside others.
-    pub(super) fn long_product_job(self, name: &str, programs: &Programs) -> anyhow::Result<Job> {
+    /// One program of the product's tests, as long as it may take, with these variables, beside others.
+    pub(super) fn long_product_job(
+        self,
+        name: &str,
+        programs: &Programs,
+        variables: &[(&str, &OsStr)],
+    ) -> anyhow::Result<Job> {
         let mut tests = self.as_user(programs.get(name)?, 1);
-        tests.env("VMM_LONG", "1");
+        tests.env("VMM_LONG", "1").envs(variables.iter().copied());
         Ok(Job::new(self.called(&format!("{name}, for long,")), tests))
     }
 

@@ -1,10 +1,10 @@
 //! How often an emulated host dies: many guests, two at a time, in pieces that go on where the last one ended.
 
+use super::resumed::Resumed;
 use super::say;
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::thread;
@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 
 /// No guest is begun after that: a piece takes less than an hour.
 const PIECE: Duration = Duration::from_secs(50 * 60);
-/// Where it is written down how far the pieces have come, in the workspace.
-const STATE: &str = "target/long-host.json";
 /// `vmm`'s exit code when the host has died.
 const INFRASTRUCTURE: i32 = 125;
 
@@ -52,13 +50,8 @@ struct Seen {
 
 /// Runs guests until the piece is over or all have been run.
 pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
-    let state = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(STATE);
-    let mut before: Seen = match fs::read(&state) {
-        Ok(text) => {
-            serde_json::from_slice(&text).with_context(|| format!("cannot read {}", state.display()))?
-        }
-        Err(_) => Seen::default(),
-    };
+    let state = Resumed::of("host");
+    let mut before: Seen = state.read()?;
     // What an interrupted piece had begun is begun again.
     before.begun = before.ended;
     let until = Instant::now() + PIECE;
@@ -78,7 +71,7 @@ pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
     if LOADS.iter().zip(seen.ended).any(|(load, ended)| ended < load.guests) {
         say(start, "the same command goes on from here");
     } else {
-        fs::remove_file(&state).with_context(|| format!("cannot remove {}", state.display()))?;
+        state.remove()?;
     }
     ensure!(seen.failures.is_empty(), "guests that failed:\n{}", seen.failures.join("\n"));
     Ok(())
@@ -88,7 +81,7 @@ pub(super) fn run(start: Instant, vmm: &Path) -> anyhow::Result<()> {
 fn work(
     start: Instant,
     vmm: &Path,
-    state: &PathBuf,
+    state: &Resumed,
     until: Instant,
     seen: &Mutex<Seen>,
 ) -> anyhow::Result<()> {
@@ -118,8 +111,7 @@ fn work(
             let last: Vec<&str> = said.lines().rev().take(5).collect();
             seen.failures.push(format!("{}: {}: {last:?}", load.name, output.status));
         }
-        fs::write(state, serde_json::to_vec(&*seen)?)
-            .with_context(|| format!("cannot write {}", state.display()))?;
+        state.write(&*seen)?;
         let ended: u32 = seen.ended.iter().sum();
         if ended.is_multiple_of(10) {
             say(start, &format!("{ended} guests, {} hosts died", seen.deaths));

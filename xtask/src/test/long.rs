@@ -5,7 +5,7 @@ use super::kvm::Kvm;
 use super::pool::side_by_side;
 use super::programs::{OF_SUITES, Programs};
 use super::selftests::Which;
-use super::{built, hosts, kernels, races, selftests};
+use super::{built, churn, hosts, kernels, races, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 use std::path::Path;
@@ -24,8 +24,12 @@ pub(super) enum Piece {
     Tracepoints,
     /// Probes in programs that come and go under load for a minute, and beside the guest's own: on each kernel.
     Uprobes,
-    /// Guarded kernels that change themselves in five boots, of which nothing may be found: on each kernel.
+    /// What is seen of attacks on a kernel, and kept of what a sample leaves: on each kernel.
     Guard,
+    /// Guarded kernels that change themselves, of which nothing may be found, in so many boots of each.
+    Churn(u32),
+    /// Guests that take commands while they run, from fifty clients at once, from gdb, drgn and Python: on each kernel.
+    Control,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -64,6 +68,9 @@ fn pieces() -> Vec<(String, Piece)> {
         ("tracepoints", Piece::Tracepoints),
         ("uprobes", Piece::Uprobes),
         ("guard", Piece::Guard),
+        ("guard-churn", Piece::Churn(5)),
+        ("guard-churn-50", Piece::Churn(50)),
+        ("control", Piece::Control),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -110,10 +117,16 @@ impl Piece {
                 }
             }
             Self::Storms => of(&DEFAULT_KERNEL).long_session(&["storm::", "fire::"])?,
-            Self::Errands => each_kernel(start, vmm, kvm, "errands::", None)?,
-            Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::", None)?,
-            Self::Uprobes => each_kernel(start, vmm, kvm, "uprobes::", Some("uprobes"))?,
-            Self::Guard => each_kernel(start, vmm, kvm, "guard::", Some("churn"))?,
+            Self::Errands => each_kernel(start, vmm, kvm, "errands::", &[])?,
+            Self::Tracepoints => each_kernel(start, vmm, kvm, "tracepoints::", &[])?,
+            Self::Uprobes => each_kernel(start, vmm, kvm, "uprobes::", &["uprobes"])?,
+            Self::Guard => {
+                each_kernel(start, vmm, kvm, "guard::", &["guard", "memory_scan", "guard_rules", "dropped"])?;
+            }
+            Self::Churn(boots) => churn::run(start, vmm, kvm, boots)?,
+            Self::Control => {
+                each_kernel(start, vmm, kvm, "control::", &["control", "gdb", "qmp", "python"])?;
+            }
             Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}
@@ -136,22 +149,18 @@ impl Piece {
     }
 }
 
-/// Runs the long tests of the library whose names begin so, and those of this program, on each kernel: side by side, as each keeps a
+/// Runs the long tests of the library whose names begin so, and those of these programs, on each kernel: side by side, as each keeps a
 /// processor busy.
-fn each_kernel(
-    start: Instant,
-    vmm: &Path,
-    kvm: Kvm,
-    library: &str,
-    product: Option<&str>,
-) -> anyhow::Result<()> {
-    let programs = Programs::built_of(&["session"].into_iter().chain(product).collect::<Vec<_>>())?;
+fn each_kernel(start: Instant, vmm: &Path, kvm: Kvm, library: &str, product: &[&str]) -> anyhow::Result<()> {
+    let programs = Programs::built_of(&[&["session"], product].concat())?;
     let mut jobs = Vec::new();
     for kernel in KERNELS {
         if kernels::is_there(start, kernel)? {
             let guests = Guests { start, vmm, kvm, kernel };
             jobs.push(guests.long_session_job(&programs, &[library])?);
-            jobs.extend(product.map(|name| guests.long_product_job(name, &programs)).transpose()?);
+            for name in product {
+                jobs.push(guests.long_product_job(name, &programs, &[])?);
+            }
         }
     }
     side_by_side(start, jobs)

@@ -44,6 +44,7 @@ impl Observed {
             outstanding: 0,
             state: ARMED.to_owned(),
             injected: None,
+            rule: None,
             trapped: None,
             places: Vec::new(),
         };

@@ -2,7 +2,10 @@
 
 use super::tables::{Source, Tables};
 use super::write_data;
-use crate::record::{Function, Hit, MOST_OF_A_HIT, Probe, Recorded, SampleLine, Style, write_bounded};
+use crate::record::{
+    DroppedLine, FindingLine, FoundThing, FoundWrite, Function, Hit, LeftBehind, MOST_OF_A_HIT, Probe,
+    Recorded, SampleLine, ScanFindingLine, Style, write_bounded,
+};
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use vmm::events::{Nanos, What};
@@ -13,6 +16,8 @@ const MOST_HITS: usize = 1 << 16;
 const MOST_TEXT: usize = 8 << 20;
 /// In place of the high half of a difference that is not known.
 const NO_SHIFT: u32 = 0x8000_0000;
+/// In place of the CPU of what no CPU has done.
+const NO_CPU: u32 = u32::MAX;
 
 /// Hits that are not written yet.
 #[derive(Default)]
@@ -77,6 +82,37 @@ impl Block {
         self.push(&row, &sample.function());
     }
 
+    /// Adds a write to sealed memory.
+    pub(super) fn finding(&mut self, finding: &FindingLine, tables: &mut Tables) {
+        let row = Row {
+            nanos: finding.nanos(),
+            guest_nanos: finding.guest_nanos(),
+            cpu: finding.vcpu().unwrap_or(NO_CPU),
+            probe: tables.hit_of(Source::Findings),
+            task: tables.task(finding.task()),
+            kind: 3,
+            took: 0,
+            stack: tables.innermost(finding.frames(), &[]),
+        };
+        self.push(&row, &FoundWrite(finding));
+    }
+
+    /// Adds what a scan has found, at `nanos` where it has no time.
+    pub(super) fn scan_finding(&mut self, finding: &ScanFindingLine, nanos: u64, tables: &mut Tables) {
+        let row = Row {
+            guest_nanos: finding.guest_nanos(),
+            kind: 4,
+            ..Row::of_nobody(finding.nanos().unwrap_or(nanos), Source::Scans, tables)
+        };
+        self.push(&row, &format_args!("{}: {}", finding.check(), FoundThing(finding)));
+    }
+
+    /// Adds a file that the command has left.
+    pub(super) fn dropped(&mut self, file: &DroppedLine, tables: &mut Tables) {
+        let row = Row { kind: 5, ..Row::of_nobody(file.nanos(), Source::Dropped, tables) };
+        self.push(&row, &LeftBehind(file));
+    }
+
     fn push(&mut self, row: &Row, values: &dyn Display) {
         let from = self.text.len();
         // Writing to a string cannot fail.
@@ -133,6 +169,22 @@ struct Row {
     /// How long the call took, of a return.
     took: u64,
     stack: u32,
+}
+
+impl Row {
+    /// Of what no CPU and no task has done.
+    fn of_nobody(nanos: u64, source: Source, tables: &mut Tables) -> Self {
+        Self {
+            nanos,
+            guest_nanos: None,
+            cpu: NO_CPU,
+            probe: tables.hit_of(source),
+            task: tables.task(None),
+            kind: 0,
+            took: 0,
+            stack: tables.stack(None),
+        }
+    }
 }
 
 /// The low half and the high one.

@@ -14,10 +14,15 @@ pub(super) struct Meta<'a> {
     started_ms: u64,
     /// Names and values for the head of the page.
     facts: Vec<(&'static str, String)>,
-    /// What the reader has to know.
+    /// What the reader has to know, all of which is shown.
     notes: Vec<String>,
-    /// How many hits there are.
+    /// Reports of the kernel, the first of them. The guest can make as many as it likes.
+    splats: &'a [String],
+    splat_count: usize,
+    /// How many hits there are, with what is none.
     count: u64,
+    findings: u64,
+    dropped: u64,
     #[serde(serialize_with = "values")]
     probes: &'a IndexMap<Source, PageProbe>,
     tasks: &'a IndexSet<Option<PageTask>>,
@@ -45,31 +50,10 @@ impl<'a> Meta<'a> {
         page: &'a Shown,
         error: Option<&ReadError>,
     ) -> Self {
-        let Shown { hits, tables, splats, splat_count, .. } = page;
+        let Shown { hits, findings, dropped, tables, splats, splat_count, .. } = page;
         let header = recording.header();
         let (frame, parent) = tables.nodes();
-        let mut notes = splats.clone();
-        if *splat_count > splats.len() {
-            notes.push(format!("There are {} more splats.", splat_count - splats.len()));
-        }
-        if let Some(error) = error {
-            notes.push(format!("The recording cannot be read to its end: {error}."));
-        }
-        if tables.without_task > 0 {
-            notes.push(format!(
-                "{} hits are shown without their task: there are too many tasks.",
-                tables.without_task
-            ));
-        }
-        if tables.without_stack > 0 {
-            notes.push(format!(
-                "{} hits are shown without their stack: there are too many stacks.",
-                tables.without_stack
-            ));
-        }
-        if tables.histograms.left_out > 0 {
-            notes.push("There are more histograms than are shown.".to_owned());
-        }
+        let notes = notes(page, error);
         let release = header.kernel.release.clone().unwrap_or_else(|| "unknown".to_owned());
         Self {
             title: header
@@ -79,7 +63,11 @@ impl<'a> Meta<'a> {
             started_ms: header.wall_ns / 1_000_000,
             facts: facts(header, release),
             notes,
-            count: *hits,
+            splats,
+            splat_count: *splat_count,
+            count: hits + findings + dropped,
+            findings: *findings,
+            dropped: *dropped,
             probes: &tables.probes,
             tasks: &tables.tasks,
             frames: &tables.frames,
@@ -88,6 +76,28 @@ impl<'a> Meta<'a> {
             end: recording.end(),
         }
     }
+}
+
+/// Where the page has less than there was.
+fn notes(page: &Shown, error: Option<&ReadError>) -> Vec<String> {
+    let Shown { warnings, warning_count, tables, .. } = page;
+    let mut notes = Vec::new();
+    if let Some(error) = error {
+        notes.push(format!("The recording cannot be read to its end: {error}."));
+    }
+    notes.extend(warnings.iter().cloned());
+    if *warning_count > warnings.len() {
+        notes.push(format!("There are {} more warnings.", warning_count - warnings.len()));
+    }
+    for (number, what) in [(tables.without_task, "task"), (tables.without_stack, "stack")] {
+        if number > 0 {
+            notes.push(format!("{number} hits are shown without their {what}: there are too many {what}s."));
+        }
+    }
+    if tables.histograms.left_out > 0 {
+        notes.push("There are more histograms than are shown.".to_owned());
+    }
+    notes
 }
 
 fn facts(header: &Header, release: String) -> Vec<(&'static str, String)> {
@@ -104,4 +114,41 @@ fn facts(header: &Header, release: String) -> Vec<(&'static str, String)> {
     // The first digits tell builds apart.
     facts.extend(header.kernel.build_id.as_ref().map(|id| ("Build id", id.chars().take(12).collect())));
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Line, example};
+
+    #[test]
+    fn no_report_of_the_kernel_takes_a_warnings_place() {
+        let lines = |kind: &str, of: &str| -> String {
+            example(kind).lines().filter(|line| line.contains(of)).map(|line| format!("{line}\n")).collect()
+        };
+        let header = lines("json", "\"type\":\"header\"");
+        let splats = lines("json", "\"type\":\"splat\"").repeat(200);
+        let guard = lines("jsonl finding", "\"type\":\"guard\"")
+            .replace("\"unsealed_modules\":0", "\"unsealed_modules\":2")
+            .replace("\"untold\":0", "\"untold\":30000")
+            .replace("\"guards_entries\":true", "\"guards_entries\":false");
+        let end = lines("jsonl dropped", "\"type\":\"dropped_end\"");
+        let more = end.replace("\"has_more\":false", "\"has_more\":true");
+        let text = [header, splats, guard, end, more].concat();
+        let mut recording = Reader::open(text.as_bytes()).unwrap();
+        let mut page = Shown::default();
+        while let Some(line) = recording.next().unwrap() {
+            assert!(!matches!(line, Line::Unknown));
+            page.add(line, &recording, &mut std::io::sink()).unwrap();
+        }
+        let meta = Meta::of(&recording, &page, None);
+        let expected = [
+            "guard: 2 modules could not be sealed",
+            "guard: 30000 findings came too fast to be told",
+            "guard: nobody asks where system calls lead: this KVM is from before Linux 5.10",
+            "dropped: 3 files, of which 1 are kept; there are more than are told",
+        ];
+        assert_eq!(meta.notes, expected);
+        assert_eq!((meta.splats.len(), meta.splat_count), (100, 200));
+    }
 }

@@ -63,6 +63,8 @@ pub(super) fn write(
 
 /// So many reports of the kernel are shown.
 const MOST_SPLATS: usize = 100;
+/// So many warnings are shown. A run has fewer: one for each check of a scan, and some of its own.
+const MOST_WARNINGS: usize = 100;
 
 /// What has been read, but for the hits that have been written.
 #[derive(Default)]
@@ -71,6 +73,14 @@ struct Shown {
     /// Reports of the kernel: how many, and the first of them.
     splat_count: usize,
     splats: Vec<String>,
+    /// What was not seen, not told or not made to its end: how much, and the first of that.
+    warning_count: usize,
+    warnings: Vec<String>,
+    /// What is no hit: findings, and files that were left.
+    findings: u64,
+    dropped: u64,
+    /// The latest time of all.
+    last: u64,
     block: Block,
     tables: Tables,
 }
@@ -88,10 +98,6 @@ impl Shown {
             | Line::Prefix(_)
             | Line::Sampled(_)
             | Line::Hold(_)
-            | Line::Finding(_)
-            | Line::Guard(_)
-            | Line::ScanFinding(_)
-            | Line::ScanCheck(_)
             | Line::Gate(_)
             | Line::Order(_)
             | Line::Injection(_)
@@ -99,8 +105,28 @@ impl Shown {
             | Line::Runs(_)
             | Line::End
             | Line::Unknown => {}
+            Line::Finding(finding) => {
+                self.findings += 1;
+                self.last = self.last.max(finding.nanos());
+                self.block.finding(&finding, &mut self.tables);
+            }
+            Line::ScanFinding(finding) => {
+                self.findings += 1;
+                self.block.scan_finding(&finding, self.last, &mut self.tables);
+            }
+            Line::Dropped(file) => {
+                self.dropped += 1;
+                self.last = self.last.max(file.nanos());
+                self.block.dropped(&file, &mut self.tables);
+            }
+            Line::Guard(guard) => guard.warnings().into_iter().for_each(|warning| self.warn(warning)),
+            Line::ScanCheck(check) if !check.is_silent() => self.warn(check.to_string()),
+            Line::ScanCheck(_) => {}
+            Line::DroppedEnd(end) if !end.has_all() => self.warn(end.to_string()),
+            Line::DroppedEnd(_) => {}
             Line::Hit(hit) => {
                 self.hits += 1;
+                self.last = self.last.max(hit.event.nanos);
                 let probe = recording.probe(hit.event.probe.0);
                 self.block.hit(&hit, probe, &mut self.tables);
             }
@@ -119,6 +145,13 @@ impl Shown {
             Line::Probe(_) => {}
         }
         if self.block.is_full() { self.block.write(out) } else { Ok(()) }
+    }
+
+    fn warn(&mut self, warning: String) {
+        self.warning_count += 1;
+        if self.warnings.len() < MOST_WARNINGS {
+            self.warnings.push(warning);
+        }
     }
 }
 

@@ -50,6 +50,12 @@ pub(super) enum Source {
     FirstCalls,
     /// Where CPUs were when their timers expired.
     Samples,
+    /// Writes to sealed memory.
+    Findings,
+    /// What scans of the memory have found.
+    Scans,
+    /// Files that the command has left.
+    Dropped,
 }
 
 /// A probe, and what it came to.
@@ -86,6 +92,9 @@ impl Source {
             Self::Unknown => "probes that were not registered",
             Self::FirstCalls => "first calls of functions",
             Self::Samples => "samples",
+            Self::Findings => "FINDING",
+            Self::Scans => "FINDING of a scan",
+            Self::Dropped => "DROPPED file",
         }
     }
 }

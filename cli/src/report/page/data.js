@@ -21,7 +21,10 @@ function visible(text) {
 
 /** In the order of `html/blocks.rs`. */
 const COLUMNS = ["timeLow", "timeHigh", "shiftLow", "shiftHigh", "vcpu", "probe", "task", "kind", "tookLow", "tookHigh", "node", "textEnd"];
-const KINDS = ["hit", "return", "access"];
+/** Kinds: 0 a hit, 1 a return, 2 an access; from here on what is no hit: 3 a write that was found, 4 what a scan has found, 5 a file. */
+const FOUND = 3;
+const DROPPED = 5;
+const NO_CPU = 0xffffffff;
 const NO_SHIFT = 0x80000000;
 const NO_NODE = 0xffffffff;
 

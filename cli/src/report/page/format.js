@@ -16,6 +16,9 @@ function make(tag, attributes = {}, ...children) {
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
+/** What CPU has done something, if one has. */
+const cpuName = (vcpu) => (vcpu === NO_CPU ? "no CPU" : `cpu${vcpu}`);
+
 /** A duration in nanoseconds with three digits that say something. */
 function duration(ns) {
   const [unit, name] = ns < 1e3 ? [1, "ns"] : ns < 1e6 ? [1e3, "µs"] : ns < 1e9 ? [1e6, "ms"] : [1e9, "s"];

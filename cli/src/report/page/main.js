@@ -12,16 +12,24 @@ function drawHead({ meta, hits, first, last }) {
   fact("Started", `${new Date(meta.started_ms).toISOString().slice(0, 19).replace("T", " ")} UTC`);
   for (const [name, value] of meta.facts) fact(name, value);
   fact("Time span", hits.n ? duration(last - first) : "none");
-  fact("Hits", count(hits.n));
+  fact("Hits", count(hits.n - meta.findings - meta.dropped));
+  if (meta.findings) fact("Findings", `${count(meta.findings)} ⚠`, true);
+  if (meta.dropped) fact("Dropped files", count(meta.dropped));
   if (outside) fact("Outside the scope", count(outside));
   fact("Missed", missed ? `${count(missed)} ⚠` : "none", missed > 0);
   fact("End", end ? end.end : "cut off ⚠", !end);
   const notes = [...meta.notes];
   if (!end) notes.unshift("The recording has no end: what came behind its last whole line is not known.");
-  for (const probe of meta.probes) if (probe.missed) notes.push(`${probe.name} missed ${count(probe.missed)}: ${probe.reasons || "no reason was recorded"}`);
+  const unseen = meta.probes.filter((probe) => probe.missed).map((probe) => `${probe.name} missed ${count(probe.missed)}: ${probe.reasons || "no reason was recorded"}`);
+  notes.push(...firstOf(unseen, unseen.length, "the table of probes has them"));
+  notes.push(...firstOf(meta.splats, meta.splat_count, "the recording has them"));
+  $("notes").append(...notes.map((note) => make("p", { class: "note bad" }, note)));
+}
+
+/** The first few of `all` notes, and where the others are. */
+function firstOf(notes, all, where) {
   const shown = notes.slice(0, 5);
-  if (notes.length > shown.length) shown.push(`… and ${count(notes.length - shown.length)} more; the table of probes has them.`);
-  $("notes").append(...shown.map((note) => make("p", { class: "note bad" }, note)));
+  return all > shown.length ? [...shown, `… and ${count(all - shown.length)} more; ${where}.`] : shown;
 }
 
 const PROBES = 2000;
@@ -89,7 +97,7 @@ function drawFilter(model) {
   const range = $("filter-range");
   range.addEventListener("click", () => model.setRange(null));
   const say = () => {
-    $("shown").textContent = model.shown.length === hits.n ? plural(hits.n, "hit") : `${count(model.shown.length)} of ${plural(hits.n, "hit")}`;
+    $("shown").textContent = model.shown.length === hits.n ? plural(hits.n, model.noun) : `${count(model.shown.length)} of ${plural(hits.n, model.noun)}`;
     range.hidden = !model.range;
     if (model.range) {
       const [from, to] = model.range.map((time) => seconds(time + model.shift, 6));

@@ -31,6 +31,7 @@ function Model({ meta, hits }) {
     first,
     last: Math.max(last, first + Math.max(1, first * 2 ** -50)),
     shift,
+    noun: meta.findings || meta.dropped ? "event" : "hit", // what a row is
     taskName: (task) => labelled[task],
     probeName: (probe) => meta.probes[probe].name,
     text: "",

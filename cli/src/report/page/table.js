@@ -3,6 +3,9 @@
 const HEADINGS = [["time", "Time, s"], ["cpu", "CPU"], ["task", "Task"], ["probe", "Probe"], ["values", "Values"], ["took", "Took"]];
 const TALLEST = 12e6; // browsers lay out no more pixels than some millions
 
+/** How a row is marked that is no hit. */
+const markOf = (kind) => (kind < FOUND ? "" : kind === DROPPED ? " dropped" : " found");
+
 /** When a hit was by the guest's clock, as far as that is known. */
 function momentOf(model, hit) {
   const guest = model.hits.guest[hit];
@@ -59,9 +62,9 @@ function HitTable(model) {
     const isReturn = hits.kind[hit] === 1;
     const element = make(
       "div",
-      { class: "row", role: "row", id: `hit-${hit}`, "aria-rowindex": at + 2, "aria-selected": String(hit === model.picked), onclick: () => model.pick(hit) },
+      { class: `row${markOf(hits.kind[hit])}`, role: "row", id: `hit-${hit}`, "aria-rowindex": at + 2, "aria-selected": String(hit === model.picked), onclick: () => model.pick(hit) },
       time,
-      cell("cpu", String(hits.vcpu[hit])),
+      cell("cpu", hits.vcpu[hit] === NO_CPU ? "" : String(hits.vcpu[hit])),
       cell("task", model.taskName(hits.task[hit])),
       cell("probe", swatch(hits.probe[hit]), model.probeName(hits.probe[hit])),
       cell("values", textOf(hits, hit)),
@@ -143,7 +146,7 @@ function drawDetail(model) {
   const facts = make("dl");
   const fact = (name, value) => facts.append(make("dt", {}, name), make("dd", {}, value));
   fact("Time", `${momentOf(model, picked)} s${Number.isNaN(hits.guest[picked]) ? ": since the guest was started" : ""}`);
-  fact("Task", `${model.taskName(hits.task[picked])} on cpu${hits.vcpu[picked]}`);
+  fact("Task", `${model.taskName(hits.task[picked])} on ${cpuName(hits.vcpu[picked])}`);
   if (hits.kind[picked] === 1) fact("Took", `${duration(hits.took[picked])} (${count(hits.took[picked])} ns)`);
   fact("Values", textOf(hits, picked) || "none");
   const frames = stackOf(meta, hits.node[picked]);

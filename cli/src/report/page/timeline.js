@@ -6,7 +6,7 @@ const AXIS = 22;
 const MOST_TICKS = 200; // labels of the axis
 const MOST = 20000; // hits that are drawn one by one
 const CALL = 13; // the height of a call
-const STYLES = ["ink", "dim", "line", "soft", "paper", "accent", "wash", "sans", "mono"].concat(
+const STYLES = ["ink", "dim", "line", "soft", "paper", "accent", "wash", "bad", "sans", "mono"].concat(
   Array.from({ length: MARKS }, (_, mark) => `mark${mark}`),
 );
 
@@ -55,7 +55,7 @@ function Timeline(model) {
   }
 
   function nameOf(value) {
-    if (by === "vcpu") return `cpu${value}`;
+    if (by === "vcpu") return cpuName(value);
     if (by === "probe") return model.probeName(value);
     const task = meta.tasks[value];
     return task ? `${task.comm}-${task.pid}` : "unknown";
@@ -154,6 +154,7 @@ function Timeline(model) {
     const isSingle = to - from <= (across() / 3) * Math.min(lanes.length, 4);
     if (isSingle) drawSingle(g, list, from);
     else drawDensity(g, list, from);
+    drawFound(g, list, from);
     if (model.range) {
       g.fillStyle = colours.accent;
       for (const time of model.range) g.fillRect(Math.round(xOf(time)) - 0.5, AXIS, 1, height);
@@ -165,8 +166,8 @@ function Timeline(model) {
     g.restore();
     drawLabels(g, width);
     document.querySelector('[data-view="selection"]').disabled = !model.range;
-    const kind = isSingle ? "each hit" : "hits a pixel, heights by square root";
-    $("timeline-hint").textContent = `${plural(to - from, "hit")} in ${duration(view[1] - view[0])} · ${kind}`;
+    const kind = isSingle ? `each ${model.noun}` : `${model.noun}s a pixel, heights by square root`;
+    $("timeline-hint").textContent = `${plural(to - from, model.noun)} in ${duration(view[1] - view[0])} · ${kind}`;
   }
 
   function drawLabels(g, width) {
@@ -199,6 +200,23 @@ function Timeline(model) {
         g.fillRect(gutter() + x, bottom - h, 1, h);
       }
     });
+  }
+
+  /** What is no hit, as lines with a head that are seen among any number of hits. */
+  function drawFound(g, list, from) {
+    const column = hits[by];
+    for (let at = from; at < list.length && drawn.length < 2 * MOST; at++) {
+      const hit = list[at];
+      if (hits.time[hit] > view[1]) break;
+      if (hits.kind[hit] < FOUND) continue;
+      const [x, top] = [xOf(hits.time[hit]), AXIS + laneOf.get(column[hit]) * LANE + 3];
+      g.fillStyle = hits.kind[hit] === DROPPED ? colours.ink : colours.bad;
+      g.fillRect(x - 1, top, 2, LANE - 6);
+      g.beginPath();
+      g.arc(x, top + 4, 4, 0, 2 * Math.PI);
+      g.fill();
+      drawn.push({ x: x - 4, w: 8, y: top, h: LANE - 6, hit });
+    }
   }
 
   /** Calls as bars from their beginning, those in others below them, and other hits as ticks. */
@@ -325,7 +343,7 @@ function Timeline(model) {
       const took = hits.kind[hit] === 1 ? ` · took ${duration(hits.took[hit])}` : "";
       tip.replaceChildren(
         make("b", {}, model.probeName(hits.probe[hit])),
-        `${momentOf(model, hit)} s · cpu${hits.vcpu[hit]} · ${model.taskName(hits.task[hit])}${took}`,
+        `${momentOf(model, hit)} s · ${cpuName(hits.vcpu[hit])} · ${model.taskName(hits.task[hit])}${took}`,
         make("div", { class: "mono" }, textOf(hits, hit).slice(0, 200)),
       );
     } else {

@@ -52,16 +52,36 @@ fn one_that_crosses_into_the_page_is_two_writes() {
 
 #[test]
 fn a_string_is_stored_as_far_as_the_page_goes() {
-    let regs = Regs { rdi: SEALED + 0xffe, rsi: CODE, rcx: 5, ..Regs::default() };
+    let regs = Regs { rdi: SEALED + 0xffe, rsi: CODE, rcx: 20, ..Regs::default() };
     let Attempt { writes, regs: after } = attempt_of(REP_MOVSB, regs).unwrap();
     assert_eq!(writes, [Write { at: Gpa(SEALED + 0xffe), bytes: REP_MOVSB.to_vec() }]);
-    assert_eq!((after.rip, after.rcx, after.rdi, after.rsi), (CODE, 3, SEALED + 0x1000, CODE + 2));
-    let regs = Regs { rdi: SEALED + 1, rsi: CODE + 1, rcx: 9, rflags: DF, ..Regs::default() };
+    assert_eq!((after.rip, after.rcx, after.rdi, after.rsi), (CODE, 18, SEALED + 0x1000, CODE + 2));
+    let regs = Regs { rdi: SEALED + 1, rsi: CODE + 1, rcx: 20, rflags: DF, ..Regs::default() };
     let after = attempt_of(REP_MOVSB, regs).unwrap().regs;
-    assert_eq!((after.rip, after.rcx, after.rdi, after.rsi), (CODE, 7, SEALED - 1, CODE - 1));
+    assert_eq!((after.rip, after.rcx, after.rdi, after.rsi), (CODE, 18, SEALED - 1, CODE - 1));
     let regs = Regs { rdi: SEALED, rax: 7, rcx: 3, ..Regs::default() };
     let Attempt { writes, regs: after } = attempt_of(REP_STOSQ, regs).unwrap();
     assert_eq!((writes[0].bytes.len(), after.rip, after.rcx), (24, CODE + 3, 0));
+}
+
+/// The kernel writes what is behind a breakpoint at once, also where a page ends in the middle of it.
+#[test]
+fn a_short_string_is_stored_across_the_end_of_a_page() {
+    let regs = Regs { rdi: SEALED + 0xffe, rsi: CODE, rcx: 4, ..Regs::default() };
+    let Attempt { writes, regs: after } = attempt_of(REP_MOVSB, regs).unwrap();
+    let stored = [(SEALED + 0xffe, vec![0xf3, 0xa4]), (SEALED + 0x1000, vec![0, 0])];
+    assert_eq!(writes, stored.map(|(at, bytes)| Write { at: Gpa(at), bytes }));
+    assert_eq!((after.rip, after.rcx, after.rdi, after.rsi), (CODE + 2, 0, SEALED + 0x1002, CODE + 4));
+    let regs = Regs { rdi: SEALED + 1, rsi: CODE + 3, rcx: 4, rflags: DF, ..Regs::default() };
+    let Attempt { writes, regs: after } = attempt_of(REP_MOVSB, regs).unwrap();
+    assert_eq!((writes.len(), after.rip, after.rcx), (4, CODE + 2, 0));
+    // There is no memory behind that: as much as there is.
+    let regs = Regs { rdi: 0xfffe, rsi: CODE, rcx: 4, ..Regs::default() };
+    let (ram, space) = guest(REP_MOVSB);
+    let regs = Regs { rip: CODE, rflags: 2, ..regs };
+    let Attempt { writes, regs: after } =
+        attempt(&regs, &ram, space, &Segments::default(), |at, _| at.0 >= 0xf000).unwrap();
+    assert_eq!((writes.len(), after.rip, after.rcx), (1, CODE, 2));
 }
 
 #[test]

@@ -19,13 +19,16 @@ use super::error::{Error, Mistake};
 use super::fields::{RETURN_VALUE, check_filter};
 use super::{argument_name, check_fields, check_names};
 use crate::addr::Gva;
+use crate::capture::argument_place::ArgumentPlace;
 use crate::capture::shape::Shape;
 use crate::capture::typed::{Expand, NoArguments, Parameter, Signature};
 use crate::capture::{Base, Capture, Fetch, Field, Hop, Read, Register, What};
 use crate::linux::btf::{Btf, TypeId};
 use crate::linux::cgroup::CgroupLayout;
+use crate::linux::command_line::CommandLineLayout;
 use crate::linux::dwarf::VariablesInScope;
 use crate::linux::kernel::Kernel;
+use crate::linux::path::PathLayout;
 use crate::virt_memory::LONGEST_STRING;
 use std::borrow::Cow;
 use way::{Way, WayEnd};
@@ -201,12 +204,23 @@ impl Compiler<'_> {
                 Some(layout) => Ok((Way::value(Base::Cgroup(layout)).read(Read::Word(0)), Shape::Text)),
                 None => Err(Error { span: span.clone(), mistake: Mistake::NoTypes }),
             },
+            (FetchExpr::CommandLine, _) => match self.site.btf.and_then(CommandLineLayout::find) {
+                Some(layout) => Ok((Way::value(Base::CommandLine(layout)).read(Read::Word(0)), Shape::Text)),
+                None => Err(Error { span: span.clone(), mistake: Mistake::NoTypes }),
+            },
             (FetchExpr::Text(text), _) => {
                 Ok((Way::value(Base::Text(text.clone())).read(Read::Word(0)), Shape::Text))
             }
             (FetchExpr::Variable { of, path }, ty) => self.variable(of, path, ty.as_ref(), span),
             (FetchExpr::Cast(cast), ty) => self.cast_value(cast, ty.as_ref(), span),
             (FetchExpr::ReturnValue, ty) => self.return_value(ty.as_ref(), span),
+            // What a program has passed is an address here, as it is without a name.
+            (FetchExpr::Argument(n), Some(ty))
+                if is_text(ty.value.element) && self.saved_argument(*n).is_some() =>
+            {
+                let way = self.way(&argument.fetch.value, span)?.at(0, false);
+                self.typed(way, &ty.value, &ty.span)
+            }
             (fetch, None) => self.typed(self.way(fetch, span)?, &HEX, span),
             (fetch, Some(ty)) => self.typed(self.way(fetch, span)?, &ty.value, &ty.span),
         }
@@ -221,6 +235,7 @@ impl Compiler<'_> {
             })?),
             FetchExpr::StackSlot(n) => Way::value(Base::Stack(*n as u16)),
             FetchExpr::StackPointer => Way::value(Base::Register(Register::Rsp)),
+            FetchExpr::Argument(n) if let Some(saved) = self.saved_argument(*n) => saved,
             FetchExpr::Argument(n) => {
                 let n =
                     u8::try_from(n.saturating_sub(1)).unwrap_or(u8::MAX).saturating_add(self.site.skipped);
@@ -267,13 +282,23 @@ impl Compiler<'_> {
                     way.ok_or_else(|| Error { span: of.span.clone(), mistake: Mistake::PerCpuTwice })?;
                 if *read { way.at(0, false) } else { way }
             }
-            FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::Text(_) => {
+            FetchExpr::Comm | FetchExpr::Cgroup | FetchExpr::CommandLine | FetchExpr::Text(_) => {
                 return Err(wrong(Mistake::DereferencedText));
             }
             FetchExpr::AllArguments | FetchExpr::Variable { .. } | FetchExpr::Cast(_) => {
                 return Err(wrong(Mistake::DressedAllArguments));
             }
         })
+    }
+
+    /// Where parameter `n` of a system call is, from 1 on: its handler is called with the place where the kernel has saved it.
+    fn saved_argument(&self, n: u32) -> Option<Way> {
+        let (btf, function) = self.site.own.zip(self.site.function)?;
+        let signature = self.site.signature(btf, function).ok()?;
+        match signature.parameters.get((n as usize).checked_sub(1)?)?.place {
+            ArgumentPlace::Saved(offset) => Some(Way::value(Base::Argument(0)).at(offset.into(), false)),
+            _ => None,
+        }
     }
 
     /// Where any value comes from, to be gone on from.
@@ -305,6 +330,15 @@ impl Compiler<'_> {
             Element::Dentry | Element::File => {
                 let Some(way) = self.name_of(way, ty.element) else { return wrong(Mistake::NoTypes) };
                 return Ok(strings(way, false, None).unwrap_or((NOTHING, Shape::Text)));
+            }
+            Element::Path => {
+                // What lies there is one, or else what the value leads to.
+                let way = if matches!(way.end, WayEnd::Memory(_)) { way } else { way.at(0, false) };
+                let known = self.site.btf.filter(|_| self.site.in_file == FilePlace::Kernel);
+                let (Some(layout), WayEnd::Memory(hop)) = (known.and_then(PathLayout::find), way.end) else {
+                    return wrong(Mistake::NoTypes);
+                };
+                return Ok((way.read(Read::Memory(hop, What::Path(layout))), Shape::Text));
             }
             _ => {}
         }
@@ -355,6 +389,11 @@ fn strings(way: Way, user: bool, count: Option<u32>) -> Option<(Fetch, Shape)> {
     Some((Fetch { base, hops, read }, shape))
 }
 
+/// Whether it is a text that lies in memory.
+fn is_text(element: Element) -> bool {
+    matches!(element, Element::String | Element::UserString | Element::Path)
+}
+
 /// Bytes of a number, and how it is shown.
 fn element(element: Element) -> (u8, Shape) {
     match element {
@@ -367,7 +406,9 @@ fn element(element: Element) -> (u8, Shape) {
         Element::BitField { width, offset, container } => {
             (container / 8, Shape::BitField { low: offset, width, of: Box::new(Shape::Unsigned) })
         }
-        Element::String | Element::UserString | Element::Dentry | Element::File => (8, Shape::Hex),
+        Element::String | Element::UserString | Element::Dentry | Element::File | Element::Path => {
+            (8, Shape::Hex)
+        }
     }
 }
 

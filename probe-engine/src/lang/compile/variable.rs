@@ -175,6 +175,11 @@ impl Compiler<'_> {
                 None => Err(Error { span: ty.span.clone(), mistake: Mistake::StringOfOther }),
             };
         }
+        if let Some(ty) = ty.filter(|ty| ty.value.element == Element::Path) {
+            let way =
+                path_way(btf, found).ok_or(Error { span: ty.span.clone(), mistake: Mistake::PathOfOther })?;
+            return self.typed(way, &ty.value, &ty.span);
+        }
         if let Some(ty) = ty {
             return self.typed(found.way, &ty.value, &ty.span);
         }
@@ -195,6 +200,16 @@ impl Compiler<'_> {
             }
             WayEnd::Value | WayEnd::Address(_) => wrong(Mistake::NotANumber),
         }
+    }
+}
+
+/// The way to the `struct path` that a value is, or leads to.
+fn path_way(btf: &Btf<'_>, found: Typed) -> Option<Way> {
+    let is_path =
+        |ty| btf.plain(ty).filter(|ty| ty.structure().is_some()).is_some_and(|ty| ty.name() == "path");
+    match btf.plain(found.ty)?.kind {
+        Kind::Pointer(to) if is_path(to) => Some(found.way.at(0, false)),
+        _ => is_path(found.ty).then_some(found.way),
     }
 }
 

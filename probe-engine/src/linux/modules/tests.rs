@@ -1,4 +1,6 @@
 use super::*;
+use crate::guard::module::SealedModule;
+use crate::guard::sealed::{Site, SiteKind};
 use crate::linux::btf::Btf;
 use crate::linux::left_alone::Why;
 use crate::linux::orc::{OrcLayout, OrcRow};
@@ -11,6 +13,9 @@ use proptest::prelude::*;
 const HEAD: u64 = 0;
 const MODULE: u64 = 0x1000;
 const TEXT: u64 = 0x4000;
+/// Data that nobody writes, and that nobody writes once its init has run.
+const CONSTANTS: u64 = 0x5000;
+const ONCE: u64 = 0x6000;
 const INIT: u64 = 0x8000;
 const KALLSYMS: u64 = 0xa000;
 const SYMTAB: u64 = 0xb000;
@@ -80,10 +85,12 @@ fn section(has_mem: bool) -> Vec<u8> {
         let mem = btf.structure("module_memory", 72, &[("base", pointer, 0), ("size", int, 8)]);
         let mem = btf.array(mem, 7);
         members.push(("mem", mem, 200));
-        let values = [("MOD_TEXT", 0), ("MOD_INIT_TEXT", 4)].map(|(name, value)| [btf.name(name), value]);
-        btf.add("mod_mem_type", 6, 2, false, 4, values.as_flattened());
+        let values = [("MOD_TEXT", 0), ("MOD_RODATA", 2), ("MOD_RO_AFTER_INIT", 3), ("MOD_INIT_TEXT", 4)];
+        let values = values.map(|(name, value)| [btf.name(name), value]);
+        btf.add("mod_mem_type", 6, 4, false, 4, values.as_flattened());
     } else {
-        let area = [("base", pointer, 0), ("size", int, 8), ("text_size", int, 12)];
+        let sizes = [("text_size", int, 12), ("ro_size", int, 16), ("ro_after_init_size", int, 20)];
+        let area = [&[("base", pointer, 0), ("size", int, 8)][..], &sizes].concat();
         let area = btf.structure("module_layout", 80, &area);
         members.extend([("core_layout", area, 200), ("init_layout", area, 280)]);
     }
@@ -152,6 +159,15 @@ fn ram(has_mem: bool) -> Ram {
     put_u32(MODULE + size, 0x1000);
     put_u64(MODULE + init, at(INIT).0);
     put_u32(MODULE + init + (size - 200), 0x1000);
+    if has_mem {
+        for (kind, start) in [(2, CONSTANTS), (3, ONCE)] {
+            put_u64(MODULE + 200 + kind * 72, at(start).0);
+            put_u32(MODULE + 208 + kind * 72, 0x1000);
+        }
+    } else {
+        put_u32(MODULE + 216, CONSTANTS + 0x1000 - TEXT);
+        put_u32(MODULE + 220, ONCE + 0x1000 - TEXT);
+    }
 
     put_u64(MODULE + 80, at(KALLSYMS).0);
     for (place, value) in [(0, SYMTAB), (16, STRTAB), (24, TYPETAB)] {
@@ -267,6 +283,12 @@ fn both_layouts_are_found() {
     let new = layout(true);
     assert_eq!(new.text, CountedArray { start: 200, count: 208, entry: 1 });
     assert_eq!(new.init_text, CountedArray { start: 488, count: 496, entry: 1 });
+    let places = |layout: &ModuleLayout| {
+        let ReadOnlyFields { constants, after_init } = layout.read_only.unwrap();
+        [constants, after_init].map(|CountedArray { start, count, entry }| (start, count, entry))
+    };
+    assert_eq!(places(&old), [(200, 216, 1), (200, 220, 1)]);
+    assert_eq!(places(&new), [(344, 352, 1), (416, 424, 1)]);
     for layout in [old, new] {
         assert_eq!((layout.state, layout.list, layout.name, layout.kallsyms), (0, 8, 24, 80));
         assert_eq!(layout.symtab, CountedArray { start: 0, count: 8, entry: 24 });
@@ -347,6 +369,70 @@ fn text_of_a_module_is_left_alone() {
         assert!(patched.has_fixup(at(TEXT + 0x48)..at(TEXT + 0x49)));
         assert!(!patched.has_fixup(at(TEXT + 0x43)..at(TEXT + 0x48)));
     }
+}
+
+#[test]
+fn what_is_sealed_of_a_module_is_its_own() {
+    for has_mem in [false, true] {
+        let (ram, layout) = (ram(has_mem), layout(has_mem));
+        // Where the second label leads, and one in text that is freed.
+        ram.put(at(TABLES + 0x114), &((TEXT + 0x70).wrapping_sub(TABLES + 0x114) as u32).to_le_bytes());
+        ram.put(at(TABLES + 0x130), &(INIT + 8).wrapping_sub(TABLES + 0x130).to_le_bytes()[..4]);
+        ram.put(at(TEXT + 0x304), &[0xe8]);
+        let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+        let sealed = |layout: &ModuleLayout| {
+            let symbols = module.symbols(layout, &ram.memory()).unwrap();
+            SealedModule::read(&module, layout, &ram.memory(), &symbols, (None, 0))
+        };
+        let SealedModule { text, init_text, pages, after_init, sites, kprobes } = sealed(&layout).unwrap();
+        assert_eq!((text, init_text), (at(TEXT)..at(TEXT + 0x1000), module.init_text.clone()));
+        assert_eq!((pages, after_init), (vec![at(TEXT), at(CONSTANTS)], vec![at(ONCE)]));
+        assert_eq!(kprobes, []);
+        let label = |entry: u64| SiteKind::JumpLabel(at(TABLES + entry));
+        let expected = [
+            (0x44, 5, label(0x104)),
+            (0x4a, 2, SiteKind::JumpLabel(at(TEXT + 0x70))),
+            (0x50, 5, SiteKind::StaticCall),
+            // The guest rewrites it, and it leads far away.
+            (0x60, 5, label(0x124)),
+            (0x200, 5, SiteKind::StaticCall),
+            (0x300, 5, SiteKind::Ftrace),
+        ];
+        let expected = expected.map(|(offset, length, kind)| Site { at: at(TEXT + offset), length, kind });
+        assert_eq!(sites, expected);
+
+        // An entry of its page is somebody else's.
+        ram.put(at(MODULE + if has_mem { 208 } else { 212 }), &[0xff, 0x0f]);
+        let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+        let without = ModuleLayout { read_only: None, ..layout.clone() };
+        let symbols = module.symbols(&layout, &ram.memory()).unwrap();
+        let sealed = SealedModule::read(&module, &without, &ram.memory(), &symbols, (None, 0)).unwrap();
+        assert_eq!((sealed.pages, sealed.after_init), (vec![], vec![]));
+        ram.put(at(MODULE + 112), &[0xff; 4]);
+        let sealed = SealedModule::read(&module, &layout, &ram.memory(), &symbols, (None, 0));
+        assert_eq!(sealed, Err(ModuleError::Large(at(MODULE))));
+    }
+}
+
+/// What the guest rewrites at this moment begins with a breakpoint.
+#[test]
+fn a_site_that_is_being_rewritten_is_as_long_as_before() {
+    let (ram, layout) = (ram(true), layout(true));
+    let module = Module::read(&layout, &ram.memory(), at(MODULE)).unwrap();
+    let near = |to: u64| ram.put(at(TABLES + 0x124), &to.wrapping_sub(TABLES + 0x124).to_le_bytes()[..4]);
+    let label = || module.jump_labels(&layout, &ram.memory()).unwrap()[2].0.clone();
+    near(TEXT + 0x62 + 127);
+    assert_eq!(label(), at(TEXT + 0x60)..at(TEXT + 0x62));
+    near(TEXT + 0x62 + 128);
+    assert_eq!(label(), at(TEXT + 0x60)..at(TEXT + 0x65));
+    let symbols = module.symbols(&layout, &ram.memory()).unwrap();
+    let call = |code: &[u8]| {
+        ram.put(at(TEXT + 0x50), code);
+        let calls = module.static_calls(&layout, &ram.memory(), &symbols).unwrap();
+        calls[0].end.offset_from(calls[0].start).unwrap()
+    };
+    assert_eq!([call(&[0xcc, 0x10]), call(&[0x0f, 0x1f]), call(&[0xcc, 0x85])], [5, 5, 6]);
+    assert_eq!([call(&[0x0f, 0x84]), call(&[0xe8, 0x85])], [6, 5]);
 }
 
 #[test]
@@ -528,6 +614,7 @@ proptest! {
                 let _ = module.btf_bytes(btf, &memory, btf.head);
                 let Ok(symbols) = module.symbols(&layout, &memory) else { continue };
                 prop_assert!(symbols.text().all(|symbol| module.is_text(symbol.at)));
+                let _ = SealedModule::read(&module, &layout, &memory, &symbols, (None, 0));
                 let _ = module.patched(&layout, &memory, &symbols).map(|patched| patched.covers(at(0)..at(0x10000)));
                 let _ = module.orc(&layout, OrcLayout::SinceSixFour, &memory).map(|orc| orc.find(at(TEXT)));
             }

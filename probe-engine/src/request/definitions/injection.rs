@@ -7,10 +7,10 @@ use crate::capture::filter::{Filter, Test};
 use crate::capture::shape::Shape;
 use crate::capture::{Base, Capture, Fetch, Field};
 use crate::lang;
-use crate::lang::ast::{Injection, Span};
+use crate::lang::ast::{Definition, Injection, Span, Statement};
 use crate::linux::btf::{Btf, Kind};
 use crate::linux::injectable::{Function, InjectableFunctions, NotInjectable};
-use crate::probe::inject::{Inject, InjectionId};
+use crate::probe::inject::{Inject, InjectionId, Turns};
 use crate::probe::place::Place;
 use crate::probe::plan::{ProbePlan, Trigger};
 
@@ -18,6 +18,20 @@ use crate::probe::plan::{ProbePlan, Trigger};
 const CALLS_ABOVE: u32 = 64;
 /// `__GFP_NOFAIL` of kernels that do not number its bit (before 6.10, include/linux/gfp_types.h).
 const OLD_NOFAIL: u64 = 0x8000;
+
+/// How calls fail.
+struct Failing<'t> {
+    injection: InjectionId,
+    /// What callers get.
+    value: i128,
+    /// The same as it was written.
+    written: &'t str,
+    turns: Turns,
+    /// Whether only those calls count that are made below a call of another probe's function.
+    is_under: bool,
+    /// Whether functions fail as well whose callers may not be prepared.
+    force: bool,
+}
 
 impl Definitions<'_, '_> {
     /// Reads calls that are to fail: `SYM=VALUE`, and which of them. With `force`, also those whose callers may not be prepared.
@@ -27,9 +41,41 @@ impl Definitions<'_, '_> {
     pub fn inject(&mut self, text: &str, injection: InjectionId, force: bool) -> Result<(), DefinitionError> {
         let read = lang::parse_injection(text)?;
         let before = self.found.probes.len();
-        let added = self
-            .calls_above(&read, text, injection)
-            .and_then(|()| self.calls(&read, text, (injection, force)));
+        let value = Failing {
+            injection,
+            value: read.value.value,
+            written: text.get(read.value.span.clone()).unwrap_or_default(),
+            turns: read.turns,
+            is_under: read.under.is_some(),
+            force,
+        };
+        let added =
+            self.calls_above(&read, text, injection).and_then(|()| self.calls(&read.calls(), text, &value));
+        if added.is_err() {
+            self.found.probes.truncate(before);
+        }
+        added
+    }
+
+    /// Reads a definition of which all hits are calls that are not made: their callers get `error`, a negative number. Only functions
+    /// whose callers are prepared for that may be defined so.
+    ///
+    /// # Errors
+    /// [`DefinitionError`]: nothing has been added then.
+    pub fn deny(&mut self, text: &str, error: i32, injection: InjectionId) -> Result<(), DefinitionError> {
+        let Statement::Define(definition) = lang::parse(text)? else {
+            return Err(DefinitionError::Undefined(text.trim().to_owned()));
+        };
+        let before = self.found.probes.len();
+        let value = Failing {
+            injection,
+            value: error.into(),
+            written: &error.to_string(),
+            turns: Turns::default(),
+            is_under: false,
+            force: false,
+        };
+        let added = self.calls(&definition, text, &value);
         if added.is_err() {
             self.found.probes.truncate(before);
         }
@@ -58,28 +104,25 @@ impl Definitions<'_, '_> {
 
     fn calls(
         &mut self,
-        read: &Injection,
+        definition: &Definition,
         text: &str,
-        (injection, force): (InjectionId, bool),
+        failing: &Failing<'_>,
     ) -> Result<(), DefinitionError> {
+        let Failing { injection, value, written, turns, is_under: under, force } = *failing;
         let first = self.found.probes.len();
-        self.define(&read.calls(), text)?;
+        self.define(definition, text)?;
         let known = InjectableFunctions::of(self.kernel);
         let nofail = self.btf.map(nofail);
-        let injected = Injected {
-            text: text.trim().to_owned(),
-            value: text.get(read.value.span.clone()).unwrap_or_default().to_owned(),
-        };
+        let injected = Injected { text: text.trim().to_owned(), value: written.to_owned() };
         let mut refused = Vec::new();
         let mut pattern = None;
         for mut probe in self.found.probes.split_off(first) {
             pattern = probe.pattern.clone();
-            match self.register_value(&probe.place, read.value.value, (&known, force)) {
+            match self.register_value(&probe.place, value, (&known, force)) {
                 Ok(value) => {
                     if let Some(bit) = nofail {
                         self.spare(&probe.place, bit, &mut probe.plan.capture);
                     }
-                    let (turns, under) = (read.turns, read.under.is_some());
                     probe.plan.inject = Some(Inject::Fail { injection, value, turns, under });
                     probe.written.push(format!("calls fail with {}", injected.value));
                     probe.injected = Some(injected.clone());
@@ -99,7 +142,7 @@ impl Definitions<'_, '_> {
                     Some(pattern) => NotInjectable::NoMatch(pattern, Box::new(reason)),
                     None => reason,
                 };
-                Err(misplaced(&read.function.span, reason.into()))
+                Err(misplaced(&definition.place.span, reason.into()))
             }
         }
     }

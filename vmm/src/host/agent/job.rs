@@ -28,7 +28,7 @@ use std::thread::{self, JoinHandle};
 const DISK: &str = "/dev/vda";
 const FILES: &str = "/run/files";
 /// The port's driver cuts a write after 32 KiB: a frame with this much in it, and its header, is one write.
-const CHUNK: usize = (32 << 10) - 16;
+pub(super) const CHUNK: usize = (32 << 10) - 16;
 
 type Frames = FrameReader<BufReader<AgentPort>>;
 

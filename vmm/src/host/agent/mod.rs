@@ -6,6 +6,7 @@
 //! - `/batch.json`, if commands are to be run without a control port; see `batch`.
 
 mod batch;
+mod changes;
 mod job;
 mod plan;
 mod port;
@@ -15,8 +16,9 @@ mod setup;
 
 use super::emulated::chain;
 use super::protocol::{
-    FILES_PORT, FrameReader, FromAgent, NAMES_PORT, Outbox, PORT_NAME, ProtocolError, ToAgent,
+    COMMANDS_PORT, FILES_PORT, FrameReader, FromAgent, NAMES_PORT, Outbox, PORT_NAME, ProtocolError, ToAgent,
 };
+use changes::{Changes, end_others};
 pub use plan::{Mount, PLAN, Plan};
 use port::AgentPort;
 use root::{RootError, enter};
@@ -66,6 +68,14 @@ pub fn names_port() -> io::Result<PortEnds> {
     ends(NAMES_PORT)
 }
 
+/// The same for commands from outside: where the answers go, and where the commands come from.
+///
+/// # Errors
+/// When there is no such port.
+pub fn commands_port() -> io::Result<PortEnds> {
+    ends(COMMANDS_PORT)
+}
+
 /// Where requests go, and where the answers come from.
 pub type PortEnds = (Box<dyn io::Write + Send>, Box<dyn io::Read + Send>);
 
@@ -83,8 +93,9 @@ pub fn main() {
     let result = match Path::new(PLAN).exists() {
         true => in_guest(),
         false => setup::prepare().and_then(|()| {
+            setup::allow_large_pages();
             let batch = Path::new(BATCH);
-            if batch.exists() { batch::run(batch) } else { serve(Ok(())) }
+            if batch.exists() { batch::run(batch) } else { serve(Ok(Changes::default())) }
         }),
     };
     if let Err(error) = result {
@@ -100,8 +111,8 @@ fn in_guest() -> Result<(), AgentError> {
     serve(enter().map_err(AgentError::Root))
 }
 
-/// Runs the one command that comes in over the control port, if that is `possible`.
-fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
+/// Runs the one command that comes in over the control port, if that is `possible`: then it is known where what it changes lies.
+fn serve(possible: Result<Changes, AgentError>) -> Result<(), AgentError> {
     let port = AgentPort::open(PORT_NAME)?;
     let outbox = Outbox::new(port.try_clone()?);
     let mut frames = FrameReader::new(BufReader::with_capacity(64 << 10, port));
@@ -116,7 +127,16 @@ fn serve(possible: Result<(), AgentError>) -> Result<(), AgentError> {
     setup::set_clock(job.time);
     let seeded = job.seed.map_or(Ok(()), |seed| randomness::seed(&seed));
     let outbox = Arc::new(outbox);
-    let last = match possible.and(seeded).and_then(|()| job::run(&job, frames, &outbox)) {
+    let run = |changes: Changes| {
+        seeded?;
+        let exit = job::run(&job, frames, &outbox)?;
+        if job.keeps_files {
+            end_others();
+            changes.send(&outbox, job.outputs)?;
+        }
+        Ok(exit)
+    };
+    let last = match possible.and_then(run) {
         Ok(exit) => FromAgent::Exit(exit).encode()?,
         Err(error) => FromAgent::Failed(&chain(&error)).encode()?,
     };

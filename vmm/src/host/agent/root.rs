@@ -1,5 +1,6 @@
 //! The guest's root: the host's files, which stay as they are, with what the guest changes on top.
 
+use super::changes::Changes;
 use super::plan::{PLAN, Plan};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
@@ -61,17 +62,21 @@ pub(crate) enum RootError {
     Enter(#[source] io::Error),
 }
 
-/// Makes the root that the plan describes, and goes there.
-pub(crate) fn enter() -> Result<(), RootError> {
+/// Makes the root that the plan describes, and goes there. Says where what is changed lies.
+pub(crate) fn enter() -> Result<Changes, RootError> {
     let plan = fs::read(PLAN).and_then(|plan| Ok(serde_json::from_slice::<Plan>(&plan)?));
     let plan = plan.map_err(RootError::Plan)?;
     put(&plan.root, LOWER, "virtiofs", MountFlags::RDONLY, None)?;
-    on_top(&plan.folder)?;
+    no_halves();
+    let mut changes = on_top(&plan.folder)?;
     for mount in &plan.mounts {
         put(&mount.tag, &inside(&mount.at), "virtiofs", MountFlags::empty(), None)?;
     }
     for (kind, at, options) in NEEDED {
         put(kind, &inside(Path::new(at)), kind, MountFlags::empty(), options)?;
+    }
+    for at in ["dev/shm", "run"] {
+        changes.add(at, &inside(Path::new(at))).map_err(|error| RootError::Read(CHANGES, error))?;
     }
     for (kind, at) in WANTED {
         // Some kernels lack it, or have no place for it.
@@ -88,7 +93,16 @@ pub(crate) fn enter() -> Result<(), RootError> {
         let _ = sethostname(name.trim().as_bytes());
     }
     let _ = fs::write("/sys/class/net/lo/flags", LOOPBACK_UP);
-    Ok(())
+    Ok(changes)
+}
+
+/// Has an overlay copy a file as a whole also where its mode alone is changed: otherwise what is changed would have the file's length and
+/// none of its bytes (Documentation/filesystems/overlayfs.rst, "Metadata only copy up"). A folder that gets another name is copied as
+/// well, so that its files are among those that are changed ("redirect_dir", same file). Older kernels do so by themselves.
+fn no_halves() {
+    for parameter in ["metacopy", "redirect_dir"] {
+        let _ = fs::write(format!("/sys/module/overlay/parameters/{parameter}"), "N");
+    }
 }
 
 /// Has the guest read as much of a file at a time as a message can carry: each takes its time on the way to the host, and the
@@ -107,8 +121,8 @@ fn inside(path: &Path) -> String {
 }
 
 /// Puts a layer for changes on the host's files. A kernel that has no overlay gets them as they are, beside places of its own
-/// to write to. The command runs in `folder`.
-fn on_top(folder: &Path) -> Result<(), RootError> {
+/// to write to. The command runs in `folder`. Says where what is changed lies.
+fn on_top(folder: &Path) -> Result<Changes, RootError> {
     put("tmpfs", CHANGES, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
     for folder in ["upper", "work"].map(|name| format!("{CHANGES}/{name}")) {
         fs::create_dir(&folder).map_err(|error| RootError::Make(folder, error))?;
@@ -118,13 +132,20 @@ fn on_top(folder: &Path) -> Result<(), RootError> {
         Err(RootError::Mount { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
             side_by_side(folder)
         }
-        mounted => mounted,
+        mounted => {
+            mounted?;
+            let mut changes = Changes::default();
+            let upper = format!("{CHANGES}/upper");
+            changes.add_overlay(&upper, LOWER).map_err(|error| RootError::Read(CHANGES, error))?;
+            Ok(changes)
+        }
     }
 }
 
 /// Makes a root in memory in which everything of the host's is mounted, with places that can be written to. Where the command
 /// runs below one of these, what it runs in is seen there.
-fn side_by_side(folder: &Path) -> Result<(), RootError> {
+fn side_by_side(folder: &Path) -> Result<Changes, RootError> {
+    let mut changes = Changes::default();
     put("tmpfs", ROOT, "tmpfs", MountFlags::empty(), Some("mode=0755"))?;
     let unreadable = |source| RootError::Read(LOWER, source);
     for entry in fs::read_dir(LOWER).map_err(unreadable)? {
@@ -144,20 +165,21 @@ fn side_by_side(folder: &Path) -> Result<(), RootError> {
             show(&entry, &to)?;
         }
     }
-    for written in ["/tmp", "/var/tmp"].map(Path::new) {
-        let at = inside(written);
+    for place in ["tmp", "var/tmp"] {
+        let (written, at) = (Path::new("/").join(place), inside(Path::new(place)));
         // Nothing is made on what cannot be changed.
-        if written != Path::new("/tmp") && !Path::new(&at).is_dir() {
+        if place != "tmp" && !Path::new(&at).is_dir() {
             continue;
         }
         put("tmpfs", &at, "tmpfs", MountFlags::empty(), Some("mode=1777"))?;
-        if let Some(first) = folder.strip_prefix(written).ok().and_then(|below| below.iter().next()) {
-            let (to, below) = (Path::new(&at).join(first), written.strip_prefix("/").unwrap_or(written));
+        changes.add(place, &at).map_err(|error| RootError::Read(CHANGES, error))?;
+        if let Some(first) = folder.strip_prefix(&written).ok().and_then(|below| below.iter().next()) {
+            let to = Path::new(&at).join(first);
             fs::create_dir(&to).map_err(|error| RootError::Make(to.display().to_string(), error))?;
-            show(&Path::new(LOWER).join(below).join(first), &to)?;
+            show(&Path::new(LOWER).join(place).join(first), &to)?;
         }
     }
-    Ok(())
+    Ok(changes)
 }
 
 /// Has `to` be what is at `from`.

@@ -25,6 +25,7 @@ fn job() -> Job {
         folder: None,
         files: vec![],
         outputs: 0,
+        keeps_files: false,
         terminal: None,
         time: 0,
         seed: None,
@@ -48,6 +49,7 @@ fn talk(
         terminal,
         signals,
         escape: Escape::Obeyed,
+        left: None,
     };
     thread::scope(|scope| {
         scope.spawn(|| agent(theirs));
@@ -123,10 +125,22 @@ fn a_second_signal_ends_what_reads_nothing() {
         take_nothing(&mut theirs);
         let began = Instant::now();
         kill_process(getpid(), Signal::HUP).unwrap();
-        thread::sleep(Duration::from_millis(700));
+        // Where the first one is handled late, the second one comes too soon after that, and the third one does not.
+        let later = Duration::from_millis(700);
+        theirs.set_read_timeout(Some(later)).unwrap();
+        thread::sleep(later);
         kill_process(getpid(), Signal::HUP).unwrap();
         let mut rest = vec![0; 1 << 20];
-        while theirs.read(&mut rest).is_ok_and(|length| length > 0) {}
+        loop {
+            match theirs.read(&mut rest) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < PATIENCE => {
+                    kill_process(getpid(), Signal::HUP).unwrap();
+                }
+                Err(_) => break,
+            }
+        }
         assert!(began.elapsed() < PATIENCE);
     });
     assert_eq!(conversation.end.ok(), Some(CommandExit::Signal(1)));

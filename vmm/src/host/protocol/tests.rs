@@ -9,6 +9,7 @@ fn job() -> Job {
         files: vec![DiskFile { name: "bzImage".into(), mode: 0o644, offset: 4096, length: 7 }],
         folder: Some("/tmp".into()),
         outputs: 2,
+        keeps_files: true,
         terminal: Some(CommandTerminal {
             size: WindowSize { rows: 24, columns: 80 },
             stdout: true,

@@ -121,6 +121,18 @@ impl Arming {
             return Placement::Not(ProbeState::Refused(error.to_string()));
         }
         let at = if info.is_entry() { skip_endbr(head, asked) } else { asked };
+        // Where the guest is to stand still, it does so where that was said.
+        if at != asked && entry.active.stops_guest() {
+            return match self.phase {
+                BootPhase::Late => Placement::At {
+                    at: asked,
+                    function: function(false),
+                    anchor: Anchor::Firm,
+                    is_early: false,
+                },
+                _ => Placement::Not(ProbeState::Waiting),
+            };
+        }
         // Before the text is final, where nothing will change it and an exit is all that a hit takes.
         let early = |at, anchor, fixup, settled| {
             let function = function(fixup);

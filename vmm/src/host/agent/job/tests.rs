@@ -45,6 +45,7 @@ fn job(role: &str, outputs: usize, terminal: Option<CommandTerminal>) -> Job {
         folder: None,
         files: vec![],
         outputs,
+        keeps_files: false,
         terminal,
         time: 0,
         seed: None,

@@ -1,0 +1,232 @@
+//! The real gdb with a guest: breakpoints, steps and watchpoints, beside probes of ours.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support: what goes wrong here is a failed test"
+)]
+
+use guest_kernels::console::{complaint, number};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tests::product::{Ended, binary, command, kernel};
+
+/// How long a boot, and what gdb does, may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(400);
+/// How often the workload calls a system call that nobody else does.
+const CALLS: u64 = 12;
+
+/// A guest that gdb can come to, and a file with its kernel's symbols.
+struct Guest {
+    folder: TempDir,
+    run: Option<Child>,
+}
+
+impl Guest {
+    /// One with these words, which stands still in front of its first instruction.
+    fn start(words: &[&str]) -> Option<Self> {
+        let (binary, folder) = (binary()?, tempfile::tempdir().unwrap());
+        let kernel = kernel();
+        let symbols = Command::new(&binary)
+            .args(["kernel", "symbols", "--kernel", kernel.to_str().unwrap(), "vmlinux.sym"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(symbols.status.success(), "{}", text(&symbols.stderr));
+        let own = ["run", "--gdb=guest.gdb", "--gdb-wait", "--output=hits.json"];
+        let mut run = command(&binary, folder.path(), &[&own, words].concat());
+        let run = run.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let guest = Self { run: Some(run.spawn().unwrap()), folder };
+        let begun = Instant::now();
+        while !guest.path("guest.gdb").exists() {
+            assert!(begun.elapsed() < PATIENCE, "there is no socket");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(guest)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What gdb says to this script, which begins with a guest that stands still. When the script has made a file called `ready`, gdb gets
+    /// what Ctrl-C is.
+    fn gdb(&self, script: &str) -> String {
+        let begin = "set pagination off\nset confirm off\nset width 0\nset remotetimeout 300\ntarget remote guest.gdb\n";
+        fs::write(self.path("script"), format!("{begin}{script}")).unwrap();
+        let mut gdb = Command::new("gdb");
+        let gdb = gdb.args(["-nx", "-batch", "-x", "script", "vmlinux.sym"]).current_dir(self.folder.path());
+        let gdb = gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut gdb = gdb.spawn().unwrap();
+        let (begun, mut is_interrupted) = (Instant::now(), false);
+        while gdb.try_wait().unwrap().is_none() {
+            if begun.elapsed() > PATIENCE {
+                gdb.kill().unwrap();
+                break;
+            }
+            if !is_interrupted && self.path("ready").exists() {
+                // It is about to let the guest go on.
+                thread::sleep(Duration::from_secs(3));
+                kill_process(Pid::from_child(&gdb), Signal::INT).unwrap();
+                is_interrupted = true;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let output = gdb.wait_with_output().unwrap();
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        println!("{said}");
+        assert!(begun.elapsed() < PATIENCE, "gdb does not come to an end");
+        said
+    }
+
+    /// Waits for its end: its console, and its recording.
+    fn end(mut self) -> (String, Vec<Value>) {
+        let output = self.run.take().unwrap().wait_with_output().ended();
+        let console = text(&output.stdout);
+        assert!(output.status.success(), "{console}\n{}", text(&output.stderr));
+        assert!(!self.path("guest.gdb").exists(), "the socket is left behind");
+        assert_eq!(complaint(&console), None);
+        let recording = fs::read_to_string(self.path("hits.json")).unwrap();
+        (console, recording.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    }
+}
+
+/// The hits of a probe, as the recording of a run that is over has them.
+fn hits(recording: &[Value], probe: &str) -> u64 {
+    let own = recording.iter().filter(|line| line["type"] == "probe" && line["probe"] == probe);
+    own.map(|line| line["hits"].as_u64().unwrap()).sum()
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // What it has said may explain the failure.
+        if let Some(mut run) = self.run.take() {
+            let _ = run.kill();
+            let output = run.wait_with_output().ended();
+            println!("{}\n{}", text(&output.stdout), text(&output.stderr));
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The value of a line `NAME=NUMBER`, which a script has printed.
+#[track_caller]
+fn printed(said: &str, name: &str) -> u64 {
+    let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let digits = line.unwrap_or_else(|| panic!("no {name} in: {said}")).trim();
+    let digits = digits.trim_start_matches("0x");
+    u64::from_str_radix(digits, 16).unwrap()
+}
+
+/// A boot to `start_kernel`; a condition; `finish`; steps over a probe of ours, which counts what it has to; the end of the guest.
+fn breaks_and_steps(cpus: &str) {
+    let cmdline = format!("--cmdline=workload=getppid:{CALLS} loglevel=5");
+    let probe = "--probe=__x64_sys_getppid";
+    let Some(guest) = Guest::start(&[cpus, &cmdline, probe]) else { return };
+    let said = guest.gdb(
+        r#"
+info threads
+break *start_kernel
+continue
+printf "early=%x\n", $pc == (unsigned long)&start_kernel
+printf "paging=%x\n", ($cr0 >> 31) & 1
+delete
+set $n = 0
+break *__x64_sys_getppid if ++$n == 5
+continue
+printf "n=%x\n", $n
+printf "there=%x\n", $pc == (unsigned long)&__x64_sys_getppid
+set $back = *(unsigned long *)$rsp
+set $before = $rsp
+stepi
+printf "stepped=%x\n", $pc > (unsigned long)&__x64_sys_getppid && $pc < (unsigned long)&__x64_sys_getppid + 32
+finish
+printf "back=%x\n", $pc == $back && $rsp == $before + 8
+delete
+break *__x64_sys_getppid
+set $m = 0
+while $m < 7
+continue
+stepi
+stepi
+set $m = $m + 1
+end
+delete
+continue
+"#,
+    );
+    assert_eq!(printed(&said, "early"), 1);
+    assert_eq!(printed(&said, "paging"), 1);
+    assert_eq!((printed(&said, "n"), printed(&said, "there")), (5, 1));
+    assert_eq!(printed(&said, "stepped"), 1);
+    assert_eq!(printed(&said, "back"), 1);
+    assert!(said.contains("exited normally"), "gdb sees the end");
+    let (console, recording) = guest.end();
+    assert_eq!(number(&console, "getppid", "calls"), Some(CALLS), "{console}");
+    assert_eq!(hits(&recording, "__x64_sys_getppid"), CALLS);
+}
+
+#[test]
+fn one_cpu_breaks_steps_and_counts() {
+    breaks_and_steps("--cpus=1");
+}
+
+#[test]
+fn two_cpus_break_step_and_count() {
+    breaks_and_steps("--cpus=2");
+}
+
+#[test]
+fn a_guest_is_watched_changed_interrupted_and_left_alone() {
+    let words = ["--cpus=2", "--cmdline=workload=mix:60 loglevel=5", "--probe=do_sys_openat2"];
+    let Some(guest) = Guest::start(&words) else { return };
+    let said = guest.gdb(
+        r#"
+hbreak *update_process_times
+continue
+printf "tick=%x\n", $pc == (unsigned long)&update_process_times
+monitor stack 0
+monitor stack 1
+monitor tasks
+delete
+watch *(unsigned long *)&jiffies_64
+continue
+delete
+set $held = *(int *)&panic_on_oops
+set var *(int *)&panic_on_oops = 0x77
+printf "written=%x\n", *(int *)&panic_on_oops
+set var *(int *)&panic_on_oops = $held
+set $held = $r15
+set $r15 = 0x1234
+printf "register=%x\n", $r15
+set $r15 = $held
+shell touch ready
+continue
+printf "interrupted=%x\n", 1
+info threads
+monitor slide
+monitor help
+detach
+"#,
+    );
+    assert_eq!(printed(&said, "tick"), 1);
+    assert!(said.contains("asm_sysvec_"), "the stack goes on behind the interrupt");
+    assert!(said.contains("Old value = ") && said.contains("New value = "), "jiffies go on");
+    assert_eq!((printed(&said, "written"), printed(&said, "register")), (0x77, 0x1234));
+    assert!(said.contains("SIGINT"), "gdb has interrupted the guest");
+    assert_eq!(printed(&said, "interrupted"), 1);
+    assert!(said.contains("Thread 1.2"), "a CPU is a thread");
+    assert!(said.contains("monitor probes"), "monitor has help");
+    let (console, recording) = guest.end();
+    let opened = number(&console, "done", "openat");
+    assert_eq!(Some(hits(&recording, "do_sys_openat2")), opened, "{console}");
+}

@@ -1,0 +1,114 @@
+//! A guest that is made to stand still, and what is seen of it meanwhile.
+
+use probe_engine::addr::Gva;
+use probe_engine::probe::pace::{GateId, HoldMode, Pace};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tests::linux_rig::Guest;
+use vmm::probe::Probe;
+use vmm::session::{Command, CommandError, HoldEnd, ReadError};
+
+/// The guest is paused for longer than it may be silent, and than a task may be held.
+#[test]
+fn a_guest_that_is_paused_does_nothing_until_it_is_resumed() {
+    let Some(guest) = Guest::new() else { return };
+    let kernel = guest.subject.kernel.clone();
+    let probe = || Probe::at("do_sys_openat2").record();
+    let ended = guest.cpus(2).unwind().optimize().probe(probe()).run_with(
+        "getppid:10,sh:/gate,open:20000,getppid:10",
+        |handle, console| {
+            console.wait_for("workload: getppid", 1);
+            console.open_gate();
+            let hits = || handle.list().unwrap()[0].hits;
+            let before = hits();
+            let begun = Instant::now();
+            while hits() < before + 100 {
+                assert!(begun.elapsed() < Duration::from_secs(60));
+            }
+            handle.command(Command::Pause).unwrap();
+            handle.command(Command::Pause).unwrap();
+            let stands = hits();
+            thread::sleep(Duration::from_millis(2500));
+            assert_eq!(hits(), stands);
+
+            let standing = handle.standing().unwrap();
+            assert_eq!(standing.cpus.len(), 2);
+            let slide = standing.slide.unwrap();
+            for cpu in &standing.cpus {
+                assert_eq!(cpu.regs.unwrap().rip, cpu.rip.0);
+            }
+            assert!(standing.cpus.iter().any(|cpu| !cpu.stack.as_ref().unwrap().frames.is_empty()));
+            // A jump of ours stands there.
+            let link = kernel.symbol("do_sys_openat2").unwrap();
+            let (at, own) = (link.add(slide), kernel.image().bytes_at(link, 64).unwrap());
+            let read = handle.read(at, 64, None).unwrap();
+            let call = own.iter().position(|byte| *byte == 0xe8).unwrap();
+            assert_eq!(&read[..call], &own[..call]);
+            assert_eq!(&read[call..call + 5], [0x0f, 0x1f, 0x44, 0, 0], "as its ftrace has left it");
+            assert!(handle.read(at, 1, Some(1)).is_ok());
+            assert!(matches!(handle.read(at, 1, Some(2)), Err(ReadError::NoVcpu(2))));
+            assert!(matches!(handle.read(Gva(0x10), 1, None), Err(ReadError::Unmapped(Gva(0x10)))));
+            assert!(matches!(handle.read(at, 1 << 20, None), Err(ReadError::TooLong(_))));
+
+            // Its number is known before its first event.
+            let (tell, told) = mpsc::channel();
+            let ids = handle.register_told(vec![probe().into()], move |ids| tell.send(ids.to_vec()).unwrap());
+            assert_eq!(told.try_recv().unwrap(), ids.unwrap());
+            handle.command(Command::Resume).unwrap();
+            handle.command(Command::Resume).unwrap();
+        },
+    );
+    ended.assert_in_order();
+    // The shell at the gate opens its script.
+    assert_eq!(ended.hits(0), ended.workload("done", "openat") + 1);
+    assert!(ended.hits(1) > 0 && ended.hits(1) < ended.hits(0));
+}
+
+#[test]
+fn a_guest_that_is_paused_can_be_ended() {
+    let Some(guest) = Guest::new() else { return };
+    let ended =
+        guest.probe(Probe::at("do_sys_openat2")).run_with("getppid:10,idle:600", |handle, console| {
+            console.wait_for("workload: getppid", 1);
+            handle.command(Command::Pause).unwrap();
+            handle.command(Command::Stop).unwrap();
+            assert!(matches!(handle.standing(), Err(CommandError::Ended)));
+        });
+    assert_eq!(ended.report.end, vmm::session::Outcome::Stopped);
+}
+
+/// Its time does not go on while the guest is paused, so that whoever looks finds it where it is held.
+#[test]
+fn a_task_that_is_held_is_seen_and_let_go() {
+    const GATE: GateId = GateId(3);
+    const LONG: Duration = Duration::from_secs(5);
+    let Some(guest) = Guest::new() else { return };
+    let pace = Pace::Hold { gate: GATE, within: LONG, mode: HoldMode::Cpu };
+    let ended = guest
+        .cpus(2)
+        .script("mkdir /held\n")
+        .probe(Probe::at("__x64_sys_mkdir").paced(pace))
+        .probe(Probe::at("__x64_sys_rmdir").paced(Pace::Open { gate: GATE }))
+        .run_with("sh:/script", |handle, _| {
+            let begun = Instant::now();
+            while handle.held().unwrap().is_empty() {
+                assert!(begun.elapsed() < Duration::from_secs(60));
+                thread::sleep(Duration::from_millis(20));
+            }
+            handle.command(Command::Pause).unwrap();
+            thread::sleep(LONG);
+            let held = handle.held().unwrap();
+            assert_eq!((held.len(), held[0].gate), (1, GATE));
+            assert_eq!(held[0].task.unwrap().comm(), b"mkdir");
+            assert_eq!(handle.release(Some(GateId(4))).unwrap(), 0);
+            assert_eq!(handle.release(Some(GATE)).unwrap(), 1);
+            assert_eq!(handle.release(None).unwrap(), 0);
+            handle.command(Command::Resume).unwrap();
+        });
+    ended.assert_in_order();
+    assert_eq!(ended.workload("sh path=/script", "status"), 0, "{}", ended.console);
+    assert_eq!((ended.holds.len(), &ended.holds[0].end), (1, &HoldEnd::Released));
+    let [gate] = ended.report.gates[..] else { panic!("{:?}", ended.report.gates) };
+    assert_eq!((gate.released, gate.reached, gate.timed_out, gate.unfinished), (1, 0, 0, 0));
+}
