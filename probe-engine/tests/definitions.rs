@@ -117,6 +117,7 @@ const WELL_FORMED: &[(&str, &str)] = &[
     ("p x (a,b)c->d (a,b.c)%di->d.e->f", "p x (a,b)c->d (a,b.c)%di->d.e->f"),
     ("p x (a)+8(%di)->b (a)(-u8((b)c->d))->e", "p x (a)+8(%di)->b (a)-u8((b)c->d)->e"),
     ("p x (a)@b->c (a)(@b)->c (a)(@b+8)->c (a)@0x10->c", "p x (a)@b->c (a)@b->c (a)(@b+8)->c (a)@0x10->c"),
+    ("p x (a)@+0x8->c (a)(@+8)->c", "p x (a)@+0x8->c (a)@+0x8->c"),
     (
         "p x (a)\\5->b (a)(\\-5)->b (a)$stack->b (a)$stack1->b",
         "p x (a)\\5->b (a)(\\-5)->b (a)$stack->b (a)$stack1->b",

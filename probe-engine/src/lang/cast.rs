@@ -104,9 +104,10 @@ fn closed(part: Part<'_>, open: usize) -> Result<usize, Error> {
     Err(part.end().wrong(Mistake::OpenParenthesis))
 }
 
-/// `@SYM+8`, or `@SYM` before `-8`.
+/// `@SYM+8`, or `@SYM` before `-8`. `@+8` is an offset in a file.
 fn is_symbol_with_offset(value: Part<'_>, path: Part<'_>) -> bool {
     let is_behind =
         path.text().strip_prefix('-').is_some_and(|path| path.starts_with(|c: char| c.is_ascii_digit()));
-    value.first() == Some('@') && (value.text().contains('+') || is_behind)
+    let symbol = value.text().strip_prefix('@').filter(|symbol| !symbol.starts_with('+'));
+    symbol.is_some_and(|symbol| symbol.contains('+') || is_behind)
 }
