@@ -17,8 +17,10 @@ pub enum Bug {
     Endless,
     /// Its init does nothing, and its exit takes from a list what is not there.
     ListCorruption,
-    /// Its init does not take the lock that it needs.
+    /// Its init does not take the lock that it needs, where an init of this module has to.
     NoLock,
+    /// Its init leaves interrupts disabled, of which the kernel warns.
+    InterruptsOff,
 }
 
 impl Bug {
@@ -32,6 +34,8 @@ impl Bug {
             // xor eax, eax; ret
             Self::ListCorruption => &[0x31, 0xc0, 0xc3],
             Self::NoLock => &[],
+            // cli; xor eax, eax; ret
+            Self::InterruptsOff => &[0xfa, 0x31, 0xc0, 0xc3],
         }
     }
 }

@@ -12,126 +12,49 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read as _, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use tests::kernel::is_default;
 use tests::pages::{Page, words};
 use tests::product::{Ended, binary, command, initrd_with, kernel};
+use tests::served::{PATIENCE, Served, said, text};
 
-/// How long something may take that takes a moment, or a boot, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(300);
-
-/// A guest that runs, with a socket.
-struct Guest {
-    binary: PathBuf,
-    folder: TempDir,
-    run: Option<Child>,
+/// A guest that is busy for a long time, with a socket.
+fn start(words: &[&str]) -> Option<Served> {
+    with("run", &[&["--cmdline=workload=mix:300 loglevel=5"], words].concat())
 }
 
-impl Guest {
-    /// One that is busy for a long time, with these words.
-    fn start(words: &[&str]) -> Option<Self> {
-        Self::with("run", &[&["--cmdline=workload=mix:300 loglevel=5"], words].concat())
-    }
-
-    /// One of this command with these words.
-    fn with(verb: &str, words: &[&str]) -> Option<Self> {
-        let own = [verb, "--control=guest.sock", "--output=hits.json"];
-        Self::of(&[&own, words].concat())
-    }
-
-    /// One of these words, whose files are in a folder of its own.
-    fn of(words: &[&str]) -> Option<Self> {
-        let (binary, folder) = (binary()?, tempfile::tempdir().unwrap());
-        let mut run = command(&binary, folder.path(), words);
-        let run = run.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let run = Some(run.spawn().unwrap());
-        let mut guest = Self { binary, folder, run };
-        guest.wait();
-        Some(guest)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("guest.sock")
-    }
-
-    /// Waits until somebody listens.
-    fn wait(&mut self) {
-        let begun = Instant::now();
-        while !self.socket().exists() {
-            assert!(begun.elapsed() < PATIENCE, "there is no socket");
-            let run = self.run.as_mut().unwrap();
-            if run.try_wait().unwrap().is_some() {
-                let output = self.run.take().unwrap().wait_with_output().unwrap();
-                panic!("{}", String::from_utf8_lossy(&output.stderr));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn ctl(&self, words: &[&str]) -> Command {
-        let mut ctl = Command::new(&self.binary);
-        ctl.current_dir(self.folder.path()).args(["ctl", "guest.sock"]).args(words).stdin(Stdio::null());
-        ctl
-    }
-
-    /// What `vmm ctl` prints, which succeeds.
-    #[track_caller]
-    fn says(&self, words: &[&str]) -> String {
-        let output = self.ctl(words).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {said}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// What it says when it is refused.
-    #[track_caller]
-    fn refused(&self, words: &[&str]) -> String {
-        let output = self.ctl(words).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{words:?}");
-        assert!(output.stdout.is_empty());
-        String::from_utf8(output.stderr).unwrap()
-    }
-
-    /// What an HTTP client gets where metrics are served.
-    fn metrics(&self, path: &str) -> String {
-        let mut stream = UnixStream::connect(self.folder.path().join("metrics.sock")).unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    }
-
-    fn client(&self) -> Client {
-        Client(BufReader::new(UnixStream::connect(self.socket()).unwrap()))
-    }
-
-    /// Waits for its end. What it has printed, and its recording.
-    fn end(mut self) -> (Output, Vec<Value>) {
-        let output = self.run.take().unwrap().wait_with_output().ended();
-        let metrics = self.folder.path().join("metrics.sock");
-        assert!(!self.socket().exists() && !metrics.exists(), "a socket is left behind");
-        let text = fs::read_to_string(self.folder.path().join("hits.json")).unwrap();
-        (output, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
-    }
+/// One of this command with these words.
+fn with(verb: &str, words: &[&str]) -> Option<Served> {
+    let own = [verb, "--control=guest.sock", "--output=hits.json"];
+    let has_metrics = words.contains(&METRICS);
+    let sockets = if has_metrics { &["guest.sock", "metrics.sock"][..] } else { &["guest.sock"] };
+    Served::start(&[&own, words].concat(), sockets)
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // What it has said may explain the failure.
-        if let Some(mut run) = self.run.take() {
-            let _ = run.kill();
-            let output = run.wait_with_output().ended();
-            println!("{}\n{}", text(&output.stdout), text(&output.stderr));
-        }
-    }
+/// Has metrics served.
+const METRICS: &str = "--metrics=metrics.sock";
+
+/// What an HTTP client gets where metrics are served.
+fn metrics(guest: &Served, path: &str) -> String {
+    let mut stream = UnixStream::connect(guest.path("metrics.sock")).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+fn connected(guest: &Served) -> Client {
+    Client(BufReader::new(UnixStream::connect(guest.path("guest.sock")).unwrap()))
+}
+
+/// Waits for its end. What it has printed, and its recording.
+fn end(mut guest: Served) -> (Output, Vec<Value>) {
+    let output = guest.end();
+    let text = fs::read_to_string(guest.path("hits.json")).unwrap();
+    (output, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
 /// One connection, by which one call after the other is made.
@@ -193,8 +116,8 @@ fn is_counted(removed: &Value, hits: u64) -> bool {
 
 #[test]
 fn probes_come_and_go_by_several_clients() {
-    let Some(guest) = Guest::start(&["--cpus=2", "--probe=do_sys_openat2"]) else { return };
-    let mut client = guest.client();
+    let Some(guest) = start(&["--cpus=2", "--probe=do_sys_openat2"]) else { return };
+    let mut client = connected(&guest);
     let version = client.call(7, "version", Value::Null);
     assert_eq!(version["protocol"], 1);
     client.more_hits(&json!(0), 0);
@@ -230,7 +153,7 @@ fn probes_come_and_go_by_several_clients() {
         let clients = (0..5).map(|n| {
             let guest = &guest;
             scope.spawn(move || {
-                let mut client = guest.client();
+                let mut client = connected(guest);
                 let definitions = json!({ "definitions": [format!("p:own{n} vfs_write n=$arg3")] });
                 let added = client.call(n, "add", definitions);
                 let number = added["probes"][0]["id"].clone();
@@ -245,8 +168,8 @@ fn probes_come_and_go_by_several_clients() {
     let removed = guest.says(&["remove", "reads"]);
     assert!(removed.trim_start().starts_with("reads "), "{removed}");
     guest.says(&["quit"]);
-    let (output, recording) = guest.end();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let (output, recording) = end(guest);
+    let said = said(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("[REMOVED]"), "{said}");
     let (reads, lines) = recorded(&recording, &json!(1));
@@ -264,13 +187,13 @@ fn probes_come_and_go_by_several_clients() {
 /// Everything that is shown of a guest that stands still, which goes on when its client dies.
 #[test]
 fn a_guest_stands_still_as_long_as_its_client_lives() {
-    let Some(guest) = Guest::start(&["--cpus=2", "--probe=do_sys_openat2"]) else { return };
-    let mut client = guest.client();
+    let Some(guest) = start(&["--cpus=2", "--probe=do_sys_openat2"]) else { return };
+    let mut client = connected(&guest);
     client.more_hits(&json!(0), 0);
     let mut pausing = guest.ctl(&["pause"]).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    BufReader::new(pausing.stderr.take().unwrap()).read_line(&mut said).unwrap();
-    assert!(said.contains("stands still"), "{said}");
+    let mut line = String::new();
+    BufReader::new(pausing.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("stands still"), "{line}");
     let stands = client.probe(&json!(0));
     thread::sleep(Duration::from_secs(1));
     assert_eq!(client.probe(&json!(0))["hits"], stands["hits"]);
@@ -305,8 +228,8 @@ fn a_guest_stands_still_as_long_as_its_client_lives() {
     let hits = client.probe(&json!(0))["hits"].as_u64().unwrap();
     client.more_hits(&json!(0), hits);
     client.call(9, "quit", json!({}));
-    let (output, _) = guest.end();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let (output, _) = end(guest);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
 }
 
 /// Tables and durations are looked at while they grow, by commands and as metrics.
@@ -314,14 +237,14 @@ fn a_guest_stands_still_as_long_as_its_client_lives() {
 fn what_is_counted_is_seen_while_the_guest_runs() {
     let words = [
         "--cpus=2",
-        "--metrics=metrics.sock",
+        METRICS,
         // The first one is counted in the guest, and the second one outside.
         "--probe=p vfs_read count hist:keys=count.log2:name=sizes",
         "--probe=p do_sys_openat2 path=+0($arg2):ustring hist:keys=path:name=paths",
         "--probe=r:back vfs_read",
     ];
-    let Some(guest) = Guest::start(&words) else { return };
-    let mut client = guest.client();
+    let Some(guest) = start(&words) else { return };
+    let mut client = connected(&guest);
     client.more_hits(&json!(2), 100);
     guest.says(&["add", "p vfs_write hist:keys=comm:name=writers"]);
     client.more_hits(&json!(3), 0);
@@ -344,20 +267,20 @@ fn what_is_counted_is_seen_while_the_guest_runs() {
     assert_eq!(below.iter().map(|count| count.as_u64().unwrap()).sum::<u64>(), calls);
     assert!(counters["probes"][0].get("durations").is_none(), "{counters}");
 
-    let metrics = guest.metrics("/metrics");
-    assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
+    let shown = metrics(&guest, "/metrics");
+    assert!(shown.starts_with("HTTP/1.1 200 OK\r\n"), "{shown}");
     let value = |name: &str| {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_else(|| panic!("no {name} in {metrics}")).trim().parse::<f64>().unwrap()
+        let line = shown.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name} in {shown}")).trim().parse::<f64>().unwrap()
     };
     let labels = r#"{id="2",probe="vfs_read%return",event="back",kind="return"}"#;
     assert!(value(&format!("vmm_probe_hits_total{labels}")) >= calls as f64);
     assert!(value(&format!("vmm_probe_duration_seconds_count{labels}")) >= calls as f64);
     assert_eq!((value("vmm_vcpus "), value("vmm_armed ")), (2.0, 1.0));
-    assert!(guest.metrics("/").starts_with("HTTP/1.1 404 "));
+    assert!(metrics(&guest, "/").starts_with("HTTP/1.1 404 "));
 
-    let mut top = Command::new(&guest.binary);
-    let top = top.current_dir(guest.folder.path()).args(["top", "guest.sock", "--batch=2", "--every=0.5"]);
+    let mut top = Command::new(guest.binary());
+    let top = top.current_dir(guest.folder()).args(["top", "guest.sock", "--batch=2", "--every=0.5"]);
     let tables = text(&top.output().unwrap().stdout);
     assert_eq!(tables.matches(" hits/s").count(), 2, "{tables}");
     let rows: Vec<&str> = tables.lines().filter(|line| line.contains(" back ")).collect();
@@ -365,7 +288,7 @@ fn what_is_counted_is_seen_while_the_guest_runs() {
 
     let seen = short[0]["hits"].as_u64().unwrap();
     guest.says(&["quit"]);
-    let (_, recording) = guest.end();
+    let (_, recording) = end(guest);
     let sizes = recording.iter().find(|line| line["type"] == "histogram" && line["histogram"] == "sizes");
     assert!(sizes.unwrap()["hits"].as_u64().unwrap() >= seen && seen > 0);
 }
@@ -391,7 +314,7 @@ fn a_socket_that_cannot_be_had_is_refused_before_anything_boots() {
     let output =
         Command::new(&binary).arg("ctl").arg(folder.path().join("none")).arg("list").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("nobody takes commands"));
+    assert!(said(&output).contains("nobody takes commands"));
 }
 
 /// A task that is held is seen, and let go before its time.
@@ -407,7 +330,7 @@ fn a_task_that_is_held_is_let_go_by_a_client() {
         "--within=5s",
         "--cmdline=workload=sh:/script loglevel=5",
     ];
-    let Some(guest) = Guest::with("run", &words) else { return };
+    let Some(guest) = with("run", &words) else { return };
     let begun = Instant::now();
     let held = loop {
         let held = guest.says(&["held"]);
@@ -420,8 +343,8 @@ fn a_task_that_is_held_is_let_go_by_a_client() {
     assert!(held.starts_with("hold 0: mkdir-"), "{held}");
     assert_eq!(guest.says(&["release", "1"]), "0 of the tasks that are held go on\n");
     assert_eq!(guest.says(&["release"]), "1 of the tasks that are held go on\n");
-    let (output, recording) = guest.end();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let (output, recording) = end(guest);
+    let said = said(&output);
     assert_eq!(output.status.code(), Some(122), "the order was not reached: {said}");
     let hold = recording.iter().find(|line| line["type"] == "hold").unwrap();
     assert_eq!((&hold["released"], &hold["by"]), (&json!(true), &Value::Null));
@@ -436,13 +359,13 @@ fn a_guarded_guest_takes_commands_as_well() {
     let words = ["--kernel", kernel, "--cmdline=workload=mix:300 loglevel=5"];
     let host = std::env::var("VMM_TEST_HOST").map(|host| format!("--host={host}"));
     let words = [&words[..], &host.iter().map(String::as_str).collect::<Vec<_>>()].concat();
-    let Some(guest) = Guest::with("guard", &words) else { return };
-    let mut client = guest.client();
+    let Some(guest) = with("guard", &words) else { return };
+    let mut client = connected(&guest);
     let added = client.call(1, "add", json!({ "definitions": ["do_sys_openat2"] }));
     client.more_hits(&added["probes"][0]["id"], 0);
     guest.says(&["quit"]);
-    let (output, recording) = guest.end();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let (output, recording) = end(guest);
+    let said = said(&output);
     // Whoever ends a guest in the middle of its boot ends it before it was guarded.
     assert!([Some(0), Some(122)].contains(&output.status.code()), "{said}");
     let (opens, lines) = recorded(&recording, &json!(0));
@@ -468,8 +391,8 @@ fn what_the_page_and_the_help_show_is_what_happens() {
     let page = Page::open("docs/control.md").examples();
     let (start, steps) = page.split_first().unwrap();
     let start: Vec<&str> = start.words.iter().map(String::as_str).filter(|word| *word != "&").collect();
-    let Some(guest) = Guest::of(&start) else { return };
-    guest.client().more_hits(&json!(0), 0);
+    let Some(guest) = Served::start(&start, &["guest.sock"]) else { return };
+    connected(&guest).more_hits(&json!(0), 0);
     let (quit, steps) = steps.split_last().unwrap();
     for step in steps {
         let words: Vec<&str> = step.words.iter().skip(2).map(String::as_str).collect();
@@ -480,7 +403,7 @@ fn what_the_page_and_the_help_show_is_what_happens() {
             assert!(printed.iter().any(|own| own.starts_with(&shown)), "`{line}` is not in {printed:#?}");
         }
     }
-    let help = Command::new(&guest.binary).args(["ctl", "--help"]).output().unwrap().stdout;
+    let help = Command::new(guest.binary()).args(["ctl", "--help"]).output().unwrap().stdout;
     let help = String::from_utf8(help).unwrap();
     let examples: Vec<_> =
         help.lines().filter_map(|line| line.strip_prefix("  vmm ctl guest.sock ")).collect();
@@ -490,7 +413,7 @@ fn what_the_page_and_the_help_show_is_what_happens() {
     }
     assert_eq!(quit.words.last().unwrap(), "quit");
     guest.says(&["quit"]);
-    assert_eq!(guest.end().0.status.code(), Some(0));
+    assert_eq!(end(guest).0.status.code(), Some(0));
 }
 
 /// Fifty clients add and remove probes as chance has it, and one pauses the guest, for a minute. Every call has its answer, and every
@@ -504,12 +427,12 @@ fn clients_by_the_dozen_lose_nothing() {
         ["do_sys_openat2", "vfs_open", "kernel_clone", "do_exit", "do_filp_open%return"];
     const LONG: Duration = Duration::from_secs(60);
     let words = ["--cpus=2", "--probe=do_sys_openat2", "--cmdline=workload=mix:120 loglevel=5"];
-    let Some(guest) = Guest::with("run", &words) else { return };
-    guest.client().more_hits(&json!(0), 0);
+    let Some(guest) = with("run", &words) else { return };
+    connected(&guest).more_hits(&json!(0), 0);
     let until = Instant::now() + LONG;
     let removed: Vec<(Value, Value)> = thread::scope(|scope| {
         scope.spawn(|| {
-            let mut client = guest.client();
+            let mut client = connected(&guest);
             for id in 0.. {
                 if Instant::now() > until {
                     break;
@@ -517,7 +440,7 @@ fn clients_by_the_dozen_lose_nothing() {
                 assert_eq!(client.call(id, "pause", json!({})), json!({}));
                 thread::sleep(Duration::from_millis(30));
                 // Whoever resumes is told so as well, before the answer.
-                client = guest.client();
+                client = connected(&guest);
                 thread::sleep(Duration::from_millis(500));
             }
         });
@@ -525,7 +448,7 @@ fn clients_by_the_dozen_lose_nothing() {
             .map(|n| {
                 let guest = &guest;
                 scope.spawn(move || {
-                    let (mut client, mut removed, mut chance) = (guest.client(), Vec::new(), n + 1);
+                    let (mut client, mut removed, mut chance) = (connected(guest), Vec::new(), n + 1);
                     let mut id = 0;
                     let mut call = |method: &str, params: Value| {
                         id += 1;
@@ -552,8 +475,8 @@ fn clients_by_the_dozen_lose_nothing() {
     });
     println!("{} probes came and went", removed.len());
     assert!(removed.len() > 500, "{}", removed.len());
-    let (output, recording) = guest.end();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let (output, recording) = end(guest);
+    let said = said(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let mut lines = BTreeMap::<u64, u64>::new();
     for line in recording.iter().filter(|line| line.get("time_ns").is_some()) {
@@ -571,7 +494,7 @@ fn clients_by_the_dozen_lose_nothing() {
         let most = if end["kind"] == "r" { 2 } else { 0 };
         assert!(end["missed"].as_u64().unwrap() <= most, "{end}");
     }
-    let console = String::from_utf8_lossy(&output.stdout);
+    let console = text(&output.stdout);
     let opened = number(&console, "done", "openat").unwrap_or_else(|| panic!("{console}"));
     assert_eq!((&ends[&0]["hits"], lines[&0]), (&json!(opened), opened));
     assert_eq!(complaint(&console), None, "{console}");

@@ -7,115 +7,44 @@
 )]
 
 use guest_kernels::console::{complaint, number};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-use tests::product::{Ended, binary, command, kernel};
+use std::path::Path;
+use std::process::Command;
+use tests::gdb::gdb;
+use tests::product::kernel;
+use tests::served::{Served, said, text};
 
-/// How long a boot, and what gdb does, may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(400);
 /// How often the workload calls a system call that nobody else does.
 const CALLS: u64 = 12;
 
-/// A guest that gdb can come to, and a file with its kernel's symbols.
-struct Guest {
-    folder: TempDir,
-    run: Option<Child>,
+/// A guest with these words, which stands still in front of its first instruction, beside a file with its kernel's symbols.
+fn start(words: &[&str]) -> Option<Served> {
+    let own = ["run", "--gdb=guest.gdb", "--gdb-wait", "--output=hits.json"];
+    let guest = Served::start(&[&own, words].concat(), &["guest.gdb"])?;
+    let symbols = Command::new(guest.binary())
+        .args(["kernel", "symbols", "--kernel", kernel().to_str().unwrap(), "vmlinux.sym"])
+        .current_dir(guest.folder())
+        .output()
+        .unwrap();
+    assert!(symbols.status.success(), "{}", said(&symbols));
+    Some(guest)
 }
 
-impl Guest {
-    /// One with these words, which stands still in front of its first instruction.
-    fn start(words: &[&str]) -> Option<Self> {
-        let (binary, folder) = (binary()?, tempfile::tempdir().unwrap());
-        let kernel = kernel();
-        let symbols = Command::new(&binary)
-            .args(["kernel", "symbols", "--kernel", kernel.to_str().unwrap(), "vmlinux.sym"])
-            .current_dir(folder.path())
-            .output()
-            .unwrap();
-        assert!(symbols.status.success(), "{}", text(&symbols.stderr));
-        let own = ["run", "--gdb=guest.gdb", "--gdb-wait", "--output=hits.json"];
-        let mut run = command(&binary, folder.path(), &[&own, words].concat());
-        let run = run.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let guest = Self { run: Some(run.spawn().unwrap()), folder };
-        let begun = Instant::now();
-        while !guest.path("guest.gdb").exists() {
-            assert!(begun.elapsed() < PATIENCE, "there is no socket");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Some(guest)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// What gdb says to this script, which begins with a guest that stands still. When the script has made a file called `ready`, gdb gets
-    /// what Ctrl-C is.
-    fn gdb(&self, script: &str) -> String {
-        let begin = "set pagination off\nset confirm off\nset width 0\nset remotetimeout 300\ntarget remote guest.gdb\n";
-        fs::write(self.path("script"), format!("{begin}{script}")).unwrap();
-        let mut gdb = Command::new("gdb");
-        let gdb = gdb.args(["-nx", "-batch", "-x", "script", "vmlinux.sym"]).current_dir(self.folder.path());
-        let gdb = gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut gdb = gdb.spawn().unwrap();
-        let (begun, mut is_interrupted) = (Instant::now(), false);
-        while gdb.try_wait().unwrap().is_none() {
-            if begun.elapsed() > PATIENCE {
-                gdb.kill().unwrap();
-                break;
-            }
-            if !is_interrupted && self.path("ready").exists() {
-                // It is about to let the guest go on.
-                thread::sleep(Duration::from_secs(3));
-                kill_process(Pid::from_child(&gdb), Signal::INT).unwrap();
-                is_interrupted = true;
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-        let output = gdb.wait_with_output().unwrap();
-        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-        println!("{said}");
-        assert!(begun.elapsed() < PATIENCE, "gdb does not come to an end");
-        said
-    }
-
-    /// Waits for its end: its console, and its recording.
-    fn end(mut self) -> (String, Vec<Value>) {
-        let output = self.run.take().unwrap().wait_with_output().ended();
-        let console = text(&output.stdout);
-        assert!(output.status.success(), "{console}\n{}", text(&output.stderr));
-        assert!(!self.path("guest.gdb").exists(), "the socket is left behind");
-        assert_eq!(complaint(&console), None);
-        let recording = fs::read_to_string(self.path("hits.json")).unwrap();
-        (console, recording.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
-    }
+/// Waits for its end: its console, and its recording.
+fn end(mut guest: Served) -> (String, Vec<Value>) {
+    let output = guest.end();
+    let console = text(&output.stdout);
+    assert!(output.status.success(), "{console}\n{}", said(&output));
+    assert_eq!(complaint(&console), None);
+    let recording = fs::read_to_string(guest.path("hits.json")).unwrap();
+    (console, recording.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
 /// The hits of a probe, as the recording of a run that is over has them.
 fn hits(recording: &[Value], probe: &str) -> u64 {
     let own = recording.iter().filter(|line| line["type"] == "probe" && line["probe"] == probe);
     own.map(|line| line["hits"].as_u64().unwrap()).sum()
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // What it has said may explain the failure.
-        if let Some(mut run) = self.run.take() {
-            let _ = run.kill();
-            let output = run.wait_with_output().ended();
-            println!("{}\n{}", text(&output.stdout), text(&output.stderr));
-        }
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The value of a line `NAME=NUMBER`, which a script has printed.
@@ -131,8 +60,10 @@ fn printed(said: &str, name: &str) -> u64 {
 fn breaks_and_steps(cpus: &str) {
     let cmdline = format!("--cmdline=workload=getppid:{CALLS} loglevel=5");
     let probe = "--probe=__x64_sys_getppid";
-    let Some(guest) = Guest::start(&[cpus, &cmdline, probe]) else { return };
-    let said = guest.gdb(
+    let Some(guest) = start(&[cpus, &cmdline, probe]) else { return };
+    let said = gdb(
+        &guest,
+        Path::new("vmlinux.sym"),
         r#"
 info threads
 break *start_kernel
@@ -170,7 +101,7 @@ continue
     assert_eq!(printed(&said, "stepped"), 1);
     assert_eq!(printed(&said, "back"), 1);
     assert!(said.contains("exited normally"), "gdb sees the end");
-    let (console, recording) = guest.end();
+    let (console, recording) = end(guest);
     assert_eq!(number(&console, "getppid", "calls"), Some(CALLS), "{console}");
     assert_eq!(hits(&recording, "__x64_sys_getppid"), CALLS);
 }
@@ -188,8 +119,10 @@ fn two_cpus_break_step_and_count() {
 #[test]
 fn a_guest_is_watched_changed_interrupted_and_left_alone() {
     let words = ["--cpus=2", "--cmdline=workload=mix:60 loglevel=5", "--probe=do_sys_openat2"];
-    let Some(guest) = Guest::start(&words) else { return };
-    let said = guest.gdb(
+    let Some(guest) = start(&words) else { return };
+    let said = gdb(
+        &guest,
+        Path::new("vmlinux.sym"),
         r#"
 hbreak *update_process_times
 continue
@@ -226,7 +159,7 @@ detach
     assert_eq!(printed(&said, "interrupted"), 1);
     assert!(said.contains("Thread 1.2"), "a CPU is a thread");
     assert!(said.contains("monitor probes"), "monitor has help");
-    let (console, recording) = guest.end();
+    let (console, recording) = end(guest);
     let opened = number(&console, "done", "openat");
     assert_eq!(Some(hits(&recording, "do_sys_openat2")), opened, "{console}");
 }

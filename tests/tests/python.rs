@@ -5,11 +5,8 @@ use guest_kernels::Cache;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use tests::pages::Page;
-use tests::product::{binary, command};
+use tests::served::{Served, said, text};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../python");
 
@@ -21,10 +18,9 @@ fn python(words: &[&str]) -> Command {
 }
 
 #[track_caller]
-fn text(output: Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).unwrap()
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{}{}", said(output), text(&output.stdout));
+    text(&output.stdout)
 }
 
 /// Builds a wheel and installs it below `folder`; gives where to.
@@ -33,12 +29,12 @@ fn installed(folder: &Path) -> PathBuf {
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     // What is built is left beside the sources.
     let sources = folder.join("sources");
-    text(Command::new("cp").args(["-r", PACKAGE]).arg(&sources).output().unwrap());
+    printed(&Command::new("cp").args(["-r", PACKAGE]).arg(&sources).output().unwrap());
     let build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"];
-    text(python(&[&build[..], &[&path(&wheels), &path(&sources)]].concat()).output().unwrap());
+    printed(&python(&[&build[..], &[&path(&wheels), &path(&sources)]].concat()).output().unwrap());
     let wheel = fs::read_dir(&wheels).unwrap().next().unwrap().unwrap().path();
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"];
-    text(python(&[&install[..], &[&path(&site), &path(&wheel)]].concat()).output().unwrap());
+    printed(&python(&[&install[..], &[&path(&site), &path(&wheel)]].concat()).output().unwrap());
     site
 }
 
@@ -50,61 +46,37 @@ fn its_types_are_what_editors_are_told() {
     let cache = folder.path().join("cache");
     let words = ["-m", "mypy", "--strict", "--cache-dir", cache.to_str().unwrap(), "--package", "vmm"];
     let mut check = python(&words);
-    let said = text(check.current_dir(&site).output().unwrap());
+    let said = printed(&check.current_dir(&site).output().unwrap());
     assert!(said.starts_with("Success"), "{said}");
 }
 
 /// A guest that is busy for a long time, with a socket.
-struct Guest {
-    folder: TempDir,
-    run: std::process::Child,
+fn busy() -> Option<Served> {
+    let words = ["run", "--control=guest.sock", "--cpus=2", "--append=loglevel=5 nokaslr workload=mix:300"];
+    Served::start(&words, &["guest.sock"])
 }
 
-impl Guest {
-    fn start() -> Option<Self> {
-        let (binary, folder) = (binary()?, tempfile::tempdir().unwrap());
-        let words = ["run", "--control=guest.sock", "--cpus=2", "--append=nokaslr workload=mix:300"];
-        let mut run = command(&binary, folder.path(), &words);
-        let run =
-            run.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let guest = Self { folder, run };
-        let begun = Instant::now();
-        while !guest.folder.path().join("guest.sock").exists() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "there is no socket");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Some(guest)
-    }
-
-    /// What a program prints that runs beside its socket.
-    #[track_caller]
-    fn says(&self, program: &str) -> String {
-        let site = installed(self.folder.path());
-        let mut python = Command::new("python3");
-        python.args(["-c", program]).env("PYTHONPATH", site).current_dir(self.folder.path());
-        text(python.stdin(Stdio::null()).output().unwrap())
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.run.kill();
-        let _ = self.run.wait();
-    }
+/// What a program prints that runs beside the socket of `guest`.
+#[track_caller]
+fn says(guest: &Served, program: &str) -> String {
+    let site = installed(guest.folder());
+    let mut python = Command::new("python3");
+    python.args(["-c", program]).env("PYTHONPATH", site).current_dir(guest.folder());
+    printed(&python.stdin(Stdio::null()).output().unwrap())
 }
 
 #[test]
 fn what_the_page_shows_is_what_happens() {
-    let Some(mut guest) = Guest::start() else { return };
+    let Some(mut guest) = busy() else { return };
     let page = Page::open("docs/python.md");
-    let printed = guest.says(page.python().unwrap());
-    let lines: Vec<&str> = printed.lines().collect();
-    assert!(lines.first().is_some_and(|line| line.contains(" opens ")), "{printed}");
+    let shown = says(&guest, page.python().unwrap());
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(lines.first().is_some_and(|line| line.contains(" opens ")), "{shown}");
     for part in ["vfs_read is at number ", "cpu 0 is at ", "cpu 1 is at ", "first byte: ", "seen: True"] {
-        assert!(lines.iter().any(|line| line.starts_with(part)), "{printed}");
+        assert!(lines.iter().any(|line| line.starts_with(part)), "{shown}");
     }
     // The last line of the page's program ends the guest.
-    assert_eq!(guest.run.wait().unwrap().code(), Some(0));
+    assert_eq!(guest.end().status.code(), Some(0));
 }
 
 /// What is left goes on, and what is refused is said.
@@ -149,6 +121,6 @@ with vmm.connect("guest.sock") as vm:
         pass
 print("done")
 "#;
-    let Some(guest) = Guest::start() else { return };
-    assert_eq!(guest.says(PROGRAM), "done\n");
+    let Some(guest) = busy() else { return };
+    assert_eq!(says(&guest, PROGRAM), "done\n");
 }

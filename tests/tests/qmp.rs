@@ -12,115 +12,38 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use tests::broken_module::{Bug, broken};
 use tests::product::{Ended, binary, command, initrd_with, kernel};
+use tests::served::{PATIENCE, Served, said, text, wait_until};
 
-/// How long something may take that takes a moment, or a boot, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// The kernel's own mapping of itself, without KASLR (`__START_KERNEL_map`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
-/// A guest that runs, with sockets in a folder of its own.
-struct Guest {
-    binary: PathBuf,
-    folder: TempDir,
-    run: Option<Child>,
+/// A guest of these words that runs, with both sockets.
+fn start(words: &[&str]) -> Option<Served> {
+    let words = [&["run", "--control=guest.sock", "--qmp=qmp.sock"], words].concat();
+    Served::start(&words, &["guest.sock", "qmp.sock"])
 }
 
-impl Guest {
-    fn start(words: &[&str]) -> Option<Self> {
-        let (binary, folder) = (binary()?, tempfile::tempdir().unwrap());
-        let words = [&["run", "--control=guest.sock", "--qmp=qmp.sock"], words].concat();
-        let mut run = command(&binary, folder.path(), &words);
-        let run = run.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let run = Some(run.spawn().unwrap());
-        let mut guest = Self { binary, folder, run };
-        let begun = Instant::now();
-        while !(guest.at("guest.sock").exists() && guest.at("qmp.sock").exists()) {
-            assert!(begun.elapsed() < PATIENCE, "there are no sockets");
-            if guest.run.as_mut().unwrap().try_wait().unwrap().is_some() {
-                panic!("{}", said(&guest.end()));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Some(guest)
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn ctl(&self, words: &[&str]) -> Output {
-        let mut ctl = Command::new(&self.binary);
-        ctl.current_dir(self.folder.path()).args(["ctl", "guest.sock"]).args(words).stdin(Stdio::null());
-        ctl.output().unwrap()
-    }
-
-    /// What `vmm ctl` prints, which succeeds.
-    #[track_caller]
-    fn says(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.ctl(words);
-        assert!(output.status.success(), "{words:?}: {}", said(&output));
-        output.stdout
-    }
-
-    /// The status by the control socket.
-    fn stands_for(&self) -> Value {
-        let mut stream = BufReader::new(UnixStream::connect(self.at("guest.sock")).unwrap());
-        stream.get_mut().write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}\n").unwrap();
-        let mut line = String::new();
-        stream.read_line(&mut line).unwrap();
-        serde_json::from_str::<Value>(&line).unwrap()["result"]["stands_for"].take()
-    }
-
-    /// Waits until the guest has booted: the probe of this name is hit.
-    fn wait_for_hits(&self) {
-        wait("hits", || {
-            let list: Value = serde_json::from_slice(&self.says(&["list", "--json"])).unwrap();
-            list["probes"][0]["hits"].as_u64().unwrap() > 0
-        });
-    }
-
-    /// What drgn prints, which runs this script with the guest's folder as its own.
-    #[track_caller]
-    fn drgn(&self, script: &str) -> String {
-        drgn(self.folder.path(), script)
-    }
-
-    fn end(&mut self) -> Output {
-        self.run.take().unwrap().wait_with_output().ended()
-    }
+/// The status by the control socket.
+fn stands_for(guest: &Served) -> Value {
+    let mut stream = BufReader::new(UnixStream::connect(guest.path("guest.sock")).unwrap());
+    stream.get_mut().write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}\n").unwrap();
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    serde_json::from_str::<Value>(&line).unwrap()["result"]["stands_for"].take()
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // What it has said may explain the failure.
-        if let Some(mut run) = self.run.take() {
-            let _ = run.kill();
-            let output = run.wait_with_output().ended();
-            println!("{}\n{}", String::from_utf8_lossy(&output.stdout), said(&output));
-        }
-    }
+/// Waits until the guest has booted: its first probe is hit.
+fn wait_for_hits(guest: &Served) {
+    wait_until("hits", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[track_caller]
-fn wait(what: &str, mut is_there: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_there() {
-        assert!(begun.elapsed() < PATIENCE, "{what} do not come");
-        thread::sleep(Duration::from_millis(100));
-    }
-}
-
+/// What drgn prints, which runs this script in `folder`.
 #[track_caller]
 fn drgn(folder: &Path, script: &str) -> String {
     let mut python = Command::new("python3");
@@ -135,8 +58,8 @@ fn drgn(folder: &Path, script: &str) -> String {
 struct Qmp(BufReader<UnixStream>);
 
 impl Qmp {
-    fn open(guest: &Guest) -> Self {
-        let mut client = Self(BufReader::new(UnixStream::connect(guest.at("qmp.sock")).unwrap()));
+    fn open(guest: &Served) -> Self {
+        let mut client = Self(BufReader::new(UnixStream::connect(guest.path("qmp.sock")).unwrap()));
         assert!(client.next()["QMP"]["version"].is_object());
         client
     }
@@ -170,7 +93,7 @@ impl Qmp {
 #[test]
 fn commands_of_the_monitor_are_answered_as_qemu_does() {
     let words = ["--probe=do_sys_openat2", "--cmdline=workload=mix:300 loglevel=5 nokaslr", "--cpus=2"];
-    let Some(mut guest) = Guest::start(&words) else { return };
+    let Some(mut guest) = start(&words) else { return };
     let mut qmp = Qmp::open(&guest);
     assert_eq!(qmp.class("query-status"), "CommandNotFound", "it has not negotiated");
     assert_eq!(qmp.call("qmp_capabilities", json!({}))["return"], json!({}));
@@ -180,15 +103,15 @@ fn commands_of_the_monitor_are_answered_as_qemu_does() {
     assert!(qmp.prints("info mtree -f").contains("  0000000000000000-"));
     assert!(!qmp.prints("gpa2hva 0x0").starts_with("Host virtual address"));
     assert!(qmp.prints("xp /8xb 0xd0000000").contains("Cannot access memory"), "what is ours is not there");
-    guest.wait_for_hits();
+    wait_for_hits(&guest);
 
     // A jump of ours stands there, and the guest's own nop is seen, by both ways.
-    let list: Value = serde_json::from_slice(&guest.says(&["list", "--json"])).unwrap();
-    assert_eq!(list["probes"][0]["state"], "optimized");
-    let address = list["probes"][0]["address"].as_str().unwrap().to_owned();
+    let probe = guest.first_probe();
+    assert_eq!(probe["state"], "optimized");
+    let address = probe["address"].as_str().unwrap().to_owned();
     let virt = u64::from_str_radix(address.trim_start_matches("0x"), 16).unwrap();
     let shown = qmp.prints(&format!("xp /16xb {:#x}", virt - KERNEL_MAP));
-    let bytes = guest.says(&["read", &address, "16", "--raw"]);
+    let bytes = guest.bytes(&["read", &address, "16", "--raw"]);
     assert_eq!(bytes[..5], [0x0f, 0x1f, 0x44, 0, 0]);
     let expected: Vec<String> = bytes.iter().map(|byte| format!("0x{byte:02x}")).collect();
     let found: Vec<&str> = shown.split_whitespace().filter(|word| word.starts_with("0x")).collect();
@@ -197,12 +120,12 @@ fn commands_of_the_monitor_are_answered_as_qemu_does() {
     let status = |qmp: &mut Qmp| qmp.call("query-status", json!({}))["return"]["status"].take();
     assert_eq!(status(&mut qmp), "running");
     qmp.call("stop", json!({}));
-    assert_eq!((status(&mut qmp), guest.stands_for()), ("paused".into(), "pause".into()));
+    assert_eq!((status(&mut qmp), stands_for(&guest)), ("paused".into(), "pause".into()));
     qmp.call("cont", json!({}));
     assert_eq!(status(&mut qmp), "running");
     qmp.call("stop", json!({}));
     drop(qmp);
-    wait("others", || guest.stands_for().is_null());
+    wait_until("the guest goes on", || stands_for(&guest).is_null());
 
     // Whoever sends garbage is told so, and others are served.
     let mut garbage = Qmp::open(&guest);
@@ -214,7 +137,6 @@ fn commands_of_the_monitor_are_answered_as_qemu_does() {
     qmp.call("qmp_capabilities", json!({}));
     assert_eq!(qmp.call("quit", json!({}))["return"], json!({}));
     assert_eq!(guest.end().status.code(), Some(0));
-    assert!(!guest.at("qmp.sock").exists(), "the socket is left behind");
 }
 
 /// What drgn finds in a dump without debugging information: the kernel's text for such readers, its page tables, and by these its symbols.
@@ -234,53 +156,46 @@ fn drgn_reads_a_guest_that_runs_and_its_dump() {
         return println!("skipped: VMM_LONG is not set");
     }
     let words = ["--probe=do_sys_openat2", "--cmdline=workload=open:5,idle:3000 loglevel=5", "--cpus=2"];
-    let Some(mut guest) = Guest::start(&words) else { return };
-    guest.wait_for_hits();
-    let list: Value = serde_json::from_slice(&guest.says(&["list", "--json"])).unwrap();
-    let at = list["probes"][0]["address"].as_str().unwrap();
+    let Some(mut guest) = start(&words) else { return };
+    wait_for_hits(&guest);
+    let probe = guest.first_probe();
+    let at = probe["address"].as_str().unwrap();
     // Reading all of the kernel's symbols from a guest that runs takes minutes: this address is known.
     let live = format!(
         "import drgn\nprog = drgn.Program()\nprog.set_qemu_qmp('qmp.sock')\n\
          print(prog['UTS_RELEASE'].string_().decode())\nprint(prog.read({at}, 16).hex())\n"
     );
-    let read = guest.drgn(&live);
+    let read = drgn(guest.folder(), &live);
     let live: Vec<&str> = read.lines().collect();
     assert!(live[0].starts_with(|first: char| first.is_ascii_digit()), "{read}");
 
-    let folder = guest.folder.path().to_owned();
+    let folder = guest.folder().to_owned();
     let core = folder.join("core");
     guest.says(&["dump", "core"]);
-    assert!(guest.stands_for().is_null(), "it runs on");
+    assert!(stands_for(&guest).is_null(), "it runs on");
     let file = fs::metadata(&core).unwrap();
     assert_eq!(file.permissions().mode() & 0o777, 0o600);
     assert!(file.blocks() * 512 < file.len(), "pages of zeros take no room");
     let of_core = "import drgn\nprog = drgn.Program()\nprog.set_core_dump('core')\n".to_owned() + READ;
-    let dumped = guest.drgn(&of_core);
+    let dumped = drgn(guest.folder(), &of_core);
     assert_eq!(dumped.lines().collect::<Vec<_>>(), [live[0], "Linux version", live[1]], "as in the guest");
     let threads = "import drgn\nprog = drgn.Program()\nprog.set_core_dump('core')\nprint(prog.flags)\n";
-    assert!(guest.drgn(threads).contains("IS_LINUX_KERNEL"));
+    assert!(drgn(guest.folder(), threads).contains("IS_LINUX_KERNEL"));
 
     // Nobody has attacked it, and what is ours is not in it.
     let words = ["scan", core.to_str().unwrap(), "--kernel", kernel().to_str().unwrap()];
-    let scanned = command(&guest.binary, &folder, &words).output().ended();
-    assert_eq!(
-        scanned.status.code(),
-        Some(0),
-        "{}{}",
-        String::from_utf8_lossy(&scanned.stdout),
-        said(&scanned)
-    );
+    let scanned = command(guest.binary(), &folder, &words).output().ended();
+    assert_eq!(scanned.status.code(), Some(0), "{}{}", text(&scanned.stdout), said(&scanned));
 
     // Where somebody else has stopped the guest, it stands still behind a dump as well.
     let mut qmp = Qmp::open(&guest);
     qmp.call("qmp_capabilities", json!({}));
     qmp.call("stop", json!({}));
     guest.says(&["dump", "core"]);
-    assert_eq!(guest.stands_for(), "pause");
-    let refused = guest.ctl(&["dump", "nowhere/core"]);
-    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
-    let refused = guest.ctl(&["dump", "."]);
-    assert!(said(&refused).contains("it is no file"), "{}", said(&refused));
+    assert_eq!(stands_for(&guest), "pause");
+    guest.refused(&["dump", "nowhere/core"]);
+    let refused = guest.refused(&["dump", "."]);
+    assert!(refused.contains("it is no file"), "{refused}");
     let left: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
     qmp.call("quit", json!({}));
@@ -290,8 +205,8 @@ fn drgn_reads_a_guest_that_runs_and_its_dump() {
 /// A module whose init warns, and words of a guest that loads it.
 fn warning() -> tempfile::NamedTempFile {
     initrd_with([
-        ("lock.ko", 0o644, broken(Bug::NoLock, b"locks")),
-        ("script", 0o644, b"insmod /lock.ko\necho it went on\n".to_vec()),
+        ("warn.ko", 0o644, broken(Bug::InterruptsOff, b"warns")),
+        ("script", 0o644, b"insmod /warn.ko\necho it went on\n".to_vec()),
     ])
 }
 
@@ -300,24 +215,27 @@ fn a_guest_stands_still_in_its_warning_until_somebody_lets_it_go() {
     let initrd = warning();
     let words =
         ["--splat=hold", "--initrd", initrd.path().to_str().unwrap(), "--cmdline=workload=sh:/script"];
-    let Some(mut guest) = Guest::start(&words) else { return };
-    wait("reports", || guest.stands_for() == "splat");
-    let stack = String::from_utf8(guest.says(&["stack"])).unwrap();
-    assert!(stack.contains("add_taint") && stack.contains("__warn"), "its CPU is still there:\n{stack}");
+    let Some(mut guest) = start(&words) else { return };
+    wait_until("a report", || stands_for(&guest) == "splat");
+    let stack = guest.says(&["stack"]);
+    assert!(
+        stack.contains("add_taint") && stack.contains("do_one_initcall"),
+        "its CPU is still there:\n{stack}"
+    );
     // Whoever looks and goes does not let it go on.
     guest.says(&["dump", "core"]);
-    assert_eq!(guest.stands_for(), "splat");
+    assert_eq!(stands_for(&guest), "splat");
     // Its kernel warns more than once, and stands still each time.
     let begun = Instant::now();
-    while guest.run.as_mut().unwrap().try_wait().unwrap().is_none() {
+    while !guest.has_ended() {
         assert!(begun.elapsed() < PATIENCE, "it does not go on");
-        guest.ctl(&["resume"]);
+        guest.ctl(&["resume"]).output().unwrap();
         thread::sleep(Duration::from_millis(200));
     }
     let output = guest.end();
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(said(&output).contains("the guest stands still"), "{}", said(&output));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("it went on"));
+    assert!(text(&output.stdout).contains("it went on"));
 }
 
 #[test]
@@ -332,7 +250,7 @@ fn the_first_splat_leaves_the_guests_memory() {
     let output = run(&["--splat=dump", "--vmcore", core.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(said(&output).contains("the guest's memory at its first splat is in"), "{}", said(&output));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("it went on"));
+    assert!(text(&output.stdout).contains("it went on"));
     let of_core = "import drgn\nprog = drgn.Program()\nprog.set_core_dump('core')\n".to_owned() + READ;
     assert!(drgn(folder.path(), &of_core).contains("\nLinux version\n"));
     for (options, words) in [
