@@ -5,6 +5,7 @@
 //!   kernels/6.12/vmlinuz        the image as the package has it
 //!   kernels/6.12/modules/*.ko   modules of the emulated host, and for guests, decompressed
 //!   kernels/6.12/record.json    where they came from
+//!   kernels/6.12/vmlinux        the same kernel with debugging information, where somebody has asked for that
 //!   apt/sid/, apt/machine/      an apt apart, for a suite that the machine does not use, and for a user who may not
 //!                               fetch the machine's own lists
 //!   built/                      kernels that `cargo xtask kernels` has built, and their sources
@@ -43,6 +44,8 @@ pub struct FetchedKernel {
     pub guest_modules: Vec<PathBuf>,
     /// Decompressed modules with which a guest reaches folders of this machine, in the order in which they load.
     pub command_modules: Vec<PathBuf>,
+    /// Its `vmlinux` with debugging information, which is there when it has been asked for.
+    pub debug_info: PathBuf,
     /// Where it came from.
     pub record: Record,
 }
@@ -113,7 +116,7 @@ impl FetchedKernel {
     /// When it is not there, or not whole.
     pub fn at(dir: &Path) -> io::Result<Self> {
         let record: Record = serde_json::from_slice(&fs::read(dir.join("record.json"))?)?;
-        let image = dir.join("vmlinuz");
+        let (image, debug_info) = (dir.join("vmlinuz"), dir.join("vmlinux"));
         let paths = |names: &[String]| -> Vec<_> {
             names.iter().map(|module| dir.join("modules").join(module)).collect()
         };
@@ -122,7 +125,7 @@ impl FetchedKernel {
         let files = modules.iter().chain(&guest_modules).chain(&command_modules).chain([&image]);
         files.map(fs::metadata).try_for_each(|file| file.map(drop))?;
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name, image, modules, guest_modules, command_modules, record })
+        Ok(Self { name, image, modules, guest_modules, command_modules, debug_info, record })
     }
 
     /// One of the modules for guests.

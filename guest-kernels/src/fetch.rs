@@ -11,7 +11,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::apt::{Apt, AptError};
-use crate::cache::{CacheWriter, Part, Record, Staging};
+use crate::cache::{CacheWriter, NotFetched, Part, Record, Staging};
 use crate::manifest::{GUEST_MODULES, HOST_MODULES, Kernel};
 use crate::modules::{self, Module, ModuleError};
 use crate::package::{Package, exact_dependencies, image_of};
@@ -76,6 +76,9 @@ pub enum FetchError {
         /// The kernels that apt knows images of.
         offered: BTreeSet<Kernel>,
     },
+    /// The kernel is not in the cache.
+    #[error(transparent)]
+    NotFetched(#[from] NotFetched),
     /// Apt knows no source of kernels.
     #[error("package {0} leads to no source of a kernel")]
     NoSource(&'static str),

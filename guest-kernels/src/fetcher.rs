@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::apt::{Apt, AptError};
-use crate::cache::CacheWriter;
+use crate::cache::{CacheWriter, FetchedKernel};
 use crate::fetch::{FetchError, Fetched, Outcome, fetch};
 use crate::manifest::{Kernel, NEWEST, Series};
 use crate::package::{Package, source_of};
 use crate::sources::Sources;
+use crate::tree::Tree;
 
 /// The package that stands for the newest source of a suite.
 const SOURCES: &str = "linux-source";
@@ -94,10 +96,40 @@ impl<'a> Fetcher<'a> {
     /// When it is not delivered.
     pub fn download(&mut self, name: &str, version: &str, dir: &Path) -> Result<PathBuf, FetchError> {
         let package = Package { name: name.to_owned(), version: version.to_owned() };
-        let apt = self.apart(Suite::Newest)?;
-        let file = apt.download(&package, dir).or_else(|_| {
+        self.download_apart(Suite::Newest, &package, dir)
+    }
+
+    /// Brings the debugging information of a kernel that is in the cache: some hundreds of megabytes. Gives the `vmlinux` with that.
+    ///
+    /// # Errors
+    /// When Debian does not deliver the package of the kernel's version.
+    pub fn debug_info(&mut self, kernel: &Kernel) -> Result<PathBuf, FetchError> {
+        let FetchedKernel { debug_info, record, .. } = self.cache.cache().kernel(kernel)?;
+        if debug_info.is_file() {
+            return Ok(debug_info);
+        }
+        let package = Package { name: format!("{}-dbg", record.package), version: record.version };
+        (self.notice)(&format!("fetching {}", package.with_version()));
+        let staging = self.cache.staging()?;
+        let dir = staging.path().join("deb");
+        let (of_machine, suite) = match kernel.series {
+            Series::Is(..) => (Apt::of_the_machine().download(&package, &dir).ok(), Suite::OfTheMachine),
+            Series::Since(_) => (None, Suite::Newest),
+        };
+        let deb = of_machine.map_or_else(|| self.download_apart(suite, &package, &dir), Ok)?;
+        let tree = Tree::new(staging.path().join("tree"));
+        tree.add(&deb)?;
+        let lacks = || FetchError::Unexpected { package: package.name.clone(), what: "vmlinux" };
+        // It may be a link to where the modules are.
+        fs::rename(tree.debug_info()?.ok_or_else(lacks)?.canonicalize()?, &debug_info)?;
+        Ok(debug_info)
+    }
+
+    fn download_apart(&mut self, suite: Suite, package: &Package, dir: &Path) -> Result<PathBuf, FetchError> {
+        let apt = self.apart(suite)?;
+        let file = apt.download(package, dir).or_else(|_| {
             apt.update()?;
-            apt.download(&package, dir)
+            apt.download(package, dir)
         })?;
         Ok(file)
     }

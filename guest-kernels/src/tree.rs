@@ -1,7 +1,8 @@
-//! Unpacked packages: where the bzImage and the modules are in them.
+//! Unpacked packages: where the bzImage, the modules and the debugging information are in them.
 //!
 //! The bzImage is `/boot/vmlinuz-VERSION`, or `/usr/lib/modules/VERSION/vmlinuz` where Debian splits images. Modules are
-//! in `/lib/modules/VERSION/kernel`, or in `/usr/lib/modules/VERSION/kernel`.
+//! in `/lib/modules/VERSION/kernel`, or in `/usr/lib/modules/VERSION/kernel`. Debugging information of the kernel itself is in
+//! `/usr/lib/debug/boot/vmlinux-VERSION`, or below `/usr/lib/debug` where the modules are.
 
 use std::fs;
 use std::io;
@@ -24,24 +25,36 @@ impl Tree {
 
     /// The bzImage.
     pub(crate) fn image(&self) -> io::Result<Option<PathBuf>> {
-        let boot = self.entries("boot")?;
+        self.versioned("", "vmlinuz")
+    }
+
+    /// The kernel with debugging information.
+    pub(crate) fn debug_info(&self) -> io::Result<Option<PathBuf>> {
+        self.versioned("usr/lib/debug/", "vmlinux")
+    }
+
+    /// The file `boot/NAME-VERSION` below `root`, or `NAME` where the modules are.
+    fn versioned(&self, root: &str, name: &str) -> io::Result<Option<PathBuf>> {
+        let boot = self.entries(&format!("{root}boot"))?;
+        let prefix = format!("{name}-");
         let versioned = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"vmlinuz-"))
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
         };
-        if let Some(image) = boot.into_iter().find(versioned) {
-            return Ok(Some(image));
+        if let Some(file) = boot.into_iter().find(versioned) {
+            return Ok(Some(file));
         }
-        Ok(self.versions()?.into_iter().map(|version| version.join("vmlinuz")).find(|path| path.is_file()))
+        Ok(self.versions(root)?.into_iter().map(|version| version.join(name)).find(|path| path.is_file()))
     }
 
     /// The directory of the modules.
     pub(crate) fn modules(&self) -> io::Result<Option<PathBuf>> {
-        Ok(self.versions()?.into_iter().map(|version| version.join("kernel")).find(|path| path.is_dir()))
+        Ok(self.versions("")?.into_iter().map(|version| version.join("kernel")).find(|path| path.is_dir()))
     }
 
-    /// The directories that are named after a version.
-    fn versions(&self) -> io::Result<Vec<PathBuf>> {
-        Ok([self.entries("lib/modules")?, self.entries("usr/lib/modules")?].concat())
+    /// The directories below `root` that are named after a version.
+    fn versions(&self, root: &str) -> io::Result<Vec<PathBuf>> {
+        let entries = |dir| self.entries(&format!("{root}{dir}"));
+        Ok([entries("lib/modules")?, entries("usr/lib/modules")?].concat())
     }
 
     /// What a directory holds; nothing when it is not there.
@@ -69,6 +82,11 @@ mod tests {
         let tree = Tree::new(whole.clone());
         assert_eq!(tree.image().unwrap(), Some(whole.join("boot/vmlinuz-6.1")));
         assert_eq!(tree.modules().unwrap(), Some(whole.join("lib/modules/6.1/kernel")));
+        assert_eq!(tree.debug_info().unwrap(), None);
+        let debug = whole.join("usr/lib/debug/boot");
+        fs::create_dir_all(&debug).unwrap();
+        fs::write(debug.join("vmlinux-6.1"), "").unwrap();
+        assert_eq!(tree.debug_info().unwrap(), Some(debug.join("vmlinux-6.1")));
 
         let version = split.join("usr/lib/modules/7.2");
         fs::create_dir_all(&version).unwrap();

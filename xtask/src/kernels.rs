@@ -8,10 +8,12 @@
 //! built/building/NAME/        where `make` works; removed when it is done
 //! built/building/NAME.source/ the source without a fix; removed when it is done
 //! built/building/NAME.log     what it said
+//! built/gdb-scripts/RELEASE/  a kernel's own scripts for gdb
 //! ```
 
 mod build;
 mod fix;
+pub(crate) mod gdb_scripts;
 mod source;
 
 use anyhow::Context as _;

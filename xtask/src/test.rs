@@ -4,6 +4,7 @@
 
 mod built;
 mod churn;
+mod debug_info;
 mod examples;
 mod guests;
 mod hosts;

@@ -37,7 +37,7 @@ impl Recipe {
     }
 }
 
-/// `make` for one kernel, below all other work of the machine.
+/// `make` for one kernel.
 struct Make<'a> {
     recipe: &'a Recipe,
     tree: &'a Path,
@@ -60,17 +60,22 @@ impl Make<'_> {
     }
 
     fn run(&self, words: &[&str]) -> anyhow::Result<()> {
-        let log = self.objects.with_extension("log");
-        let file = File::options().create(true).append(true).open(&log);
-        let file = file.with_context(|| format!("cannot write {}", log.display()))?;
-        let mut make = Command::new("nice");
-        make.args(["-n", "19", "make", "-C"]).arg(self.tree).arg(format!("O={}", self.objects.display()));
-        make.args(self.recipe.variables).args(words);
-        let made = make.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).status();
-        let made = made.context("cannot run make")?;
-        ensure!(made.success(), "make {} has failed, as {} says", words.join(" "), log.display());
-        Ok(())
+        make(self.tree, self.objects, self.recipe.variables, words)
     }
+}
+
+/// Runs `make` for the source in `tree`, below all other work of the machine. What it says goes to a log beside `objects`.
+pub(super) fn make(tree: &Path, objects: &Path, variables: &[&str], words: &[&str]) -> anyhow::Result<()> {
+    let log = objects.with_extension("log");
+    let file = File::options().create(true).append(true).open(&log);
+    let file = file.with_context(|| format!("cannot write {}", log.display()))?;
+    let mut make = Command::new("nice");
+    make.args(["-n", "19", "make", "-C"]).arg(tree).arg(format!("O={}", objects.display()));
+    make.args(variables).args(words);
+    let made = make.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).status();
+    let made = made.context("cannot run make")?;
+    ensure!(made.success(), "make {} has failed, as {} says", words.join(" "), log.display());
+    Ok(())
 }
 
 /// The options that a fragment speaks of, each with its line.

@@ -5,7 +5,7 @@ use super::kvm::Kvm;
 use super::pool::side_by_side;
 use super::programs::{OF_SUITES, Programs};
 use super::selftests::Which;
-use super::{built, churn, hosts, kernels, races, selftests};
+use super::{built, churn, debug_info, hosts, kernels, races, selftests};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use guest_kernels::{DEFAULT_KERNEL, Flavour, KERNELS, Kernel};
 use std::path::Path;
@@ -30,6 +30,8 @@ pub(super) enum Piece {
     Churn(u32),
     /// Guests that take commands while they run, from fifty clients at once, from gdb, drgn and Python: on each kernel.
     Control,
+    /// What debuggers find with a kernel's debugging information, in guests and their dumps: on each kernel.
+    DebugInfo,
     /// Millions of hits, many CPUs, every system call: on each kernel.
     Soaks,
     /// Guests of the default kernel, of which no emulated host is to die.
@@ -71,6 +73,7 @@ fn pieces() -> Vec<(String, Piece)> {
         ("guard-churn", Piece::Churn(5)),
         ("guard-churn-50", Piece::Churn(50)),
         ("control", Piece::Control),
+        ("debug-info", Piece::DebugInfo),
         ("soaks", Piece::Soaks),
         ("host", Piece::Host),
         ("boots", Piece::Boots),
@@ -127,6 +130,7 @@ impl Piece {
             Self::Control => {
                 each_kernel(start, vmm, kvm, "control::", &["control", "gdb", "qmp", "python"])?;
             }
+            Self::DebugInfo => each(start, KERNELS.iter(), |kernel| debug_info::run(of(kernel)))?,
             Self::Soaks => each(start, KERNELS.iter(), |kernel| of(kernel).long_product("soak"))?,
             Self::Host if kvm == Kvm::Emulated => hosts::run(start, vmm)?,
             Self::Host => {}

@@ -13,11 +13,12 @@ use std::process::{Command, Stdio};
 const OF_GUESTS: &str = "tests";
 /// Those of them that are run in ways of their own: in the emulated host, for long, in each series, or for a kernel that is not
 /// tested in full.
-const APART: [&str; 10] = [
+const APART: [&str; 11] = [
     "boots",
     "built",
     "churn",
     "contract",
+    "debug_info",
     "differential",
     "optimized",
     "probeable",
