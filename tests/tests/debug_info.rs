@@ -10,6 +10,7 @@ use guest_kernels::Cache;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::env;
+use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,19 +20,49 @@ use tests::pages::Page;
 use tests::product::{initrd_with, module};
 use tests::served::{Served, said, text, wait_until};
 
-/// The `vmlinux` that `cargo xtask test --long debug-info` names.
-fn debug_info() -> Option<PathBuf> {
-    let named = env::var_os("VMM_DEBUG_INFO").map(PathBuf::from);
-    if named.is_none() {
-        println!("skipped: VMM_DEBUG_INFO is not set; `cargo xtask test --long debug-info` does that");
-    }
-    named
+/// A kernel with debugging information.
+struct Subject {
+    vmlinux: PathBuf,
+    /// What names the kernel, if that is not the one under test.
+    words: Vec<String>,
+    /// Its module `dummy`.
+    dummy: Vec<u8>,
 }
 
-/// A guest of these words that runs, with both sockets.
-fn start(words: &[&str]) -> Option<Served> {
-    let words = [&["run", "--control=guest.sock", "--qmp=qmp.sock", "--cpus=2"], words].concat();
-    Served::start(&words, &["guest.sock", "qmp.sock"])
+impl Subject {
+    /// The kernel under test, whose `vmlinux` `cargo xtask test --long debug-info` names.
+    fn under_test() -> Option<Self> {
+        let Some(vmlinux) = env::var_os("VMM_DEBUG_INFO").map(PathBuf::from) else {
+            println!("skipped: VMM_DEBUG_INFO is not set; `cargo xtask test --long debug-info` does that");
+            return None;
+        };
+        Some(Self { vmlinux, words: Vec::new(), dummy: module("dummy") })
+    }
+
+    /// The one that `cargo xtask kernels` has built as Linux comes, which `cargo xtask test --long kernels` names.
+    fn built() -> Option<Self> {
+        let Some(folder) = env::var_os("VMM_BUILT_DEFCONFIG").map(PathBuf::from) else {
+            println!(
+                "skipped: no kernel that was built is named; `cargo xtask test --long kernels` does that"
+            );
+            return None;
+        };
+        let modules = fs::read_dir(folder.join("lib/modules")).unwrap().next().unwrap().unwrap().path();
+        let dummy = fs::read(modules.join("kernel/drivers/net/dummy.ko")).unwrap();
+        let words = vec!["--kernel".to_owned(), folder.to_str().unwrap().to_owned()];
+        Some(Self { vmlinux: folder.join("vmlinux"), words, dummy })
+    }
+
+    fn vmlinux(&self) -> &str {
+        self.vmlinux.to_str().unwrap()
+    }
+
+    /// A guest of it with these words, which has both sockets.
+    fn start(&self, words: &[&str]) -> Option<Served> {
+        let own = ["run", "--control=guest.sock", "--qmp=qmp.sock", "--cpus=2"];
+        let kernel: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        Served::start(&[&own, &kernel[..], words].concat(), &["guest.sock", "qmp.sock"])
+    }
 }
 
 /// What a program of Python prints, which runs in the guest's folder with drgn, and with `vmm`.
@@ -132,18 +163,26 @@ fn check(found: &Value, console: &str) {
 
 #[test]
 fn helpers_of_drgn_and_crash_find_what_the_guest_says_of_itself() {
-    let Some(vmlinux) = debug_info() else { return };
-    let initrd =
-        initrd_with([("dummy.ko", 0o644, module("dummy")), ("script", 0o644, SCRIPT.as_bytes().to_vec())]);
+    Subject::under_test().iter().for_each(helpers_find);
+}
+
+#[test]
+fn helpers_find_the_same_in_a_kernel_that_was_built() {
+    Subject::built().iter().for_each(helpers_find);
+}
+
+fn helpers_find(subject: &Subject) {
+    let files = [("dummy.ko", 0o644, subject.dummy.clone()), ("script", 0o644, SCRIPT.as_bytes().to_vec())];
+    let initrd = initrd_with(files);
     let words = [
         "--probe=__x64_sys_rmdir",
         "--initrd",
         initrd.path().to_str().unwrap(),
         "--cmdline=workload=sh:/script loglevel=5",
     ];
-    let Some(mut guest) = start(&words) else { return };
+    let Some(mut guest) = subject.start(&words) else { return };
     wait_until("the guest is ready", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
-    let vmlinux = vmlinux.to_str().unwrap();
+    let vmlinux = subject.vmlinux();
     let live = opened("set_qemu_qmp('qmp.sock')", vmlinux) + FOUND + PRINTED;
     let live: Value = serde_json::from_str(&python(&guest, &live)).unwrap();
     guest.says(&["dump", "core"]);
@@ -186,7 +225,7 @@ fn crash(guest: &Served, program: &Path, vmlinux: &str, dumped: &Value) -> Strin
 /// gdb has lines, local variables and whole stacks, and the commands that the kernel brings along for gdb.
 #[test]
 fn gdb_and_the_kernels_own_commands_know_types() {
-    let Some(vmlinux) = debug_info() else { return };
+    let Some(subject) = Subject::under_test() else { return };
     let Some(scripts) = env::var_os("VMM_GDB_SCRIPTS").map(PathBuf::from) else {
         return println!("skipped: no scripts of this kernel's are built");
     };
@@ -196,7 +235,7 @@ fn gdb_and_the_kernels_own_commands_know_types() {
     let begin = format!("add-auto-load-safe-path /\nsource {}\n", scripts.display());
     let said = gdb(
         &guest,
-        &vmlinux,
+        &subject.vmlinux,
         &(begin
             + r#"
 hbreak *start_kernel
@@ -246,19 +285,20 @@ print(json.dumps(frames))
 
 #[test]
 fn a_task_that_warns_is_held_with_its_variables() {
-    let Some(vmlinux) = debug_info() else { return };
+    let Some(subject) = Subject::under_test() else { return };
     let initrd = initrd_with([
         ("warn.ko", 0o644, broken(Bug::InterruptsOff, b"warns")),
         ("script", 0o644, b"insmod /warn.ko\n".to_vec()),
     ]);
     let initrd = initrd.path().to_str().unwrap();
-    let Some(mut guest) = start(&["--splat=hold", "--initrd", initrd, "--cmdline=workload=sh:/script"])
+    let Some(mut guest) =
+        subject.start(&["--splat=hold", "--initrd", initrd, "--cmdline=workload=sh:/script"])
     else {
         return;
     };
     wait_until("a report", || guest.says(&["stack"]).contains("add_taint"));
     let shown = Page::open("docs/drgn.md");
-    let program = opened("set_qemu_qmp('qmp.sock')", vmlinux.to_str().unwrap());
+    let program = opened("set_qemu_qmp('qmp.sock')", subject.vmlinux());
     let frames = python(&guest, &(program + shown.python().unwrap() + HELD));
     let frames: Vec<Value> = serde_json::from_str(&frames).unwrap();
     guest.says(&["quit"]);
