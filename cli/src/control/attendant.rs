@@ -1,8 +1,8 @@
 //! Carries out what clients of a control socket want, where the session is.
 //!
 //! What may have to wait for the guest (tracepoints and places in programs are switched by its own functions) is carried out by a
-//! thread of its own, so that a guest that stands still can be let go on meanwhile. A client has one call under way, and so there are
-//! no more such threads than clients. All else is carried out in the order in which it comes.
+//! thread of its own, so that a guest that stands still can be let go on meanwhile. A client has one call under way, and one more request
+//! comes of its end, so that there are few such threads. All else is carried out in the order in which it comes.
 
 use super::frame::{self, Answer, Asked, Change, Chosen, Request, Said};
 use super::held_task::HeldTask;
@@ -238,12 +238,11 @@ impl Desk {
         match change {
             Change::Add(probes) => self.add(probes),
             Change::Watch { at, length, condition } => self.watch(at, length, condition),
-            Change::Remove(chosen) => {
-                let removed = self.handle.unregister_all(self.chosen(&chosen)?);
-                let removed = removed.map_err(|error| error.to_string())?;
-                let live = self.live(&removed);
-                lock(&self.titles).retain(|id, _| removed.iter().all(|probe| probe.id != *id));
-                Ok(live)
+            Change::Remove(chosen) => self.remove(self.chosen(&chosen)?),
+            Change::Forget(numbers) => {
+                let Probes { probes } = self.list()?;
+                let there = probes.iter().map(|probe| probe.id).filter(|id| numbers.contains(id));
+                self.remove(there.map(ProbeId).collect())
             }
             Change::Enable(chosen, enabled) => {
                 let ids = self.chosen(&chosen)?;
@@ -258,6 +257,13 @@ impl Desk {
                 self.list()
             }
         }
+    }
+
+    fn remove(&self, ids: Vec<ProbeId>) -> Result<Probes, String> {
+        let removed = self.handle.unregister_all(ids).map_err(|error| error.to_string())?;
+        let live = self.live(&removed);
+        lock(&self.titles).retain(|id, _| removed.iter().all(|probe| probe.id != *id));
+        Ok(live)
     }
 
     fn add(&self, requests: Vec<ProbeRequest>) -> Result<Probes, String> {

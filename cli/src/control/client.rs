@@ -9,6 +9,9 @@ pub(super) const LONGEST_LINE: usize = 64 << 10;
 /// A client that takes nothing of an answer for so long is left.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// A client that is told more is left, where so many bytes of what it was told before are not taken.
+const MOST_UNTAKEN: usize = 64 << 10;
+
 /// One that is connected. Its next line is read when the answer to the one before has been taken.
 pub(super) struct Client {
     pub(super) stream: UnixStream,
@@ -16,6 +19,8 @@ pub(super) struct Client {
     input: Vec<u8>,
     /// What has not been taken.
     output: Vec<u8>,
+    /// So many bytes of that at most are lines that are no answers.
+    told: usize,
     /// Since when nothing of that is taken.
     stalled: Option<Instant>,
     /// Whether nothing more comes in.
@@ -52,6 +57,7 @@ impl Client {
             stream,
             input: Vec::new(),
             output: Vec::new(),
+            told: 0,
             stalled: None,
             has_ended: false,
             is_gone: false,
@@ -112,6 +118,15 @@ impl Client {
             self.output.extend_from_slice(line.as_bytes());
             self.flush(now);
         }
+    }
+
+    /// Tells a line that is no answer. Answers are waited for, one after the other, and of such lines there is no end.
+    pub(super) fn notify(&mut self, line: &str, now: Instant) {
+        if self.told > MOST_UNTAKEN {
+            return self.gone();
+        }
+        self.answer(line, now);
+        self.told = if self.output.is_empty() { 0 } else { self.told + line.len() };
     }
 
     /// Hands out what there is room for.
@@ -216,6 +231,12 @@ mod tests {
         theirs.read_exact(&mut taken).unwrap();
         client.flush(now + Duration::from_secs(1));
         assert!(client.deadline() > Some(now + PATIENCE), "it has taken something");
+        for _ in 0..=MOST_UNTAKEN {
+            client.notify("told\n", now);
+        }
+        assert!(client.is_gone(), "nobody keeps what it is told for ever");
+        let (mut client, theirs) = pair();
+        client.answer(&"x".repeat(4 << 20), now);
         drop(theirs);
         client.flush(now);
         assert!(client.is_gone() && !client.has_output() && client.deadline().is_none());

@@ -87,6 +87,11 @@ impl Connection {
         self.said.pop_front()
     }
 
+    /// Whether the server has said by itself, before its last answer, that `what` has happened.
+    pub(crate) fn has_been_told(&self, what: &str) -> bool {
+        self.said.iter().any(|said| said.get("method").and_then(Value::as_str) == Some(what))
+    }
+
     /// Waits until the server says something by itself.
     ///
     /// # Errors

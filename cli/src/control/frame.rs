@@ -69,6 +69,8 @@ pub(super) enum Change {
     Add(Vec<ProbeRequest>),
     /// These are not wanted any more.
     Remove(Vec<Chosen>),
+    /// The same of those of these numbers that are there: whose they were is gone.
+    Forget(Vec<u32>),
     /// These are enabled, or disabled.
     Enable(Vec<Chosen>, bool),
     /// All may stand, or none.

@@ -26,7 +26,7 @@ pub enum Command {
     Pause,
     /// Lets them go on.
     Resume,
-    /// The same, unless the guest stands still because of a [report](crate::session::AfterSplat::Stop) of its kernel.
+    /// The same, unless the guest has not begun, or stands still because of a [report](crate::session::AfterSplat::Stop) of its kernel.
     LetGo,
     /// Ends the guest.
     Stop,

@@ -1,6 +1,6 @@
 //! What vCPUs ask for and what is commanded, carried out in one stop of the world.
 
-use super::control::{Control, GuestPanic, PANIC_GRACE};
+use super::control::{Control, GuestPanic, PANIC_GRACE, PauseCause};
 use super::guarding::ModuleStep;
 use super::handle::{CommandError, Done, Message};
 use super::modules::Modules;
@@ -262,7 +262,8 @@ impl Control<'_> {
                 Ok(Vec::new().into())
             }
             Command::LetGo => {
-                if !self.has_stopped_for_splat {
+                if self.pause_cause == PauseCause::Commands {
+                    tables.stepping = None;
                     self.resume(parked);
                 }
                 Ok(Vec::new().into())
@@ -281,7 +282,7 @@ impl Control<'_> {
     /// Nobody wants the guest to stand still any more. Tasks that are held have been so by no time in which nobody could come.
     fn resume(&mut self, parked: &Parked<'_>) {
         let Some(since) = self.paused.take() else { return };
-        self.has_stopped_for_splat = false;
+        self.pause_cause = PauseCause::Commands;
         let ticks = clock::ticks().saturating_sub(since);
         self.registry.known_gates().0.values().for_each(|gate| gate.postpone(ticks));
         // Who waits for the sink ends that by himself.

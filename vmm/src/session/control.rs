@@ -174,9 +174,20 @@ pub(super) struct Control<'a> {
     pub(super) outcome: Option<Outcome>,
     /// Since when all CPUs stand still because somebody wants that, in ticks.
     pub(super) paused: Option<u64>,
-    /// Whether they do because of a report of its kernel.
-    pub(super) has_stopped_for_splat: bool,
+    /// Why they do.
+    pub(super) pause_cause: PauseCause,
     pub(super) standstill: Standstill,
+}
+
+/// Why all CPUs of a guest stand still. It is let go where nobody wants that any more, or by a command alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PauseCause {
+    /// Somebody has commanded it, and is there.
+    Commands,
+    /// The guest has not begun.
+    Start,
+    /// The guest's kernel has reported something.
+    Report,
 }
 
 /// A panic that the guest is still busy with.
@@ -481,7 +492,7 @@ impl Control<'_> {
     /// All CPUs stand still until somebody lets them go on.
     fn stop_for_splat(&mut self, parked: &Parked<'_>) {
         self.paused.get_or_insert_with(clock::ticks);
-        self.has_stopped_for_splat = true;
+        self.pause_cause = PauseCause::Report;
         parked.freeze();
     }
 

@@ -108,7 +108,7 @@ use crate::reserved::TRAMPOLINES;
 use crate::samples::{self, Sample};
 use crate::vcpu::{Mailbox, Spent, Vcpu, VcpuTables, World};
 use arming::Arming;
-use control::{Control, Threads};
+use control::{Control, PauseCause, Threads};
 use detours::Detours;
 use handle::Message;
 use hooks::GuestHooks;
@@ -513,7 +513,7 @@ impl Session<'_> {
             panic: None,
             outcome: None,
             paused: guest.paused.then(clock::ticks),
-            has_stopped_for_splat: false,
+            pause_cause: if guest.paused { PauseCause::Start } else { PauseCause::Commands },
             standstill: Standstill::new(Instant::now(), guest.timeout),
         };
         let _own = OwnThread::enter();

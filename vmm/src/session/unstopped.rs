@@ -3,7 +3,7 @@
 //! Bytes of ours come and go by the thread alone that reads here, and what the guest changes meanwhile it changes as under any other
 //! monitor. Who wants all of the memory at one moment pauses the guest.
 
-use super::control::Control;
+use super::control::{Control, PauseCause};
 use super::guests_own::GuestsOwn;
 use super::handle::{Message, PhysicalError, StandsFor, Unstopped};
 use probe_engine::addr::Gpa;
@@ -32,9 +32,9 @@ impl Control<'_> {
     }
 
     fn stands_for(&self) -> Option<StandsFor> {
-        self.paused.map(|_| match self.has_stopped_for_splat {
-            true => StandsFor::Splat,
-            false => StandsFor::Command,
+        self.paused.map(|_| match self.pause_cause {
+            PauseCause::Report => StandsFor::Splat,
+            PauseCause::Commands | PauseCause::Start => StandsFor::Command,
         })
     }
 

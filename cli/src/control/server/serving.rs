@@ -1,7 +1,7 @@
 //! The thread of a server: it knows the clients, and hands their calls on.
 
 use super::super::client::{Client, LONGEST_LINE, Next};
-use super::super::frame::{self, Answer, Asked, Change, Chosen, Request, Said};
+use super::super::frame::{self, Answer, Asked, Change, Request, Said};
 use super::super::methods::{self, Definitions, Wanted};
 use super::super::rpc::{self, Code, Failure};
 use super::stops::{self, Stops};
@@ -52,10 +52,34 @@ struct UnderWay {
     client: u64,
     /// `None` where no answer is wanted.
     id: Option<Value>,
-    /// Whether it asks for the end of the guest.
-    quits: bool,
-    /// Whether it adds probes at which the guest stands still.
-    adds_stops: bool,
+    kind: Kind,
+}
+
+/// What a call asks for, as far as the server has to know.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The end of the guest.
+    Quits,
+    /// Probes at which the guest stands still.
+    AddsStops,
+    /// Probes are not wanted any more.
+    Removes,
+    /// A CPU is to execute one instruction.
+    Steps,
+    Other,
+}
+
+impl Kind {
+    fn of(wanted: &Wanted) -> Self {
+        match wanted {
+            Wanted::Ask(Request::Quit) => Self::Quits,
+            Wanted::Define(Definitions { stop: true, .. })
+            | Wanted::Ask(Request::Change(Change::Watch { .. })) => Self::AddsStops,
+            Wanted::Ask(Request::Change(Change::Remove(_))) => Self::Removes,
+            Wanted::Ask(Request::Step(_)) => Self::Steps,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// What the server waits for.
@@ -98,21 +122,22 @@ impl Serving {
                     Mail::Answered(Answer { number, result }) => {
                         let json = |text: String| serde_json::from_str(&text).map_err(|e| e.to_string());
                         self.answer(number, result.and_then(json));
-                        for (probe, how) in std::mem::take(&mut self.stops.early) {
-                            self.stopped(probe, how);
-                        }
                     }
                     Mail::Stopped(probe, how) => self.stopped(probe, how),
                     Mail::Unlinked(link) if link == self.links => self.unlinked(),
                     Mail::Unlinked(_) => {}
                     Mail::Defined(number, Ok(mut probes)) => {
-                        if self.calls.get(&number).is_some_and(|call| call.adds_stops) {
+                        if self.calls.get(&number).is_some_and(|call| call.kind == Kind::AddsStops) {
                             probes.iter_mut().for_each(stops::stopping);
                         }
                         self.ask(number, Request::Change(Change::Add(probes)))
                     }
                     Mail::Defined(number, Err(why)) => self.answer(number, Err(why)),
                     Mail::Finish => return self.finish(),
+                }
+                // Whose these are may be known by now.
+                for (probe, how) in std::mem::take(&mut self.stops.early) {
+                    self.stopped(probe, how);
                 }
             }
             self.read_lines();
@@ -252,15 +277,14 @@ impl Serving {
         if pauses && self.clients.get(&client).is_none_or(Client::is_gone) {
             return;
         }
+        let kind = Kind::of(&wanted);
+        if kind == Kind::Steps && self.stops.stepper.is_some() {
+            let failure = Failure::new(Code::Refused, "a CPU executes its one instruction already");
+            return self.respond_if_wanted(client, call.id.as_ref(), Err(failure));
+        }
         self.numbers += 1;
         let number = self.numbers;
-        let quits = wanted == Wanted::Ask(Request::Quit);
-        let adds_stops = match &wanted {
-            Wanted::Define(Definitions { stop, .. }) => *stop,
-            Wanted::Ask(Request::Change(Change::Watch { .. })) => true,
-            _ => false,
-        };
-        self.calls.insert(number, UnderWay { client, id: call.id, quits, adds_stops });
+        self.calls.insert(number, UnderWay { client, id: call.id, kind });
         if let Some(client) = self.clients.get_mut(&client) {
             client.is_waiting = true;
         }
@@ -273,8 +297,11 @@ impl Serving {
             }
             Wanted::Ask(request) => {
                 match request {
-                    Request::Pause(true) => self.pauses(client),
-                    Request::Pause(false) => self.resumes(),
+                    Request::Pause(true) => {
+                        self.stops.stepper = None;
+                        self.pauses(client);
+                    }
+                    Request::Pause(false) => self.resumes(client),
                     Request::Step(_) => self.stops.stepper = Some(client),
                     _ => {}
                 }
@@ -290,15 +317,20 @@ impl Serving {
         }
     }
 
-    /// From now on nobody does, and those who did are told.
-    fn resumes(&mut self) {
+    /// From now on nobody does, as `by` wants it, and the others who did are told. A CPU that has not executed its one instruction yet
+    /// goes on like all others.
+    fn resumes(&mut self, by: u64) {
         let now = Instant::now();
-        for client in self.clients.values_mut().filter(|client| client.pauses) {
+        self.stops.stepper = None;
+        for (id, client) in self.clients.iter_mut().filter(|(_, client)| client.pauses) {
             client.pauses = false;
+            if *id == by {
+                continue;
+            }
             // That it has paused the guest is answered before that.
             client.was_resumed = client.is_waiting;
             if !client.is_waiting {
-                client.answer(RESUMED, now);
+                client.notify(RESUMED, now);
             }
         }
     }
@@ -314,21 +346,24 @@ impl Serving {
             Some(client) => {
                 self.pauses(client);
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.answer(&stops::notification(&how), Instant::now());
+                    client.notify(&stops::notification(&how), Instant::now());
                 }
             }
             // Whose that is is answered soon.
-            None if self.calls.values().any(|call| call.adds_stops) => self.stops.early.push((probe, how)),
+            None if self.calls.values().any(|call| call.kind == Kind::AddsStops) => {
+                self.stops.early.push((probe, how))
+            }
             None => self.resume_unless_paused(),
         }
     }
 
     /// Nobody wants the guest to stand still any more where `client` did.
     fn remove_stops(&mut self, client: u64) {
-        for probe in self.stops.leave(client) {
+        let probes = self.stops.leave(client);
+        if !probes.is_empty() {
             self.numbers += 1;
-            // Nobody waits for the answer. The client may have removed it itself.
-            self.ask(self.numbers, Request::Change(Change::Remove(vec![Chosen::Number(probe)])));
+            // Nobody waits for the answer.
+            self.ask(self.numbers, Request::Change(Change::Forget(probes)));
         }
     }
 
@@ -347,27 +382,32 @@ impl Serving {
     /// What has come of a call.
     fn answer(&mut self, number: u64, result: Result<Value, String>) {
         // Nobody waits for what was asked for in nobody's name.
-        let Some(UnderWay { client, id, quits, adds_stops }) = self.calls.remove(&number) else { return };
-        if let (true, Ok(added)) = (adds_stops, &result) {
-            self.stops.own(client, added);
-            // Those of one that is gone are nobody's.
-            if !self.clients.contains_key(&client) {
-                self.remove_stops(client);
+        let Some(UnderWay { client, id, kind }) = self.calls.remove(&number) else { return };
+        match (kind, &result) {
+            (Kind::AddsStops, Ok(added)) => {
+                self.stops.own(client, added);
+                // Those of one that is gone are nobody's.
+                if !self.clients.contains_key(&client) {
+                    self.remove_stops(client);
+                }
             }
+            (Kind::Removes, Ok(removed)) => self.stops.disown(removed),
+            (Kind::Steps, Err(_)) => self.stops.stepper = None,
+            _ => {}
         }
         if let Some(client) = self.clients.get_mut(&client) {
             client.is_waiting = false;
         }
         let result = match result {
             // It may end before it has said that.
-            Err(why) if quits && why == ENDED => Ok(Value::Object(Default::default())),
+            Err(why) if kind == Kind::Quits && why == ENDED => Ok(Value::Object(Default::default())),
             result => result.map_err(|why| Failure::new(Code::Refused, why)),
         };
         self.respond_if_wanted(client, id.as_ref(), result);
         if let Some(client) = self.clients.get_mut(&client)
             && std::mem::take(&mut client.was_resumed)
         {
-            client.answer(RESUMED, Instant::now());
+            client.notify(RESUMED, Instant::now());
         }
     }
 

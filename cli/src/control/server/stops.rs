@@ -26,9 +26,14 @@ impl Stops {
 
     /// The probes in this result of `add` or `watch` are those of `client`.
     pub(super) fn own(&mut self, client: u64, added: &Value) {
-        let probes = added.get("probes").and_then(Value::as_array).into_iter().flatten();
-        let ids = probes.filter_map(|probe| u32::try_from(probe.get("id")?.as_u64()?).ok());
-        self.owners.extend(ids.map(|id| (id, client)));
+        self.owners.extend(ids(added).map(|id| (id, client)));
+    }
+
+    /// The probes in this result of `remove` are there no more.
+    pub(super) fn disown(&mut self, removed: &Value) {
+        for id in ids(removed) {
+            self.owners.remove(&id);
+        }
     }
 
     /// `client` has gone. Gives what were its probes.
@@ -36,6 +41,12 @@ impl Stops {
         self.stepper = self.stepper.filter(|stepper| *stepper != client);
         self.owners.extract_if(|_, owner| *owner == client).map(|(probe, _)| probe).collect()
     }
+}
+
+/// The numbers of the probes in a result.
+fn ids(result: &Value) -> impl Iterator<Item = u32> {
+    let probes = result.get("probes").and_then(Value::as_array).into_iter().flatten();
+    probes.filter_map(|probe| u32::try_from(probe.get("id")?.as_u64()?).ok())
 }
 
 /// Makes it a probe at which the guest stands still. Its hits are counted, and nothing else.

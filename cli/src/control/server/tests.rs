@@ -2,6 +2,7 @@ use super::super::frame::{self, Asked, Change, Chosen, Request, Said};
 use super::serving::MOST_CLIENTS;
 use super::*;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
 use std::sync::{Condvar, Mutex};
@@ -39,6 +40,8 @@ struct Rig {
     seen: Arc<Seen>,
 }
 
+/// A wrong definition, of which it takes a moment to know that.
+const LATE: &str = "late";
 /// So long is the list of probes, in bytes.
 const LONG: usize = 8 << 20;
 
@@ -49,6 +52,9 @@ impl Rig {
         let socket = OwnSocket::open("--control", &folder.path().join("socket")).unwrap();
         let definer: Definer = Box::new(|definitions, tell| {
             for (number, texts) in definitions {
+                if texts == [LATE] {
+                    thread::sleep(Duration::from_millis(300));
+                }
                 let is_known = texts.iter().all(|text| text == "vfs_read");
                 tell(number, if is_known { Ok(Vec::new()) } else { Err("no such function".to_owned()) });
             }
@@ -151,37 +157,93 @@ fn whoever_joins_is_a_client_as_the_others_are() {
     rig.seen.wait(&Request::LetGo, 1);
 }
 
-/// The notice may come before it is answered which probe that is.
-#[test]
-fn a_guest_that_stands_still_at_a_probe_is_its_clients_until_that_goes() {
-    let rig = Rig::unlinked();
+/// A session whose watches are numbered from 5 on, and are hit before they are answered. It steps only CPU 0, and says nothing of that.
+fn debugged(rig: &Rig) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     rig.server.link(theirs);
     let seen = rig.seen.clone();
     thread::spawn(move || {
         let (mut said, mut requests) = (ours.try_clone().unwrap(), ours);
+        let mut watches = 5..;
         while let Ok(Some(Asked { number, request })) = frame::receive::<Asked>(&mut requests) {
-            let is_watch = matches!(request, Request::Change(Change::Watch { .. }));
-            if is_watch {
-                let how = json!({ "vcpu": 1 }).to_string();
-                frame::send(&mut said, &Said::Stopped { probe: Some(5), how }).unwrap();
-            }
-            let result = if is_watch { json!({ "probes": [{ "id": 5 }] }) } else { json!({}) };
-            let answer = Answer { number, result: Ok(result.to_string()) };
-            frame::send(&mut said, &Said::Answer(answer)).unwrap();
+            let result = match &request {
+                Request::Change(Change::Watch { .. }) => {
+                    let probe = watches.next().unwrap();
+                    let how = json!({ "vcpu": 1 }).to_string();
+                    frame::send(&mut said, &Said::Stopped { probe: Some(probe), how }).unwrap();
+                    Ok(json!({ "probes": [{ "id": probe }] }))
+                }
+                Request::Change(Change::Remove(_)) => Ok(json!({ "probes": [{ "id": 5 }] })),
+                Request::Step(1) => Err("there is no such CPU".to_owned()),
+                _ => Ok(json!({})),
+            };
+            let result = result.map(|result| result.to_string());
+            frame::send(&mut said, &Said::Answer(Answer { number, result })).unwrap();
             seen.add(request);
         }
     });
+}
+
+fn watched() -> Value {
+    json!({ "address": "0x1000", "length": 8, "access": "w" })
+}
+
+/// The notice may come before it is answered which probe that is.
+#[test]
+fn a_guest_that_stands_still_at_a_probe_is_its_clients_until_that_goes() {
+    let rig = Rig::unlinked();
+    debugged(&rig);
     let (mut other, mut client) = (rig.client(), rig.client());
     assert_eq!(other.call("list", Value::Null)["result"], json!({}));
-    let watched = json!({ "address": "0x1000", "length": 8, "access": "w" });
-    assert_eq!(client.call("watch", watched)["result"]["probes"][0]["id"], 5);
-    let stopped = client.next();
-    assert_eq!((&stopped["method"], &stopped["params"]["vcpu"]), (&json!("stopped"), &json!(1)));
+    for probe in 5..8 {
+        assert_eq!(client.call("watch", watched())["result"]["probes"][0]["id"], probe);
+        let stopped = client.next();
+        assert_eq!((&stopped["method"], &stopped["params"]["vcpu"]), (&json!("stopped"), &json!(1)));
+    }
+    client.call("remove", json!({ "probes": [5] }));
     drop(client);
-    rig.seen.wait(&Request::Change(Change::Remove(vec![Chosen::Number(5)])), 1);
     rig.seen.wait(&Request::LetGo, 1);
+    let all = rig.seen.requests.lock().unwrap();
+    let forgotten = all.iter().filter_map(|request| match request {
+        Request::Change(Change::Forget(probes)) => Some(probes.iter().copied().collect::<BTreeSet<_>>()),
+        _ => None,
+    });
+    assert_eq!(
+        forgotten.collect::<Vec<_>>(),
+        [BTreeSet::from([6, 7])],
+        "in one request, what is there still"
+    );
+    drop(all);
     assert_eq!(other.call("list", Value::Null)["result"], json!({}), "nothing was said to others");
+}
+
+#[test]
+fn one_step_at_a_time_is_under_way() {
+    let rig = Rig::unlinked();
+    debugged(&rig);
+    let (mut first, mut second) = (rig.client(), rig.client());
+    assert!(first.call("step", json!({ "vcpu": 1 }))["error"].is_object());
+    assert_eq!(first.call("step", json!({ "vcpu": 0 }))["result"], json!({}), "one that is refused is none");
+    let refused = second.call("step", json!({ "vcpu": 0 }));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("already"), "{refused}");
+    assert_eq!(second.call("resume", Value::Null)["result"], json!({}));
+    assert_eq!(second.call("step", json!({ "vcpu": 0 }))["result"], json!({}), "the first is over");
+}
+
+/// Nobody is there for the probe, and the definition that might have been of it is wrong.
+#[test]
+fn a_guest_does_not_stand_still_for_a_probe_that_nobody_gets() {
+    let rig = Rig::unlinked();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    rig.server.link(theirs);
+    let mut client = rig.client();
+    client.send_call(1, "add", &json!({ "definitions": [LATE], "stop": true }));
+    thread::sleep(Duration::from_millis(100));
+    frame::send(&mut &ours, &Said::Stopped { probe: Some(1), how: json!({}).to_string() }).unwrap();
+    assert!(client.next()["error"].is_object());
+    let let_go = frame::receive::<Asked>(&mut &ours).unwrap().unwrap();
+    assert_eq!(let_go.request, Request::LetGo);
 }
 
 #[test]
@@ -285,10 +347,14 @@ fn whoever_has_paused_is_told_of_a_resume() {
     first.call("pause", Value::Null);
     assert_eq!(second.call("resume", Value::Null)["result"], json!({}));
     assert_eq!(first.next()["method"], "resumed");
+    first.call("pause", Value::Null);
+    assert_eq!(first.call("resume", Value::Null)["result"], json!({}));
+    // It knows that.
+    first.is_served();
     drop(first);
     second.is_served();
     let all = rig.seen.requests.lock().unwrap();
-    assert_eq!(all.iter().filter(|request| **request == Request::Pause(false)).count(), 1);
+    assert_eq!(all.iter().filter(|request| **request == Request::Pause(false)).count(), 2);
     assert!(!all.contains(&Request::LetGo), "nobody wants any more that it stands still");
 }
 
