@@ -18,6 +18,8 @@ pub(super) struct Guest {
     cpus: Option<Vec<VcpuLine>>,
     /// What gdb has not been told.
     pub(super) stops: VecDeque<Stop>,
+    /// Whether somebody else has let the guest go on since it has last come to stand still.
+    pub(super) was_resumed: bool,
 }
 
 /// The guest has come to stand still.
@@ -69,7 +71,12 @@ struct Bytes {
 impl Guest {
     /// The guest behind `stream`. Waits until there is one.
     pub(super) fn over(stream: UnixStream) -> Result<Self> {
-        Ok(Self { connection: Connection::over(stream)?, cpus: None, stops: VecDeque::new() })
+        Ok(Self {
+            connection: Connection::over(stream)?,
+            cpus: None,
+            stops: VecDeque::new(),
+            was_resumed: false,
+        })
     }
 
     fn ask<T: DeserializeOwned>(&mut self, method: &str, params: Value) -> Result<T> {
@@ -83,7 +90,11 @@ impl Guest {
 
     pub(super) fn pause(&mut self) -> Result<()> {
         self.cpus = None;
-        self.tell("pause", Value::Null)
+        self.tell("pause", Value::Null)?;
+        // What was said before the answer is of the time before.
+        self.hear();
+        self.was_resumed = false;
+        Ok(())
     }
 
     pub(super) fn resume(&mut self) -> Result<()> {
@@ -193,10 +204,12 @@ impl Guest {
     /// Keeps what was said by now.
     pub(super) fn hear(&mut self) {
         while let Some(said) = self.connection.take_said() {
-            let is_stop = said.get("method").and_then(Value::as_str) == Some("stopped");
+            let method = said.get("method").and_then(Value::as_str);
+            let is_stop = method == Some("stopped");
+            self.was_resumed |= method == Some("resumed");
             let stopped = said.get("params").filter(|_| is_stop).map(Stopped::deserialize);
             if let Some(Ok(Stopped { probe, vcpu, regs: Pc { rip } })) = stopped {
-                self.cpus = None;
+                (self.cpus, self.was_resumed) = (None, false);
                 self.stops.push_back(Stop { vcpu, probe, rip: rip.0 });
             }
         }

@@ -56,7 +56,12 @@ impl Debugged {
         self.guest.hear();
         if self.is_stepping {
             // What others have come to waits until that one has done its step, unless it has come to something itself.
-            let at = self.guest.stops.iter().position(|stop| stop.probe.is_none())?;
+            let at = self.guest.stops.iter().position(|stop| stop.probe.is_none());
+            if at.is_none() && self.guest.was_resumed {
+                // Somebody else has let all go on, and nobody will be told of a step. Where the guest has ended, that is seen soon.
+                return self.interrupt().ok();
+            }
+            let at = at?;
             let stop = self.guest.stops.remove(at)?;
             self.is_stepping = false;
             return Some(self.reason(stop).unwrap_or(trapped(stop)));
@@ -101,7 +106,6 @@ impl Debugged {
     /// gdb wants the guest to stand still.
     pub(super) fn interrupt(&mut self) -> Result<MultiThreadStopReason<u64>> {
         self.guest.pause()?;
-        self.guest.hear();
         self.is_stepping = false;
         let stop = self.told_stop();
         Ok(stop.unwrap_or(MultiThreadStopReason::SignalWithThread { tid: thread(0), signal: Signal::SIGINT }))

@@ -5,10 +5,13 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A gdb that takes nothing of an answer for so long is left.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A gdb that does not take an answer for so long is left, and one that says nothing at first.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest answer, in bytes. What gdb asks for is much shorter.
+const LONGEST_ANSWER: usize = 1 << 20;
 
 /// A connection as it comes.
 pub(super) enum Stream {
@@ -97,12 +100,41 @@ impl Connection for Wire {
     type Error = io::Error;
 
     fn write(&mut self, byte: u8) -> io::Result<()> {
+        if self.output.len() >= LONGEST_ANSWER {
+            return Err(ErrorKind::FileTooLarge.into());
+        }
         self.output.push(byte);
         Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let output = std::mem::take(&mut self.output);
-        self.stream.write_all(&output)
+        let until = Instant::now() + PATIENCE;
+        let mut rest = output.as_slice();
+        while !rest.is_empty() {
+            match Write::write(&mut self.stream, rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if !rest.is_empty() && Instant::now() >= until {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_an_end() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut wire = Wire::new(Stream::Unix(ours));
+        assert!((0..LONGEST_ANSWER).all(|_| Connection::write(&mut wire, b'0').is_ok()));
+        assert_eq!(Connection::write(&mut wire, b'0').unwrap_err().kind(), ErrorKind::FileTooLarge);
     }
 }
