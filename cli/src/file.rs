@@ -104,8 +104,7 @@ impl NewFile {
         let begin = || -> io::Result<Self> {
             // A link stays a link.
             let path = if old.is_some() { fs::canonicalize(path)? } else { path.to_owned() };
-            let (file, path) = beside(&path, None)?;
-            file.as_file().set_permissions(Permissions::from_mode(0o600))?;
+            let file = tempfile::Builder::new().prefix(PREFIX).tempfile_in(folder_of(&path))?;
             Ok(Self::Beside(file, path))
         };
         begin().with_context(|| format!("cannot write {}", path.display()))
@@ -140,14 +139,21 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// How files are called that are not whole yet.
+const PREFIX: &str = ".vmm-";
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
+}
+
 /// A file beside `path`, as accessible as the `old` one there, and where it is to be in the end.
 fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<(NamedTempFile, PathBuf)> {
     // A link stays a link.
     let path = if old.is_some() { fs::canonicalize(path)? } else { path.to_owned() };
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     // The process's mask takes away what it takes from all files.
-    let file = builder.prefix(".vmm-").permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
+    let builder = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o666));
+    let file = builder.tempfile_in(folder_of(&path))?;
     if let Some(old) = old {
         file.as_file().set_permissions(old.permissions())?;
     }

@@ -32,6 +32,9 @@ pub(crate) fn write(mut connection: Connection, part: Option<Range<Gpa>>, file: 
     for (range, offset) in ranges.iter().zip(&head.offsets) {
         write_range(&mut connection, range, file, *offset)?;
     }
+    if connection.has_been_told("resumed") {
+        bail!("somebody has let the guest go on before all of its memory was written");
+    }
     // A file that begins like a core has all of it.
     file.write_all_at(&head.bytes, 0)?;
     Ok(())
@@ -108,4 +111,48 @@ fn parts(connection: &mut Connection, at: Gpa, length: u64) -> Result<Vec<(Gpa, 
 
 fn result<T: DeserializeOwned>(connection: &mut Connection, method: &str, params: Value) -> Result<T> {
     serde_json::from_value(connection.call(method, params)?).context(NONSENSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    /// A server of a guest with one page, which somebody lets go on before the page is read.
+    fn connected(is_resumed: bool) -> Connection {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let mut out = theirs.try_clone().unwrap();
+            for line in BufReader::new(theirs).lines().map_while(Result::ok) {
+                let call: Value = serde_json::from_str(&line).unwrap();
+                let method = call["method"].as_str().unwrap();
+                let result = match method {
+                    "version" => json!({ "protocol": 1 }),
+                    "ram" => json!({ "ranges": [{ "start": "0x0", "end": "0x1000" }] }),
+                    "regs" => json!({ "vcpus": [] }),
+                    "vmcoreinfo" => json!({ "bytes": null }),
+                    "read_physical" => json!({ "parts": [] }),
+                    _ => json!({}),
+                };
+                if is_resumed && method == "read_physical" {
+                    writeln!(out, "{}", json!({ "jsonrpc": "2.0", "method": "resumed" })).unwrap();
+                }
+                writeln!(out, "{}", json!({ "jsonrpc": "2.0", "id": call["id"], "result": result })).unwrap();
+            }
+        });
+        Connection::over(ours).unwrap()
+    }
+
+    #[test]
+    fn a_dump_is_of_one_moment_or_is_none() {
+        let whole = tempfile::tempfile().unwrap();
+        write(connected(false), None, &whole).unwrap();
+        let mut magic = [0; 4];
+        whole.read_exact_at(&mut magic, 0).unwrap();
+        assert_eq!(magic, *b"\x7fELF");
+        let torn = write(connected(true), None, &tempfile::tempfile().unwrap()).unwrap_err();
+        assert!(torn.to_string().contains("somebody has let the guest go on"), "{torn:#}");
+    }
 }
