@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import deque
-from typing import Any, Deque, Dict, Optional
+from typing import Any, Callable, Deque, Dict, Optional
 
 #: The version of the protocol that is spoken here.
 PROTOCOL = 1
@@ -52,31 +52,47 @@ class Connection:
         while True:
             said = self._next()
             if "method" in said:
-                self._told.append(said)
+                self._keep(said)
             elif "error" in said:
                 raise Refused(str(said["error"]["message"]))
             elif said.get("id") == self._last:
                 return said["result"]
 
-    def wait(self, method: str, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """What is told next under the name of ``method``. TimeoutError where that takes more than ``timeout`` seconds."""
+    def told(self, method: str, wanted: Callable[[Dict[str, Any]], bool]) -> Optional[Dict[str, Any]]:
+        """What has been told before the last answer under the name of ``method`` and is ``wanted``, once."""
         for said in self._told:
-            if said["method"] == method:
+            params = dict(said.get("params", {}))
+            if said["method"] == method and wanted(params):
                 self._told.remove(said)
-                return dict(said.get("params", {}))
+                return params
+        return None
+
+    def wait(
+        self, method: str, wanted: Callable[[Dict[str, Any]], bool], timeout: Optional[float] = None
+    ) -> Dict[str, Any]:
+        """The same, or what is told next. TimeoutError where that takes more than ``timeout`` seconds."""
+        told = self.told(method, wanted)
+        if told is not None:
+            return told
         self._socket.settimeout(timeout)
         try:
             while True:
                 said = self._next()
-                if said.get("method") == method:
-                    return dict(said.get("params", {}))
-                self._told.append(said)
+                params = dict(said.get("params", {}))
+                if said.get("method") == method and wanted(params):
+                    return params
+                self._keep(said)
         except TimeoutError:
             # A file that has met its time's end reads no more. What has come of a line is kept by nobody: lines are sent whole.
             self._lines = self._socket.makefile("rb")
             raise
         finally:
             self._socket.settimeout(None)
+
+    def _keep(self, said: Dict[str, Any]) -> None:
+        # Nobody asks for others, and there is no end of them.
+        if said.get("method") == "stopped":
+            self._told.append(said)
 
     def close(self) -> None:
         self._lines.close()

@@ -140,16 +140,24 @@ class Machine:
     def _hits(self, definition: str, timeout: Optional[float]) -> Iterator[Hit]:
         added = self.call("add", definitions=[definition], stop=True)["probes"]
         own = {probe["id"] for probe in added}
+
+        def is_own(stop: Dict[str, Any]) -> bool:
+            return stop["probe"] in own
+
         try:
             while True:
-                said = self._connection.wait("stopped", timeout)
-                if said["probe"] not in own:
-                    continue
-                yield Hit(self, said["probe"], said["vcpu"], _numbers(said["regs"]))
+                said: Optional[Dict[str, Any]] = self._connection.wait("stopped", is_own, timeout)
+                while said is not None:
+                    yield Hit(self, said["probe"], said["vcpu"], _numbers(said["regs"]))
+                    # Several CPUs may have come to it at once. All stops so far have been told before this answer.
+                    self.call("status")
+                    said = self._connection.told("stopped", is_own)
                 self.call("resume")
         finally:
-            self.call("remove", probes=sorted(own))
-            self.call("resume")
+            try:
+                self.call("remove", probes=sorted(own))
+            finally:
+                self.call("resume")
 
     def counters(self) -> Dict[str, Any]:
         """Everything that is counted, as docs/control.md has it."""
