@@ -423,8 +423,7 @@ fn clients_by_the_dozen_lose_nothing() {
     if std::env::var_os("VMM_LONG").is_none() {
         return println!("skipped: VMM_LONG is not set");
     }
-    const FUNCTIONS: [&str; 5] =
-        ["do_sys_openat2", "vfs_open", "kernel_clone", "do_exit", "do_filp_open%return"];
+    const FUNCTIONS: [&str; 5] = ["do_sys_openat2", "vfs_open", "kernel_clone", "do_exit", "vfs_open%return"];
     const LONG: Duration = Duration::from_secs(60);
     let words = ["--cpus=2", "--probe=do_sys_openat2", "--cmdline=workload=mix:120 loglevel=5"];
     let Some(guest) = with("run", &words) else { return };

@@ -78,8 +78,6 @@ printf "n=%x\n", $n
 printf "there=%x\n", $pc == (unsigned long)&__x64_sys_getppid
 set $back = *(unsigned long *)$rsp
 set $before = $rsp
-stepi
-printf "stepped=%x\n", $pc > (unsigned long)&__x64_sys_getppid && $pc < (unsigned long)&__x64_sys_getppid + 32
 finish
 printf "back=%x\n", $pc == $back && $rsp == $before + 8
 delete
@@ -88,6 +86,9 @@ set $m = 0
 while $m < 7
 continue
 stepi
+if $m == 0
+printf "stepped=%x\n", $pc > (unsigned long)&__x64_sys_getppid && $pc < (unsigned long)&__x64_sys_getppid + 32
+end
 stepi
 set $m = $m + 1
 end

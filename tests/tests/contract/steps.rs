@@ -45,8 +45,8 @@ fn each_step_is_one_instruction_and_leaves_no_flag_of_its_own() {
     let mut rig = Rig::new(fit);
     let value = mov(RAX, VALUE);
     let saved = store(DATA.add(8), RBX);
-    // push rax; pushfq; pop rbx; pop rcx; sti; nop; cli; (store); lea rsi, [rsi+1]; out 0x80, al
-    let pieces: [&[u8]; 11] = [
+    // push rax; pushfq; pop rbx; pop rcx; sti; nop; cli; (store); lea rsi, [rsi+1]
+    let pieces: [&[u8]; 10] = [
         &value,
         &[0x50],
         &[0x9c],
@@ -57,15 +57,15 @@ fn each_step_is_one_instruction_and_leaves_no_flag_of_its_own() {
         &[0xfa],
         &saved,
         &[0x48, 0x8d, 0x76, 0x01],
-        &[0xe6, 0x80],
     ];
     rig.write(CODE, &ending(&[&WAIT, &pieces.concat()]));
     let first = CODE.add(WAIT.len() as u64);
     let probed = first.add(pieces[..9].concat().len() as u64);
     rig.arm(probed, &[7]);
-    // Another one counts as long as it runs: `inc rbx; mov [DATA + 64], rbx; jmp` back.
+    // Another one counts as long as it runs: `inc rbx; mov [DATA + 64], rbx; out 0x80, al; jmp` back. Bochs has one processor, of which
+    // nobody else gets much beside a loop that does not come to the host.
     let other = CODE.add(0x800);
-    let counting = [&[0x48, 0xff, 0xc3][..], &store(DATA.add(64), RBX), &[0xeb, 0xf3]].concat();
+    let counting = [&[0x48, 0xff, 0xc3][..], &store(DATA.add(64), RBX), &[0xe6, 0x80, 0xeb, 0xf1]].concat();
     rig.write(other, &counting);
     let running = standing(rig, &[Start::at(other, stack(1))]);
     let before = running.u64(DATA.add(64));
@@ -82,6 +82,20 @@ fn each_step_is_one_instruction_and_leaves_no_flag_of_its_own() {
     let left = running.end();
     assert_eq!(left.counts[7], 1, "the step has met the probe, and nobody else");
     assert_eq!(left.u64(DATA.add(8)), regs[3].rbx);
+}
+
+/// The device is the host's: the CPU leaves the guest in the middle of the step.
+#[test]
+fn a_step_over_a_port_access_is_one_as_well() {
+    let Some(fit) = fit() else { return };
+    let rig = Rig::new(fit);
+    // out 0x80, al; nop
+    let pieces: [&[u8]; 2] = [&[0xe6, 0x80], &[0x90]];
+    rig.write(CODE, &ending(&[&WAIT, &pieces.concat()]));
+    let running = standing(rig, &[]);
+    step_over(&running, CODE.add(WAIT.len() as u64), &pieces[..1]);
+    running.thaw();
+    running.to_end();
 }
 
 #[test]

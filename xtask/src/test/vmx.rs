@@ -145,11 +145,11 @@ fn run(vmm: &Path, boots: &[&Boot]) -> anyhow::Result<()> {
     let mut entries = vec![
         Entry::new("doctor", &["vmm", "doctor", "--host=kvm", "--json"]),
         // A second is ten million instructions here, of which samples at their tests' rates take more than all. They change nothing of a vCPU.
-        // The steps of one vCPU beside another one that never rests have not come to an end here within minutes, and it is not known why.
-        // Those of a vCPU alone have.
+        // Bochs 2.7 leaves a debug exception pending where a stepped instruction leaves to the host, and the guest gets that later. Processors
+        // do not (SDM 3C, "Saving Non-Register State"), and newer versions of Bochs neither.
         Entry::new(
             "contract",
-            &["/bin/contract", "--test-threads=1", "--skip=samples::", "--skip=steps::each_step_is_one"],
+            &["/bin/contract", "--test-threads=1", "--skip=samples::", "--skip=steps::a_step_over_a_port"],
         )
         .env("VMM_CONTRACT_REQUIRED", "1"),
         Entry::new("differential", &["/bin/differential", "--show-output"])
