@@ -392,7 +392,9 @@ impl Serving {
                 }
             }
             (Kind::Removes, Ok(removed)) => self.stops.disown(removed),
-            (Kind::Steps, Err(_)) => self.stops.stepper = None,
+            (Kind::Steps, Err(_)) => {
+                self.stops.stepper = self.stops.stepper.filter(|stepper| *stepper != client);
+            }
             _ => {}
         }
         if let Some(client) = self.clients.get_mut(&client) {
