@@ -74,16 +74,18 @@ impl KernelLog {
         now: Instant,
     ) -> Vec<Splat> {
         self.looked = now;
-        let mut splats = Vec::new();
-        while self.read(running, ram, false, &mut splats) {}
-        splats.extend(self.parser.finish());
-        splats
+        self.rest(running, ram, false)
     }
 
     /// The same when the guest has ended: whole or not.
     pub(super) fn finish(&mut self, running: Option<&RunningKernel>, ram: &GuestRam) -> Vec<Splat> {
+        self.rest(running, ram, true)
+    }
+
+    /// All that there is, whole or not.
+    fn rest(&mut self, running: Option<&RunningKernel>, ram: &GuestRam, has_ended: bool) -> Vec<Splat> {
         let mut splats = Vec::new();
-        while self.read(running, ram, true, &mut splats) {}
+        while self.read(running, ram, has_ended, &mut splats) {}
         splats.extend(self.parser.finish());
         splats
     }
