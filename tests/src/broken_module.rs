@@ -3,6 +3,7 @@
 //! Nothing is built for them, so that they load wherever that module does. A relocation of what was overwritten is made none.
 
 use crate::product::module;
+use iced_x86::{Decoder, DecoderOptions};
 use object::elf::{R_X86_64_64, R_X86_64_NONE};
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, RelocationTarget};
@@ -148,14 +149,55 @@ fn replace(bytes: &mut [u8], function: &Called, code: &[u8]) -> usize {
     if bytes[text + start] == CALL {
         start += LONG_NOP.len();
     }
-    assert!(start + code.len() <= end, "the function is too short");
-    bytes[text + start..][..code.len()].copy_from_slice(code);
-    for Relocation { at, entry, .. } in relocations {
-        if at < start + code.len() && at + 4 > start {
-            bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
+    for (start, code) in around(code, start, &static_calls(bytes, function)) {
+        assert!(start + code.len() <= end, "the function is too short");
+        bytes[text + start..][..code.len()].copy_from_slice(&code);
+        for Relocation { at, entry, .. } in &relocations {
+            if *at < start + code.len() && at + 4 > start {
+                bytes[entry + 8..][..4].copy_from_slice(&R_X86_64_NONE.to_le_bytes());
+            }
         }
     }
     start
+}
+
+/// Where in the function's section static calls are: the kernel looks at these instructions when the module comes.
+fn static_calls(bytes: &[u8], function: &Called) -> Vec<usize> {
+    let file = ElfFile64::<LittleEndian>::parse(bytes).unwrap();
+    let section = file.section_by_name(function.section).unwrap().index();
+    // struct static_call_site {s32 addr, key}: each is where something is from where it lies.
+    let sites = file.section_by_name(".static_call_sites");
+    let relocations = sites.iter().flat_map(|sites| sites.relocations()).filter(|(at, _)| at % 8 == 0);
+    let places = relocations.filter_map(|(_, relocation)| {
+        let RelocationTarget::Symbol(symbol) = relocation.target() else { panic!("no symbol") };
+        let symbol = file.symbol_by_index(symbol).unwrap();
+        let place = symbol.address() as i64 + relocation.addend();
+        (symbol.section_index() == Some(section)).then_some(place as usize)
+    });
+    places.collect()
+}
+
+/// Lays out `code` from `start` on in pieces, each of which but the last jumps over one of these `calls`.
+fn around(code: &[u8], start: usize, calls: &[usize]) -> Vec<(usize, Vec<u8>)> {
+    const JUMP: usize = 2;
+    let mut pieces = vec![(start, Vec::new())];
+    let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
+    while decoder.can_decode() {
+        let from = decoder.position();
+        let _ = decoder.decode();
+        let instruction = &code[from..decoder.position()];
+        let (start, piece) = pieces.last_mut().unwrap();
+        let at = *start + piece.len();
+        let in_the_way =
+            |call: &&usize| at < **call + LONG_NOP.len() && at + instruction.len() + JUMP > **call;
+        if let Some(call) = calls.iter().find(in_the_way) {
+            let behind = call + LONG_NOP.len();
+            piece.extend([0xeb, u8::try_from(behind - (at + JUMP)).unwrap()]);
+            pieces.push((behind, Vec::new()));
+        }
+        pieces.last_mut().unwrap().1.extend_from_slice(instruction);
+    }
+    pieces
 }
 
 /// A signature that does not fit is refused, and one that is not there is not.

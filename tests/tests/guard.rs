@@ -7,7 +7,9 @@
 )]
 
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::modules::ModuleLayout;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use tests::broken_module::{running, running_with};
 use tests::product::{Run, binary, guard, initrd_with, kernel, module, report};
@@ -191,9 +193,11 @@ fn what_an_attacker_has_changed_in_data_is_found_also_if_it_is_undone() {
         attack("leave", left.0, store_value(nowhere)),
         attack("calls", entry, SET_ENTRY.to_vec()),
     ];
-    let words = ["--on-write", "report", "--scan", "500ms"];
+    let words = ["--on-write", "report", "--scan", "500ms", "--rules", "default"];
     let Some(run) = attacked_after(&attacks, &kernel, &words, 2) else { return };
     run.assert_code(123);
+    let loads = run.of_type("hit").into_iter().filter_map(|hit| Some((hit["fields"]["name"].as_str()?, hit)));
+    let loads: BTreeMap<&str, &Value> = loads.collect();
     // The register was seen when it was set.
     let [set] = findings(&run)[..] else { panic!("{}", run.said) };
     assert_eq!((&set["done"], &set["register"]), (&"written".into(), &"CSTAR".into()));
@@ -202,6 +206,10 @@ fn what_an_attacker_has_changed_in_data_is_found_also_if_it_is_undone() {
     assert!(set["writer"].as_str().unwrap().starts_with("dummy_init_module+"), "{set}");
     let scanned: Vec<_> = run.output.iter().filter(|line| line["type"] == "scan_finding").collect();
     let [swapped, stays, processor] = scanned[..] else { panic!("{scanned:?} {}", run.said) };
+    for (name, finding) in [("swaps", swapped), ("leave", stays), ("calls", set), ("calls", processor)] {
+        let [loaded, seen] = [loads[name], finding].map(|line| line["time_ns"].as_u64().unwrap());
+        println!("{name}: told {} ms after its module came", (seen - loaded) / 1_000_000);
+    }
     for (finding, at, protocol) in [(swapped, undone, "tcp_prot"), (stays, left, "udp_prot")] {
         assert_eq!((&finding["check"], &finding["at"]), (&"pointers".into(), &format!("{:#x}", at.0).into()));
         let what = format!("{protocol}: ioctl leads to {nowhere:#x}, which is no known code");
@@ -216,6 +224,65 @@ fn what_an_attacker_has_changed_in_data_is_found_also_if_it_is_undone() {
     assert!(run.said.contains("scans of the memory have found 3 things"), "{}", run.said);
     let guard = run.output.iter().find(|line| line["type"] == "guard").unwrap();
     assert_eq!(guard["scan_findings"], 2, "what was undone is not there at the end: {guard}");
+}
+
+/// What a module's tables say is let through where the module is. One that is not there has the kernel's code as its own.
+#[test]
+fn a_made_up_module_opens_nothing() {
+    let Some(binary) = binary() else { return };
+    let file = read_kernel();
+    let at = |name: &str| file.symbol(name).unwrap().0;
+    let layout = ModuleLayout::find(file.symbols(), &file.btf().unwrap()).unwrap();
+    let uses = file.btf().unwrap().member("module", "refcnt").unwrap().offset().unwrap();
+    // mov rax, value, which has a sign
+    let load = |value: u64| [&[0x48, 0xc7, 0xc0][..], &(value as u32).to_le_bytes()].concat();
+    // mov dword [rbx + disp32], value
+    let count =
+        |offset: u32, value: u32| [&[0xc7, 0x83][..], &offset.to_le_bytes(), &value.to_le_bytes()].concat();
+    let allocates = file.symbol("vzalloc").or_else(|| file.symbol("vzalloc_noprof")).unwrap().0;
+    let attacked = at("proc_pid_limits");
+    let forges = [
+        // push rbx; mov edi, 8192; call; mov rbx, rax
+        &[0x53, 0xbf, 0, 0x20, 0, 0][..],
+        &load(allocates),
+        &[0xff, 0xd0, 0x48, 0x89, 0xc3],
+        // Its text is a page of the kernel's: mov rax, page; mov [rbx + disp32], rax
+        &load(attacked & !0xfff),
+        &[0x48, 0x89, 0x83],
+        &layout.text.start.to_le_bytes(),
+        &count(layout.text.count, 4096),
+        &count(layout.name, u32::from_le_bytes(*b"fake")),
+        // It has no symbols: lea rax, [rbx + 4096]; mov [rbx + disp32], rax
+        &[0x48, 0x8d, 0x83, 0, 0x10, 0, 0, 0x48, 0x89, 0x83],
+        &layout.kallsyms.to_le_bytes(),
+        // Somebody uses it, so that the kernel has nothing to warn of.
+        &count(uses as u32, 1),
+        // mov rdi, rbx; call; pop rbx; ret: the module stays if that returns 0
+        &[0x48, 0x89, 0xdf],
+        &load(at("do_init_module")),
+        &[0xff, 0xd0, 0x5b, 0xc3],
+    ]
+    .concat();
+    let writes = Attack { name: "codea", at: Place::Kernel(attacked), store: STORE.to_vec() };
+    let script = b"insmod /forge.ko && echo it is made ready\ninsmod /codea.ko && echo in vain\n".to_vec();
+    let initrd = initrd_with([
+        ("forge.ko", 0o644, running(&forges, b"forge")),
+        ("codea.ko", 0o644, writes.module(&file)),
+        ("script", 0o644, script),
+    ]);
+    let words = ["--kernel", kernel().to_str().unwrap(), "--initrd", initrd.path().to_str().unwrap()];
+    let words =
+        [&words[..], &["--timeout", "120", "--on-write", "deny", "--append", "nokaslr workload=sh:/script"]]
+            .concat();
+    let run = guard(&binary, &words);
+    run.assert_code(123);
+    for line in ["it is made ready", "in vain"] {
+        assert!(run.console.contains(line), "{}", run.console);
+    }
+    let [finding] = findings(&run)[..] else { panic!("{}", run.said) };
+    assert_eq!((&finding["done"], &finding["at"]), (&"denied".into(), &format!("{attacked:#x}").into()));
+    let guard = run.output.iter().find(|line| line["type"] == "guard").unwrap();
+    assert_eq!((&guard["unsealed_modules"], &guard["findings"]), (&1.into(), &1.into()), "{guard}");
 }
 
 /// An exception whose frame has no room is not tried for ever, and what the host cannot carry out is not let through.

@@ -11,6 +11,7 @@ use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::FileHeader;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::modules::ModuleLayout;
 use probe_engine::linux::running::RunningKernel;
 use serde_json::Value;
 use std::fs;
@@ -206,7 +207,8 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
     ];
     let codes = [OPEN.to_vec(), load(0, at("proc_pid_limits")), vec![0xc6, 0x00, 0xf4], CLOSE.to_vec()];
     // A page of memory with code: vmalloc(4096); mov byte [rax], 0xc3; set_memory_ro(rax, 1); set_memory_x(rax, 1)
-    let vmalloc = ["vmalloc", "vmalloc_noprof"].into_iter().find_map(|name| kernel.symbol(name)).unwrap().0;
+    let allocates = |name: &str| kernel.symbol(name).map_or_else(|| at(&format!("{name}_noprof")), |at| at.0);
+    let vmalloc = allocates("vmalloc");
     let set = |name: &str| {
         // push 1; pop rsi; mov rax, name; call rax
         [&[0x6a, 1, 0x5e][..], &load(0, at(name)), &[0xff, 0xd0]].concat()
@@ -238,7 +240,65 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
     // mov rcx, "/tmp/x"; mov [rax], rcx
     let paths =
         [load(0, at("modprobe_path")), [&[0x48, 0xb9][..], b"/tmp/x\0\0", &[0x48, 0x89, 0x08]].concat()];
-    let all: [(&str, &[Vec<u8>]); 9] = [
+    // rbx = vzalloc(4096), which is a structure of the kernel's with this at that member
+    let zeroed = || {
+        [&[0x53, 0xbf, 0, 0x10, 0, 0][..], &load(0, allocates("vzalloc")), &[0xff, 0xd0, 0x48, 0x89, 0xc3]]
+            .concat()
+    };
+    // mov [rbx + disp32], rcx
+    let store = |offset: u64| [&[0x48, 0x89, 0x8b][..], &(offset as u32).to_le_bytes()].concat();
+    // mov rdi, rbx; mov rax, function; call rax
+    let call_with_it =
+        |function: &str| [&[0x48, 0x89, 0xdf][..], &load(0, at(function)), &[0xff, 0xd0]].concat();
+    // mov rsi, function; xor edx, edx; xor ecx, ecx: of that function alone
+    let traces = |function: &str| {
+        let (of, is_set) = ((at(function) as u32).to_le_bytes(), call_with_it("ftrace_set_filter_ip"));
+        [
+            &[0x48, 0xc7, 0xc6][..],
+            &of,
+            &[0x31, 0xd2, 0x31, 0xc9],
+            &is_set,
+            &call_with_it("register_ftrace_function"),
+        ]
+        .concat()
+    };
+    // pop rbx; ret, with what has been returned: the module stays if that is 0
+    let stays = || vec![0x5b, 0xc3];
+    // mov rcx, rbx
+    let nobodys = || vec![0x48, 0x89, 0xd9];
+    let hooks = [zeroed(), nobodys(), store(member("ftrace_ops", "func")), traces("vfs_rmdir"), stays()];
+    // rcx = modules.next, which is this one; rcx = where its text begins
+    let list = member("module", "list");
+    let text = ModuleLayout::find(kernel.symbols(), btf).unwrap().text.start;
+    let own = [
+        load(0, at("modules")),
+        vec![0x48, 0x8b, 0x08],
+        [&[0x48, 0x8b, 0x89][..], &u64::from(text).wrapping_sub(list).to_le_bytes()[..4]].concat(),
+    ];
+    let steer = [zeroed(), own.concat(), store(member("ftrace_ops", "func")), traces("vfs_mkdir"), stays()];
+    let entry = [
+        zeroed(),
+        nobodys(),
+        store(member("kretprobe", "entry_handler")),
+        load(1, at("vfs_symlink")),
+        store(member("kretprobe", "kp") + member("kprobe", "addr")),
+        call_with_it("register_kretprobe"),
+        stays(),
+    ];
+    let traps = [
+        zeroed(),
+        nobodys(),
+        store(member("kprobe", "pre_handler")),
+        load(1, at("vfs_rename")),
+        store(member("kprobe", "addr")),
+        call_with_it("register_kprobe"),
+        stays(),
+    ];
+    let all: [(&str, &[Vec<u8>]); 13] = [
+        ("hooks", &hooks),
+        ("steer", &steer),
+        ("traps", &traps),
+        ("entry", &entry),
         ("codes", &codes),
         ("gates", &gates),
         ("pages", &pages),
@@ -287,9 +347,21 @@ fn what_an_attacker_has_done_is_found() {
         let [finding] = of_check[..] else { panic!("{check}: {findings:#?}") };
         assert!(text(finding).contains(words), "{words}: {finding}");
     }
-    let of_processors: Vec<_> =
-        findings.iter().filter(|line| line["check"] == "processors").map(|line| text(line)).collect();
-    let [protection, table] = &*of_processors else { panic!("{findings:#?}") };
+    let of_check = |check: &str| -> Vec<String> {
+        findings.iter().filter(|line| line["check"] == check).map(|line| text(line)).collect()
+    };
+    let hooks = of_check("hooks");
+    let is_told =
+        |begin: &str, end: &str| hooks.iter().any(|hook| hook.contains(begin) && hook.ends_with(end));
+    for (begin, end) in [
+        ("ftrace calls ", ", which belongs to nobody"),
+        ("vfs_rename+", ", which belongs to nobody"),
+        ("vfs_symlink+", ", which belongs to nobody"),
+        ("ftrace calls ", ", code of module steer"),
+    ] {
+        assert!(is_told(begin, end), "{begin}..{end}: {hooks:?}");
+    }
+    let [protection, table] = &*of_check("processors") else { panic!("{findings:#?}") };
     assert!(protection.contains("processor 0 works without CR0.WP"), "{protection}");
     assert!(table.contains("processor 0 has another interrupt table"), "{table}");
     assert_eq!(findings.len(), attacks.len(), "{findings:#?}");
@@ -306,7 +378,7 @@ fn what_an_attacker_has_done_is_found() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("\nFINDING: modules: 0x")
-            && text.contains("modules              9 modules: 1 findings\n"),
+            && text.contains("modules             13 modules: 1 findings\n"),
         "{text}"
     );
 }

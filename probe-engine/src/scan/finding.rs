@@ -148,19 +148,14 @@ pub enum What {
         /// Where it leads.
         to: Gva,
     },
-    /// A hook calls code that belongs to nobody.
+    /// A hook calls code that is not the kernel's own.
     Handler {
         /// What sort of hook.
         kind: HookKind,
         /// Whom it calls.
         to: Gva,
-    },
-    /// A module changes where traced functions go.
-    Redirects {
-        /// The function that does.
-        by: Gva,
         /// Whose that is.
-        module: String,
+        owner: Option<Owner>,
     },
     /// A pointer to a function leads elsewhere.
     Pointer {
@@ -297,12 +292,10 @@ impl Finding {
                     name(*to)
                 )
             }
-            What::Handler { kind, to } => {
-                format!("{} calls {}, which belongs to nobody", kind.name(), name(*to))
-            }
-            What::Redirects { by, module } => {
-                format!("{} of module {module} changes where traced functions go", name(*by))
-            }
+            What::Handler { kind, to, owner } => match owner {
+                Some(owner) => format!("{} calls {}, code of {owner}", kind.name(), name(*to)),
+                None => format!("{} calls {}, which belongs to nobody", kind.name(), name(*to)),
+            },
             What::Pointer { of, to, owner } => match owner {
                 Some(owner) => format!("{of} leads to {}, code of {owner}", name(*to)),
                 None => format!("{of} leads to {}, which is no known code", name(*to)),

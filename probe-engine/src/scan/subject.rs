@@ -27,6 +27,12 @@ impl<M: PhysMemory + ?Sized> Subject<'_, M> {
         self.kernel.symbol(name).map(|at| self.running.map.gva(at))
     }
 
+    /// How many pointers the array at this symbol has: up to the next symbol.
+    pub(super) fn pointers_at(&self, name: &str) -> u64 {
+        let range = self.kernel.symbol(name).and_then(|at| Some(at..self.kernel.symbols().end_of(at)?));
+        range.map_or(0, |range| (range.end.0 - range.start.0) / 8)
+    }
+
     /// Where a member of a structure is, in bytes.
     pub(super) fn offset(&self, structure: &str, path: &str) -> Option<u64> {
         self.btf.member(structure, path)?.offset()

@@ -1,0 +1,88 @@
+//! Tracers of ftrace's: whoever is called where functions begin, and where they return.
+
+use super::super::subject::{Subject, around};
+use super::super::walk::{Unreadable, chain};
+use crate::addr::Gva;
+use crate::memory::PhysMemory;
+use std::collections::BTreeSet;
+
+/// The kernel's own tracer that calls somebody else at once (arch/x86/kernel/ftrace.c).
+const DIRECT: &str = "call_direct_funcs";
+/// The kernel's own tracer of fprobes, until 6.14 (kernel/trace/fprobe.c).
+const FPROBE: [&str; 2] = ["fprobe_handler", "fprobe_kprobe_handler"];
+/// Until 6.10 there was one tracer of calls and returns, whom these lead to (kernel/trace/fgraph.c).
+const ONE_GRAPH: [&str; 2] = ["ftrace_graph_entry", "ftrace_graph_return"];
+/// Since then there is a table of them.
+const GRAPHS: &str = "fgraph_array";
+/// No kernel has more in that table.
+const MOST_GRAPHS: u64 = 64;
+/// Who stands there for nobody.
+const NOBODY: [&str; 4] =
+    ["ftrace_stub", "ftrace_stub_graph", "ftrace_graph_entry_stub", "ftrace_graph_ret_stub"];
+
+/// Calls `called` with each tracer, and whom that calls.
+pub(super) fn read<M: PhysMemory + ?Sized>(
+    subject: &Subject<'_, M>,
+    called: &mut dyn FnMut(Gva, Gva),
+) -> Result<(), Unreadable> {
+    const UNKNOWN: Unreadable = Unreadable::Unknown("tracers");
+    let (symbol, offset) = (|name| subject.symbol(name), |member| subject.offset("ftrace_ops", member));
+    if symbol("register_ftrace_function").is_none() {
+        return Ok(());
+    }
+    let (first, end) = symbol("ftrace_ops_list").zip(symbol("ftrace_list_end")).ok_or(UNKNOWN)?;
+    let (function, next) = offset("func").zip(offset("next")).ok_or(UNKNOWN)?;
+    let mut tracers: BTreeSet<Gva> =
+        chain(&subject.memory, first, |at| at == end || at.0 == 0, next)?.into_iter().collect();
+    // Whoever takes a tracer out of the one list leaves the tracer's code, which the kernel has in another one.
+    if let Some((list, node)) = symbol("ftrace_ops_trampoline_list").zip(offset("list")) {
+        tracers.extend(subject.listed(list, node)?);
+    }
+    let fprobe = |member| subject.offset("fprobe", member);
+    for tracer in tracers {
+        let handler = subject.pointer(tracer.add(function))?;
+        called(tracer, handler);
+        let is = |names: &[&'static str]| names.iter().any(|name| symbol(name) == Some(handler));
+        if is(&[DIRECT])
+            && let Some(direct) = offset("direct_call")
+        {
+            called(tracer, subject.pointer(tracer.add(direct))?);
+        }
+        if is(&FPROBE)
+            && let Some(inside) = fprobe("ops")
+        {
+            for member in ["entry_handler", "exit_handler"] {
+                let member = fprobe(member).ok_or(UNKNOWN)?;
+                called(tracer, subject.pointer(around(tracer, inside).add(member))?);
+            }
+        }
+    }
+    graphs(subject, called)
+}
+
+/// The same with those that are called where functions return as well.
+fn graphs<M: PhysMemory + ?Sized>(
+    subject: &Subject<'_, M>,
+    called: &mut dyn FnMut(Gva, Gva),
+) -> Result<(), Unreadable> {
+    let symbol = |name| subject.symbol(name);
+    let nobody = NOBODY.map(symbol);
+    let mut called = |at, handler| {
+        if !nobody.contains(&Some(handler)) {
+            called(at, handler);
+        }
+    };
+    for at in ONE_GRAPH.into_iter().filter_map(symbol) {
+        called(at, subject.pointer(at)?);
+    }
+    let Some(table) = symbol(GRAPHS) else { return Ok(()) };
+    let members = ["entryfunc", "retfunc"].map(|member| subject.offset("fgraph_ops", member));
+    for number in 0..subject.pointers_at(GRAPHS).min(MOST_GRAPHS) {
+        let tracer = subject.pointer(table.add(8 * number))?;
+        for member in members.into_iter().filter(|_| tracer.0 != 0) {
+            let member = member.ok_or(Unreadable::Unknown("tracers of calls"))?;
+            called(tracer, subject.pointer(tracer.add(member))?);
+        }
+    }
+    Ok(())
+}
