@@ -47,13 +47,15 @@ pub struct Code {
 }
 
 impl Code {
-    /// The code of this `kernel` and these `modules`, and what the kernel lists of what it has generated.
+    /// The code of this `kernel` and these `modules`, and what the kernel lists of what it has generated. Modules and what is generated lie
+    /// in `generated`: whoever links code elsewhere into one of these lists owns none.
     ///
     /// # Errors
     /// [`Unreadable`] where one of its lists is.
     pub(super) fn of<M: PhysMemory + ?Sized>(
         subject: &Subject<'_, M>,
         modules: &[Module],
+        generated: &Range<Gva>,
     ) -> Result<Self, Unreadable> {
         let symbol = |name| subject.symbol(name);
         let offset = |structure, member| subject.offset(structure, member);
@@ -133,7 +135,11 @@ impl Code {
             let size = u64::from(end.saturating_sub(text)).min(LARGEST_REAL_MODE);
             owned.push((start..start.add(size), Owner::RealMode));
         }
-        owned.retain(|(range, _)| range.start < range.end && range.start.is_kernels());
+        owned.retain(|(range, owner)| {
+            let is_inside = generated.start <= range.start && range.end <= generated.end;
+            let is_placed = matches!(owner, Owner::Kernel | Owner::RealMode | Owner::Vsyscall);
+            range.start < range.end && range.start.is_kernels() && (is_placed || is_inside)
+        });
         owned.sort_by_key(|(range, _)| (range.start, range.end));
         // Programs lie in packs: who begins first has it.
         let mut reach = Gva(0);

@@ -6,15 +6,20 @@ use super::walk::Unreadable;
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
 
-/// What names a program, and how long a name may be (kernel/module/kmod.c, kernel/reboot.c, lib/kobject_uevent.c).
-const NAMES: [(&str, usize); 3] = [("modprobe_path", 256), ("poweroff_cmd", 256), ("uevent_helper", 256)];
-/// What names a program behind a `|`, or a file (fs/coredump.c).
+/// What names a program, and how long a name may be (kernel/module/kmod.c, lib/kobject_uevent.c).
+const NAMES: [(&str, usize); 2] = [("modprobe_path", 256), ("uevent_helper", 256)];
+/// What names a program and words for it (kernel/reboot.c).
+const COMMAND: (&str, usize) = ("poweroff_cmd", 256);
+/// What names a program with words behind a `|`, or a file (fs/coredump.c).
 const DUMPS: (&str, usize) = ("core_pattern", 128);
 /// The longest path (PATH_MAX).
 const LONGEST: usize = 4096;
 /// Where a system has its programs: who is not root writes nothing there.
 const FOLDERS: [&[u8]; 8] =
     [b"/usr/", b"/sbin/", b"/bin/", b"/lib/", b"/lib64/", b"/opt/", b"/nix/store/", b"/run/current-system/"];
+/// Programs of the system's that do what their words say, by how their names begin.
+const INTERPRETERS: [&[u8]; 11] =
+    [b"sh", b"bash", b"dash", b"ash", b"zsh", b"ksh", b"busybox", b"env", b"python", b"perl", b"ld"];
 
 /// Calls `tell` with each name of a program outside of the system's folders, and says how many names there are.
 pub(super) fn check<M: PhysMemory + ?Sized>(
@@ -22,14 +27,18 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     tell: &mut dyn FnMut(Finding),
 ) -> Result<u64, Unreadable> {
     let mut looked_at = 0;
-    for (name, size) in NAMES.into_iter().chain([DUMPS]) {
+    for (name, size) in NAMES.into_iter().chain([COMMAND, DUMPS]) {
         let Some(link) = subject.kernel.symbol(name) else { continue };
         let at = subject.running.map.gva(link);
         let is = text(subject, at, size)?;
         looked_at += 1;
         let of_file = subject.kernel.image().bytes_at(link, size).map(until_nul);
-        let program = if name == DUMPS.0 { dumped_to(&is) } else { Some(&*is) };
-        if of_file != Some(&is) && program.is_some_and(is_elsewhere) {
+        let is_foreign = match &*is {
+            command if name == COMMAND.0 => runs_foreign(command),
+            pattern if name == DUMPS.0 => pattern.strip_prefix(b"|").is_some_and(runs_foreign),
+            program => is_elsewhere(program),
+        };
+        if of_file != Some(&is) && is_foreign {
             tell(Finding { at, what: What::Helper { of: name, program: is } });
         }
     }
@@ -69,10 +78,19 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// The program that gets a process's memory, if one does.
-fn dumped_to(pattern: &[u8]) -> Option<&[u8]> {
-    let command = pattern.strip_prefix(b"|")?.trim_ascii_start();
-    command.split(|byte| byte.is_ascii_whitespace()).next()
+/// Whether a command runs what is in none of the system's folders: a program, or what an interpreter is given.
+fn runs_foreign(command: &[u8]) -> bool {
+    let mut words = command.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let program = words.next().unwrap_or_default();
+    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let interprets = |own: &&[u8]| {
+        let version = name.strip_prefix(*own);
+        version.is_some_and(|rest| rest.iter().all(|byte| byte.is_ascii_digit() || b".-".contains(byte)))
+    };
+    let mut words = words.peekable();
+    is_elsewhere(program)
+        || words.peek().is_some() && INTERPRETERS.iter().any(interprets)
+        || words.any(|word| word.starts_with(b"/") && is_elsewhere(word))
 }
 
 /// Whether a program is named that is in none of the system's folders.
@@ -100,11 +118,29 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_goes_to_a_program_or_a_file() {
-        assert_eq!(dumped_to(b"core"), None);
-        assert_eq!(dumped_to(b"/tmp/core.%p"), None);
-        assert_eq!(dumped_to(b"|/tmp/x %p %u"), Some(&b"/tmp/x"[..]));
-        assert_eq!(dumped_to(b"| \t/tmp/x\t%p"), Some(&b"/tmp/x"[..]), "the kernel passes over blanks");
-        assert_eq!(dumped_to(b"|"), Some(&b""[..]));
+    fn a_command_runs_what_it_names() {
+        for own in [
+            &b""[..],
+            b" ",
+            b"/sbin/poweroff",
+            b"/usr/share/apport/apport -p%p -s%s -- %E",
+            b"/usr/lib/systemd/systemd-coredump %P %u /usr/x",
+            b"/usr/bin/sha1 x",
+            b"/bin/sh",
+        ] {
+            assert!(!runs_foreign(own), "{}", own.escape_ascii());
+        }
+        for foreign in [
+            &b"/tmp/x %p %u"[..],
+            b" \t/tmp/x\t%p",
+            b"x",
+            b"/bin/sh /tmp/x %P",
+            b"/bin/sh x",
+            b"/usr/bin/python3.11 -c x",
+            b"/lib64/ld-2.36 x",
+            b"/usr/bin/cp x /tmp/y",
+        ] {
+            assert!(runs_foreign(foreign), "{}", foreign.escape_ascii());
+        }
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Expected<'a> {
     map: KernelMap,
     /// Where they are compared, at link-time addresses.
     ranges: Vec<Range<Gva>>,
+    /// What nobody writes, which has more: what is written while the kernel boots, and the interrupt table.
+    fixed: Vec<Range<Gva>>,
     sealed: SealedKernel,
     patched: &'a PatchedText,
     symbols: &'a SymbolTable,
@@ -66,6 +68,7 @@ impl<'a> Expected<'a> {
         let between = |start: &str, end: &str| Some(symbol(start)?..symbol(end)?);
         let constants = between("__start_rodata", "__end_rodata");
         let once = between("__start_ro_after_init", "__end_ro_after_init");
+        let written_once = [once.clone(), symbol("idt_table").map(|at| at..at.add(PAGE))];
         let once = once.unwrap_or(Gva(u64::MAX)..Gva(u64::MAX));
         // What no section fills is freed.
         let filled = kernel.image().sections().filter(|section| !section.bytes.is_empty());
@@ -79,9 +82,10 @@ impl<'a> Expected<'a> {
         });
         let mut ranges: Vec<Range<Gva>> = std::iter::once(sealed.text.clone()).chain(constants).collect();
         ranges.sort_unstable_by_key(|range| range.start);
+        let fixed = ranges.iter().cloned().chain(written_once.into_iter().flatten()).collect();
         let kernels = map.gva(sealed.text.start)..map.gva(sealed.text.end);
         let (patched, symbols) = (kernel.patched(), kernel.symbols());
-        Ok(Self { image, map, ranges, sealed, patched, symbols, kernels, accepted: HashMap::new() })
+        Ok(Self { image, map, ranges, fixed, sealed, patched, symbols, kernels, accepted: HashMap::new() })
     }
 
     /// How many bytes are compared.
@@ -89,9 +93,14 @@ impl<'a> Expected<'a> {
         self.ranges.iter().map(|range| range.end.0 - range.start.0).sum()
     }
 
-    /// Where they are, at link-time addresses.
-    pub(super) fn ranges(&self) -> &[Range<Gva>] {
-        &self.ranges
+    /// What nobody writes once the kernel has booted, at link-time addresses.
+    pub(super) fn fixed(&self) -> &[Range<Gva>] {
+        &self.fixed
+    }
+
+    /// Where modules are, and what the kernel generates (GVA).
+    pub(super) fn generated(&self) -> &Range<Gva> {
+        &self.sealed.generated
     }
 
     /// Calls `tell` with each change that is none of the kernel's own.

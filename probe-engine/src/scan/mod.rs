@@ -28,6 +28,7 @@ use self::processes::Process;
 use self::processors::ProcessorState;
 use self::seals::Seals;
 use self::subject::Subject;
+use self::walk::Unreadable;
 use crate::guard::sealed::{NotSealable, SealedKernel};
 use crate::linux::btf::{Btf, BtfError};
 use crate::linux::kernel::Kernel;
@@ -154,7 +155,7 @@ impl<'a> Scanner<'a> {
             failures.push((Check::Modules, error.to_string()));
             Found::default()
         });
-        let code = Code::of(&subject, &found.modules).unwrap_or_else(|error| {
+        let code = Code::of(&subject, &found.modules, expected.generated()).unwrap_or_else(|error| {
             failures.push((Check::Executable, error.to_string()));
             Code::default()
         });
@@ -173,10 +174,9 @@ impl<'a> Scanner<'a> {
                 expected.compare(&subject.memory, &code, &overwritten, tell).map(|()| expected.length())
             }),
             Check::PageTables => Checked::make(check, |tell| {
-                let ranges = expected.ranges();
-                let kernels = tables::check(&subject, ranges, &processes, tell);
+                let kernels = tables::check(&subject, expected.fixed(), &processes, tell)?;
                 let modules = seals.map_or(0, |seals| seals.check_pages(&subject.memory, tell));
-                Ok::<_, ScanError>(kernels + modules)
+                Ok::<_, Unreadable>(kernels + modules)
             }),
             Check::Executable => {
                 let freed = seals.map_or(&[][..], |seals| &seals.freed);
@@ -196,8 +196,7 @@ impl<'a> Scanner<'a> {
             }),
             Check::Pointers => Checked::make(check, |tell| census.check(tell)),
             Check::Credentials => Checked::make(check, |tell| {
-                processes::check(&subject, &processes, tell);
-                Ok::<_, ScanError>(processes.len() as u64)
+                processes::check(&subject, &processes, tell).map(|()| processes.len() as u64)
             }),
             Check::Helpers => Checked::make(check, |tell| helpers::check(&subject, tell)),
             Check::Processors => Checked::make(check, |tell| processors::check(&subject, processors, tell)),

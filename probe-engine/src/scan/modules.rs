@@ -124,5 +124,8 @@ fn lists<M: PhysMemory + ?Sized>(
         }
         lists.push(Listed { name: "the tree by which addresses are looked up", modules });
     }
+    if lists.len() == 1 {
+        return Err(Unreadable::Unknown("other lists of modules"));
+    }
     Ok(lists)
 }

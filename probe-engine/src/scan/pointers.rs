@@ -2,10 +2,14 @@
 
 use super::code::{Code, Owner};
 use super::finding::{Finding, What};
-use super::subject::Subject;
-use super::walk::{Unreadable, chain};
+use super::subject::{Subject, around};
+use super::walk::{Unreadable, chain, chained};
+use crate::addr::Gva;
 use crate::linux::btf::Kind;
 use crate::memory::PhysMemory;
+
+/// So many structures are in an array at most.
+const MOST_POINTED: u64 = 64;
 
 /// Where such pointers are. Names are the kernel's own; what a kernel does not have is left out.
 enum Row {
@@ -13,10 +17,24 @@ enum Row {
     Own { symbol: &'static str, structure: &'static str },
     /// In structures that a list has, or so many lists in a row. Modules may have more.
     Listed { symbol: &'static str, lists: u64, structure: &'static str, node: &'static str },
-    /// In structures that point to the next one.
-    Chained { symbol: &'static str, head: &'static str, structure: &'static str, next: &'static str },
-    /// In structures to which an array of so many pointers leads.
-    Pointed { symbol: &'static str, count: u64, structure: &'static str },
+    /// The same where the list is a member of a structure, in some kernels.
+    ListedIn {
+        symbol: &'static str,
+        around: &'static str,
+        head: &'static str,
+        structure: &'static str,
+        node: &'static str,
+    },
+    /// In structures that point to the next one, by one of these members. At the second, each points to the next one's.
+    Chained {
+        symbol: &'static str,
+        head: &'static str,
+        structure: &'static str,
+        next: &'static str,
+        node: &'static str,
+    },
+    /// In structures to which an array of pointers leads.
+    Pointed { symbol: &'static str, structure: &'static str },
 }
 
 const fn own(symbol: &'static str, structure: &'static str) -> Row {
@@ -24,11 +42,16 @@ const fn own(symbol: &'static str, structure: &'static str) -> Row {
 }
 
 const fn notifiers(symbol: &'static str, head: &'static str) -> Row {
-    Row::Chained { symbol, head, structure: "notifier_block", next: "next" }
+    Row::Chained { symbol, head, structure: "notifier_block", next: "next", node: "" }
+}
+
+/// Who gets packets of all protocols: until 6.4 the list has a symbol, and since 6.16 each network has one.
+const fn all_packets(symbol: &'static str, around: &'static str) -> Row {
+    Row::ListedIn { symbol, around, head: "ptype_all", structure: "packet_type", node: "list" }
 }
 
 /// What is looked at.
-const ROWS: [Row; 24] = [
+const ROWS: [Row; 27] = [
     own("tcp_prot", "proto"),
     own("udp_prot", "proto"),
     own("raw_prot", "proto"),
@@ -40,8 +63,18 @@ const ROWS: [Row; 24] = [
     own("unix_dgram_proto", "proto"),
     Row::Listed { symbol: "formats", lists: 1, structure: "linux_binfmt", node: "lh" },
     Row::Listed { symbol: "ptype_base", lists: 16, structure: "packet_type", node: "list" },
-    Row::Chained { symbol: "file_systems", head: "", structure: "file_system_type", next: "next" },
-    Row::Pointed { symbol: "tty_ldiscs", count: 30, structure: "tty_ldisc_ops" },
+    Row::Listed { symbol: "ptype_all", lists: 1, structure: "packet_type", node: "list" },
+    all_packets("net_hotdata", "net_hotdata"),
+    all_packets("init_net", "net"),
+    Row::Chained {
+        symbol: "file_systems",
+        head: "",
+        structure: "file_system_type",
+        next: "next",
+        // Since 7.0.
+        node: "list",
+    },
+    Row::Pointed { symbol: "tty_ldiscs", structure: "tty_ldisc_ops" },
     notifiers("keyboard_notifier_list", "atomic_notifier_head"),
     notifiers("die_chain", "atomic_notifier_head"),
     notifiers("panic_notifier_list", "atomic_notifier_head"),
@@ -71,18 +104,28 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
         Ok(looked_at)
     }
 
+    /// Where the symbol of a row is; `None` where the kernel does not have it.
+    fn symbol(&self, name: &'static str) -> Result<Option<Gva>, Unreadable> {
+        match (self.subject.symbol(name), self.subject.kernel.symbols().lookup(name).next()) {
+            (Some(at), _) => Ok(Some(at)),
+            (None, None) => Ok(None),
+            // There are several.
+            (None, Some(_)) => Err(Unreadable::Unknown(name)),
+        }
+    }
+
     /// The pointers of one row; `None` where the kernel does not have it.
     fn row(&self, row: &Row, tell: &mut dyn FnMut(Finding)) -> Result<Option<u64>, Unreadable> {
         let Self { subject, code } = self;
-        let symbol = |name| subject.symbol(name);
         let offset = |structure, path| subject.offset(structure, path);
         let (name, structure, is_own, found) = match *row {
             Row::Own { symbol: name, structure } => {
-                let Some(at) = symbol(name) else { return Ok(None) };
+                let Some(at) = self.symbol(name)? else { return Ok(None) };
                 (name, structure, true, vec![at])
             }
             Row::Listed { symbol: name, lists, structure, node } => {
-                let Some((head, node)) = symbol(name).zip(offset(structure, node)) else { return Ok(None) };
+                let Some(head) = self.symbol(name)? else { return Ok(None) };
+                let node = offset(structure, node).ok_or(Unreadable::Unknown(name))?;
                 let mut found = Vec::new();
                 for number in 0..lists {
                     // struct list_head {next, prev}
@@ -90,24 +133,38 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
                 }
                 (name, structure, false, found)
             }
-            Row::Chained { symbol: name, head, structure, next } => {
+            Row::ListedIn { symbol: name, around, head, structure, node } => {
+                let Some((at, head)) = self.symbol(name)?.zip(offset(around, head)) else { return Ok(None) };
+                let node = offset(structure, node).ok_or(Unreadable::Unknown(name))?;
+                (name, structure, false, subject.listed(at.add(head), node)?)
+            }
+            Row::Chained { symbol: name, head, structure, next, node } => {
+                let Some(at) = self.symbol(name)? else { return Ok(None) };
                 let inside = if head.is_empty() { Some(0) } else { offset(head, "head") };
-                let Some(((at, inside), next)) = symbol(name).zip(inside).zip(offset(structure, next)) else {
-                    return Ok(None);
+                let at = at.add(inside.ok_or(Unreadable::Unknown(name))?);
+                let found = match (offset(structure, next), offset(structure, node)) {
+                    (Some(next), _) => chain(&subject.memory, at, |at| at.0 == 0, next)?,
+                    (None, Some(node)) => {
+                        let nodes = chained(&subject.memory, at)?;
+                        nodes.into_iter().map(|found| around(found, node)).collect()
+                    }
+                    (None, None) => return Err(Unreadable::Unknown(name)),
                 };
-                let found = chain(&subject.memory, at.add(inside), |at| at.0 == 0, next)?;
                 (name, structure, false, found)
             }
-            Row::Pointed { symbol: name, count, structure } => {
-                let Some(at) = symbol(name) else { return Ok(None) };
+            Row::Pointed { symbol: name, structure } => {
+                let Some(at) = self.symbol(name)? else { return Ok(None) };
                 let mut found = Vec::new();
-                for number in 0..count {
+                for number in 0..subject.pointers_at(name).min(MOST_POINTED) {
                     found.extend(Some(subject.pointer(at.add(8 * number))?).filter(|at| at.0 != 0));
                 }
                 (name, structure, false, found)
             }
         };
         let members = self.functions(structure);
+        if members.is_empty() {
+            return Err(Unreadable::Unknown(name));
+        }
         for at in &found {
             for (member, offset) in &members {
                 let to = subject.pointer(at.add(*offset))?;

@@ -102,16 +102,17 @@ pub(super) fn read<M: PhysMemory + ?Sized>(subject: &Subject<'_, M>) -> Result<V
     Ok(found)
 }
 
-/// Those that have the credentials of the kernel's own threads, without being one.
+/// Calls `tell` with those that have the credentials of the kernel's own threads, without being one.
 pub(super) fn check<M: PhysMemory + ?Sized>(
     subject: &Subject<'_, M>,
     processes: &[Process],
     tell: &mut dyn FnMut(Finding),
-) {
-    let Some(own) = subject.symbol("init_cred") else { return };
+) -> Result<(), Unreadable> {
+    let own = subject.symbol("init_cred").ok_or(Unreadable::Unknown("own credentials"))?;
     for Process { at, pid, comm, memory, credentials, .. } in processes {
         if memory.is_some() && credentials.contains(&own) {
             tell(Finding { at: *at, what: What::KernelsRights { pid: *pid, comm: comm.clone() } });
         }
     }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use super::finding::{Finding, What};
 use super::processes::Process;
 use super::subject::Subject;
+use super::walk::Unreadable;
 use crate::addr::Gva;
 use crate::linux::running::RunningKernel;
 use crate::memory::PhysMemory;
@@ -19,7 +20,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     ranges: &[Range<Gva>],
     processes: &[Process],
     tell: &mut dyn FnMut(Finding),
-) -> u64 {
+) -> Result<u64, Unreadable> {
     let RunningKernel { map, space } = subject.running;
     let phys = subject.memory.phys;
     let mut looked_at = 0;
@@ -37,9 +38,10 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
     }
     let text = map.gva(map.text().0);
     let own = space.top_frame(phys, text);
-    let page_table = subject.offset("mm_struct", "pgd");
+    let page_table =
+        subject.offset("mm_struct", "pgd").ok_or(Unreadable::Unknown("page tables of processes"))?;
     for (process, table) in
-        processes.iter().filter_map(|process| Some((process, process.memory?.add(page_table?))))
+        processes.iter().filter_map(|process| Some((process, process.memory?.add(page_table))))
     {
         let Some(space) = address_space(subject, table) else { continue };
         looked_at += 1;
@@ -48,7 +50,7 @@ pub(super) fn check<M: PhysMemory + ?Sized>(
             tell(Finding { at: *at, what: What::OwnTables { pid: *pid, comm: comm.clone() } });
         }
     }
-    looked_at
+    Ok(looked_at)
 }
 
 /// The page tables to whose top table a pointer is at `table`.
