@@ -1,5 +1,6 @@
 //! Where clients come who read metrics.
 
+use super::request::Askers;
 use crate::args::MetricsPlace;
 use crate::control::OwnSocket;
 use anyhow::{Context, Result};
@@ -35,6 +36,14 @@ impl Listener {
                 let listener = socket.listener().try_clone().context("cannot share a socket")?;
                 Ok((Self::Socket(listener), Some(socket)))
             }
+        }
+    }
+
+    /// Who may ask there: a browser comes to this machine's own addresses for whatever page it shows.
+    pub(super) fn askers(&self) -> Askers {
+        match self.address() {
+            Some(address) if address.ip().is_loopback() => Askers::Local,
+            _ => Askers::All,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
 /// The longest head of a request that is read, in bytes.
@@ -23,6 +24,17 @@ pub(super) enum Request {
     OtherMethod,
     /// It is no HTTP.
     Nonsense,
+    /// A page in a browser asks, which has its own name lead to this machine.
+    Foreign,
+}
+
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Askers {
+    /// Whoever comes, by whatever name.
+    All,
+    /// Whoever asks by an address or as localhost: another name for this machine is one of a page's.
+    Local,
 }
 
 impl Request {
@@ -30,7 +42,7 @@ impl Request {
     ///
     /// # Errors
     /// When it has not come by `until`.
-    pub(super) fn read(client: &mut impl Read, until: Instant) -> Result<Option<Self>> {
+    pub(super) fn read(client: &mut impl Read, askers: Askers, until: Instant) -> Result<Option<Self>> {
         let mut head = Vec::new();
         loop {
             let mut bytes = [0; 1024];
@@ -39,7 +51,7 @@ impl Request {
                 read => read?,
             };
             head.extend(bytes.iter().take(count));
-            if let Some(request) = Self::of(&head) {
+            if let Some(request) = Self::of(&head, askers) {
                 return Ok(Some(request));
             }
             if count == 0 {
@@ -52,13 +64,17 @@ impl Request {
     }
 
     /// The one that `head` is the head of, once it is whole.
-    fn of(head: &[u8]) -> Option<Self> {
+    fn of(head: &[u8], askers: Askers) -> Option<Self> {
         let mut fields = [httparse::EMPTY_HEADER; FIELDS];
         let mut request = httparse::Request::new(&mut fields);
         match request.parse(head) {
             Ok(httparse::Status::Partial) if head.len() < LONGEST => return None,
             Ok(httparse::Status::Complete(_)) => {}
             Ok(httparse::Status::Partial) | Err(_) => return Some(Self::Nonsense),
+        }
+        let mut hosts = request.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("host"));
+        if askers == Askers::Local && !hosts.all(|host| is_local(host.value)) {
+            return Some(Self::Foreign);
         }
         let path = request.path.and_then(|path| path.split('?').next());
         Some(match (request.method, path) {
@@ -79,6 +95,9 @@ impl Request {
             Self::Elsewhere => ("404 Not Found", PLAIN, "metrics are at /metrics\n".to_owned()),
             Self::OtherMethod => ("405 Method Not Allowed", PLAIN, "metrics are read by GET\n".to_owned()),
             Self::Nonsense => ("400 Bad Request", PLAIN, "this is no HTTP\n".to_owned()),
+            Self::Foreign => {
+                ("421 Misdirected Request", PLAIN, "ask by an address, or as localhost\n".to_owned())
+            }
         };
         let length = text.len();
         let head = format!(
@@ -87,6 +106,18 @@ impl Request {
         let text = if matches!(self, Self::Metrics { head: true }) { String::new() } else { text };
         (head + &text).into_bytes()
     }
+}
+
+/// Whether a host is called by its address, or by what leads to this machine and nowhere else.
+fn is_local(host: &[u8]) -> bool {
+    let Ok(host) = str::from_utf8(host) else { return false };
+    let host = host.trim();
+    let is_address = |text: &str| text.parse::<SocketAddr>().is_ok() || text.parse::<Ipv4Addr>().is_ok();
+    let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    is_address(host)
+        || inside.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
+        || name.eq_ignore_ascii_case("localhost")
 }
 
 /// Writes all of `bytes`.
@@ -114,7 +145,24 @@ mod tests {
     use std::time::Duration;
 
     fn read(mut text: &[u8]) -> Option<Request> {
-        Request::read(&mut text, Instant::now() + Duration::from_secs(60)).unwrap()
+        Request::read(&mut text, Askers::Local, Instant::now() + Duration::from_secs(60)).unwrap()
+    }
+
+    #[test]
+    fn a_page_of_the_webs_reads_nothing() {
+        let asked = |host: &str, askers| {
+            Request::of(format!("GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n").as_bytes(), askers).unwrap()
+        };
+        let metrics = Request::Metrics { head: false };
+        for host in ["localhost", "LocalHost:9100", "127.0.0.1", "127.0.0.1:9100", "[::1]", "[::1]:9100"] {
+            assert_eq!(asked(host, Askers::Local), metrics, "{host}");
+        }
+        for host in
+            ["there.example", "there.example:9100", "localhost.example", "127.0.0.1.example", "", "::"]
+        {
+            assert_eq!(asked(host, Askers::Local), Request::Foreign, "{host}");
+            assert_eq!(asked(host, Askers::All), metrics, "{host}");
+        }
     }
 
     #[test]
@@ -122,7 +170,7 @@ mod tests {
         let long = format!("GET /metrics HTTP/1.1\r\nx: {}", "y".repeat(LONGEST));
         let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1));
         for (text, request) in [
-            ("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n", Some(Request::Metrics { head: false })),
+            ("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", Some(Request::Metrics { head: false })),
             ("GET /metrics?x=1 HTTP/1.0\r\n\r\n", Some(Request::Metrics { head: false })),
             ("HEAD /metrics HTTP/1.1\r\n\r\n", Some(Request::Metrics { head: true })),
             ("GET / HTTP/1.1\r\n\r\n", Some(Request::Elsewhere)),
@@ -141,7 +189,7 @@ mod tests {
     #[test]
     fn whoever_has_no_time_gets_nothing() {
         let over = Instant::now();
-        assert!(Request::read(&mut &b"GET /"[..], over).is_err());
+        assert!(Request::read(&mut &b"GET /"[..], Askers::All, over).is_err());
         assert!(write_until(&mut [0; 4].as_mut_slice(), b"more than that", over).is_err());
     }
 
