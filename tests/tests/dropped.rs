@@ -80,6 +80,9 @@ fn files_that_a_sample_leaves_are_kept_and_nothing_else_is_touched() {
     let dropped = line(format!("{x}/dropped"));
     let digest = "d4e4877bac978b7952f0d544fc52ebff5411d351d129f1f056fa43f11da9af2b";
     assert_eq!((&dropped["mode"], &dropped["size"]), (&"4755".into(), &8.into()), "{dropped}");
+    for (path, is_new) in [(format!("{x}/dropped"), true), (format!("{here}/changed"), false)] {
+        assert_eq!(line(path.clone())["new"], is_new, "{path}");
+    }
     assert_eq!((&dropped["sha256"], &dropped["kept"]), (&digest.into(), &true.into()), "{dropped}");
     for (name, kind) in [("shadow", "link"), ("pipe", "fifo"), ("null", "device"), ("sparse", "file")] {
         let line = line(format!("{x}/{name}"));
@@ -103,6 +106,7 @@ fn files_that_a_sample_leaves_are_kept_and_nothing_else_is_touched() {
     fs::write(&recording, lines).unwrap();
     let text = String::from_utf8(report(&binary, &recording, &[])).unwrap();
     assert!(text.contains(&format!("DROPPED: {x}/shadow: a link to /etc/shadow\n")), "{text}");
+    assert!(text.contains(&format!("DROPPED: {here}/changed: changed, 6 bytes, mode ")), "{text}");
     assert!(text.contains("dropped: 13 files, of which 7 are kept\n"), "{text}");
 }
 

@@ -19,6 +19,9 @@ pub(crate) struct DroppedLine {
     #[serde(deserialize_with = "name")]
     path: String,
     kind: DroppedKind,
+    /// Whether nothing was there before.
+    #[serde(default)]
+    new: Option<bool>,
     /// In octal.
     #[serde(deserialize_with = "name")]
     mode: String,
@@ -90,6 +93,7 @@ impl DroppedLine {
                 FileKind::Device => DroppedKind::Device,
                 FileKind::Removed => DroppedKind::Removed,
             },
+            new: Some(file.is_new),
             mode: format!("{:04o}", file.mode),
             size: if is_whole { came } else { file.size },
             modified_ns: file.modified_ns,
@@ -148,9 +152,12 @@ pub(crate) struct LeftBehind<'a>(pub(crate) &'a DroppedLine);
 
 impl fmt::Display for LeftBehind<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DroppedLine { path, kind, mode, size, sha256, target, why, .. } = self.0;
+        let DroppedLine { path, kind, new, mode, size, sha256, target, why, .. } = self.0;
         write_bounded(f, MOST_OF_A_PATH, path)?;
         f.write_str(": ")?;
+        if *new == Some(false) && *kind != DroppedKind::Removed {
+            f.write_str("changed, ")?;
+        }
         match kind {
             DroppedKind::File => write!(f, "{size} bytes, mode {mode}")?,
             DroppedKind::Link => {
@@ -206,7 +213,7 @@ mod tests {
         }
         assert_eq!(again, lines.lines().collect::<Vec<_>>());
         let expected = [
-            "[    9.100000000 host] DROPPED: etc/motd: 8 bytes, mode 0644, sha256 \
+            "[    9.100000000 host] DROPPED: etc/motd: changed, 8 bytes, mode 0644, sha256 \
              7f8b1dfc466b6249f06cbe55c9174df2578e7754da793fded244ef5cba2a38f1",
             "[    9.100000000 host] DROPPED: tmp/shadow: a link to /etc/shadow",
             "[    9.100000000 host] DROPPED: var/tmp/swap: 1099511627776 bytes, mode 0600; not kept: larger than 256 MiB",
@@ -218,7 +225,8 @@ mod tests {
     #[test]
     fn no_path_fills_a_terminal() {
         let [path, target] = [b"p", b"t"].map(|name| name.repeat(LONGEST_PATH));
-        let file = LeftFile { path, kind: FileKind::Link, mode: 0o777, size: 0, modified_ns: 0 };
+        let file =
+            LeftFile { path, kind: FileKind::Link, is_new: true, mode: 0o777, size: 0, modified_ns: 0 };
         let line = DroppedLine::of(&file, 1, Sent::Whole, 0, 0, &[], &target);
         let [path, target] = ["p", "t"].map(|name| name.repeat(MOST_OF_A_PATH));
         assert_eq!(LeftBehind(&line).to_string(), format!("{path}...: a link to {target}..."));

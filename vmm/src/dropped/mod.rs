@@ -35,6 +35,8 @@ pub struct LeftFile {
     pub path: Vec<u8>,
     /// What it is.
     pub kind: FileKind,
+    /// Whether nothing was there in the root as it was, by the guest's word.
+    pub is_new: bool,
     /// Its permission bits in the guest, with those of set-id programs.
     pub mode: u32,
     /// How long it is in the guest, in bytes. A sparse file takes less there.

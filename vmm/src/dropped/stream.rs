@@ -3,7 +3,7 @@
 //! Each part of it is a kind (u8), the length of what follows (u32, little endian, at most [`LONGEST`]), and that many bytes:
 //!
 //! ```text
-//! BEGIN   a file: its kind (u8), mode (u32), size (u64), time (u64), path
+//! BEGIN   a file: its kind (u8), whether it is new (u8), mode (u32), size (u64), time (u64), path
 //! BYTES   the next bytes of it
 //! SENT    what came of it (u8): it has no more bytes
 //! END     no file follows; whether there would be more of them (u8)
@@ -17,7 +17,7 @@ const LONGEST: usize = 32 << 10;
 /// What stands before them: kind and length.
 const HEADER: usize = 5;
 /// What a file has before its path.
-const FIXED: usize = 21;
+const FIXED: usize = 22;
 
 mod kind {
     pub(super) const BEGIN: u8 = 1;
@@ -62,10 +62,10 @@ pub enum StreamError {
 /// Writes a part. `Bytes` may have [any length](Part::Bytes).
 pub(crate) fn write(out: &mut impl Write, part: &Part<'_>) -> io::Result<()> {
     match part {
-        Part::Begin(LeftFile { path, kind: of, mode, size, modified_ns }) => {
+        Part::Begin(LeftFile { path, kind: of, is_new, mode, size, modified_ns }) => {
             let path = path.get(..LONGEST_PATH.min(path.len())).unwrap_or_default();
             begin(out, kind::BEGIN, FIXED + path.len())?;
-            out.write_all(&[*of as u8])?;
+            out.write_all(&[*of as u8, u8::from(*is_new)])?;
             out.write_all(&mode.to_le_bytes())?;
             out.write_all(&size.to_le_bytes())?;
             out.write_all(&modified_ns.to_le_bytes())?;
@@ -199,13 +199,14 @@ impl StreamReader {
 
 /// The file that a part begins.
 fn file(payload: &[u8]) -> Option<LeftFile> {
-    let ([kind], rest) = payload.split_first_chunk()?;
+    let ([kind, is_new @ (0 | 1)], rest) = payload.split_first_chunk()? else { return None };
     let (mode, rest) = rest.split_first_chunk()?;
     let (size, rest) = rest.split_first_chunk()?;
     let (modified, path) = rest.split_first_chunk()?;
     Some(LeftFile {
         path: path.to_vec(),
         kind: FileKind::of(*kind)?,
+        is_new: *is_new == 1,
         mode: u32::from_le_bytes(*mode) & 0o7777,
         size: u64::from_le_bytes(*size),
         modified_ns: u64::from_le_bytes(*modified),
@@ -229,7 +230,7 @@ pub(crate) mod testing {
     }
 
     pub(crate) fn left(path: &[u8], kind: FileKind, size: u64) -> LeftFile {
-        LeftFile { path: path.to_vec(), kind, mode: 0o4755, size, modified_ns: 7 }
+        LeftFile { path: path.to_vec(), kind, is_new: true, mode: 0o4755, size, modified_ns: 7 }
     }
 }
 
@@ -309,6 +310,7 @@ mod tests {
             ([&file[..], &part(kind::SENT, &[9])].concat(), form),
             (part(kind::BEGIN, &[1; FIXED - 1]), form),
             (part(kind::BEGIN, &[&[9][..], &[0; FIXED - 1], b"f"].concat()), form),
+            (part(kind::BEGIN, &[&[1, 2][..], &[0; FIXED - 2], b"f"].concat()), form),
             (part(kind::BYTES, &[])[..1].iter().copied().chain([0xff; 4]).collect(), form),
             (begin(b"../up", FileKind::Regular), path),
             (begin(b"/etc/passwd", FileKind::Regular), path),

@@ -109,8 +109,12 @@ impl Layer {
         let mut value = [0];
         let is_opaque = fgetxattr(folder, "trusted.overlay.opaque", &mut value).is_ok() && value == *b"y";
         // So are folders marked where nothing had been.
-        is_opaque
-            && self.lower.as_ref().is_some_and(|lower| statat(lower, path, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+        is_opaque && self.has_replaced(path)
+    }
+
+    /// Whether something was at `path` of the root as it was.
+    fn has_replaced(&self, path: &[u8]) -> bool {
+        self.lower.as_ref().is_some_and(|lower| statat(lower, path, AtFlags::SYMLINK_NOFOLLOW).is_ok())
     }
 }
 
@@ -192,7 +196,7 @@ impl<W: Write> Sender<W> {
                 false => [above, &b"/"[..], name.to_bytes()].concat(),
             };
             if FileType::from_raw_mode(metadata.st_mode) != FileType::Directory {
-                self.file(folder, name, path, &metadata)?;
+                self.file(layer, (folder, name), path, &metadata)?;
                 continue;
             }
             let Ok(below) = openat(folder, name, FOLDER, Mode::empty()) else {
@@ -200,7 +204,7 @@ impl<W: Write> Sender<W> {
                 continue;
             };
             let is_removed = self.round == Round::Removed && layer.hides(&below, &path);
-            if is_removed && self.begin(path.clone(), FileKind::Removed, &metadata, 0)? {
+            if is_removed && self.begin(path.clone(), (FileKind::Removed, false), &metadata, 0)? {
                 write(&mut self.out, &Part::Sent(Sent::Whole))?;
             }
             match Dir::new(below) {
@@ -213,8 +217,8 @@ impl<W: Write> Sender<W> {
 
     fn file(
         &mut self,
-        folder: BorrowedFd<'_>,
-        name: &CStr,
+        layer: &Layer,
+        (folder, name): (BorrowedFd<'_>, &CStr),
         path: Vec<u8>,
         metadata: &Stat,
     ) -> io::Result<()> {
@@ -232,7 +236,8 @@ impl<W: Write> Sender<W> {
         }
         let target = (kind == FileKind::Link).then(|| readlinkat(folder, name, Vec::new()));
         let length = target.iter().flatten().map(|target| target.count_bytes()).sum();
-        if !self.begin(path, kind, metadata, length)? {
+        let is_new = !layer.has_replaced(&path);
+        if !self.begin(path, (kind, is_new), metadata, length)? {
             return Ok(());
         }
         let sent = match target {
@@ -248,7 +253,13 @@ impl<W: Write> Sender<W> {
     }
 
     /// Says that a file comes, with a target of so many bytes if the file is a link. Not where there is no room for another one.
-    fn begin(&mut self, path: Vec<u8>, kind: FileKind, metadata: &Stat, target: usize) -> io::Result<bool> {
+    fn begin(
+        &mut self,
+        path: Vec<u8>,
+        (kind, is_new): (FileKind, bool),
+        metadata: &Stat,
+        target: usize,
+    ) -> io::Result<bool> {
         let named = self.named + path.len() + target;
         if self.files == MOST_FILES || named > MOST_OF_NAMES || names(&path).is_none() {
             self.has_more = true;
@@ -259,7 +270,7 @@ impl<W: Write> Sender<W> {
         let seconds = u64::try_from(metadata.st_mtime).unwrap_or(0);
         let modified_ns = seconds.saturating_mul(1_000_000_000).saturating_add(metadata.st_mtime_nsec);
         let (size, mode) = (size(metadata), metadata.st_mode & 0o7777);
-        write(&mut self.out, &Part::Begin(&LeftFile { path, kind, mode, size, modified_ns }))?;
+        write(&mut self.out, &Part::Begin(&LeftFile { path, kind, is_new, mode, size, modified_ns }))?;
         Ok(true)
     }
 

@@ -63,6 +63,32 @@ fn what_lies_there_is_sent_and_nothing_is_followed() {
 }
 
 #[test]
+fn what_was_there_before_is_told_as_changed() {
+    let all = tempfile::tempdir().unwrap();
+    let at = |path: &str| all.path().join(path);
+    for folder in ["upper/etc", "lower/etc"] {
+        fs::create_dir_all(at(folder)).unwrap();
+        fs::write(at(folder).join("motd"), "words").unwrap();
+    }
+    fs::write(at("upper/motd"), "words").unwrap();
+    let mut changes = Changes::default();
+    let path = |name: &str| at(name).to_str().unwrap().to_owned();
+    changes.add_overlay(&path("upper"), &path("lower")).unwrap();
+    let mut sender = Sender::to(Vec::new());
+    sender.all(&changes).unwrap();
+    let mut files = Vec::new();
+    let read = StreamReader::default().read(&sender.out, |part| {
+        if let Part::Begin(file) = part {
+            files.push((file.path.clone(), file.is_new));
+        }
+        Ok(())
+    });
+    read.unwrap();
+    files.sort();
+    assert_eq!(files, [(b"etc/motd".to_vec(), false), (b"motd".to_vec(), true)]);
+}
+
+#[test]
 fn what_costs_nothing_comes_behind_what_has_contents() {
     let all = tempfile::tempdir().unwrap();
     let at = |path: &str| all.path().join(path);
