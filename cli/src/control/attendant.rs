@@ -4,7 +4,7 @@
 //! thread of its own, so that a guest that stands still can be let go on meanwhile. A client has one call under way, and one more request
 //! comes of its end, so that there are few such threads. All else is carried out in the order in which it comes.
 
-use super::frame::{self, Answer, Asked, Change, Chosen, Request, Said};
+use super::frame::{self, Answer, Asked, Change, Chosen, Request, Said, Stop};
 use super::held_task::HeldTask;
 use super::hex;
 use super::live_counters::LiveCounters;
@@ -84,13 +84,13 @@ impl Attendant {
             let _ = thread::Builder::new().name("control".to_owned()).spawn(tell);
             let vmcoreinfo = symbols.as_ref().and_then(VmcoreinfoSymbols::of);
             let mut names = GuestNames::new(symbols, None);
-            while let Ok(Some(Asked { number, request })) = frame::receive(&mut requests) {
+            while let Ok(Some(Asked { number, stop, request })) = frame::receive(&mut requests) {
                 match request {
                     Request::Pause(still) => {
-                        let command = if still { Command::Pause } else { Command::Resume };
+                        let command = if still { Command::Pause } else { Command::ResumeAfter(stop) };
                         desk.answer(number, desk.done(command));
                     }
-                    Request::LetGo => desk.answer(number, desk.done(Command::LetGo)),
+                    Request::LetGo => desk.answer(number, desk.done(Command::LetGoAfter(stop))),
                     Request::List => desk.answer(number, desk.list()),
                     Request::Counters => desk.answer(number, desk.counters()),
                     Request::Histograms { name, most } => {
@@ -187,13 +187,14 @@ impl Desk {
     }
 
     /// Says that the guest has come to stand still.
-    fn tell_stopped(&self, Stopped { vcpu, why, regs }: &Stopped) {
+    fn tell_stopped(&self, Stopped { number, vcpu, why, regs }: &Stopped) {
         let (probe, why) = match why {
             StopCause::Probe(probe) => (Some(probe.0), "probe"),
             StopCause::Step => (None, "step"),
         };
         let how = json!({ "why": why, "probe": probe, "vcpu": vcpu, "regs": by_name(regs) });
-        let _ = frame::send(&mut *lock(&self.answers), &Said::Stopped { probe, how: how.to_string() });
+        let said = Said::Stopped(Stop { number: *number, probe, how: how.to_string() });
+        let _ = frame::send(&mut *lock(&self.answers), &said);
     }
 
     fn kernel(&self) -> Result<Value, String> {

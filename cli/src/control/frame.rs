@@ -18,6 +18,8 @@ const LONGEST: usize = 64 << 20;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Asked {
     pub(super) number: u64,
+    /// The last time that the guest has come to stand still, as far as whoever asks knows.
+    pub(super) stop: u64,
     pub(super) request: Request,
 }
 
@@ -32,9 +34,9 @@ pub(super) enum Request {
     Histograms { name: Option<String>, most: usize },
     /// Others than there are.
     Change(Change),
-    /// All CPUs stand still, or go on.
+    /// All CPUs stand still, or go on, unless the guest has come to stand still once more.
     Pause(bool),
-    /// Whoever wanted all CPUs to stand still is gone: they go on unless the session itself has stopped them.
+    /// Whoever wanted all CPUs to stand still is gone: they go on unless that is so, or the session itself has stopped them.
     LetGo,
     /// The registers of this CPU, or of all.
     Regs(Option<usize>),
@@ -92,12 +94,19 @@ pub(super) enum Chosen {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Said {
     Answer(Answer),
-    /// The guest has come to stand still: by a hit of this probe, or because a CPU has executed its one instruction.
-    Stopped {
-        probe: Option<u32>,
-        /// How and where, which is JSON.
-        how: String,
-    },
+    /// The guest has come to stand still.
+    Stopped(Stop),
+}
+
+/// The guest has come to stand still.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stop {
+    /// How many times there have been with this one.
+    pub(super) number: u64,
+    /// By a hit of this probe, or because a CPU has executed its one instruction.
+    pub(super) probe: Option<u32>,
+    /// How and where, which is JSON.
+    pub(super) how: String,
 }
 
 /// What has come of a request.
@@ -150,7 +159,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_received() {
-        let asked = |number, request| Asked { number, request };
+        let asked = |number, request| Asked { number, stop: 3, request };
         let sent = [
             asked(
                 7,

@@ -3,7 +3,7 @@
 mod serving;
 mod stops;
 
-use super::frame::Answer;
+use super::frame::{Answer, Stop};
 use super::socket::OwnSocket;
 use anyhow::{Context, Result};
 use probe_engine::request::ProbeRequest;
@@ -33,7 +33,7 @@ enum Mail {
     /// It has answered.
     Answered(Answer),
     /// Its guest has come to stand still, by a hit of this probe or behind one instruction.
-    Stopped(Option<u32>, String),
+    Stopped(Stop),
     /// It has ended. The number tells it from a later one.
     Unlinked(u64),
     Defined(u64, Defined),

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tests::linux_rig::Guest;
 use vmm::probe::Probe;
-use vmm::session::{Command, CommandError, HoldEnd, ReadError};
+use vmm::session::{Command, CommandError, HoldEnd, ReadError, StopCause};
 
 /// The guest is paused for longer than it may be silent, and than a task may be held.
 #[test]
@@ -76,6 +76,35 @@ fn a_guest_that_is_paused_can_be_ended() {
             assert!(matches!(handle.standing(), Err(CommandError::Ended)));
         });
     assert_eq!(ended.report.end, vmm::session::Outcome::Stopped);
+}
+
+/// Whoever says that a guest is to go on may not have heard yet that it has come to stand still once more.
+#[test]
+fn a_guest_goes_on_for_who_knows_of_its_last_stop() {
+    let Some(guest) = Guest::new() else { return };
+    let probe = Probe::at("__x64_sys_getppid").paced(Pace::Stop);
+    let ended = guest.cpus(2).run_with("open:1,sh:/gate,getppid:3", |handle, console| {
+        console.wait_for("workload: open", 1);
+        let stops = handle.stops().unwrap();
+        let ids = handle.register_all(vec![probe.into()]).unwrap();
+        console.open_gate();
+        let stands = || handle.stands_for().unwrap().is_some();
+        for number in 1..=2 {
+            let stopped = stops.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!((stopped.number, stopped.why), (number, StopCause::Probe(ids[0])));
+            for late in [Command::ResumeAfter(number - 1), Command::LetGoAfter(number - 1)] {
+                handle.command(late).unwrap();
+                assert!(stands(), "{number}");
+            }
+            if number == 1 {
+                handle.command(Command::ResumeAfter(number)).unwrap();
+            }
+        }
+        handle.unregister_all(ids).unwrap();
+        handle.command(Command::LetGoAfter(2)).unwrap();
+        assert!(!stands());
+    });
+    ended.assert_in_order();
 }
 
 /// Its time does not go on while the guest is paused, so that whoever looks finds it where it is held.

@@ -26,8 +26,11 @@ pub enum Command {
     Pause,
     /// Lets them go on.
     Resume,
-    /// The same, unless the guest has not begun, or stands still because of a [report](crate::session::AfterSplat::Stop) of its kernel.
-    LetGo,
+    /// The same, unless the guest has come to stand still once more since the stop of this [number](crate::session::Stopped::number).
+    ResumeAfter(u64),
+    /// The same, unless the guest has not begun either, or stands still because of a [report](crate::session::AfterSplat::Stop) of its
+    /// kernel.
+    LetGoAfter(u64),
     /// Ends the guest.
     Stop,
     /// Ends the guest as one that took too long, and says where its CPUs stand.

@@ -257,14 +257,18 @@ impl Control<'_> {
                 Ok(Vec::new().into())
             }
             Command::Resume => {
-                tables.stepping = None;
-                self.resume(parked);
+                self.resume(parked, tables);
                 Ok(Vec::new().into())
             }
-            Command::LetGo => {
-                if self.pause_cause == PauseCause::Commands {
-                    tables.stepping = None;
-                    self.resume(parked);
+            Command::ResumeAfter(stop) => {
+                if self.debugging.is_last(stop) {
+                    self.resume(parked, tables);
+                }
+                Ok(Vec::new().into())
+            }
+            Command::LetGoAfter(stop) => {
+                if self.debugging.is_last(stop) && self.pause_cause == PauseCause::Commands {
+                    self.resume(parked, tables);
                 }
                 Ok(Vec::new().into())
             }
@@ -280,7 +284,8 @@ impl Control<'_> {
     }
 
     /// Nobody wants the guest to stand still any more. Tasks that are held have been so by no time in which nobody could come.
-    fn resume(&mut self, parked: &Parked<'_>) {
+    fn resume(&mut self, parked: &Parked<'_>, tables: &mut VcpuTables) {
+        tables.stepping = None;
         let Some(since) = self.paused.take() else { return };
         self.pause_cause = PauseCause::Commands;
         let ticks = clock::ticks().saturating_sub(since);

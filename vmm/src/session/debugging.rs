@@ -30,14 +30,14 @@ impl Control<'_> {
         if tables.stepping == Some(vcpu) {
             tables.stepping = None;
         }
-        self.debugging.stopped.push(Stopped { vcpu, why: StopCause::Probe(probe), regs });
+        self.debugging.stopped(vcpu, StopCause::Probe(probe), regs);
     }
 
     /// A vCPU has executed the instruction that it was to execute, unless that is not wanted any more.
     pub(super) fn stepped(&mut self, vcpu: usize, regs: Regs, tables: &mut VcpuTables) {
         if tables.stepping == Some(vcpu) {
             tables.stepping = None;
-            self.debugging.stopped.push(Stopped { vcpu, why: StopCause::Step, regs });
+            self.debugging.stopped(vcpu, StopCause::Step, regs);
         }
     }
 

@@ -8,6 +8,8 @@ use std::sync::mpsc::Sender;
 /// The guest has come to stand still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stopped {
+    /// How many there have been with this one.
+    pub number: u64,
     /// The CPU for which that is.
     pub vcpu: usize,
     /// Why.
@@ -43,4 +45,19 @@ pub struct KernelPlace {
 pub(super) struct Debugging {
     pub(super) follower: Option<Sender<Stopped>>,
     pub(super) stopped: Vec<Stopped>,
+    /// How many there have been.
+    stops: u64,
+}
+
+impl Debugging {
+    /// The guest has come to stand still.
+    pub(super) fn stopped(&mut self, vcpu: usize, why: StopCause, regs: Regs) {
+        self.stops += 1;
+        self.stopped.push(Stopped { number: self.stops, vcpu, why, regs });
+    }
+
+    /// Whether it has not done so since the stop of this number.
+    pub(super) fn is_last(&self, number: u64) -> bool {
+        number >= self.stops
+    }
 }

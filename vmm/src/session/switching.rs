@@ -95,7 +95,8 @@ impl Control<'_> {
             Command::Optimize(_)
             | Command::Pause
             | Command::Resume
-            | Command::LetGo
+            | Command::ResumeAfter(_)
+            | Command::LetGoAfter(_)
             | Command::Stop
             | Command::GiveUp => false,
         }

@@ -1,5 +1,7 @@
 //! The thread of a server: it knows the clients, and hands their calls on.
 
+mod standing;
+
 use super::super::client::{Client, LONGEST_LINE, Next};
 use super::super::frame::{self, Answer, Asked, Change, Request, Said};
 use super::super::methods::{self, Definitions, Wanted};
@@ -23,8 +25,6 @@ pub(super) const MOST_CLIENTS: usize = 64;
 const LINES_AT_ONCE: usize = 16;
 /// How long answers are waited for that clients have not taken when the guest has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// What those are told who have paused the guest, when somebody else lets it go on.
-const RESUMED: &str = "{\"jsonrpc\":\"2.0\",\"method\":\"resumed\"}\n";
 /// What is said to whoever asks a guest that has ended.
 const ENDED: &str = "the guest has ended";
 
@@ -123,7 +123,7 @@ impl Serving {
                         let json = |text: String| serde_json::from_str(&text).map_err(|e| e.to_string());
                         self.answer(number, result.and_then(json));
                     }
-                    Mail::Stopped(probe, how) => self.stopped(probe, how),
+                    Mail::Stopped(stop) => self.stopped(stop),
                     Mail::Unlinked(link) if link == self.links => self.unlinked(),
                     Mail::Unlinked(_) => {}
                     Mail::Defined(number, Ok(mut probes)) => {
@@ -136,8 +136,8 @@ impl Serving {
                     Mail::Finish => return self.finish(),
                 }
                 // Whose these are may be known by now.
-                for (probe, how) in std::mem::take(&mut self.stops.early) {
-                    self.stopped(probe, how);
+                for stop in std::mem::take(&mut self.stops.early) {
+                    self.stopped(stop);
                 }
             }
             self.read_lines();
@@ -223,15 +223,6 @@ impl Serving {
         }
     }
 
-    /// Somebody does not want any more that the guest stands still: unless others do, it goes on.
-    fn resume_unless_paused(&mut self) {
-        if !self.clients.values().any(|client| client.pauses) {
-            self.numbers += 1;
-            // Nobody waits for the answer.
-            self.ask(self.numbers, Request::LetGo);
-        }
-    }
-
     /// Reads lines of all clients that may go on.
     fn read_lines(&mut self) {
         if self.link.is_none() {
@@ -310,66 +301,9 @@ impl Serving {
         }
     }
 
-    /// From now on `client` wants the guest to stand still.
-    fn pauses(&mut self, client: u64) {
-        if let Some(client) = self.clients.get_mut(&client) {
-            client.pauses = true;
-        }
-    }
-
-    /// From now on nobody does, as `by` wants it, and the others who did are told. A CPU that has not executed its one instruction yet
-    /// goes on like all others.
-    fn resumes(&mut self, by: u64) {
-        let now = Instant::now();
-        self.stops.stepper = None;
-        for (id, client) in self.clients.iter_mut().filter(|(_, client)| client.pauses) {
-            client.pauses = false;
-            if *id == by {
-                continue;
-            }
-            // That it has paused the guest is answered before that.
-            client.was_resumed = client.is_waiting;
-            if !client.is_waiting {
-                client.notify(RESUMED, now);
-            }
-        }
-    }
-
-    /// The guest has come to stand still.
-    fn stopped(&mut self, probe: Option<u32>, how: String) {
-        let owner = match probe {
-            Some(probe) => self.stops.owner(probe),
-            None => self.stops.stepper.take(),
-        };
-        let is_here = |client: &u64| self.clients.get(client).is_some_and(|client| !client.is_gone());
-        match owner.filter(is_here) {
-            Some(client) => {
-                self.pauses(client);
-                if let Some(client) = self.clients.get_mut(&client) {
-                    client.notify(&stops::notification(&how), Instant::now());
-                }
-            }
-            // Whose that is is answered soon.
-            None if self.calls.values().any(|call| call.kind == Kind::AddsStops) => {
-                self.stops.early.push((probe, how))
-            }
-            None => self.resume_unless_paused(),
-        }
-    }
-
-    /// Nobody wants the guest to stand still any more where `client` did.
-    fn remove_stops(&mut self, client: u64) {
-        let probes = self.stops.leave(client);
-        if !probes.is_empty() {
-            self.numbers += 1;
-            // Nobody waits for the answer.
-            self.ask(self.numbers, Request::Change(Change::Forget(probes)));
-        }
-    }
-
     /// Hands a request on to the session.
     fn ask(&mut self, number: u64, request: Request) {
-        let asked = Asked { number, request };
+        let asked = Asked { number, stop: self.stops.last, request };
         match self.link.as_mut().map(|link| frame::send(link, &asked)) {
             Some(Ok(())) => {}
             Some(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
@@ -409,7 +343,7 @@ impl Serving {
         if let Some(client) = self.clients.get_mut(&client)
             && std::mem::take(&mut client.was_resumed)
         {
-            client.notify(RESUMED, Instant::now());
+            client.notify(standing::RESUMED, Instant::now());
         }
     }
 
@@ -434,7 +368,7 @@ impl Serving {
             while let Ok(Some(said)) = frame::receive(&mut answers) {
                 post.send(match said {
                     Said::Answer(answer) => Mail::Answered(answer),
-                    Said::Stopped { probe, how } => Mail::Stopped(probe, how),
+                    Said::Stopped(stop) => Mail::Stopped(stop),
                 });
             }
             post.send(Mail::Unlinked(link));

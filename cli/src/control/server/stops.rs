@@ -1,5 +1,6 @@
 //! Whose the probes are at which the guest stands still: who has added them is told, and they are removed when that client goes.
 
+use super::super::frame::Stop;
 use probe_engine::linux::scope::Scope;
 use probe_engine::probe::pace::Pace;
 use probe_engine::probe::plan::Action;
@@ -14,8 +15,10 @@ pub(super) struct Stops {
     owners: HashMap<u32, u64>,
     /// The client for whom a CPU executes one instruction.
     pub(super) stepper: Option<u64>,
+    /// The number of the last time that the guest has come to stand still. A client that lets it go on knows of no later one.
+    pub(super) last: u64,
     /// What was told of probes before it was known whose these are.
-    pub(super) early: Vec<(Option<u32>, String)>,
+    pub(super) early: Vec<Stop>,
 }
 
 impl Stops {

@@ -77,7 +77,7 @@ impl Rig {
         thread::spawn(move || {
             let (mut answers, mut requests) = (ours.try_clone().unwrap(), ours);
             let (mut is_slow, mut late) = (false, None);
-            while let Ok(Some(Asked { number, request })) = frame::receive::<Asked>(&mut requests) {
+            while let Ok(Some(Asked { number, request, .. })) = frame::receive::<Asked>(&mut requests) {
                 let result = match &request {
                     Request::Quit => return requests.shutdown(Shutdown::Both).unwrap(),
                     Request::Stack(Some(7)) => None,
@@ -165,12 +165,13 @@ fn debugged(rig: &Rig) {
     thread::spawn(move || {
         let (mut said, mut requests) = (ours.try_clone().unwrap(), ours);
         let mut watches = 5..;
-        while let Ok(Some(Asked { number, request })) = frame::receive::<Asked>(&mut requests) {
+        while let Ok(Some(Asked { number, request, .. })) = frame::receive::<Asked>(&mut requests) {
             let result = match &request {
                 Request::Change(Change::Watch { .. }) => {
                     let probe = watches.next().unwrap();
                     let how = json!({ "vcpu": 1 }).to_string();
-                    frame::send(&mut said, &Said::Stopped { probe: Some(probe), how }).unwrap();
+                    frame::send(&mut said, &Said::Stopped(Stop { number: 1, probe: Some(probe), how }))
+                        .unwrap();
                     Ok(json!({ "probes": [{ "id": probe }] }))
                 }
                 Request::Change(Change::Remove(_)) => Ok(json!({ "probes": [{ "id": 5 }] })),
@@ -240,10 +241,11 @@ fn a_guest_does_not_stand_still_for_a_probe_that_nobody_gets() {
     let mut client = rig.client();
     client.send_call(1, "add", &json!({ "definitions": [LATE], "stop": true }));
     thread::sleep(Duration::from_millis(100));
-    frame::send(&mut &ours, &Said::Stopped { probe: Some(1), how: json!({}).to_string() }).unwrap();
+    let stop = Stop { number: 4, probe: Some(1), how: json!({}).to_string() };
+    frame::send(&mut &ours, &Said::Stopped(stop)).unwrap();
     assert!(client.next()["error"].is_object());
     let let_go = frame::receive::<Asked>(&mut &ours).unwrap().unwrap();
-    assert_eq!(let_go.request, Request::LetGo);
+    assert_eq!((let_go.request, let_go.stop), (Request::LetGo, 4), "and for no later one");
 }
 
 #[test]
