@@ -104,13 +104,15 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
         Ok(looked_at)
     }
 
-    /// Where the symbol of a row is; `None` where the kernel does not have it.
+    /// Where the symbol of a row is; `None` where the kernel does not have it. Constants of that name are others.
     fn symbol(&self, name: &'static str) -> Result<Option<Gva>, Unreadable> {
-        match (self.subject.symbol(name), self.subject.kernel.symbols().lookup(name).next()) {
-            (Some(at), _) => Ok(Some(at)),
-            (None, None) => Ok(None),
-            // There are several.
-            (None, Some(_)) => Err(Unreadable::Unknown(name)),
+        let kernel = self.subject.kernel;
+        let constants = kernel.symbol("__start_rodata").zip(kernel.symbol("__end_rodata"));
+        let is_constant = |at: Gva| constants.is_some_and(|(start, end)| at.is_in(&(start..end)));
+        let mut all = kernel.symbols().lookup(name).map(|symbol| symbol.at).filter(|at| !is_constant(*at));
+        match (all.next(), all.next()) {
+            (found, None) => Ok(found.map(|at| self.subject.running.map.gva(at))),
+            (_, Some(_)) => Err(Unreadable::Unknown(name)),
         }
     }
 
@@ -155,7 +157,7 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
             Row::Pointed { symbol: name, structure } => {
                 let Some(at) = self.symbol(name)? else { return Ok(None) };
                 let mut found = Vec::new();
-                for number in 0..subject.pointers_at(name).min(MOST_POINTED) {
+                for number in 0..subject.pointers_at(at).min(MOST_POINTED) {
                     found.extend(Some(subject.pointer(at.add(8 * number))?).filter(|at| at.0 != 0));
                 }
                 (name, structure, false, found)

@@ -28,9 +28,9 @@ impl<M: PhysMemory + ?Sized> Subject<'_, M> {
     }
 
     /// How many pointers the array at this symbol has: up to the next symbol.
-    pub(super) fn pointers_at(&self, name: &str) -> u64 {
-        let range = self.kernel.symbol(name).and_then(|at| Some(at..self.kernel.symbols().end_of(at)?));
-        range.map_or(0, |range| (range.end.0 - range.start.0) / 8)
+    pub(super) fn pointers_at(&self, at: Gva) -> u64 {
+        let link = Gva(at.0.wrapping_sub(self.running.map.slide()));
+        self.kernel.symbols().end_of(link).map_or(0, |end| (end.0 - link.0) / 8)
     }
 
     /// Where a member of a structure is, in bytes.

@@ -77,7 +77,7 @@ fn graphs<M: PhysMemory + ?Sized>(
     }
     let Some(table) = symbol(GRAPHS) else { return Ok(()) };
     let members = ["entryfunc", "retfunc"].map(|member| subject.offset("fgraph_ops", member));
-    for number in 0..subject.pointers_at(GRAPHS).min(MOST_GRAPHS) {
+    for number in 0..subject.pointers_at(table).min(MOST_GRAPHS) {
         let tracer = subject.pointer(table.add(8 * number))?;
         for member in members.into_iter().filter(|_| tracer.0 != 0) {
             let member = member.ok_or(Unreadable::Unknown("tracers of calls"))?;
