@@ -239,6 +239,11 @@ fn a_made_up_module_opens_nothing() {
     // mov dword [rbx + disp32], value
     let count =
         |offset: u32, value: u32| [&[0xc7, 0x83][..], &offset.to_le_bytes(), &value.to_le_bytes()].concat();
+    // Until 6.3 constants follow the text in the same area, and end no sooner.
+    let read_only = layout.read_only.unwrap();
+    let same = [read_only.constants, read_only.after_init].into_iter();
+    let same =
+        same.filter(|range| range.start == layout.text.start).flat_map(|range| count(range.count, 4096));
     let allocates = file.symbol("vzalloc").or_else(|| file.symbol("vzalloc_noprof")).unwrap().0;
     let attacked = at("proc_pid_limits");
     let forges = [
@@ -251,6 +256,7 @@ fn a_made_up_module_opens_nothing() {
         &[0x48, 0x89, 0x83],
         &layout.text.start.to_le_bytes(),
         &count(layout.text.count, 4096),
+        &same.collect::<Vec<u8>>(),
         &count(layout.name, u32::from_le_bytes(*b"fake")),
         // It has no symbols: lea rax, [rbx + 4096]; mov [rbx + disp32], rax
         &[0x48, 0x8d, 0x83, 0, 0x10, 0, 0, 0x48, 0x89, 0x83],
