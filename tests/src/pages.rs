@@ -87,6 +87,11 @@ impl Page {
         self.blocks("python").first().copied()
     }
 
+    /// The first one that uses drgn.
+    pub fn drgn(&self) -> Option<&str> {
+        self.blocks("python drgn").first().copied()
+    }
+
     /// The file `greet.c`, which is the first `c` block of a page that has it compiled.
     pub fn source(&self) -> Option<&str> {
         self.blocks("c").first().copied()

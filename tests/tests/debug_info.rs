@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tests::broken_module::{Bug, broken};
@@ -65,7 +66,10 @@ impl Subject {
     }
 }
 
-/// What a program of Python prints, which runs in the guest's folder with drgn, and with `vmm`.
+/// Our package for Python.
+const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../python/src");
+
+/// What a program of Python prints, which runs in the guest's folder with drgn and our package, and with `vmm`.
 #[track_caller]
 fn python(guest: &Served, program: &str) -> String {
     let paths = env::var_os("PATH").unwrap_or_default();
@@ -73,7 +77,9 @@ fn python(guest: &Served, program: &str) -> String {
     let paths = env::join_paths([own].into_iter().chain(env::split_paths(&paths))).unwrap();
     let mut python = Command::new("python3");
     python.current_dir(guest.folder()).args(["-c", program]).stdin(Stdio::null());
-    let output = python.env("PYTHONPATH", Cache::open().unwrap().python_dir()).env("PATH", paths).output();
+    let modules =
+        env::join_paths([Cache::open().unwrap().python_dir().as_path(), Path::new(PACKAGE)]).unwrap();
+    let output = python.env("PYTHONPATH", modules).env("PATH", paths).output();
     let output = output.unwrap();
     println!("{}\n{}", text(&output.stdout), said(&output));
     assert!(output.status.success());
@@ -282,6 +288,26 @@ for frame in trace:
     frames.append({"name": frame.name, "locals": {name: value.format_(dereference=False) for name, value in known.items()}})
 print(json.dumps(frames))
 "#;
+
+/// The program of the docs, at a hit of a task that reads one file.
+#[test]
+fn at_a_hit_of_python_objects_have_types() {
+    let Some(subject) = Subject::under_test() else { return };
+    let reads = b"rmdir /ready\nwhile read line < /proc/version; do sleep 1; done\n".to_vec();
+    let initrd = initrd_with([("script", 0o644, reads)]);
+    let words = [
+        "--probe=__x64_sys_rmdir",
+        "--initrd",
+        initrd.path().to_str().unwrap(),
+        "--cmdline=workload=sh:/script",
+    ];
+    let Some(mut guest) = subject.start(&words) else { return };
+    wait_until("the guest is ready", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
+    symlink(subject.vmlinux(), guest.folder().join("vmlinux")).unwrap();
+    let shown = Page::open("docs/python.md");
+    assert_eq!(python(&guest, shown.drgn().unwrap()), "sh reads version\n");
+    guest.end();
+}
 
 #[test]
 fn a_task_that_warns_is_held_with_its_variables() {
