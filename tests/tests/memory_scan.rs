@@ -9,6 +9,7 @@
 use object::LittleEndian;
 use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::FileHeader;
+use probe_engine::addr::Gva;
 use probe_engine::linux::btf::Btf;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::modules::ModuleLayout;
@@ -172,6 +173,8 @@ fn load(register: u8, value: u64) -> Vec<u8> {
 /// `mov rdx, cr0; btr rdx, 16; mov cr0, rdx`, and the same with `bts`.
 const OPEN: &[u8] = &[0x0f, 0x20, 0xc2, 0x48, 0x0f, 0xba, 0xf2, 0x10, 0x0f, 0x22, 0xc2];
 const CLOSE: &[u8] = &[0x0f, 0x20, 0xc2, 0x48, 0x0f, 0xba, 0xea, 0x10, 0x0f, 0x22, 0xc2];
+/// What a function begins with that is called by a pointer, in some kernels.
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// `xor eax, eax; ret`: the module stays.
 const STAYS: &[u8] = &[0x31, 0xc0, 0xc3];
 
@@ -294,11 +297,42 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
         call_with_it("register_kprobe"),
         stays(),
     ];
-    let all: [(&str, &[Vec<u8>]); 13] = [
+    let entry_of = |function: &str| {
+        let code = kernel.image().bytes_at(Gva(at(function)), ENDBR64.len()).unwrap();
+        at(function) + if code == ENDBR64 { ENDBR64.len() as u64 } else { 0 }
+    };
+    // Of one function, whose address is behind it: mov [rbx + 2048], rcx; lea rsi, [rbx + 2048]; mov edx, 1
+    let fprob = || {
+        [
+            zeroed(),
+            nobodys(),
+            store(member("fprobe", "entry_handler")),
+            load(1, entry_of("vfs_link")),
+            store(2048),
+            vec![0x48, 0x8d, 0xb3, 0, 8, 0, 0, 0xba, 1, 0, 0, 0],
+            call_with_it("register_fprobe_ips"),
+            stays(),
+        ]
+    };
+    // Not every kernel has fprobes.
+    let fprob = kernel.symbol("register_fprobe_ips").map(|_| fprob());
+    let fprob = fprob.as_ref().map(|code| ("fprob", &code[..]));
+    // mov rdi, tracepoint; mov rsi, rcx; xor edx, edx: the kernel calls that by a relative call
+    let point = [
+        vec![0x53],
+        own.concat(),
+        [&[0x48, 0xc7, 0xc7][..], &(at("__tracepoint_mark_victim") as u32).to_le_bytes()].concat(),
+        vec![0x48, 0x89, 0xce, 0x31, 0xd2],
+        load(0, at("tracepoint_probe_register")),
+        vec![0xff, 0xd0],
+        stays(),
+    ];
+    let all: [(&str, &[Vec<u8>]); 14] = [
         ("hooks", &hooks),
         ("steer", &steer),
         ("traps", &traps),
         ("entry", &entry),
+        ("point", &point),
         ("codes", &codes),
         ("gates", &gates),
         ("pages", &pages),
@@ -309,7 +343,11 @@ fn attacks(kernel: &Kernel, btf: &Btf<'_>) -> Vec<(&'static str, Vec<u8>)> {
         ("paths", &paths),
         ("hides", &hides),
     ];
-    all.into_iter().map(|(name, code)| (name, [code.concat(), STAYS.to_vec()].concat())).collect()
+    fprob
+        .into_iter()
+        .chain(all)
+        .map(|(name, code)| (name, [code.concat(), STAYS.to_vec()].concat()))
+        .collect()
 }
 
 #[test]
@@ -358,6 +396,7 @@ fn what_an_attacker_has_done_is_found() {
         ("vfs_rename+", ", which belongs to nobody"),
         ("vfs_symlink+", ", which belongs to nobody"),
         ("ftrace calls ", ", code of module steer"),
+        ("__tracepoint_mark_victim+0x0", ", code of module point"),
     ] {
         assert!(is_told(begin, end), "{begin}..{end}: {hooks:?}");
     }
@@ -378,7 +417,7 @@ fn what_an_attacker_has_done_is_found() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("\nFINDING: modules: 0x")
-            && text.contains("modules             13 modules: 1 findings\n"),
+            && text.contains(&format!("modules             {} modules: 1 findings\n", attacks.len())),
         "{text}"
     );
 }

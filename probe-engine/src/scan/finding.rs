@@ -208,6 +208,8 @@ pub enum HookKind {
     Ftrace,
     /// A kprobe.
     Kprobe,
+    /// At a tracepoint.
+    Tracepoint,
 }
 
 impl HookKind {
@@ -217,6 +219,7 @@ impl HookKind {
         match self {
             Self::Ftrace => "ftrace",
             Self::Kprobe => "kprobe",
+            Self::Tracepoint => "tracepoint",
         }
     }
 }

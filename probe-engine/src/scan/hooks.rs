@@ -1,6 +1,7 @@
-//! Who is called at ftrace's places and at kprobes.
+//! Who is called at ftrace's places, at kprobes and at tracepoints.
 
 mod kprobes;
+mod tracepoints;
 mod tracers;
 
 use super::code::{Code, Owner};
@@ -16,7 +17,7 @@ pub(super) use kprobes::Overwritten;
 pub struct Hook {
     /// What sort of hook.
     pub kind: HookKind,
-    /// Where a kprobe stands, or the tracer's structure (run-time GVA).
+    /// Where a kprobe stands, or the structure of a tracer or a tracepoint (run-time GVA).
     pub at: Gva,
     /// Whom it calls (run-time GVA).
     pub handler: Gva,
@@ -37,6 +38,7 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
     };
     let overwritten = kprobes::read(subject, code, &mut |at, handler| called(HookKind::Kprobe, at, handler))?;
     tracers::read(subject, &mut |at, handler| called(HookKind::Ftrace, at, handler))?;
+    tracepoints::read(subject, &mut |at, handler| called(HookKind::Tracepoint, at, handler))?;
     Ok((hooks, overwritten))
 }
 

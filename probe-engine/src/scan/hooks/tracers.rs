@@ -1,15 +1,23 @@
 //! Tracers of ftrace's: whoever is called where functions begin, and where they return.
 
 use super::super::subject::{Subject, around};
-use super::super::walk::{Unreadable, chain};
+use super::super::walk::{Unreadable, chain, chained};
 use crate::addr::Gva;
 use crate::memory::PhysMemory;
 use std::collections::BTreeSet;
 
 /// The kernel's own tracer that calls somebody else at once (arch/x86/kernel/ftrace.c).
 const DIRECT: &str = "call_direct_funcs";
-/// The kernel's own tracer of fprobes, until 6.14 (kernel/trace/fprobe.c).
+/// The kernel's own tracer of fprobes, until 6.13 (kernel/trace/fprobe.c).
 const FPROBE: [&str; 2] = ["fprobe_handler", "fprobe_kprobe_handler"];
+/// Whom an fprobe calls.
+const HANDLERS: [&str; 2] = ["entry_handler", "exit_handler"];
+/// Since then there is a table of them (the same file).
+const FPROBES: &str = "fprobe_table";
+/// No kernel has more lists in that table.
+const MOST_LISTS: u64 = 1 << 12;
+/// So many fprobes are read.
+const MOST: usize = 1 << 16;
 /// Until 6.10 there was one tracer of calls and returns, whom these lead to (kernel/trace/fgraph.c).
 const ONE_GRAPH: [&str; 2] = ["ftrace_graph_entry", "ftrace_graph_return"];
 /// Since then there is a table of them.
@@ -51,13 +59,42 @@ pub(super) fn read<M: PhysMemory + ?Sized>(
         if is(&FPROBE)
             && let Some(inside) = fprobe("ops")
         {
-            for member in ["entry_handler", "exit_handler"] {
+            for member in HANDLERS {
                 let member = fprobe(member).ok_or(UNKNOWN)?;
                 called(tracer, subject.pointer(around(tracer, inside).add(member))?);
             }
         }
     }
+    fprobes(subject, called)?;
     graphs(subject, called)
+}
+
+/// The same with fprobes of the table.
+fn fprobes<M: PhysMemory + ?Sized>(
+    subject: &Subject<'_, M>,
+    called: &mut dyn FnMut(Gva, Gva),
+) -> Result<(), Unreadable> {
+    const UNKNOWN: Unreadable = Unreadable::Unknown("fprobes");
+    let Some(table) = subject.symbol(FPROBES) else { return Ok(()) };
+    // struct fprobe_hlist
+    let listed = |member| subject.offset("fprobe_hlist", member).ok_or(UNKNOWN);
+    let (node, probe) = (listed("hlist")?, listed("fp")?);
+    let mut looked_at = 0;
+    for number in 0..subject.pointers_at(table).min(MOST_LISTS) {
+        for found in chained(&subject.memory, table.add(8 * number))? {
+            looked_at += 1;
+            if looked_at > MOST {
+                return Err(Unreadable::Endless);
+            }
+            let fprobe = subject.pointer(around(found, node).add(probe))?;
+            // One that goes has none any more.
+            for member in HANDLERS.into_iter().filter(|_| fprobe.0 != 0) {
+                let member = subject.offset("fprobe", member).ok_or(UNKNOWN)?;
+                called(fprobe, subject.pointer(fprobe.add(member))?);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The same with those that are called where functions return as well.
