@@ -64,6 +64,15 @@ impl Subject {
         let kernel: Vec<&str> = self.words.iter().map(String::as_str).collect();
         Served::start(&[&own, &kernel[..], words].concat(), &["guest.sock", "qmp.sock"])
     }
+
+    /// A guest whose script has said that it is ready, by `rmdir`.
+    fn ready(&self, initrd: &Path, cmdline: &str) -> Option<Served> {
+        let cmdline = format!("--cmdline=workload=sh:/script {cmdline}");
+        let words = ["--probe=__x64_sys_rmdir", "--initrd", initrd.to_str().unwrap(), &cmdline];
+        let guest = self.start(&words)?;
+        wait_until("the guest is ready", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
+        Some(guest)
+    }
 }
 
 /// Our package for Python.
@@ -180,14 +189,7 @@ fn helpers_find_the_same_in_a_kernel_that_was_built() {
 fn helpers_find(subject: &Subject) {
     let files = [("dummy.ko", 0o644, subject.dummy.clone()), ("script", 0o644, SCRIPT.as_bytes().to_vec())];
     let initrd = initrd_with(files);
-    let words = [
-        "--probe=__x64_sys_rmdir",
-        "--initrd",
-        initrd.path().to_str().unwrap(),
-        "--cmdline=workload=sh:/script loglevel=5",
-    ];
-    let Some(mut guest) = subject.start(&words) else { return };
-    wait_until("the guest is ready", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
+    let Some(mut guest) = subject.ready(initrd.path(), "loglevel=5") else { return };
     let vmlinux = subject.vmlinux();
     let live = opened("set_qemu_qmp('qmp.sock')", vmlinux) + FOUND + PRINTED;
     let live: Value = serde_json::from_str(&python(&guest, &live)).unwrap();
@@ -295,14 +297,7 @@ fn at_a_hit_of_python_objects_have_types() {
     let Some(subject) = Subject::under_test() else { return };
     let reads = b"rmdir /ready\nwhile read line < /proc/version; do sleep 1; done\n".to_vec();
     let initrd = initrd_with([("script", 0o644, reads)]);
-    let words = [
-        "--probe=__x64_sys_rmdir",
-        "--initrd",
-        initrd.path().to_str().unwrap(),
-        "--cmdline=workload=sh:/script",
-    ];
-    let Some(mut guest) = subject.start(&words) else { return };
-    wait_until("the guest is ready", || guest.first_probe()["hits"].as_u64().unwrap() > 0);
+    let Some(mut guest) = subject.ready(initrd.path(), "") else { return };
     symlink(subject.vmlinux(), guest.folder().join("vmlinux")).unwrap();
     let shown = Page::open("docs/python.md");
     assert_eq!(python(&guest, shown.drgn().unwrap()), "sh reads version\n");

@@ -16,15 +16,7 @@ enum Row {
     /// In the structure at a symbol, and to the kernel's own functions alone.
     Own { symbol: &'static str, structure: &'static str },
     /// In structures that a list has, or so many lists in a row. Modules may have more.
-    Listed { symbol: &'static str, lists: u64, structure: &'static str, node: &'static str },
-    /// The same where the list is a member of a structure, in some kernels.
-    ListedIn {
-        symbol: &'static str,
-        around: &'static str,
-        head: &'static str,
-        structure: &'static str,
-        node: &'static str,
-    },
+    Listed { symbol: &'static str, lists: u64, within: Within, structure: &'static str, node: &'static str },
     /// In structures that point to the next one, by one of these members. At the second, each points to the next one's.
     Chained {
         symbol: &'static str,
@@ -37,6 +29,9 @@ enum Row {
     Pointed { symbol: &'static str, structure: &'static str },
 }
 
+/// The structure at a symbol that has the list in some kernels, and the member which that is; `None` where the list is at the symbol.
+type Within = Option<(&'static str, &'static str)>;
+
 const fn own(symbol: &'static str, structure: &'static str) -> Row {
     Row::Own { symbol, structure }
 }
@@ -45,9 +40,8 @@ const fn notifiers(symbol: &'static str, head: &'static str) -> Row {
     Row::Chained { symbol, head, structure: "notifier_block", next: "next", node: "" }
 }
 
-/// Who gets packets of all protocols: until 6.4 the list has a symbol, and since 6.16 each network has one.
-const fn all_packets(symbol: &'static str, around: &'static str) -> Row {
-    Row::ListedIn { symbol, around, head: "ptype_all", structure: "packet_type", node: "list" }
+const fn packets(symbol: &'static str, lists: u64, within: Within) -> Row {
+    Row::Listed { symbol, lists, within, structure: "packet_type", node: "list" }
 }
 
 /// What is looked at.
@@ -61,17 +55,18 @@ const ROWS: [Row; 27] = [
     own("rawv6_prot", "proto"),
     own("unix_stream_proto", "proto"),
     own("unix_dgram_proto", "proto"),
-    Row::Listed { symbol: "formats", lists: 1, structure: "linux_binfmt", node: "lh" },
-    Row::Listed { symbol: "ptype_base", lists: 16, structure: "packet_type", node: "list" },
-    Row::Listed { symbol: "ptype_all", lists: 1, structure: "packet_type", node: "list" },
-    all_packets("net_hotdata", "net_hotdata"),
-    all_packets("init_net", "net"),
+    Row::Listed { symbol: "formats", lists: 1, within: None, structure: "linux_binfmt", node: "lh" },
+    packets("ptype_base", 16, None),
+    // Of all protocols: in 6.1, in 6.12, and in 7.2, where each network has such a list.
+    packets("ptype_all", 1, None),
+    packets("net_hotdata", 1, Some(("net_hotdata", "ptype_all"))),
+    packets("init_net", 1, Some(("net", "ptype_all"))),
     Row::Chained {
         symbol: "file_systems",
         head: "",
         structure: "file_system_type",
         next: "next",
-        // Since 7.0.
+        // In 7.2.
         node: "list",
     },
     Row::Pointed { symbol: "tty_ldiscs", structure: "tty_ldisc_ops" },
@@ -125,8 +120,10 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
                 let Some(at) = self.symbol(name)? else { return Ok(None) };
                 (name, structure, true, vec![at])
             }
-            Row::Listed { symbol: name, lists, structure, node } => {
-                let Some(head) = self.symbol(name)? else { return Ok(None) };
+            Row::Listed { symbol: name, lists, within, structure, node } => {
+                let inside = within.map_or(Some(0), |(around, head)| offset(around, head));
+                let Some((at, inside)) = self.symbol(name)?.zip(inside) else { return Ok(None) };
+                let head = at.add(inside);
                 let node = offset(structure, node).ok_or(Unreadable::Unknown(name))?;
                 let mut found = Vec::new();
                 for number in 0..lists {
@@ -134,11 +131,6 @@ impl<M: PhysMemory + ?Sized> Census<'_, M> {
                     found.extend(subject.listed(head.add(16 * number), node)?);
                 }
                 (name, structure, false, found)
-            }
-            Row::ListedIn { symbol: name, around, head, structure, node } => {
-                let Some((at, head)) = self.symbol(name)?.zip(offset(around, head)) else { return Ok(None) };
-                let node = offset(structure, node).ok_or(Unreadable::Unknown(name))?;
-                (name, structure, false, subject.listed(at.add(head), node)?)
             }
             Row::Chained { symbol: name, head, structure, next, node } => {
                 let Some(at) = self.symbol(name)? else { return Ok(None) };

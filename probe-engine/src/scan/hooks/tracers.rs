@@ -8,19 +8,19 @@ use std::collections::BTreeSet;
 
 /// The kernel's own tracer that calls somebody else at once (arch/x86/kernel/ftrace.c).
 const DIRECT: &str = "call_direct_funcs";
-/// The kernel's own tracer of fprobes, until 6.13 (kernel/trace/fprobe.c).
+/// The kernel's own tracer of fprobes in 6.1 and 6.12 (kernel/trace/fprobe.c).
 const FPROBE: [&str; 2] = ["fprobe_handler", "fprobe_kprobe_handler"];
 /// Whom an fprobe calls.
 const HANDLERS: [&str; 2] = ["entry_handler", "exit_handler"];
-/// Since then there is a table of them (the same file).
+/// In 7.2 there is a table of them (the same file).
 const FPROBES: &str = "fprobe_table";
 /// No kernel has more lists in that table.
 const MOST_LISTS: u64 = 1 << 12;
 /// So many fprobes are read.
 const MOST: usize = 1 << 16;
-/// Until 6.10 there was one tracer of calls and returns, whom these lead to (kernel/trace/fgraph.c).
+/// In 6.1 there is one tracer of calls and returns, whom these lead to (kernel/trace/fgraph.c).
 const ONE_GRAPH: [&str; 2] = ["ftrace_graph_entry", "ftrace_graph_return"];
-/// Since then there is a table of them.
+/// In 6.12 and 7.2 there is a table of them.
 const GRAPHS: &str = "fgraph_array";
 /// No kernel has more in that table.
 const MOST_GRAPHS: u64 = 64;
