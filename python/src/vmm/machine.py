@@ -216,7 +216,7 @@ class Machine:
         if self._program is None:
             import drgn
 
-            program = drgn.Program()
+            program = drgn.Program(drgn.Platform(drgn.Architecture.X86_64))
             told = self.call("vmcoreinfo")["bytes"]
             if told is None:
                 raise Refused("the kernel has nothing for readers of its memory yet (vmcoreinfo)")
